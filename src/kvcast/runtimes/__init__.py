@@ -1,0 +1,1 @@
+"""Runtimes: each turns weights or a bundle into the same few callables (see `base`)."""

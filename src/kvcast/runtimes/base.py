@@ -1,0 +1,65 @@
+"""The one interface that every runtime meets for encoder-decoder models.
+
+The cache contract in short: a cache goes in and a cache comes out. What is valid follows from
+`lengths` alone, so a fresh sequence is `lengths = 0` and stale contents never matter. Handles
+are immutable; the buffers behind them are written in place, so only the newest handle of a
+sequence, or an older and shorter one to roll back to, may be used.
+
+Knows nothing of tokens' meaning, strategies or models.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float32 = NDArray[np.float32]
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+class CrossCache(Protocol):
+    """Cross-attention keys and values of every decoder layer, filled once by `encode`."""
+
+    @property
+    def batch(self) -> int:
+        """Number of encoded inputs."""
+
+
+class Cache(Protocol):
+    """Self-attention keys and values of `rows` sequences, and the cross cache they read.
+
+    `rows` is a multiple of the cross cache's batch: row r reads input r // (rows // batch).
+    """
+
+    @property
+    def lengths(self) -> Int32:
+        """[rows]: number of positions that each row has seen."""
+
+
+class EncoderDecoder(Protocol):
+    """What a runtime offers."""
+
+    def encode(self, features_bmt: Float32) -> CrossCache:
+        """Encode log-mel features [batch, n_mels, frames] once."""
+
+    def new_cache(self, cross: CrossCache, rows: int) -> Cache:
+        """Return an empty cache for `rows` sequences (a multiple of `cross.batch`)."""
+
+    def decode(
+        self, tokens_rs: Int64, cache: Cache, positions: Sequence[int] = (-1,)
+    ) -> tuple[Float32, Cache]:
+        """Append tokens [rows, S] to the cache; S = prompt length for prefill, 1 for a step.
+
+        Returns fp32 logits [rows, len(positions), vocab] at the given offsets into the S new
+        tokens (negative counts from the end), and the grown cache.
+        """
+
+    def reorder(self, cache: Cache, sources: Sequence[int]) -> Cache:
+        """Return a cache whose row i continues old row `sources[i]`.
+
+        `len(sources)` may differ from the old number of rows (1 prompt row fans out to beams,
+        finished rows leave) but must stay a multiple of the cross cache's batch, and rows must
+        stay with their input. Copies self-attention rows only, and only those that change.
+        """

@@ -1,0 +1,50 @@
+"""The dimensions of a Whisper model, as one immutable value.
+
+Knows nothing of weights, tokens' text or runtimes.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from kvcast.errors import KvcastError
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhisperDimensions:
+    """Sizes that fix every tensor shape of a Whisper model."""
+
+    n_mels: int
+    vocab_size: int
+    d_model: int
+    encoder_layers: int
+    encoder_heads: int
+    decoder_layers: int
+    decoder_heads: int
+    source_positions: int = 1500
+    target_positions: int = 448
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if type(value) is not int or value <= 0:
+                raise KvcastError(f"{name} must be a positive whole number, not {value!r}")
+        for heads in (self.encoder_heads, self.decoder_heads):
+            if self.d_model % heads:
+                raise KvcastError(f"d_model {self.d_model} is not a multiple of {heads} heads")
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one decoder head."""
+        return self.d_model // self.decoder_heads
+
+    @property
+    def is_multilingual(self) -> bool:
+        """English-only vocabularies have 51,864 entries or fewer, multilingual ones more."""
+        return self.vocab_size >= 51865
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        """Rebuild from `asdict`'s output; raises KvcastError on missing or foreign fields."""
+        try:
+            return cls(**fields)
+        except TypeError as error:
+            raise KvcastError(f"not the dimensions of a Whisper model: {error}") from None
