@@ -1,0 +1,1 @@
+"""The bundle on disk: manifest, checksums, cache specification. No torch, no runtime."""

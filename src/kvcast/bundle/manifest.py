@@ -1,0 +1,163 @@
+"""`bundle.json`: what a bundle is, what its graphs are called, and what its files must hash to.
+
+Everything that reads a bundle starts here, so this is also where a folder is refused: without a
+manifest, of another format version, with a file that is missing, changed or outside the folder.
+Knows nothing of what the graphs compute.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+from kvcast.errors import InputMissingError, KvcastError
+
+MANIFEST = "bundle.json"
+FORMAT = "kvcast-bundle"
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheLayers:
+    """A run of alike cache layers, each a key and a value [rows, heads, capacity, head_dim].
+
+    `kind` is "linear" (capacity is the longest sequence) or "cross" (filled once by encode).
+    """
+
+    kind: str
+    layers: int
+    heads: int
+    head_dim: int
+    capacity: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """One program: its file and the names of its inputs and outputs, in the program's order."""
+
+    file: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """Size in bytes and SHA-256 in hex."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Measure a file."""
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return cls(size=path.stat().st_size, sha256=digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The content of `bundle.json`; `files` is filled in when the bundle is sealed."""
+
+    family: str
+    runtime: str
+    quantize: str
+    dimensions: dict[str, Any]
+    cache: tuple[CacheLayers, ...]
+    graphs: dict[str, Graph]
+    source: dict[str, str]
+    tools: dict[str, str]
+    verification: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, FileRecord] = field(default_factory=dict)
+
+    def graph(self, name: str) -> Graph:
+        """Return a program's graph; raises KvcastError where the bundle has none."""
+        try:
+            return self.graphs[name]
+        except KeyError:
+            raise KvcastError(f"the bundle has no graph named {name}; export it again") from None
+
+    def cache_layers(self, kind: str) -> CacheLayers:
+        """Return the layers of a kind; raises KvcastError where there are none."""
+        for layers in self.cache:
+            if layers.kind == kind:
+                return layers
+        raise KvcastError(f"the bundle has no {kind} cache layers; export it again")
+
+    def to_json(self) -> str:
+        """Return the text of `bundle.json`."""
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Parse `bundle.json`; raises KvcastError on anything that this version does not know."""
+        try:
+            fields = json.loads(text)
+            version = (fields.pop("format"), fields.pop("version"))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise KvcastError(f"{MANIFEST} is not a kvcast manifest; export again") from None
+        if version != (FORMAT, VERSION):
+            raise KvcastError(
+                f"the bundle has format {version[0]} {version[1]}, this kvcast reads {FORMAT} "
+                f"{VERSION}; export it again"
+            )
+        try:
+            fields["cache"] = tuple(CacheLayers(**layers) for layers in fields["cache"])
+            fields["graphs"] = {
+                name: Graph(
+                    file=graph["file"],
+                    inputs=tuple(graph["inputs"]),
+                    outputs=tuple(graph["outputs"]),
+                )
+                for name, graph in fields["graphs"].items()
+            }
+            fields["files"] = {
+                name: FileRecord(**record) for name, record in fields["files"].items()
+            }
+            return cls(**fields)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise KvcastError(f"{MANIFEST} lacks or misspells a field: {error}") from None
+
+
+def is_bundle(folder: Path) -> bool:
+    """Tell whether a folder has a manifest; `read_bundle` tells whether it is sound."""
+    return (folder / MANIFEST).is_file()
+
+
+def read_bundle(folder: Path) -> Manifest:
+    """Return the manifest of a folder whose every listed file is there and unchanged.
+
+    Raises:
+        InputMissingError: the folder or its manifest is not there.
+        KvcastError: the manifest is foreign, or a file is missing, changed or outside.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise InputMissingError(f"{folder} is no bundle: it has no {MANIFEST}")
+    try:
+        manifest = Manifest.from_json(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise KvcastError(f"{path} is not text; export the bundle again") from None
+    if unlisted := {graph.file for graph in manifest.graphs.values()} - manifest.files.keys():
+        raise KvcastError(f"{path} gives no checksum for {min(unlisted)}; export again")
+    for name, record in manifest.files.items():
+        _check_file(folder, name, record)
+    return manifest
+
+
+def file_records(folder: Path, names: Iterable[str]) -> Mapping[str, FileRecord]:
+    """Measure files by their names relative to `folder`."""
+    return {name: FileRecord.of(folder / name) for name in sorted(names)}
+
+
+def _check_file(folder: Path, name: str, record: FileRecord) -> None:
+    path = folder / name
+    # A link may lead to a hub's blob store: what it leads to must still have the checksum.
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise KvcastError(f"{MANIFEST} names {name}, which lies outside {folder}")
+    if not path.is_file():
+        raise KvcastError(f"{folder} lacks {name}, which {MANIFEST} lists; export it again")
+    if path.stat().st_size != record.size or FileRecord.of(path) != record:
+        raise KvcastError(f"{path} was changed since the export (checksum); export it again")

@@ -1,0 +1,83 @@
+"""Writing a bundle so that a killed export leaves either the old one or none.
+
+The bundle grows in a folder beside its destination, the manifest is written last, all of it is
+flushed to disk, and one rename makes it appear.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from kvcast.bundle.manifest import MANIFEST, Manifest, file_records, is_bundle
+from kvcast.errors import InputOutputError, UsageError
+
+
+@contextmanager
+def staged(destination: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Yield an empty folder that becomes `destination` when the block ends well.
+
+    Raises:
+        UsageError: the destination exists and is not a bundle, or is one and may not go.
+        InputOutputError: it cannot be written.
+    """
+    destination = destination.absolute()
+    if destination.exists() and not (destination.is_dir() and _replaceable(destination)):
+        raise UsageError(f"{destination} exists and is no kvcast bundle; name another folder")
+    if is_bundle(destination) and not overwrite:
+        raise UsageError(f"{destination} is a bundle already; overwrite it with --force")
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    except OSError as error:
+        raise InputOutputError(f"cannot write {destination}: {error.strerror}") from None
+    try:
+        yield staging
+        _publish(staging, destination)
+    except OSError as error:
+        raise InputOutputError(f"cannot write {destination}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def seal(folder: Path, manifest: Manifest) -> Manifest:
+    """Record every file of `folder` in the manifest, flush them, and write the manifest last."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    sealed = replace(manifest, files=dict(file_records(folder, names)))
+    for path in paths:
+        _flush(path)
+    (folder / MANIFEST).write_text(sealed.to_json(), encoding="utf-8")
+    _flush(folder / MANIFEST)
+    _flush(folder)
+    return sealed
+
+
+def _replaceable(folder: Path) -> bool:
+    return is_bundle(folder) or not any(folder.iterdir())
+
+
+def _publish(staging: Path, destination: Path) -> None:
+    # mkdtemp's folders are private; a bundle has the permissions that any new folder has.
+    umask = os.umask(0)
+    os.umask(umask)
+    staging.chmod(0o777 & ~umask)
+    retired = None
+    if destination.exists():
+        retired = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+        destination.rename(retired / "old")
+    staging.rename(destination)
+    _flush(destination.parent)
+    if retired is not None:
+        shutil.rmtree(retired, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

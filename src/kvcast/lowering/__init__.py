@@ -1,0 +1,1 @@
+"""Programs to bundles: one module per runtime, and quantisation."""

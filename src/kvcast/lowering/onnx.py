@@ -1,0 +1,165 @@
+"""Whisper's programs to ONNX graphs in a bundle's folder.
+
+Each program is exported once with every size that callers vary left open, its operators are
+replaced by ONNX Runtime's, and its matrices are quantised. Knows the programs' signatures;
+nothing of checkpoints, and of bundles only the manifest's vocabulary.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from torch import Tensor
+from torch.export import Dim
+
+from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.lowering.onnx_operators import OPSET, TABLE
+from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_tied_table
+from kvcast.lowering.replace import replace_operators
+from kvcast.programs.whisper import WhisperPrograms
+from kvcast.spec.whisper import WhisperDimensions
+
+FOLDER = "onnx"
+_TIED_TABLE = "decoder.embedding.weight"
+
+
+def lower(programs: WhisperPrograms, quantize: str, folder: Path) -> dict[str, Graph]:
+    """Write `onnx/encode.onnx` and `onnx/decode.onnx` with their data files under `folder`.
+
+    Args:
+        programs: fp32 programs.
+        quantize: "none", "int8" or "int4". int4 leaves the encoder and the cross projections in
+            int8: they multiply many tokens, where int8 is several times faster.
+        folder: an existing folder.
+
+    Returns:
+        What the manifest says of the graphs.
+    """
+    (folder / FOLDER).mkdir()
+    encode, decode = _encode_graph(programs), _decode_graph(programs)
+    if quantize != "none":
+        quantize_matrices(encode, bits=8)
+        bits = {"int8": 8, "int4": 4}[quantize]
+        quantize_matrices(decode, bits=bits)
+        quantize_tied_table(decode, _TIED_TABLE, bits=bits)
+    return {
+        name: _save(model, folder, f"{FOLDER}/{name}.onnx")
+        for name, model in (("encode", encode), ("decode", decode))
+    }
+
+
+def cache_layers(dimensions: WhisperDimensions) -> tuple[CacheLayers, ...]:
+    """Describe the decoder's caches for the manifest."""
+
+    def layers(kind: str, capacity: int) -> CacheLayers:
+        return CacheLayers(
+            kind=kind,
+            layers=dimensions.decoder_layers,
+            heads=dimensions.decoder_heads,
+            head_dim=dimensions.head_dim,
+            capacity=capacity,
+        )
+
+    return layers("linear", dimensions.target_positions), layers(
+        "cross", dimensions.source_positions
+    )
+
+
+def _encode_graph(programs: WhisperPrograms) -> ir.Model:
+    dimensions = programs.dimensions
+    features = torch.zeros(2, dimensions.n_mels, 2 * dimensions.source_positions)
+    names = _cache_names("cross", dimensions.decoder_layers)
+    sizes = ({0: Dim("batch")},)
+    return _export(programs.encode, (features,), sizes, ["features"], names)
+
+
+def _decode_graph(programs: WhisperPrograms) -> ir.Model:
+    dimensions = programs.dimensions
+    layers, rows, batch = dimensions.decoder_layers, Dim("rows"), Dim("batch")
+
+    def caches(first: int, capacity: int) -> list[tuple[Tensor, Tensor]]:
+        shape = (first, dimensions.decoder_heads, capacity, dimensions.head_dim)
+        return [(torch.zeros(shape), torch.zeros(shape)) for _ in range(layers)]
+
+    arguments = (
+        torch.zeros(4, 3, dtype=torch.int64),
+        torch.zeros(4, dtype=torch.int32),
+        torch.tensor([0, 2]),
+        caches(4, dimensions.target_positions),
+        caches(2, dimensions.source_positions),
+    )
+    sizes = (
+        {0: rows, 1: Dim("new")},
+        {0: rows},
+        {0: Dim("asked")},
+        [({0: rows}, {0: rows})] * layers,
+        [({0: batch}, {0: batch})] * layers,
+    )
+    past, cross = _cache_names("past", layers), _cache_names("cross", layers)
+    inputs = ["tokens", "lengths", "offsets", *past, *cross]
+    outputs = ["logits", *_cache_names("present", layers)]
+    return _export(programs.decode, arguments, sizes, inputs, outputs)
+
+
+def _cache_names(prefix: str, layers: int) -> list[str]:
+    return [f"{prefix}_{part}_{i}" for i in range(layers) for part in ("key", "value")]
+
+
+def _export(
+    program: torch.nn.Module,
+    arguments: tuple[Any, ...],
+    sizes: tuple[Any, ...],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+) -> ir.Model:
+    with _quiet(), torch.no_grad():
+        exported = torch.export.export(program, arguments, dynamic_shapes=sizes, strict=False)
+        lowered = replace_operators(exported, TABLE)
+        result = torch.onnx.export(
+            lowered,
+            arguments,
+            dynamo=True,
+            dynamic_shapes=sizes,
+            opset_version=OPSET,
+            input_names=inputs,
+            output_names=outputs,
+            verbose=False,
+        )
+    if result is None:
+        raise RuntimeError("torch.onnx.export gave no program")
+    model: ir.Model = result.model
+    model.opset_imports["com.microsoft"] = 1
+    return model
+
+
+def _save(model: ir.Model, folder: Path, file: str) -> Graph:
+    RemoveUnusedNodesPass()(model)
+    for node in model.graph:
+        # The exporter notes each node's Python stack, which would put paths into the bundle.
+        node.metadata_props.clear()
+    ir.save(model, folder / file, external_data=f"{Path(file).name}.data")
+    return Graph(
+        file=file,
+        inputs=tuple(value.name or "" for value in model.graph.inputs),
+        outputs=tuple(value.name or "" for value in model.graph.outputs),
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's notes for its own developers from a user's terminal."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,87 @@
+"""kvcast's operators as ONNX Runtime has them.
+
+`com.microsoft.GroupQueryAttention` appends to a cache and attends to it; where past and present
+are bound to the same buffer it writes only the new rows. `com.microsoft.MultiHeadAttention`
+reads complete keys and values.
+"""
+
+import torch
+from torch import Tensor
+from torch.onnx import ops as onnx_ops
+
+from kvcast.ops.attention import attention, self_attention
+
+OPSET = 21
+_CONTRIB = 1  # version of the com.microsoft domain
+
+
+def _self_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    lengths: Tensor,
+    scale: float,
+) -> tuple[Tensor, ...]:
+    new = query.shape[1]
+    head_dim = key_cache.shape[3]
+    total = (lengths.max() + new).to(torch.int32)
+    return tuple(
+        onnx_ops.symbolic_multi_out(
+            "com.microsoft::GroupQueryAttention",
+            (query, key, value, key_cache, value_cache, lengths + (new - 1), total),
+            attrs={
+                "num_heads": query.shape[2] // head_dim,
+                "kv_num_heads": key_cache.shape[1],
+                "scale": scale,
+            },
+            dtypes=(query.dtype, key_cache.dtype, value_cache.dtype),
+            shapes=(query.shape, key_cache.shape, value_cache.shape),
+            version=_CONTRIB,
+        )
+    )
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    rows, new, width = query.shape
+    batch, heads = key.shape[:2]
+    # Reshape by a shape computed in the graph: that rows is a multiple of batch is the caller's
+    # promise, which torch.export would want to prove.
+    batch_size = onnx_ops.symbolic(
+        "Shape", (key,), {"start": 0, "end": 1}, dtype=torch.int64, shape=(1,), version=OPSET
+    )
+    folded_shape = onnx_ops.symbolic(
+        "Concat",
+        (batch_size, torch.tensor([-1, width])),
+        {"axis": 0},
+        dtype=torch.int64,
+        shape=(3,),
+        version=OPSET,
+    )
+    folded_size = (batch, rows // batch * new, width)
+    folded = onnx_ops.symbolic(
+        "Reshape", (query, folded_shape), dtype=query.dtype, shape=folded_size, version=OPSET
+    )
+    mixed = onnx_ops.symbolic(
+        "com.microsoft::MultiHeadAttention",
+        (folded, key, value),
+        {"num_heads": heads, "scale": scale},
+        dtype=query.dtype,
+        shape=folded_size,
+        version=_CONTRIB,
+    )
+    query_shape = onnx_ops.symbolic(
+        "Shape", (query,), dtype=torch.int64, shape=(3,), version=OPSET
+    )
+    return onnx_ops.symbolic(
+        "Reshape", (mixed, query_shape), dtype=query.dtype, shape=query.shape, version=OPSET
+    )
+
+
+TABLE = {
+    torch.ops.kvcast.self_attention.default: _self_attention,
+    torch.ops.kvcast.attention.default: _attention,
+}
+# Importing the module registers the operators; naming them keeps that visible.
+OPERATORS = (self_attention, attention)

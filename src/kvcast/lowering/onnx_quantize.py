@@ -1,0 +1,190 @@
+"""Weight quantisation of an ONNX graph, in ONNX Runtime's own operators.
+
+ONNX Runtime's `quantize_dynamic` is not used: it turns the head's Gemm into a MatMul by
+transposing the weight in place, which destroys the embedding that shares it. What is done here is
+smaller than working around that:
+
+- int8 matrices become `DynamicQuantizeMatMul`: symmetric weights with one scale a column,
+  activations quantised as they come. Fast for one token and for many.
+- int4 matrices become `MatMulNBits`: blocks of 32 inputs with one scale each. Fewest bytes a step.
+- The embedding that is also the head becomes one table in blocks, read by
+  `GatherBlockQuantized` and `MatMulNBits`, so it stays on disk once.
+
+Knows nothing of models: a graph's constant matrices and its tied table are all it sees.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+_CONTRIB = "com.microsoft"
+# MatMulNBits computes in int8 too: 4 stands for "activations may be quantised by block".
+_INT8_ACTIVATIONS = 4
+_INT4_BLOCK = 32
+
+
+def to_int8_columns(
+    weight_io: NDArray[np.float32],
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Quantise [inputs, outputs] symmetrically with one scale an output."""
+    scales = np.abs(weight_io).max(axis=0) / np.float32(127)
+    scales[scales == 0] = 1
+    return np.rint(weight_io / scales).astype(np.int8), scales
+
+
+def to_blocks(
+    weight_oi: NDArray[np.float32], bits: int, block: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Quantise [outputs, inputs] to `MatMulNBits`'s layout.
+
+    Returns uint8 [outputs, inputs / block, block * bits / 8] around the zero point 2^(bits-1),
+    low bits first, and fp32 scales [outputs, inputs / block]. The value of largest magnitude in
+    a block maps to the end of the range that has one step more, as llama.cpp's Q4_0 does.
+    """
+    blocks = weight_oi.reshape(len(weight_oi), -1, block)
+    zero_point = 2 ** (bits - 1)
+    at = np.abs(blocks).argmax(axis=-1, keepdims=True)
+    scales = np.take_along_axis(blocks, at, axis=-1) / np.float32(-zero_point)
+    safe = np.where(scales == 0, np.float32(1), scales)
+    steps = np.rint(blocks / safe) + zero_point
+    codes = steps.clip(0, 2 * zero_point - 1).astype(np.uint8)
+    if bits == 4:
+        codes = codes[..., 0::2] | (codes[..., 1::2] << 4)
+    return codes, scales[..., 0]
+
+
+def table_block(width: int) -> int:
+    """Return the largest block of at most 128 inputs that divides `width`."""
+    return next(block for block in (128, 64, 32, 16) if width % block == 0)
+
+
+def quantize_matrices(model: ir.Model, bits: int, keep: Iterable[str] = ()) -> int:
+    """Replace every product with a constant matrix, bias included; return how many.
+
+    Args:
+        model: changed in place.
+        bits: 8 or 4.
+        keep: parts of node names whose matrices stay as they are.
+    """
+    names = tuple(keep)
+    products = [
+        node
+        for node in model.graph
+        if node.op_type == "MatMul"
+        and node.inputs[1] is not None
+        and node.inputs[1].const_value is not None
+        and not any(part in (node.name or "") for part in names)
+    ]
+    for node in products:
+        bias, end = _following_bias(node)
+        weight = node.inputs[1].const_value.numpy()  # type: ignore[union-attr]
+        build = _int8_product if bits == 8 else _int4_product
+        replacement = build(model.graph, node, weight, bias)
+        _put_in_place(model.graph, node, end, replacement)
+    model.graph.sort()
+    return len(products)
+
+
+def quantize_tied_table(model: ir.Model, name: str, bits: int) -> None:
+    """Quantise the table `name` [vocab, width], read by a Gather and by a Gemm with transB."""
+    graph = model.graph
+    table = graph.initializers[name]
+    weight = table.const_value.numpy()  # type: ignore[union-attr]
+    vocab, width = weight.shape
+    block = table_block(width)
+    codes, scales = to_blocks(weight, bits, block)
+    code_value = _constant(graph, f"{name}_codes", codes)
+    scale_value = _constant(graph, f"{name}_scales", scales)
+    flat_shape = _constant(graph, f"{name}_flat_shape", np.array([vocab, -1], np.int64))
+    flat = ir.node("Reshape", [code_value, flat_shape])
+    for node in [use.node for use in table.uses()]:
+        if node.op_type == "Gather":
+            replacement = ir.node(
+                "GatherBlockQuantized",
+                [flat.outputs[0], node.inputs[1], scale_value],
+                {"bits": bits, "block_size": block, "gather_axis": 0, "quantize_axis": 1},
+                domain=_CONTRIB,
+            )
+            graph.insert_before(node, flat)
+        else:
+            replacement = _blocks_product(node, code_value, scale_value, (width, vocab), block, bits)
+        _put_in_place(graph, node, node, replacement)
+    del graph.initializers[name]
+
+
+def _int8_product(
+    graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32], bias: ir.Value | None
+) -> ir.Node:
+    codes, scales = to_int8_columns(weight)
+    inputs = [
+        node.inputs[0],
+        _constant(graph, f"{node.name}_codes", codes),
+        _constant(graph, f"{node.name}_scales", scales),
+        _constant(graph, f"{node.name}_zero", np.zeros(codes.shape[1], np.int8)),
+        bias,
+    ]
+    return ir.node("DynamicQuantizeMatMul", inputs, domain=_CONTRIB)
+
+
+def _int4_product(
+    graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32], bias: ir.Value | None
+) -> ir.Node:
+    codes, scales = to_blocks(np.ascontiguousarray(weight.T), 4, _INT4_BLOCK)
+    code_value = _constant(graph, f"{node.name}_codes", codes)
+    scale_value = _constant(graph, f"{node.name}_scales", scales)
+    shape = (weight.shape[0], weight.shape[1])
+    return _blocks_product(node, code_value, scale_value, shape, _INT4_BLOCK, 4, bias)
+
+
+def _blocks_product(
+    node: ir.Node,
+    codes: ir.Value,
+    scales: ir.Value,
+    shape_io: tuple[int, int],
+    block: int,
+    bits: int,
+    bias: ir.Value | None = None,
+) -> ir.Node:
+    inputs = [node.inputs[0], codes, scales, None, None, bias]
+    attributes = {
+        "K": shape_io[0],
+        "N": shape_io[1],
+        "bits": bits,
+        "block_size": block,
+        "accuracy_level": _INT8_ACTIVATIONS,
+    }
+    return ir.node("MatMulNBits", inputs, attributes, domain=_CONTRIB)
+
+
+def _following_bias(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
+    """Return the constant vector that the product's only reader adds, and the last node."""
+    uses = list(node.outputs[0].uses())
+    if len(uses) == 1 and uses[0].node.op_type == "Add":
+        other = uses[0].node.inputs[1 - uses[0].idx]
+        if other is not None and other.const_value is not None and len(other.const_value.shape) == 1:
+            return other, uses[0].node
+    return None, node
+
+
+def _constant(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> ir.Value:
+    value = ir.Value(
+        name=name,
+        const_value=ir.tensor(array, name=name),
+        shape=ir.Shape(array.shape),
+        type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+    )
+    graph.register_initializer(value)
+    return value
+
+
+def _put_in_place(graph: ir.Graph, first: ir.Node, last: ir.Node, replacement: ir.Node) -> None:
+    """Let `replacement` give what `last` gave, and drop both."""
+    old, new = last.outputs[0], replacement.outputs[0]
+    new.name, new.shape, new.type = old.name, old.shape, old.type
+    graph.insert_before(last, replacement)
+    ir.convenience.replace_all_uses_with(old, new)
+    old.name = None
+    doomed = [last] if first is last else [last, first]
+    graph.remove(doomed, safe=True)

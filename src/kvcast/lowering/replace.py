@@ -1,0 +1,60 @@
+"""Replace kvcast's operators in an exported program by what a runtime has.
+
+A lowering is a table: operator -> function of the same arguments. The exported graph shows each
+operator as one node. A function whose operator writes arguments returns, after the result, what
+those arguments have become, so a graph without mutation comes out: the next reader of a cache,
+and the program's result, read the new value.
+"""
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+Table = Mapping[torch._ops.OpOverload, Callable[..., Any]]
+
+
+def replace_operators(exported: torch.export.ExportedProgram, table: Table) -> GraphModule:
+    """Return the program as a module in which `table`'s functions stand for its operators."""
+    module = exported.module(check_guards=False)
+    if not isinstance(module, GraphModule):
+        raise TypeError("torch.export gave no graph module")
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target in table:
+            _replace(module.graph, node, table[node.target])
+    module.graph.lint()
+    module.recompile()
+    return module
+
+
+def _replace(graph: Graph, node: Node, function: Callable[..., Any]) -> None:
+    written = [
+        value
+        for value, argument in zip(node.args, node.target._schema.arguments, strict=False)  # type: ignore[union-attr]
+        if argument.alias_info and argument.alias_info.is_write
+    ]
+    with graph.inserting_before(node):
+        call = graph.call_function(function, node.args, node.kwargs)
+        results = [call]
+        if written:
+            results = [
+                graph.call_function(operator.getitem, (call, i)) for i in range(1 + len(written))
+            ]
+    node.replace_all_uses_with(results[0])
+    graph.erase_node(node)
+    for buffer, result in zip(written, results[1:], strict=True):
+        later = _users_after(call, buffer)
+        buffer.replace_all_uses_with(result, delete_user_cb=later.__contains__)
+
+
+def _users_after(call: Node, value: Node) -> set[Node]:
+    """Only what comes after a write reads what was written."""
+    users: set[Node] = set()
+    node = call.next
+    while node.op != "root":
+        if node in value.users:
+            users.add(node)
+        node = node.next
+    return users

@@ -1,0 +1,1 @@
+"""Model definitions: for each family only what is its own."""

@@ -1,0 +1,73 @@
+"""Attention layers: projections around the operators of `kvcast.ops`.
+
+Query, key and value of self-attention are one matrix, and so are key and value of
+cross-attention: one product of three times the width is cheaper than three. They know nothing of
+masks or slots, which the operators derive from lengths.
+"""
+
+from torch import Tensor, nn
+
+from kvcast.ops.attention import attention, self_attention
+
+
+def split_heads(flat_btx: Tensor, heads: int) -> Tensor:
+    """[batch, t, heads * d] to [batch, heads, t, d], contiguous so that it can be a cache."""
+    return flat_btx.unflatten(-1, (heads, -1)).transpose(1, 2).contiguous()
+
+
+class EncoderAttention(nn.Module):
+    """Self-attention in which every position sees every other; nothing is cached."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scale = (width // heads) ** -0.5
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, hidden_btx: Tensor) -> Tensor:
+        """[batch, t, width] to the same shape."""
+        query, key, value = self.qkv(hidden_btx).chunk(3, dim=-1)
+        mixed = attention(
+            query, split_heads(key, self.heads), split_heads(value, self.heads), self.scale
+        )
+        return self.out(mixed)
+
+
+class CachedSelfAttention(nn.Module):
+    """Causal self-attention over a linear cache."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.scale = (width // heads) ** -0.5
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(
+        self, hidden_rsx: Tensor, lengths: Tensor, key_cache: Tensor, value_cache: Tensor
+    ) -> Tensor:
+        """[rows, s, width] to the same shape; caches [rows, heads, capacity, d] are written."""
+        query, key, value = self.qkv(hidden_rsx).chunk(3, dim=-1)
+        mixed = self_attention(query, key, value, key_cache, value_cache, lengths, self.scale)
+        return self.out(mixed)
+
+
+class CrossAttention(nn.Module):
+    """Attention over an encoder's output, whose keys and values are projected once."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scale = (width // heads) ** -0.5
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
+
+    def project(self, source_btx: Tensor) -> tuple[Tensor, Tensor]:
+        """[batch, t, width] to cached key and value [batch, heads, t, d]."""
+        key, value = self.key_value(source_btx).chunk(2, dim=-1)
+        return split_heads(key, self.heads), split_heads(value, self.heads)
+
+    def forward(self, hidden_rsx: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[rows, s, width] to the same shape, from `project`'s key and value."""
+        return self.out(attention(self.query(hidden_rsx), key, value, self.scale))

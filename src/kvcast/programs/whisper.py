@@ -1,0 +1,92 @@
+"""Whisper's two programs, `encode` and `decode`, and their weights.
+
+Both are pure: caches are arguments and results, nothing else remembers. `decode` writes its self
+caches in place and returns them, so an exported graph has a past and a present for each.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from kvcast.errors import KvcastError
+from kvcast.models.whisper import LayerCache, Whisper
+from kvcast.spec.whisper import WhisperDimensions
+
+
+class Encode(nn.Module):
+    """Features to the cross keys and values of every decoder layer."""
+
+    def __init__(self, model: Whisper) -> None:
+        super().__init__()
+        self.encoder = model.encoder
+        self.cross_attentions = nn.ModuleList(
+            layer.cross_attention for layer in model.decoder.layers
+        )
+
+    def forward(self, features_bmt: Tensor) -> list[LayerCache]:
+        """[batch, n_mels, frames] to one (key, value) [batch, heads, frames // 2, d] a layer."""
+        source_btx = self.encoder(features_bmt)
+        return [attention.project(source_btx) for attention in self.cross_attentions]
+
+
+class Decode(nn.Module):
+    """New tokens over caches to logits and caches."""
+
+    def __init__(self, model: Whisper) -> None:
+        super().__init__()
+        self.decoder = model.decoder
+
+    def forward(
+        self,
+        tokens_rs: Tensor,
+        lengths: Tensor,
+        offsets: Tensor,
+        self_caches: Sequence[LayerCache],
+        cross_caches: Sequence[LayerCache],
+    ) -> tuple[Tensor, Sequence[LayerCache]]:
+        """Prefill and step in one: s new tokens a row, s chosen by the caller.
+
+        Args:
+            tokens_rs: int64 [rows, s].
+            lengths: int32 [rows], positions held before this call.
+            offsets: int64 [p], which of the s new positions get logits.
+            self_caches: (key, value) [rows, heads, capacity, d] a layer, written in place.
+            cross_caches: (key, value) [batch, heads, t, d] a layer; rows a multiple of batch.
+
+        Returns:
+            Logits fp32 [rows, p, vocab] and the self caches.
+        """
+        logits = self.decoder(tokens_rs, lengths, offsets, self_caches, cross_caches)
+        return logits, self_caches
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhisperPrograms:
+    """Both programs over one set of weights."""
+
+    dimensions: WhisperDimensions
+    encode: Encode
+    decode: Decode
+
+    @classmethod
+    def from_tensors(
+        cls, dimensions: WhisperDimensions, tensors: Mapping[str, NDArray[np.generic]]
+    ) -> "WhisperPrograms":
+        """Build in fp32 from canonical names; raises KvcastError where names or shapes differ."""
+        with torch.device("meta"):
+            model = Whisper(dimensions)
+        state = {
+            name: torch.from_numpy(np.array(tensor, dtype=np.float32))
+            for name, tensor in tensors.items()
+        }
+        try:
+            model.load_state_dict(state, assign=True)
+        except RuntimeError as error:
+            first = str(error).splitlines()[1].strip()
+            raise KvcastError(f"the weights do not fit the model: {first}") from None
+        model.requires_grad_(requires_grad=False).eval()
+        return cls(dimensions=dimensions, encode=Encode(model), decode=Decode(model))

@@ -1,0 +1,115 @@
+"""Encoder-decoder programs run by PyTorch as they are.
+
+The programs come as an argument: this module knows their signatures and no model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvcast.errors import KvcastError
+from kvcast.runtimes.base import Float32, Int32, Int64
+from kvcast.runtimes.lineage import Lineage
+
+LayerCache = tuple[Tensor, Tensor]
+
+
+class Programs(Protocol):
+    """What eager runs: see `kvcast.programs.whisper`."""
+
+    @property
+    def dimensions(self) -> Any:
+        """Sizes: decoder_layers, decoder_heads, head_dim, target_positions."""
+
+    @property
+    def encode(self) -> Any:
+        """Features to cross caches."""
+
+    @property
+    def decode(self) -> Any:
+        """Tokens over caches to logits and caches."""
+
+
+@dataclass(frozen=True)
+class EagerCrossCache:
+    """(key, value) [batch, heads, t, d] of every layer."""
+
+    layers: list[LayerCache]
+
+    @property
+    def batch(self) -> int:
+        """Number of encoded inputs."""
+        return len(self.layers[0][0])
+
+
+@dataclass(frozen=True)
+class EagerCache:
+    """All layers' self cache in one tensor [layers, 2, rows, heads, capacity, d]."""
+
+    cells: Tensor
+    cross: EagerCrossCache
+    lineage: Lineage
+
+    @property
+    def lengths(self) -> Int32:
+        """[rows]: number of positions that each row has seen."""
+        return self.lineage.lengths
+
+
+class EagerEncoderDecoder:
+    """Meets `kvcast.runtimes.base.EncoderDecoder`."""
+
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
+
+    @torch.inference_mode()
+    def encode(self, features_bmt: Float32) -> EagerCrossCache:
+        """See the protocol."""
+        features = torch.from_numpy(np.ascontiguousarray(features_bmt, np.float32))
+        return EagerCrossCache(self._programs.encode(features))
+
+    def new_cache(self, cross: EagerCrossCache, rows: int) -> EagerCache:
+        """See the protocol."""
+        dimensions = self._programs.dimensions
+        cells = torch.zeros(
+            dimensions.decoder_layers,
+            2,
+            rows,
+            dimensions.decoder_heads,
+            dimensions.target_positions,
+            dimensions.head_dim,
+        )
+        return EagerCache(cells, cross, Lineage.empty(rows, dimensions.target_positions))
+
+    @torch.inference_mode()
+    def decode(
+        self, tokens_rs: Int64, cache: EagerCache, positions: Sequence[int] = (-1,)
+    ) -> tuple[Float32, EagerCache]:
+        """See the protocol."""
+        new, capacity = tokens_rs.shape[1], cache.cells.shape[4]
+        if cache.lengths.max(initial=0) + new > capacity:
+            raise KvcastError(f"the cache holds {capacity} positions and is full")
+        logits, _ = self._programs.decode(
+            torch.from_numpy(np.ascontiguousarray(tokens_rs)),
+            torch.from_numpy(cache.lengths),
+            torch.from_numpy(np.asarray(positions, np.int64) % new),
+            [(layer[0], layer[1]) for layer in cache.cells],
+            cache.cross.layers,
+        )
+        return logits.numpy(), replace(cache, lineage=cache.lineage.append(new))
+
+    @torch.inference_mode()
+    def reorder(self, cache: EagerCache, sources: Sequence[int]) -> EagerCache:
+        """See the protocol."""
+        if len(sources) != cache.cells.shape[2]:
+            cells = cache.cells[:, :, list(sources)]
+            return replace(cache, cells=cells, lineage=cache.lineage.select(sources))
+        lineage, copy = cache.lineage.reorder(sources)
+        if copy is not None:
+            span = cache.cells[..., copy.first : copy.stop, :]
+            span[:, :, copy.targets] = span[:, :, copy.sources]
+        return replace(cache, lineage=lineage)
