@@ -132,6 +132,7 @@ def read_bundle(folder: Path) -> Manifest:
     Raises:
         InputMissingError: the folder or its manifest is not there.
         KvcastError: the manifest is foreign, or a file is missing, changed or outside.
+
     """
     path = folder / MANIFEST
     if not path.is_file():

@@ -23,6 +23,7 @@ def staged(destination: Path, *, overwrite: bool) -> Iterator[Path]:
     Raises:
         UsageError: the destination exists and is not a bundle, or is one and may not go.
         InputOutputError: it cannot be written.
+
     """
     destination = destination.absolute()
     if destination.exists() and not (destination.is_dir() and _replaceable(destination)):

@@ -40,6 +40,7 @@ def lower(programs: WhisperPrograms, quantize: str, folder: Path) -> dict[str, G
 
     Returns:
         What the manifest says of the graphs.
+
     """
     (folder / FOLDER).mkdir()
     encode, decode = _encode_graph(programs), _decode_graph(programs)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.onnx import ops as onnx_ops
 
+from kvcast.lowering.replace import Table
 from kvcast.ops.attention import attention, self_attention
 
 OPSET = 21
@@ -71,15 +72,13 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tenso
         shape=folded_size,
         version=_CONTRIB,
     )
-    query_shape = onnx_ops.symbolic(
-        "Shape", (query,), dtype=torch.int64, shape=(3,), version=OPSET
-    )
+    query_shape = onnx_ops.symbolic("Shape", (query,), dtype=torch.int64, shape=(3,), version=OPSET)
     return onnx_ops.symbolic(
         "Reshape", (mixed, query_shape), dtype=query.dtype, shape=query.shape, version=OPSET
     )
 
 
-TABLE = {
+TABLE: Table = {
     torch.ops.kvcast.self_attention.default: _self_attention,
     torch.ops.kvcast.attention.default: _attention,
 }

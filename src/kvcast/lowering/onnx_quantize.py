@@ -67,6 +67,7 @@ def quantize_matrices(model: ir.Model, bits: int, keep: Iterable[str] = ()) -> i
         model: changed in place.
         bits: 8 or 4.
         keep: parts of node names whose matrices stay as they are.
+
     """
     names = tuple(keep)
     products = [
@@ -109,7 +110,9 @@ def quantize_tied_table(model: ir.Model, name: str, bits: int) -> None:
             )
             graph.insert_before(node, flat)
         else:
-            replacement = _blocks_product(node, code_value, scale_value, (width, vocab), block, bits)
+            replacement = _blocks_product(
+                node, code_value, scale_value, (width, vocab), block, bits
+            )
         _put_in_place(graph, node, node, replacement)
     del graph.initializers[name]
 
@@ -163,7 +166,11 @@ def _following_bias(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
     uses = list(node.outputs[0].uses())
     if len(uses) == 1 and uses[0].node.op_type == "Add":
         other = uses[0].node.inputs[1 - uses[0].idx]
-        if other is not None and other.const_value is not None and len(other.const_value.shape) == 1:
+        if (
+            other is not None
+            and other.const_value is not None
+            and len(other.const_value.shape) == 1
+        ):
             return other, uses[0].node
     return None, node
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-Table = Mapping[torch._ops.OpOverload, Callable[..., Any]]
+Table = Mapping[OpOverload[..., Any], Callable[..., Any]]
 
 
 def replace_operators(exported: torch.export.ExportedProgram, table: Table) -> GraphModule:
@@ -33,7 +34,7 @@ def _replace(graph: Graph, node: Node, function: Callable[..., Any]) -> None:
     written = [
         value
         for value, argument in zip(node.args, node.target._schema.arguments, strict=False)  # type: ignore[union-attr]
-        if argument.alias_info and argument.alias_info.is_write
+        if isinstance(value, Node) and argument.alias_info and argument.alias_info.is_write
     ]
     with graph.inserting_before(node):
         call = graph.call_function(function, node.args, node.kwargs)

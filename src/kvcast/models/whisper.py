@@ -71,6 +71,10 @@ class DecoderLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(width)
         self.feed_forward = FeedForward(width, 4 * width)
 
+    def project_cross(self, source_btx: Tensor) -> LayerCache:
+        """Project this layer's cross key and value, [batch, heads, t, d] each."""
+        return self.cross_attention.project(source_btx)
+
     def forward(
         self, hidden: Tensor, lengths: Tensor, self_cache: LayerCache, cross_cache: LayerCache
     ) -> Tensor:
@@ -95,6 +99,10 @@ class Decoder(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
 
+    def project_cross(self, source_btx: Tensor) -> list[LayerCache]:
+        """Every layer's cross key and value [batch, heads, t, d] of an encoder's output."""
+        return [layer.project_cross(source_btx) for layer in self.layers]  # type: ignore[operator]
+
     def forward(
         self,
         tokens_rs: Tensor,
@@ -104,9 +112,7 @@ class Decoder(nn.Module):
         cross_caches: Sequence[LayerCache],
     ) -> Tensor:
         """Logits [rows, len(offsets), vocab] at `offsets` into the new tokens [rows, s]."""
-        positions_rs = lengths[:, None] + torch.arange(
-            tokens_rs.shape[1], device=tokens_rs.device
-        )
+        positions_rs = lengths[:, None] + torch.arange(tokens_rs.shape[1], device=tokens_rs.device)
         hidden = self.embedding(tokens_rs) + embedding(positions_rs, self.positions)
         for layer, self_cache, cross_cache in zip(
             self.layers, self_caches, cross_caches, strict=True

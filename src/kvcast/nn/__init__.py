@@ -1,1 +1,1 @@
-"""Building blocks that several models share: attention layers, feed-forward, weight-only linears."""
+"""Building blocks that several models share: attention layers and feed-forward."""

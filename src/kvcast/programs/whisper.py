@@ -23,14 +23,11 @@ class Encode(nn.Module):
     def __init__(self, model: Whisper) -> None:
         super().__init__()
         self.encoder = model.encoder
-        self.cross_attentions = nn.ModuleList(
-            layer.cross_attention for layer in model.decoder.layers
-        )
+        self.decoder = model.decoder
 
     def forward(self, features_bmt: Tensor) -> list[LayerCache]:
         """[batch, n_mels, frames] to one (key, value) [batch, heads, frames // 2, d] a layer."""
-        source_btx = self.encoder(features_bmt)
-        return [attention.project(source_btx) for attention in self.cross_attentions]
+        return self.decoder.project_cross(self.encoder(features_bmt))
 
 
 class Decode(nn.Module):
@@ -59,6 +56,7 @@ class Decode(nn.Module):
 
         Returns:
             Logits fp32 [rows, p, vocab] and the self caches.
+
         """
         logits = self.decoder(tokens_rs, lengths, offsets, self_caches, cross_caches)
         return logits, self_caches

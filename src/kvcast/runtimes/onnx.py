@@ -76,7 +76,11 @@ class _Buffers:
     def _bind(self, tokens_rs: Int64, lengths: Int32, offsets: Int64, logits: Float32) -> Any:
         binding = self._session.io_binding()
         caches = [_ort_value(layer) for layer in self.cells]
-        inputs = [*map(_ort_value, (tokens_rs, lengths, offsets)), *caches, *self.cross.values]
+        inputs = [
+            *(_ort_value(array) for array in (tokens_rs, lengths, offsets)),
+            *caches,
+            *self.cross.values,
+        ]
         for name, value in zip(self._graph.inputs, inputs, strict=True):
             binding.bind_ortvalue_input(name, value)
         for name, value in zip(self._graph.outputs, [_ort_value(logits), *caches], strict=True):

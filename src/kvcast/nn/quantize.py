@@ -1,0 +1,70 @@
+"""Weight-only linears for eager PyTorch on the CPU.
+
+int8 and int4 weights with bf16 activations, through the packed products that PyTorch has for
+them (`aten._weight_int8pack_mm`, `aten._weight_int4pack_mm_for_cpu`, the ones that torchao and
+gpt-fast use). The product's input is cast to bf16 and its result back.
+"""
+
+import torch
+from torch import Tensor, nn
+
+_INT4_GROUP = 32
+
+
+class Int8Linear(nn.Module):
+    """Symmetric int8 weights, one scale an output."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight_oi = linear.weight
+        scales_o = (weight_oi.abs().amax(dim=1) / 127).clamp(min=1e-12)
+        self.weight = (weight_oi / scales_o[:, None]).round().to(torch.int8)
+        self.scales = scales_o.to(torch.bfloat16)
+        self.bias = linear.bias
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., inputs] to [..., outputs], fp32."""
+        flat = hidden.flatten(0, -2).to(torch.bfloat16)
+        product = torch.ops.aten._weight_int8pack_mm(flat, self.weight, self.scales).float()
+        return (product + self.bias).unflatten(0, hidden.shape[:-1])
+
+
+class Int4Linear(nn.Module):
+    """Asymmetric int4 weights in groups of 32 inputs."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        groups = linear.weight.unflatten(1, (-1, _INT4_GROUP))
+        low, high = groups.amin(dim=2), groups.amax(dim=2)
+        scales = ((high - low) / 15).clamp(min=1e-6)
+        codes = ((groups - low[..., None]) / scales[..., None]).round().clamp(0, 15)
+        self.weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
+            codes.flatten(1).to(torch.int32), 1
+        )
+        # The kernel computes (code - 8) * scale + zero.
+        zeros = low + 8 * scales
+        self.scales_and_zeros = (
+            torch.stack([scales, zeros], dim=2).transpose(0, 1).contiguous().to(torch.bfloat16)
+        )
+        self.bias = linear.bias
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., inputs] to [..., outputs], fp32."""
+        flat = hidden.flatten(0, -2).to(torch.bfloat16)
+        product = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            flat, self.weight, _INT4_GROUP, self.scales_and_zeros
+        ).float()
+        return (product + self.bias).unflatten(0, hidden.shape[:-1])
+
+
+_LINEARS = {"int8": Int8Linear, "int4": Int4Linear}
+
+
+@torch.inference_mode()
+def quantize_linears(module: nn.Module, quantize: str) -> None:
+    """Replace every `nn.Linear` under `module` in place by its "int8" or "int4" form."""
+    build = _LINEARS[quantize]
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, build(child))

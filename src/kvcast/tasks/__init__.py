@@ -1,0 +1,1 @@
+"""What users ask for: load a model, export it, transcribe, write transcripts."""

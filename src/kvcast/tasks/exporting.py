@@ -1,0 +1,101 @@
+"""Checkpoint to bundle: lower, prove, seal.
+
+torch is imported inside the functions: only whoever exports needs it.
+"""
+
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvcast.bundle.manifest import Manifest
+from kvcast.bundle.writing import seal, staged
+from kvcast.checkpoints.source import locate, open_checkpoint
+from kvcast.errors import KvcastError, UsageError
+
+if TYPE_CHECKING:
+    from kvcast.checkpoints.base import WhisperCheckpoint
+
+TOKENIZER = "tokenizer.json"
+QUANTIZE = ("none", "int8", "int4")
+EXPORT_RUNTIMES = ("onnx",)
+
+
+def export_bundle(
+    model: str | Path,
+    output: str | Path,
+    *,
+    runtime: str = "onnx",
+    quantize: str = "int8",
+    overwrite: bool = False,
+) -> Path:
+    """Export a checkpoint to a bundle folder and return it.
+
+    The bundle is run against the same weights without a cache before it appears; what came out
+    is in its manifest under `verification`.
+
+    Args:
+        model: a checkpoint folder, a hub id `org/name[@revision]`, or a packaged model's name.
+        output: the bundle's folder; an existing one is replaced only with `overwrite`.
+        runtime: "onnx".
+        quantize: "none" (fp32), "int8" or "int4".
+        overwrite: replace an existing bundle.
+
+    Raises:
+        KvcastError: with one line, for anything that cannot be read, exported or written.
+
+    """
+    check_choice("runtime", runtime, EXPORT_RUNTIMES)
+    check_choice("quantize", quantize, QUANTIZE)
+    checkpoint = open_checkpoint(locate(str(model)))
+    return export_checkpoint(checkpoint, Path(output), quantize=quantize, overwrite=overwrite)
+
+
+def export_checkpoint(
+    checkpoint: "WhisperCheckpoint", output: Path, *, quantize: str, overwrite: bool
+) -> Path:
+    """Export an open checkpoint to ONNX Runtime; see `export_bundle`."""
+    require_export_extra()
+    from kvcast.lowering.onnx import cache_layers, lower
+    from kvcast.programs.whisper import WhisperPrograms
+    from kvcast.runtimes.onnx import OnnxEncoderDecoder
+    from kvcast.tasks.proof import prove
+
+    with staged(output, overwrite=overwrite) as folder:
+        dimensions = checkpoint.dimensions
+        programs = WhisperPrograms.from_tensors(dimensions, checkpoint.tensors)
+        manifest = Manifest(
+            family=checkpoint.family,
+            runtime="onnx",
+            quantize=quantize,
+            dimensions=asdict(dimensions),
+            cache=cache_layers(dimensions),
+            graphs=lower(programs, quantize, folder),
+            source={"name": checkpoint.source, "sha256": checkpoint.content_hash},
+            tools={name: version(name) for name in ("kvcast", "onnxruntime", "torch")},
+        )
+        (folder / TOKENIZER).write_bytes(checkpoint.tokenizer_json)
+        sealed = seal(folder, manifest)
+        candidate = OnnxEncoderDecoder(folder, sealed, threads=2)
+        record = prove(candidate, programs, exact=quantize == "none")
+        seal(folder, replace(manifest, verification=record))
+    return output
+
+
+def require_export_extra() -> None:
+    """Raise KvcastError unless torch and the exporters are installed."""
+    try:
+        import onnx_ir  # noqa: F401
+        import onnxscript  # noqa: F401
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise KvcastError(
+            f"this model must be exported first, which needs {error.name}: "
+            "pip install 'kvcast[export]', or give a bundle exported elsewhere"
+        ) from None
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise UsageError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r}")

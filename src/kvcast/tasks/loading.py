@@ -1,0 +1,118 @@
+"""From what a user calls a model to one that runs.
+
+A bundle is opened as it is. Anything else is exported once into the cache folder, under a name
+made of its content and the options, and found there the next time. Eager needs no bundle.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+from kvcast import __version__
+from kvcast.bundle.manifest import VERSION, is_bundle, read_bundle
+from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
+from kvcast.errors import KvcastError, UsageError
+from kvcast.runtimes.base import EncoderDecoder
+from kvcast.spec.paths import cache_dir
+from kvcast.spec.whisper import WhisperDimensions
+from kvcast.tasks.exporting import (
+    QUANTIZE,
+    TOKENIZER,
+    check_choice,
+    export_checkpoint,
+    require_export_extra,
+)
+from kvcast.tasks.model import WhisperModel
+
+RUNTIMES = ("onnx", "eager")
+_DEFAULT_QUANTIZE = {"onnx": "int8", "eager": "none"}
+
+
+def load(
+    model: str | Path,
+    *,
+    runtime: str = "onnx",
+    quantize: str | None = None,
+    threads: int | None = None,
+) -> WhisperModel:
+    """Open a model for transcription, exporting it first where that was not done yet.
+
+    Args:
+        model: a bundle, a checkpoint folder (Hugging Face or CTranslate2 layout), a hub id
+            `org/name[@revision]`, or `demo`, the packaged model.
+        runtime: "onnx" (no torch needed for a bundle) or "eager" (PyTorch).
+        quantize: "none", "int8" or "int4"; by default what the bundle has, int8 for ONNX Runtime
+            and none for eager.
+        threads: of the runtime; by default every core that this process may use.
+
+    Raises:
+        KvcastError: with one line, for anything that cannot be found, read, exported or run.
+
+    """
+    check_choice("runtime", runtime, RUNTIMES)
+    if quantize is not None:
+        check_choice("quantize", quantize, QUANTIZE)
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads must be 1 or more, not {threads}")
+    workers = threads or len(os.sched_getaffinity(0))
+    folder = locate(str(model))
+    if is_bundle(folder):
+        return _open_bundle(folder, runtime, quantize, workers)
+    chosen = quantize or _DEFAULT_QUANTIZE[runtime]
+    if runtime == "eager":
+        return _open_eager(folder, chosen, workers)
+    return _open_bundle(_exported_once(folder, chosen), runtime, chosen, workers)
+
+
+def _open_bundle(folder: Path, runtime: str, quantize: str | None, threads: int) -> WhisperModel:
+    from kvcast.runtimes.onnx import OnnxEncoderDecoder
+
+    manifest = read_bundle(folder)
+    for option, asked, has in (
+        ("--runtime", runtime, manifest.runtime),
+        ("--quantize", quantize, manifest.quantize),
+    ):
+        if asked not in (None, has):
+            raise UsageError(
+                f"{folder} was exported with {option} {has}; drop {option} {asked} or export the "
+                "checkpoint again"
+            )
+    if manifest.family != "whisper":
+        raise KvcastError(f"{folder} holds a {manifest.family} model, which cannot transcribe")
+    return _model(
+        OnnxEncoderDecoder(folder, manifest, threads),
+        WhisperDimensions.from_json(manifest.dimensions),
+        (folder / TOKENIZER).read_bytes(),
+    )
+
+
+def _open_eager(folder: Path, quantize: str, threads: int) -> WhisperModel:
+    require_export_extra()
+    import torch
+
+    from kvcast.nn.quantize import quantize_linears
+    from kvcast.programs.whisper import WhisperPrograms
+    from kvcast.runtimes.eager import EagerEncoderDecoder
+
+    torch.set_num_threads(threads)
+    checkpoint = open_checkpoint(folder)
+    programs = WhisperPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+    if quantize != "none":
+        quantize_linears(programs, quantize)
+    runtime = EagerEncoderDecoder(programs)
+    return _model(runtime, checkpoint.dimensions, checkpoint.tokenizer_json)
+
+
+def _exported_once(folder: Path, quantize: str) -> Path:
+    key = "\n".join((fingerprint(folder), "onnx", quantize, str(VERSION), __version__))
+    name = hashlib.sha256(key.encode()).hexdigest()[:24]
+    bundle = cache_dir() / "bundles" / name
+    if not is_bundle(bundle):
+        export_checkpoint(open_checkpoint(folder), bundle, quantize=quantize, overwrite=True)
+    return bundle
+
+
+def _model(
+    runtime: EncoderDecoder, dimensions: WhisperDimensions, tokenizer_json: bytes
+) -> WhisperModel:
+    raise NotImplementedError

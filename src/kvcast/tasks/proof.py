@@ -1,0 +1,76 @@
+"""Proof that a bundle gives what its model gives without a cache.
+
+The candidate writes tokens one by one through its caches. The reference sees them all at once, in
+eager fp32, so none of its results comes from a cached step. Knows only the two programs.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvcast.errors import KvcastError
+from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
+from kvcast.runtimes.eager import EagerEncoderDecoder
+
+if TYPE_CHECKING:
+    from kvcast.programs.whisper import WhisperPrograms
+
+# Largest difference of fp32 logits between two orders of the same sums, seen up to 1e-4.
+TOLERANCE = 1e-3
+_PROMPT, _STEPS, _INPUTS = 4, 28, 2
+
+
+def prove(candidate: EncoderDecoder, programs: "WhisperPrograms", *, exact: bool) -> dict[str, Any]:
+    """Compare greedy tokens and logits of two inputs; return the record for the manifest.
+
+    Args:
+        candidate: the exported programs, run by their runtime.
+        programs: the same model in eager fp32.
+        exact: refuse a candidate whose tokens or logits differ (fp32 bundles).
+
+    Raises:
+        KvcastError: `exact`, and the candidate differs.
+
+    """
+    dimensions = programs.dimensions
+    generator = np.random.default_rng(0)
+    frames = 2 * dimensions.source_positions
+    features_bmt = generator.uniform(-1, 1, (_INPUTS, dimensions.n_mels, frames))
+    prompt_rs = generator.integers(0, dimensions.vocab_size, (_INPUTS, _PROMPT))
+    features = features_bmt.astype(np.float32)
+    tokens_rs, stepped_rsv = _greedy(candidate, features, prompt_rs)
+
+    reference = EagerEncoderDecoder(programs)
+    cache = reference.new_cache(reference.encode(features), _INPUTS)
+    whole_rsv, _ = reference.decode(
+        tokens_rs[:, :-1], cache, range(_PROMPT - 1, _PROMPT + _STEPS - 1)
+    )
+    error = float(np.abs(stepped_rsv - whole_rsv).max())
+    written_rs = tokens_rs[:, _PROMPT:]
+    # A token whose logit is within the tolerance of the reference's best is the same token.
+    chosen_rs = np.take_along_axis(whole_rsv, written_rs[..., None], axis=-1)[..., 0]
+    equal = int((chosen_rs >= whole_rsv.max(axis=-1) - TOLERANCE).sum())
+    if exact and (error > TOLERANCE or equal < written_rs.size):
+        raise KvcastError(
+            f"the exported graphs differ from the model: {equal} of {written_rs.size} tokens "
+            f"equal, logits off by up to {error:.2g}; please report this with the model's name"
+        )
+    return {
+        "reference": "eager fp32, all tokens at once",
+        "tokens": written_rs.size,
+        "tokens_equal": equal,
+        "max_logit_error": error,
+    }
+
+
+def _greedy(
+    runtime: EncoderDecoder, features_bmt: Float32, prompt_rs: Int64
+) -> tuple[Int64, Float32]:
+    """Return prompt and written tokens [rows, prompt + steps], and the logits of each written."""
+    cache = runtime.new_cache(runtime.encode(features_bmt), len(prompt_rs))
+    written, logits = [prompt_rs], []
+    for _ in range(_STEPS):
+        step, cache = runtime.decode(written[-1], cache)
+        logits.append(step)
+        written.append(step[:, -1].argmax(axis=-1)[:, None])
+    return np.concatenate(written, axis=1), np.concatenate(logits, axis=1)
