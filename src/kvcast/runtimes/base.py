@@ -61,5 +61,8 @@ class EncoderDecoder(Protocol):
 
         `len(sources)` may differ from the old number of rows (1 prompt row fans out to beams,
         finished rows leave) but must stay a multiple of the cross cache's batch, and rows must
-        stay with their input. Copies self-attention rows only, and only those that change.
+        stay with their input. Copies self-attention rows only, and only what differs.
         """
+
+    def reset(self, cache: Cache, rows: Sequence[int]) -> Cache:
+        """Return a cache whose given rows hold nothing; what was written there stays, unseen."""

@@ -113,3 +113,7 @@ class EagerEncoderDecoder:
             span = cache.cells[..., copy.first : copy.stop, :]
             span[:, :, copy.targets] = span[:, :, copy.sources]
         return replace(cache, lineage=lineage)
+
+    def reset(self, cache: EagerCache, rows: Sequence[int]) -> EagerCache:
+        """See the protocol."""
+        return replace(cache, lineage=cache.lineage.reset(rows))

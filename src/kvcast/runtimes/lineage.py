@@ -50,6 +50,12 @@ class Lineage:
         lengths = self.lengths + np.int32(new)
         return type(self)(ids, lengths, self.next_id + slots_rs.size)
 
+    def reset(self, rows: Sequence[int]) -> Self:
+        """Describe the cache after the given rows were emptied."""
+        lengths = self.lengths.copy()
+        lengths[list(rows)] = 0
+        return type(self)(self.ids, lengths, self.next_id)
+
     def select(self, sources: Sequence[int]) -> Self:
         """Describe a cache whose row i holds what row `sources[i]` holds."""
         rows = np.asarray(sources, np.intp)

@@ -169,6 +169,10 @@ class OnnxEncoderDecoder:
             cells[:, copy.targets, :, span] = cells[:, copy.sources, :, span]
         return replace(cache, lineage=lineage)
 
+    def reset(self, cache: OnnxCache, rows: Sequence[int]) -> OnnxCache:
+        """See the protocol."""
+        return replace(cache, lineage=cache.lineage.reset(rows))
+
     def _decode_row_by_row(self, tokens_rs: Int64, cache: OnnxCache, offsets: Int64) -> Float32:
         # GroupQueryAttention takes several new tokens over a cache that is not empty for one row
         # only; a row of the batch's buffers is a view, so nothing is copied.
