@@ -6,15 +6,11 @@ torch is imported inside the functions: only whoever exports needs it.
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
-
-if TYPE_CHECKING:
-    from kvcast.checkpoints.base import WhisperCheckpoint
 
 TOKENIZER = "tokenizer.json"
 QUANTIZE = ("none", "int8", "int4")
@@ -47,20 +43,20 @@ def export_bundle(
     """
     check_choice("runtime", runtime, EXPORT_RUNTIMES)
     check_choice("quantize", quantize, QUANTIZE)
-    checkpoint = open_checkpoint(locate(str(model)))
-    return export_checkpoint(checkpoint, Path(output), quantize=quantize, overwrite=overwrite)
+    return export_folder(
+        locate(str(model)), str(model), Path(output), quantize=quantize, overwrite=overwrite
+    )
 
 
-def export_checkpoint(
-    checkpoint: "WhisperCheckpoint", output: Path, *, quantize: str, overwrite: bool
-) -> Path:
-    """Export an open checkpoint to ONNX Runtime; see `export_bundle`."""
+def export_folder(source: Path, name: str, output: Path, *, quantize: str, overwrite: bool) -> Path:
+    """Export the checkpoint in `source`, which the user calls `name`, to ONNX Runtime."""
     require_export_extra()
     from kvcast.lowering.onnx import cache_layers, lower
     from kvcast.programs.whisper import WhisperPrograms
     from kvcast.runtimes.onnx import OnnxEncoderDecoder
     from kvcast.tasks.proof import prove
 
+    checkpoint = open_checkpoint(source)
     with staged(output, overwrite=overwrite) as folder:
         dimensions = checkpoint.dimensions
         programs = WhisperPrograms.from_tensors(dimensions, checkpoint.tensors)
@@ -71,7 +67,7 @@ def export_checkpoint(
             dimensions=asdict(dimensions),
             cache=cache_layers(dimensions),
             graphs=lower(programs, quantize, folder),
-            source={"name": checkpoint.source, "sha256": checkpoint.content_hash},
+            source={"name": _public_name(name), "sha256": checkpoint.content_hash},
             tools={name: version(name) for name in ("kvcast", "onnxruntime", "torch")},
         )
         (folder / TOKENIZER).write_bytes(checkpoint.tokenizer_json)
@@ -80,6 +76,11 @@ def export_checkpoint(
         record = prove(candidate, programs, exact=quantize == "none")
         seal(folder, replace(manifest, verification=record))
     return output
+
+
+def _public_name(name: str) -> str:
+    """Hub ids and packaged models as they are; of a folder only its last part."""
+    return Path(name).resolve().name if Path(name).exists() else name
 
 
 def require_export_extra() -> None:

@@ -19,7 +19,7 @@ from kvcast.tasks.exporting import (
     QUANTIZE,
     TOKENIZER,
     check_choice,
-    export_checkpoint,
+    export_folder,
     require_export_extra,
 )
 from kvcast.tasks.model import WhisperModel
@@ -61,7 +61,8 @@ def load(
     chosen = quantize or _DEFAULT_QUANTIZE[runtime]
     if runtime == "eager":
         return _open_eager(folder, chosen, workers)
-    return _open_bundle(_exported_once(folder, chosen), runtime, chosen, workers)
+    bundle = _exported_once(folder, str(model), chosen)
+    return _open_bundle(bundle, runtime, chosen, workers)
 
 
 def _open_bundle(folder: Path, runtime: str, quantize: str | None, threads: int) -> WhisperModel:
@@ -103,12 +104,11 @@ def _open_eager(folder: Path, quantize: str, threads: int) -> WhisperModel:
     return _model(runtime, checkpoint.dimensions, checkpoint.tokenizer_json)
 
 
-def _exported_once(folder: Path, quantize: str) -> Path:
+def _exported_once(folder: Path, name: str, quantize: str) -> Path:
     key = "\n".join((fingerprint(folder), "onnx", quantize, str(VERSION), __version__))
-    name = hashlib.sha256(key.encode()).hexdigest()[:24]
-    bundle = cache_dir() / "bundles" / name
+    bundle = cache_dir() / "bundles" / hashlib.sha256(key.encode()).hexdigest()[:24]
     if not is_bundle(bundle):
-        export_checkpoint(open_checkpoint(folder), bundle, quantize=quantize, overwrite=True)
+        export_folder(folder, name, bundle, quantize=quantize, overwrite=True)
     return bundle
 
 

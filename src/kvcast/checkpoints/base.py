@@ -1,0 +1,166 @@
+"""What every checkpoint reader gives and is made of: lazily read tensors under canonical names.
+
+Knows no file format; a reader brings a table of names and the tensors that a file holds.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.spec.whisper import WhisperDimensions
+
+# How the bytes of each kind of number are read; NumPy has no bfloat16, whose bits are these.
+_KINDS: Mapping[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+    "int8": np.dtype("i1"),
+    "int16": np.dtype("<i2"),
+    "int32": np.dtype("<i4"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor whose shape is known and whose numbers are read when asked for."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], NDArray[Any]]
+
+
+def tensor_from_bytes(
+    raw: NDArray[np.uint8], kind: str, shape: tuple[int, ...], what: str
+) -> StoredTensor:
+    """Interpret `raw` (usually a slice of a memory-mapped file) as little-endian numbers.
+
+    Raises InputOutputError, naming `what`, if the number of bytes is not what `shape` takes.
+    """
+    dtype = _KINDS[kind]
+    if raw.nbytes != math.prod(shape) * dtype.itemsize:
+        raise InputOutputError(f"{what} is damaged: {raw.nbytes} bytes do not make {kind} {shape}")
+
+    def read() -> NDArray[Any]:
+        # Formats do not align their tensors; torch and BLAS want aligned memory.
+        numbers: NDArray[Any] = np.require(raw.view(dtype).reshape(shape), requirements="A")
+        if kind == "bfloat16":
+            # The upper half of a float32: widening is exact.
+            return np.left_shift(numbers.astype(np.uint32), np.uint32(16)).view(np.float32)
+        return numbers
+
+    return StoredTensor(shape=shape, read=read)
+
+
+class LazyTensors(Mapping[str, NDArray[Any]]):
+    """Canonical name to array; each look-up reads anew, so only what the caller keeps stays.
+
+    Arrays may be read-only views of a memory-mapped file: copy before writing.
+    """
+
+    def __init__(self, parts: Mapping[str, Sequence[StoredTensor]]) -> None:
+        self._parts = dict(parts)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        arrays = [part.read() for part in self._parts[name]]
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhisperCheckpoint:
+    """A Whisper model as its files hold it.
+
+    `tensors`: canonical name to float16 or float32 array, as listed by `names.tensor_shapes`.
+    `generation`: any of `suppress_tokens`, `begin_suppress_tokens`, `language_tokens` (lists of
+    ids) and `alignment_heads` (list of [layer, head]); what the files do not say is absent.
+    """
+
+    family: ClassVar[str] = "whisper"
+
+    dimensions: WhisperDimensions
+    tensors: Mapping[str, NDArray[Any]]
+    tokenizer_json: bytes
+    generation: Mapping[str, Any]
+    source: str
+    content_hash: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """One format. `files` lists what `read` depends on, so that a hash of them stands for it."""
+
+    name: str
+    detect: Callable[[Path], bool]
+    files: Callable[[Path], Sequence[Path]]
+    read: Callable[[Path, str], WhisperCheckpoint]
+
+
+def whisper_dimensions(what: str, **sizes: int) -> WhisperDimensions:
+    """Make the dimensions; raises KvcastError, naming `what`, for sizes that cannot be."""
+    try:
+        return WhisperDimensions(**sizes)
+    except KvcastError as error:
+        raise KvcastError(f"{what}: {error}") from None
+
+
+def require_file(path: Path, advice: str) -> Path:
+    """Return `path`; raises InputMissingError that ends with `advice` if it is no file."""
+    if not path.is_file():
+        raise InputMissingError(f"no {path.name} in {path.parent}: {advice}")
+    return path
+
+
+def map_file(path: Path) -> NDArray[np.uint8]:
+    """Memory-map a file read-only, as [bytes]; raises InputOutputError for an empty one."""
+    if path.stat().st_size == 0:
+        raise InputOutputError(f"{path} is empty: fetch it again")
+    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a file that holds a JSON object; raises InputOutputError if it does not."""
+    try:
+        fields = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise InputOutputError(f"{path} is not valid JSON: fetch it again") from None
+    if not isinstance(fields, dict):
+        raise InputOutputError(f"{path} is not a JSON object: fetch it again")
+    return fields
+
+
+def generation_settings(
+    fields: Mapping[str, Any], names: Mapping[str, str], what: str
+) -> dict[str, Any]:
+    """Pick the settings in `names` (canonical to the file's name) out of a configuration.
+
+    Raises InputOutputError, naming `what`, unless each is a list of ids or of pairs of numbers.
+    """
+    settings = {}
+    for canonical, name in names.items():
+        value = fields.get(name)
+        if value is None:
+            continue
+        if not _is_list_of_numbers(value):
+            raise InputOutputError(f"{what} is damaged: {name} is not a list of whole numbers")
+        settings[canonical] = value
+    return settings
+
+
+def _is_list_of_numbers(value: object) -> bool:
+    """Tell whether `value` is a list of whole numbers, or of pairs of them."""
+    if not isinstance(value, list):
+        return False
+    pairs = [item for item in value if isinstance(item, list) and len(item) == 2]
+    flat = [number for pair in pairs for number in pair] if pairs else value
+    return len(pairs) in (0, len(value)) and all(type(number) is int for number in flat)

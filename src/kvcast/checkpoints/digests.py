@@ -1,0 +1,79 @@
+"""SHA-256 of files, remembered so that a large model is hashed once and not at each start.
+
+Knows nothing of what the files hold.
+
+A file of a megabyte or more leaves a note in the cache folder: its size, times, inode and
+digest. The digest is taken from the note while none of these has changed. A file that changed
+within the last two seconds leaves no note, since another write could still share its times. So
+what goes unnoticed is a write that puts back size, modification and status time alike, which
+takes a changed clock. Deleting the cache folder forgets all notes.
+"""
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from kvcast.spec.paths import cache_dir
+
+_WORTH_A_NOTE = 1 << 20
+_SETTLED_NS = 2_000_000_000
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's contents in hexadecimal; raises OSError."""
+    status = path.stat()
+    if status.st_size < _WORTH_A_NOTE:
+        return _hash(path)
+    note, identity = _note_path(path), _identity(status)
+    known = _read_note(note, identity)
+    if known:
+        return known
+    digest = _hash(path)
+    changed = max(status.st_mtime_ns, status.st_ctime_ns)
+    if time.time_ns() - changed > _SETTLED_NS and _identity(path.stat()) == identity:
+        _write_note(note, f"{identity} {digest}")
+    return digest
+
+
+def combined_sha256(label: str, files: Iterable[Path]) -> str:
+    """SHA-256 over `label` and each file's name and digest, in the order given."""
+    lines = [label, *(f"{sha256_of(path)} {path.name}" for path in files)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _identity(status: os.stat_result) -> str:
+    return (
+        f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} "
+        f"{status.st_dev} {status.st_ino}"
+    )
+
+
+def _note_path(path: Path) -> Path:
+    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
+    return cache_dir() / "digests" / name
+
+
+def _read_note(note: Path, identity: str) -> str | None:
+    """Return the digest in `note` if it was written for `identity`."""
+    try:
+        written, _, digest = note.read_text("ascii").rpartition(" ")
+    except (OSError, ValueError):
+        return None
+    return digest if written == identity and len(digest) == 64 else None
+
+
+def _write_note(note: Path, text: str) -> None:
+    """Write beside and rename; a cache that cannot be written only costs time."""
+    beside = note.with_name(f"{note.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(text, "ascii")
+        beside.replace(note)

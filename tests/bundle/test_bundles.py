@@ -1,0 +1,130 @@
+"""A bundle is refused unless it is whole, unchanged and inside its folder; writing is atomic."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle, read_bundle
+from kvcast.bundle.writing import staged
+from kvcast.errors import InputMissingError, KvcastError, UsageError
+
+
+@pytest.fixture
+def bundle(small_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_bundle, tmp_path / "bundle"))
+
+
+def edit(bundle: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    fields = json.loads((bundle / MANIFEST).read_text())
+    change(fields)
+    (bundle / MANIFEST).write_text(json.dumps(fields))
+
+
+def test_manifest_round_trips(bundle: Path) -> None:
+    manifest = read_bundle(bundle)
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert set(manifest.files) == {
+        path.relative_to(bundle).as_posix()
+        for path in bundle.rglob("*")
+        if path.is_file() and path.name != MANIFEST
+    }
+
+
+def test_a_folder_without_manifest_is_refused(bundle: Path) -> None:
+    (bundle / MANIFEST).unlink()
+    assert not is_bundle(bundle)
+    with pytest.raises(InputMissingError, match=MANIFEST):
+        read_bundle(bundle)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", '{"format": "x", "version": 1}'])
+def test_a_foreign_manifest_is_refused(bundle: Path, text: str) -> None:
+    (bundle / MANIFEST).write_text(text)
+    with pytest.raises(KvcastError, match=r"manifest|format"):
+        read_bundle(bundle)
+
+
+def test_a_newer_format_is_refused(bundle: Path) -> None:
+    edit(bundle, lambda fields: fields.update(version=99))
+    with pytest.raises(KvcastError, match="99"):
+        read_bundle(bundle)
+
+
+def test_a_missing_field_is_refused(bundle: Path) -> None:
+    edit(bundle, lambda fields: fields.pop("dimensions"))
+    with pytest.raises(KvcastError, match="dimensions"):
+        read_bundle(bundle)
+
+
+def test_one_changed_byte_is_refused(bundle: Path) -> None:
+    path = bundle / "onnx/decode.onnx.data"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(KvcastError, match="checksum"):
+        read_bundle(bundle)
+
+
+def test_a_truncated_file_is_refused(bundle: Path) -> None:
+    path = bundle / "onnx/encode.onnx"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(KvcastError, match="checksum"):
+        read_bundle(bundle)
+
+
+def test_a_missing_file_is_refused(bundle: Path) -> None:
+    (bundle / "onnx/encode.onnx").unlink()
+    with pytest.raises(KvcastError, match=r"lacks onnx/encode\.onnx"):
+        read_bundle(bundle)
+
+
+@pytest.mark.parametrize("outside", ["../other", "/etc/hostname", "onnx/../../other"])
+def test_a_path_that_leaves_the_folder_is_refused(bundle: Path, outside: str) -> None:
+    (bundle.parent / "other").write_text("x")
+    edit(bundle, lambda fields: fields["files"].update({outside: {"size": 1, "sha256": "0"}}))
+    with pytest.raises(KvcastError, match="outside"):
+        read_bundle(bundle)
+
+
+def test_a_graph_without_checksum_is_refused(bundle: Path) -> None:
+    edit(bundle, lambda fields: fields["files"].pop("onnx/decode.onnx"))
+    with pytest.raises(KvcastError, match=r"no checksum for onnx/decode\.onnx"):
+        read_bundle(bundle)
+
+
+def test_a_failed_export_leaves_the_old_bundle(bundle: Path) -> None:
+    before = read_bundle(bundle)
+
+    def fail() -> None:
+        with staged(bundle, overwrite=True) as folder:
+            (folder / "half").write_text("x")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert read_bundle(bundle) == before
+    assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
+
+
+def test_a_bundle_is_replaced_only_when_asked(bundle: Path) -> None:
+    with pytest.raises(UsageError, match="--force"), staged(bundle, overwrite=False):
+        pass
+    with staged(bundle, overwrite=True) as folder:
+        (folder / "new").write_text("x")
+    assert [path.name for path in bundle.iterdir()] == ["new"]
+    assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
+
+
+def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/file").write_text("x")
+    with (
+        pytest.raises(UsageError, match="no kvcast bundle"),
+        staged(tmp_path / "precious", overwrite=True),
+    ):
+        pass
+    assert (tmp_path / "precious/file").read_text() == "x"

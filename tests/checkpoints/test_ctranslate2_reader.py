@@ -1,0 +1,374 @@
+import json
+import struct
+import types
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_whisper import TIED, ct2_bytes, ct2_folder, ct2_variables, random_model, save
+
+from kvcast.checkpoints.names import tensor_shapes
+from kvcast.checkpoints.source import locate, open_checkpoint
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+
+WHOLE = ct2_bytes(ct2_variables(), TIED)
+# The same with rows of int8, scales and fewer numbers, so that most bytes are structure.
+SCALE = "decoder/layer_0/ffn/linear_0/weight_scale"
+
+
+def quantised_variables():
+    variables = ct2_variables(d=4, mels=1, vocab=2, source=1, target=1)
+    name = SCALE.removesuffix("_scale")
+    variables[name] = np.arange(-32, 32, dtype=np.int8).reshape(16, 4)
+    variables[SCALE] = np.arange(1, 17, dtype=np.float32)
+    return variables
+
+
+QUANTISED = ct2_bytes(quantised_variables(), TIED)
+
+
+def one_line(folder, kind=KvcastError):
+    with pytest.raises(kind) as caught:
+        open_checkpoint(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def refused(tmp_path, *arguments, kind=KvcastError, **keywords):
+    return one_line(ct2_folder(tmp_path / "ct2", ct2_bytes(*arguments, **keywords)), kind)
+
+
+def convert(folder, output, quantization):
+    """CTranslate2's own converter, with a vocabulary in place of a tokenizer."""
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    converter = ctranslate2.converters.TransformersConverter(str(folder))
+    tokenizer = types.SimpleNamespace(get_vocab=lambda: {f"t{i}": i for i in range(13)})
+    converter.load_tokenizer = lambda *_, **__: tokenizer
+    converter.convert(str(output), quantization=quantization)
+    (output / "tokenizer.json").write_text("{}")
+    return output
+
+
+@pytest.mark.parametrize("quantization", ["float32", "float16", "bfloat16", "int8", "int16"])
+def test_a_converted_model_reads_like_the_one_it_was_converted_from(tmp_path, quantization):
+    original = save(random_model(), tmp_path / "huggingface")
+    expected = open_checkpoint(original)
+    got = open_checkpoint(convert(original, tmp_path / "ctranslate2", quantization))
+    assert got.dimensions == expected.dimensions
+    assert got.generation["suppress_tokens"] == [4, 5]
+    assert got.generation["begin_suppress_tokens"] == [6]
+    assert set(got.tensors) == set(expected.tensors)
+    # Half a step of the coarsest number: the stored one, or the row's largest over its levels.
+    relative = {"float32": 0, "float16": 2**-11, "bfloat16": 2**-8, "int8": 0, "int16": 0}
+    levels = {"int8": 127, "int16": 1024}.get(quantization)
+    for name, tensor in got.tensors.items():
+        want = expected.tensors[name]
+        coarse = np.abs(want).max() / levels / 2 * 1.001 if levels and want.ndim > 1 else 0
+        limit = np.abs(want) * relative[quantization] + coarse
+        assert np.all(np.abs(tensor.astype(np.float32) - want) <= limit), name
+        stays = np.float16 if quantization == "float16" else np.float32
+        assert tensor.dtype == stays
+
+
+def test_int8_and_int16_are_divided_by_their_scales(tmp_path):
+    variables = ct2_variables()
+    linear = "encoder/layer_0/ffn/linear_1"
+    variables[f"{linear}/weight"] = np.arange(-32, 32, dtype=np.int8).reshape(4, 16)
+    variables[f"{linear}/weight_scale"] = np.array([1, 2, 4, 8], np.float32)
+    variables["encoder/conv2/weight"] = np.arange(48, dtype=np.int8).reshape(4, 4, 3)
+    variables["encoder/conv2/weight_scale"] = np.array([1, 2, 4, 8], np.float16)
+    variables["decoder/embeddings/weight"] = np.arange(20, dtype=np.int16).reshape(5, 4)
+    variables["decoder/embeddings/weight_scale"] = np.array(4, np.float32)
+    tensors = open_checkpoint(ct2_folder(tmp_path / "ct2", ct2_bytes(variables, TIED))).tensors
+    scale = np.array([1, 2, 4, 8], np.float32)
+    np.testing.assert_array_equal(
+        tensors["encoder.layers.0.feed_forward.down.weight"],
+        np.arange(-32, 32, dtype=np.float32).reshape(4, 16) / scale[:, None],
+    )
+    np.testing.assert_array_equal(
+        tensors["encoder.conv2.weight"],
+        np.arange(48, dtype=np.float32).reshape(4, 4, 3) / scale[:, None, None],
+    )
+    np.testing.assert_array_equal(
+        tensors["decoder.embedding.weight"], np.arange(20, dtype=np.float32).reshape(5, 4) / 4
+    )
+
+
+def test_aliases_stand_for_the_variables_they_name(tmp_path):
+    variables = ct2_variables()
+    gamma = variables.pop("encoder/layer_norm/gamma")
+    variables["decoder/layer_norm/gamma"] = gamma
+    aliases = [*TIED, ("encoder/layer_norm/gamma", "decoder/layer_norm/gamma")]
+    tensors = open_checkpoint(ct2_folder(tmp_path / "ct2", ct2_bytes(variables, aliases))).tensors
+    np.testing.assert_array_equal(tensors["encoder.norm.weight"], gamma)
+    np.testing.assert_array_equal(tensors["decoder.norm.weight"], gamma)
+
+
+def test_left_out_source_positions_are_sinusoids_of_1500(tmp_path):
+    variables = ct2_variables()
+    del variables["encoder/position_encodings/encodings"]
+    checkpoint = open_checkpoint(ct2_folder(tmp_path / "ct2", ct2_bytes(variables, TIED)))
+    assert checkpoint.dimensions.source_positions == 1500
+    positions = checkpoint.tensors["encoder.positions"]
+    np.testing.assert_allclose(positions[2], np.sin([2, 2e-4, np.pi / 2 + 2, np.pi / 2 + 2e-4]))
+
+
+def test_configuration_is_optional_and_renamed(tmp_path):
+    folder = ct2_folder(tmp_path / "ct2", WHOLE)
+    assert open_checkpoint(folder).generation == {
+        "suppress_tokens": [1, 2],
+        "language_tokens": [3],
+        "alignment_heads": [[0, 1]],
+    }
+    before = open_checkpoint(folder).content_hash
+    (folder / "config.json").unlink()
+    after = open_checkpoint(folder)
+    assert after.generation == {}
+    assert after.content_hash != before
+
+
+@pytest.mark.parametrize("revision", [1, 2, 3])
+def test_all_revisions_of_the_specification_read_alike(tmp_path, revision):
+    contents = ct2_bytes(ct2_variables(), TIED, revision=revision)
+    checkpoint = open_checkpoint(ct2_folder(tmp_path / "ct2", contents))
+    np.testing.assert_array_equal(
+        checkpoint.tensors["decoder.embedding.weight"],
+        ct2_variables()["decoder/embeddings/weight"],
+    )
+
+
+def test_other_versions_specifications_and_revisions_are_one_line(tmp_path):
+    variables = ct2_variables()
+    assert "version 6" in refused(tmp_path, variables, TIED, version=5)
+    assert "version 6" in refused(tmp_path, variables, TIED, version=0x04034B50)
+    assert "supported: WhisperSpec" in refused(
+        tmp_path, variables, TIED, specification="TransformerSpec"
+    )
+    assert "revision 4" in refused(tmp_path, variables, TIED, revision=4)
+
+
+@pytest.mark.parametrize("name", ["Whisper\nSpec", "Whisper\x1b[2J", "Whisper\0Spec", "W\x80"])
+def test_a_name_that_is_no_plain_text_is_one_plain_line(tmp_path, name):
+    message = refused(tmp_path, ct2_variables(), TIED, specification=name, kind=InputOutputError)
+    assert "is not text" in message
+    assert message.isprintable()
+
+
+def test_a_missing_tokenizer_is_named(tmp_path):
+    folder = ct2_folder(tmp_path / "ct2", WHOLE)
+    (folder / "tokenizer.json").unlink()
+    assert "tokenizer.json" in one_line(folder, InputMissingError)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "encoder/num_heads",
+        "encoder/conv1/weight",
+        "decoder/embeddings/weight",
+        "decoder/position_encodings/encodings",
+        "decoder/layer_0/attention/linear_1/bias",
+        "decoder/layer_0/self_attention/linear_0/weight",
+    ],
+)
+def test_a_missing_variable_is_one_line(tmp_path, name):
+    variables = ct2_variables()
+    del variables[name]
+    aliases = () if name == TIED[0][1] else TIED
+    assert "model.bin" in refused(tmp_path, variables, aliases)
+
+
+def test_what_the_model_has_no_place_for_is_one_line(tmp_path):
+    variables = ct2_variables()
+
+    def with_(**changes):
+        changed = {**variables, **{k.replace("__", "/"): v for k, v in changes.items()}}
+        return refused(tmp_path, changed, TIED)
+
+    assert "adapter/weight" in with_(adapter__weight=np.zeros((2, 2), np.float32))
+    assert "decoder/layer_2/" in with_(
+        decoder__layer_2__self_attention__linear_0__weight=np.zeros((12, 4), np.float32)
+    )
+    assert "[5]" in with_(encoder__layer_norm__gamma=np.zeros(5, np.float32))
+    assert "int32 without a scale" in with_(encoder__layer_norm__gamma=np.zeros(4, np.int32))
+    assert "int8 without a scale" in with_(encoder__layer_norm__gamma=np.zeros(4, np.int8))
+    assert "no number encoder/num_heads" in with_(encoder__num_heads=np.array(2.0, np.float32))
+    assert "not a multiple of 3 heads" in with_(encoder__num_heads=np.array(3, np.int16))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf])
+def test_a_scale_that_is_no_positive_number_is_one_line(tmp_path, scale):
+    variables = quantised_variables()
+    variables[SCALE] = np.full(16, scale, np.float32)
+    assert "not a positive number" in refused(tmp_path, variables, TIED, kind=InputOutputError)
+
+
+def test_a_scale_of_another_shape_is_one_line(tmp_path):
+    variables = {**quantised_variables(), SCALE: np.ones(4, np.float32)}
+    assert "another shape" in refused(tmp_path, variables, TIED)
+
+
+def test_a_head_of_its_own_must_equal_the_embedding(tmp_path):
+    variables = ct2_variables()
+    variables["decoder/projection/weight"] = variables["decoder/embeddings/weight"].copy()
+    open_checkpoint(ct2_folder(tmp_path / "ct2", ct2_bytes(variables)))
+    variables["decoder/projection/weight"] += 1
+    assert "output head differs" in refused(tmp_path, variables)
+
+
+def test_absurd_counts_and_lengths_are_one_line(tmp_path):
+    start = 4 + 2 + len("WhisperSpec\0") + 4
+    first = start + 4
+    name = struct.unpack_from("<H", WHOLE, first)[0]
+    fields = first + 2 + name
+    aliases = len(WHOLE) - 4 - sum(2 + len(text) + 1 for pair in TIED for text in pair)
+    for position, layout, value, words in (
+        (start, "<I", 0xFFFFFFFF, "4294967295 variables"),
+        (aliases, "<I", 0xFFFFFFFF, "4294967295 aliases"),
+        (first, "<H", 0xFFFF, "name of a variable"),
+        (fields, "<B", 200, "200 axes"),
+        (fields + 1, "<I", 0xFFFFFFFF, "bytes for shape"),
+        (fields + 1 + 3 * 4, "<B", 6, "unknown kind 6"),
+        (fields + 1 + 3 * 4 + 1, "<I", 0xFFFFFFFF, "bytes for shape"),
+    ):
+        contents = bytearray(WHOLE)
+        struct.pack_into(layout, contents, position, value)
+        folder = ct2_folder(tmp_path / "ct2", bytes(contents))
+        assert words in one_line(folder, InputOutputError)
+
+
+def test_bad_aliases_repeated_variables_and_a_tail_are_one_line(tmp_path):
+    variables = ct2_variables()
+    for aliases in ([("a", "no/such")], [("encoder/num_heads", "decoder/num_heads")]):
+        assert "leads nowhere" in refused(tmp_path, variables, aliases, kind=InputOutputError)
+    renamed = WHOLE.replace(b"encoder/conv2/bias", b"encoder/conv1/bias")
+    assert "occurs twice" in one_line(ct2_folder(tmp_path / "ct2", renamed), InputOutputError)
+    folder = ct2_folder(tmp_path / "ct2", WHOLE + b"\0")
+    assert "1 bytes follow its end" in one_line(folder, InputOutputError)
+
+
+def test_every_truncation_is_one_line(tmp_path):
+    folder = ct2_folder(tmp_path / "ct2", QUANTISED)
+    for length in range(0, len(QUANTISED), 7):
+        (folder / "model.bin").write_bytes(QUANTISED[:length])
+        one_line(folder)
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    return ct2_folder(tmp_path_factory.mktemp("flips") / "ct2", QUANTISED)
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    flips=st.lists(
+        st.tuples(st.integers(0, len(QUANTISED) - 1), st.integers(0, 255)), min_size=1, max_size=4
+    )
+)
+def test_altered_bytes_give_one_line_or_a_whole_model(scratch, flips):
+    contents = bytearray(QUANTISED)
+    for position, value in flips:
+        contents[position] = value
+    (scratch / "model.bin").write_bytes(contents)
+    shapes = expected = message = ""
+    try:
+        checkpoint = open_checkpoint(scratch)
+        shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+        expected = tensor_shapes(checkpoint.dimensions)
+    except KvcastError as error:
+        message = str(error)
+    assert "\n" not in message
+    assert shapes == expected
+
+
+def to_transformers(checkpoint):
+    """The inverse of reading, written against transformers' names: a state dict."""
+    import torch
+
+    state = {}
+    for name, array in checkpoint.tensors.items():
+        tensor = torch.from_numpy(np.array(array))
+        name = f"model.{name}"
+        name = name.replace(".embedding.weight", ".embed_tokens.weight")
+        if name.endswith(".positions"):
+            name = name.replace(".positions", ".embed_positions.weight")
+        for ours, theirs in (
+            ("encoder.norm", "encoder.layer_norm"),
+            ("decoder.norm", "decoder.layer_norm"),
+            ("self_attention_norm", "self_attn_layer_norm"),
+            ("cross_attention_norm", "encoder_attn_layer_norm"),
+            ("feed_forward_norm", "final_layer_norm"),
+            (".attention_norm", ".self_attn_layer_norm"),
+            ("feed_forward.up", "fc1"),
+            ("feed_forward.down", "fc2"),
+            ("self_attention.", "self_attn."),
+            ("cross_attention.", "encoder_attn."),
+            (".attention.", ".self_attn."),
+            (".out.", ".out_proj."),
+            (".query.", ".q_proj."),
+        ):
+            name = name.replace(ours, theirs)
+        fused = {"qkv": ("q_proj", "k_proj", "v_proj"), "key_value": ("k_proj", "v_proj")}
+        for ours, theirs in fused.items():
+            if f".{ours}." in name:
+                for target, part in zip(theirs, tensor.chunk(len(theirs)), strict=True):
+                    state[name.replace(ours, target)] = part.contiguous()
+                break
+        else:
+            state[name] = tensor
+    for name in [name for name in state if name.endswith("k_proj.bias")]:
+        # Left out by transformers, and zero in every Whisper.
+        assert not state.pop(name).any()
+    return state
+
+
+def test_the_packaged_model_survives_the_way_through_transformers_unchanged(tmp_path):
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    original = open_checkpoint(locate("demo"))
+    sizes = asdict(original.dimensions)
+    assert sizes == {
+        "n_mels": 80,
+        "vocab_size": 51864,
+        "d_model": 384,
+        "encoder_layers": 4,
+        "encoder_heads": 6,
+        "decoder_layers": 4,
+        "decoder_heads": 6,
+        "source_positions": 1500,
+        "target_positions": 448,
+    }
+    config = WhisperConfig(
+        vocab_size=51864,
+        num_mel_bins=80,
+        d_model=384,
+        encoder_layers=4,
+        decoder_layers=4,
+        encoder_attention_heads=6,
+        decoder_attention_heads=6,
+        encoder_ffn_dim=1536,
+        decoder_ffn_dim=1536,
+        pad_token_id=50256,
+        bos_token_id=50256,
+        eos_token_id=50256,
+    )
+    model = WhisperForConditionalGeneration(config).half()
+    missing, unexpected = model.load_state_dict(to_transformers(original), strict=False)
+    assert missing == ["proj_out.weight"]
+    assert unexpected == []
+    model.tie_weights()
+    folder = save(model, tmp_path / "huggingface", max_shard_size="30MB")
+    (folder / "tokenizer.json").write_bytes(original.tokenizer_json)
+    again = open_checkpoint(folder)
+    assert again.dimensions == original.dimensions
+    assert set(again.tensors) == set(original.tensors)
+    for name, tensor in original.tensors.items():
+        assert tensor.dtype == again.tensors[name].dtype == np.float16
+        np.testing.assert_array_equal(tensor, again.tensors[name])
+    assert len(json.loads(original.tokenizer_json)["model"]["vocab"]) > 50_000
+    assert original.generation["alignment_heads"][0] == [1, 0]

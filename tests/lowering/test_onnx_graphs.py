@@ -1,0 +1,167 @@
+"""What the exported graphs may not contain: whole-cache copies, weights twice, foreign paths."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from conftest import SMALL, random_programs, write_bundle
+from kvcast.bundle.manifest import read_bundle
+from kvcast.lowering.onnx_quantize import to_blocks, to_int8_columns
+from kvcast.programs.whisper import WhisperPrograms
+from kvcast.runtimes.base import Float32
+from kvcast.runtimes.onnx import OnnxEncoderDecoder
+
+ATTENTION = {"GroupQueryAttention", "MultiHeadAttention"}
+
+
+@pytest.fixture(scope="module", params=["none", "int8", "int4"])
+def bundle(
+    request: pytest.FixtureRequest,
+    small_programs: WhisperPrograms,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    folder = tmp_path_factory.mktemp("quantized") / request.param
+    write_bundle(small_programs, folder, request.param)
+    return folder
+
+
+def test_self_caches_go_from_input_to_output_through_one_operator(bundle: Path) -> None:
+    graph = ir.load(bundle / "onnx/decode.onnx").graph
+    past = [value for value in graph.inputs if value.name.startswith("past_")]
+    present = [value for value in graph.outputs if value.name.startswith("present_")]
+    assert len(past) == len(present) == 2 * SMALL.decoder_layers
+    for before, after in zip(past, present, strict=True):
+        (use,) = before.uses()
+        assert use.node.op_type == "GroupQueryAttention"
+        assert after.producer() is use.node
+        assert not list(after.uses()), "nothing but the program's result reads a grown cache"
+
+
+def test_cross_caches_are_read_by_attention_only(bundle: Path) -> None:
+    graph = ir.load(bundle / "onnx/decode.onnx").graph
+    cross = [value for value in graph.inputs if value.name.startswith("cross_")]
+    assert len(cross) == 2 * SMALL.decoder_layers
+    for value in cross:
+        readers = {use.node.op_type for use in value.uses()}
+        assert readers <= {"MultiHeadAttention", "Shape"}, value.name
+
+
+def test_no_concat_joins_anything_larger_than_a_shape(bundle: Path) -> None:
+    for name in ("encode", "decode"):
+        for node in ir.load(bundle / f"onnx/{name}.onnx").graph:
+            if node.op_type == "Concat":
+                assert {value.dtype for value in node.outputs} == {ir.DataType.INT64}
+
+
+def test_cross_projections_are_in_encode_and_not_in_decode(small_bundle: Path) -> None:
+    width = SMALL.d_model
+
+    def projections(name: str) -> int:
+        graph = ir.load(small_bundle / f"onnx/{name}.onnx").graph
+        return sum(
+            tuple(value.shape) == (width, 2 * width) for value in graph.initializers.values()
+        )
+
+    assert projections("encode") == SMALL.decoder_layers
+    assert projections("decode") == 0
+
+
+def test_weights_are_stored_once(small_bundle: Path, small_programs: WhisperPrograms) -> None:
+    projected = sum(
+        parameter.numel()
+        for name, parameter in small_programs.decode.named_parameters()
+        if "key_value" in name
+    )
+    used = sum(parameter.numel() for parameter in small_programs.decode.parameters()) - projected
+    graph = ir.load(small_bundle / "onnx/decode.onnx").graph
+    stored = sum(value.const_value.nbytes for value in graph.initializers.values())
+    assert 4 * used <= stored < 4 * used * 1.01
+
+
+def test_graphs_carry_no_paths(bundle: Path) -> None:
+    for path in (bundle / "onnx").iterdir():
+        content = path.read_bytes()
+        assert b"site-packages" not in content
+        assert str(Path(__file__).parents[2]).encode() not in content
+
+
+def test_graphs_are_valid_onnx(small_bundle: Path) -> None:
+    for name in ("encode", "decode"):
+        onnx.checker.check_model(small_bundle / f"onnx/{name}.onnx")
+
+
+def test_a_step_writes_its_own_slots_and_nothing_else(
+    small_onnx: OnnxEncoderDecoder,
+) -> None:
+    features = np.random.default_rng(0).normal(size=(2, 80, 50)).astype(np.float32)
+    cache = small_onnx.new_cache(small_onnx.encode(features), 4)
+    cells = cache.buffers.cells
+    cells[:] = 7
+    _, cache = small_onnx.decode(np.ones((4, 3), np.int64), cache)
+    before = cells.copy()
+    _, cache = small_onnx.decode(np.ones((4, 1), np.int64), cache)
+    assert cache.buffers.cells is cells
+    assert (before[..., 3, :] == 7).all()
+    assert (cells[..., 3, :] != 7).all()
+    np.testing.assert_array_equal(cells[..., :3, :], before[..., :3, :])
+    assert (cells[..., 4:, :] == 7).all()
+
+
+def test_quantized_logits_stay_close(bundle: Path, small_programs: WhisperPrograms) -> None:
+    """The random model's logits spread over some 12; int8 moves them by a few per cent."""
+    bounds = {"none": 1e-3, "int8": 1.0, "int4": 6.0}
+    features = np.random.default_rng(1).normal(size=(1, 80, 50)).astype(np.float32)
+    tokens = np.random.default_rng(2).integers(0, 300, (1, 8))
+    exact = _logits(small_programs, features, tokens)
+    runtime = OnnxEncoderDecoder(bundle, read_bundle(bundle), threads=1)
+    cache = runtime.new_cache(runtime.encode(features), 1)
+    logits, _ = runtime.decode(tokens, cache, range(8))
+    error = np.abs(logits - exact).max()
+    assert np.ptp(exact) > 10
+    assert error < bounds[bundle.name]
+    if bundle.name != "none":
+        assert error > 1e-3, "nothing was quantised"
+
+
+def _logits(programs: WhisperPrograms, features: Float32, tokens: np.ndarray) -> Float32:
+    from kvcast.runtimes.eager import EagerEncoderDecoder
+
+    runtime = EagerEncoderDecoder(programs)
+    cache = runtime.new_cache(runtime.encode(features), 1)
+    return runtime.decode(tokens, cache, range(8))[0]
+
+
+def test_int8_columns_are_within_half_a_step() -> None:
+    weight = np.random.default_rng(3).normal(size=(48, 20)).astype(np.float32)
+    weight[:, 3] = 0
+    codes, scales = to_int8_columns(weight)
+    assert (np.abs(codes * scales - weight) <= scales / 2 + 1e-6).all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_blocks_are_within_a_step(bits: int) -> None:
+    weight = np.random.default_rng(4).normal(size=(6, 64)).astype(np.float32)
+    weight[2] = 0
+    codes, scales = to_blocks(weight, bits, 32)
+    assert codes.shape == (6, 2, 32 * bits // 8)
+    if bits == 4:
+        codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(6, 2, 32)
+    back = (codes.astype(np.float32) - 2 ** (bits - 1)) * scales[..., None]
+    assert (np.abs(back - weight.reshape(6, 2, 32)) <= np.abs(scales)[..., None] + 1e-6).all()
+
+
+def test_128_mel_bins_and_a_deep_encoder_export(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    dimensions = replace(SMALL, n_mels=128, encoder_layers=5, decoder_layers=1)
+    programs = random_programs(dimensions)
+    manifest = write_bundle(programs, tmp_path / "bundle")
+    runtime = OnnxEncoderDecoder(tmp_path / "bundle", manifest, threads=1)
+    features = np.random.default_rng(5).normal(size=(1, 128, 50)).astype(np.float32)
+    tokens = np.random.default_rng(6).integers(0, 300, (1, 8))
+    cache = runtime.new_cache(runtime.encode(features), 1)
+    logits, _ = runtime.decode(tokens, cache, range(8))
+    np.testing.assert_allclose(logits, _logits(programs, features, tokens), atol=1e-3)
