@@ -7,12 +7,12 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from conftest import SMALL, random_programs, write_bundle
 from kvcast.bundle.manifest import read_bundle
 from kvcast.lowering.onnx_quantize import to_blocks, to_int8_columns
 from kvcast.programs.whisper import WhisperPrograms
 from kvcast.runtimes.base import Float32
 from kvcast.runtimes.onnx import OnnxEncoderDecoder
+from random_models import SMALL, random_programs, write_bundle
 
 ATTENTION = {"GroupQueryAttention", "MultiHeadAttention"}
 
