@@ -44,6 +44,7 @@ def self_attention(
 
     Returns:
         [r, s, heads * d].
+
     """
     rows, new = query.shape[:2]
     head_dim = key_cache.shape[-1]
@@ -94,6 +95,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor
 
     Returns:
         [r, s, h * d].
+
     """
     batch, _, _, head_dim = key.shape
     folded_bqhd = _split_heads(query, head_dim).reshape(batch, -1, key.shape[1], head_dim)

@@ -1,0 +1,219 @@
+"""Opens a sound file, standard input or an array, and gives it as mono 16 kHz float32 in blocks.
+
+The one place that says what is wrong with a sound file, by name and in one line. It does not know
+what becomes of the samples.
+"""
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+
+from kvcast.audio.reader import BLOCK_VALUES, DamagedError, Reader, UnreadableError
+from kvcast.audio.sndfile import SndfileReader
+from kvcast.errors import InputMissingError, InputOutputError, UsageError
+
+SAMPLE_RATE = 16_000
+"""Samples per second of everything that leaves this module."""
+
+LOWEST_RATE, HIGHEST_RATE = 1_000, 768_000
+"""A rate outside holds no speech, or is not true."""
+
+AudioInput = str | os.PathLike[str] | BinaryIO | NDArray[Any]
+"""A path, "-" for standard input, an open binary file, or mono samples at 16 kHz."""
+
+
+class AudioSource(Protocol):
+    """A recording that can be passed over more than once, one pass at a time."""
+
+    name: str
+    """How messages call it: printable, one line."""
+
+    notices: tuple[str, ...]
+    """What a complete pass found that a user should know, one line each."""
+
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        """Yield the recording from its beginning, mono float32 [samples] at 16 kHz."""
+        ...
+
+    def close(self) -> None:
+        """Release what this object opened."""
+        ...
+
+
+def open_audio(source: AudioInput) -> AudioSource:
+    """Open a recording.
+
+    Args:
+        source: a path, "-" for standard input, a binary file object (read from its beginning; it
+            stays open), or an array [samples] of mono 16 kHz sound, floats of full scale 1.0 or
+            signed integers of their type's full scale.
+
+    Raises:
+        InputMissingError: there is no such file.
+        InputOutputError: it cannot be opened, or holds nothing.
+        UsageError: an array that is not one channel of samples.
+
+    """
+    if isinstance(source, np.ndarray):
+        return ArrayAudio(source)
+    return AudioFile(source)
+
+
+class ArrayAudio:
+    """Samples that are in memory already."""
+
+    def __init__(self, samples: NDArray[Any]) -> None:
+        if samples.ndim != 1 or samples.dtype.kind not in "fi":
+            raise UsageError(
+                f"an array of sound must be [samples] of floats or signed integers, mono at "
+                f"{SAMPLE_RATE} Hz, not {list(samples.shape)} of {samples.dtype}"
+            )
+        self.name = "the array"
+        self.notices: tuple[str, ...] = ()
+        self._samples = samples
+
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        """See `AudioSource.blocks`."""
+        integers = self._samples.dtype.kind == "i"
+        scale = np.float32(-1.0 / np.iinfo(self._samples.dtype).min if integers else 1.0)
+        for start in range(0, len(self._samples), BLOCK_VALUES):
+            block = self._samples[start : start + BLOCK_VALUES]
+            with np.errstate(over="ignore"):  # a number too large becomes infinite, and is refused
+                yield block.astype(np.float32) * scale
+
+    def close(self) -> None:
+        """See `AudioSource.close`."""
+
+
+class AudioFile:
+    """A sound file in any format that libsndfile or, where installed, PyAV can read.
+
+    What cannot be sought in (a pipe) is copied to an unnamed temporary file on disk first.
+    """
+
+    def __init__(self, source: str | os.PathLike[str] | BinaryIO) -> None:
+        self.notices: tuple[str, ...] = ()
+        self._close = contextlib.ExitStack()
+        with contextlib.ExitStack() as opened:
+            self.name, file = _open_binary(source, opened)
+            try:
+                self._file = file if file.seekable() else _spooled(file, opened)
+                size = self._file.seek(0, os.SEEK_END)
+            except OSError as error:
+                raise InputOutputError(f"{self.name} cannot be read: {error.strerror}") from error
+            if size == 0:
+                raise InputOutputError(f"{self.name} is empty: it has 0 bytes")
+            self._close = opened.pop_all()
+
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        """See `AudioSource.blocks`.
+
+        Raises:
+            InputOutputError: nothing in it can be decoded, or it has no channel, no samples or a
+                rate outside LOWEST_RATE to HIGHEST_RATE.
+
+        """
+        with contextlib.closing(_open_reader(self._file, self.name)) as reader:
+            self._check_header(reader)
+            yield from resampled(self._mono(reader), reader.rate)
+
+    def close(self) -> None:
+        """See `AudioSource.close`."""
+        self._close.close()
+
+    def _check_header(self, reader: Reader) -> None:
+        if reader.channels < 1:
+            raise InputOutputError(f"{self.name} has no audio channel")
+        if not LOWEST_RATE <= reader.rate <= HIGHEST_RATE:
+            raise InputOutputError(
+                f"{self.name} claims {reader.rate} samples a second; "
+                f"{LOWEST_RATE} to {HIGHEST_RATE} can be read"
+            )
+
+    def _mono(self, reader: Reader) -> Iterator[NDArray[np.float32]]:
+        """Yield the mean of the channels [samples], not yet resampled; note where it breaks off."""
+        frames = 0
+        try:
+            for block in reader.blocks():
+                frames += len(block)
+                yield block[:, 0] if reader.channels == 1 else block.mean(axis=1)
+        except DamagedError as error:
+            if frames == 0:
+                raise InputOutputError(f"{self.name} {error}; no sound could be decoded") from error
+            used = f"the {frames / reader.rate:.2f} s that could be decoded are used"
+            self.notices = (f"{self.name} {error}; {used}",)
+        if frames == 0:
+            raise InputOutputError(f"{self.name} holds no samples")
+
+
+def resampled(blocks: Iterable[NDArray[np.float32]], rate: int) -> Iterator[NDArray[np.float32]]:
+    """Yield mono blocks of `rate` Hz as blocks of 16 kHz, by soxr's streaming resampler (HQ)."""
+    if rate == SAMPLE_RATE:
+        yield from blocks
+        return
+    stream = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
+    for block in blocks:
+        yield stream.resample_chunk(np.ascontiguousarray(block))
+    yield stream.resample_chunk(np.empty(0, np.float32), last=True)
+
+
+def _open_binary(
+    source: str | os.PathLike[str] | BinaryIO, opened: contextlib.ExitStack
+) -> tuple[str, BinaryIO]:
+    """Return how to call the source and a binary file; what is opened here goes on the stack."""
+    if source == "-":
+        if sys.stdin is None:
+            raise InputOutputError("standard input is closed")
+        return "standard input", sys.stdin.buffer
+    if not isinstance(source, str | os.PathLike):
+        return _printable(str(getattr(source, "name", "the file object"))), source
+    path = Path(source)
+    name = _printable(str(source))
+    try:
+        return name, opened.enter_context(path.open("rb"))
+    except FileNotFoundError as error:
+        raise InputMissingError(f"{name} does not exist") from error
+    except (OSError, ValueError) as error:
+        if path.is_dir():
+            raise InputOutputError(f"{name} is a folder, not a sound file") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputOutputError(f"{name} cannot be opened: {reason}") from error
+
+
+def _printable(name: str) -> str:
+    """Return the name as one line that any terminal shows, control characters escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
+
+
+def _spooled(file: BinaryIO, opened: contextlib.ExitStack) -> BinaryIO:
+    """Copy a stream to an unnamed file on disk (TMPDIR says where), so that it can be sought in."""
+    spool = cast(BinaryIO, opened.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115 - it is
+    shutil.copyfileobj(file, spool)
+    return spool
+
+
+def _open_reader(file: BinaryIO, name: str) -> Reader:
+    """Open by libsndfile or, failing that, by PyAV; libsndfile's reason is the one to show."""
+    try:
+        return SndfileReader(file)
+    except UnreadableError as refused:
+        try:
+            from kvcast.audio.media import MediaReader
+        except ModuleNotFoundError:
+            raise InputOutputError(
+                f"{name} cannot be decoded: {refused}; "
+                "for mp4, m4a and webm: pip install 'kvcast[media]'"
+            ) from refused
+        try:
+            return MediaReader(file)
+        except UnreadableError:
+            raise InputOutputError(f"{name} cannot be decoded: {refused}") from refused

@@ -1,0 +1,238 @@
+"""The windows that OpenAI's `transcribe` hands to the encoder, from a recording of any length.
+
+OpenAI pads a whole recording with 30 s of zeros, takes the spectrogram of all of it and floors that
+at 8 below its maximum. The same numbers come from here in bounded memory: one pass finds the
+maximum, a second serves the windows. Knows nothing of models, tokens or segments.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.audio.decode import SAMPLE_RATE, AudioInput, AudioSource, open_audio
+from kvcast.audio.mel import FRAMES_PER_SECOND, HOP, N_FFT, SILENCE, log_mel_frames, normalised
+from kvcast.errors import InputOutputError
+
+WINDOW_FRAMES = 30 * FRAMES_PER_SECOND
+"""Frames that the encoder takes at once."""
+
+KEPT_FRAMES = 120 * FRAMES_PER_SECOND
+"""Up to this length a recording's frames (a few megabytes) are kept, and it is decoded once."""
+
+SILENT_PEAK = 10 ** (-90 / 20)
+"""A recording that never exceeds this, -90 dBFS, is silent: it is one step of 16 bits."""
+
+LOUDEST_SAMPLE = 1e6
+"""Beyond this a float file holds something other than sound, and its power nears float32's end."""
+
+
+def open_features(source: AudioInput, n_mels: int) -> "MelWindows":
+    """Open a recording and pass over it once.
+
+    Args:
+        source: a path, "-" for standard input, a binary file object, or an array; see
+            `kvcast.audio.decode.open_audio`.
+        n_mels: mel bands of the model, 80 or 128.
+
+    Raises:
+        InputMissingError: there is no such file.
+        InputOutputError: it cannot be decoded, is shorter than a frame, or is not sound.
+        UsageError: an array that is not one channel of samples.
+
+    """
+    with ExitStack() as on_failure:
+        audio = open_audio(source)
+        on_failure.callback(audio.close)
+        windows = MelWindows(audio, n_mels)
+        on_failure.pop_all()
+    return windows
+
+
+class MelWindows:
+    """A recording as log-mel frames of 10 ms, served 30 s at a time.
+
+    Seeks are meant to go forward. One that goes back by more than the last window decodes the
+    recording again, unless it is short.
+    """
+
+    content_frames: int
+    """Whole frames of sound: where seeking ends. At least 1."""
+
+    duration: float
+    """Length of the sound in seconds."""
+
+    silent: bool
+    """No sample exceeds SILENT_PEAK: there is nothing to recognise, and a notice says so."""
+
+    notices: tuple[str, ...]
+    """What a user should know about this recording, one line each."""
+
+    def __init__(self, audio: AudioSource, n_mels: int) -> None:
+        self._audio = audio
+        self._n_mels = n_mels
+        measured = _Measured(audio)
+        self._loudest, kept = _survey(log_mel_stream(measured.blocks(), n_mels))
+        self.content_frames = measured.samples // HOP
+        self.duration = measured.samples / SAMPLE_RATE
+        if self.content_frames == 0:
+            milliseconds = 1000 * HOP / SAMPLE_RATE
+            raise InputOutputError(
+                f"{audio.name} is too short to hold speech: "
+                f"{measured.samples} samples of {SAMPLE_RATE} Hz, less than {milliseconds:.0f} ms"
+            )
+        self.silent = measured.peak <= SILENT_PEAK
+        silence = (f"{audio.name} is silent: there is no speech to transcribe",)
+        self.notices = audio.notices + (silence if self.silent else ())
+        self._replay: Callable[[], Iterator[NDArray[np.float32]]] = (
+            (lambda: log_mel_stream(audio.blocks(), n_mels))
+            if kept is None
+            else lambda: iter([kept])
+        )
+        self._rewind()
+
+    def window(self, seek: int, end: int | None = None) -> NDArray[np.float32]:
+        """Return the encoder's input for the sound from frame `seek` on.
+
+        As in OpenAI's transcribe, what lies past the recording's end, or past `end` (the frame
+        where a clip stops), is 0.0, which is not what silence looks like.
+
+        Args:
+            seek: first frame, 0 to content_frames.
+            end: frame at which the sound is cut off.
+
+        Returns:
+            float32 [n_mels, 3000], the caller's own.
+
+        """
+        stop = min(seek + WINDOW_FRAMES, self.content_frames)
+        stop = stop if end is None else min(stop, end)
+        window_mt = np.zeros((self._n_mels, WINDOW_FRAMES), np.float32)
+        if stop > seek:
+            window_mt[:, : stop - seek] = self._normalised_frames(seek, stop).T
+        return window_mt
+
+    def first_window(self) -> NDArray[np.float32]:
+        """Return the first 30 s with silence, not zeros, after a shorter recording's end.
+
+        This is what OpenAI detects the language from. float32 [n_mels, 3000].
+        """
+        return np.ascontiguousarray(self._normalised_frames(0, WINDOW_FRAMES).T)
+
+    def close(self) -> None:
+        """Release the recording."""
+        self._replay = lambda: iter(())
+        self._rewind()
+        self._audio.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _rewind(self) -> None:
+        self._frames = self._replay()
+        self._held = np.empty((0, self._n_mels), np.float32)  # frames from self._first on
+        self._first = 0
+
+    def _normalised_frames(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Return frames start to stop, float32 [stop - start, n_mels]; silence follows the last."""
+        if start < self._first:
+            self._rewind()
+        self._advance(start, stop)
+        found = self._held[: stop - start]
+        silence = np.full((stop - start - len(found), self._n_mels), SILENCE)
+        return normalised(np.concatenate([found, silence]), self._loudest)
+
+    def _advance(self, start: int, stop: int) -> None:
+        """Hold the frames from `start` to at least `stop`, or to the end, and none before."""
+        pieces = [self._held[start - self._first :]]
+        reached = self._first + len(self._held)
+        while reached < stop and (piece := next(self._frames, None)) is not None:
+            if reached + len(piece) > start:  # an empty view would keep the whole piece alive
+                pieces.append(piece[max(0, start - reached) :])
+            reached += len(piece)
+        self._held = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+        self._first = start
+
+
+class _Measured:
+    """Counts and checks samples on their way through.
+
+    Raises, while iterated:
+        InputOutputError: a sample is not a number, infinite or absurdly large.
+    """
+
+    def __init__(self, audio: AudioSource) -> None:
+        self.samples = 0
+        self.peak = 0.0
+        self._audio = audio
+
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        for block in self._audio.blocks():
+            if not len(block):
+                continue
+            peak = float(np.abs(block).max())
+            if not peak <= LOUDEST_SAMPLE:  # true of NaN as well
+                raise InputOutputError(
+                    f"{self._audio.name} is not sound: it has samples of {peak:g} "
+                    f"near {self.samples / SAMPLE_RATE:.1f} s, where 1 is full scale"
+                )
+            self.peak = max(self.peak, peak)
+            self.samples += len(block)
+            yield block
+
+
+def log_mel_stream(
+    blocks: Iterable[NDArray[np.float32]], n_mels: int
+) -> Iterator[NDArray[np.float32]]:
+    """Yield the log-mel frames of a recording that is centred by reflection and padded with zeros.
+
+    Args:
+        blocks: mono float32 [samples] at 16 kHz, of any lengths.
+        n_mels: number of mel bands.
+
+    Yields:
+        float32 [frames, n_mels], neither floored nor scaled, up to the last frame that touches a
+        sample, or one more: those that would follow are all SILENCE.
+
+    """
+    centre = N_FFT // 2
+    samples = np.empty(0, np.float32)
+    centred = False
+    for block in itertools.chain(blocks, [np.zeros(N_FFT, np.float32)]):
+        samples = np.concatenate([samples, block])
+        if not centred and len(samples) > centre:
+            samples = np.concatenate([samples[centre:0:-1], samples])
+            centred = True
+        if centred and len(samples) >= N_FFT:
+            frames = log_mel_frames(samples, n_mels)
+            samples = samples[len(frames) * HOP :]
+            yield frames
+
+
+def _survey(
+    frames: Iterable[NDArray[np.float32]],
+) -> tuple[np.float32, NDArray[np.float32] | None]:
+    """Return the largest value and, of a short recording, all frames [frames, n_mels]."""
+    loudest = SILENCE
+    kept: list[NDArray[np.float32]] = []
+    length = 0
+    for piece in frames:
+        loudest = np.maximum(loudest, piece.max())
+        length += len(piece)
+        if length <= KEPT_FRAMES:
+            kept.append(piece)
+        else:
+            kept.clear()
+    return loudest, None if length > KEPT_FRAMES else np.concatenate(kept)

@@ -1,0 +1,100 @@
+"""Reads mp4, m4a, webm and what else libsndfile cannot, by PyAV (the optional extra `media`).
+
+Knows nothing of resampling to 16 kHz or of how an error is worded to a user.
+"""
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.audio.reader import BLOCK_VALUES, DamagedError, UnreadableError
+
+# Playlists and scripts (hls, concat, dash) would let a file name others, or a network address, to
+# be opened in its place: only plain containers are let in, and no protocol at all.
+_OPEN_OPTIONS = {
+    "format_whitelist": "mov,matroska,webm,aac,ac3,amr,asf,avi,flv,mp3,mpegts,ogg,wav",
+    "protocol_whitelist": "none",
+}
+
+_TOLERANCE = 0.5
+"""Seconds by which a container's duration may be off in a file that is whole."""
+
+
+class MediaReader:
+    """One pass over the first audio stream of a seekable file.
+
+    Raises:
+        UnreadableError: FFmpeg's libraries cannot open it or find no sound in it.
+
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        file.seek(0)
+        try:
+            self._container = av.open(file, mode="r", options=_OPEN_OPTIONS)
+        except (av.FFmpegError, ValueError) as error:
+            raise UnreadableError("no known format") from error
+        if not self._container.streams.audio:
+            self._container.close()
+            raise UnreadableError("there is no sound in it")
+        self._stream = self._container.streams.audio[0]
+        self.rate = int(self._stream.rate or 0)
+        self.channels = int(self._stream.channels or 0)
+
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        """See `Reader.blocks`."""
+        held: list[NDArray[np.float32]] = []
+        values = frames = 0
+        complaint = ""
+        pieces = self._pieces()
+        while True:
+            try:
+                piece = next(pieces, None)
+            except (av.FFmpegError, ValueError) as error:
+                complaint = f"is damaged or cut short ({_reason(error)})"
+                break
+            if piece is None:
+                break
+            held.append(piece)
+            values += piece.size
+            frames += len(piece)
+            if values >= BLOCK_VALUES:
+                yield np.concatenate(held)
+                held, values = [], 0
+        if held:
+            yield np.concatenate(held)
+        expected = self._duration()
+        if not complaint and frames / self.rate < expected - _TOLERANCE:
+            complaint = f"is cut short: it should last {expected:.2f} s"
+        if complaint:
+            raise DamagedError(complaint)
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        self._container.close()
+
+    def _pieces(self) -> Iterator[NDArray[np.float32]]:
+        """Yield one array [samples, channels] a codec frame, in the rate the container states."""
+        to_float = av.AudioResampler(format="fltp", rate=self.rate)
+        for frame in self._container.decode(self._stream):
+            for planar in to_float.resample(frame):
+                yield np.asarray(planar.to_ndarray(), np.float32).T
+        for planar in to_float.resample(None):
+            yield np.asarray(planar.to_ndarray(), np.float32).T
+
+    def _duration(self) -> float:
+        """Return the seconds of sound that the container promises, 0 where it does not say."""
+        if self._stream.duration is not None and self._stream.time_base is not None:
+            return float(self._stream.duration * self._stream.time_base)
+        if self._container.duration is None or len(self._container.streams) > 1:
+            return 0.0  # a film's duration is that of its longest stream
+        return float(self._container.duration) / av.time_base
+
+
+def _reason(error: Exception) -> str:
+    """Return what FFmpeg says, without the number and the call that it adds."""
+    text = getattr(error, "strerror", None) or str(error)
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,74 @@
+"""The `kvcast` command: finds the subcommand, runs it, turns every outcome into an exit code.
+
+A command's module is imported only when it is asked for, so that `--help` starts at once.
+"""
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+
+import kvcast
+from kvcast.cli import console
+from kvcast.cli.arguments import Parser, normalise
+from kvcast.errors import UsageError
+
+__all__ = ["main"]
+
+DESCRIPTION = "Turn recordings into text with Whisper models, on ONNX Runtime or PyTorch."
+
+
+def _add_transcribe(parser: Parser) -> None:
+    from kvcast.cli import transcribe
+
+    parser.set_defaults(run=transcribe.run)
+    transcribe.add_arguments(parser)
+
+
+def _add_export(parser: Parser) -> None:
+    from kvcast.cli import export
+
+    parser.set_defaults(run=export.run)
+    export.add_arguments(parser)
+
+
+def _add_bench(parser: Parser) -> None:
+    from kvcast.cli import bench
+
+    bench.add_arguments(parser)
+
+
+COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
+    "transcribe": ("turn recordings into text", _add_transcribe),
+    "export": ("turn a model into a bundle that runs without PyTorch", _add_export),
+    "bench": ("time kvcast against other programs", _add_bench),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; docs/cli.md lists them."""
+    console.prepare_output()
+    try:
+        return _run(normalise(sys.argv[1:] if argv is None else argv))
+    except console.ClosedPipeError as left:
+        return left.exit_code
+    except KeyboardInterrupt:
+        console.say("interrupted")
+        return console.INTERRUPTED
+    except Exception as error:
+        return console.report(error)
+
+
+def _run(words: list[str]) -> int:
+    parser = Parser(prog="kvcast", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"kvcast {kvcast.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    asked_for = next((word for word in words if not word.startswith("-")), None)
+    for name, (summary, add_arguments) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
+        if name == asked_for:
+            add_arguments(command)
+    args = parser.parse_args(words)
+    if asked_for is None:
+        raise UsageError(f"a command is missing: {', '.join(COMMANDS)}; see kvcast --help")
+    run: Callable[[Namespace], int] = args.run
+    return run(args)

@@ -1,0 +1,178 @@
+"""What all commands share about arguments: spelling, groups of options, checked values.
+
+An option may be written with hyphens or underscores. A mistake is a UsageError of one line.
+Knows no command and no option by name, but for the switches that Whisper spells with a value.
+"""
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from kvcast.cli.console import emit
+from kvcast.errors import UsageError
+
+SWITCHES = frozenset({"--condition-on-previous-text"})
+"""Options that take no value here and True or False in Whisper's command line."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with no guessing from abbreviations, and errors raised instead of printed."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**settings, allow_abbrev=False)
+
+    def print_help(self, file: object = None) -> None:  # noqa: ARG002 - always the same stream
+        """Print on standard output, where a reader may leave early."""
+        emit(self.format_help())
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError; argparse calls this for whatever it cannot accept."""
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: its spellings, the keyword it becomes, and argparse's settings for it."""
+
+    flags: tuple[str, ...]
+    keyword: str
+    settings: dict[str, Any]
+
+
+def option(*flags: str, keyword: str | None = None, **settings: object) -> Option:
+    """Describe an option; its keyword follows from the first flag unless it is given."""
+    return Option(flags, keyword or flags[0].lstrip("-").replace("-", "_"), settings)
+
+
+@dataclass(frozen=True)
+class OptionGroup:
+    """Options with one owner: the function that takes them as keywords."""
+
+    title: str
+    options: tuple[Option, ...]
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options under the group's own heading of the help."""
+        group = parser.add_argument_group(self.title)
+        for item in self.options:
+            group.add_argument(*item.flags, dest=item.keyword, **item.settings)
+
+    def keywords(self, args: argparse.Namespace) -> dict[str, Any]:
+        """Return the parsed values as keyword arguments for the owner."""
+        return {item.keyword: getattr(args, item.keyword) for item in self.options}
+
+
+def normalise(words: Sequence[str]) -> list[str]:
+    """Rewrite a command line into the spelling that the parsers know.
+
+    `--best_of 3` becomes `--best-of 3`; `--suppress-tokens -1,7` becomes one word, or argparse
+    would take -1,7 for an option; `--condition_on_previous_text False` becomes
+    `--no-condition-on-previous-text`. What follows a lone `--` is left alone.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    spelled: list[str] = []
+    for word in map(_hyphenated, words[:end]):
+        if spelled and _belongs_to(word, spelled[-1]):
+            spelled.append(_switched(f"{spelled.pop()}={word}"))
+        else:
+            spelled.append(_switched(word))
+    return [*spelled, *words[end:]]
+
+
+def _hyphenated(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _belongs_to(word: str, option_name: str) -> bool:
+    if option_name in SWITCHES:
+        return word in {"True", "False"}
+    is_bare_option = option_name.startswith("--") and "=" not in option_name
+    return is_bare_option and re.match(r"-[\d.]", word) is not None
+
+
+def _switched(word: str) -> str:
+    name, _, value = word.partition("=")
+    if name in SWITCHES and value in {"True", "False"}:
+        return name if value == "True" else name.replace("--", "--no-", 1)
+    return word
+
+
+def whole_number(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
+    """Return a reader of whole numbers within bounds, for argparse's `type`."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if not minimum <= value <= maximum:
+            raise argparse.ArgumentTypeError(
+                f"must be a whole number from {minimum} to {maximum}, not {text!r}"
+            )
+        return value
+
+    return read
+
+
+def number(
+    minimum: float = -math.inf, maximum: float = math.inf, *, above: float | None = None
+) -> Callable[[str], float]:
+    """Return a reader of finite numbers within bounds; `above` excludes its own value."""
+    bounds = [f"above {above:g}"] if above is not None else []
+    bounds += [f"at least {minimum:g}"] if minimum > -math.inf else []
+    bounds += [f"at most {maximum:g}"] if maximum < math.inf else []
+    wanted = " and ".join(["a number", *bounds]).replace(" and ", " ", 1)
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        low_enough = minimum <= value <= maximum and math.isfinite(value)
+        if not low_enough or (above is not None and value <= above):
+            raise argparse.ArgumentTypeError(f"must be {wanted}, not {text!r}")
+        return value
+
+    return read
+
+
+def or_none(read: Callable[[str], float]) -> Callable[[str], float | None]:
+    """Return a reader that also takes None, as Whisper's command line spells "off"."""
+
+    def read_or_none(text: str) -> float | None:
+        return None if text.lower() == "none" else read(text)
+
+    return read_or_none
+
+
+def several(read: Callable[[str], float]) -> Callable[[str], tuple[float, ...]]:
+    """Return a reader of a list, by commas or spaces, of at least one value."""
+
+    def read_all(text: str) -> tuple[float, ...]:
+        values = tuple(read(part) for part in text.replace(",", " ").split())
+        if not values:
+            raise argparse.ArgumentTypeError("is empty")
+        return values
+
+    return read_all
+
+
+def token_list(text: str) -> str:
+    """Check a list of token ids by commas ("" for none, -1 for the usual non-speech ones)."""
+    if not re.fullmatch(r"\s*|\s*-?\d+\s*(,\s*-?\d+\s*)*", text):
+        raise argparse.ArgumentTypeError(f"must be token ids separated by commas, not {text!r}")
+    return text
+
+
+def filled(text: str) -> str:
+    """Check that a value is not the empty string, as an unset shell variable gives."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty")
+    return text

@@ -1,0 +1,94 @@
+"""The two streams of a command: what goes to standard output, and one line per problem.
+
+Standard output is UTF-8 whatever the locale says. Every problem becomes one line on standard
+error and an exit code; a traceback is shown only with KVCAST_DEBUG=1. Knows no command.
+"""
+
+import contextlib
+import io
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from kvcast.errors import InputOutputError, KvcastError
+
+INTERRUPTED = 130
+DEBUG_VARIABLE = "KVCAST_DEBUG"
+
+
+class OutputStreamError(InputOutputError):
+    """Standard output takes no more. Later inputs would fare no better, so the run ends."""
+
+
+class ClosedPipeError(OutputStreamError):
+    """The reader of standard output has left, as `head` does: nothing to report."""
+
+    exit_code = 141  # what a shell shows for a program ended by SIGPIPE
+
+
+def prepare_output() -> None:
+    """Make standard output UTF-8, able to show names that are not valid UTF-8."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def emit(text: str) -> None:
+    """Write to standard output and flush, so that a reader sees each piece when it is there.
+
+    Raises ClosedPipeError or OutputStreamError; what was not written yet is dropped.
+    """
+    if sys.stdout is None:
+        raise OutputStreamError("standard output is closed; give --output-dir or open it")
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        _drop_output()
+        if isinstance(error, BrokenPipeError):
+            raise ClosedPipeError from None
+        raise OutputStreamError(f"cannot write standard output: {error.strerror}") from None
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere, so that the interpreter's last flush succeeds."""
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def say(message: str, *, about: str | None = None) -> None:
+    """Print one line on standard error: the program, the file it is about, the message.
+
+    The file is left out where the message begins with it.
+    """
+    line, name = one_line(message), printable(about or "")
+    if not line.startswith(name):
+        line = f"{name}: {line}"
+    if sys.stderr is not None:  # with None, print would take standard output instead
+        with contextlib.suppress(OSError):  # nobody reads: nowhere is left to say so
+            print(f"kvcast: {line}", file=sys.stderr, flush=True)
+
+
+def report(error: Exception, *, about: str | None = None) -> int:
+    """Say what went wrong, in one line, and return the exit code that stands for it."""
+    if isinstance(error, KvcastError):
+        say(str(error), about=about)
+        return error.exit_code
+    if os.environ.get(DEBUG_VARIABLE) == "1":
+        traceback.print_exception(error)
+    kind = f"{type(error).__name__}: {error}"
+    say(
+        f"internal error ({kind}); please report it; {DEBUG_VARIABLE}=1 shows the traceback",
+        about=about,
+    )
+    return KvcastError.exit_code
+
+
+def one_line(text: str) -> str:
+    """Join the lines of a text, and spell out characters that a terminal would obey."""
+    return printable(" ".join(line.strip() for line in text.splitlines()))
+
+
+def printable(text: str) -> str:
+    """Return the text with escapes for whatever is no visible character or space."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

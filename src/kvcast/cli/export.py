@@ -1,0 +1,84 @@
+"""`kvcast export MODEL --output DIR`: exports and tells what was written.
+
+Knows no format of models or bundles, and not which destinations may be replaced.
+"""
+
+import argparse
+from pathlib import Path
+
+import kvcast
+from kvcast.cli import console
+from kvcast.cli.arguments import OptionGroup, filled, option
+from kvcast.cli.progress import progress
+
+EPILOG = """\
+An existing bundle is replaced with --force; a folder that holds anything else never is.
+Exit codes: 0 done, 1 error, 2 wrong usage, 66 model missing, 74 cannot read or write,
+130 interrupted (the destination is as it was before).
+"""
+
+EXPORTING = OptionGroup(
+    "export",
+    (
+        option(
+            "--runtime",
+            default="onnx",
+            choices=("onnx",),
+            help="what the bundle runs on (default: onnx)",
+        ),
+        option(
+            "--output",
+            "-o",
+            type=Path,
+            required=True,
+            metavar="DIR",
+            help="the bundle's folder, made by this command",
+        ),
+        option(
+            "--quantize",
+            default="int8",
+            choices=("none", "int8", "int4"),
+            help="how weights are stored (default: int8)",
+        ),
+        option(
+            "--force",
+            keyword="overwrite",
+            action="store_true",
+            help="replace an existing bundle",
+        ),
+    ),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        type=filled,
+        help="a Hugging Face or CTranslate2 Whisper folder, a hub id org/name[@revision], or demo",
+    )
+    EXPORTING.add_to(parser)
+    parser.add_argument("--quiet", "-q", action="store_true", help="no progress")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export and print every file with its size; returns the exit code."""
+    with progress(quiet=args.quiet).waiting(f"exporting {args.model}"):
+        bundle = kvcast.export(args.model, **EXPORTING.keywords(args))
+    written = sorted(path for path in bundle.rglob("*") if path.is_file())
+    for path in written:
+        console.emit(f"{_size(path.stat().st_size):>10}  {path}\n")
+    console.emit(f"{_size(sum(path.stat().st_size for path in written)):>10}  {bundle}\n")
+    return 0
+
+
+def _size(count: int) -> str:
+    """Return bytes as people read them, in decimal units as disks are sold."""
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

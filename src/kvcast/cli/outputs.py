@@ -1,0 +1,84 @@
+"""Where a transcript goes: which format to standard output, which ones to files.
+
+Knows how the output options combine. Knows nothing of models and audio.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from kvcast.cli import console, files
+from kvcast.cli.progress import Progress
+from kvcast.errors import UsageError
+from kvcast.tasks import writers
+
+if TYPE_CHECKING:
+    from kvcast.tasks.transcribe import Segment
+
+ALL = "all"
+FORMATS = (*writers.EXTENSIONS, ALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """The formats of one run; `folder` is where the saved ones go."""
+
+    printed: str | None
+    saved: tuple[str, ...] = ()
+    folder: Path | None = None
+
+    @classmethod
+    def chosen(
+        cls,
+        *,
+        format: str | None,
+        output_dir: Path | None,
+        json: bool,
+        quiet: bool,
+        sources: list[str],
+    ) -> Self:
+        """Combine the options, and prepare the folder; raises UsageError, InputOutputError."""
+        if output_dir is None:
+            return cls(printed=_printed_alone(format, json=json, several=len(sources) > 1))
+        files.refuse_shared_names(sources)
+        files.prepare_folder(output_dir)
+        saved = tuple(writers.EXTENSIONS) if format == ALL else (format or "text",)
+        printed = "json" if json else None if quiet else "text"
+        return cls(printed=printed, saved=saved, folder=output_dir)
+
+    def show(self, segments: "Iterable[Segment]", progress: Progress) -> None:
+        """Take every segment; print each as it is found, where the printed format can do so."""
+        if self.printed not in writers.STREAMED:
+            for _ in segments:
+                pass
+            return
+        for piece in writers.STREAMED[self.printed](segments):
+            with progress.hidden():
+                console.emit(piece)
+
+    def finish(self, transcript: writers.Transcript) -> None:
+        """Save the files, then print a format that needs the whole transcript."""
+        if self.folder:
+            name = files.stem(transcript.source)
+            for saved in self.saved:
+                target = self.folder / f"{name}.{writers.EXTENSIONS[saved]}"
+                files.save(target, writers.render(saved, transcript))
+        if self.printed == "json":
+            console.emit(writers.render("json", transcript))
+
+
+def _printed_alone(chosen: str | None, *, json: bool, several: bool) -> str:
+    """Return the format for standard output where nothing is saved."""
+    if chosen == ALL:
+        raise UsageError("--format all makes several files and needs --output-dir")
+    if json and chosen not in {None, "json"}:
+        raise UsageError(
+            f"--json and --format {chosen} both want standard output: "
+            f"add --output-dir to save the {chosen}, or drop one"
+        )
+    if several and chosen in {"srt", "vtt", "tsv"}:
+        raise UsageError(
+            f"several {chosen} transcripts cannot share standard output: add --output-dir"
+        )
+    return "json" if json else chosen or "text"

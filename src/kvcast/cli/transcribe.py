@@ -1,0 +1,151 @@
+"""`kvcast transcribe AUDIO…`: options into keywords, one input after the other, exit codes.
+
+Knows no decoding: the model's `transcribe` yields segments, `Outputs` prints and saves them.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import kvcast
+from kvcast.cli import console
+from kvcast.cli.files import STANDARD_INPUT
+from kvcast.cli.outputs import Outputs
+from kvcast.cli.progress import Progress, progress
+from kvcast.cli.transcribe_options import (
+    LOADING,
+    MODEL_CHOICES,
+    MODEL_VARIABLE,
+    OUTPUT,
+    TRANSCRIBING,
+)
+from kvcast.errors import InputMissingError, PartialFailureError, UsageError
+from kvcast.tasks.writers import Transcript
+
+if TYPE_CHECKING:
+    from kvcast.tasks.model import WhisperModel
+    from kvcast.tasks.transcribe import Segment
+
+EPILOG = """\
+Options may be spelled with hyphens or underscores; Whisper's own names are accepted.
+Without --output-dir the transcript goes to standard output as it is recognised.
+
+exit codes:
+  0    done
+  1    error
+  2    wrong usage
+  3    some of several files failed; the others are done and saved
+  66   input missing
+  74   input cannot be read, or output cannot be written
+  130  interrupted; files already complete stay
+  141  the reader of standard output left early
+
+If all of several files fail, the exit code is the one they share, or else 1.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "audio", nargs="+", metavar="AUDIO", help="audio files, or - for standard input"
+    )
+    for group in (LOADING, *TRANSCRIBING, OUTPUT):
+        group.add_to(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Transcribe every input and return the exit code; raises what concerns all of them."""
+    _check(args)
+    outputs = Outputs.chosen(sources=args.audio, **OUTPUT.keywords(args))
+    watcher = progress(quiet=args.quiet)
+    failures = [
+        console.report(InputMissingError("there is no such file"), about=source)
+        for source in args.audio
+        if _is_missing(source)
+    ]
+    present = [source for source in args.audio if not _is_missing(source)]
+    if present:
+        with watcher.waiting(f"loading {args.model}"):
+            model = kvcast.load(**LOADING.keywords(args))
+    for source in present:
+        try:
+            _transcribe(model, source, args, outputs, watcher)
+        except console.OutputStreamError:
+            raise
+        except Exception as error:
+            failures.append(console.report(error, about=_shown(source)))
+    return _exit_code(failures, inputs=len(args.audio))
+
+
+def _check(args: argparse.Namespace) -> None:
+    if not args.model:
+        raise UsageError(f"--model is missing: give {MODEL_CHOICES}; or set {MODEL_VARIABLE}")
+    if args.clip_end is not None and args.clip_end <= args.clip_start:
+        raise UsageError(
+            f"--clip-end {args.clip_end:g} must come after --clip-start {args.clip_start:g}"
+        )
+    if args.audio.count(STANDARD_INPUT) > 1:
+        raise UsageError("standard input (-) can be read only once")
+    if STANDARD_INPUT in args.audio and (sys.stdin is None or sys.stdin.isatty()):
+        raise UsageError("standard input (-) is not a recording: pipe one in")
+
+
+def _is_missing(source: str) -> bool:
+    """Tell before a model is loaded; what else may be wrong, the reader of audio finds."""
+    try:
+        return source != STANDARD_INPUT and not (source and Path(source).stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+
+
+def _transcribe(
+    model: "WhisperModel",
+    source: str,
+    args: argparse.Namespace,
+    outputs: Outputs,
+    watcher: Progress,
+) -> None:
+    keywords: dict[str, Any] = {}
+    for group in TRANSCRIBING:
+        keywords |= group.keywords(args)
+    transcription = model.transcribe(source, **keywords)
+    segments: list[Segment] = []
+
+    def watched() -> Iterator["Segment"]:
+        for segment in transcription:
+            segments.append(segment)
+            watcher.reached(segment.end)
+            yield segment
+
+    with watcher.measuring(_shown(source), transcription.duration):
+        outputs.show(watched(), watcher)
+    transcript = Transcript(
+        source=source,
+        model=args.model,
+        runtime=args.runtime,
+        task=args.task,
+        language=transcription.language,
+        duration=transcription.duration,
+        notices=tuple(transcription.notices),
+        segments=tuple(segments),
+    )
+    outputs.finish(transcript)
+    if not args.quiet:
+        for notice in transcript.notices:
+            console.say(notice, about=_shown(source))
+
+
+def _shown(source: str) -> str:
+    return "standard input" if source == STANDARD_INPUT else source
+
+
+def _exit_code(failures: list[int], *, inputs: int) -> int:
+    if failures and len(failures) < inputs:
+        return PartialFailureError.exit_code
+    shared = set(failures) or {0}
+    return shared.pop() if len(shared) == 1 else 1

@@ -1,0 +1,188 @@
+"""Whisper's tokenizer: text to ids, ids to text, and the ids that steer the model.
+
+Text goes through a byte-level BPE that is made from tokenizer.json's vocabulary and merges alone,
+so a prompt that spells out `<|endoftext|>` is text and never a control token. Knows neither
+logits nor audio.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from kvcast.errors import KvcastError
+from kvcast.text.languages import LANGUAGES, language_code
+
+SECONDS_PER_TIMESTAMP = 0.02
+
+_RENAMED = {"<|nocaptions|>": "<|nospeech|>", "<|iw|>": "<|he|>"}  # older files have older names
+
+_NON_SPEECH = (
+    *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
+    *("<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))"),
+    *("[[", "]]", "{{", "}}", "♪♪", "♪♪♪"),
+)
+_MUSIC = "♩♪♫♬♭♮♯"
+
+
+def _bytes_by_character() -> dict[str, int]:
+    """Invert GPT-2's printable stand-ins for bytes (openai/gpt-2, src/encoder.py)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    stand_ins = {chr(256 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | stand_ins
+
+
+_BYTES = _bytes_by_character()
+
+
+class WhisperTokenizer:
+    """One vocabulary and its special ids, named as in openai/whisper."""
+
+    def __init__(self, tokenizer_json: bytes, vocab_size: int) -> None:
+        """Read a tokenizer.json in Hugging Face's layout.
+
+        Args:
+            tokenizer_json: the file's content.
+            vocab_size: of the model; from 51,865 on it is multilingual.
+
+        Raises:
+            KvcastError: it is not a tokenizer of a Whisper model of that size.
+
+        """
+        try:
+            description = json.loads(tokenizer_json)
+            self._bpe = _byte_level_bpe(description["model"])
+            contents = {int(e["id"]): str(e["content"]) for e in description["added_tokens"]}
+        except Exception as error:  # the tokenizers library raises bare Exception
+            reason = " ".join(str(error).split())
+            raise KvcastError(
+                f"tokenizer.json is not that of a Whisper model ({type(error).__name__}: {reason})"
+            ) from None
+        self._contents = {i: _RENAMED.get(content, content) for i, content in contents.items()}
+        self._specials = {content: i for i, content in self._contents.items()}
+        self.vocab_size = vocab_size
+        self.is_multilingual = vocab_size >= 51865
+        self.eot = self._special("<|endoftext|>")
+        self.sot = self._special("<|startoftranscript|>")
+        self.translate = self._special("<|translate|>")
+        self.transcribe = self._special("<|transcribe|>")
+        self.sot_lm = self._special("<|startoflm|>")
+        self.sot_prev = self._special("<|startofprev|>")
+        self.no_speech = self._special("<|nospeech|>")
+        self.no_timestamps = self._special("<|notimestamps|>")
+        self.timestamp_begin = self.no_timestamps + 1
+        if self.timestamp_begin >= vocab_size:
+            raise KvcastError(
+                f"tokenizer.json does not belong to this model: its timestamps begin at "
+                f"{self.timestamp_begin}, beyond the model's {vocab_size} tokens"
+            )
+
+    @cached_property
+    def languages(self) -> tuple[str, ...]:
+        """Codes that the model takes, in the order of their tokens."""
+        if not self.is_multilingual:
+            return ("en",)
+        return tuple(code for code in LANGUAGES if f"<|{code}|>" in self._specials)
+
+    @cached_property
+    def language_tokens(self) -> tuple[int, ...]:
+        """Ids of `languages`; English-only models have no use for theirs."""
+        return tuple(self._special(f"<|{code}|>") for code in self.languages)
+
+    def language_code(self, language: str) -> str:
+        """Return the code of a language given by code or name.
+
+        Raises UsageError for one that does not exist or that the model does not know.
+        """
+        return language_code(language, self.languages)
+
+    def sot_sequence(self, language: str, task: str, *, timestamps: bool) -> tuple[int, ...]:
+        """Return the tokens that start a transcript; `language` is a code of `languages`."""
+        sequence = [self.sot]
+        if self.is_multilingual:
+            sequence.append(self._special(f"<|{language}|>"))
+            sequence.append(self.translate if task == "translate" else self.transcribe)
+        if not timestamps:
+            sequence.append(self.no_timestamps)
+        return tuple(sequence)
+
+    def encode(self, text: str) -> list[int]:
+        """Turn text into ids; no special token comes out, whatever the text says."""
+        # Half a surrogate pair, as undecodable arguments hold, is no character: U+FFFD, as tiktoken
+        whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        ids: list[int] = self._bpe.encode(whole, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Turn ids into text, without timestamps; bytes that form no character become U+FFFD."""
+        return self.decode_with_timestamps(t for t in tokens if t < self.timestamp_begin)
+
+    def decode_with_timestamps(self, tokens: Iterable[int]) -> str:
+        """Turn ids into text with timestamps spelled out, as in `<|1.08|>`."""
+        return b"".join(map(self._bytes, tokens)).decode("utf-8", errors="replace")
+
+    @cached_property
+    def blank(self) -> tuple[int, ...]:
+        """What a transcript must not begin with: a lone space, or its end."""
+        return (*self.encode(" "), self.eot)
+
+    @cached_property
+    def non_speech_tokens(self) -> tuple[int, ...]:
+        """Return ids of marks that nobody speaks: speaker tags, brackets, notes of music.
+
+        The rule of openai/whisper: a mark counts if it is one token, alone or after a space;
+        of a music sign that takes several tokens the first counts, which only its neighbours in
+        Unicode share. A hyphen or an apostrophe counts only at the start of a word.
+        """
+        ids = {self.encode(" -")[0], self.encode(" '")[0]}
+        for mark in (*_NON_SPEECH, *_MUSIC):
+            for spelled in (self.encode(mark), self.encode(" " + mark)):
+                if len(spelled) == 1 or mark in _MUSIC:
+                    ids.add(spelled[0])
+        return tuple(sorted(ids))
+
+    @cached_property
+    def control_tokens(self) -> tuple[int, ...]:
+        """Ids that belong to prompts and never to a transcript."""
+        return (
+            self.sot,
+            self.translate,
+            self.transcribe,
+            self.sot_lm,
+            self.sot_prev,
+            self.no_speech,
+        )
+
+    def _bytes(self, token: int) -> bytes:
+        if token >= self.timestamp_begin:
+            seconds = (token - self.timestamp_begin) * SECONDS_PER_TIMESTAMP
+            return f"<|{seconds:.2f}|>".encode()
+        if token in self._contents:
+            return self._contents[token].encode()
+        stand_ins = self._bpe.id_to_token(token)
+        if stand_ins is None:
+            raise KvcastError(f"token {token} is not in the vocabulary")
+        return bytes(_BYTES[character] for character in stand_ins)
+
+    def _special(self, name: str) -> int:
+        if name not in self._specials:
+            raise KvcastError(f"tokenizer.json has no {name}: it is not that of a Whisper model")
+        return self._specials[name]
+
+
+def _byte_level_bpe(model: dict[str, Any]) -> Tokenizer:
+    pairs = [_pair(merge) for merge in model["merges"]]
+    if foreign := set("".join(model["vocab"])) - _BYTES.keys():
+        raise ValueError(f"{foreign.pop()!r} stands for no byte")
+    bpe = Tokenizer(models.BPE(vocab=model["vocab"], merges=pairs))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return bpe
+
+
+def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
+    """Read a merge in either of the spellings that files have: "a b" or ["a", "b"]."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left, right

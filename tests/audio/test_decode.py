@@ -1,0 +1,187 @@
+"""Every format, rate, channel count and way in gives the same sound."""
+
+import io
+import os
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+
+from kvcast.audio.decode import open_audio
+from kvcast.errors import InputOutputError
+
+
+def decoded(source):
+    audio = open_audio(source)
+    try:
+        samples = np.concatenate(list(audio.blocks()))
+    finally:
+        audio.close()
+    assert samples.dtype == np.float32
+    assert samples.ndim == 1
+    return samples, audio.notices
+
+
+def likeness(samples, expected):
+    """Correlate over the common length: 1 for the same sound, codec losses and scale aside."""
+    length = min(len(samples), len(expected))
+    return np.corrcoef(samples[:length], expected[:length])[0, 1]
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.aiff", "a.au", "a.w64", "a.caf"])
+def test_lossless_formats_give_the_samples_themselves(encode, speech, name):
+    samples, notices = decoded(encode(name, speech, subtype="PCM_16"))
+    np.testing.assert_array_equal(samples, speech)
+    assert notices == ()
+
+
+@pytest.mark.parametrize("name", ["a.mp3", "a.ogg", "a.m4a", "a.mp4", "a.webm"])
+@pytest.mark.parametrize("rate", [16_000, 48_000])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_lossy_formats_give_the_same_sound(encode, speech, name, rate, channels):
+    stored = soxr.resample(speech[:160_000], 16_000, rate)
+    stored = np.stack([stored] * channels, axis=1) if channels > 1 else stored
+    samples, notices = decoded(encode(name, stored, rate))
+    assert notices == ()
+    assert len(samples) == pytest.approx(160_000, abs=2_500)
+    lag = np.argmax(np.correlate(samples[32_000:36_000], speech[33_000:35_000], "valid")) - 1_000
+    aligned = samples[max(0, lag) :], speech[max(0, -lag) : 160_000]
+    assert likeness(*aligned) > 0.97
+
+
+@pytest.mark.parametrize("rate", [1_000, 8_000, 11_025, 22_050, 44_100, 48_000, 96_000, 768_000])
+def test_any_rate_is_resampled_as_soxr_does_in_one_piece(encode, rate):
+    stored = np.random.default_rng(0).normal(0, 0.1, 2 * rate + 77).astype(np.float32)
+    samples, _ = decoded(encode("a.wav", stored, rate, subtype="FLOAT"))
+    expected = soxr.resample(stored, rate, 16_000, quality="HQ")
+    assert len(samples) == len(expected)
+    np.testing.assert_allclose(samples, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [2, 3, 6, 300])
+def test_channels_are_averaged(encode, channels):
+    shape = (4_000, channels)
+    stored = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+    samples, _ = decoded(encode("a.wav", stored, subtype="FLOAT"))
+    np.testing.assert_allclose(samples, stored.mean(axis=1), rtol=0, atol=1e-6)
+
+
+def test_blocks_stay_small_whatever_the_channel_count(encode):
+    path = encode("a.wav", np.zeros((50_000, 64), np.float32), subtype="FLOAT")
+    audio = open_audio(path)
+    assert max(len(block) for block in audio.blocks()) == 512
+    audio.close()
+
+
+def test_path_text_file_object_and_standard_input_agree(encode, speech, pipe, monkeypatch):
+    path = encode("a.flac", speech)
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=pipe(path.read_bytes())))
+    with path.open("rb") as file:
+        for source in (path, str(path), file, io.BytesIO(path.read_bytes()), "-"):
+            np.testing.assert_array_equal(decoded(source)[0], speech)
+        assert not file.closed
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "a.ogg", "a.m4a", "a.webm"])
+def test_a_pipe_can_be_passed_over_twice(encode, speech, pipe, name):
+    audio = open_audio(pipe(encode(name, speech).read_bytes()))
+    first = np.concatenate(list(audio.blocks()))
+    np.testing.assert_array_equal(np.concatenate(list(audio.blocks())), first)
+    audio.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are POSIX's")
+def test_a_path_that_is_a_pipe_is_read(encode, speech):
+    data = encode("a.wav", speech[:8_000], subtype="PCM_16").read_bytes()
+    read_end, write_end = os.pipe()
+    os.write(write_end, data)
+    os.close(write_end)
+    try:
+        samples, _ = decoded(f"/dev/fd/{read_end}")
+    finally:
+        os.close(read_end)
+    np.testing.assert_array_equal(samples, speech[:8_000])
+
+
+def test_a_pass_may_stop_early_and_start_again(encode, speech):
+    audio = open_audio(encode("a.flac", speech))
+    blocks = audio.blocks()
+    next(blocks)
+    blocks.close()
+    np.testing.assert_array_equal(np.concatenate(list(audio.blocks())), speech)
+    audio.close()
+
+
+@pytest.mark.parametrize("suffix", [".raw", ".txt", ".mp3", ""])
+def test_content_decides_not_the_name(encode, speech, suffix):
+    path = encode("a.wav", speech, subtype="PCM_16")
+    renamed = path.rename(path.with_name("renamed" + suffix))
+    np.testing.assert_array_equal(decoded(renamed)[0], speech)
+
+
+def without_xing_frame(path):
+    """Drop an mp3's first frame, which holds no sound but the number of frames."""
+    data = path.read_bytes()
+    assert b"Xing" in data[:200] or b"Info" in data[:200]
+    path.write_bytes(data[data.index(data[:2], 4) :])
+    return path
+
+
+def test_an_mp3_without_a_frame_count_is_read_to_its_end(encode, capfd):
+    loud = np.random.default_rng(0).normal(0, 0.2, 3 * 16_000)
+    quiet = 0.01 * np.sin(np.arange(20 * 16_000) / 20)
+    options = {"bitrate_mode": "VARIABLE", "compression_level": 0.5}
+    path = without_xing_frame(encode("a.mp3", np.concatenate([loud, quiet]), **options))
+    assert len(soundfile.read(path)[0]) < 15 * 16_000, "libsndfile now finds the end by itself"
+    capfd.readouterr()
+    samples, notices = decoded(path)
+    assert len(samples) == pytest.approx(23 * 16_000, abs=3_000)
+    assert notices == ()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_flac_of_unknown_length_is_read_to_its_end(encode, speech):
+    path = encode("a.flac", speech)
+    data = bytearray(path.read_bytes())
+    data[21] &= 0xF0  # STREAMINFO's 36 bits of total samples: zero means unknown
+    data[22:26] = bytes(4)
+    path.write_bytes(data)
+    samples, notices = decoded(path)
+    np.testing.assert_array_equal(samples, speech)
+    assert notices == ()
+
+
+@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFF000])
+def test_a_wav_that_was_streamed_is_not_called_cut_short(encode, speech, size):
+    path = encode("a.wav", speech, subtype="PCM_16")
+    data = bytearray(path.read_bytes())
+    at = data.index(b"data") + 4
+    data[at : at + 4] = data[4:8] = size.to_bytes(4, "little")
+    path.write_bytes(data)
+    samples, notices = decoded(path)
+    np.testing.assert_array_equal(samples, speech)
+    assert notices == ()
+
+
+def test_without_pyav_the_line_names_the_extra(encode, speech, monkeypatch):
+    path = encode("talk.m4a", speech)
+    monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.delitem(sys.modules, "kvcast.audio.media", raising=False)
+    with pytest.raises(InputOutputError, match=r"talk\.m4a .*pip install 'kvcast\[media\]'"):
+        decoded(path)
+
+
+def test_a_playlist_cannot_make_pyav_open_another_file(encode, speech, tmp_path):
+    target = encode("secret.m4a", speech)
+    lists = {
+        "a.m3u8": f"#EXTM3U\n#EXT-X-TARGETDURATION:30\n#EXTINF:30,\n{target}\n#EXT-X-ENDLIST\n",
+        "a.ffconcat": f"ffconcat version 1.0\nfile {target}\n",
+    }
+    for name, text in lists.items():
+        Path(tmp_path / name).write_text(text)
+        with pytest.raises(InputOutputError, match="not recognised"):
+            decoded(tmp_path / name)

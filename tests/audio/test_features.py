@@ -1,0 +1,218 @@
+"""Windows of a recording of any length against openai-whisper's spectrogram of the whole."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import whisper
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcast.audio.decode import ArrayAudio
+from kvcast.audio.features import KEPT_FRAMES, MelWindows, log_mel_stream, open_features
+from kvcast.audio.mel import SILENCE, normalised
+from kvcast.errors import InputOutputError, UsageError
+
+PADDING = 480_000
+CLOSE = {"rtol": 0, "atol": 3e-5}
+
+
+def openai_features(samples, n_mels):
+    return whisper.log_mel_spectrogram(np.array(samples), n_mels, padding=PADDING).numpy()
+
+
+def openai_window(features, seek, end=None):
+    """Cut a window as whisper.transcribe does: what is past the end becomes zeros."""
+    content_frames = features.shape[1] - 3000
+    size = min(3000, content_frames - seek, (content_frames if end is None else end) - seek)
+    return whisper.pad_or_trim(features[:, seek : seek + size], 3000)
+
+
+class Blocks:
+    """A source that yields the same array in blocks of a given size and counts its passes."""
+
+    def __init__(self, samples, size):
+        self.name, self.notices, self.passes = "test", (), 0
+        self._samples, self._size = samples, size
+
+    def blocks(self):
+        self.passes += 1
+        for start in range(0, len(self._samples), self._size):
+            yield self._samples[start : start + self._size]
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def long_speech(speech):
+    """More than KEPT_FRAMES of speech, its loudest part last so that the floor comes from there."""
+    repeated = np.tile(speech, 6)
+    repeated[-16_000:] *= 3
+    assert len(repeated) // 160 > KEPT_FRAMES
+    return repeated
+
+
+@pytest.mark.parametrize("n_mels", [80, 128])
+@pytest.mark.parametrize("repeats", [1, 6])
+def test_every_window_is_what_openai_transcribe_cuts(speech, n_mels, repeats):
+    samples = np.tile(speech, repeats)
+    expected = openai_features(samples, n_mels)
+    with open_features(samples, n_mels) as windows:
+        assert windows.content_frames == expected.shape[1] - 3000
+        assert windows.duration == len(samples) / 16_000
+        for seek in range(0, windows.content_frames, 2_718):
+            window = windows.window(seek)
+            assert window.shape == (n_mels, 3000)
+            assert window.dtype == np.float32
+            np.testing.assert_allclose(window, openai_window(expected, seek), **CLOSE)
+
+
+@pytest.mark.parametrize("size", [997, 16_000, 32_768, 10**9])
+def test_block_size_changes_nothing(long_speech, size):
+    expected = openai_features(long_speech, 80)
+    windows = MelWindows(Blocks(long_speech, size), 80)
+    for seek in (0, 2_500, 5_500, 11_000, windows.content_frames - 7):
+        np.testing.assert_allclose(windows.window(seek), openai_window(expected, seek), **CLOSE)
+
+
+def test_any_order_of_seeks_gives_the_same_windows(long_speech):
+    expected = openai_features(long_speech, 80)
+    windows = MelWindows(Blocks(long_speech, 32_768), 80)
+    for seek in (9_000, 0, 14_000, 100, 99, 14_000, windows.content_frames):
+        np.testing.assert_allclose(windows.window(seek), openai_window(expected, seek), **CLOSE)
+
+
+def test_a_short_recording_is_decoded_once_and_a_long_one_twice(speech, long_speech):
+    for samples, passes in ((speech, 1), (long_speech, 2)):
+        source = Blocks(samples, 32_768)
+        windows = MelWindows(source, 80)
+        for seek in range(0, windows.content_frames, 3_000):
+            windows.window(seek)
+        assert source.passes == passes
+
+
+def test_a_clip_end_cuts_the_window_to_zeros_as_openai_does(speech):
+    expected = openai_features(speech, 80)
+    with open_features(speech, 80) as windows:
+        for seek, end in ((0, 1_000), (400, 401), (2_000, 9_999), (500, 500), (600, 500)):
+            cut = openai_window(expected, seek, max(seek, end))
+            np.testing.assert_allclose(windows.window(seek, end), cut, **CLOSE)
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_first_window_shows_silence_after_the_end_as_language_detection_expects(speech, repeats):
+    samples = np.tile(speech, repeats)
+    expected = whisper.pad_or_trim(openai_features(samples, 80), 3000)
+    with open_features(samples, 80) as windows:
+        np.testing.assert_allclose(windows.first_window(), expected, **CLOSE)
+
+
+def test_a_window_is_the_callers_own(speech):
+    with open_features(speech, 80) as windows:
+        first = windows.window(0)
+        kept = first.copy()
+        first[:] = 7
+        np.testing.assert_array_equal(windows.window(0), kept)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    length=st.one_of(st.integers(1, 1_000), st.integers(1, 40_000)),
+    size=st.integers(1, 5_000),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_frames_of_any_length_in_any_blocks_are_those_of_openai(length, size, seed):
+    samples = np.random.default_rng(seed).uniform(-1, 1, length).astype(np.float32)
+    size = max(size, length // 50)
+    frames = np.concatenate(list(log_mel_stream(Blocks(samples, size).blocks(), 80)))
+    expected = openai_features(samples, 80)
+    padded = np.full((expected.shape[1], 80), SILENCE)
+    padded[: len(frames)] = frames
+    features = normalised(padded, padded.max())
+    np.testing.assert_allclose(features.T, expected, rtol=0, atol=1e-4)
+
+
+class AnHour:
+    """One hour of noise that is made as it is read."""
+
+    name, notices = "hour", ()
+    block = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)
+
+    def blocks(self):
+        for second in range(3_600):
+            yield self.block * np.float32(0.5 + second / 7_200)
+
+    def close(self):
+        pass
+
+
+def test_memory_does_not_grow_with_length():
+    whole = 3_600 * 16_000 * 4
+    tracemalloc.start()
+    try:
+        windows = MelWindows(AnHour(), 80)
+        for seek in range(0, windows.content_frames, 3_000):
+            windows.window(seek)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert windows.content_frames == 360_000
+    assert peak < whole / 10
+
+
+def test_a_long_file_is_decoded_in_bounded_memory(encode):
+    samples = np.random.default_rng(0).normal(0, 0.1, (600 * 8_000, 2)).astype(np.float32)
+    path = encode("long.wav", samples, 8_000, subtype="FLOAT")
+    tracemalloc.start()
+    try:
+        with open_features(path, 80) as windows:
+            windows.window(40_000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < samples.nbytes / 3
+
+
+@pytest.mark.parametrize("dtype", ["int16", "int32", "float64"])
+def test_an_array_of_another_type_means_the_same_sound(speech, dtype):
+    scale = 1 if dtype == "float64" else -np.iinfo(dtype).min
+    other = (speech.astype(np.float64) * scale).astype(dtype)
+    with open_features(speech, 80) as expected, open_features(other, 80) as windows:
+        np.testing.assert_array_equal(windows.window(0), expected.window(0))
+
+
+@pytest.mark.parametrize(
+    "samples", [np.zeros((2, 16_000)), np.zeros(16_000, np.complex64), np.zeros(16_000, np.uint8)]
+)
+def test_an_array_that_is_not_mono_sound_is_a_usage_error(samples):
+    with pytest.raises(UsageError, match="mono at 16000 Hz"):
+        open_features(samples, 80)
+
+
+@pytest.mark.parametrize("length", [0, 1, 159])
+def test_less_than_one_frame_is_an_error(length):
+    with pytest.raises(InputOutputError, match="too short to hold speech"):
+        open_features(np.ones(length, np.float32), 80)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30, 1e300])
+def test_samples_that_are_no_sound_are_an_error(speech, bad):
+    samples = speech.astype(np.float64)
+    samples[200_000] = bad
+    with pytest.raises(InputOutputError, match="the array is not sound"):
+        open_features(samples, 80)
+
+
+@pytest.mark.parametrize(("peak", "silent"), [(0, True), (3e-5, True), (1e-3, False)])
+def test_silence_is_told_by_flag_and_notice(peak, silent):
+    with open_features(np.full(16_000, peak, np.float32), 80) as windows:
+        assert windows.silent == silent
+        assert windows.notices == (
+            ("the array is silent: there is no speech to transcribe",) if silent else ()
+        )
+
+
+def test_arrays_are_served_in_blocks_of_bounded_size():
+    samples = np.zeros(1_000_000, np.int16)
+    assert max(len(block) for block in ArrayAudio(samples).blocks()) <= 32_768

@@ -1,0 +1,58 @@
+"""The log-mel spectrogram against the two implementations that Whisper's users know."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import whisper
+from transformers import WhisperFeatureExtractor
+
+from kvcast.audio.mel import HOP, N_FFT, SILENCE, log_mel_frames, log_mel_spectrogram, mel_filters
+
+BANDS = pytest.mark.parametrize("n_mels", [80, 128])
+
+
+@BANDS
+def test_filters_are_those_that_openai_ships(n_mels):
+    with np.load(Path(whisper.__file__).parent / "assets" / "mel_filters.npz") as shipped:
+        expected = shipped[f"mel_{n_mels}"].T
+    assert mel_filters(n_mels).dtype == np.float32
+    np.testing.assert_allclose(mel_filters(n_mels), expected, rtol=0, atol=1e-8)
+
+
+@BANDS
+def test_filters_are_those_that_hugging_face_computes(n_mels):
+    expected = WhisperFeatureExtractor(feature_size=n_mels).mel_filters
+    np.testing.assert_allclose(mel_filters(n_mels), expected, rtol=0, atol=1e-8)
+
+
+@BANDS
+@pytest.mark.parametrize("seconds", [30, 24.73, 3])
+def test_features_of_a_clip_are_those_of_hugging_face(speech, n_mels, seconds):
+    clip = np.resize(speech, 480_000)
+    clip[int(seconds * 16_000) :] = 0
+    extractor = WhisperFeatureExtractor(feature_size=n_mels)
+    expected = extractor(clip, sampling_rate=16_000, return_tensors="np").input_features[0]
+    features = log_mel_spectrogram(clip, n_mels)
+    assert features.shape == expected.shape == (n_mels, 3000)
+    np.testing.assert_allclose(features, expected, rtol=0, atol=1e-4)
+
+
+def test_features_of_noise_are_those_of_hugging_face():
+    noise = np.random.default_rng(0).normal(0, 0.1, 480_000).astype(np.float32)
+    expected = WhisperFeatureExtractor()(noise, sampling_rate=16_000, return_tensors="np")
+    expected = expected.input_features[0]
+    np.testing.assert_allclose(log_mel_spectrogram(noise, 80), expected, rtol=0, atol=1e-4)
+
+
+def test_arithmetic_stays_in_float32():
+    samples = np.ones(4_000, np.float32)
+    assert np.fft.rfft(samples[:N_FFT]).dtype == np.complex64
+    assert log_mel_frames(samples, 80).dtype == np.float32
+
+
+@pytest.mark.parametrize("length", [400, 559, 560, 16_000, 256 * HOP + N_FFT])
+def test_every_whole_frame_is_computed_and_none_beyond(length):
+    frames = log_mel_frames(np.zeros(length, np.float32), 80)
+    assert frames.shape == (1 + (length - 400) // 160, 80)
+    assert (frames == SILENCE).all()

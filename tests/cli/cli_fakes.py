@@ -1,0 +1,77 @@
+"""A scripted model for the command line's tests, and a program that runs the CLI with it.
+
+As a program: `python cli_fakes.py ARGS…` is `kvcast ARGS…` with the scripted model.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kvcast
+from kvcast.cli import main
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeSegment:
+    id: int
+    start: float
+    end: float
+    text: str
+    seek: int = 0
+    tokens: tuple[int, ...] = (50363, 2425, 50463)
+    temperature: float = 0.0
+    avg_logprob: float = -0.25
+    compression_ratio: float = 1.5
+    no_speech_prob: float = 0.01
+    fallback: tuple[str, ...] = ()
+
+
+SEGMENTS = (
+    FakeSegment(id=0, start=0.0, end=2.5, text=" Hello there,"),
+    FakeSegment(id=1, start=2.5, end=3661.25, text=' Grüße aus 東京 --> \t"quoted".'),
+)
+
+
+@dataclass
+class FakeTranscription:
+    segments: Iterator[FakeSegment]
+    language: str = "en"
+    duration: float = 3661.25
+    notices: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[FakeSegment]:
+        return self.segments
+
+
+@dataclass
+class FakeModel:
+    """Yields SEGMENTS for every path, but for paths that the script says fail."""
+
+    failures: dict[str, BaseException] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    pause: float = 0.0
+
+    def transcribe(self, source: str, **keywords: Any) -> FakeTranscription:
+        self.calls.append((source, keywords))
+        return FakeTranscription(self._segments(Path(source).name), notices=self.notices)
+
+    def _segments(self, name: str) -> Iterator[FakeSegment]:
+        yield SEGMENTS[0]
+        if name in self.failures:
+            raise self.failures[name]
+        time.sleep(self.pause)
+        yield SEGMENTS[1]
+
+
+if __name__ == "__main__":
+    # A recording named slow.wav holds the run until somebody interrupts it.
+    class Patient(FakeModel):
+        def _segments(self, name: str) -> Iterator[FakeSegment]:
+            self.pause = 600.0 if name == "slow.wav" else 0.0
+            return super()._segments(name)
+
+    kvcast.load = lambda *_, **__: Patient()
+    raise SystemExit(main())

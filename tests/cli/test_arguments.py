@@ -1,0 +1,211 @@
+import argparse
+import math
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from kvcast.cli import COMMANDS, export, main, transcribe
+from kvcast.cli.arguments import Parser, normalise, number, several, whole_number
+from kvcast.cli.transcribe_options import LOADING, OUTPUT, TRANSCRIBING
+
+DOCS = Path(__file__).parents[2] / "docs"
+PROMISED = shlex.split("""--model --language --task --beam --best-of --temperature --patience
+    --length-penalty --initial-prompt --condition-on-previous-text --suppress-tokens
+    --no-speech-threshold --compression-ratio-threshold --logprob-threshold --clip-start
+    --clip-end --max-new-tokens --seed --format --output-dir --quiet --json --runtime --threads
+    --quantize --no-timestamps""")
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = Parser(prog="kvcast transcribe")
+    transcribe.add_arguments(parser)
+    return parser.parse_args(normalise(words))
+
+
+def keywords(*words: str) -> dict[str, object]:
+    args = parsed("a.wav", *words)
+    return {k: v for group in TRANSCRIBING for k, v in group.keywords(args).items()}
+
+
+@pytest.mark.parametrize(
+    ("typed", "spelled"),
+    [
+        ("--best_of 3", "--best-of 3"),
+        ("--best_of=3", "--best-of=3"),
+        ("--model my_model", "--model my_model"),
+        ("--initial_prompt=snake_case", "--initial-prompt=snake_case"),
+        ("--suppress_tokens -1,50257", "--suppress-tokens=-1,50257"),
+        ("--logprob_threshold -.5", "--logprob-threshold=-.5"),
+        ("--condition_on_previous_text True a", "--condition-on-previous-text a"),
+        ("--condition-on-previous-text False a", "--no-condition-on-previous-text a"),
+        ("--condition_on_previous_text=False", "--no-condition-on-previous-text"),
+        ("--condition_on_previous_text a.wav", "--condition-on-previous-text a.wav"),
+        ("a.wav -", "a.wav -"),
+        ("-- --my_file -1", "-- --my_file -1"),
+    ],
+)
+def test_spellings(typed: str, spelled: str):
+    assert normalise(typed.split()) == spelled.split()
+
+
+@pytest.mark.parametrize("flag", PROMISED)
+def test_every_promised_option_exists_with_hyphens_and_underscores(flag: str):
+    parser = Parser(prog="kvcast transcribe")
+    transcribe.add_arguments(parser)
+    actions = {flag: action for action in parser._actions for flag in action.option_strings}
+    assert flag in actions
+    value = {"choices": actions[flag].choices or ["1"]}["choices"][0]
+    words = [flag] if actions[flag].nargs == 0 else [f"{flag}={value}"]
+    underscored = "--" + words[0].removeprefix("--").replace("-", "_")
+    assert parsed("a.wav", *words) == parsed("a.wav", underscored)
+
+
+def test_whispers_own_command_line_is_understood():
+    whispers = """--beam_size 5 --best_of 4 --patience 1.5 --length_penalty 0.5 --temperature 0
+        --suppress_tokens -1,11 --condition_on_previous_text False --logprob_threshold -0.5
+        --compression_ratio_threshold None --no_speech_threshold None --task translate
+        --language de --output_format txt --output_dir out --threads 3"""
+    got = keywords(*shlex.split(whispers))
+    assert got == {
+        "language": "de",
+        "task": "translate",
+        "clip_start": 0.0,
+        "clip_end": None,
+        "initial_prompt": None,
+        "timestamps": True,
+        "beam": 5,
+        "best_of": 4,
+        "temperature": (0.0,),
+        "patience": 1.5,
+        "length_penalty": 0.5,
+        "suppress_tokens": "-1,11",
+        "max_new_tokens": None,
+        "seed": 0,
+        "condition_on_previous_text": False,
+        "compression_ratio_threshold": None,
+        "logprob_threshold": -0.5,
+        "no_speech_threshold": None,
+    }
+
+
+@pytest.mark.parametrize("typed", ["0,0.2,1", "0 0.2 1", "0, 0.2, 1"])
+def test_temperatures_by_commas_or_spaces(typed: str):
+    assert keywords("--temperature", typed)["temperature"] == (0.0, 0.2, 1.0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--beam 0",
+        "--beam -3",
+        "--beam 2.5",
+        "--beam nan",
+        "--best-of 0",
+        "--temperature nan",
+        "--temperature inf",
+        "--temperature=-0.1",
+        "--temperature 0,x",
+        "--temperature=,",
+        "--patience 0",
+        "--patience nan",
+        "--length-penalty 1.5",
+        "--suppress-tokens a,b",
+        "--suppress-tokens 1,,2",
+        "--max-new-tokens 0",
+        "--seed -1",
+        "--clip-start -1",
+        "--clip-start nan",
+        "--clip-end 0",
+        "--clip-end inf",
+        "--clip-start 5 --clip-end 5",
+        "--no-speech-threshold 1.5",
+        "--compression-ratio-threshold -1",
+        "--logprob-threshold nan",
+        "--threads 0",
+        "--threads 9999999999",
+        "--task sing",
+        "--format docx",
+        "--format all",
+        "--json --format srt",
+        "--runtime tpu",
+        "--quantize int3",
+        "--language=",
+        "--model=",
+        "--bea 3",
+        "--unknown",
+        "--beam",
+        "--condition-on-previous-text=maybe",
+    ],
+)
+def test_a_wrong_option_is_one_line_and_exit_code_2(words: str, model, recording, capsys):
+    assert main(["transcribe", recording("a.wav"), "--model", "demo", *words.split()]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(r"kvcast: [^\n]+\n", printed.err)
+    assert model.calls == []
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["dance"], ["transcribe"], ["export", "demo"], ["--frobnicate"], ["export"]]
+)
+def test_a_wrong_command_is_one_line_and_exit_code_2(words: list[str], capsys):
+    assert main(words) == 2
+    assert re.fullmatch(r"kvcast: [^\n]+\n", capsys.readouterr().err)
+
+
+def test_without_a_model_the_choices_are_told(monkeypatch, recording, capsys):
+    monkeypatch.setitem(LOADING.options[0].settings, "default", None)
+    assert main(["transcribe", recording("a.wav")]) == 2
+    assert "demo; or set KVCAST_MODEL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("reader", "text", "message"),
+    [
+        (whole_number(1, 9), "10", "a whole number from 1 to 9, not '10'"),
+        (number(), "x", "a number, not 'x'"),
+        (number(0.0), "-1", "a number at least 0, not '-1'"),
+        (number(0.0, 1.0), "2", "a number at least 0 and at most 1, not '2'"),
+        (number(above=0.0), "0", "a number above 0, not '0'"),
+        (several(number(above=0.0)), "1 0", "a number above 0, not '0'"),
+    ],
+)
+def test_a_refused_value_is_told_with_its_bounds(reader, text: str, message: str):
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(f"must be {message}")):
+        reader(text)
+
+
+def test_bounds_themselves_are_inside():
+    assert (whole_number(1, 9)("1"), whole_number(1, 9)("9")) == (1, 9)
+    assert (number(0.0, 1.0)("0"), number(0.0, 1.0)("1")) == (0.0, 1.0)
+    assert number(above=0.0)("1e-9") > 0
+    assert math.isclose(number()("-3.5"), -3.5)
+
+
+def test_keywords_of_the_groups_are_distinct_and_cover_the_parser():
+    args = vars(parsed("a.wav"))
+    names = [k for group in (LOADING, *TRANSCRIBING, OUTPUT) for k in group.keywords(parsed("a"))]
+    assert sorted([*names, "audio"]) == sorted(args)
+
+
+@pytest.mark.parametrize("command", [transcribe, export])
+def test_docs_name_every_option(command):
+    parser = Parser(prog="kvcast")
+    command.add_arguments(parser)
+    told = (DOCS / "cli.md").read_text(encoding="utf-8").replace("--[no-]", "--")
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    missing = {flag for flag in flags - {"-h", "--help"} if f"`{flag}" not in told}
+    assert missing - {"--no-condition-on-previous-text"} == set()
+
+
+def test_docs_and_help_name_the_same_exit_codes():
+    told = re.findall(r"^\| (\d+) \|", (DOCS / "cli.md").read_text(encoding="utf-8"), re.M)
+    assert re.findall(r"^  (\d+)  ", transcribe.EPILOG, re.M) == told
+    assert told == ["0", "1", "2", "3", "66", "74", "130", "141"]
+
+
+def test_docs_name_every_command():
+    told = (DOCS / "cli.md").read_text(encoding="utf-8")
+    assert all(f"kvcast {name}" in told for name in COMMANDS)

@@ -1,0 +1,42 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from kvcast.cli.cores import available_cores
+
+
+def machine(folder: Path, siblings: list[str]) -> Path:
+    for processor, text in enumerate(siblings):
+        topology = folder / f"cpu{processor}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(text + "\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("allowed", "quota", "cores"),
+    [
+        ({0, 1, 2, 3}, "max 100000", 2),
+        ({0, 2}, "max 100000", 1),
+        ({0, 1, 2, 3}, "100000 100000", 1),
+        ({0, 1, 2, 3}, "50000 100000", 1),
+        ({1, 3}, "400000 100000", 1),
+        ({0, 1}, "150000 100000", 1),
+        ({0, 1}, "200000 100000", 2),
+    ],
+)
+def test_hyper_threads_affinity_and_quota_all_count(
+    allowed: set[int], quota: str, cores: int, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed, raising=False)
+    (tmp_path / "cpu.max").write_text(quota)
+    folder = machine(tmp_path, ["0,2", "1,3", "0,2", "1,3"])
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert available_cores(folder, tmp_path / "cpu.max") == cores
+
+
+def test_a_system_that_tells_nothing_counts_every_processor(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert available_cores(tmp_path / "none", tmp_path / "none") == 3

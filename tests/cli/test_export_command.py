@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import pytest
+
+import kvcast
+from kvcast.cli import main
+from kvcast.errors import UsageError
+
+
+@pytest.fixture
+def exported(monkeypatch) -> list[dict]:
+    calls: list[dict] = []
+
+    def export(model: str, *, output: Path, **keywords: object) -> Path:
+        calls.append({"model": model, "output": output, **keywords})
+        (output / "onnx").mkdir(parents=True)
+        (output / "bundle.json").write_text("{}")
+        (output / "onnx" / "decode.onnx").write_bytes(bytes(2_500_000))
+        return output
+
+    monkeypatch.setattr(kvcast, "export", export, raising=False)
+    return calls
+
+
+def test_export_prints_every_file_with_its_size(exported, tmp_path, capsys):
+    out = tmp_path / "bundle"
+    assert main(["export", "demo", "--output", str(out)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"       2 B  {out}/bundle.json",
+        f"    2.5 MB  {out}/onnx/decode.onnx",
+        f"    2.5 MB  {out}",
+    ]
+    assert exported == [
+        {
+            "model": "demo",
+            "output": out,
+            "runtime": "onnx",
+            "quantize": "int8",
+            "overwrite": False,
+        }
+    ]
+
+
+def test_force_and_quantize_reach_the_export(exported, tmp_path):
+    words = ["--output", str(tmp_path / "b"), "--force", "--quantize", "none"]
+    assert main(["export", "folder", *words]) == 0
+    assert exported[0]["overwrite"] is True
+    assert exported[0]["quantize"] == "none"
+
+
+def test_a_refused_destination_is_one_line(monkeypatch, tmp_path, capsys):
+    def refuse(*_, **__):
+        raise UsageError("that folder holds something else")
+
+    monkeypatch.setattr(kvcast, "export", refuse, raising=False)
+    assert main(["export", "demo", "--output", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "kvcast: that folder holds something else\n"

@@ -1,0 +1,135 @@
+"""What only a real process shows: pipes that close, signals, terminals, full disks."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FAKES = Path(__file__).with_name("cli_fakes.py")
+COMMAND = [sys.executable, str(FAKES), "transcribe", "--model", "demo"]
+
+
+def start(*words: str, **settings) -> subprocess.Popen:
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | settings
+    return subprocess.Popen([*COMMAND, *words], **settings)
+
+
+def read_all(terminal: int) -> str:
+    """Read what was shown until the last writer leaves."""
+    shown = b""
+    try:
+        while chunk := os.read(terminal, 4096):
+            shown += chunk
+    except OSError:  # how Linux tells that a terminal has no writers any more
+        pass
+    os.close(terminal)
+    return shown.decode()
+
+
+def test_a_reader_that_leaves_ends_the_run_quietly(recording):
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start(recording("a.wav"), recording("b.wav"), stdout=writing)
+    os.close(writing)
+    _, err = process.communicate()
+    assert (process.returncode, err) == (141, b"")
+
+
+def test_a_reader_that_leaves_the_help_ends_it_quietly():
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start("--help", stdout=writing)
+    os.close(writing)
+    _, err = process.communicate()
+    assert (process.returncode, err) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's full device")
+def test_a_full_disk_on_standard_output_ends_the_run_with_74(recording):
+    with Path("/dev/full").open("wb") as full:
+        process = start(recording("a.wav"), recording("b.wav"), stdout=full)
+        _, err = process.communicate()
+    assert process.returncode == 74
+    assert err == b"kvcast: cannot write standard output: No space left on device\n"
+
+
+def test_a_closed_standard_output_is_told(recording):
+    name = recording("a.wav")
+    script = f'exec "$@" >&- {name}'
+    done = subprocess.run(["sh", "-c", script, "sh", *COMMAND], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 74
+    assert done.stderr.startswith("kvcast: standard output is closed")
+    assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_keeps_finished_files_and_leaves_no_fragment(recording, tmp_path):
+    out = tmp_path / "out"
+    process = start(recording("a.wav"), recording("slow.wav"), "-o", str(out))
+    shown = [process.stdout.readline() for _ in range(3)]  # all of a.wav, begin of slow.wav
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert shown[2] == b"Hello there,\n"
+    assert (process.returncode, err) == (130, b"kvcast: interrupted\n")
+    assert [path.name for path in out.iterdir()] == ["a.txt"]
+
+
+def test_output_is_utf_8_in_any_locale(recording):
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    out, err = start(recording("a.wav"), env=environment).communicate()
+    assert "Grüße aus 東京" in out.decode("utf-8")
+    assert err == b""
+
+
+def test_progress_is_drawn_on_a_terminal_and_kept_out_of_a_pipe(recording):
+    seen, terminal = pty.openpty()
+    process = start(recording("a.wav"), stderr=terminal, env=os.environ | {"TERM": "xterm"})
+    os.close(terminal)
+    shown = read_all(seen)
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    assert "of 3661 s" in shown
+    assert out.decode().splitlines()[0] == "Hello there,"
+    assert "\x1b" not in out.decode()
+
+
+@pytest.mark.parametrize(
+    ("words", "terminal_type"), [(["--quiet"], "xterm"), ([], "dumb")], ids=["quiet", "dumb"]
+)
+def test_no_progress_where_it_is_not_wanted_or_cannot_be_redrawn(
+    words: list[str], terminal_type: str, recording
+):
+    seen, terminal = pty.openpty()
+    environment = os.environ | {"TERM": terminal_type}
+    process = start(recording("a.wav"), *words, stderr=terminal, env=environment)
+    os.close(terminal)
+    shown = read_all(seen)
+    process.communicate()
+    assert (process.returncode, shown) == (0, "")
+
+
+def test_transcript_and_progress_share_one_terminal(recording):
+    seen, terminal = pty.openpty()
+    process = start(
+        recording("a.wav"), stdout=terminal, stderr=terminal, env=os.environ | {"TERM": "xterm"}
+    )
+    os.close(terminal)
+    shown = read_all(seen)
+    process.communicate()
+    assert process.returncode == 0
+    # The bar is wiped before a line is printed: each line of text begins a line of its own.
+    for line in ("Hello there,", "Grüße aus 東京"):
+        assert any(part.split("\x1b[2K")[-1].startswith(line) for part in shown.split("\n"))
+
+
+def test_a_terminal_is_no_recording(recording):
+    seen, terminal = pty.openpty()
+    process = start("-", stdin=terminal)
+    os.close(terminal)
+    _, err = process.communicate()
+    os.close(seen)
+    assert process.returncode == 2
+    assert b"pipe one in" in err

@@ -1,0 +1,67 @@
+"""What the command line may lean on: public names, and nothing heavy before it is needed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvcast.cli
+
+SOURCES = sorted(Path(kvcast.cli.__file__).parent.glob("*.py"))
+ALLOWED = ("kvcast", "kvcast.cli", "kvcast.errors", "kvcast.tasks", "kvcast.bench")
+HEAVY = {"numpy", "torch", "onnxruntime", "onnx", "rich", "soundfile", "soxr", "tokenizers"}
+
+
+def imports(path: Path) -> list[tuple[str, str]]:
+    """Return (module, name) of every import of kvcast in a source file."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            found += [(node.module or "", alias.name) for alias in node.names]
+    return [(module, name) for module, name in found if module.split(".")[0] == "kvcast"]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_only_public_names_of_few_modules_are_used(path: Path):
+    for module, name in imports(path):
+        assert not any(part.startswith("_") for part in [*module.split("."), name] if part)
+        package = ".".join(module.split(".")[:2])
+        assert package in ALLOWED, f"{path.name} imports {module}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_no_private_attribute_of_another_module_is_touched(path: Path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            is_own = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
+            is_dunder = node.attr.startswith("__") and node.attr.endswith("__")
+            assert is_own or is_dunder, f"{path.name}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["transcribe", "--help"], ["export", "--help"]]
+)
+def test_help_imports_nothing_heavy(words: list[str]):
+    program = (
+        "import sys\nfrom kvcast.cli import main\n"
+        f"try: main({words!r})\nexcept SystemExit as end: assert end.code in (None, 0)\n"
+        "print('loaded:', *sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.rsplit("loaded:", 1)[1].split())
+    assert "argparse" in loaded
+    assert loaded & HEAVY == set()
+
+
+def test_the_module_runs_as_the_command_does():
+    done = subprocess.run(
+        [sys.executable, "-m", "kvcast", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"kvcast {kvcast.__version__}\n"

@@ -1,0 +1,130 @@
+import io
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cli.cli_fakes import SEGMENTS, FakeSegment
+from kvcast.tasks.writers import STREAMED, Transcript, render
+
+SCHEMA = json.loads(
+    (Path(__file__).parents[2] / "docs" / "transcript.schema.json").read_text(encoding="utf-8")
+)
+TRANSCRIPT = Transcript(
+    source="talk.wav",
+    model="demo",
+    runtime="onnx",
+    task="transcribe",
+    language="en",
+    duration=3661.25,
+    notices=("quiet in here",),
+    segments=SEGMENTS,
+)
+times = st.floats(min_value=0, max_value=400_000)
+pieces = st.text(max_size=5) | st.sampled_from(["-->", "\t", " ", "\n", "--->"])
+texts = st.lists(pieces, max_size=5).map("".join)
+spoken = st.lists(
+    st.builds(FakeSegment, id=st.just(0), start=times, end=times, text=texts), max_size=4
+)
+
+
+def whispers_own(name: str, segments: list[FakeSegment]) -> str:
+    from whisper import utils
+
+    writers = {
+        "text": utils.WriteTXT,
+        "srt": utils.WriteSRT,
+        "vtt": utils.WriteVTT,
+        "tsv": utils.WriteTSV,
+    }
+    written = io.StringIO()
+    result = {"segments": [{"start": s.start, "end": s.end, "text": s.text} for s in segments]}
+    writers[name]("unused").write_result(result, file=written)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("name", STREAMED)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # not about time
+@given(segments=spoken)
+def test_streamed_formats_equal_whispers_writers(name: str, segments: list[FakeSegment]):
+    assert "".join(STREAMED[name](segments)) == whispers_own(name, segments)
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_a_segment_is_written_before_the_next_is_asked_for(name: str):
+    def only_one_ready():
+        yield SEGMENTS[0]
+        raise AssertionError("asked for a segment that is not there yet")
+
+    written = STREAMED[name](only_one_ready())
+    assert any("Hello there," in piece for piece in written)
+
+
+def test_srt_of_the_script_is_what_players_expect():
+    assert render("srt", TRANSCRIPT) == (
+        "1\n00:00:00,000 --> 00:00:02,500\nHello there,\n\n"
+        '2\n00:00:02,500 --> 01:01:01,250\nGrüße aus 東京 -> \t"quoted".\n\n'
+    )
+
+
+def test_json_is_one_line_that_the_published_schema_accepts():
+    text = render("json", TRANSCRIPT)
+    document = json.loads(text)
+    jsonschema.validate(document, SCHEMA)
+    assert text.count("\n") == 1
+    assert "東京" in text
+    assert document["text"] == 'Hello there, Grüße aus 東京 --> \t"quoted".'
+    assert document["segments"][1]["start"] == 2.5
+    assert document["notices"] == ["quiet in here"]
+
+
+@pytest.mark.parametrize("field", SCHEMA["required"])
+def test_the_schema_refuses_a_document_without(field: str):
+    document = TRANSCRIPT.document()
+    del document[field]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, SCHEMA)
+
+
+@pytest.mark.parametrize("field", SCHEMA["$defs"]["segment"]["required"])
+def test_the_schema_refuses_a_segment_without(field: str):
+    document = TRANSCRIPT.document()
+    del document["segments"][0][field]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, SCHEMA)
+
+
+def test_the_schema_names_exactly_the_fields_that_are_written():
+    document = TRANSCRIPT.document()
+    assert list(document) == list(SCHEMA["properties"]) == SCHEMA["required"]
+    segment = SCHEMA["$defs"]["segment"]
+    assert list(document["segments"][0]) == list(segment["properties"]) == segment["required"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_json_lacks_become_null(value: float):
+    segments = (replace(SEGMENTS[0], avg_logprob=value, compression_ratio=value),)
+    document = json.loads(render("json", replace(TRANSCRIPT, segments=segments)))
+    jsonschema.validate(document, SCHEMA)
+    assert document["segments"][0]["avg_logprob"] is None
+
+
+def test_a_source_name_of_foreign_bytes_survives_json():
+    name = os.fsdecode(b"caf\xe9.wav")
+    written = render("json", replace(TRANSCRIPT, source=name)).encode(
+        "utf-8", errors="backslashreplace"
+    )
+    assert os.fsencode(json.loads(written.decode("utf-8"))["source"]) == b"caf\xe9.wav"
+
+
+def test_no_segments_give_valid_transcripts():
+    silent = replace(TRANSCRIPT, segments=())
+    assert render("text", silent) == render("srt", silent) == ""
+    assert render("vtt", silent) == "WEBVTT\n\n"
+    jsonschema.validate(json.loads(render("json", silent)), SCHEMA)
