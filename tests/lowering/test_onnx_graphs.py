@@ -42,11 +42,29 @@ def test_self_caches_go_from_input_to_output_through_one_operator(bundle: Path) 
 
 def test_cross_caches_are_read_by_attention_only(bundle: Path) -> None:
     graph = ir.load(bundle / "onnx/decode.onnx").graph
-    cross = [value for value in graph.inputs if value.name.startswith("cross_")]
+    attention = {"none": "MultiHeadAttention"}.get(bundle.name, "GroupQueryAttention")
+    cross = [
+        value for value in graph.inputs if value.name.startswith("cross_") and len(value.shape) == 4
+    ]
     assert len(cross) == 2 * SMALL.decoder_layers
     for value in cross:
         readers = {use.node.op_type for use in value.uses()}
-        assert readers <= {"MultiHeadAttention", "Shape"}, value.name
+        assert attention in readers <= {attention, "Shape"}, value.name
+
+
+def test_cross_caches_are_int8_when_quantized_and_never_written(bundle: Path) -> None:
+    features = np.random.default_rng(0).normal(size=(1, 80, 50)).astype(np.float32)
+    runtime = OnnxEncoderDecoder(bundle, read_bundle(bundle), threads=1)
+    cross = runtime.encode(features)
+    caches = [value.numpy() for value in cross.values.values() if len(value.shape()) == 4]
+    expected = np.float32 if bundle.name == "none" else np.int8
+    assert {array.dtype for array in caches} == {np.dtype(expected)}
+    before = [array.copy() for array in caches]
+    cache = runtime.new_cache(cross, 3)
+    for new in (4, 1, 1):
+        _, cache = runtime.decode(np.ones((3, new), np.int64), cache)
+    for array, kept in zip(caches, before, strict=True):
+        np.testing.assert_array_equal(array, kept)
 
 
 def test_no_concat_joins_anything_larger_than_a_shape(bundle: Path) -> None:

@@ -35,11 +35,16 @@ class CacheLayers:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """One program: its file and the names of its inputs and outputs, in the program's order."""
+    """One program: its file and the names of its inputs and outputs, in the program's order.
+
+    `aliases` maps an output to the input whose buffer it must be bound to: a cache that the graph
+    updates in place.
+    """
 
     file: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    aliases: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +115,7 @@ class Manifest:
                     file=graph["file"],
                     inputs=tuple(graph["inputs"]),
                     outputs=tuple(graph["outputs"]),
+                    aliases=dict(graph["aliases"]),
                 )
                 for name, graph in fields["graphs"].items()
             }

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.lowering.onnx_cross_cache import quantize_cross_caches
 from kvcast.lowering.onnx_operators import OPSET, TABLE
 from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_tied_table
 from kvcast.lowering.replace import replace_operators
@@ -34,8 +35,9 @@ def lower(programs: WhisperPrograms, quantize: str, folder: Path) -> dict[str, G
 
     Args:
         programs: fp32 programs.
-        quantize: "none", "int8" or "int4". int4 leaves the encoder and the cross projections in
-            int8: they multiply many tokens, where int8 is several times faster.
+        quantize: "none", "int8" or "int4". Both make the cross caches int8; int4 leaves the
+            encoder and the cross projections in int8 too, because they multiply many tokens,
+            where int8 is several times faster.
         folder: an existing folder.
 
     Returns:
@@ -44,14 +46,17 @@ def lower(programs: WhisperPrograms, quantize: str, folder: Path) -> dict[str, G
     """
     (folder / FOLDER).mkdir()
     encode, decode = _encode_graph(programs), _decode_graph(programs)
+    layers = programs.dimensions.decoder_layers
+    aliases = dict(zip(_cache_names("present", layers), _cache_names("past", layers), strict=True))
     if quantize != "none":
         quantize_matrices(encode, bits=8)
         bits = {"int8": 8, "int4": 4}[quantize]
         quantize_matrices(decode, bits=bits)
         quantize_tied_table(decode, _TIED_TABLE, bits=bits)
+        aliases |= quantize_cross_caches(encode, decode)
     return {
-        name: _save(model, folder, f"{FOLDER}/{name}.onnx")
-        for name, model in (("encode", encode), ("decode", decode))
+        "encode": _save(encode, folder, f"{FOLDER}/encode.onnx", {}),
+        "decode": _save(decode, folder, f"{FOLDER}/decode.onnx", aliases),
     }
 
 
@@ -139,7 +144,7 @@ def _export(
     return model
 
 
-def _save(model: ir.Model, folder: Path, file: str) -> Graph:
+def _save(model: ir.Model, folder: Path, file: str, aliases: dict[str, str]) -> Graph:
     RemoveUnusedNodesPass()(model)
     for node in model.graph:
         # The exporter notes each node's Python stack, which would put paths into the bundle.
@@ -149,6 +154,7 @@ def _save(model: ir.Model, folder: Path, file: str) -> Graph:
         file=file,
         inputs=tuple(value.name or "" for value in model.graph.inputs),
         outputs=tuple(value.name or "" for value in model.graph.outputs),
+        aliases=aliases,
     )
 
 

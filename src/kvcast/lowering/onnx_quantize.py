@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-_CONTRIB = "com.microsoft"
+CONTRIB = "com.microsoft"
 # MatMulNBits computes in int8 too: 4 stands for "activations may be quantised by block".
 _INT8_ACTIVATIONS = 4
 _INT4_BLOCK = 32
@@ -83,7 +83,7 @@ def quantize_matrices(model: ir.Model, bits: int, keep: Iterable[str] = ()) -> i
         weight = node.inputs[1].const_value.numpy()  # type: ignore[union-attr]
         build = _int8_product if bits == 8 else _int4_product
         replacement = build(model.graph, node, weight, bias)
-        _put_in_place(model.graph, node, end, replacement)
+        put_in_place(model.graph, node, end, replacement)
     model.graph.sort()
     return len(products)
 
@@ -96,9 +96,9 @@ def quantize_tied_table(model: ir.Model, name: str, bits: int) -> None:
     vocab, width = weight.shape
     block = table_block(width)
     codes, scales = to_blocks(weight, bits, block)
-    code_value = _constant(graph, f"{name}_codes", codes)
-    scale_value = _constant(graph, f"{name}_scales", scales)
-    flat_shape = _constant(graph, f"{name}_flat_shape", np.array([vocab, -1], np.int64))
+    code_value = constant(graph, f"{name}_codes", codes)
+    scale_value = constant(graph, f"{name}_scales", scales)
+    flat_shape = constant(graph, f"{name}_flat_shape", np.array([vocab, -1], np.int64))
     flat = ir.node("Reshape", [code_value, flat_shape])
     for node in [use.node for use in table.uses()]:
         if node.op_type == "Gather":
@@ -106,14 +106,14 @@ def quantize_tied_table(model: ir.Model, name: str, bits: int) -> None:
                 "GatherBlockQuantized",
                 [flat.outputs[0], node.inputs[1], scale_value],
                 {"bits": bits, "block_size": block, "gather_axis": 0, "quantize_axis": 1},
-                domain=_CONTRIB,
+                domain=CONTRIB,
             )
             graph.insert_before(node, flat)
         else:
             replacement = _blocks_product(
                 node, code_value, scale_value, (width, vocab), block, bits
             )
-        _put_in_place(graph, node, node, replacement)
+        put_in_place(graph, node, node, replacement)
     del graph.initializers[name]
 
 
@@ -123,20 +123,20 @@ def _int8_product(
     codes, scales = to_int8_columns(weight)
     inputs = [
         node.inputs[0],
-        _constant(graph, f"{node.name}_codes", codes),
-        _constant(graph, f"{node.name}_scales", scales),
-        _constant(graph, f"{node.name}_zero", np.zeros(codes.shape[1], np.int8)),
+        constant(graph, f"{node.name}_codes", codes),
+        constant(graph, f"{node.name}_scales", scales),
+        constant(graph, f"{node.name}_zero", np.zeros(codes.shape[1], np.int8)),
         bias,
     ]
-    return ir.node("DynamicQuantizeMatMul", inputs, domain=_CONTRIB)
+    return ir.node("DynamicQuantizeMatMul", inputs, domain=CONTRIB)
 
 
 def _int4_product(
     graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32], bias: ir.Value | None
 ) -> ir.Node:
     codes, scales = to_blocks(np.ascontiguousarray(weight.T), 4, _INT4_BLOCK)
-    code_value = _constant(graph, f"{node.name}_codes", codes)
-    scale_value = _constant(graph, f"{node.name}_scales", scales)
+    code_value = constant(graph, f"{node.name}_codes", codes)
+    scale_value = constant(graph, f"{node.name}_scales", scales)
     shape = (weight.shape[0], weight.shape[1])
     return _blocks_product(node, code_value, scale_value, shape, _INT4_BLOCK, 4, bias)
 
@@ -158,7 +158,7 @@ def _blocks_product(
         "block_size": block,
         "accuracy_level": _INT8_ACTIVATIONS,
     }
-    return ir.node("MatMulNBits", inputs, attributes, domain=_CONTRIB)
+    return ir.node("MatMulNBits", inputs, attributes, domain=CONTRIB)
 
 
 def _following_bias(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
@@ -175,7 +175,8 @@ def _following_bias(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
     return None, node
 
 
-def _constant(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> ir.Value:
+def constant(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> ir.Value:
+    """Add an initializer."""
     value = ir.Value(
         name=name,
         const_value=ir.tensor(array, name=name),
@@ -186,8 +187,8 @@ def _constant(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> ir.Valu
     return value
 
 
-def _put_in_place(graph: ir.Graph, first: ir.Node, last: ir.Node, replacement: ir.Node) -> None:
-    """Let `replacement` give what `last` gave, and drop both."""
+def put_in_place(graph: ir.Graph, first: ir.Node, last: ir.Node, replacement: ir.Node) -> None:
+    """Let `replacement` give what `last` gave, and drop `first` and `last`."""
     old, new = last.outputs[0], replacement.outputs[0]
     new.name, new.shape, new.type = old.name, old.shape, old.type
     graph.insert_before(last, replacement)

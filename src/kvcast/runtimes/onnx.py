@@ -2,11 +2,11 @@
 
 The self cache of all layers is one NumPy array; each layer's part is bound as past and as present
 of the decode graph, so a step writes its new rows there and copies nothing else. Cross caches are
-the encode graph's outputs, bound once. Knows graphs by the names in the bundle's manifest and
-nothing of models.
+the encode graph's outputs, bound once for all steps. Knows graphs by the names and aliases in the
+bundle's manifest and nothing of models.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,29 +20,42 @@ from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32, Int32, Int64
 from kvcast.runtimes.lineage import Lineage
 
-_QUIET = 3  # errors only: warnings are about optimisations of no interest to a user
+_ERRORS_ONLY = 3  # ONNX Runtime's warnings are about optimisations of no interest to a user
 
 
 @dataclass(frozen=True)
 class OnnxCrossCache:
-    """One OrtValue [batch, heads, t, d] for each cross input of the decode graph."""
+    """The encode graph's outputs by name: caches [batch, heads, t, d], and scales if quantised."""
 
-    values: list[Any]
+    values: Mapping[str, Any]
     batch: int
 
     def of_input(self, index: int) -> "OnnxCrossCache":
-        """Return a view of one input's part."""
-        views = [_ort_value(value.numpy()[index : index + 1]) for value in self.values]
+        """Return a view of one input's part; scales belong to all."""
+        views = {}
+        for name, value in self.values.items():
+            is_cache = len(value.shape()) == 4
+            views[name] = _ort_value(value.numpy()[index : index + 1]) if is_cache else value
         return OnnxCrossCache(views, 1)
 
 
+@dataclass(frozen=True)
+class _Step:
+    """Buffers of one new token a row, bound once."""
+
+    tokens_rs: Int64
+    lengths: Int32
+    logits: Float32
+    binding: Any
+
+
 class _Buffers:
-    """The memory of one self cache, and the binding of single-token steps to it."""
+    """The memory of one self cache, the cross cache that its rows read, and their bindings."""
 
     def __init__(
         self, session: Any, graph: Graph, cells: Float32, cross: OnnxCrossCache, vocab: int
     ) -> None:
-        # [layers * 2, rows, heads, capacity, d], in the order of the graph's cache inputs.
+        # [layers * 2, rows, heads, capacity, d], in the order of the graph's past inputs.
         self.cells = cells
         self.cross = cross
         self._session = session
@@ -50,10 +63,9 @@ class _Buffers:
         self._vocab = vocab
 
     def run(self, tokens_rs: Int64, lengths: Int32, offsets: Int64) -> Float32:
-        """Run the graph on these buffers and return logits [rows, len(offsets), vocab]."""
+        """Run the graph and return logits [rows, len(offsets), vocab]."""
         logits = np.empty((len(tokens_rs), len(offsets), self._vocab), np.float32)
-        binding = self._bind(tokens_rs, lengths, offsets, logits)
-        self._session.run_with_iobinding(binding)
+        self._session.run_with_iobinding(self._bind(tokens_rs, lengths, offsets, logits))
         return logits
 
     def step(self, tokens_rs: Int64, lengths: Int32) -> Float32:
@@ -65,7 +77,7 @@ class _Buffers:
         return step.logits.copy()
 
     @cached_property
-    def _step(self) -> "_Step":
+    def _step(self) -> _Step:
         rows = self.cells.shape[1]
         tokens_rs = np.zeros((rows, 1), np.int64)
         lengths = np.zeros(rows, np.int32)
@@ -74,26 +86,19 @@ class _Buffers:
         return _Step(tokens_rs, lengths, logits, binding)
 
     def _bind(self, tokens_rs: Int64, lengths: Int32, offsets: Int64, logits: Float32) -> Any:
+        values = dict(self.cross.values)
+        values["tokens"] = _ort_value(tokens_rs)
+        values["lengths"] = _ort_value(lengths)
+        values["offsets"] = _ort_value(offsets)
+        past = [name for name in self._graph.inputs if name.startswith("past_")]
+        values |= zip(past, map(_ort_value, self.cells), strict=True)
         binding = self._session.io_binding()
-        caches = [_ort_value(layer) for layer in self.cells]
-        inputs = [
-            *(_ort_value(array) for array in (tokens_rs, lengths, offsets)),
-            *caches,
-            *self.cross.values,
-        ]
-        for name, value in zip(self._graph.inputs, inputs, strict=True):
-            binding.bind_ortvalue_input(name, value)
-        for name, value in zip(self._graph.outputs, [_ort_value(logits), *caches], strict=True):
-            binding.bind_ortvalue_output(name, value)
+        for name in self._graph.inputs:
+            binding.bind_ortvalue_input(name, values[name])
+        binding.bind_ortvalue_output("logits", _ort_value(logits))
+        for output, buffer in self._graph.aliases.items():
+            binding.bind_ortvalue_output(output, values[buffer])
         return binding
-
-
-@dataclass(frozen=True)
-class _Step:
-    tokens_rs: Int64
-    lengths: Int32
-    logits: Float32
-    binding: Any
 
 
 @dataclass(frozen=True)
@@ -113,12 +118,12 @@ class OnnxEncoderDecoder:
     """Meets `kvcast.runtimes.base.EncoderDecoder`."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
-        self._manifest = manifest
         self._encode_graph = manifest.graph("encode")
         self._decode_graph = manifest.graph("decode")
         self._encode_session = _session(folder / self._encode_graph.file, threads)
         self._decode_session = _session(folder / self._decode_graph.file, threads)
-        self._cache = manifest.cache_layers("linear")
+        self._layers = manifest.cache_layers("linear")
+        self._vocab: int = manifest.dimensions["vocab_size"]
 
     def encode(self, features_bmt: Float32) -> OnnxCrossCache:
         """See the protocol."""
@@ -126,31 +131,24 @@ class OnnxEncoderDecoder:
         feed = {name: _ort_value(np.ascontiguousarray(features_bmt, np.float32))}
         outputs = list(self._encode_graph.outputs)
         values = self._encode_session.run_with_ort_values(outputs, feed)
-        return OnnxCrossCache(values, len(features_bmt))
+        return OnnxCrossCache(dict(zip(outputs, values, strict=True)), len(features_bmt))
 
     def new_cache(self, cross: OnnxCrossCache, rows: int) -> OnnxCache:
         """See the protocol."""
-        layer = self._cache
-        shape = (2 * layer.layers, rows, layer.heads, layer.capacity, layer.head_dim)
-        return OnnxCache(
-            self._buffers(np.empty(shape, np.float32), cross), Lineage.empty(rows, layer.capacity)
-        )
+        layers = self._layers
+        shape = (2 * layers.layers, rows, layers.heads, layers.capacity, layers.head_dim)
+        lineage = Lineage.empty(rows, layers.capacity)
+        return OnnxCache(self._buffers(np.empty(shape, np.float32), cross), lineage)
 
     def decode(
         self, tokens_rs: Int64, cache: OnnxCache, positions: Sequence[int] = (-1,)
     ) -> tuple[Float32, OnnxCache]:
         """See the protocol."""
-        rows, new = tokens_rs.shape
-        lengths, capacity = cache.lengths, self._cache.capacity
-        if lengths.max(initial=0) + new > capacity:
+        new, capacity = tokens_rs.shape[1], self._layers.capacity
+        if cache.lengths.max(initial=0) + new > capacity:
             raise KvcastError(f"the cache holds {capacity} positions and is full")
         offsets = np.asarray(positions, np.int64) % new
-        if new == 1 and len(offsets) == 1:
-            logits = cache.buffers.step(tokens_rs, lengths)
-        elif rows == 1 or not lengths.any():
-            logits = cache.buffers.run(np.ascontiguousarray(tokens_rs), lengths, offsets)
-        else:
-            logits = self._decode_row_by_row(tokens_rs, cache, offsets)
+        logits = self._decode(cache.buffers, tokens_rs, cache.lengths, offsets)
         return logits, replace(cache, lineage=cache.lineage.append(new))
 
     def reorder(self, cache: OnnxCache, sources: Sequence[int]) -> OnnxCache:
@@ -173,27 +171,40 @@ class OnnxEncoderDecoder:
         """See the protocol."""
         return replace(cache, lineage=cache.lineage.reset(rows))
 
-    def _decode_row_by_row(self, tokens_rs: Int64, cache: OnnxCache, offsets: Int64) -> Float32:
-        # GroupQueryAttention takes several new tokens over a cache that is not empty for one row
-        # only; a row of the batch's buffers is a view, so nothing is copied.
-        buffers = cache.buffers
+    def _decode(
+        self, buffers: _Buffers, tokens_rs: Int64, lengths: Int32, offsets: Int64
+    ) -> Float32:
+        """Run in as few calls as GroupQueryAttention allows.
+
+        With several queries an input over keys that are there, be they beams over a cross cache
+        or a chunk over a self cache, it takes one input or row at a time. Parts of the batch's
+        buffers are views, so splitting copies nothing.
+        """
+        (rows, new), batch = tokens_rs.shape, buffers.cross.batch
+        if new == 1 and len(offsets) == 1 and batch in (1, rows):
+            return buffers.step(tokens_rs, lengths)
+        if rows == 1 or (batch == 1 and not lengths.any()):
+            return buffers.run(np.ascontiguousarray(tokens_rs), lengths, offsets)
+        if batch > 1:
+            size = rows // batch
+            parts = [(slice(i * size, (i + 1) * size), i) for i in range(batch)]
+        else:
+            parts = [(slice(row, row + 1), 0) for row in range(rows)]
         logits = []
-        for row, tokens_s in enumerate(tokens_rs):
-            cells = buffers.cells[:, row : row + 1]
-            input_index = row // (len(tokens_rs) // buffers.cross.batch)
-            view = self._buffers(cells, buffers.cross.of_input(input_index))
-            logits.append(view.run(tokens_s[None], cache.lengths[row : row + 1], offsets))
+        for part, i in parts:
+            cross = buffers.cross.of_input(i)
+            view = self._buffers(buffers.cells[:, part], cross)
+            logits.append(self._decode(view, tokens_rs[part], lengths[part], offsets))
         return np.concatenate(logits)
 
     def _buffers(self, cells: Float32, cross: OnnxCrossCache) -> _Buffers:
-        vocab = self._manifest.dimensions["vocab_size"]
-        return _Buffers(self._decode_session, self._decode_graph, cells, cross, vocab)
+        return _Buffers(self._decode_session, self._decode_graph, cells, cross, self._vocab)
 
 
 def _session(path: Path, threads: int) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = _QUIET
+    options.log_severity_level = _ERRORS_ONLY
     return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 

@@ -1,0 +1,170 @@
+"""int8 cross caches: a quarter of the bytes that a step reads of an encoder's output.
+
+`encode` gives each layer's cross keys and values as int8 with one scale a channel, taken from
+this input's largest magnitudes. `decode` reads them with GroupQueryAttention, which takes
+quantised caches: it is given no new keys, so it writes nothing, but it insists on an output for
+each cache, which is bound to the buffer that the cache came in.
+
+With 8 heads, 1,500 positions and one query a step's cross-attention took 0.10 ms where
+MultiHeadAttention over fp32 took 0.31, and 0.31 against 0.37 with five queries (12 layers read in
+turn, so that none is still in the processor's cache).
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from kvcast.lowering.onnx_quantize import CONTRIB, constant, put_in_place
+
+PARTS = ("key", "value")
+
+
+def quantize_cross_caches(encode: ir.Model, decode: ir.Model) -> dict[str, str]:
+    """Change both graphs in place; return which decode outputs alias which inputs."""
+    layers = sum((value.name or "").startswith("cross_key_") for value in decode.graph.inputs)
+    for layer in range(layers):
+        _quantize_outputs(encode.graph, layer)
+    encode.graph.sort()
+    return _read_quantized(decode.graph, layers)
+
+
+def _quantize_outputs(graph: ir.Graph, layer: int) -> None:
+    """Quantise a layer's projection [batch, t, 2 * width] before it is split into heads."""
+    outputs = {value.name: value for value in graph.outputs}
+    split = _ancestor(outputs[f"cross_key_{layer}"], "Split")
+    projection = split.inputs[0]
+    axes = constant(graph, f"cross_axes_{layer}", np.array([0, 1], np.int64))
+    high = ir.node("ReduceMax", [projection, axes], {"keepdims": 0})
+    low = ir.node("ReduceMin", [projection, axes], {"keepdims": 0})
+    negated = ir.node("Neg", low.outputs)
+    magnitude = ir.node("Max", [high.outputs[0], negated.outputs[0]])
+    # A channel that is zero throughout still needs a scale to divide by.
+    steps = constant(graph, f"cross_steps_{layer}", np.array(127, np.float32))
+    least = constant(graph, f"cross_least_{layer}", np.array(1e-8, np.float32))
+    divided = ir.node("Div", [magnitude.outputs[0], steps])
+    scale = ir.node("Max", [divided.outputs[0], least])
+    # QuantizeLinear by channel takes 26 ms for what a product and one scale do in 1 ms.
+    inverse = ir.node("Reciprocal", scale.outputs)
+    scaled = ir.node("Mul", [projection, inverse.outputs[0]])
+    one = constant(graph, f"cross_one_{layer}", np.array(1, np.float32))
+    codes = ir.node("QuantizeLinear", [scaled.outputs[0], one], {"output_dtype": ir.DataType.INT8})
+    halves = ir.node("Split", [scale.outputs[0]], {"axis": 0, "num_outputs": 2}, num_outputs=2)
+    added = [high, low, negated, magnitude, divided, scale, inverse, scaled, codes, halves]
+    graph.insert_before(split, added)
+    split.replace_input_with(0, codes.outputs[0])
+    for part, half in zip(PARTS, halves.outputs, strict=True):
+        cache = outputs[f"cross_{part}_{layer}"]
+        _mark_int8(cache, split)
+        half.name = f"cross_{part}_scale_{layer}"
+        half.type = ir.TensorType(ir.DataType.FLOAT)
+        half.shape = _channels(cache)
+        graph.outputs.append(half)
+
+
+def _read_quantized(graph: ir.Graph, layers: int) -> dict[str, str]:
+    inputs = {value.name: value for value in graph.inputs}
+    first = _reader(inputs["cross_key_0"])
+    positions = _size(inputs["cross_key_0"], 2)
+    query = first.inputs[0]
+    # Three things that all layers share: no new keys, and how many there are.
+    none = constant(graph, "no_positions", np.zeros(1, np.int64))
+    axis = constant(graph, "position_axis", np.ones(1, np.int64))
+    no_keys = ir.node("Slice", [query, none, none, axis])
+    batch = ir.node("Shape", [inputs["cross_key_0"]], {"start": 0, "end": 1})
+    last = ir.node(
+        "ConstantOfShape",
+        batch.outputs,
+        {"value": ir.tensor(np.array([positions - 1], np.int32))},
+    )
+    graph.insert_before(first, [no_keys, batch, last])
+    total = constant(graph, "source_positions", np.array(positions, np.int32))
+    aliases = {}
+    for layer in range(layers):
+        caches = [inputs[f"cross_{part}_{layer}"] for part in PARTS]
+        attention = _reader(caches[0])
+        scales = [
+            _scale_input(graph, cache, f"cross_{part}_scale_{layer}")
+            for cache, part in zip(caches, PARTS, strict=True)
+        ]
+        node = ir.node(
+            "GroupQueryAttention",
+            [
+                attention.inputs[0],
+                no_keys.outputs[0],
+                no_keys.outputs[0],
+                *caches,
+                last.outputs[0],
+                total,
+                *[None] * 5,
+                *scales,
+            ],
+            {
+                "num_heads": attention.attributes["num_heads"].as_int(),
+                "kv_num_heads": attention.attributes["num_heads"].as_int(),
+                "scale": attention.attributes["scale"].as_float(),
+                "causal": 0,
+                "k_quant_type": "PER_CHANNEL",
+                "v_quant_type": "PER_CHANNEL",
+                "kv_cache_bit_width": 8,
+            },
+            domain=CONTRIB,
+            num_outputs=3,
+        )
+        put_in_place(graph, attention, attention, node)
+        for cache, part, same in zip(caches, PARTS, node.outputs[1:], strict=True):
+            cache.type = same.type = ir.TensorType(ir.DataType.INT8)
+            same.shape = cache.shape
+            same.name = f"same_cross_{part}_{layer}"
+            aliases[same.name] = f"cross_{part}_{layer}"
+            graph.outputs.append(same)
+    return aliases
+
+
+def _scale_input(graph: ir.Graph, cache: ir.Value, name: str) -> ir.Value:
+    scale = ir.Value(
+        name=name,
+        type=ir.TensorType(ir.DataType.FLOAT),
+        shape=_channels(cache),
+    )
+    graph.inputs.append(scale)
+    return scale
+
+
+def _reader(cache: ir.Value) -> ir.Node:
+    (node,) = (use.node for use in cache.uses() if use.node.op_type == "MultiHeadAttention")
+    return node
+
+
+def _size(value: ir.Value, axis: int) -> int:
+    size = value.shape[axis] if value.shape is not None else None
+    if not isinstance(size, int):
+        raise TypeError(f"{value.name} has no fixed size along axis {axis}")
+    return size
+
+
+def _channels(cache: ir.Value) -> ir.Shape:
+    """One scale for each number of a position: heads * d."""
+    return ir.Shape([_size(cache, 1) * _size(cache, 3)])
+
+
+def _ancestors(value: ir.Value) -> Iterator[ir.Node]:
+    """Follow first inputs upwards."""
+    node = value.producer()
+    while node is not None:
+        yield node
+        source = node.inputs[0]
+        node = None if source is None else source.producer()
+
+
+def _ancestor(value: ir.Value, op_type: str) -> ir.Node:
+    return next(node for node in _ancestors(value) if node.op_type == op_type)
+
+
+def _mark_int8(value: ir.Value, since: ir.Node) -> None:
+    """Give int8 to all that lies in between, which only moves numbers."""
+    for node in _ancestors(value):
+        for output in node.outputs:
+            output.type = ir.TensorType(ir.DataType.INT8)
+        if node is since:
+            return
