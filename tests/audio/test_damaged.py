@@ -47,9 +47,9 @@ SAYS = {
     "one-hertz.wav": "claims 1 samples a second",
     "high-rate.wav": "claims 768001 samples a second",
     "no-samples.wav": "holds no samples",
-    "one-sample.wav": "too short to hold speech: 1 samples",
+    "one-sample.wav": "too short to hold speech: it lasts 0.062 ms",
     "text.wav": "its format is not recognised",
-    "header-promises-all.wav": "cut short: it should last 1.00 s; no sound could be decoded",
+    "header-promises-all.wav": "cut short: it ends where its sound should begin; no sound",
 }
 
 

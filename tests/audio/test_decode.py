@@ -27,9 +27,10 @@ def decoded(source):
 
 
 def likeness(samples, expected):
-    """Correlate over the common length: 1 for the same sound, codec losses and scale aside."""
-    length = min(len(samples), len(expected))
-    return np.corrcoef(samples[:length], expected[:length])[0, 1]
+    """Largest correlation over all delays: 1 for the same sound, codec losses and scale aside."""
+    length = 2 * max(len(samples), len(expected))
+    spectrum = np.fft.rfft(samples, length) * np.fft.rfft(expected, length).conj()
+    return np.fft.irfft(spectrum).max() / np.linalg.norm(samples) / np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.aiff", "a.au", "a.w64", "a.caf"])
@@ -48,9 +49,7 @@ def test_lossy_formats_give_the_same_sound(encode, speech, name, rate, channels)
     samples, notices = decoded(encode(name, stored, rate))
     assert notices == ()
     assert len(samples) == pytest.approx(160_000, abs=2_500)
-    lag = np.argmax(np.correlate(samples[32_000:36_000], speech[33_000:35_000], "valid")) - 1_000
-    aligned = samples[max(0, lag) :], speech[max(0, -lag) : 160_000]
-    assert likeness(*aligned) > 0.97
+    assert likeness(samples, speech[:160_000]) > 0.97
 
 
 @pytest.mark.parametrize("rate", [1_000, 8_000, 11_025, 22_050, 44_100, 48_000, 96_000, 768_000])

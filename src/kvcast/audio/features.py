@@ -80,10 +80,8 @@ class MelWindows:
         self.content_frames = measured.samples // HOP
         self.duration = measured.samples / SAMPLE_RATE
         if self.content_frames == 0:
-            milliseconds = 1000 * HOP / SAMPLE_RATE
             raise InputOutputError(
-                f"{audio.name} is too short to hold speech: "
-                f"{measured.samples} samples of {SAMPLE_RATE} Hz, less than {milliseconds:.0f} ms"
+                f"{audio.name} is too short to hold speech: it lasts {1000 * self.duration:.2g} ms"
             )
         self.silent = measured.peak <= SILENT_PEAK
         silence = (f"{audio.name} is silent: there is no speech to transcribe",)

