@@ -1,6 +1,51 @@
 """Transformer decoders with a key-value cache, on several runtimes.
 
-The public surface is what this module names in ``__all__``; everything else may change.
+The public surface is what this module names in ``__all__``; everything else may change::
+
+    import kvcast
+
+    model = kvcast.load("demo", threads=2)
+    for segment in model.transcribe("talk.flac", beam=5):
+        print(segment.start, segment.end, segment.text)
+
+Names are imported when they are first used, so ``import kvcast`` costs next to nothing.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvcast.errors import KvcastError
+    from kvcast.tasks.exporting import export_bundle
+    from kvcast.tasks.loading import load
+    from kvcast.tasks.model import WhisperModel
+    from kvcast.tasks.transcribe import Segment, Transcription
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "KvcastError",
+    "Segment",
+    "Transcription",
+    "WhisperModel",
+    "__version__",
+    "export_bundle",
+    "load",
+]
+
+_HOMES = {
+    "KvcastError": "kvcast.errors",
+    "Segment": "kvcast.tasks.transcribe",
+    "Transcription": "kvcast.tasks.transcribe",
+    "WhisperModel": "kvcast.tasks.model",
+    "export_bundle": "kvcast.tasks.exporting",
+    "load": "kvcast.tasks.loading",
+}
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return getattr(import_module(home), name)

@@ -18,7 +18,7 @@ def exported(monkeypatch) -> list[dict]:
         (output / "onnx" / "decode.onnx").write_bytes(bytes(2_500_000))
         return output
 
-    monkeypatch.setattr(kvcast, "export", export, raising=False)
+    monkeypatch.setattr(kvcast, "export_bundle", export)
     return calls
 
 
@@ -52,6 +52,6 @@ def test_a_refused_destination_is_one_line(monkeypatch, tmp_path, capsys):
     def refuse(*_, **__):
         raise UsageError("that folder holds something else")
 
-    monkeypatch.setattr(kvcast, "export", refuse, raising=False)
+    monkeypatch.setattr(kvcast, "export_bundle", refuse)
     assert main(["export", "demo", "--output", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "kvcast: that folder holds something else\n"

@@ -46,13 +46,14 @@ def staged(destination: Path, *, overwrite: bool) -> Iterator[Path]:
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:
     """Record every file of `folder` in the manifest, flush them, and write the manifest last."""
-    paths = [path for path in folder.rglob("*") if path.is_file()]
+    manifest_path = folder / MANIFEST
+    paths = [path for path in folder.rglob("*") if path.is_file() and path != manifest_path]
     names = [path.relative_to(folder).as_posix() for path in paths]
     sealed = replace(manifest, files=dict(file_records(folder, names)))
     for path in paths:
         _flush(path)
-    (folder / MANIFEST).write_text(sealed.to_json(), encoding="utf-8")
-    _flush(folder / MANIFEST)
+    manifest_path.write_text(sealed.to_json(), encoding="utf-8")
+    _flush(manifest_path)
     _flush(folder)
     return sealed
 

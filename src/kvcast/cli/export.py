@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Export and print every file with its size; returns the exit code."""
     with progress(quiet=args.quiet).waiting(f"exporting {args.model}"):
-        bundle = kvcast.export(args.model, **EXPORTING.keywords(args))
+        bundle = kvcast.export_bundle(args.model, **EXPORTING.keywords(args))
     written = sorted(path for path in bundle.rglob("*") if path.is_file())
     for path in written:
         console.emit(f"{_size(path.stat().st_size):>10}  {path}\n")

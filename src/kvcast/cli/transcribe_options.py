@@ -17,7 +17,6 @@ from kvcast.cli.arguments import (
     token_list,
     whole_number,
 )
-from kvcast.cli.cores import available_cores
 from kvcast.cli.outputs import FORMATS
 
 MODEL_VARIABLE = "KVCAST_MODEL"
@@ -51,9 +50,8 @@ LOADING = OptionGroup(
         option(
             "--threads",
             type=whole_number(1, 1024),
-            default=available_cores(),
             metavar="N",
-            help="threads to compute with (default: the physical cores at hand, %(default)s)",
+            help="threads to compute with (default: the physical cores at hand)",
         ),
     ),
 )

@@ -9,7 +9,7 @@ Knows nothing of tokens' meaning, strategies or models.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,25 +38,29 @@ class Cache(Protocol):
         """[rows]: number of positions that each row has seen."""
 
 
-class EncoderDecoder(Protocol):
-    """What a runtime offers."""
+CrossT = TypeVar("CrossT", bound=CrossCache)
+CacheT = TypeVar("CacheT", bound=Cache)
 
-    def encode(self, features_bmt: Float32) -> CrossCache:
+
+class EncoderDecoderOf(Protocol[CrossT, CacheT]):
+    """What a runtime offers, over its own kinds of caches."""
+
+    def encode(self, features_bmt: Float32) -> CrossT:
         """Encode log-mel features [batch, n_mels, frames] once."""
 
-    def new_cache(self, cross: CrossCache, rows: int) -> Cache:
+    def new_cache(self, cross: CrossT, rows: int) -> CacheT:
         """Return an empty cache for `rows` sequences (a multiple of `cross.batch`)."""
 
     def decode(
-        self, tokens_rs: Int64, cache: Cache, positions: Sequence[int] = (-1,)
-    ) -> tuple[Float32, Cache]:
+        self, tokens_rs: Int64, cache: CacheT, positions: Sequence[int] = (-1,)
+    ) -> tuple[Float32, CacheT]:
         """Append tokens [rows, S] to the cache; S = prompt length for prefill, 1 for a step.
 
         Returns fp32 logits [rows, len(positions), vocab] at the given offsets into the S new
         tokens (negative counts from the end), and the grown cache.
         """
 
-    def reorder(self, cache: Cache, sources: Sequence[int]) -> Cache:
+    def reorder(self, cache: CacheT, sources: Sequence[int]) -> CacheT:
         """Return a cache whose row i continues old row `sources[i]`.
 
         `len(sources)` may differ from the old number of rows (1 prompt row fans out to beams,
@@ -64,5 +68,9 @@ class EncoderDecoder(Protocol):
         stay with their input. Copies self-attention rows only, and only what differs.
         """
 
-    def reset(self, cache: Cache, rows: Sequence[int]) -> Cache:
+    def reset(self, cache: CacheT, rows: Sequence[int]) -> CacheT:
         """Return a cache whose given rows hold nothing; what was written there stays, unseen."""
+
+
+# Whoever drives a runtime only hands its caches back to it.
+EncoderDecoder: TypeAlias = EncoderDecoderOf[Any, Any]

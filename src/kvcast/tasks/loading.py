@@ -5,14 +5,14 @@ made of its content and the options, and found there the next time. Eager needs 
 """
 
 import hashlib
-import os
 from pathlib import Path
 
 from kvcast import __version__
-from kvcast.bundle.manifest import VERSION, is_bundle, read_bundle
+from kvcast.bundle.manifest import VERSION, Manifest, is_bundle, read_bundle
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.base import EncoderDecoder
+from kvcast.runtimes.cores import available_cores
 from kvcast.spec.paths import cache_dir
 from kvcast.spec.whisper import WhisperDimensions
 from kvcast.tasks.exporting import (
@@ -23,6 +23,7 @@ from kvcast.tasks.exporting import (
     require_export_extra,
 )
 from kvcast.tasks.model import WhisperModel
+from kvcast.text.whisper import WhisperTokenizer
 
 RUNTIMES = ("onnx", "eager")
 _DEFAULT_QUANTIZE = {"onnx": "int8", "eager": "none"}
@@ -43,7 +44,7 @@ def load(
         runtime: "onnx" (no torch needed for a bundle) or "eager" (PyTorch).
         quantize: "none", "int8" or "int4"; by default what the bundle has, int8 for ONNX Runtime
             and none for eager.
-        threads: of the runtime; by default every core that this process may use.
+        threads: of the runtime; by default the physical cores that this process may use.
 
     Raises:
         KvcastError: with one line, for anything that cannot be found, read, exported or run.
@@ -54,21 +55,22 @@ def load(
         check_choice("quantize", quantize, QUANTIZE)
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be 1 or more, not {threads}")
-    workers = threads or len(os.sched_getaffinity(0))
+    workers = threads or available_cores()
     folder = locate(str(model))
     if is_bundle(folder):
-        return _open_bundle(folder, runtime, quantize, workers)
+        return _open_bundle(folder, read_bundle(folder), runtime, quantize, workers)
     chosen = quantize or _DEFAULT_QUANTIZE[runtime]
     if runtime == "eager":
         return _open_eager(folder, chosen, workers)
-    bundle = _exported_once(folder, str(model), chosen)
-    return _open_bundle(bundle, runtime, chosen, workers)
+    bundle, manifest = _exported_once(folder, str(model), chosen)
+    return _open_bundle(bundle, manifest, runtime, chosen, workers)
 
 
-def _open_bundle(folder: Path, runtime: str, quantize: str | None, threads: int) -> WhisperModel:
+def _open_bundle(
+    folder: Path, manifest: Manifest, runtime: str, quantize: str | None, threads: int
+) -> WhisperModel:
     from kvcast.runtimes.onnx import OnnxEncoderDecoder
 
-    manifest = read_bundle(folder)
     for option, asked, has in (
         ("--runtime", runtime, manifest.runtime),
         ("--quantize", quantize, manifest.quantize),
@@ -99,20 +101,24 @@ def _open_eager(folder: Path, quantize: str, threads: int) -> WhisperModel:
     checkpoint = open_checkpoint(folder)
     programs = WhisperPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
     if quantize != "none":
-        quantize_linears(programs, quantize)
+        quantize_linears(programs.encode, quantize)
+        quantize_linears(programs.decode, quantize)
     runtime = EagerEncoderDecoder(programs)
     return _model(runtime, checkpoint.dimensions, checkpoint.tokenizer_json)
 
 
-def _exported_once(folder: Path, name: str, quantize: str) -> Path:
+def _exported_once(folder: Path, name: str, quantize: str) -> tuple[Path, Manifest]:
     key = "\n".join((fingerprint(folder), "onnx", quantize, str(VERSION), __version__))
     bundle = cache_dir() / "bundles" / hashlib.sha256(key.encode()).hexdigest()[:24]
-    if not is_bundle(bundle):
+    try:
+        return bundle, read_bundle(bundle)
+    except KvcastError:  # not there yet, or damaged: both are mended by exporting
         export_folder(folder, name, bundle, quantize=quantize, overwrite=True)
-    return bundle
+    return bundle, read_bundle(bundle)
 
 
 def _model(
     runtime: EncoderDecoder, dimensions: WhisperDimensions, tokenizer_json: bytes
 ) -> WhisperModel:
-    raise NotImplementedError
+    tokenizer = WhisperTokenizer(tokenizer_json, dimensions.vocab_size)
+    return WhisperModel(runtime, tokenizer, dimensions)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcast.cli.cores import available_cores
+from kvcast.runtimes.cores import available_cores
 
 
 def machine(folder: Path, siblings: list[str]) -> Path:

@@ -1,0 +1,56 @@
+"""The few pieces of arithmetic that every step needs, over rows of fp32 logits.
+
+They run once per token over the whole vocabulary, so each makes as few passes as it can.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.runtimes.base import Float32
+
+_BLOCKS = 64
+
+
+def softmax(logits_rv: Float32) -> Float32:
+    """Return probabilities [rows, vocab]; -inf becomes 0."""
+    weights_rv: Float32 = np.exp(logits_rv - logits_rv.max(axis=1, keepdims=True))
+    weights_rv /= weights_rv.sum(axis=1, keepdims=True)
+    return weights_rv
+
+
+def log_probabilities(logits_rv: Float32, tokens_rk: NDArray[np.intp]) -> Float32:
+    """Return the log-softmax of each row at its tokens, [rows, k].
+
+    Every row needs a finite logit.
+    """
+    peaks_r1 = logits_rv.max(axis=1, keepdims=True)
+    weights_rv = logits_rv - peaks_r1
+    np.exp(weights_rv, out=weights_rv)
+    chosen_rk = np.take_along_axis(logits_rv, tokens_rk, axis=1)
+    log_probabilities_rk: Float32 = (chosen_rk - peaks_r1) - np.log(
+        weights_rv.sum(axis=1, keepdims=True)
+    )
+    return log_probabilities_rk
+
+
+def log_sum_exp(logits_rv: Float32) -> Float32:
+    """Return log(sum(exp(row))) of each row, [rows]; -inf for a row of nothing but -inf."""
+    peaks_r = logits_rv.max(axis=1)
+    peaks_r[np.isneginf(peaks_r)] = 0
+    with np.errstate(divide="ignore"):
+        sums_r: Float32 = np.log(np.exp(logits_rv - peaks_r[:, None]).sum(axis=1)) + peaks_r
+    return sums_r
+
+
+def top_k(row_v: Float32, k: int) -> NDArray[np.intp]:
+    """Return the indices of the k largest values, largest first, ties by the lower index.
+
+    The k-th largest of the maxima of disjoint blocks bounds the k-th largest value from below, so
+    one pass leaves a handful of candidates to sort.
+    """
+    width = row_v.size // _BLOCKS
+    peaks = row_v[: _BLOCKS * width].reshape(_BLOCKS, width).max(axis=0, initial=-np.inf)
+    peaks = np.concatenate([peaks, row_v[_BLOCKS * width :]])
+    bound = np.partition(peaks, -k)[-k] if k <= peaks.size else -np.inf
+    candidates = np.flatnonzero(row_v >= bound)
+    return candidates[np.argsort(-row_v[candidates], kind="stable")[:k]]

@@ -1,0 +1,274 @@
+"""Decoding of 30-second windows as openai/whisper's decoding.py does it.
+
+Puts together the prompt, the filters and the strategy that the options ask for. Knows nothing of
+recordings, seeking or fallback: a window comes encoded, and may be decoded several times.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvcast.decoding.filters import LogitFilter, SuppressBlank, SuppressTokens, TimestampRules
+from kvcast.decoding.loop import generate
+from kvcast.decoding.numerics import softmax
+from kvcast.decoding.strategies import (
+    BeamSearch,
+    Greedy,
+    MaximumLikelihood,
+    Sampling,
+    Strategy,
+)
+from kvcast.errors import UsageError
+from kvcast.runtimes.base import CrossCache, EncoderDecoder, Float32
+from kvcast.text.whisper import SECONDS_PER_TIMESTAMP, WhisperTokenizer
+
+TASKS = ("transcribe", "translate")
+NON_SPEECH = -1
+"""In `suppress_tokens`, stands for the tokenizer's non-speech tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions:
+    """What decides a window's tokens, apart from the sound and the prompt.
+
+    Attributes:
+        task: "transcribe", or "translate" to English.
+        language: a code of the tokenizer's languages; None detects it.
+        timestamps: whether to predict them; without, a window is one stretch of text.
+        temperature: 0 takes the likeliest tokens, more samples.
+        beam: beams at temperature 0; 1 is greedy.
+        best_of: samples at a temperature above 0, of which the likeliest is taken.
+        patience: the beam search ends at round(beam * patience) finished beams; None is 1.
+        length_penalty: 0 to 1, see `MaximumLikelihood`; None divides by the length.
+        suppress_tokens: ids never to emit, "1,2,3" or a sequence; -1 stands for the non-speech
+            tokens. Prompt tokens are suppressed as well, unless this is empty.
+        max_new_tokens: most tokens of a window; None is half the decoder's context.
+        max_initial_timestamp: latest start of the first segment in seconds; None is any.
+        seed: of sampling.
+
+    Raises:
+        UsageError: for a value out of range or options that exclude each other.
+
+    """
+
+    task: str = "transcribe"
+    language: str | None = None
+    timestamps: bool = True
+    temperature: float = 0.0
+    beam: int = 1
+    best_of: int = 1
+    patience: float | None = None
+    length_penalty: float | None = None
+    suppress_tokens: str | Sequence[int] | None = "-1"
+    max_new_tokens: int | None = None
+    max_initial_timestamp: float | None = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise UsageError(f"unknown task {self.task!r}: give one of {', '.join(TASKS)}")
+        for name, least in (("beam", 1), ("best_of", 1), ("max_new_tokens", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"{name} must be {least} or more, not {value}")
+        if not 0 <= self.temperature < np.inf:
+            raise UsageError(f"temperature must be 0 or more, not {self.temperature}")
+        if self.temperature == 0 and self.best_of > 1:
+            raise UsageError("best_of needs a temperature above 0: at 0 all samples are the same")
+        if self.temperature > 0 and self.beam > 1:
+            raise UsageError("beam needs temperature 0: above it best_of samples are drawn")
+        if self.patience is not None and self.beam == 1:
+            raise UsageError("patience needs a beam of 2 or more")
+        if self.patience is not None and not 0 < self.patience < np.inf:
+            raise UsageError(f"patience must be above 0, not {self.patience}")
+        if self.length_penalty is not None and not 0 <= self.length_penalty <= 1:
+            raise UsageError(f"length_penalty must be from 0 to 1, not {self.length_penalty}")
+        self.strategy()
+        self.suppressed_ids()
+
+    def check(self, tokenizer: WhisperTokenizer) -> None:
+        """Raise UsageError for what this tokenizer's model cannot do."""
+        if self.task == "translate" and not tokenizer.is_multilingual:
+            raise UsageError("this model knows English only and cannot translate")
+        for token in self.suppressed_ids():
+            if not NON_SPEECH <= token < tokenizer.vocab_size:
+                raise UsageError(
+                    f"suppress_tokens: {token} is no token; give -1 or ids below "
+                    f"{tokenizer.vocab_size}"
+                )
+
+    def suppressed_ids(self) -> tuple[int, ...]:
+        """Return `suppress_tokens` as numbers, NON_SPEECH among them if given."""
+        given = self.suppress_tokens or ()
+        try:
+            return tuple(map(int, given.split(",") if isinstance(given, str) else given))
+        except ValueError:
+            raise UsageError(
+                f"suppress_tokens must be ids with commas between, not {given!r}"
+            ) from None
+
+    def strategy(self, stream: int = 0) -> Strategy:
+        """Return the search; `stream` keeps random numbers of different windows apart."""
+        if self.temperature > 0:
+            seed = (self.seed, stream, round(1000 * self.temperature))
+            return Sampling(self.temperature, self.best_of, seed)
+        if self.beam > 1:
+            return BeamSearch(self.beam, self.patience or 1.0)
+        return Greedy()
+
+    def filters(self, tokenizer: WhisperTokenizer) -> list[LogitFilter]:
+        """Return the logit filters in the order in which they apply."""
+        filters: list[LogitFilter] = [SuppressBlank(tokenizer.blank)]
+        if ids := set(self.suppressed_ids()):
+            if NON_SPEECH in ids:
+                ids = ids - {NON_SPEECH} | set(tokenizer.non_speech_tokens)
+            filters.append(SuppressTokens(sorted(ids | set(tokenizer.control_tokens))))
+        if self.timestamps:
+            latest = self.max_initial_timestamp
+            filters.append(
+                TimestampRules(
+                    begin=tokenizer.timestamp_begin,
+                    eot=tokenizer.eot,
+                    no_timestamps=tokenizer.no_timestamps,
+                    latest_initial=round(latest / SECONDS_PER_TIMESTAMP) if latest else None,
+                )
+            )
+        return filters
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingResult:
+    """What a window says.
+
+    Attributes:
+        language: code.
+        tokens: ids with timestamps, without prompt and end.
+        text: decoded and stripped.
+        avg_logprob: mean log-probability of the tokens and the end.
+        no_speech_prob: probability that the window holds no speech.
+        temperature: at which it was decoded.
+        compression_ratio: bytes of text over bytes compressed; high if it repeats itself.
+
+    """
+
+    language: str
+    tokens: tuple[int, ...]
+    text: str
+    avg_logprob: float
+    no_speech_prob: float
+    temperature: float
+    compression_ratio: float
+
+
+@dataclass(frozen=True)
+class WindowDecoder:
+    """A model that decodes windows; `context` is the number of positions of its decoder."""
+
+    runtime: EncoderDecoder
+    tokenizer: WhisperTokenizer
+    context: int
+
+    def encode(self, features_bmt: Float32) -> CrossCache:
+        """Encode log-mel windows [batch, n_mels, frames]; decode the result as often as needed."""
+        return self.runtime.encode(features_bmt)
+
+    def detect_language(self, cross: CrossCache) -> list[dict[str, float]]:
+        """Return the probability of each language for each encoded window."""
+        if not self.tokenizer.is_multilingual:
+            raise UsageError("this model knows English only: there is no language to detect")
+        sot_bs = np.full((cross.batch, 1), self.tokenizer.sot, np.int64)
+        logits_b1v, _ = self.runtime.decode(sot_bs, self.runtime.new_cache(cross, cross.batch))
+        languages_bl = softmax(logits_b1v[:, 0, self.tokenizer.language_tokens])
+        codes = self.tokenizer.languages
+        return [dict(zip(codes, row, strict=True)) for row in languages_bl.tolist()]
+
+    def decode(
+        self,
+        cross: CrossCache,
+        options: DecodingOptions,
+        *,
+        prompt: Sequence[int] = (),
+        stream: int = 0,
+    ) -> list[DecodingResult]:
+        """Decode each encoded window after the same prompt.
+
+        Args:
+            cross: from `encode`.
+            options: see there.
+            prompt: tokens of the text before; its end is kept if it is too long.
+            stream: tells the random numbers of one window from another's.
+
+        Raises:
+            UsageError: the model cannot do what the options ask for.
+
+        """
+        options.check(self.tokenizer)
+        languages = self._languages(cross, options)
+        prompt_bs, sot_index = self._prompts(languages, options, prompt)
+        room = self.context + 1 - prompt_bs.shape[1]
+        generation = generate(
+            self.runtime,
+            cross,
+            prompt_bs,
+            strategy=options.strategy(stream),
+            filters=options.filters(self.tokenizer),
+            eot=self.tokenizer.eot,
+            max_new_tokens=min(options.max_new_tokens or self.context // 2, room),
+            probe=sot_index,
+        )
+        ranker = MaximumLikelihood(options.length_penalty)
+        no_speech_b = softmax(generation.probe_bv)[:, self.tokenizer.no_speech].tolist()
+        results = []
+        for language, candidates, no_speech_prob in zip(
+            languages, generation.candidates, no_speech_b, strict=True
+        ):
+            best = ranker.best(candidates)
+            text = self.tokenizer.decode(best.tokens).strip()
+            results.append(
+                DecodingResult(
+                    language=language,
+                    tokens=best.tokens,
+                    text=text,
+                    avg_logprob=best.sum_logprob / (len(best.tokens) + 1),
+                    no_speech_prob=no_speech_prob,
+                    temperature=options.temperature,
+                    compression_ratio=compression_ratio(text),
+                )
+            )
+        return results
+
+    def _languages(self, cross: CrossCache, options: DecodingOptions) -> list[str]:
+        if options.language is not None:
+            return [self.tokenizer.language_code(options.language)] * cross.batch
+        if not self.tokenizer.is_multilingual:
+            return ["en"] * cross.batch
+        return [likeliest(probabilities) for probabilities in self.detect_language(cross)]
+
+    def _prompts(
+        self, languages: list[str], options: DecodingOptions, prompt: Sequence[int]
+    ) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
+        """Return prompts [batch, S] and the position of their start-of-transcript token."""
+        previous: list[int] = []
+        if prompt:
+            previous = [self.tokenizer.sot_prev, *prompt[-(self.context // 2 - 1) :]]
+        rows = [
+            [
+                *previous,
+                *self.tokenizer.sot_sequence(language, options.task, timestamps=options.timestamps),
+            ]
+            for language in languages
+        ]
+        return np.array(rows, np.int64), len(previous)
+
+
+def likeliest(probabilities: dict[str, float]) -> str:
+    """Return the code with the highest probability; of equals the first."""
+    return max(probabilities, key=probabilities.__getitem__)
+
+
+def compression_ratio(text: str) -> float:
+    """Return bytes of text over bytes that zlib needs for it."""
+    encoded = text.encode()
+    return len(encoded) / len(zlib.compress(encoded))

@@ -1,0 +1,109 @@
+"""From a window's tokens to segments, and how far the next window is.
+
+The rules are those of `transcribe` in openai/whisper's transcribe.py. Knows no sound and no model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kvcast.text.whisper import SECONDS_PER_TIMESTAMP
+
+FRAMES_PER_SECOND = 100
+FRAMES_PER_TIMESTAMP = 2
+WINDOW_FRAMES = 30 * FRAMES_PER_SECOND
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A stretch of speech with its text.
+
+    Attributes:
+        id: counts from 0.
+        seek: frame (of 10 ms) at which the window began that this comes from.
+        start, end: seconds.
+        text: as decoded; usually starts with a space.
+        tokens: ids, timestamps included.
+        temperature: at which the window was decoded.
+        avg_logprob: mean log-probability of the window's tokens.
+        compression_ratio: of the window's text; high if it repeats itself.
+        no_speech_prob: probability that the window holds no speech.
+        fallback: why each lower temperature was rejected, in the order tried.
+
+    """
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+    fallback: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Frames `seek` to `seek + frames` of a recording."""
+
+    seek: int
+    frames: int
+
+    @property
+    def start(self) -> float:
+        """In seconds."""
+        return self.seek / FRAMES_PER_SECOND
+
+    @property
+    def duration(self) -> float:
+        """In seconds."""
+        return self.frames / FRAMES_PER_SECOND
+
+
+@dataclass(frozen=True)
+class Span:
+    """A segment's tokens and its times in seconds from the recording's start."""
+
+    start: float
+    end: float
+    tokens: tuple[int, ...]
+
+
+def split(tokens: Sequence[int], window: Window, timestamp_begin: int) -> tuple[list[Span], int]:
+    """Cut a window's tokens into segments; also return the frames to advance.
+
+    Two timestamps in a row are a cut: one segment ends, the next starts. What follows the last
+    cut is unfinished, and the next window begins there; but a lone timestamp at the very end says
+    that nobody speaks afterwards, and the whole window is done. So it is without any cut.
+
+    Example: tokens `<|0.00|> a <|1.00|> <|1.00|> b` give one segment, 0 s to 1 s, and an advance
+    of 100 frames; with `<|2.00|>` at the end they give two, and the whole window is done.
+    """
+    tokens = tuple(tokens)
+    is_timestamp = [token >= timestamp_begin for token in tokens]
+    cuts = [i for i, pair in enumerate(pairwise(is_timestamp), start=1) if all(pair)]
+    whole = is_timestamp[-2:] == [False, True]
+    if not cuts:
+        return [_uncut(tokens, window, timestamp_begin)], window.frames
+    ends = [*cuts, len(tokens)] if whole else cuts
+    spans = [
+        Span(
+            window.start + (tokens[start] - timestamp_begin) * SECONDS_PER_TIMESTAMP,
+            window.start + (tokens[end - 1] - timestamp_begin) * SECONDS_PER_TIMESTAMP,
+            tokens[start:end],
+        )
+        for start, end in pairwise([0, *ends])
+    ]
+    spoken = (tokens[ends[-1] - 1] - timestamp_begin) * FRAMES_PER_TIMESTAMP
+    # A cut at 0.00, which only decoding without timestamp rules can give, must not stand still.
+    return spans, window.frames if whole else spoken or window.frames
+
+
+def _uncut(tokens: tuple[int, ...], window: Window, timestamp_begin: int) -> Span:
+    timestamps = [token - timestamp_begin for token in tokens if token >= timestamp_begin]
+    last = timestamps[-1] if timestamps else 0
+    duration = last * SECONDS_PER_TIMESTAMP if last else window.duration
+    return Span(window.start, window.start + duration, tokens)
