@@ -21,16 +21,15 @@ def softmax(logits_rv: Float32) -> Float32:
 def log_probabilities(logits_rv: Float32, tokens_rk: NDArray[np.intp]) -> Float32:
     """Return the log-softmax of each row at its tokens, [rows, k].
 
-    Every row needs a finite logit.
+    Every row needs a finite logit. The logits are overwritten: fresh memory of that size would
+    cost as much as the exponentials.
     """
+    chosen_rk: Float32 = logits_rv[np.arange(len(logits_rv))[:, None], tokens_rk]
     peaks_r1 = logits_rv.max(axis=1, keepdims=True)
-    weights_rv = logits_rv - peaks_r1
-    np.exp(weights_rv, out=weights_rv)
-    chosen_rk = np.take_along_axis(logits_rv, tokens_rk, axis=1)
-    log_probabilities_rk: Float32 = (chosen_rk - peaks_r1) - np.log(
-        weights_rv.sum(axis=1, keepdims=True)
-    )
-    return log_probabilities_rk
+    np.subtract(logits_rv, peaks_r1, out=logits_rv)
+    np.exp(logits_rv, out=logits_rv)
+    totals_r1 = logits_rv.sum(axis=1, keepdims=True)
+    return chosen_rk - (peaks_r1 + np.log(totals_r1))
 
 
 def log_sum_exp(logits_rv: Float32) -> Float32:

@@ -1,0 +1,48 @@
+"""The README's commands work, and CI runs the second one to the letter."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def commands() -> list[str]:
+    """The README's first two blocks of shell: the newcomer's two commands."""
+    blocks = re.findall(r"```sh\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return blocks[:2]
+
+
+def test_there_are_two_commands_of_one_line_each() -> None:
+    assert len(commands()) == 2
+    assert not any("\n" in command for command in commands())
+
+
+def test_the_first_command_transcribes_the_example() -> None:
+    install, transcribe = commands()[0].split(" && ")
+    assert install.startswith("pip install ")
+    assert "[demo]" in install
+    program, *words = shlex.split(transcribe)
+    assert program == "kvcast"
+    done = subprocess.run(
+        [sys.executable, "-m", "kvcast", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("And Mr. John Dashwood had then leisure")
+
+
+def test_checks_call_the_second_command_to_the_letter() -> None:
+    assert commands()[1] in (ROOT / "scripts/check").read_text().splitlines()
+
+
+def test_the_tree_names_every_package() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for folder in (ROOT / "src/kvcast").iterdir():
+        if folder.is_dir() and (folder / "__init__.py").exists():
+            assert f"{folder.name}/" in readme, f"the README's tree lacks {folder.name}/"
