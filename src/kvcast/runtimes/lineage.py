@@ -43,12 +43,12 @@ class Lineage:
 
     def append(self, new: int) -> Self:
         """Describe the cache after each row took `new` positions; the caller checks capacity."""
-        ids = self.ids.copy()
+        rows = len(self.lengths)
+        ids, next_id = self.ids.copy(), self.next_id + rows * new
         slots_rs = self.lengths[:, None] + np.arange(new)
-        fresh = np.arange(self.next_id, self.next_id + slots_rs.size).reshape(slots_rs.shape)
-        np.put_along_axis(ids, slots_rs, fresh, axis=1)
-        lengths = self.lengths + np.int32(new)
-        return type(self)(ids, lengths, self.next_id + slots_rs.size)
+        fresh = np.arange(self.next_id, next_id).reshape(rows, new)
+        ids[np.arange(rows)[:, None], slots_rs] = fresh
+        return type(self)(ids, self.lengths + np.int32(new), next_id)
 
     def reset(self, rows: Sequence[int]) -> Self:
         """Describe the cache after the given rows were emptied."""
