@@ -58,6 +58,4 @@ def _printable(token: bytes) -> str:
 
 _PRINTS = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _HIDDEN = [byte for byte in range(256) if byte not in _PRINTS]
-_STAND_INS = [
-    chr(byte if byte in _PRINTS else 0x100 + _HIDDEN.index(byte)) for byte in range(256)
-]
+_STAND_INS = [chr(byte if byte in _PRINTS else 0x100 + _HIDDEN.index(byte)) for byte in range(256)]

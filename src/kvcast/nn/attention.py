@@ -7,7 +7,7 @@ masks or slots, which the operators derive from lengths.
 
 from torch import Tensor, nn
 
-from kvcast.ops.attention import attention, self_attention
+from kvcast.ops.attention import cross_attention, encoder_attention, self_attention
 
 
 def split_heads(flat_btx: Tensor, heads: int) -> Tensor:
@@ -28,10 +28,7 @@ class EncoderAttention(nn.Module):
     def forward(self, hidden_btx: Tensor) -> Tensor:
         """[batch, t, width] to the same shape."""
         query, key, value = self.qkv(hidden_btx).chunk(3, dim=-1)
-        mixed = attention(
-            query, split_heads(key, self.heads), split_heads(value, self.heads), self.scale
-        )
-        return self.out(mixed)
+        return self.out(encoder_attention(query, key, value, self.heads, self.scale))
 
 
 class CachedSelfAttention(nn.Module):
@@ -70,4 +67,4 @@ class CrossAttention(nn.Module):
 
     def forward(self, hidden_rsx: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[rows, s, width] to the same shape, from `project`'s key and value."""
-        return self.out(attention(self.query(hidden_rsx), key, value, self.scale))
+        return self.out(cross_attention(self.query(hidden_rsx), key, value, self.scale))

@@ -1,7 +1,7 @@
-"""The two attention operators that every model is built from.
+"""The attention operators that every model is built from.
 
-`self_attention` writes new keys and values into a cache and attends to it; `attention` reads
-keys and values that are complete (an encoder's own, or a cross cache). They are custom operators
+`self_attention` writes new keys and values into a cache and attends to it, `cross_attention` reads
+a cache that is complete, `encoder_attention` has no cache at all. They are custom operators
 so that an exported program holds one node for each, which a lowering then replaces by what its
 runtime has (see `kvcast.lowering.replace`); the kernels here are the eager ones.
 
@@ -80,8 +80,8 @@ def _(
     return torch.empty_like(query)
 
 
-@torch.library.custom_op("kvcast::attention", mutates_args=())
-def attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+@torch.library.custom_op("kvcast::cross_attention", mutates_args=())
+def cross_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Attend to complete keys and values, all of them visible to every query.
 
     Several rows may read one input: without a causal mask the order of queries is free, so the
@@ -103,11 +103,46 @@ def attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor
     return mixed.transpose(1, 2).reshape(query.shape)
 
 
-@attention.register_fake
+@cross_attention.register_fake
 def _(
     query: Tensor,
     key: Tensor,  # noqa: ARG001
     value: Tensor,  # noqa: ARG001
+    scale: float,  # noqa: ARG001
+) -> Tensor:
+    return torch.empty_like(query)
+
+
+@torch.library.custom_op("kvcast::encoder_attention", mutates_args=())
+def encoder_attention(
+    query: Tensor, key: Tensor, value: Tensor, heads: int, scale: float
+) -> Tensor:
+    """Attend from every position to every other, without a cache.
+
+    Args:
+        query: [b, t, heads * d].
+        key: like `query`.
+        value: like `query`.
+        heads: number of heads.
+        scale: factor on the products of queries and keys.
+
+    Returns:
+        [b, t, heads * d].
+
+    """
+    query, key, value = (
+        _split_heads(flat, flat.shape[-1] // heads).transpose(1, 2) for flat in (query, key, value)
+    )
+    mixed = scaled_dot_product_attention(query, key, value, scale=scale)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+@encoder_attention.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,  # noqa: ARG001
+    value: Tensor,  # noqa: ARG001
+    heads: int,  # noqa: ARG001
     scale: float,  # noqa: ARG001
 ) -> Tensor:
     return torch.empty_like(query)

@@ -1,0 +1,1 @@
+"""Measurements of kvcast beside other programs, in one run, on the same audio and weights."""
