@@ -46,7 +46,8 @@ def generate(
 
     """
     search = strategy.start(len(prompt_bs), eot)
-    cache = runtime.new_cache(cross, len(prompt_bs))
+    # The last token is chosen and never fed.
+    cache = runtime.new_cache(cross, len(prompt_bs), prompt_bs.shape[1] + max_new_tokens - 1)
     logits_rpv, cache = runtime.decode(prompt_bs, cache, (probe, -1))
     probe_bv = logits_rpv[:, 0].copy()
     for remaining in reversed(range(max_new_tokens)):

@@ -29,7 +29,8 @@ def log_probabilities(logits_rv: Float32, tokens_rk: NDArray[np.intp]) -> Float3
     np.subtract(logits_rv, peaks_r1, out=logits_rv)
     np.exp(logits_rv, out=logits_rv)
     totals_r1 = logits_rv.sum(axis=1, keepdims=True)
-    return chosen_rk - (peaks_r1 + np.log(totals_r1))
+    chosen_rk -= peaks_r1 + np.log(totals_r1)
+    return chosen_rk
 
 
 def log_sum_exp(logits_rv: Float32) -> Float32:

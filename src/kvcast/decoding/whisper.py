@@ -172,14 +172,15 @@ class WindowDecoder:
 
     def encode(self, features_bmt: Float32) -> CrossCache:
         """Encode log-mel windows [batch, n_mels, frames]; decode the result as often as needed."""
-        return self.runtime.encode(features_bmt)
+        cross: CrossCache = self.runtime.encode(features_bmt)
+        return cross
 
     def detect_language(self, cross: CrossCache) -> list[dict[str, float]]:
         """Return the probability of each language for each encoded window."""
         if not self.tokenizer.is_multilingual:
             raise UsageError("this model knows English only: there is no language to detect")
         sot_bs = np.full((cross.batch, 1), self.tokenizer.sot, np.int64)
-        logits_b1v, _ = self.runtime.decode(sot_bs, self.runtime.new_cache(cross, cross.batch))
+        logits_b1v, _ = self.runtime.decode(sot_bs, self.runtime.new_cache(cross, cross.batch, 1))
         languages_bl = softmax(logits_b1v[:, 0, self.tokenizer.language_tokens])
         codes = self.tokenizer.languages
         return [dict(zip(codes, row, strict=True)) for row in languages_bl.tolist()]

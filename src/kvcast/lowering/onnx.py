@@ -87,7 +87,8 @@ def _encode_graph(programs: WhisperPrograms) -> ir.Model:
 
 def _decode_graph(programs: WhisperPrograms) -> ir.Model:
     dimensions = programs.dimensions
-    layers, rows, batch = dimensions.decoder_layers, Dim("rows"), Dim("batch")
+    layers = dimensions.decoder_layers
+    rows, batch, capacity = Dim("rows"), Dim("batch"), Dim("capacity")
 
     def caches(first: int, capacity: int) -> list[tuple[Tensor, Tensor]]:
         shape = (first, dimensions.decoder_heads, capacity, dimensions.head_dim)
@@ -104,7 +105,7 @@ def _decode_graph(programs: WhisperPrograms) -> ir.Model:
         {0: rows, 1: Dim("new")},
         {0: rows},
         {0: Dim("asked")},
-        [({0: rows}, {0: rows})] * layers,
+        [({0: rows, 2: capacity}, {0: rows, 2: capacity})] * layers,
         [({0: batch}, {0: batch})] * layers,
     )
     past, cross = _cache_names("past", layers), _cache_names("cross", layers)

@@ -48,8 +48,11 @@ class EncoderDecoderOf(Protocol[CrossT, CacheT]):
     def encode(self, features_bmt: Float32) -> CrossT:
         """Encode log-mel features [batch, n_mels, frames] once."""
 
-    def new_cache(self, cross: CrossT, rows: int) -> CacheT:
-        """Return an empty cache for `rows` sequences (a multiple of `cross.batch`)."""
+    def new_cache(self, cross: CrossT, rows: int, capacity: int | None = None) -> CacheT:
+        """Return an empty cache for `rows` sequences (a multiple of `cross.batch`).
+
+        It holds `capacity` positions a row; None is as many as the model knows.
+        """
 
     def decode(
         self, tokens_rs: Int64, cache: CacheT, positions: Sequence[int] = (-1,)

@@ -72,18 +72,21 @@ class EagerEncoderDecoder:
         features = torch.from_numpy(np.ascontiguousarray(features_bmt, np.float32))
         return EagerCrossCache(self._programs.encode(features))
 
-    def new_cache(self, cross: EagerCrossCache, rows: int) -> EagerCache:
+    def new_cache(
+        self, cross: EagerCrossCache, rows: int, capacity: int | None = None
+    ) -> EagerCache:
         """See the protocol."""
         dimensions = self._programs.dimensions
+        positions = min(capacity or dimensions.target_positions, dimensions.target_positions)
         cells = torch.zeros(
             dimensions.decoder_layers,
             2,
             rows,
             dimensions.decoder_heads,
-            dimensions.target_positions,
+            positions,
             dimensions.head_dim,
         )
-        return EagerCache(cells, cross, Lineage.empty(rows, dimensions.target_positions))
+        return EagerCache(cells, cross, Lineage.empty(rows, positions))
 
     @torch.inference_mode()
     def decode(
