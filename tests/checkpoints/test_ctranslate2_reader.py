@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_whisper import TIED, ct2_bytes, ct2_folder, ct2_variables, random_model, save
 
+from hugging_face import demo_in_transformers
 from kvcast.checkpoints.names import tensor_shapes
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
@@ -286,50 +287,7 @@ def test_altered_bytes_give_one_line_or_a_whole_model(scratch, flips):
     assert shapes == expected
 
 
-def to_transformers(checkpoint):
-    """The inverse of reading, written against transformers' names: a state dict."""
-    import torch
-
-    state = {}
-    for name, array in checkpoint.tensors.items():
-        tensor = torch.from_numpy(np.array(array))
-        name = f"model.{name}"
-        name = name.replace(".embedding.weight", ".embed_tokens.weight")
-        if name.endswith(".positions"):
-            name = name.replace(".positions", ".embed_positions.weight")
-        for ours, theirs in (
-            ("encoder.norm", "encoder.layer_norm"),
-            ("decoder.norm", "decoder.layer_norm"),
-            ("self_attention_norm", "self_attn_layer_norm"),
-            ("cross_attention_norm", "encoder_attn_layer_norm"),
-            ("feed_forward_norm", "final_layer_norm"),
-            (".attention_norm", ".self_attn_layer_norm"),
-            ("feed_forward.up", "fc1"),
-            ("feed_forward.down", "fc2"),
-            ("self_attention.", "self_attn."),
-            ("cross_attention.", "encoder_attn."),
-            (".attention.", ".self_attn."),
-            (".out.", ".out_proj."),
-            (".query.", ".q_proj."),
-        ):
-            name = name.replace(ours, theirs)
-        fused = {"qkv": ("q_proj", "k_proj", "v_proj"), "key_value": ("k_proj", "v_proj")}
-        for ours, theirs in fused.items():
-            if f".{ours}." in name:
-                for target, part in zip(theirs, tensor.chunk(len(theirs)), strict=True):
-                    state[name.replace(ours, target)] = part.contiguous()
-                break
-        else:
-            state[name] = tensor
-    for name in [name for name in state if name.endswith("k_proj.bias")]:
-        # Left out by transformers, and zero in every Whisper.
-        assert not state.pop(name).any()
-    return state
-
-
 def test_the_packaged_model_survives_the_way_through_transformers_unchanged(tmp_path):
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
-
     original = open_checkpoint(locate("demo"))
     sizes = asdict(original.dimensions)
     assert sizes == {
@@ -343,26 +301,7 @@ def test_the_packaged_model_survives_the_way_through_transformers_unchanged(tmp_
         "source_positions": 1500,
         "target_positions": 448,
     }
-    config = WhisperConfig(
-        vocab_size=51864,
-        num_mel_bins=80,
-        d_model=384,
-        encoder_layers=4,
-        decoder_layers=4,
-        encoder_attention_heads=6,
-        decoder_attention_heads=6,
-        encoder_ffn_dim=1536,
-        decoder_ffn_dim=1536,
-        pad_token_id=50256,
-        bos_token_id=50256,
-        eos_token_id=50256,
-    )
-    model = WhisperForConditionalGeneration(config).half()
-    missing, unexpected = model.load_state_dict(to_transformers(original), strict=False)
-    assert missing == ["proj_out.weight"]
-    assert unexpected == []
-    model.tie_weights()
-    folder = save(model, tmp_path / "huggingface", max_shard_size="30MB")
+    folder = save(demo_in_transformers(original), tmp_path / "huggingface", max_shard_size="30MB")
     (folder / "tokenizer.json").write_bytes(original.tokenizer_json)
     again = open_checkpoint(folder)
     assert again.dimensions == original.dimensions

@@ -27,7 +27,9 @@ def test_load_takes_the_loading_options():
 
 def test_export_takes_the_export_options():
     words = ["demo", "--output", "folder"]
-    inspect.signature(kvcast.export_bundle).bind("demo", **keywords(export, words, export.EXPORTING))
+    inspect.signature(kvcast.export_bundle).bind(
+        "demo", **keywords(export, words, export.EXPORTING)
+    )
 
 
 def test_transcribe_takes_the_other_options_and_has_the_same_defaults():

@@ -1,0 +1,71 @@
+"""Who uses the processors: is a process quiet, and what do others take while one is timed?
+
+Thread pools spin after their work is done: OpenMP's and ONNX Runtime's for a while, to be ready for
+more. A turn that begins before that is over shares its cores with the turn before. So nobody
+begins before all have stopped, and what the rest of the machine used meanwhile is on record.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+WINDOW = 0.1
+"""Seconds of looking; the system counts in hundredths, so a spinning thread takes about ten."""
+
+PATIENCE = 20.0
+"""Seconds after which a process that never rests is measured all the same, and named."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """The contenders' processes."""
+
+    pids: Sequence[int]
+
+    def settle(self) -> bool:
+        """Wait until the processes use no processor; False if they did not stop in time."""
+        deadline = time.monotonic() + PATIENCE
+        before = self._used()
+        while time.monotonic() < deadline:
+            time.sleep(WINDOW)
+            after = self._used()
+            if after == before:
+                return True
+            before = after
+        return False
+
+    def _used(self) -> list[float]:
+        return [cpu_seconds(pid) for pid in self.pids]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process has used so far."""
+    import psutil
+
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Processor seconds: of the whole machine, and how many there were to use."""
+
+    busy: float
+    available: float
+
+    @classmethod
+    def now(cls) -> Self:
+        """Read the counters, which begin somewhere in the past."""
+        import psutil
+
+        times = psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # Guests' time is in user's already; what a hypervisor steals is lost to everybody here.
+        counted = ("user", "nice", "system", "irq", "softirq", "steal", "interrupt", "dpc")
+        busy = sum(getattr(times, name, 0.0) for name in counted)
+        return cls(busy, busy + idle)
+
+    def others(self, since: Self, own: float) -> tuple[float, float]:
+        """Return what all but `own` used since then, and what there was, in processor seconds."""
+        return max(0.0, self.busy - since.busy - own), self.available - since.available

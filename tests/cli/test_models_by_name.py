@@ -1,0 +1,90 @@
+"""Whatever a model is given as, the same words come out, and it is exported once."""
+
+from pathlib import Path
+
+import pytest
+
+from hugging_face import demo_in_transformers
+from kvcast.bundle.manifest import read_bundle
+from kvcast.checkpoints.source import locate, open_checkpoint
+from kvcast.cli import main
+
+EXAMPLE = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
+
+
+def text(capsys: pytest.CaptureFixture[str], model: str | Path, *words: str) -> str:
+    code = main(["transcribe", "--model", str(model), *words, str(EXAMPLE)])
+    printed = capsys.readouterr()
+    assert (code, printed.err) == (0, "")
+    return " ".join(printed.out.split())
+
+
+@pytest.fixture(scope="module")
+def hugging_face_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hub") / "whisper-tiny.en"
+    checkpoint = open_checkpoint(locate("demo"))
+    demo_in_transformers(checkpoint).save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(checkpoint.tokenizer_json)
+    return folder
+
+
+def test_hugging_face_and_ctranslate2_folders_and_the_demo_agree(
+    hugging_face_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--quantize", "none")
+    expected = text(capsys, "demo", *words)
+    assert "He was not an ill-disposed young man." in expected
+    assert text(capsys, hugging_face_folder, *words) == expected
+    assert text(capsys, locate("demo"), *words) == expected
+
+
+def test_runtimes_agree_on_fp32(capsys: pytest.CaptureFixture[str]) -> None:
+    onnx = text(capsys, "demo", "--quantize", "none")
+    assert text(capsys, "demo", "--runtime", "eager") == onnx
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("runtime", ["onnx", "eager"])
+def test_quantized_models_make_sense(
+    runtime: str, quantize: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = text(capsys, "demo", "--runtime", runtime, "--quantize", quantize)
+    for words in ("John Dashwood", "young man", "cold-hearted", "might even have been"):
+        assert words in said
+
+
+def test_an_exported_bundle_is_kept_and_a_damaged_one_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVCAST_CACHE", str(tmp_path))
+    first = text(capsys, "demo")
+    (bundle,) = (tmp_path / "bundles").iterdir()
+    manifest = bundle / "bundle.json"
+    written = manifest.stat().st_mtime_ns
+    assert text(capsys, "demo") == first
+    assert manifest.stat().st_mtime_ns == written
+    (bundle / "onnx/decode.onnx").write_bytes(b"damaged")
+    assert text(capsys, "demo") == first
+    assert read_bundle(bundle).verification["tokens"] > 0
+
+
+def test_a_bundle_refuses_options_it_was_not_exported_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = str(tmp_path / "bundle")
+    assert main(["export", "demo", "--output", bundle, "--quantize", "none"]) == 0
+    capsys.readouterr()
+    for words in (("--quantize", "int4"), ("--runtime", "eager")):
+        assert main(["transcribe", "--model", bundle, *words, str(EXAMPLE)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_fp32_bundle_proves_every_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = tmp_path / "bundle"
+    assert main(["export", "demo", "--output", str(bundle), "--quantize", "none"]) == 0
+    assert str(bundle) in capsys.readouterr().out
+    record = read_bundle(bundle).verification
+    assert record["tokens_equal"] == record["tokens"] == 56
+    assert 0 < record["max_logit_error"] < 1e-3
