@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.audio.mel import mel_filters
-from kvcast.bench.peers.names import openai_tensors
+from kvcast.bench.names import openai_tensors
 from kvcast.checkpoints.base import WhisperCheckpoint
 from kvcast.spec.whisper import WhisperDimensions
 from kvcast.text.whisper import WhisperTokenizer

@@ -1,4 +1,4 @@
-"""Who uses the processors: is a process quiet, and what do others take while one is timed?
+"""Who uses the processors: whether a process is quiet, and what others take meanwhile.
 
 Thread pools spin after their work is done: OpenMP's and ONNX Runtime's for a while, to be ready for
 more. A turn that begins before that is over shares its cores with the turn before. So nobody

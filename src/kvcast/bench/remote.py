@@ -29,7 +29,7 @@ class Remote:
     ) -> None:
         # A file, for a pipe that nobody reads would block the process in the end.
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603 - this package, and a name of its own
             [sys.executable, "-m", "kvcast.bench.remote", target],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

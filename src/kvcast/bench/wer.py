@@ -13,7 +13,7 @@ _SPOKEN = {"mr": "mister", "mrs": "missus", "dr": "doctor"}
 
 def normalise(text: str) -> str:
     """Return the words of `text`, one space between."""
-    joined = re.sub(r"(?<=\w)['’](?=\w)", "", text.lower())
+    joined = re.sub(r"(?<=\w)['\u2019](?=\w)", "", text.lower())
     words = re.sub(r"[^\w]|_", " ", joined).split()
     return " ".join(_SPOKEN.get(word, word) for word in words)
 

@@ -11,8 +11,8 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.source import open_checkpoint
 from kvcast.checkpoints.base import WhisperCheckpoint
+from kvcast.checkpoints.source import open_checkpoint
 from kvcast.spec.paths import cache_dir
 
 Samples = NDArray[np.float32]
@@ -49,6 +49,9 @@ class Contender(Protocol):
     packages: ClassVar[tuple[str, ...]]
     """Distributions that it needs, whose versions are printed."""
 
+    modules: ClassVar[tuple[str, ...]]
+    """What is imported before a model can be loaded."""
+
     settings: ClassVar[str]
     """What was chosen where it differs from its defaults, in words."""
 
@@ -66,15 +69,14 @@ class Contender(Protocol):
     def prepare(self) -> None:
         """Make files that are made once per model; not timed."""
 
-    def imports(self) -> None:
-        """Import its packages."""
-
     def load(self) -> None:
         """Get ready to transcribe."""
 
     def transcribe(self, samples: Samples, beam: int) -> str:
-        """Turn mono 16 kHz float32 [samples] into text: temperature 0, no fallback, timestamps
-        on, no text of one window as the prompt of the next.
+        """Turn mono 16 kHz float32 [samples] into text.
+
+        At temperature 0 without fallback, with timestamps, and with no text of one window as the
+        prompt of the next.
         """
 
 

@@ -11,6 +11,7 @@ class FasterWhisper:
 
     name: ClassVar[str] = "faster-whisper"
     packages: ClassVar[tuple[str, ...]] = ("faster-whisper", "ctranslate2")
+    modules: ClassVar[tuple[str, ...]] = ("faster_whisper",)
     settings: ClassVar[str] = "compute_type int8, no voice activity filter"
     dtype = "int8 weights, fp32 attention"
 
@@ -25,10 +26,6 @@ class FasterWhisper:
 
     def prepare(self) -> None:
         """Nothing to make."""
-
-    def imports(self) -> None:
-        """See the protocol."""
-        import faster_whisper  # noqa: F401
 
     def load(self) -> None:
         """See the protocol."""

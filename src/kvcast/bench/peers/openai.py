@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from kvcast.bench.names import openai_tensors
 from kvcast.bench.peers.base import Samples, Task, needs_checkpoint
-from kvcast.bench.peers.names import openai_tensors
 
 
 class OpenAIWhisper:
@@ -14,6 +14,7 @@ class OpenAIWhisper:
 
     name: ClassVar[str] = "openai-whisper"
     packages: ClassVar[tuple[str, ...]] = ("openai-whisper", "torch")
+    modules: ClassVar[tuple[str, ...]] = ("torch", "whisper")
     settings: ClassVar[str] = "fp16=False"
     dtype = "fp32"
 
@@ -29,18 +30,12 @@ class OpenAIWhisper:
     def prepare(self) -> None:
         """Nothing to make."""
 
-    def imports(self) -> None:
-        """See the protocol."""
-        import torch
-        import whisper  # noqa: F401
-
-        torch.set_num_threads(self._task.threads)
-
     def load(self) -> None:
         """See the protocol."""
         import torch
         from whisper.model import ModelDimensions, Whisper
 
+        torch.set_num_threads(self._task.threads)
         checkpoint = self._task.checkpoint()
         sizes = checkpoint.dimensions
         self._model = Whisper(

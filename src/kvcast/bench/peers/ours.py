@@ -21,6 +21,11 @@ class Kvcast:
 
     name: ClassVar[str] = "kvcast"
     packages: ClassVar[tuple[str, ...]] = ("kvcast", "onnxruntime")
+    modules: ClassVar[tuple[str, ...]] = (
+        "kvcast.tasks.loading",
+        "kvcast.runtimes.onnx",
+        "kvcast.audio.features",
+    )
     settings: ClassVar[str] = "defaults"
 
     def __init__(self, task: Task) -> None:
@@ -30,8 +35,7 @@ class Kvcast:
     @property
     def dtype(self) -> str:
         """See the protocol."""
-        folder = Path(self._task.folder)
-        return _DTYPES[read_bundle(folder).quantize if is_bundle(folder) else "int8"]
+        return _DTYPES[quantize_of(Path(self._task.folder))]
 
     @staticmethod
     def unfit(folder: Path) -> str | None:  # noqa: ARG004 - it takes what it can load
@@ -40,12 +44,6 @@ class Kvcast:
 
     def prepare(self) -> None:
         """Export, which loading does the first time."""
-
-    def imports(self) -> None:
-        """See the protocol."""
-        import kvcast.audio.features
-        import kvcast.runtimes.onnx
-        import kvcast.tasks.loading  # noqa: F401
 
     def load(self) -> None:
         """See the protocol."""
@@ -63,3 +61,8 @@ class Kvcast:
             condition_on_previous_text=False,
         )
         return "".join(segment.text for segment in segments)
+
+
+def quantize_of(folder: Path) -> str:
+    """Say how a bundle is quantised, or how a checkpoint will be."""
+    return read_bundle(folder).quantize if is_bundle(folder) else "int8"

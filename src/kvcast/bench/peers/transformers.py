@@ -5,13 +5,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from kvcast.bench.names import transformers_tensors
 from kvcast.bench.peers.base import Samples, Task, needs_checkpoint
-from kvcast.bench.peers.names import transformers_tensors
 from kvcast.checkpoints.base import WhisperCheckpoint
 from kvcast.text.whisper import WhisperTokenizer
 
 _WINDOW = 30 * 16_000
 _SAMPLE_RATE = 16_000
+_MODULES = (
+    "torch",
+    "transformers.generation.configuration_utils",
+    "transformers.models.whisper.feature_extraction_whisper",
+    "transformers.models.whisper.modeling_whisper",
+)
 
 
 class Transformers:
@@ -19,12 +25,14 @@ class Transformers:
 
     name: ClassVar[str] = "transformers"
     packages: ClassVar[tuple[str, ...]] = ("transformers", "torch")
+    modules: ClassVar[tuple[str, ...]] = _MODULES
     settings: ClassVar[str] = "scaled_dot_product_attention"
     dtype = "bf16"
 
     def __init__(self, task: Task) -> None:
         self._task = task
         self._model: Any = None
+        self._extractor: Any = None
 
     @staticmethod
     def unfit(folder: Path) -> str | None:
@@ -34,44 +42,28 @@ class Transformers:
     def prepare(self) -> None:
         """Nothing to make."""
 
-    def imports(self) -> None:
-        """See the protocol."""
-        import torch
-        from transformers import (  # noqa: F401
-            GenerationConfig,
-            WhisperConfig,
-            WhisperFeatureExtractor,
-            WhisperForConditionalGeneration,
-        )
-
-        torch.set_num_threads(self._task.threads)
-
     def load(self) -> None:
         """See the protocol."""
         import torch
-        from transformers import (
-            GenerationConfig,
-            WhisperConfig,
-            WhisperFeatureExtractor,
-            WhisperForConditionalGeneration,
-        )
 
+        torch.set_num_threads(self._task.threads)
+        library = _library()
         checkpoint = self._task.checkpoint()
         vocab_size = checkpoint.dimensions.vocab_size
         self._tokenizer = WhisperTokenizer(checkpoint.tokenizer_json, vocab_size)
         steering = _steering(self._tokenizer)
-        config = WhisperConfig(**_sizes(checkpoint), **steering, attn_implementation="sdpa")
+        config = library.WhisperConfig(**_sizes(checkpoint), **steering, attn_implementation="sdpa")
         with torch.device("meta"):
-            model = WhisperForConditionalGeneration(config)
+            model: Any = library.WhisperForConditionalGeneration(config)
         state = {
             f"model.{name}": torch.from_numpy(np.array(tensor, np.float32)).to(torch.bfloat16)
             for name, tensor in transformers_tensors(checkpoint.tensors)
         }
         model.load_state_dict(state, strict=False, assign=True)
         model.tie_weights()
-        model.generation_config = GenerationConfig(**steering, **_rules(self._tokenizer))
+        model.generation_config = library.GenerationConfig(**steering, **_rules(self._tokenizer))
         self._model = model.eval()
-        self._extractor = WhisperFeatureExtractor(feature_size=checkpoint.dimensions.n_mels)
+        self._extractor = library.WhisperFeatureExtractor(feature_size=checkpoint.dimensions.n_mels)
 
     def transcribe(self, samples: Samples, beam: int) -> str:
         """See the protocol."""
@@ -100,6 +92,13 @@ class Transformers:
             )
         first = self._tokenizer.eot
         return self._tokenizer.decode(token for token in tokens[0].tolist() if token < first)
+
+
+def _library() -> Any:
+    """Return the package; much of it is untyped."""
+    import transformers
+
+    return transformers
 
 
 def _sizes(checkpoint: WhisperCheckpoint) -> dict[str, int]:

@@ -13,6 +13,7 @@ class WhisperCppQ8:
 
     name: ClassVar[str] = "whisper.cpp-q8_0"
     packages: ClassVar[tuple[str, ...]] = ("pywhispercpp",)
+    modules: ClassVar[tuple[str, ...]] = ("pywhispercpp.model",)
     settings: ClassVar[str] = "flash attention, non-speech tokens suppressed as by the others"
     kind: ClassVar[str] = "q8_0"
     dtype = "q8_0 matrices, fp16 else"
@@ -33,10 +34,6 @@ class WhisperCppQ8:
         if not self._file.is_file():
             with made_beside(self._file) as beside:
                 write_ggml(self._task.checkpoint(), self.kind, beside)
-
-    def imports(self) -> None:
-        """See the protocol."""
-        import pywhispercpp.model  # noqa: F401
 
     def load(self) -> None:
         """See the protocol."""

@@ -1,0 +1,95 @@
+"""How fast this machine reads memory and multiplies, measured with plain loops of nothing else.
+
+Runs on the far side of `kvcast.bench.remote`. Knows nothing of models.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+LARGE = 256 * 2**20
+"""Bytes that no processor cache holds."""
+
+_READ_AT_ONCE = 2**29
+_TRIES = 5
+_PRODUCTS = 20
+
+
+class Rates:
+    """Rates with a number of threads; the best of several tries, as a floor asks for."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def measure(self, working_set: int, tokens: int, width: int) -> dict[str, float]:
+        """Return bytes or operations a second.
+
+        `read`: memory. `read_again`: `working_set` bytes, over and over, which a large processor
+        cache may hold. `int8`, `fp32`: products of [tokens, width] with [width, 4 * width] in ONNX
+        Runtime; a multiplication and an addition are two operations.
+        """
+        return {
+            "read": self._read(LARGE),
+            "read_again": self._read(working_set),
+            "int8": self._multiply(tokens, width, np.uint8, np.int8),
+            "fp32": self._multiply(tokens, width, np.float32, np.float32),
+        }
+
+    def _read(self, size: int) -> float:
+        # The maximum takes one vector instruction a vector: reading is what takes the time. NumPy
+        # releases the GIL for it.
+        parts = np.array_split(np.ones(size // 4, np.float32), self._threads)
+        passes = max(1, _READ_AT_ONCE // size)
+
+        def read(part: NDArray[np.float32]) -> None:
+            for _ in range(passes):
+                part.max()
+
+        with ThreadPoolExecutor(self._threads) as pool:
+            seconds = _best(lambda: list(pool.map(read, parts)), _TRIES)
+        return size * passes / seconds
+
+    def _multiply(self, tokens: int, width: int, left: Any, right: Any) -> float:
+        session = _product(tokens, width, left, right, self._threads)
+        feed = {"x": np.ones((tokens, width), left)}
+        seconds = _best(lambda: session.run(None, feed), _PRODUCTS)
+        return 2 * tokens * width * 4 * width / seconds
+
+
+def _best(act: Callable[[], object], tries: int) -> float:
+    """Return the least seconds of some tries after one that does not count."""
+    act()
+    best = float("inf")
+    for _ in range(tries):
+        start = time.perf_counter()
+        act()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _product(tokens: int, width: int, left: Any, right: Any, threads: int) -> Any:
+    """Return a session of one product with a constant matrix."""
+    import onnxruntime as ort
+    from onnx import TensorProto, helper, numpy_helper
+
+    is_int8 = right is np.int8
+    weight = numpy_helper.from_array(np.ones((width, 4 * width), right), "w")
+    x_type = helper.np_dtype_to_tensor_dtype(np.dtype(left))
+    y_type = TensorProto.INT32 if is_int8 else TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger" if is_int8 else "MatMul", ["x", "w"], ["y"])],
+        "product",
+        [helper.make_tensor_value_info("x", x_type, [tokens, width])],
+        [helper.make_tensor_value_info("y", y_type, [tokens, 4 * width])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )

@@ -1,0 +1,70 @@
+"""The fast arithmetic gives what the definitions give."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from kvcast.decoding.numerics import log_probabilities, log_sum_exp, softmax, top_k
+
+LOGITS = st.floats(-200, 200, width=32) | st.just(-np.inf)
+# Few different values, many of them equal, in rows shorter and longer than blocks of a row.
+TIED_ROW = arrays(
+    np.float32, st.integers(1, 700), elements=st.sampled_from([-np.inf, -3.0, 0.0, 1.0, 1.5])
+)
+ROW = arrays(np.float32, st.integers(1, 700), elements=LOGITS)
+ROWS = arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 90)), elements=LOGITS).filter(
+    lambda logits_rv: np.isfinite(logits_rv.max(axis=1)).all()
+)
+
+
+def exact_log_sum_exp(logits_rv: np.ndarray) -> np.ndarray:
+    return np.logaddexp.reduce(logits_rv.astype(np.float64), axis=1)
+
+
+@given(row_v=TIED_ROW | ROW, data=st.data())
+def test_top_k_is_a_stable_descending_sort_so_ties_go_to_the_lower_index(row_v, data):
+    k = data.draw(st.integers(1, row_v.size))
+    best = np.argsort(-row_v, kind="stable")[:k]
+    assert top_k(row_v, k).tolist() == best.tolist()
+
+
+@pytest.mark.parametrize("vocab", [51864, 51865, 51866])
+@pytest.mark.parametrize("k", [1, 2, 6, 11])
+def test_top_k_over_a_whole_vocabulary(vocab: int, k: int):
+    row_v = np.random.default_rng(k).normal(size=vocab).astype(np.float32)
+    row_v[50363:] = -np.inf
+    row_v[[7, 50000]] = row_v.max() + 1
+    assert top_k(row_v, k).tolist() == np.argsort(-row_v, kind="stable")[:k].tolist()
+
+
+@given(logits_rv=ROWS)
+def test_softmax_is_exponentials_over_their_sum(logits_rv):
+    exact = np.exp(logits_rv.astype(np.float64) - exact_log_sum_exp(logits_rv)[:, None])
+    np.testing.assert_allclose(softmax(logits_rv), exact, rtol=1e-4, atol=1e-7)
+
+
+@given(logits_rv=ROWS, data=st.data())
+def test_log_probabilities_are_logits_less_their_log_sum_exp(logits_rv, data):
+    rows, vocab = logits_rv.shape
+    shape = (rows, data.draw(st.integers(1, 3)))
+    tokens_rk = data.draw(arrays(np.intp, shape, elements=st.integers(0, vocab - 1)))
+    chosen_rk = np.take_along_axis(logits_rv, tokens_rk, axis=1).astype(np.float64)
+    exact = chosen_rk - exact_log_sum_exp(logits_rv)[:, None]
+    np.testing.assert_allclose(
+        log_probabilities(logits_rv.copy(), tokens_rk), exact, rtol=1e-5, atol=1e-4
+    )
+
+
+@given(logits_rv=ROWS)
+def test_log_sum_exp_is_the_log_of_the_summed_exponentials(logits_rv):
+    np.testing.assert_allclose(
+        log_sum_exp(logits_rv), exact_log_sum_exp(logits_rv), rtol=1e-5, atol=1e-4
+    )
+
+
+def test_log_sum_exp_of_nothing_but_minus_infinity_is_minus_infinity():
+    logits_rv = np.array([[-np.inf, -np.inf], [0, -np.inf]], np.float32)
+    assert log_sum_exp(logits_rv).tolist() == [-np.inf, 0]
+    assert logits_rv.tolist() == [[-np.inf, -np.inf], [0, -np.inf]]

@@ -1,0 +1,132 @@
+"""Recordings and models without sound: windows say what a script says, one result after another.
+
+Frames are numbered from 1 up, so what a window holds says where it was cut.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from kvcast.decoding.whisper import DecodingOptions, DecodingResult
+from kvcast.runtimes.base import Float32
+from kvcast.spec.whisper import WhisperDimensions
+from kvcast.tasks.model import WhisperModel
+from kvcast.text.whisper import WhisperTokenizer
+from text.openai_tokenizers import openai_tokenizer_json
+
+ENGLISH = WhisperDimensions(
+    n_mels=80,
+    vocab_size=51864,
+    d_model=8,
+    encoder_layers=1,
+    encoder_heads=1,
+    decoder_layers=1,
+    decoder_heads=1,
+)
+
+
+@cache
+def tokenizer() -> WhisperTokenizer:
+    return WhisperTokenizer(openai_tokenizer_json(False), 51864)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """What one decoding gives."""
+
+    tokens: tuple[int, ...]
+    avg_logprob: float = -0.3
+    compression_ratio: float = 1.0
+    no_speech_prob: float = 0.0
+
+
+LAST = Heard(tokens=(50, 51))
+"""What all windows say after the script's end; the absence of timestamps ends a recording soon."""
+
+
+def frames(content_frames: int) -> Float32:
+    """[1, frames], counted from 1."""
+    return np.arange(1, content_frames + 1, dtype=np.float32)[None]
+
+
+def place(window_mt: Float32) -> tuple[int, int]:
+    """First frame, counted from 0, and number of frames of sound in a window [1, 3000]."""
+    assert window_mt.shape == (1, 3000)
+    return int(window_mt[0, 0]) - 1, int(np.count_nonzero(window_mt))
+
+
+@dataclass
+class NumberedWindows:
+    """Meets `kvcast.tasks.transcribe.Windows`."""
+
+    content_frames: int
+    notices: tuple[str, ...] = ()
+    closed: bool = False
+
+    @property
+    def duration(self) -> float:
+        return self.content_frames / 100
+
+    def window(self, seek: int, end: int | None = None) -> Float32:
+        assert not self.closed
+        found = frames(self.content_frames)[:, seek : min(seek + 3000, end or seek + 3000)]
+        return np.pad(found, ((0, 0), (0, 3000 - found.shape[1])))
+
+    def first_window(self) -> Float32:
+        return self.window(0)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class ScriptedDecoder:
+    """Stands in for `WindowDecoder`; notes where and how each window was decoded."""
+
+    script: Sequence[Heard]
+    calls: list[tuple[tuple[int, int], DecodingOptions, list[int]]] = field(default_factory=list)
+    tokenizer: WhisperTokenizer = field(default_factory=tokenizer)
+    encoded: int = 0
+
+    def __post_init__(self) -> None:
+        self._results: Iterator[Heard] = iter(self.script)
+
+    def encode(self, features_bmt: Float32) -> tuple[int, int]:
+        self.encoded += 1
+        return place(features_bmt[0])
+
+    def decode(
+        self,
+        cross: tuple[int, int],
+        options: DecodingOptions,
+        *,
+        prompt: Sequence[int] = (),
+        stream: int = 0,
+    ) -> list[DecodingResult]:
+        self.calls.append((cross, options, list(prompt)))
+        heard = next(self._results, LAST)
+        return [
+            DecodingResult(
+                language=options.language or "en",
+                tokens=heard.tokens,
+                text=self.tokenizer.decode(heard.tokens).strip(),
+                avg_logprob=heard.avg_logprob,
+                no_speech_prob=heard.no_speech_prob,
+                temperature=options.temperature,
+                compression_ratio=heard.compression_ratio,
+            )
+        ]
+
+
+class NoRuntime:
+    """A model needs one, and must not use it."""
+
+
+def scripted_model(script: Sequence[Heard] = ()) -> Any:
+    """A WhisperModel whose `decoder` is a ScriptedDecoder."""
+    model: Any = WhisperModel(NoRuntime(), tokenizer(), ENGLISH)  # type: ignore[arg-type]
+    model.decoder = ScriptedDecoder(script)
+    return model

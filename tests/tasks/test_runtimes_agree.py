@@ -1,0 +1,106 @@
+"""ONNX Runtime in fp32 gives what eager gives, over whole decodes of real recordings."""
+
+import numpy as np
+import pytest
+
+import kvcast
+from conftest import Load, Samples
+from kvcast.audio.features import open_features
+from kvcast.decoding.whisper import DecodingOptions, DecodingResult
+from kvcast.runtimes.base import EncoderDecoder, Float32
+
+RECORDINGS = ["example", "001", "004", "005"]
+SEARCHES = {
+    "greedy": DecodingOptions(),
+    "beam 5": DecodingOptions(beam=5),
+    "beam 5 without timestamps": DecodingOptions(beam=5, timestamps=False),
+}
+
+
+def first_window(samples: Samples) -> Float32:
+    with open_features(samples, 80) as windows:
+        return windows.window(0)[None]
+
+
+def decoded(
+    model: kvcast.WhisperModel, features_bmt: Float32, options: DecodingOptions
+) -> DecodingResult:
+    decoder = model.decoder
+    return decoder.decode(decoder.encode(features_bmt), options)[0]
+
+
+def forced(
+    runtime: EncoderDecoder, features_bmt: Float32, prompt: list[int], tokens: tuple[int, ...]
+) -> Float32:
+    """Logits [1 + tokens, rows, vocab] step by step, five equal rows after the prompt."""
+    cross = runtime.encode(features_bmt)
+    cache = runtime.new_cache(cross, 1, len(prompt) + len(tokens))
+    logits_11v, cache = runtime.decode(np.array([prompt]), cache)
+    steps = [np.repeat(logits_11v[:, 0], 5, axis=0)]
+    cache = runtime.reorder(cache, [0] * 5)
+    for token in tokens:
+        logits_r1v, cache = runtime.decode(np.full((5, 1), token), cache)
+        steps.append(logits_r1v[:, 0].copy())
+    return np.stack(steps)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("recording", RECORDINGS)
+def test_tokens_are_equal_and_their_logits_within_a_thousandth(
+    recording: str, search: str, load: Load, recordings: dict[str, Samples]
+):
+    options = SEARCHES[search]
+    onnx, eager = (load("demo", runtime=name, quantize="none") for name in ("onnx", "eager"))
+    features_bmt = first_window(recordings[recording])
+    by_onnx, by_eager = (decoded(model, features_bmt, options) for model in (onnx, eager))
+    assert by_onnx.tokens == by_eager.tokens
+    assert by_onnx.avg_logprob == pytest.approx(by_eager.avg_logprob, abs=1e-3)
+    assert by_onnx.no_speech_prob == pytest.approx(by_eager.no_speech_prob, abs=1e-3)
+
+    prompt = [
+        *onnx.decoder.tokenizer.sot_sequence("en", "transcribe", timestamps=options.timestamps)
+    ]
+    onnx_srv, eager_srv = (
+        forced(model.decoder.runtime, features_bmt, prompt, by_eager.tokens)
+        for model in (onnx, eager)
+    )
+    assert np.abs(onnx_srv - eager_srv).max() < 1e-3
+    assert np.abs(onnx_srv - onnx_srv[:, :1]).max() < 1e-3  # equal rows, equal logits
+
+
+@pytest.mark.parametrize("beam", [1, 5])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"runtime": "onnx", "quantize": "none"},
+        {"runtime": "onnx"},
+        {"runtime": "eager"},
+    ],
+    ids=str,
+)
+def test_a_recording_after_another_is_transcribed_as_by_a_fresh_load(
+    options, beam: int, load: Load, recordings: dict[str, Samples]
+):
+    def transcript(model: kvcast.WhisperModel, recording: str) -> list[kvcast.Segment]:
+        return list(model.transcribe(recordings[recording], beam=beam, temperature=0.0))
+
+    used = load("demo", **options)
+    first = transcript(used, "example")
+    after_another = transcript(used, "005")
+    fresh = transcript(kvcast.load("demo", threads=2, **options), "005")
+    assert after_another == fresh
+    assert first != after_another
+    assert transcript(used, "example") == first
+
+
+def test_windows_encoded_together_are_decoded_as_one_by_one(
+    load: Load, recordings: dict[str, Samples]
+):
+    model = load("demo", runtime="onnx", quantize="none")
+    windows = [first_window(recordings[name]) for name in ("example", "004", "005")]
+    for options in (DecodingOptions(), DecodingOptions(beam=3)):
+        together = model.decoder.decode(model.decoder.encode(np.concatenate(windows)), options)
+        alone = [decoded(model, window_1mt, options) for window_1mt in windows]
+        assert [result.tokens for result in together] == [result.tokens for result in alone]
+        for ours, theirs in zip(together, alone, strict=True):
+            assert ours.avg_logprob == pytest.approx(theirs.avg_logprob, abs=1e-3)

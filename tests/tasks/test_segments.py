@@ -1,0 +1,79 @@
+"""How a window's tokens are cut, and where the next window begins."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcast.tasks.whisper.segments import Span, Window, split
+
+BEGIN = 1000
+
+
+def cut(*tokens: int | float, seek: int = 0, frames: int = 3000) -> tuple[list[Span], int]:
+    """Texts are whole numbers, timestamps are seconds."""
+    ids = [BEGIN + round(t / 0.02) if isinstance(t, float) else t for t in tokens]
+    return split(ids, Window(seek, frames), BEGIN)
+
+
+def times(spans: list[Span]) -> list[tuple[float, float]]:
+    return [(span.start, span.end) for span in spans]
+
+
+def test_pairs_of_timestamps_are_cuts_and_the_rest_is_left_to_the_next_window():
+    spans, advance = cut(0.0, 1, 2, 3.0, 3.0, 4, 5.5, 6.0, 7)
+    assert times(spans) == [(0, 3), (3, 5.5)]
+    assert [span.tokens for span in spans] == [(1000, 1, 2, 1150), (1150, 4, 1275)]
+    assert advance == 550
+
+
+def test_a_pair_at_the_very_end_is_a_cut_like_others():
+    spans, advance = cut(0.0, 1, 3.0, 3.0)
+    assert times(spans) == [(0, 3)]
+    assert advance == 300
+
+
+def test_a_lone_timestamp_at_the_end_completes_the_window():
+    spans, advance = cut(0.0, 1, 3.0, 3.0, 4, 9.0)
+    assert times(spans) == [(0, 3), (3, 9)]
+    assert advance == 3000
+
+
+def test_without_a_cut_the_window_is_one_segment_up_to_its_last_timestamp():
+    assert cut(0.0, 1, 2, 3.0) == ([Span(0, 3, (1000, 1, 2, 1150))], 3000)
+
+
+@pytest.mark.parametrize("tokens", [(1, 2), (0.0, 1, 2), (0.0,), ()])
+def test_without_any_time_but_the_start_the_window_is_one_whole_segment(tokens):
+    [span], advance = cut(*tokens)
+    assert (span.start, span.end) == (0, 30)
+    assert advance == 3000
+
+
+def test_a_short_window_is_as_long_as_its_sound():
+    assert cut(1, 2, frames=470) == ([Span(0, 4.7, (1, 2))], 470)
+    assert cut(0.0, 1, 3.0, 3.0, 4, 4.0, frames=470)[1] == 470
+
+
+def test_times_count_from_the_recordings_start():
+    spans, advance = cut(1.0, 1, 3.0, 3.0, 2, seek=12345)
+    assert times(spans) == [(124.45, 126.45)]
+    assert advance == 300
+
+
+def test_a_cut_at_zero_does_not_stand_still():
+    """Only decoding without timestamp rules can give one."""
+    spans, advance = cut(0.0, 0.0, 1, 2)
+    assert times(spans) == [(0, 0)]
+    assert advance == 3000
+
+
+@given(
+    tokens=st.lists(st.sampled_from([1, 2, BEGIN, BEGIN + 1, BEGIN + 700, BEGIN + 1500])),
+    frames=st.integers(1, 3000),
+)
+def test_every_window_advances_and_spans_are_runs_of_its_tokens_in_order(tokens, frames):
+    spans, advance = split(tokens, Window(0, frames), BEGIN)
+    assert advance > 0
+    joined = [token for span in spans for token in span.tokens]
+    assert joined == tokens[: len(joined)]
+    assert len(joined) == len(tokens) or advance == 2 * (joined[-1] - BEGIN) or advance == frames

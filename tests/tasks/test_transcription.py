@@ -1,0 +1,194 @@
+"""A transcription's options, its laziness, and what it says beside its segments."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_windows import Heard, NumberedWindows, ScriptedDecoder, scripted_model, tokenizer
+
+from kvcast.decoding.whisper import DecodingOptions
+from kvcast.errors import UsageError
+from kvcast.tasks.transcribe import Clip, Prompting, Transcription
+from kvcast.tasks.whisper.fallback import Thresholds
+
+
+def transcription(
+    decoder: ScriptedDecoder, windows: NumberedWindows, **changes: Any
+) -> Transcription:
+    parts = {
+        "attempts": [DecodingOptions()],
+        "thresholds": Thresholds(),
+        "prompting": Prompting(),
+        "clip": Clip(),
+    }
+    return Transcription(decoder, windows, **(parts | changes))
+
+
+def one_line(error: pytest.ExceptionInfo[UsageError]) -> str:
+    message = str(error.value)
+    assert message
+    assert "\n" not in message
+    return message
+
+
+def test_nothing_is_decoded_before_the_first_segment_is_taken():
+    decoder = ScriptedDecoder([])
+    transcription(decoder, NumberedWindows(6000))
+    assert decoder.encoded == 0
+
+
+def test_each_window_is_decoded_when_its_first_segment_is_taken():
+    decoder = ScriptedDecoder([Heard(tokens=(50363, 50, 50413, 50413, 51, 50463))])
+    found = transcription(decoder, NumberedWindows(6000))
+    encoded = []
+    for _ in found:
+        encoded.append(decoder.encoded)
+    assert encoded == [1, 1, 2]
+
+
+def test_a_window_is_encoded_once_however_often_it_is_decoded():
+    decoder = ScriptedDecoder([Heard(tokens=(50,), avg_logprob=-2)] * 2)
+    attempts = [DecodingOptions(temperature=t) for t in (0.0, 0.4, 0.8)]
+    [segment] = transcription(decoder, NumberedWindows(300), attempts=attempts)
+    assert (decoder.encoded, len(decoder.calls)) == (1, 3)
+    assert segment.temperature == 0.8
+    assert segment.fallback == ("avg_logprob -2.00 < -1",) * 2
+
+
+def test_the_recording_is_released_after_the_last_segment():
+    windows = NumberedWindows(6000)
+    found = transcription(ScriptedDecoder([]), windows)
+    next(found)
+    assert not windows.closed
+    assert len(list(found)) == 1
+    assert windows.closed
+    assert list(found) == []
+
+
+def test_closing_early_releases_the_recording_and_ends_the_segments():
+    windows = NumberedWindows(6000)
+    with transcription(ScriptedDecoder([]), windows) as found:
+        next(found)
+    assert windows.closed
+    assert list(found) == []
+
+
+def test_closing_before_the_first_segment_releases_the_recording():
+    windows = NumberedWindows(6000)
+    transcription(ScriptedDecoder([]), windows).close()
+    assert windows.closed
+
+
+def test_a_failure_while_decoding_releases_the_recording():
+    class Fails(ScriptedDecoder):
+        def decode(self, *_: Any, **__: Any) -> Any:
+            raise UsageError("no")
+
+    windows = NumberedWindows(6000)
+    with pytest.raises(UsageError):
+        list(transcription(Fails([]), windows))
+    assert windows.closed
+
+
+def test_empty_and_instantaneous_segments_are_not_yielded_and_prompt_nothing():
+    empty = (50363, 220, 50413)  # a space from 0 s to 1 s
+    instantaneous = (50413, 50, 50413)
+    spoken = (50413, 51, 50463)
+    decoder = ScriptedDecoder([Heard(tokens=(*empty, *instantaneous, *spoken))])
+    found = list(transcription(decoder, NumberedWindows(6000)))
+    assert [(segment.id, segment.tokens) for segment in found] == [(0, spoken), (1, (50, 51))]
+    assert decoder.calls[1][2] == list(spoken)
+
+
+def test_duration_and_notices_are_the_recordings():
+    found = transcription(ScriptedDecoder([]), NumberedWindows(250, notices=("is silent",)))
+    assert found.duration == 2.5
+    assert found.notices == ("is silent",)
+
+
+def test_a_clip_past_the_end_says_so_and_gives_nothing():
+    found = transcription(ScriptedDecoder([]), NumberedWindows(250), clip=Clip(start=2.5))
+    assert found.notices == ("clip_start 2.5 is past the end, 2.50 s",)
+    assert list(found) == []
+
+
+@pytest.mark.parametrize(
+    ("clip", "first_and_last"),
+    [
+        (Clip(), (0, 1000)),
+        (Clip(start=2.346), (235, 1000)),
+        (Clip(start=2.344, end=7.0), (234, 700)),
+        (Clip(end=99.0), (0, 1000)),
+        (Clip(start=99.0), (9900, 1000)),
+    ],
+)
+def test_a_clip_is_rounded_to_frames_and_ends_with_the_recording(clip, first_and_last):
+    assert clip.frames(1000) == first_and_last
+
+
+def test_a_clip_hides_what_follows_it_from_the_model():
+    decoder = ScriptedDecoder([])
+    list(transcription(decoder, NumberedWindows(9000), clip=Clip(start=10, end=45)))
+    assert [where for where, _, _ in decoder.calls] == [(1000, 3000), (4000, 500)]
+
+
+@pytest.mark.parametrize(
+    ("clip", "says"),
+    [
+        ({"start": -1.0}, "clip_start must be 0 or more, not -1.0"),
+        ({"start": float("nan")}, "clip_start must be 0 or more, not nan"),
+        ({"start": float("inf")}, "clip_start must be 0 or more, not inf"),
+        ({"end": 0.0}, "clip_end must come after clip_start 0, not 0.0"),
+        ({"start": 5.0, "end": 5.0}, "clip_end must come after clip_start 5, not 5.0"),
+        ({"end": float("nan")}, "clip_end must come after clip_start 0, not nan"),
+    ],
+)
+def test_an_impossible_clip_is_refused_in_one_line(clip: dict[str, float], says: str):
+    with pytest.raises(UsageError) as error:
+        Clip(**clip)
+    assert says in one_line(error)
+
+
+@given(prompt=st.text())
+def test_an_initial_prompt_is_text_after_a_space(prompt: str):
+    tokens = Prompting(initial_prompt=prompt).initial_tokens(tokenizer())
+    assert tokens == tokenizer().encode(" " + prompt.strip())
+    assert all(token < tokenizer().eot for token in tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"task": "translate"}, "English only and cannot translate"),
+        ({"language": "de"}, "English only, not German"),
+        ({"language": "englsh"}, "did you mean english?"),
+        ({"temperature": ()}, "temperature needs at least one value"),
+        pytest.param(
+            {"temperature": (0.0, -0.2)},
+            "temperature must be 0 or more, not -0.2",
+            marks=pytest.mark.xfail(strict=True, reason="told after the recording was opened"),
+        ),
+        ({"patience": 2.0}, "patience needs a beam"),
+        ({"beam": 0}, "beam must be 1 or more"),
+        ({"best_of": 0}, "best_of must be 1 or more"),
+        ({"clip_end": -1.0}, "clip_end must come after"),
+        ({"suppress_tokens": "99999"}, "99999 is no token"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be 1 or more"),
+    ],
+)
+def test_a_mistake_is_told_before_the_recording_is_opened(options: dict[str, Any], says: str):
+    with pytest.raises(UsageError) as error:
+        scripted_model().transcribe("there is no such file", **options)
+    assert says in one_line(error)
+
+
+def test_samples_are_transcribed_as_they_are():
+    model = scripted_model()
+    model.decoder.encode = lambda features_bmt: features_bmt.shape
+    found = model.transcribe(np.zeros(16000, np.float32), language="English", temperature=0)
+    assert [segment.end for segment in found] == [1.0]
+    [(shape, options, _)] = model.decoder.calls
+    assert shape == (1, 80, 3000)
+    assert options.language == "en"
