@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kvcast.bench import quiet
 from kvcast.bench.quiet import Usage, Watch, cpu_seconds
 from kvcast.bench.remote import Remote, RemoteError
 
@@ -38,19 +39,26 @@ def test_a_process_that_ends_is_an_error_with_its_last_words():
         remote.call("die")
 
 
-def test_quiet_is_when_the_processes_use_no_processor():
+def test_quiet_is_when_the_processes_use_no_processor(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quiet, "IDLE", 1.0)  # whatever else runs on the machine of the tests
     with far() as remote:
-        watch = Watch([remote.pid])
         remote.call("spin", seconds=0.3)
-        assert watch.settle()
+        assert Watch([remote.pid]).settle()
         rest = cpu_seconds(remote.pid)
         assert rest >= 0.2
-        assert watch.settle()
+        assert Watch([remote.pid]).settle()
         assert cpu_seconds(remote.pid) == rest
+
+
+def test_a_machine_that_others_use_is_not_quiet(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quiet, "IDLE", -1.0)
+    monkeypatch.setattr(quiet, "PATIENCE", 0.3)
+    assert not Watch([]).settle()
 
 
 def test_what_others_used_is_all_but_our_own():
     before, after = Usage(busy=100.0, available=400.0), Usage(busy=107.0, available=420.0)
     assert after.others(before, own=4.0) == (3.0, 20.0)
+    assert after.share(before) == 0.35
     # Counters of hundredths may show less than our own.
     assert after.others(before, own=7.01) == (0.0, 20.0)

@@ -132,9 +132,6 @@ def test_inputs_of_a_batch_do_not_touch_each_other(strategy, script, inputs, ste
     assert together == alone
 
 
-@pytest.mark.xfail(
-    strict=True, reason="below a patience of 1, beams under way stand in, and grow with the batch"
-)
 def test_an_impatient_search_does_not_notice_its_batch():
     for seed in range(50):
         script = random_script(VOCAB, seed, ends_around(3, 1.0))

@@ -2,33 +2,19 @@
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 import torch
-from numpy.typing import NDArray
 from openai_oracle import Oracle
+from real_speech import CARDS, EXAMPLE, SPOKEN, Load, Samples, read
 
 import kvcast
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import InputMissingError
 
-TESTS = Path(__file__).parents[1]
-EXAMPLE = TESTS.parent / "examples" / "sense-and-sensibility.flac"
 THREADS = 2
-
-Load = Callable[..., kvcast.WhisperModel]
-Samples = NDArray[np.float32]
-
-
-def read(path: Path) -> Samples:
-    samples, rate = soundfile.read(path, dtype="float32")
-    assert rate == 16000
-    assert samples.ndim == 1
-    return samples
 
 
 @pytest.fixture(scope="session")
@@ -40,8 +26,8 @@ def recordings() -> dict[str, Samples]:
         "example": example,
         "two windows": np.concatenate([example, pause[: 3 * 16000], example[: 9 * 16000]]),
         "pauses": np.concatenate([example, pause, example]),
-        "spoken": read(TESTS / "data" / "spoken.ogg"),
-    } | {path.stem: read(path) for path in sorted((TESTS / "data" / "cards").glob("*.wav"))}
+        "spoken": read(SPOKEN),
+    } | {path.stem: read(path) for path in CARDS}
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from real_speech import Load, Samples
 
 import kvcast
-from conftest import Load, Samples
 from kvcast.audio.features import open_features
 from kvcast.decoding.whisper import DecodingOptions, DecodingResult
 from kvcast.runtimes.base import EncoderDecoder, Float32

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from real_speech import EXAMPLE, Load, Samples
 
-from conftest import EXAMPLE, Load, Samples
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import CrossCache, EncoderDecoder, Float32
 from kvcast.tasks.model import WhisperModel

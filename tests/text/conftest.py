@@ -1,21 +1,11 @@
 """Every kind of Whisper vocabulary, each beside openai-whisper's own."""
 
-from dataclasses import dataclass
-
 import pytest
-from whisper.tokenizer import Tokenizer
 
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import InputMissingError
 from kvcast.text.whisper import WhisperTokenizer
-from text.openai_tokenizers import openai_tokenizer, openai_tokenizer_json
-
-
-@dataclass(frozen=True)
-class Pair:
-    ours: WhisperTokenizer
-    theirs: Tokenizer
-    num_languages: int
+from text.openai_tokenizers import Pair, openai_tokenizer, openai_tokenizer_json
 
 
 @pytest.fixture(

@@ -2,11 +2,23 @@
 
 import json
 import warnings
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 from whisper.tokenizer import Tokenizer, get_tokenizer
+
+from kvcast.text.whisper import WhisperTokenizer
+
+
+@dataclass(frozen=True)
+class Pair:
+    """kvcast's tokenizer and openai-whisper's of one vocabulary."""
+
+    ours: WhisperTokenizer
+    theirs: Tokenizer
+    num_languages: int
 
 
 @cache

@@ -5,8 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from whisper.tokenizer import LANGUAGES, TO_LANGUAGE_CODE
 
-from text.conftest import Pair
-from text.openai_tokenizers import openai_tokenizer
+from text.openai_tokenizers import Pair, openai_tokenizer
 
 _WRITING = st.one_of(
     st.text(),

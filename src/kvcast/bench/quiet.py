@@ -2,7 +2,8 @@
 
 Thread pools spin after their work is done: OpenMP's and ONNX Runtime's for a while, to be ready for
 more. A turn that begins before that is over shares its cores with the turn before. So nobody
-begins before all have stopped, and what the rest of the machine used meanwhile is on record.
+begins before all have stopped and the machine is idle, and what the rest of the machine used during
+a turn is on record.
 """
 
 import time
@@ -14,7 +15,10 @@ WINDOW = 0.1
 """Seconds of looking; the system counts in hundredths, so a spinning thread takes about ten."""
 
 PATIENCE = 20.0
-"""Seconds after which a process that never rests is measured all the same, and named."""
+"""Seconds after which a machine that never rests is measured all the same, and marked."""
+
+IDLE = 0.06
+"""Share of the machine that may be in use: of two cores and a window, one hundredth."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +28,15 @@ class Watch:
     pids: Sequence[int]
 
     def settle(self) -> bool:
-        """Wait until the processes use no processor; False if they did not stop in time."""
+        """Wait until the processes use no processor and others next to none; False if in vain."""
         deadline = time.monotonic() + PATIENCE
-        before = self._used()
+        ours, all_ = self._used(), Usage.now()
         while time.monotonic() < deadline:
             time.sleep(WINDOW)
-            after = self._used()
-            if after == before:
+            ours_before, all_before = ours, all_
+            ours, all_ = self._used(), Usage.now()
+            if ours == ours_before and all_.share(all_before) <= IDLE:
                 return True
-            before = after
         return False
 
     def _used(self) -> list[float]:
@@ -65,6 +69,11 @@ class Usage:
         counted = ("user", "nice", "system", "irq", "softirq", "steal", "interrupt", "dpc")
         busy = sum(getattr(times, name, 0.0) for name in counted)
         return cls(busy, busy + idle)
+
+    def share(self, since: Self) -> float:
+        """Return the part of the machine that was in use since then, 0 to 1."""
+        available = self.available - since.available
+        return (self.busy - since.busy) / available if available else 0.0
 
     def others(self, since: Self, own: float) -> tuple[float, float]:
         """Return what all but `own` used since then, and what there was, in processor seconds."""

@@ -106,7 +106,7 @@ def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
             "measure again when it is quiet"
         )
     if any(result["unsettled"] for result in results):
-        yield "* some turn began while an earlier contender's threads were still busy"
+        yield "* some turn began on a busy machine"
 
 
 def _parts(found: Mapping[str, Any]) -> Table:

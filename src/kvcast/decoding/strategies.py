@@ -201,12 +201,14 @@ class _Beams:
         self._wanted = strategy.finished_wanted
         self._eot = eot
         self._finished: list[list[Candidate]] = [[] for _ in range(inputs)]
+        # What an input came to when its search ended; the others of its batch go on.
+        self._settled: dict[int, list[Candidate]] = {}
         self._sums_r = np.zeros(inputs, np.float32)
         self.histories: list[list[int]] = [[] for _ in range(inputs)]
 
     @property
     def done(self) -> bool:
-        return all(len(finished) >= self._wanted for finished in self._finished)
+        return len(self._settled) == len(self._finished)
 
     def advance(self, logits_rv: Float32) -> list[int]:
         # One more than there are beams: even if each beam's best is its end, the beams refill.
@@ -220,17 +222,25 @@ class _Beams:
         scores, sources, tokens = (list(column) for column in zip(*live, strict=True))
         self._sums_r = np.asarray(scores, np.float32)
         self.histories = _extended(self.histories, sources, tokens)
+        for i, finished in enumerate(self._finished):
+            if len(finished) >= self._wanted and i not in self._settled:
+                self._settled[i] = self._filled_up(i)
         return sources
 
     def candidates(self) -> list[list[Candidate]]:
-        sums_bg = self._sums_r.reshape(len(self._finished), -1)
-        for i, finished in enumerate(self._finished):
-            # Too few have finished: the best of those under way stand in.
-            best_first = sums_bg[i].argsort(kind="stable")[::-1]
-            for j in best_first[: max(0, self._beams - len(finished))]:
-                history = self.histories[i * sums_bg.shape[1] + j]
-                finished.append(Candidate(tokens=tuple(history), sum_logprob=float(sums_bg[i, j])))
-        return self._finished
+        inputs = range(len(self._finished))
+        return [self._settled[i] if i in self._settled else self._filled_up(i) for i in inputs]
+
+    def _filled_up(self, i: int) -> list[Candidate]:
+        """Return an input's finished sequences; if too few, the best under way stand in."""
+        size = len(self.histories) // len(self._finished)
+        sums_g = self._sums_r[i * size : (i + 1) * size]
+        best_first = sums_g.argsort(kind="stable")[::-1]
+        missing = max(0, self._beams - len(self._finished[i]))
+        return self._finished[i] + [
+            Candidate(tokens=tuple(self.histories[i * size + j]), sum_logprob=float(sums_g[j]))
+            for j in best_first[:missing]
+        ]
 
     def _survivors(
         self,

@@ -118,6 +118,7 @@ class WhisperModel:
         )
         if not temperatures:
             raise UsageError("temperature needs at least one value")
+        attempts = [replace(cold if t == 0 else hot, temperature=t) for t in temperatures]
         thresholds = Thresholds(
             compression_ratio=compression_ratio_threshold,
             logprob=logprob_threshold,
@@ -133,7 +134,7 @@ class WhisperModel:
         return Transcription(
             self.decoder,
             open_features(audio, self.dimensions.n_mels),
-            attempts=[replace(cold if t == 0 else hot, temperature=t) for t in temperatures],
+            attempts=attempts,
             thresholds=thresholds,
             prompting=prompting,
             clip=clip,
