@@ -176,8 +176,6 @@ OPTIONS = st.fixed_dictionaries(
 )
 @settings(deadline=None, max_examples=100)
 def test_any_options(multilingual, seed, inputs, prompt, search, options):
-    if search.get("patience", 1) < 1:
-        inputs = inputs[:1]  # see test_an_impatient_search_does_not_notice_its_batch
     assert_equal(multilingual, seed=seed, inputs=inputs, prompt=prompt, **(options | search))
 
 
