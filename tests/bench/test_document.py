@@ -47,6 +47,8 @@ def measured(floor: dict[str, Any] | None = None) -> Measured:
                 "seconds": 1.0,
                 "parts": PARTS,
                 "windows": 1,
+                "others": 0.0,
+                "unsettled": 0,
                 "decodes": [(1, 3, 0, 2), (1, 1, 3, 1), (1, 1, 4, 1)],
             }
         },

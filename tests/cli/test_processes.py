@@ -66,6 +66,15 @@ def test_a_closed_standard_output_is_told(recording):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.fixture
+def _interruptible():
+    """A shell's background jobs ignore Ctrl-C, and so would what the tests start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_ctrl_c_keeps_finished_files_and_leaves_no_fragment(recording, tmp_path):
     out = tmp_path / "out"
     process = start(recording("a.wav"), recording("slow.wav"), "-o", str(out))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import whisper.decoding as openai
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scripted_runtime import Script, ScriptedRuntime, features, random_script
 
@@ -137,6 +137,10 @@ def test_inputs_of_a_batch_do_not_touch_each_other(strategy, script, inputs, ste
     assert together == alone
 
 
+def candidate(length: int, sum_logprob: float) -> Candidate:
+    return Candidate(tokens=(1,) * length, sum_logprob=sum_logprob)
+
+
 CANDIDATES = st.lists(
     st.builds(
         Candidate,
@@ -149,6 +153,10 @@ CANDIDATES = st.lists(
 
 
 @given(candidates=CANDIDATES, penalty=st.none() | st.floats(0, 1))
+@example([candidate(1, -1.0), candidate(7, -1.9)], 1.0)
+@example([candidate(1, -1.0), candidate(7, -2.1)], 1.0)
+@example([candidate(1, -1.0), candidate(7, -1.5)], 0.5)
+@example([candidate(2, -1.0), candidate(4, -2.0)], None)
 def test_ranking(candidates, penalty):
     tokens = [[torch.tensor(candidate.tokens) for candidate in candidates]]
     sums = [[candidate.sum_logprob for candidate in candidates]]

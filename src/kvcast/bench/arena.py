@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from kvcast.bench.peers import CONTENDERS
@@ -88,20 +90,35 @@ class Arena:
             yield seats, absent
 
     def breakdown(self, beams: Sequence[int], runs: int) -> dict[int, dict[str, Any]]:
-        """Say where kvcast's time goes at each beam."""
+        """Say where kvcast's time goes at each beam: medians of runs after a warm-up."""
         arguments = {
             "model": self.task.model,
             "threads": self.task.threads,
             "language": self.task.language,
             "samples": str(self.samples),
         }
-        self.report("breakdown")
         with self._remote(_BREAKDOWN, arguments) as remote:
-            found = {}
-            for beam in beams:
-                Watch([remote.pid]).settle()
-                found[beam] = remote.call("run", beam=beam, runs=runs)
-            return found
+            referee = Quiet([remote.pid])
+            return {beam: self._parts(remote, referee, beam, runs) for beam in beams}
+
+    def _parts(self, remote: Remote, referee: "Quiet", beam: int, runs: int) -> dict[str, Any]:
+        found = []
+        for number in range(runs + 1):
+            self.report(f"breakdown at beam {beam}, run {number} of {runs}")
+            is_quiet = referee.settle()
+            answer, others = referee.watch(partial(remote.call, "transcribe", beam=beam))
+            found.append({**answer, "others": others, "unsettled": int(not is_quiet)})
+        counted = found[1:]
+        parts = {
+            part: median(answer["parts"][part] for answer in counted) for part in found[-1]["parts"]
+        }
+        return {
+            **found[-1],
+            "seconds": median(answer["seconds"] for answer in counted),
+            "parts": parts,
+            "others": max(answer["others"] for answer in counted),
+            "unsettled": sum(answer["unsettled"] for answer in counted),
+        }
 
     def rates(self, working_set: int, tokens: int, width: int) -> dict[str, float]:
         """Measure the machine; see `kvcast.bench.rates`."""

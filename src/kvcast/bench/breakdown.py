@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -33,22 +32,12 @@ class Breakdown:
         self._language = language
         self._samples = np.load(samples, allow_pickle=False)
 
-    def run(self, beam: int, runs: int) -> dict[str, Any]:
-        """Transcribe once to warm up and `runs` times more.
+    def transcribe(self, beam: int) -> dict[str, Any]:
+        """Transcribe once.
 
-        Returns medians in seconds of the whole and of each part, and the calls of the last run:
-        windows encoded, and of every decode its rows, new tokens, tokens held, logits asked for.
+        Returns the seconds of the whole and of each part, the number of windows encoded, and of
+        every decode its rows, new tokens, tokens held before and logits asked for.
         """
-        clocks = [self._once(beam) for _ in range(runs + 1)][1:]
-        parts = {part: median(clock.seconds[part] for clock in clocks) for part in PARTS}
-        return {
-            "seconds": median(sum(clock.seconds.values()) for clock in clocks),
-            "parts": parts,
-            "windows": clocks[-1].windows,
-            "decodes": clocks[-1].decodes,
-        }
-
-    def _once(self, beam: int) -> "Clock":
         clock = Clock()
         start = time.perf_counter()
         with clock.part("mel"):
@@ -64,9 +53,14 @@ class Breakdown:
         )
         for _ in transcription:
             pass
-        whole = time.perf_counter() - start
-        clock.seconds["loop"] = whole - sum(clock.seconds.values())
-        return clock
+        seconds = time.perf_counter() - start
+        clock.seconds["loop"] = seconds - sum(clock.seconds.values())
+        return {
+            "seconds": seconds,
+            "parts": {part: clock.seconds[part] for part in PARTS},
+            "windows": clock.windows,
+            "decodes": clock.decodes,
+        }
 
 
 class Clock:

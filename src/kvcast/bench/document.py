@@ -120,6 +120,8 @@ def _breakdown(beam: int, found: Mapping[str, Any]) -> dict[str, Any]:
             for part in PARTS
         },
         "windows": found["windows"],
+        "others": found["others"],
+        "unsettled": found["unsettled"],
         "steps": sum(held > 0 for _, _, held, _ in found["decodes"]),
     }
 

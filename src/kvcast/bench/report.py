@@ -79,9 +79,8 @@ def _cells(contender: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]
         return [result["failure"]]
     seconds = result["seconds"]
     ratio, word_error = result["times_kvcast"], result["word_error"]
-    mark = " *" if result["others"] > _BUSY or result["unsettled"] else ""
     return [
-        f"{seconds['median']:.3f}{mark}",
+        f"{seconds['median']:.3f}{_mark(result)}",
         f"{seconds['min']:.3f}",
         f"{seconds['max']:.3f}",
         "-" if ratio is None else f"{ratio:.2f}",
@@ -92,20 +91,28 @@ def _cells(contender: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]
     ]
 
 
+def _mark(entry: Mapping[str, Any]) -> str:
+    """Mark what was measured while others were busy."""
+    return " *" if entry["others"] > _BUSY or entry["unsettled"] else ""
+
+
 def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
-    results = [
-        result
-        for contender in found["contenders"]
-        for result in contender["results"]
-        if "failure" not in result
+    entries = [
+        *found["breakdown"],
+        *(
+            result
+            for contender in found["contenders"]
+            for result in contender["results"]
+            if "failure" not in result
+        ),
     ]
-    worst = max((result["others"] for result in results), default=0.0)
+    worst = max(entry["others"] for entry in entries)
     if worst > _BUSY:
         yield (
             f"* others used up to {100 * worst:.0f}% of the machine in a turn: "
             "measure again when it is quiet"
         )
-    if any(result["unsettled"] for result in results):
+    if any(entry["unsettled"] for entry in entries):
         yield "* some turn began on a busy machine"
 
 
@@ -114,7 +121,7 @@ def _parts(found: Mapping[str, Any]) -> Table:
     table = _table("kvcast's time, ms", "beam", "whole", *names, "windows", "steps")
     for entry in found["breakdown"]:
         parts = entry["parts"].values()
-        beam, whole = str(entry["beam"]), f"{1000 * entry['seconds']:.1f}"
+        beam, whole = str(entry["beam"]), f"{1000 * entry['seconds']:.1f}{_mark(entry)}"
         counts = (str(entry["windows"]), str(entry["steps"]))
         table.add_row(
             "median", beam, whole, *(f"{1000 * p['seconds']:.1f}" for p in parts), *counts
