@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kvcast.bench import arena, transcribe
+from kvcast.bench import arena, quiet, transcribe
 from kvcast.bench.peers import CONTENDERS, PEERS
 from kvcast.bench.peers.base import installed_versions
 from kvcast.cli import main
@@ -17,7 +17,10 @@ TEXT = str(ROOT / "examples" / "sense-and-sensibility.txt")
 ALONE = ["--model", "demo", "--threads", "1", "--beam", "1", "--runs", "1", "--peers"]
 
 
-def test_kvcast_alone_is_measured(capsys: pytest.CaptureFixture[str]):
+def test_kvcast_alone_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(quiet, "PATIENCE", 0.2)  # figures do not matter here
     assert main(["bench", "transcribe", AUDIO, "--reference", TEXT, *ALONE]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     found = json.loads(last)
