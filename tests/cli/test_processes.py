@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 FAKES = Path(__file__).with_name("cli_fakes.py")
+WIDE = {"TERM": "xterm", "COLUMNS": "300"}  # a line has room for the longest temporary path
 COMMAND = [sys.executable, str(FAKES), "transcribe", "--model", "demo"]
 
 
@@ -95,7 +96,7 @@ def test_output_is_utf_8_in_any_locale(recording):
 
 def test_progress_is_drawn_on_a_terminal_and_kept_out_of_a_pipe(recording):
     seen, terminal = pty.openpty()
-    process = start(recording("a.wav"), stderr=terminal, env=os.environ | {"TERM": "xterm"})
+    process = start(recording("a.wav"), stderr=terminal, env=os.environ | WIDE)
     os.close(terminal)
     shown = read_all(seen)
     out, _ = process.communicate()
