@@ -35,8 +35,10 @@ def test_an_object_that_cannot_be_made_is_an_error():
 
 
 def test_a_process_that_ends_is_an_error_with_its_last_words():
-    with far() as remote, pytest.raises(RemoteError, match=r"status 3: out of memory$"):
-        remote.call("die")
+    with far() as remote:
+        with pytest.raises(RemoteError, match=r"status 3: out of memory$"):
+            remote.call("die")
+        assert cpu_seconds(remote.pid) == 0
 
 
 def test_quiet_is_when_the_processes_use_no_processor(monkeypatch: pytest.MonkeyPatch):

@@ -44,10 +44,13 @@ class Watch:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time that a process has used so far."""
+    """Return the processor time that a process has used so far; 0 for one that has ended."""
     import psutil
 
-    times = psutil.Process(pid).cpu_times()
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
     return float(times.user + times.system)
 
 
