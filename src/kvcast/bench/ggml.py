@@ -13,7 +13,6 @@ q8_0 turns the matrices into blocks of 32 numbers, each an fp16 scale and 32 int
 checkpoints' files.
 """
 
-import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,11 +56,7 @@ def write_ggml(checkpoint: WhisperCheckpoint, kind: str, path: Path) -> None:
 def vocabulary(checkpoint: WhisperCheckpoint) -> Iterator[bytes]:
     """Yield the bytes of every token before the special ones, which whisper.cpp adds itself."""
     tokenizer = WhisperTokenizer(checkpoint.tokenizer_json, checkpoint.dimensions.vocab_size)
-    vocab = json.loads(checkpoint.tokenizer_json)["model"]["vocab"]
-    spelled = {id_: text for text, id_ in vocab.items()}
-    byte_of = _bytes_by_character()
-    for id_ in range(tokenizer.eot):
-        yield bytes(byte_of[character] for character in spelled[id_])
+    return map(tokenizer.token_bytes, range(tokenizer.eot))
 
 
 def to_q8_0(weight: NDArray[Any]) -> bytes:
@@ -107,12 +102,3 @@ def _write_tensor(file: BinaryIO, name: str, tensor: NDArray[Any], kind: str) ->
     encoded = name.encode()
     file.write(struct.pack("<3I", tensor.ndim, len(encoded), code))
     file.write(struct.pack(f"<{tensor.ndim}I", *reversed(tensor.shape)) + encoded + numbers)
-
-
-def _bytes_by_character() -> dict[str, int]:
-    """Invert GPT-2's printable stand-ins for bytes (openai/gpt-2, src/encoder.py)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(0x100) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + i): byte for i, byte in enumerate(hidden)
-    }

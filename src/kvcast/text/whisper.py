@@ -122,7 +122,7 @@ class WhisperTokenizer:
 
     def decode_with_timestamps(self, tokens: Iterable[int]) -> str:
         """Turn ids into text with timestamps spelled out, as in `<|1.08|>`."""
-        return b"".join(map(self._bytes, tokens)).decode("utf-8", errors="replace")
+        return b"".join(map(self.token_bytes, tokens)).decode("utf-8", errors="replace")
 
     @cached_property
     def blank(self) -> tuple[int, ...]:
@@ -156,7 +156,8 @@ class WhisperTokenizer:
             self.no_speech,
         )
 
-    def _bytes(self, token: int) -> bytes:
+    def token_bytes(self, token: int) -> bytes:
+        """Return what a token stands for, which may be a part of a character in UTF-8."""
         if token >= self.timestamp_begin:
             seconds = (token - self.timestamp_begin) * SECONDS_PER_TIMESTAMP
             return f"<|{seconds:.2f}|>".encode()
