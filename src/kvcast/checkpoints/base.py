@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.whisper import WhisperDimensions
 
 # How the bytes of each kind of number are read; NumPy has no bfloat16, whose bits are these.
@@ -97,13 +98,34 @@ class WhisperCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecoderCheckpoint:
+    """A decoder-only model as its files hold it.
+
+    `tensors`: canonical name to float16 or float32 array, as `decoder_names.tensor_shapes` lists
+    them, rotary pairs as halves. `text`: name to content of the files that `kvcast.text.open_text`
+    reads; they go into a bundle as they are.
+    """
+
+    family: ClassVar[str] = "decoder"
+
+    dimensions: DecoderDimensions
+    tensors: Mapping[str, NDArray[Any]]
+    text: Mapping[str, bytes]
+    source: str
+    content_hash: str
+
+
+Checkpoint = WhisperCheckpoint | DecoderCheckpoint
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reader:
     """One format. `files` lists what `read` depends on, so that a hash of them stands for it."""
 
     name: str
     detect: Callable[[Path], bool]
     files: Callable[[Path], Sequence[Path]]
-    read: Callable[[Path, str], WhisperCheckpoint]
+    read: Callable[[Path, str], Checkpoint]
 
 
 def whisper_dimensions(what: str, **sizes: int) -> WhisperDimensions:

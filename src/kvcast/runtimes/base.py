@@ -1,4 +1,4 @@
-"""The one interface that every runtime meets for encoder-decoder models.
+"""The interfaces that every runtime meets: one for encoder-decoder models, one for decoder-only.
 
 The cache contract in short: a cache goes in and a cache comes out. What is valid follows from
 `lengths` alone, so a fresh sequence is `lengths = 0` and stale contents never matter. Handles
@@ -75,5 +75,67 @@ class EncoderDecoderOf(Protocol[CrossT, CacheT]):
         """Return a cache whose given rows hold nothing; what was written there stays, unseen."""
 
 
+class DecoderCache(Protocol):
+    """Self-attention keys and values of `rows` sequences; layers with a window are rings."""
+
+    @property
+    def lengths(self) -> Int32:
+        """[rows]: number of positions that each row has seen."""
+
+    @property
+    def capacity(self) -> int:
+        """Longest sequence that a row can come to."""
+
+
+DecoderCacheT = TypeVar("DecoderCacheT", bound=DecoderCache)
+
+
+class DecoderOnlyOf(Protocol[DecoderCacheT]):
+    """What a runtime offers for decoder-only models, over its own kind of cache.
+
+    Rows are independent: any of them may take part in a call, with as many tokens as it has. A
+    row that takes no part costs nothing. Where a layer is a ring, an older handle is of no use
+    once more than a ring's spare positions were written.
+    """
+
+    def new_cache(self, rows: int, capacity: int) -> DecoderCacheT:
+        """Return an empty cache of `rows` sequences of up to `capacity` positions."""
+
+    def decode(
+        self,
+        tokens: Sequence[Int64],
+        cache: DecoderCacheT,
+        rows: Sequence[int] | None = None,
+        positions: Sequence[int] = (-1,),
+    ) -> tuple[Float32, DecoderCacheT]:
+        """Append tokens to rows: a chunk of a prompt, or one token for a step.
+
+        Args:
+            tokens: for each row that takes part its new tokens [S], S >= 1, of any length each.
+            cache: grows.
+            rows: which rows take part, ascending, without repeats; None is all.
+            positions: offsets into each row's new tokens (negative counts from its end).
+
+        Returns:
+            fp32 logits [len(tokens), len(positions), vocab] and the grown cache.
+
+        """
+
+    def reorder(self, cache: DecoderCacheT, sources: Sequence[int]) -> DecoderCacheT:
+        """Return a cache, of as many rows, whose row i continues old row `sources[i]`, in place."""
+
+    def fork(
+        self, cache: DecoderCacheT, sources: Sequence[int], capacity: int | None = None
+    ) -> DecoderCacheT:
+        """Return a cache of its own whose row i holds what row `sources[i]` holds.
+
+        The old one stays as it is: a computed prefix can be continued many times.
+        """
+
+    def reset(self, cache: DecoderCacheT, rows: Sequence[int]) -> DecoderCacheT:
+        """Return a cache whose given rows hold nothing; what was written there stays, unseen."""
+
+
 # Whoever drives a runtime only hands its caches back to it.
 EncoderDecoder: TypeAlias = EncoderDecoderOf[Any, Any]
+DecoderOnly: TypeAlias = DecoderOnlyOf[Any]

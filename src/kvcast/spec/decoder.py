@@ -1,0 +1,121 @@
+"""The dimensions of a decoder-only model: Mistral, Llama, Qwen, Gemma 3 and Mixtral as data.
+
+Knows nothing of weights, tokens' text or runtimes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from kvcast.errors import KvcastError
+from kvcast.spec.rotary import Rotary
+
+ACTIVATIONS = ("silu", "gelu_tanh")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderDimensions:
+    """What fixes every tensor shape of a decoder-only model and all that it computes.
+
+    Attributes:
+        architecture: what the checkpoint calls itself, for people only: "llama", "mistral", ...
+        vocab_size: rows of the embedding.
+        width: numbers of a hidden state.
+        inner: width of the feed-forward (of one expert).
+        heads: of queries.
+        kv_heads: of keys and values; `heads` is a multiple.
+        head_dim: numbers of a head, even.
+        windows: for each layer how many positions a query sees, itself included; None for all.
+        max_positions: longest sequence.
+        rotary: of layers without a window, and of the others unless `window_rotary` is given.
+        window_rotary: of layers with a window (Gemma 3).
+        norm_eps: of every RMS norm.
+        activation: of the gate, one of ACTIVATIONS.
+        attention_scale: factor on the products of queries and keys.
+        qkv_bias: whether query, key and value have biases (Qwen 2).
+        out_bias: whether attention's output has one (some Llamas).
+        query_key_norm: RMS norm of each head of queries and keys before rotation (Qwen 3, Gemma 3).
+        post_norms: norms after attention and feed-forward as well as before (Gemma 3).
+        embedding_scale: factor on embeddings (Gemma 3: square root of the width).
+        attention_softcap: c in c tanh(x / c) on attention's logits; 0 for none.
+        logit_softcap: the same on the output's; 0 for none.
+        tied: whether the head is the embedding.
+        experts: of each feed-forward; 0 where there is just one (not Mixtral).
+        experts_per_token: how many of them a token takes.
+
+    """
+
+    architecture: str
+    vocab_size: int
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]
+    max_positions: int
+    rotary: Rotary
+    norm_eps: float
+    attention_scale: float
+    window_rotary: Rotary | None = None
+    activation: str = "silu"
+    qkv_bias: bool = False
+    out_bias: bool = False
+    query_key_norm: bool = False
+    post_norms: bool = False
+    embedding_scale: float = 1.0
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    tied: bool = True
+    experts: int = 0
+    experts_per_token: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "width", "inner", "heads", "kv_heads", "head_dim", "max_positions")
+        for name in sizes:
+            value = getattr(self, name)
+            if type(value) is not int or value <= 0:
+                raise KvcastError(f"{name} must be a positive whole number, not {value!r}")
+        if self.heads % self.kv_heads:
+            raise KvcastError(f"{self.heads} heads are not a multiple of {self.kv_heads} kv_heads")
+        if self.head_dim % 2:
+            raise KvcastError(f"head_dim must be even, not {self.head_dim}")
+        if not self.windows or any(w is not None and w < 1 for w in self.windows):
+            raise KvcastError("windows must give each of one or more layers a size of 1 or more")
+        if self.activation not in ACTIVATIONS:
+            raise KvcastError(
+                f"activation {self.activation!r} is not supported: {', '.join(ACTIVATIONS)}"
+            )
+        if not 0 <= self.experts_per_token <= self.experts or bool(self.experts) != bool(
+            self.experts_per_token
+        ):
+            raise KvcastError(f"{self.experts_per_token} of {self.experts} experts is not possible")
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self.windows)
+
+    def rotary_of(self, layer: int) -> Rotary:
+        """Return the rotary embedding of a layer."""
+        if self.windows[layer] is not None and self.window_rotary is not None:
+            return self.window_rotary
+        return self.rotary
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Rebuild from `asdict`'s output; raises KvcastError on missing or foreign fields."""
+        try:
+            window_rotary = fields["window_rotary"]
+            rebuilt = dict(fields) | {
+                "windows": tuple(fields["windows"]),
+                "rotary": Rotary(**fields["rotary"]),
+                "window_rotary": None if window_rotary is None else Rotary(**window_rotary),
+            }
+            return cls(**rebuilt)
+        except (TypeError, KeyError) as error:
+            raise KvcastError(f"not the dimensions of a decoder-only model: {error}") from None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, as the manifest keeps them."""
+        return asdict(self)

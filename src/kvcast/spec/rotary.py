@@ -1,0 +1,100 @@
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864): which angle at which position.
+
+Every published way of stretching it to longer texts only changes the inverse frequencies and one
+factor, so a model sees a table of cosines and one of sines. Pairs are halves: number i of a head
+turns with number i + head_dim / 2, as in Hugging Face's checkpoints.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.errors import KvcastError
+
+SCALINGS = ("none", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """Angles of one kind of layer.
+
+    Attributes:
+        base: the slowest pair turns by base ** -(1 - 2 / head_dim) a position.
+        scaling: one of SCALINGS; those below matter to it.
+        factor: how many times longer than trained ("linear", "llama3", "yarn").
+        low_frequency: "llama3": fewer turns than this over `trained_positions` are slowed whole;
+            "yarn": its beta_slow.
+        high_frequency: "llama3": more turns than this are left alone; "yarn": its beta_fast.
+        trained_positions: length that the model was trained with before it was stretched.
+        attention_factor: "yarn": on cosines and sines; None is 0.1 ln(factor) + 1.
+
+    """
+
+    base: float
+    scaling: str = "none"
+    factor: float = 1.0
+    low_frequency: float = 1.0
+    high_frequency: float = 4.0
+    trained_positions: int = 0
+    attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.scaling not in SCALINGS:
+            raise KvcastError(
+                f"rotary scaling {self.scaling!r} is not supported: one of {', '.join(SCALINGS)}"
+            )
+        if not (self.base > 1 and self.factor >= 1 and math.isfinite(self.base * self.factor)):
+            raise KvcastError(f"rotary base {self.base} or factor {self.factor} is out of range")
+        if self.scaling in ("llama3", "yarn") and self.trained_positions <= 0:
+            raise KvcastError(f"rotary scaling {self.scaling} needs the trained length")
+
+    def tables(
+        self, positions: int, head_dim: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return cosines and sines [positions, head_dim / 2] of positions 0, 1, 2, ..."""
+        angles = np.arange(positions, dtype=np.float32)[:, None] * self.frequencies(head_dim)
+        amplitude = np.float32(self._amplitude())
+        return np.cos(angles) * amplitude, np.sin(angles) * amplitude
+
+    def frequencies(self, head_dim: int) -> NDArray[np.float32]:
+        """Return radians a position, [head_dim / 2], fastest first."""
+        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+        plain: NDArray[np.float32] = (1.0 / np.float32(self.base) ** exponents).astype(np.float32)
+        if self.scaling == "linear":
+            return plain / np.float32(self.factor)
+        if self.scaling == "llama3":
+            return self._llama3(plain)
+        if self.scaling == "yarn":
+            return self._yarn(plain, head_dim)
+        return plain
+
+    def _amplitude(self) -> float:
+        if self.scaling != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+    def _llama3(self, plain: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Slow the slow pairs, leave the fast ones, blend in between (Llama 3.1's rule)."""
+        turns = self.trained_positions * plain / (2 * math.pi)
+        blend = (turns - self.low_frequency) / (self.high_frequency - self.low_frequency)
+        kept = blend.clip(0, 1)
+        blended = (1 - kept) * plain / self.factor + kept * plain
+        return np.asarray(blended, np.float32)
+
+    def _yarn(self, plain: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
+        """Blend by the index of the pair (Peng et al. 2023, arXiv:2309.00071, section 3.2)."""
+
+        def index_at(turns: float) -> float:
+            ratio = self.trained_positions / (turns * 2 * math.pi)
+            return head_dim * math.log(ratio) / (2 * math.log(self.base))
+
+        low = max(math.floor(index_at(self.high_frequency)), 0)
+        high = min(math.ceil(index_at(self.low_frequency)), head_dim - 1)
+        ramp = (np.arange(head_dim // 2, dtype=np.float32) - low) / max(high - low, 0.001)
+        slowed = ramp.clip(0, 1)
+        blended = plain / self.factor * slowed + plain * (1 - slowed)
+        return np.asarray(blended, np.float32)

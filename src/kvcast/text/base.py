@@ -1,0 +1,54 @@
+"""What generating needs of a text: tokens in and out, and how a conversation is written.
+
+Knows no file format and no model.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+Message = Mapping[str, str]
+"""One turn of a conversation: "role" (system, user, assistant) and "content"."""
+
+
+class TextStream(Protocol):
+    """Turns tokens into text as they come."""
+
+    def push(self, token: int) -> str:
+        """Take one token; return the text that is certain now, possibly none.
+
+        Bytes of an unfinished character are held back until it is whole.
+        """
+
+    def finish(self) -> str:
+        """Return what was held back, with U+FFFD for bytes that make no character."""
+
+
+class TextTokenizer(Protocol):
+    """Text to tokens and back."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens that have a text."""
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Tokens that end a generation: one or more."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a plain prompt, with the beginning-of-text token where there is one.
+
+        Special tokens written out in the text are taken as plain text.
+        """
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of a conversation, up to where the assistant's answer begins.
+
+        Raises KvcastError if the model has no chat template, or its template fails or tries to
+        do more than format text.
+        """
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+
+    def stream(self) -> TextStream:
+        """Begin a text."""
