@@ -5,9 +5,14 @@ cross-attention: one product of three times the width is cheaper than three. The
 masks or slots, which the operators derive from lengths.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from kvcast.ops.attention import cross_attention, encoder_attention, self_attention
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Layer, query [..., heads * d], key and value [..., kv_heads * d] to mixed [..., heads * d]."""
 
 
 def split_heads(flat_btx: Tensor, heads: int) -> Tensor:
@@ -47,6 +52,55 @@ class CachedSelfAttention(nn.Module):
         query, key, value = self.qkv(hidden_rsx).chunk(3, dim=-1)
         mixed = self_attention(query, key, value, key_cache, value_cache, lengths, self.scale)
         return self.out(mixed)
+
+
+class GroupedQueryAttention(nn.Module):
+    """Causal self-attention with fewer heads of keys and values than of queries.
+
+    How new positions lie (as rows or packed) and where the cache is, only `attend` knows.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        qkv_bias: bool,
+        out_bias: bool,
+    ) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_dim = head_dim
+        self.widths = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+        self.qkv = nn.Linear(width, sum(self.widths), bias=qkv_bias)
+        self.out = nn.Linear(heads * head_dim, width, bias=out_bias)
+
+    def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
+        """[..., width] to the same shape."""
+        query, key, value = self.qkv(hidden).split(self.widths, dim=-1)
+        return self.out(attend(self.layer, *self.prepared(query, key), value))
+
+    def prepared(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return query and key as they are."""
+        return query, key
+
+
+class NormedGroupedQueryAttention(GroupedQueryAttention):
+    """With an RMS norm on each head of queries and keys (arXiv:2302.05442, section 3)."""
+
+    def __init__(self, *sizes: int, norm_eps: float, qkv_bias: bool, out_bias: bool) -> None:
+        super().__init__(*sizes, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.query_norm = nn.RMSNorm(self.head_dim, norm_eps)
+        self.key_norm = nn.RMSNorm(self.head_dim, norm_eps)
+
+    def prepared(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return query and key with every head normed."""
+        query = self.query_norm(query.unflatten(-1, (-1, self.head_dim))).flatten(-2)
+        key = self.key_norm(key.unflatten(-1, (-1, self.head_dim))).flatten(-2)
+        return query, key
 
 
 class CrossAttention(nn.Module):

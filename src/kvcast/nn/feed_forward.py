@@ -1,7 +1,19 @@
-"""The plain feed-forward block."""
+"""Feed-forward blocks: plain, gated, and several of which a token takes a few."""
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, silu
+
+from kvcast.ops.experts import mixture_of_experts
+
+
+def _gelu_tanh(hidden: Tensor) -> Tensor:
+    return gelu(hidden, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu_tanh": _gelu_tanh}
 
 
 class FeedForward(nn.Module):
@@ -15,3 +27,41 @@ class FeedForward(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to the same shape."""
         return self.down(gelu(self.up(hidden)))
+
+
+class GatedFeedForward(nn.Module):
+    """Widen twice, gate one by the other, narrow (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, width: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[activation]
+        self.gate_up = nn.Linear(width, 2 * inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., width] to the same shape."""
+        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
+        return self.down(self.activation(gate) * up)
+
+
+class ExpertsFeedForward(nn.Module):
+    """Several gated blocks (SiLU), of which each token takes the few that the router likes best.
+
+    The weights of the chosen come from a softmax over their logits only (Mixtral,
+    arXiv:2401.04088, section 2.1).
+    """
+
+    def __init__(self, width: int, inner: int, experts: int, per_token: int) -> None:
+        super().__init__()
+        self.per_token = per_token
+        self.router = nn.Linear(width, experts, bias=False)
+        self.gate_up = nn.Parameter(torch.empty(experts, 2 * inner, width))
+        self.down = nn.Parameter(torch.empty(experts, width, inner))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., width] to the same shape."""
+        flat_nx = hidden.flatten(0, -2)
+        mixed = mixture_of_experts(
+            flat_nx, self.router(flat_nx), self.gate_up, self.down, self.per_token
+        )
+        return mixed.view(hidden.shape)

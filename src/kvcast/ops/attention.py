@@ -1,15 +1,20 @@
 """The attention operators that every model is built from.
 
-`self_attention` writes new keys and values into a cache and attends to it, `cross_attention` reads
-a cache that is complete, `encoder_attention` has no cache at all. They are custom operators
-so that an exported program holds one node for each, which a lowering then replaces by what its
-runtime has (see `kvcast.lowering.replace`); the kernels here are the eager ones.
+`self_attention` writes new keys and values into a cache and attends to it, `packed_self_attention`
+does so for rows with different numbers of new tokens, `cross_attention` reads a cache that is
+complete, `encoder_attention` has no cache at all. They are custom operators so that an exported
+program holds one node for each, which a lowering then replaces by what its runtime has (see
+`kvcast.lowering.replace`); the kernels here are the eager ones.
 
 The cache write is a declared mutation. An operator may not return its input, and returning a
 fresh cache would copy all of it at every step; see ARCHITECTURE.md for what was tried.
 
-Letters in shapes: r rows, b batch (rows is a multiple of it), s new positions, c capacity,
-t source positions, h heads, d head_dim.
+A position's slot is the position modulo the capacity (`kvcast.spec.ring` works an example). In a
+linear cache the capacity is never reached, in a ring it is the window or more. What a slot holds
+follows from the lengths, so masks need nothing else.
+
+Letters in shapes: r rows, b batch (rows is a multiple of it), s new positions, n new positions of
+all rows, c capacity, t source positions, h heads, d head_dim.
 """
 
 import torch
@@ -30,40 +35,47 @@ def self_attention(
     value_cache: Tensor,
     lengths: Tensor,
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    cosines: Tensor | None = None,
+    sines: Tensor | None = None,
 ) -> Tensor:
-    """Append `key` and `value` to a linear cache and attend causally to all that it then holds.
+    """Append `key` and `value` to a cache and attend causally to all that it then holds.
 
     Args:
         query: [r, s, heads * d].
         key: [r, s, kv_heads * d]; heads is a multiple of kv_heads.
         value: like `key`.
-        key_cache: [r, kv_heads, c, d], written at slots lengths .. lengths + s - 1 of each row.
+        key_cache: [r, kv_heads, c, d], written at the slots of positions lengths .. lengths +
+            s - 1 of each row. Keys are kept as rotated.
         value_cache: like `key_cache`.
         lengths: int32 [r], positions that each row held before this call.
         scale: factor on the products of queries and keys.
+        window: how many positions a query sees, itself included; 0 is all, and then c is at
+            least the longest row.
+        softcap: c in c tanh(x / c) on the scaled products; 0 is none.
+        cosines: [positions, d / 2], to rotate queries and keys by; None leaves them as they are.
+        sines: like `cosines`.
 
     Returns:
         [r, s, heads * d].
 
     """
-    rows, new = query.shape[:2]
     head_dim = key_cache.shape[-1]
-    slots_rs = lengths[:, None] + torch.arange(new, device=query.device)
-    row_index = torch.arange(rows, device=query.device)[:, None]
-    key_cache[row_index, :, slots_rs] = _split_heads(key, head_dim)
-    value_cache[row_index, :, slots_rs] = _split_heads(value, head_dim)
-    # Slots past the longest row hold nothing valid: not reading them keeps a step's cost at
-    # what has been seen and not at the capacity.
-    held = int(lengths.max()) + new
-    visible_rsc = torch.arange(held, device=query.device) <= slots_rs[..., None]
-    mixed = scaled_dot_product_attention(
-        _split_heads(query, head_dim).transpose(1, 2),
-        key_cache[:, :, :held],
-        value_cache[:, :, :held],
-        attn_mask=visible_rsc[:, None],
-        scale=scale,
-        enable_gqa=query.shape[-1] != key.shape[-1],
-    )
+    query, key, value = (_split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
+    positions_rs = lengths[:, None].long() + torch.arange(query.shape[2], device=query.device)
+    if cosines is not None and sines is not None:
+        angles = cosines[positions_rs][:, None], sines[positions_rs][:, None]
+        query, key = _rotated(query, *angles), _rotated(key, *angles)
+    capacity = key_cache.shape[2]
+    if capacity >= window + query.shape[2] - 1 or int(positions_rs.max()) < capacity:
+        mixed = _write_then_read(
+            query, key, value, key_cache, value_cache, positions_rs, scale, window, softcap
+        )
+    else:
+        mixed = _read_then_write(
+            query, key, value, key_cache, value_cache, positions_rs, scale, window, softcap
+        )
     return mixed.transpose(1, 2).flatten(2)
 
 
@@ -76,8 +88,186 @@ def _(
     value_cache: Tensor,  # noqa: ARG001
     lengths: Tensor,  # noqa: ARG001
     scale: float,  # noqa: ARG001
+    window: int = 0,  # noqa: ARG001
+    softcap: float = 0.0,  # noqa: ARG001
+    cosines: Tensor | None = None,  # noqa: ARG001
+    sines: Tensor | None = None,  # noqa: ARG001
 ) -> Tensor:
     return torch.empty_like(query)
+
+
+@torch.library.custom_op("kvcast::packed_self_attention", mutates_args=("key_cache", "value_cache"))
+def packed_self_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    rows: list[int],
+    counts: list[int],
+    lengths: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    cosines: Tensor | None = None,
+    sines: Tensor | None = None,
+) -> Tensor:
+    """`self_attention` of some rows of a batch, each with its own number of new positions.
+
+    The new positions of all rows lie one after the other; the mask over them is block-diagonal,
+    so each block is computed by itself and nothing outside is touched.
+
+    Args:
+        query: [n, heads * d].
+        key: [n, kv_heads * d].
+        value: like `key`.
+        key_cache: [r, kv_heads, c, d].
+        value_cache: like `key_cache`.
+        rows: which rows of the caches take part, each once.
+        counts: their numbers of new positions, which sum to n.
+        lengths: int32 [r], of all rows of the caches.
+        scale: see `self_attention`, as for what follows.
+        window: see there.
+        softcap: see there.
+        cosines: see there.
+        sines: see there.
+
+    Returns:
+        [n, heads * d].
+
+    """
+    first, count = rows[0], counts[0]
+    if rows == list(range(first, first + len(rows))) and counts == [count] * len(rows):
+        # Neighbours with equally many new positions are one block of a batch.
+        blocks = [(slice(first, first + len(rows)), slice(None), count)]
+    else:
+        ends = torch.tensor(counts).cumsum(0).tolist()
+        blocks = [
+            (slice(row, row + 1), slice(end - new, end), new)
+            for row, end, new in zip(rows, ends, counts, strict=True)
+        ]
+    mixed = torch.empty_like(query)
+    for row_span, span, new in blocks:
+        block = self_attention(
+            *(x[span].unflatten(0, (-1, new)) for x in (query, key, value)),
+            key_cache[row_span],
+            value_cache[row_span],
+            lengths[row_span],
+            scale,
+            window,
+            softcap,
+            cosines,
+            sines,
+        )
+        mixed[span] = block.flatten(0, 1)
+    return mixed
+
+
+@packed_self_attention.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,  # noqa: ARG001
+    value: Tensor,  # noqa: ARG001
+    key_cache: Tensor,  # noqa: ARG001
+    value_cache: Tensor,  # noqa: ARG001
+    rows: list[int],  # noqa: ARG001
+    counts: list[int],  # noqa: ARG001
+    lengths: Tensor,  # noqa: ARG001
+    scale: float,  # noqa: ARG001
+    window: int = 0,  # noqa: ARG001
+    softcap: float = 0.0,  # noqa: ARG001
+    cosines: Tensor | None = None,  # noqa: ARG001
+    sines: Tensor | None = None,  # noqa: ARG001
+) -> Tensor:
+    return torch.empty_like(query)
+
+
+def _rotated(heads_rhsd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Turn pairs (i, i + d / 2) by angles [r, 1, s, d / 2]."""
+    first, second = heads_rhsd.chunk(2, dim=-1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
+
+
+def _write_then_read(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    positions_rs: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> Tensor:
+    """Attend to the cache alone: no new position has displaced one that a query may see."""
+    _write(key_cache, value_cache, key, value, positions_rs)
+    last_r = positions_rs[:, -1]
+    # Slots past the longest row hold nothing valid: not reading them keeps a step's cost at
+    # what has been seen and not at the capacity.
+    held = min(int(last_r.max()) + 1, key_cache.shape[2])
+    held_rc = _held_positions(last_r, key_cache.shape[2])[:, :held]
+    visible = _visible(positions_rs, held_rc, window)
+    return _attend(query, key_cache[:, :, :held], value_cache[:, :, :held], visible, scale, softcap)
+
+
+def _read_then_write(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    positions_rs: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> Tensor:
+    """Attend to the old ring and the new positions side by side; keep the latest of them."""
+    capacity = key_cache.shape[2]
+    held_rc = _held_positions(positions_rs[:, 0] - 1, capacity)
+    visible = _visible(positions_rs, torch.cat([held_rc, positions_rs], dim=1), window)
+    keys, values = torch.cat([key_cache, key], dim=2), torch.cat([value_cache, value], dim=2)
+    mixed = _attend(query, keys, values, visible, scale, softcap)
+    kept = slice(-capacity, None)
+    _write(key_cache, value_cache, key[:, :, kept], value[:, :, kept], positions_rs[:, kept])
+    return mixed
+
+
+def _write(
+    key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, positions_rs: Tensor
+) -> None:
+    slots_rs = positions_rs % key_cache.shape[2]
+    row_index = torch.arange(len(slots_rs), device=slots_rs.device)[:, None]
+    key_cache[row_index, :, slots_rs] = key.transpose(1, 2)
+    value_cache[row_index, :, slots_rs] = value.transpose(1, 2)
+
+
+def _held_positions(last_r: Tensor, capacity: int) -> Tensor:
+    """Position in each slot [r, c] once `last` was written, negative for a slot without one."""
+    slots_c = torch.arange(capacity, device=last_r.device)
+    return last_r[:, None] - (last_r[:, None] - slots_c) % capacity
+
+
+def _visible(query_rs: Tensor, key_rc: Tensor, window: int) -> Tensor:
+    """[r, 1, s, c], from positions; negative ones are nobody's."""
+    distance = query_rs[:, :, None] - key_rc[:, None]
+    visible_rsc = (distance >= 0) & (key_rc >= 0)[:, None]
+    if window:
+        visible_rsc &= distance < window
+    return visible_rsc[:, None]
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float, softcap: float
+) -> Tensor:
+    """[r, h, s, d] over [r, kv_heads, c, d]."""
+    groups = query.shape[1] // key.shape[1]
+    if not softcap:
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask=visible, scale=scale, enable_gqa=groups > 1
+        )
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    logits = softcap * torch.tanh(query @ key.transpose(-1, -2) * scale / softcap)
+    return logits.masked_fill(~visible, -torch.inf).softmax(-1) @ value
 
 
 @torch.library.custom_op("kvcast::cross_attention", mutates_args=())

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from kvcast.errors import KvcastError
 from kvcast.models.whisper import LayerCache, Whisper
+from kvcast.programs.weights import load_weights
 from kvcast.spec.whisper import WhisperDimensions
 
 
@@ -77,14 +77,5 @@ class WhisperPrograms:
         """Build in fp32 from canonical names; raises KvcastError where names or shapes differ."""
         with torch.device("meta"):
             model = Whisper(dimensions)
-        state = {
-            name: torch.from_numpy(np.array(tensor, dtype=np.float32))
-            for name, tensor in tensors.items()
-        }
-        try:
-            model.load_state_dict(state, assign=True)
-        except RuntimeError as error:
-            first = str(error).splitlines()[1].strip()
-            raise KvcastError(f"the weights do not fit the model: {first}") from None
-        model.requires_grad_(requires_grad=False).eval()
+        load_weights(model, tensors)
         return cls(dimensions=dimensions, encode=Encode(model), decode=Decode(model))
