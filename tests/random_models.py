@@ -8,7 +8,7 @@ import torch
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.bundle.writing import seal, staged
-from kvcast.lowering.onnx import cache_layers, lower
+from kvcast.lowering.onnx_whisper import cache_layers, lower
 from kvcast.models.whisper import Whisper
 from kvcast.programs.whisper import WhisperPrograms
 from kvcast.spec.whisper import WhisperDimensions

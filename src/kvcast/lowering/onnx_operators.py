@@ -11,6 +11,7 @@ from torch.onnx import ops as onnx_ops
 
 from kvcast.lowering.replace import Table
 from kvcast.ops.attention import cross_attention, encoder_attention, self_attention
+from kvcast.ops.experts import mixture_of_experts
 
 OPSET = 21
 _CONTRIB = 1  # version of the com.microsoft domain
@@ -24,19 +25,34 @@ def _self_attention(
     value_cache: Tensor,
     lengths: Tensor,
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    cosines: Tensor | None = None,
+    sines: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     new = query.shape[1]
     head_dim = key_cache.shape[3]
     total = (lengths.max() + new).to(torch.int32)
+    inputs = [query, key, value, key_cache, value_cache, lengths + (new - 1), total]
+    attributes = {
+        "num_heads": query.shape[2] // head_dim,
+        "kv_num_heads": key_cache.shape[1],
+        "scale": scale,
+    }
+    if window:
+        # The kernel keeps the window's positions together instead of at slots of their own, and
+        # moves them once the buffer is full.
+        attributes |= {"local_window_size": window, "sliding_window_cache": 1}
+    if softcap:
+        attributes["softcap"] = softcap
+    if cosines is not None and sines is not None:
+        attributes["do_rotary"] = 1
+        inputs += [cosines, sines]
     return tuple(
         onnx_ops.symbolic_multi_out(
             "com.microsoft::GroupQueryAttention",
-            (query, key, value, key_cache, value_cache, lengths + (new - 1), total),
-            attrs={
-                "num_heads": query.shape[2] // head_dim,
-                "kv_num_heads": key_cache.shape[1],
-                "scale": scale,
-            },
+            inputs,
+            attrs=attributes,
             dtypes=(query.dtype, key_cache.dtype, value_cache.dtype),
             shapes=(query.shape, key_cache.shape, value_cache.shape),
             version=_CONTRIB,
@@ -93,10 +109,46 @@ def _encoder_attention(
     )
 
 
+def _rms_norm(hidden: Tensor, normalized_shape: list[int], weight: Tensor, eps: float) -> Tensor:
+    # The operator of this name that the standard has since version 23 is one that ONNX Runtime
+    # does not fuse with the addition before it.
+    del normalized_shape
+    return onnx_ops.symbolic(
+        "SimplifiedLayerNormalization",
+        (hidden, weight),
+        {"axis": -1, "epsilon": eps, "stash_type": 1},
+        dtype=hidden.dtype,
+        shape=hidden.shape,
+        version=OPSET,
+    )
+
+
+def _mixture_of_experts(
+    hidden: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, per_token: int
+) -> Tensor:
+    return onnx_ops.symbolic(
+        "com.microsoft::MoE",
+        (hidden, router_logits, gate_up, None, down),
+        {
+            "activation_type": "swiglu",
+            "activation_alpha": 1.0,
+            "activation_beta": 0.0,
+            "k": per_token,
+            "normalize_routing_weights": 1,
+            "swiglu_fusion": 2,
+        },
+        dtype=hidden.dtype,
+        shape=hidden.shape,
+        version=_CONTRIB,
+    )
+
+
 TABLE: Table = {
+    torch.ops.aten.rms_norm.default: _rms_norm,
+    torch.ops.kvcast.mixture_of_experts.default: _mixture_of_experts,
     torch.ops.kvcast.self_attention.default: _self_attention,
     torch.ops.kvcast.cross_attention.default: _cross_attention,
     torch.ops.kvcast.encoder_attention.default: _encoder_attention,
 }
 # Importing the module registers the operators; naming them keeps that visible.
-OPERATORS = (self_attention, cross_attention, encoder_attention)
+OPERATORS = (self_attention, cross_attention, encoder_attention, mixture_of_experts)

@@ -88,8 +88,8 @@ def quantize_matrices(model: ir.Model, bits: int, keep: Iterable[str] = ()) -> i
     return len(products)
 
 
-def quantize_tied_table(model: ir.Model, name: str, bits: int) -> None:
-    """Quantise the table `name` [vocab, width], read by a Gather and by a Gemm with transB."""
+def quantize_table(model: ir.Model, name: str, bits: int) -> None:
+    """Quantise the table `name` [vocab, width], read by Gathers and by Gemms with transB."""
     graph = model.graph
     table = graph.initializers[name]
     weight = table.const_value.numpy()  # type: ignore[union-attr]

@@ -13,17 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32, Int32, Int64
 from kvcast.runtimes.lineage import Lineage
-
-_ERRORS_ONLY = 3  # ONNX Runtime's warnings are about optimisations of no interest to a user
-# Idle threads spin, by default for tens of milliseconds, in which encode's take the cores from
-# decode's and back: a third of the time on two cores. This is enough to last from step to step.
-_SPIN_US = "500"
+from kvcast.runtimes.onnx_session import onnx_session, ort_value
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,7 @@ class OnnxCrossCache:
         views = {}
         for name, value in self.values.items():
             is_cache = len(value.shape()) == 4
-            views[name] = _ort_value(value.numpy()[index : index + 1]) if is_cache else value
+            views[name] = ort_value(value.numpy()[index : index + 1]) if is_cache else value
         return OnnxCrossCache(views, 1)
 
 
@@ -90,15 +85,15 @@ class _Buffers:
 
     def _bind(self, tokens_rs: Int64, lengths: Int32, offsets: Int64, logits: Float32) -> Any:
         values = dict(self.cross.values)
-        values["tokens"] = _ort_value(tokens_rs)
-        values["lengths"] = _ort_value(lengths)
-        values["offsets"] = _ort_value(offsets)
+        values["tokens"] = ort_value(tokens_rs)
+        values["lengths"] = ort_value(lengths)
+        values["offsets"] = ort_value(offsets)
         past = [name for name in self._graph.inputs if name.startswith("past_")]
-        values |= zip(past, map(_ort_value, self.cells), strict=True)
+        values |= zip(past, map(ort_value, self.cells), strict=True)
         binding = self._session.io_binding()
         for name in self._graph.inputs:
             binding.bind_ortvalue_input(name, values[name])
-        binding.bind_ortvalue_output("logits", _ort_value(logits))
+        binding.bind_ortvalue_output("logits", ort_value(logits))
         for output, buffer in self._graph.aliases.items():
             binding.bind_ortvalue_output(output, values[buffer])
         return binding
@@ -123,15 +118,15 @@ class OnnxEncoderDecoder:
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         self._encode_graph = manifest.graph("encode")
         self._decode_graph = manifest.graph("decode")
-        self._encode_session = _session(folder / self._encode_graph.file, threads)
-        self._decode_session = _session(folder / self._decode_graph.file, threads)
+        self._encode_session = onnx_session(folder / self._encode_graph.file, threads)
+        self._decode_session = onnx_session(folder / self._decode_graph.file, threads)
         self._layers = manifest.cache_layers("linear")
         self._vocab: int = manifest.dimensions["vocab_size"]
 
     def encode(self, features_bmt: Float32) -> OnnxCrossCache:
         """See the protocol."""
         (name,) = self._encode_graph.inputs
-        feed = {name: _ort_value(np.ascontiguousarray(features_bmt, np.float32))}
+        feed = {name: ort_value(np.ascontiguousarray(features_bmt, np.float32))}
         outputs = list(self._encode_graph.outputs)
         values = self._encode_session.run_with_ort_values(outputs, feed)
         return OnnxCrossCache(dict(zip(outputs, values, strict=True)), len(features_bmt))
@@ -203,19 +198,3 @@ class OnnxEncoderDecoder:
 
     def _buffers(self, cells: Float32, cross: OnnxCrossCache) -> _Buffers:
         return _Buffers(self._decode_session, self._decode_graph, cells, cross, self._vocab)
-
-
-def _session(path: Path, threads: int) -> Any:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = _ERRORS_ONLY
-    options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
-    # The plan for memory is made in the first run and asks for a second arena: 29 MB more at the
-    # peak for a base-sized encoder, and no time saved.
-    options.enable_mem_pattern = False
-    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def _ort_value(array: np.ndarray[Any, Any]) -> Any:
-    """Wrap without copying: ONNX Runtime reads and writes the array's own memory."""
-    return ort.OrtValue.ortvalue_from_numpy(array)

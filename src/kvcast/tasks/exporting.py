@@ -51,7 +51,7 @@ def export_bundle(
 def export_folder(source: Path, name: str, output: Path, *, quantize: str, overwrite: bool) -> Path:
     """Export the checkpoint in `source`, which the user calls `name`, to ONNX Runtime."""
     require_export_extra()
-    from kvcast.lowering.onnx import cache_layers, lower
+    from kvcast.lowering.onnx_whisper import cache_layers, lower
     from kvcast.programs.whisper import WhisperPrograms
     from kvcast.runtimes.onnx import OnnxEncoderDecoder
     from kvcast.tasks.proof import prove

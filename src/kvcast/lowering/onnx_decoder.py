@@ -1,0 +1,92 @@
+"""A decoder-only program to an ONNX graph in a bundle's folder.
+
+One graph serves prefill and step, with rows, new positions, and the capacities of linear caches
+and rings open. Knows the program's signature; nothing of checkpoints, and of bundles only the
+manifest's vocabulary.
+"""
+
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+from torch.export import Dim
+
+from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.lowering.onnx import FOLDER, cache_names, export_graph, save_graph
+from kvcast.lowering.onnx_fusion import fuse
+from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
+from kvcast.programs.decoder import DecoderPrograms
+from kvcast.spec.decoder import DecoderDimensions
+
+_TABLES = ("decoder.embedding.weight", "decoder.head.weight")
+
+
+def lower(programs: DecoderPrograms, quantize: str, folder: Path) -> dict[str, Graph]:
+    """Write `onnx/decode.onnx` with its data file under `folder`.
+
+    Args:
+        programs: fp32 programs.
+        quantize: "none", "int8" or "int4".
+        folder: an existing folder.
+
+    Returns:
+        What the manifest says of the graph.
+
+    """
+    (folder / FOLDER).mkdir()
+    decode = _decode_graph(programs)
+    fuse(decode)
+    if quantize != "none":
+        bits = {"int8": 8, "int4": 4}[quantize]
+        quantize_matrices(decode, bits=bits)
+        for table in _TABLES:
+            if table in decode.graph.initializers:
+                quantize_table(decode, table, bits=bits)
+    layers = programs.dimensions.layers
+    aliases = dict(zip(cache_names("present", layers), cache_names("past", layers), strict=True))
+    return {"decode": save_graph(decode, folder, f"{FOLDER}/decode.onnx", aliases)}
+
+
+def cache_layers(dimensions: DecoderDimensions) -> tuple[CacheLayers, ...]:
+    """Describe the caches for the manifest, one entry a layer, in order.
+
+    A ring's capacity is its window, the least that it can have.
+    """
+    return tuple(
+        CacheLayers(
+            kind="ring" if window else "linear",
+            layers=1,
+            heads=dimensions.kv_heads,
+            head_dim=dimensions.head_dim,
+            capacity=window or dimensions.max_positions,
+        )
+        for window in dimensions.windows
+    )
+
+
+def _decode_graph(programs: DecoderPrograms) -> ir.Model:
+    dimensions = programs.dimensions
+    rows = Dim("rows")
+    capacities = {"linear": Dim("capacity"), "ring": Dim("ring")}
+    caches, sizes = [], []
+    for layer in cache_layers(dimensions):
+        shape = (4, layer.heads, layer.capacity, layer.head_dim)
+        caches.append((torch.zeros(shape), torch.zeros(shape)))
+        part = {0: rows, 2: capacities[layer.kind]}
+        sizes.append((part, part))
+    arguments = (
+        torch.zeros(4, 3, dtype=torch.int64),
+        torch.zeros(4, dtype=torch.int32),
+        torch.tensor([0, 2]),
+        caches,
+    )
+    all_sizes = ({0: rows, 1: Dim("new")}, {0: rows}, {0: Dim("asked")}, sizes)
+    past = cache_names("past", dimensions.layers)
+    present = cache_names("present", dimensions.layers)
+    return export_graph(
+        programs.decode,
+        arguments,
+        all_sizes,
+        ["tokens", "lengths", "offsets", *past],
+        ["logits", *present],
+    )

@@ -1,0 +1,106 @@
+"""Whisper's programs to ONNX graphs in a bundle's folder.
+
+Each program is exported once with every size that callers vary left open, its operators are
+replaced by ONNX Runtime's, and its matrices are quantised. Knows the programs' signatures;
+nothing of checkpoints, and of bundles only the manifest's vocabulary.
+"""
+
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.lowering.onnx import FOLDER, cache_names, export_graph, save_graph
+from kvcast.lowering.onnx_cross_cache import quantize_cross_caches
+from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
+from kvcast.programs.whisper import WhisperPrograms
+from kvcast.spec.whisper import WhisperDimensions
+
+_TIED_TABLE = "decoder.embedding.weight"
+
+
+def lower(programs: WhisperPrograms, quantize: str, folder: Path) -> dict[str, Graph]:
+    """Write `onnx/encode.onnx` and `onnx/decode.onnx` with their data files under `folder`.
+
+    Args:
+        programs: fp32 programs.
+        quantize: "none", "int8" or "int4". Both make the cross caches int8; int4 leaves the
+            encoder and the cross projections in int8 too, because they multiply many tokens,
+            where int8 is several times faster.
+        folder: an existing folder.
+
+    Returns:
+        What the manifest says of the graphs.
+
+    """
+    (folder / FOLDER).mkdir()
+    encode, decode = _encode_graph(programs), _decode_graph(programs)
+    layers = programs.dimensions.decoder_layers
+    aliases = dict(zip(cache_names("present", layers), cache_names("past", layers), strict=True))
+    if quantize != "none":
+        quantize_matrices(encode, bits=8)
+        bits = {"int8": 8, "int4": 4}[quantize]
+        quantize_matrices(decode, bits=bits)
+        quantize_table(decode, _TIED_TABLE, bits=bits)
+        aliases |= quantize_cross_caches(encode, decode)
+    return {
+        "encode": save_graph(encode, folder, f"{FOLDER}/encode.onnx", {}),
+        "decode": save_graph(decode, folder, f"{FOLDER}/decode.onnx", aliases),
+    }
+
+
+def cache_layers(dimensions: WhisperDimensions) -> tuple[CacheLayers, ...]:
+    """Describe the decoder's caches for the manifest."""
+
+    def layers(kind: str, capacity: int) -> CacheLayers:
+        return CacheLayers(
+            kind=kind,
+            layers=dimensions.decoder_layers,
+            heads=dimensions.decoder_heads,
+            head_dim=dimensions.head_dim,
+            capacity=capacity,
+        )
+
+    return layers("linear", dimensions.target_positions), layers(
+        "cross", dimensions.source_positions
+    )
+
+
+def _encode_graph(programs: WhisperPrograms) -> ir.Model:
+    dimensions = programs.dimensions
+    features = torch.zeros(2, dimensions.n_mels, 2 * dimensions.source_positions)
+    names = cache_names("cross", dimensions.decoder_layers)
+    sizes = ({0: Dim("batch")},)
+    return export_graph(programs.encode, (features,), sizes, ["features"], names)
+
+
+def _decode_graph(programs: WhisperPrograms) -> ir.Model:
+    dimensions = programs.dimensions
+    layers = dimensions.decoder_layers
+    rows, batch, capacity = Dim("rows"), Dim("batch"), Dim("capacity")
+
+    def caches(first: int, capacity: int) -> list[tuple[Tensor, Tensor]]:
+        shape = (first, dimensions.decoder_heads, capacity, dimensions.head_dim)
+        return [(torch.zeros(shape), torch.zeros(shape)) for _ in range(layers)]
+
+    arguments = (
+        torch.zeros(4, 3, dtype=torch.int64),
+        torch.zeros(4, dtype=torch.int32),
+        torch.tensor([0, 2]),
+        caches(4, dimensions.target_positions),
+        caches(2, dimensions.source_positions),
+    )
+    sizes = (
+        {0: rows, 1: Dim("new")},
+        {0: rows},
+        {0: Dim("asked")},
+        [({0: rows, 2: capacity}, {0: rows, 2: capacity})] * layers,
+        [({0: batch}, {0: batch})] * layers,
+    )
+    past, cross = cache_names("past", layers), cache_names("cross", layers)
+    inputs = ["tokens", "lengths", "offsets", *past, *cross]
+    outputs = ["logits", *cache_names("present", layers)]
+    return export_graph(programs.decode, arguments, sizes, inputs, outputs)
