@@ -45,8 +45,7 @@ class _Buffers:
         graph: Graph,
         layers: Sequence[CacheLayers],
         vocab: int,
-        rows: int,
-        capacity: int,
+        shape_rc: tuple[int, int],
     ) -> None:
         self._session = session
         self._graph = graph
