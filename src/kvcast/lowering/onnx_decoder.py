@@ -13,7 +13,7 @@ from torch.export import Dim
 
 from kvcast.bundle.manifest import CacheLayers, Graph
 from kvcast.lowering.onnx import FOLDER, cache_names, export_graph, save_graph
-from kvcast.lowering.onnx_fusion import fuse
+from kvcast.lowering.onnx_fusion import fuse, interleave_experts
 from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
 from kvcast.programs.decoder import DecoderPrograms
 from kvcast.spec.decoder import DecoderDimensions
@@ -36,6 +36,7 @@ def lower(programs: DecoderPrograms, quantize: str, folder: Path) -> dict[str, G
     (folder / FOLDER).mkdir()
     decode = _decode_graph(programs)
     fuse(decode)
+    interleave_experts(decode)
     if quantize != "none":
         bits = {"int8": 8, "int4": 4}[quantize]
         quantize_matrices(decode, bits=bits)

@@ -1,9 +1,10 @@
 """Fewer operators in a decoder-only graph, where a step's time goes into starting them.
 
-Only shapes of graphs that kvcast's own programs export are looked for. Changes no number: each
-replacement computes what it replaces.
+Only forms that kvcast's own programs export are looked for. Changes no number: each replacement
+computes what it replaces.
 """
 
+import numpy as np
 import onnx_ir as ir
 
 from kvcast.lowering.onnx_quantize import CONTRIB
@@ -16,6 +17,19 @@ def fuse(model: ir.Model) -> None:
             _take_packed(model.graph, node)
         elif node.op_type == "SimplifiedLayerNormalization":
             _take_residual(model.graph, node)
+
+
+def interleave_experts(model: ir.Model) -> None:
+    """Let gates and ups take turns in experts' weights [e, 2 * i, x], as the kernel wants them."""
+    for node in model.graph:
+        if node.op_type == "MoE":
+            weights = node.inputs[2]
+            if weights is None or weights.const_value is None:
+                raise TypeError("the experts' weights are no constant")
+            gate_up_eix = weights.const_value.numpy()
+            gate_eix, up_eix = np.split(gate_up_eix, 2, axis=1)
+            turns = np.stack([gate_eix, up_eix], axis=2).reshape(gate_up_eix.shape)
+            weights.const_value = ir.tensor(turns, name=weights.name)
 
 
 def _take_packed(graph: ir.Graph, node: ir.Node) -> None:

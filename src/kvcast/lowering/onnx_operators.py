@@ -5,6 +5,8 @@ are bound to the same buffer it writes only the new rows. `com.microsoft.MultiHe
 reads keys and values that are complete.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.onnx import ops as onnx_ops
@@ -34,7 +36,7 @@ def _self_attention(
     head_dim = key_cache.shape[3]
     total = (lengths.max() + new).to(torch.int32)
     inputs = [query, key, value, key_cache, value_cache, lengths + (new - 1), total]
-    attributes = {
+    attributes: dict[str, Any] = {
         "num_heads": query.shape[2] // head_dim,
         "kv_num_heads": key_cache.shape[1],
         "scale": scale,
@@ -135,7 +137,8 @@ def _mixture_of_experts(
             "activation_beta": 0.0,
             "k": per_token,
             "normalize_routing_weights": 1,
-            "swiglu_fusion": 2,
+            # Gates and ups take turns: `onnx_fusion.interleave_experts` brings them into order.
+            "swiglu_fusion": 1,
         },
         dtype=hidden.dtype,
         shape=hidden.shape,

@@ -70,7 +70,7 @@ class _Buffers:
         self._session.run_with_iobinding(
             self._bind(np.ascontiguousarray(tokens_s)[None], lengths, offsets, logits, part)
         )
-        return logits[0]
+        return logits.squeeze(0)
 
     def step(self, rows: Sequence[int], tokens_r: Int64, lengths_r: Int32) -> Float32:
         """Append one token to each of some rows; return logits [rows, 1, vocab]."""
@@ -80,8 +80,8 @@ class _Buffers:
         step.tokens_rs[order, 0] = tokens_r
         step.lengths[order] = lengths_r
         self._session.run_with_iobinding(step.binding)
-        # Fancy indexing copies: the next step overwrites what was bound.
-        return step.logits[order]
+        # Taking rows copies: the next step overwrites what was bound.
+        return step.logits.take(order, axis=0)
 
     def move(self, moves: Sequence[Move]) -> None:
         """Copy parts of rows to others, all at once."""

@@ -1,0 +1,193 @@
+"""The cache contract of decoder-only models, held against every runtime and every kind of layer.
+
+All of it compares with one computation that uses no cached position: the whole sequence at once.
+"""
+
+import numpy as np
+import pytest
+from random_decoders import MISTRAL, MODELS, open_runtimes
+
+from kvcast.errors import KvcastError
+
+RUNTIMES = ("eager", "onnx")
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda dimensions: dimensions.architecture)
+def family(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("decoder") / "bundle"
+    return request.param, open_runtimes(request.param, folder)
+
+
+@pytest.fixture(params=RUNTIMES)
+def runtime(request, family):
+    return family[1][request.param]
+
+
+@pytest.fixture
+def whole(family):
+    """A sequence's logits [s, vocab], all positions at once on a fresh eager cache."""
+    _, runtimes = family
+
+    def compute(tokens):
+        cache = runtimes["eager"].new_cache(1, len(tokens))
+        logits, _ = runtimes["eager"].decode([tokens], cache, positions=range(len(tokens)))
+        return logits[0]
+
+    return compute
+
+
+def random_tokens(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 160, count)
+
+
+def in_chunks(runtime, prompts, chunk, capacity=128):
+    """Prefill; return each row's last logits and the cache."""
+    cache = runtime.new_cache(len(prompts), capacity)
+    last = [None] * len(prompts)
+    for start in range(0, max(map(len, prompts)), chunk):
+        rows = [row for row, prompt in enumerate(prompts) if len(prompt) > start]
+        pieces = [prompts[row][start : start + chunk] for row in rows]
+        logits, cache = runtime.decode(pieces, cache, rows=rows)
+        for row, row_logits in zip(rows, logits, strict=True):
+            last[row] = row_logits[-1]
+    return np.stack(last), cache
+
+
+def one_each(tokens):
+    return [np.array([token]) for token in tokens]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 12, 40])
+def test_chunks_and_steps_of_ragged_rows_equal_all_at_once(runtime, whole, chunk):
+    prompts = [random_tokens(n, seed=n) for n in (4, 1, 30)]
+    last_rv, cache = in_chunks(runtime, prompts, chunk)
+    expected = [whole(prompt)[-1] for prompt in prompts]
+    np.testing.assert_allclose(last_rv, expected, atol=TOLERANCE)
+    histories = prompts
+    for step in range(10):
+        new = random_tokens(3, seed=100 + step)
+        logits, cache = runtime.decode(one_each(new), cache)
+        histories = [np.append(old, token) for old, token in zip(histories, new, strict=True)]
+    expected = [whole(history)[-1] for history in histories]
+    np.testing.assert_allclose(logits[:, 0], expected, atol=TOLERANCE)
+
+
+def test_every_position_can_be_asked_for(runtime, whole):
+    prompts = [random_tokens(20, seed=1), random_tokens(20, seed=2)]
+    cache = runtime.new_cache(2, 20)
+    logits, _ = runtime.decode(prompts, cache, positions=[0, 13, -1])
+    for prompt, row in zip(prompts, logits, strict=True):
+        np.testing.assert_allclose(row, whole(prompt)[[0, 13, 19]], atol=TOLERANCE)
+
+
+def test_rows_that_take_no_part_stay_as_they_are(runtime, whole):
+    prompts = [random_tokens(n, seed=n) for n in (9, 14, 5, 11)]
+    _, cache = in_chunks(runtime, prompts, chunk=16)
+    histories = list(prompts)
+    for step, rows in enumerate([[0, 3], [3], [1, 3], [0, 1, 2, 3], [2], [0, 2]]):
+        new = random_tokens(len(rows), seed=step)
+        logits, cache = runtime.decode(one_each(new), cache, rows=rows)
+        for row, token in zip(rows, new, strict=True):
+            histories[row] = np.append(histories[row], token)
+        expected = [whole(histories[row])[-1] for row in rows]
+        np.testing.assert_allclose(logits[:, 0], expected, atol=TOLERANCE)
+    assert cache.lengths.tolist() == [len(history) for history in histories]
+
+
+def test_a_row_that_was_reset_takes_a_new_prompt_while_the_others_go_on(runtime, whole):
+    prompts = [random_tokens(n, seed=n) for n in (12, 25, 6)]
+    _, cache = in_chunks(runtime, prompts, chunk=8)
+    cache = runtime.reset(cache, [1])
+    newcomer = random_tokens(10, seed=50)
+    logits, cache = runtime.decode([newcomer], cache, rows=[1])
+    np.testing.assert_allclose(logits[0, 0], whole(newcomer)[-1], atol=TOLERANCE)
+    new = random_tokens(3, seed=51)
+    logits, cache = runtime.decode(one_each(new), cache)
+    for row, history in enumerate([prompts[0], newcomer, prompts[2]]):
+        expected = whole(np.append(history, new[row]))[-1]
+        np.testing.assert_allclose(logits[row, 0], expected, atol=TOLERANCE)
+
+
+def test_what_lies_in_unused_slots_changes_nothing(runtime, whole):
+    """A cache is filled with other rows' large numbers before it is emptied and used again."""
+    _, cache = in_chunks(runtime, [random_tokens(60, seed=n) for n in (1, 2)], chunk=60)
+    spoil(cache)
+    cache = runtime.reset(cache, [0, 1])
+    prompt = random_tokens(9, seed=3)
+    logits, cache = runtime.decode([prompt, prompt[:4]], cache)
+    np.testing.assert_allclose(logits[0, 0], whole(prompt)[-1], atol=TOLERANCE)
+    np.testing.assert_allclose(logits[1, 0], whole(prompt[:4])[-1], atol=TOLERANCE)
+
+
+def arrays(cache):
+    """Every key and value array of a cache of any runtime."""
+    if hasattr(cache, "buffers"):
+        return cache.buffers.cells
+    return [part.numpy() for layer in cache.layers for part in layer]
+
+
+def spoil(cache):
+    """Large finite numbers in every slot: NaN would hide behind a zero."""
+    for array in arrays(cache):
+        array[...] = 1e9
+
+
+def test_beams_that_change_places_go_on_from_their_new_pasts(runtime, whole):
+    prompt = random_tokens(11, seed=4)
+    _, one = in_chunks(runtime, [prompt], chunk=16)
+    cache = runtime.fork(one, [0, 0, 0])
+    histories = [prompt] * 3
+    for step, sources in enumerate([[0, 1, 2], [1, 1, 0], [2, 0, 0], [0, 0, 0], [1, 2, 0]]):
+        cache = runtime.reorder(cache, sources)
+        histories = [histories[source] for source in sources]
+        for more in range(2):
+            new = random_tokens(3, seed=10 * step + more)
+            logits, cache = runtime.decode(one_each(new), cache)
+            histories = [np.append(old, token) for old, token in zip(histories, new, strict=True)]
+        expected = [whole(history)[-1] for history in histories]
+        np.testing.assert_allclose(logits[:, 0], expected, atol=TOLERANCE)
+
+
+def test_a_prefix_can_be_continued_many_times(runtime, whole):
+    prefix = random_tokens(20, seed=5)
+    _, kept = in_chunks(runtime, [prefix], chunk=6, capacity=24)
+    for attempt in range(3):
+        rest = random_tokens(8 + attempt, seed=20 + attempt)
+        forked = runtime.fork(kept, [0], capacity=64)
+        logits, forked = runtime.decode([rest], forked)
+        expected = whole(np.concatenate([prefix, rest]))[-1]
+        np.testing.assert_allclose(logits[0, 0], expected, atol=TOLERANCE)
+    assert kept.lengths.tolist() == [20]
+
+
+def test_too_many_positions_are_one_line(runtime):
+    cache = runtime.new_cache(1, 5)
+    with pytest.raises(KvcastError, match="holds 5 positions and is full"):
+        runtime.decode([random_tokens(6)], cache)
+
+
+@pytest.fixture(scope="module")
+def ring_runtimes(tmp_path_factory):
+    return open_runtimes(MISTRAL, tmp_path_factory.mktemp("rings") / "bundle")
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_two_thousand_tokens_past_the_window_stay_equal(ring_runtimes, name):
+    tokens = random_tokens(2050, seed=6)
+    eager = ring_runtimes["eager"]
+    whole_1sv, _ = eager.decode([tokens], eager.new_cache(1, 2050), positions=range(2050))
+    runtime = ring_runtimes[name]
+    cache = runtime.new_cache(1, 2050)
+    stepped = []
+    for token in tokens:
+        logits, cache = runtime.decode([token[None]], cache)
+        stepped.append(logits[0, 0])
+    np.testing.assert_allclose(stepped, whole_1sv[0], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_a_ring_takes_as_much_memory_for_a_long_text_as_for_a_short_one(ring_runtimes, name):
+    short, long = (ring_runtimes[name].new_cache(2, capacity) for capacity in (300, 4000))
+    sizes = [[array.nbytes for array in arrays(cache)] for cache in (short, long)]
+    assert sizes[0] == sizes[1]

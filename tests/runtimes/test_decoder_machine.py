@@ -1,0 +1,93 @@
+"""Random admits, steps, resets, forks and reorders of decoder-only caches against recomputation."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from random_decoders import GEMMA3, open_runtimes
+
+from kvcast.runtimes.base import DecoderOnly
+
+VOCAB, CAPACITY, ROWS = 160, 40, 3
+
+
+class DecoderMachine(RuleBasedStateMachine):
+    """`histories[row]` is what each row should have seen. Rings of 5 slots and linear layers."""
+
+    runtime: DecoderOnly
+    reference: DecoderOnly
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = self.runtime.new_cache(ROWS, CAPACITY)
+        self.histories: list[list[int]] = [[] for _ in range(ROWS)]
+
+    @rule(data=st.data(), seed=st.integers(0, 1000))
+    def append(self, data: st.DataObject, seed: int) -> None:
+        """Some rows take a chunk of a length of their own."""
+        open_rows = [row for row in range(ROWS) if len(self.histories[row]) + 9 <= CAPACITY]
+        if not open_rows:
+            return
+        rows = sorted(data.draw(st.sets(st.sampled_from(open_rows), min_size=1)))
+        counts = data.draw(st.lists(st.integers(1, 9), min_size=len(rows), max_size=len(rows)))
+        generator = np.random.default_rng(seed)
+        self.check(rows, [generator.integers(0, VOCAB, count) for count in counts])
+
+    @precondition(lambda self: any(len(history) < CAPACITY for history in self.histories))
+    @rule(seed=st.integers(0, 1000))
+    def step(self, seed: int) -> None:
+        """All rows that have room take one token."""
+        rows = [row for row in range(ROWS) if len(self.histories[row]) < CAPACITY]
+        generator = np.random.default_rng(seed)
+        self.check(rows, [generator.integers(0, VOCAB, 1) for _ in rows])
+
+    @rule(sources=st.lists(st.integers(0, ROWS - 1), min_size=ROWS, max_size=ROWS))
+    def reorder(self, sources: list[int]) -> None:
+        """Rows continue other rows, as beams do."""
+        self.cache = self.runtime.reorder(self.cache, sources)
+        self.histories = [list(self.histories[source]) for source in sources]
+
+    @rule(sources=st.lists(st.integers(0, ROWS - 1), min_size=ROWS, max_size=ROWS))
+    def fork(self, sources: list[int]) -> None:
+        """Another cache continues rows of this one."""
+        self.cache = self.runtime.fork(self.cache, sources)
+        self.histories = [list(self.histories[source]) for source in sources]
+
+    @rule(rows=st.sets(st.integers(0, ROWS - 1)))
+    def reset(self, rows: set[int]) -> None:
+        """Rows end, and their place is free."""
+        self.cache = self.runtime.reset(self.cache, sorted(rows))
+        for row in rows:
+            self.histories[row] = []
+
+    def check(self, rows: list[int], tokens: list[Any]) -> None:
+        logits, self.cache = self.runtime.decode(tokens, self.cache, rows=rows)
+        for row, new in zip(rows, tokens, strict=True):
+            self.histories[row] += new.tolist()
+        assert self.cache.lengths.tolist() == [len(history) for history in self.histories]
+        for row, row_logits in zip(rows, logits, strict=True):
+            fresh = self.reference.new_cache(1, CAPACITY)
+            whole, _ = self.reference.decode([np.array(self.histories[row])], fresh)
+            np.testing.assert_allclose(row_logits, whole[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["eager", "onnx"])
+def test_no_sequence_of_calls_leads_to_other_logits(name, tmp_path):
+    runtimes = open_runtimes(GEMMA3, tmp_path / "bundle")
+
+    class Machine(DecoderMachine):
+        runtime = runtimes[name]
+        reference = runtimes["eager"]
+
+    Machine.TestCase.settings = settings(
+        max_examples=25,
+        stateful_step_count=15,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    Machine.TestCase("runTest").runTest()
