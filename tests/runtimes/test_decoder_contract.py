@@ -5,9 +5,9 @@ All of it compares with one computation that uses no cached position: the whole 
 
 import numpy as np
 import pytest
-from random_decoders import MISTRAL, MODELS, open_runtimes
 
 from kvcast.errors import KvcastError
+from random_decoders import MISTRAL, MODELS, open_runtimes
 
 RUNTIMES = ("eager", "onnx")
 TOLERANCE = 1e-4

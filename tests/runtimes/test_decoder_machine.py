@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from random_decoders import GEMMA3, open_runtimes
 
 from kvcast.runtimes.base import DecoderOnly
+from random_decoders import GEMMA3, open_runtimes
 
 VOCAB, CAPACITY, ROWS = 160, 40, 3
 
