@@ -8,6 +8,9 @@ The public surface is what this module names in ``__all__``; everything else may
     for segment in model.transcribe("talk.flac", beam=5):
         print(segment.start, segment.end, segment.text)
 
+    model = kvcast.load("demo-chat", threads=2)
+    print(model.generate("The capital of France is", max_new_tokens=8).text)
+
 Names are imported when they are first used, so ``import kvcast`` costs next to nothing.
 """
 
@@ -17,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvcast.errors import KvcastError
     from kvcast.tasks.exporting import export_bundle
+    from kvcast.tasks.generate import TextModel, TextSession
+    from kvcast.tasks.generations import TextGeneration
     from kvcast.tasks.loading import load
     from kvcast.tasks.model import WhisperModel
     from kvcast.tasks.transcribe import Segment, Transcription
@@ -26,6 +31,9 @@ __version__ = "0.1.0"
 __all__ = [
     "KvcastError",
     "Segment",
+    "TextGeneration",
+    "TextModel",
+    "TextSession",
     "Transcription",
     "WhisperModel",
     "__version__",
@@ -36,6 +44,9 @@ __all__ = [
 _HOMES = {
     "KvcastError": "kvcast.errors",
     "Segment": "kvcast.tasks.transcribe",
+    "TextGeneration": "kvcast.tasks.generations",
+    "TextModel": "kvcast.tasks.generate",
+    "TextSession": "kvcast.tasks.generate",
     "Transcription": "kvcast.tasks.transcribe",
     "WhisperModel": "kvcast.tasks.model",
     "export_bundle": "kvcast.tasks.exporting",

@@ -7,14 +7,19 @@ import jsonschema
 import pytest
 
 from kvcast.bench import arena, quiet, transcribe
-from kvcast.bench.peers import CONTENDERS, PEERS
-from kvcast.bench.peers.base import installed_versions
+from kvcast.bench.contender import installed_versions
+from kvcast.bench.speech.peers import CONTENDERS, PEERS
+from kvcast.bench.speech.peers.base import Task
 from kvcast.cli import main
 
 ROOT = Path(__file__).parents[2]
 AUDIO = str(ROOT / "examples" / "sense-and-sensibility.flac")
 TEXT = str(ROOT / "examples" / "sense-and-sensibility.txt")
 ALONE = ["--model", "demo", "--threads", "1", "--beam", "1", "--runs", "1", "--peers"]
+
+
+def task(folder: Path) -> Task:
+    return Task(model="demo", folder=str(folder), threads=1, language="en")
 
 
 def test_kvcast_alone_is_measured(
@@ -44,8 +49,8 @@ def test_peers_that_are_not_installed_are_listed_and_no_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr(arena, "installed_versions", lambda packages: None)
-    task = arena.Task(model="demo", folder=str(tmp_path), threads=1, language="en")
-    with arena.Arena(task, tmp_path / "none.npy", lambda _: None).seated(PEERS) as (seats, absent):
+    nobody = arena.Arena(threads=1, contestant="", arguments={}, report=lambda _: None)
+    with nobody.seated([CONTENDERS[name](task(tmp_path)) for name in PEERS]) as (seats, absent):
         assert seats == []
         assert absent.keys() == set(PEERS)
         assert absent["faster-whisper"] == "not installed: pip install faster-whisper"
@@ -54,7 +59,7 @@ def test_peers_that_are_not_installed_are_listed_and_no_error(
 def test_peers_that_cannot_take_the_model_say_why(tmp_path: Path):
     (tmp_path / "bundle.json").touch()
     for name in PEERS:
-        assert CONTENDERS[name].unfit(tmp_path)
+        assert CONTENDERS[name](task(tmp_path)).unfit()
 
 
 def test_versions_are_those_of_all_packages_or_none():

@@ -8,9 +8,9 @@ import jsonschema
 import pytest
 
 from kvcast.bench.arena import Seat
-from kvcast.bench.document import Measured, document
-from kvcast.bench.peers.base import Task
-from kvcast.bench.report import render
+from kvcast.bench.speech.document import Measured, document
+from kvcast.bench.speech.peers.base import Task
+from kvcast.bench.speech.report import render
 from kvcast.bench.turns import Result
 
 SCHEMA = json.loads(
@@ -25,7 +25,8 @@ def seat(name: str) -> Seat:
 
 
 def result(*seconds: float, text: str = "a b", failure: str | None = None) -> Result:
-    return Result(list(seconds), [0.0] * len(seconds), 0, text, 10**7, failure)
+    answers = [{"seconds": one, "text": text, "peak_bytes": 10**7} for one in seconds]
+    return Result(answers, [0.0] * len(seconds), 0, failure)
 
 
 def measured(floor: dict[str, Any] | None = None) -> Measured:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kvcast.bench.floor import Cost, Floor, Rates, total
+from kvcast.bench.cost import Cost, Rates, total
+from kvcast.bench.speech.floor import Floor
 from kvcast.spec.whisper import WhisperDimensions
 
 TINY_EN = WhisperDimensions(

@@ -9,9 +9,9 @@ import pytest
 
 from kvcast.audio.decode import open_audio
 from kvcast.audio.mel import mel_filters
-from kvcast.bench.ggml import FILE_KINDS, to_q8_0, write_ggml
-from kvcast.bench.names import openai_tensors
-from kvcast.bench.wer import word_error
+from kvcast.bench.speech.ggml import FILE_KINDS, to_q8_0, write_ggml
+from kvcast.bench.speech.names import openai_tensors
+from kvcast.bench.speech.wer import word_error
 from kvcast.checkpoints.base import WhisperCheckpoint
 from kvcast.checkpoints.source import locate, open_checkpoint
 

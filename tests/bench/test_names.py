@@ -7,7 +7,7 @@ from transformers import WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperModel
 from whisper.model import ModelDimensions, Whisper
 
-from kvcast.bench.names import openai_tensors, transformers_tensors
+from kvcast.bench.speech.names import openai_tensors, transformers_tensors
 from kvcast.checkpoints.names import tensor_shapes
 from kvcast.errors import KvcastError
 from kvcast.spec.whisper import WhisperDimensions

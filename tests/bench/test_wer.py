@@ -1,6 +1,6 @@
 import pytest
 
-from kvcast.bench.wer import normalise, word_error
+from kvcast.bench.speech.wer import normalise, word_error
 from kvcast.errors import UsageError
 
 

@@ -198,7 +198,7 @@ def test_other_kinds_of_numbers_are_refused_by_name(folder):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"model_type": "llama"}, "supported: whisper"),
+        ({"model_type": "gpt2"}, "supported: whisper"),
         ({"d_model": None}, "d_model is missing"),
         ({"d_model": "8"}, "d_model is missing or not a whole number"),
         ({"d_model": -8}, "d_model must be a positive whole number"),

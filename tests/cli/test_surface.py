@@ -10,7 +10,14 @@ import pytest
 import kvcast.cli
 
 SOURCES = sorted(Path(kvcast.cli.__file__).parent.glob("*.py"))
-ALLOWED = ("kvcast", "kvcast.cli", "kvcast.errors", "kvcast.tasks", "kvcast.bench")
+ALLOWED = (
+    "kvcast",
+    "kvcast.cli",
+    "kvcast.errors",
+    "kvcast.tasks",
+    "kvcast.bench",
+    "kvcast.inspect",
+)
 HEAVY = {"numpy", "torch", "onnxruntime", "onnx", "rich", "soundfile", "soxr", "tokenizers"}
 
 
@@ -44,7 +51,14 @@ def test_no_private_attribute_of_another_module_is_touched(path: Path):
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["--version"], ["transcribe", "--help"], ["export", "--help"]]
+    "words",
+    [
+        ["--help"],
+        ["--version"],
+        ["transcribe", "--help"],
+        ["export", "--help"],
+        ["inspect", "--help"],
+    ],
 )
 def test_help_imports_nothing_heavy(words: list[str]):
     program = (

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kvcast.decoding.numerics import log_probabilities, log_sum_exp, softmax, top_k
+from kvcast.decoding.numerics import log_probabilities, log_softmax, log_sum_exp, softmax, top_k
 
 LOGITS = st.floats(-200, 200, width=32) | st.just(-np.inf)
 # Few different values, many of them equal, in rows shorter and longer than blocks of a row.
@@ -68,3 +68,11 @@ def test_log_sum_exp_of_nothing_but_minus_infinity_is_minus_infinity():
     logits_rv = np.array([[-np.inf, -np.inf], [0, -np.inf]], np.float32)
     assert log_sum_exp(logits_rv).tolist() == [-np.inf, 0]
     assert logits_rv.tolist() == [[-np.inf, -np.inf], [0, -np.inf]]
+
+
+@given(logits_rv=ROWS)
+def test_log_softmax_is_in_place_and_exact(logits_rv):
+    exact = logits_rv - exact_log_sum_exp(logits_rv)[:, None]
+    returned = log_softmax(logits_rv)
+    assert returned is logits_rv
+    np.testing.assert_allclose(returned, exact, atol=1e-4)

@@ -149,6 +149,18 @@ def test_beams_that_change_places_go_on_from_their_new_pasts(runtime, whole):
         np.testing.assert_allclose(logits[:, 0], expected, atol=TOLERANCE)
 
 
+def test_a_longer_row_that_goes_on_from_a_shorter_one_with_its_own_past(runtime, whole):
+    """The longer row's rings have turned past what the shorter one's hold."""
+    prompt = random_tokens(300, seed=7)
+    cache = runtime.new_cache(2, 320)
+    _, cache = runtime.decode([prompt[:20], prompt], cache)
+    cache = runtime.reorder(cache, [0, 0])
+    logits, cache = runtime.decode(one_each([3, 4]), cache)
+    for row, token in enumerate((3, 4)):
+        expected = whole(np.append(prompt[:20], token))[-1]
+        np.testing.assert_allclose(logits[row, 0], expected, atol=TOLERANCE)
+
+
 def test_a_prefix_can_be_continued_many_times(runtime, whole):
     prefix = random_tokens(20, seed=5)
     _, kept = in_chunks(runtime, [prefix], chunk=6, capacity=24)

@@ -1,1 +1,1 @@
-"""Measurements of kvcast beside other programs, in one run, on the same audio and weights."""
+"""Measurements of kvcast beside other programs, in one run, on the same input and weights."""

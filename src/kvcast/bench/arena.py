@@ -1,25 +1,22 @@
 """Everybody in a process of their own, one turn at a time.
 
-The side of the measurement that touches processes: who can take part, who is loaded, who is quiet.
+The side of a measurement that touches processes: who can take part, who is loaded, who is quiet.
+Knows nothing of what a turn is about.
 """
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvcast.bench.peers import CONTENDERS
-from kvcast.bench.peers.base import Task, installed_versions
+from kvcast.bench.contender import Contender, installed_versions
 from kvcast.bench.quiet import Usage, Watch, cpu_seconds
 from kvcast.bench.remote import Remote, RemoteError
-from kvcast.bench.turns import Player
+from kvcast.bench.turns import Answer, Player, Trial
 
-_CONTESTANT = "kvcast.bench.contestant:Contestant"
-_BREAKDOWN = "kvcast.bench.breakdown:Breakdown"
 _IMPORTING = "kvcast.bench.importing:Importing"
 _RATES = "kvcast.bench.rates:Rates"
 
@@ -36,9 +33,9 @@ class Seat:
     load: float
     remote: Remote
 
-    def transcribe(self, beam: int) -> Mapping[str, Any]:
+    def take(self, trial: Trial) -> Answer:
         """Meets `kvcast.bench.turns.Player`."""
-        answer: Mapping[str, Any] = self.remote.call("transcribe", beam=beam)
+        answer: Answer = self.remote.call("take", **trial)
         return answer
 
 
@@ -52,7 +49,7 @@ class Quiet:
         """See the protocol."""
         return Watch(self.pids).settle()
 
-    def watch(self, turn: Callable[[], Mapping[str, Any]]) -> tuple[Mapping[str, Any], float]:
+    def watch(self, turn: Callable[[], Answer]) -> tuple[Answer, float]:
         """See the protocol."""
         before, ours = Usage.now(), self._ours()
         answer = turn()
@@ -64,49 +61,60 @@ class Quiet:
         return sum(map(cpu_seconds, (*self.pids, os.getpid())))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arena:
-    """A task and the file with its samples."""
+    """Where a benchmark's contenders meet.
 
-    task: Task
-    samples: Path
+    Attributes:
+        threads: for each program.
+        contestant: "module:class" of the far side, a `kvcast.bench.contestant.Contestant`.
+        arguments: of it, beside the contender's name.
+        report: is told what goes on.
+
+    """
+
+    threads: int
+    contestant: str
+    arguments: Mapping[str, Any]
     report: Callable[[str], None]
 
     @contextmanager
-    def seated(self, names: Sequence[str]) -> Iterator[tuple[list[Seat], dict[str, str]]]:
+    def seated(
+        self, contenders: Sequence[Contender]
+    ) -> Iterator[tuple[list[Seat], dict[str, str]]]:
         """Give the contenders that are loaded, and why each of the others is not."""
         absent: dict[str, str] = {}
         with ExitStack() as stack:
             seats = []
-            for name in names:
-                reason = self._unfit(name)
+            for contender in contenders:
+                reason = _unfit(contender)
                 if reason is None:
                     try:
-                        seats.append(self._seat(name, stack))
+                        seats.append(self._seat(contender, stack))
                         continue
                     except RemoteError as error:
                         reason = f"failed: {error}"
-                absent[name] = reason
+                absent[contender.name] = reason
             yield seats, absent
 
-    def breakdown(self, beams: Sequence[int], runs: int) -> dict[int, dict[str, Any]]:
-        """Say where kvcast's time goes at each beam: medians of runs after a warm-up."""
-        arguments = {
-            "model": self.task.model,
-            "threads": self.task.threads,
-            "language": self.task.language,
-            "samples": str(self.samples),
-        }
-        with self._remote(_BREAKDOWN, arguments) as remote:
-            referee = Quiet([remote.pid])
-            return {beam: self._parts(remote, referee, beam, runs) for beam in beams}
+    def breakdown(
+        self, target: str, arguments: Mapping[str, Any], trials: Sequence[Trial], runs: int
+    ) -> list[dict[str, Any]]:
+        """Say where time goes in each trial: medians of runs after a warm-up.
 
-    def _parts(self, remote: Remote, referee: "Quiet", beam: int, runs: int) -> dict[str, Any]:
+        `target`, "module:class", made of `arguments` and kept for all trials, has a method `take`
+        that returns the `seconds` of the whole and those of each of its `parts`.
+        """
+        with self._remote(target, arguments) as remote:
+            referee = Quiet([remote.pid])
+            return [self._parts(remote, referee, trial, runs) for trial in trials]
+
+    def _parts(self, remote: Remote, referee: Quiet, trial: Trial, runs: int) -> dict[str, Any]:
         found = []
         for number in range(runs + 1):
-            self.report(f"breakdown at beam {beam}, run {number} of {runs}")
+            self.report(f"breakdown of {dict(trial)}, run {number} of {runs}")
             is_quiet = referee.settle()
-            answer, others = referee.watch(partial(remote.call, "transcribe", beam=beam))
+            answer, others = referee.watch(partial(remote.call, "take", **trial))
             found.append({**answer, "others": others, "unsettled": int(not is_quiet)})
         counted = found[1:]
         parts = {
@@ -123,33 +131,27 @@ class Arena:
     def rates(self, working_set: int, tokens: int, width: int) -> dict[str, float]:
         """Measure the machine; see `kvcast.bench.rates`."""
         self.report("rates of this machine")
-        with self._remote(_RATES, {"threads": self.task.threads}) as remote:
+        with self._remote(_RATES, {"threads": self.threads}) as remote:
             Watch([remote.pid]).settle()
             found: dict[str, float] = remote.call(
                 "measure", working_set=working_set, tokens=tokens, width=width
             )
             return found
 
-    def _unfit(self, name: str) -> str | None:
-        contender = CONTENDERS[name]
-        if installed_versions(contender.packages) is None:
-            return f"not installed: pip install {' '.join(contender.packages[:1])}"
-        return contender.unfit(Path(self.task.folder))
-
-    def _seat(self, name: str, stack: ExitStack) -> Seat:
-        contender = CONTENDERS[name]
-        arguments = {"name": name, "task": asdict(self.task), "samples": str(self.samples)}
+    def _seat(self, contender: Contender, stack: ExitStack) -> Seat:
+        name = contender.name
+        arguments = {"name": name, **self.arguments}
         self.report(f"{name}: preparing")
-        with self._remote(_CONTESTANT, arguments) as preparing:
+        with self._remote(self.contestant, arguments) as preparing:
             preparing.call("prepare")
         self.report(f"{name}: loading")
         with self._remote(_IMPORTING, {}) as importing:
             imports = importing.call("seconds", modules=contender.modules)
-        remote = stack.enter_context(self._remote(_CONTESTANT, arguments))
+        remote = stack.enter_context(self._remote(self.contestant, arguments))
         Watch([remote.pid]).settle()
         return Seat(
             name=name,
-            dtype=contender(self.task).dtype,
+            dtype=contender.dtype,
             settings=contender.settings,
             versions=installed_versions(contender.packages) or {},
             remote=remote,
@@ -159,7 +161,7 @@ class Arena:
 
     def _remote(self, target: str, arguments: Mapping[str, Any]) -> Remote:
         # Nobody looks for a hub, and nobody's OpenMP or BLAS takes more threads than it was given.
-        threads = str(self.task.threads)
+        threads = str(self.threads)
         environment = {
             "OMP_NUM_THREADS": threads,
             "OPENBLAS_NUM_THREADS": threads,
@@ -172,3 +174,14 @@ class Arena:
 def players(seats: Sequence[Seat]) -> dict[str, Player]:
     """Return who takes turns, by name, in order."""
     return {seat.name: seat for seat in seats}
+
+
+def pids(seats: Sequence[Seat]) -> list[int]:
+    """Return the processes that must be quiet."""
+    return [seat.remote.pid for seat in seats]
+
+
+def _unfit(contender: Contender) -> str | None:
+    if installed_versions(contender.packages) is None:
+        return f"not installed: pip install {' '.join(contender.packages[:1])}"
+    return contender.unfit()

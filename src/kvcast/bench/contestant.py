@@ -1,61 +1,43 @@
-"""One contender and its recording, on the far side of `kvcast.bench.remote`.
+"""One contender, on the far side of `kvcast.bench.remote`.
 
-Prepares, loads and transcribes, and times each. Knows contenders only by their interface.
+Prepares and loads, and times loading; each benchmark adds what a turn is. Knows contenders only
+by their interface.
 """
 
-import gc
 import sys
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from kvcast.bench.peers import CONTENDERS
-from kvcast.bench.peers.base import Task
+from kvcast.bench.contender import Contender
 
 _STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_PEAK = "5"
 
 
 class Contestant:
     """See the module."""
 
-    def __init__(self, name: str, task: dict[str, Any], samples: str) -> None:
-        """Take the contender's name, the fields of `Task`, and a .npy file of samples."""
-        self._contender = CONTENDERS[name](Task(**task))
-        self._samples = np.load(samples, allow_pickle=False)
+    def __init__(self, contender: Contender) -> None:
+        self._any = contender
 
     def prepare(self) -> None:
         """Make the files that loading needs, and load once, so that they are in memory."""
-        self._contender.prepare()
-        self._contender.load()
+        self._any.prepare()
+        self._any.load()
 
     def load(self) -> float:
         """Load, and return the seconds; imports come before and do not count."""
-        for module in self._contender.modules:
+        for module in self._any.modules:
             import_module(module)
         start = time.perf_counter()
-        self._contender.load()
+        self._any.load()
         return time.perf_counter() - start
-
-    def transcribe(self, beam: int) -> dict[str, Any]:
-        """Transcribe once; returns seconds, processor seconds, text, and peak memory so far."""
-        gc.collect()
-        processor = time.process_time()
-        start = time.perf_counter()
-        text = self._contender.transcribe(self._samples, beam)
-        seconds = time.perf_counter() - start
-        return {
-            "seconds": seconds,
-            "processor_seconds": time.process_time() - processor,
-            "text": text,
-            "peak_bytes": peak_bytes(),
-        }
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process has held since it began.
+    """Return the most memory that this process has held since it began, or since `forget_peak`.
 
     On Linux from VmHWM: ru_maxrss there begins with what the parent held when it forked.
     """
@@ -66,3 +48,9 @@ def peak_bytes() -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def forget_peak() -> None:
+    """Let the peak begin anew with what is held now, where the system can (Linux)."""
+    if _CLEAR.exists():
+        _CLEAR.write_text(_PEAK)

@@ -7,29 +7,31 @@ line one JSON object. docs/bench.md says how it is measured and what every figur
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.util import find_spec
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.audio.decode import SAMPLE_RATE, open_audio
-from kvcast.bench.arena import Arena, Quiet, players
-from kvcast.bench.document import Measured, document
-from kvcast.bench.limits import limits, machine_rates
-from kvcast.bench.peers import PEERS
-from kvcast.bench.peers.base import Task
-from kvcast.bench.peers.ours import Kvcast
-from kvcast.bench.report import render
+from kvcast.bench.arena import Arena, Quiet, pids, players
+from kvcast.bench.command import require, say
+from kvcast.bench.speech.document import Measured, document
+from kvcast.bench.speech.limits import limits, machine_rates
+from kvcast.bench.speech.peers import CONTENDERS, PEERS
+from kvcast.bench.speech.peers.base import Task
+from kvcast.bench.speech.peers.ours import Kvcast
+from kvcast.bench.speech.report import render
+from kvcast.bench.speech.wer import normalise
 from kvcast.bench.turns import take_turns
-from kvcast.bench.wer import normalise
 from kvcast.checkpoints.source import locate
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
 
 NEEDED = ("jiwer", "psutil")
+_CONTESTANT = "kvcast.bench.speech.contestant:Transcriber"
+_BREAKDOWN = "kvcast.bench.speech.breakdown:Breakdown"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"{name} must be 1 or more, not {getattr(args, name)}")
     if min(args.beam) < 1:
         raise UsageError(f"beam must be 1 or more, not {min(args.beam)}")
-    _require(NEEDED)
+    require(NEEDED)
     reference = None if args.reference is None else _read_reference(args.reference)
     samples = _read_samples(args.audio)
     task = Task(
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "samples.npy"
         np.save(file, samples, allow_pickle=False)
-        measured = _measure(Arena(task, file, _say), args.peers, args.beam, args.runs)
+        measured = _measure(task, file, args.peers, args.beam, args.runs)
     found = document(
         measured,
         task,
@@ -90,18 +92,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(arena: Arena, peers: Sequence[str], beams: Sequence[int], runs: int) -> Measured:
-    before = machine_rates(arena)
-    with arena.seated([Kvcast.name, *peers]) as (seats, absent):
+def _measure(
+    task: Task, samples: Path, peers: Sequence[str], beams: Sequence[int], runs: int
+) -> Measured:
+    folder = Path(task.folder)
+    arena = Arena(
+        threads=task.threads,
+        contestant=_CONTESTANT,
+        arguments={"task": asdict(task), "samples": str(samples)},
+        report=say,
+    )
+    before = machine_rates(arena, folder)
+    contenders = [CONTENDERS[name](task) for name in (Kvcast.name, *peers)]
+    with arena.seated(contenders) as (seats, absent):
         if Kvcast.name in absent:
             raise KvcastError(f"kvcast itself {absent[Kvcast.name]}")
-        referee = Quiet([seat.remote.pid for seat in seats])
+        referee = Quiet(pids(seats))
         results = {
-            beam: take_turns(players(seats), referee, beam=beam, runs=runs, report=arena.report)
+            beam: take_turns(players(seats), referee, {"beam": beam}, runs=runs, report=say)
             for beam in beams
         }
-    breakdowns = arena.breakdown(beams, runs)
-    floor = limits(Path(arena.task.folder), breakdowns, [before, machine_rates(arena)])
+    arguments = {
+        "model": task.model,
+        "threads": task.threads,
+        "language": task.language,
+        "samples": str(samples),
+    }
+    found = arena.breakdown(_BREAKDOWN, arguments, [{"beam": beam} for beam in beams], runs)
+    breakdowns = dict(zip(beams, found, strict=True))
+    floor = limits(folder, breakdowns, [before, machine_rates(arena, folder)])
     return Measured(seats, absent, results, breakdowns, floor)
 
 
@@ -127,15 +146,3 @@ def _read_samples(source: str) -> NDArray[np.float32]:
     if not len(samples):
         raise InputOutputError(f"{source} holds no sound")
     return samples
-
-
-def _require(packages: Sequence[str]) -> None:
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        raise KvcastError(f"bench needs {' and '.join(missing)}: pip install 'kvcast[bench]'")
-
-
-def _say(message: str) -> None:
-    """Tell a person at a terminal what is going on."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        print(f"\r\x1b[K{message}", end="", file=sys.stderr, flush=True)

@@ -1,21 +1,24 @@
 """Contenders take turns: A B C, A B C, and so on, each with the machine to itself.
 
-Knows contenders by what they answer, and nothing of processes.
+Knows contenders by what they answer, and nothing of processes or of what a turn is about.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
 from typing import Any, Protocol
 
 from kvcast.errors import KvcastError
 
+Answer = Mapping[str, Any]
+Trial = Mapping[str, Any]
+"""What is to be done in a turn, the same for everybody."""
+
 
 class Player(Protocol):
-    """Transcribes once when it is called; see `Contestant.transcribe` for the answer."""
+    """Does a trial once when it is called."""
 
-    def transcribe(self, beam: int) -> Mapping[str, Any]:
+    def take(self, trial: Trial) -> Answer:
         """Take a turn."""
 
 
@@ -25,61 +28,63 @@ class Referee(Protocol):
     def settle(self) -> bool:
         """Wait until all is quiet; False if it never is."""
 
-    def watch(self, turn: Callable[[], Mapping[str, Any]]) -> tuple[Mapping[str, Any], float]:
+    def watch(self, turn: Callable[[], Answer]) -> tuple[Answer, float]:
         """Take the turn, and return its answer and what others used meanwhile (0 to 1)."""
 
 
 @dataclass
 class Result:
-    """One contender at one beam."""
+    """One contender in one trial: answers of the turns that count, and what surrounded them."""
 
-    seconds: list[float] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
     others: list[float] = field(default_factory=list)
     unsettled: int = 0
-    text: str = ""
-    peak_bytes: int = 0
     failure: str | None = None
-
-    @property
-    def median(self) -> float:
-        """Seconds."""
-        return median(self.seconds)
 
     @property
     def stands(self) -> bool:
         """Whether there is anything to show."""
-        return self.failure is None and bool(self.seconds)
+        return self.failure is None and bool(self.answers)
+
+    @property
+    def last(self) -> Answer:
+        """Of the last turn."""
+        return self.answers[-1]
+
+    def series(self, name: str) -> list[float]:
+        """One figure of every answer, in order."""
+        return [answer[name] for answer in self.answers]
 
 
 def take_turns(
     players: Mapping[str, Player],
     referee: Referee,
+    trial: Trial,
     *,
-    beam: int,
     runs: int,
     report: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Result]:
-    """Let every player transcribe once to warm up and `runs` times more, one after the other.
+    """Let every player do a trial once to warm up and `runs` times more, one after the other.
 
     A player that fails has no more turns, and its result says why.
     """
     results = {name: Result() for name in players}
+    what = ", ".join(f"{name} {value}" for name, value in trial.items())
     for number in range(runs + 1):
         for name, player in players.items():
             result = results[name]
             if result.failure is not None:
                 continue
-            report(f"beam {beam}, " + (f"run {number} of {runs}" if number else "warm-up"))
+            run = f"run {number} of {runs}" if number else "warm-up"
+            report(f"{what}, {run}: {name}")
             is_quiet = referee.settle()
             try:
-                answer, others = referee.watch(partial(player.transcribe, beam))
+                answer, others = referee.watch(partial(player.take, trial))
             except KvcastError as error:
                 result.failure = str(error)
                 continue
-            result.text = answer["text"]
-            result.peak_bytes = answer["peak_bytes"]
             if number:
                 result.unsettled += not is_quiet
-                result.seconds.append(answer["seconds"])
+                result.answers.append(answer)
                 result.others.append(others)
     return results

@@ -115,6 +115,7 @@ class DecoderCheckpoint:
     content_hash: str
 
 
+Dimensions = WhisperDimensions | DecoderDimensions
 Checkpoint = WhisperCheckpoint | DecoderCheckpoint
 
 

@@ -15,6 +15,8 @@ _PATTERNS = [
     "generation_config.json",
     "preprocessor_config.json",
     "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
     "model.safetensors",
     "model-?????-of-?????.safetensors",
     "model.safetensors.index.json",
@@ -22,6 +24,16 @@ _PATTERNS = [
     "vocabulary.*",
     "bundle.json",
     "onnx/*",
+]
+# Mistral's own layout, which its repositories often have beside the other: only where that is not.
+_WEIGHTS = ("model*.safetensors", "model.bin", "bundle.json")
+_MISTRAL_PATTERNS = [
+    "params.json",
+    "consolidated.safetensors",
+    "consolidated-*.safetensors",
+    "consolidated.safetensors.index.json",
+    "tekken.json",
+    "tokenizer.model*",
 ]
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _REVISION = r"(?!.*\.\.)[A-Za-z0-9][\w./-]*"
@@ -47,11 +59,14 @@ def download(model: str) -> Path:
 
     repository, revision = match["repository"], match["revision"]
     try:
-        folder = snapshot_download(repository, revision=revision, allow_patterns=_PATTERNS)
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=_PATTERNS))
+        if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+            both = [*_PATTERNS, *_MISTRAL_PATTERNS]
+            folder = Path(snapshot_download(repository, revision=revision, allow_patterns=both))
     except Exception as error:
         # Beside its own errors the library lets those of its HTTP client through, whichever it is.
         raise _one_line(error, repository, revision) from error
-    return Path(folder)
+    return folder
 
 
 def _one_line(error: Exception, repository: str, revision: str | None) -> KvcastError:

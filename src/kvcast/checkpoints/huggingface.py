@@ -1,10 +1,11 @@
 """Folders in Hugging Face layout: config.json, *.safetensors, tokenizer.json.
 
-Names are those of transformers' WhisperForConditionalGeneration. Weights are memory-mapped;
-anything that would have to be unpickled is refused. Knows nothing of other formats.
+What is in them follows from config.json's model_type. The names of Whisper's tensors are those of
+transformers' WhisperForConditionalGeneration; for decoder-only models see `decoder_huggingface`.
+Weights are memory-mapped; anything that would have to be unpickled is refused. Knows nothing of
+other formats.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,23 +13,28 @@ from typing import Any
 import numpy as np
 
 from kvcast.checkpoints.base import (
+    Checkpoint,
+    DecoderCheckpoint,
+    Dimensions,
     Reader,
     StoredTensor,
     WhisperCheckpoint,
     generation_settings,
-    map_file,
     read_json_object,
     require_file,
-    tensor_from_bytes,
     whisper_dimensions,
 )
+from kvcast.checkpoints.decoder_huggingface import MODEL_TYPES, decoder_dimensions, read_decoder
 from kvcast.checkpoints.names import assemble, check_tied, sinusoids
-from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.checkpoints.safetensors_files import read_weights, weight_files
+from kvcast.errors import InputMissingError, KvcastError
 from kvcast.spec.whisper import WhisperDimensions
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_KINDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Read where they are; which family reads which is known only after parsing, and a hash of too
+# many files is still a hash of all that matter.
+_OPTIONAL = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja")
 
 _ENCODER = "encoder.layers.{i}"
 _DECODER = "decoder.layers.{i}"
@@ -90,72 +96,15 @@ _GENERATION = {
 }
 
 
-def read_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """Map a safetensors file; float16 and float32 stay, bfloat16 reads as float32.
-
-    Raises KvcastError without the safetensors library and for other kinds of numbers,
-    InputOutputError for a file that is damaged.
-    """
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError:
-        raise KvcastError(
-            "reading safetensors needs more than the base install: pip install 'kvcast[export]'"
-        ) from None
-    data = map_file(path)
-    try:
-        # The library's parser vouches for the header; its NumPy side knows no bfloat16 and copies.
-        with safe_open(path, framework="numpy"):
-            pass
-    except (SafetensorError, OSError) as error:
-        reason = "".join(filter(str.isprintable, str(error)))
-        raise InputOutputError(f"{path} is damaged ({reason}): fetch it again") from None
-    start = 8 + int.from_bytes(data[:8].tobytes(), "little")
-    header = json.loads(data[8:start].tobytes())
-    header.pop("__metadata__", None)
-    tensors = {}
-    for name, entry in header.items():
-        if not name.isprintable():
-            raise InputOutputError(
-                f"{path} is damaged: {name!r} is no tensor's name; fetch it again"
-            )
-        what = f"{path}: tensor {name}"
-        if entry["dtype"] not in _KINDS:
-            raise KvcastError(
-                f"{what} is {entry['dtype']}, not one of {', '.join(_KINDS)}: convert it first"
-            )
-        begin, end = (start + offset for offset in entry["data_offsets"])
-        kind, shape = _KINDS[entry["dtype"]], tuple(entry["shape"])
-        tensors[name] = tensor_from_bytes(data[begin:end], kind, shape, what)
-    return tensors
-
-
 def _weight_files(folder: Path) -> list[Path]:
     """List the files with weights, after the index if there are several."""
-    if (folder / _WEIGHTS).is_file():
-        return [folder / _WEIGHTS]
-    index = folder / _INDEX
-    if index.is_file():
-        return [index, *(folder / name for name in _shard_names(index))]
-    raise InputMissingError(
-        f"no {_WEIGHTS} in {folder}: kvcast reads no pickled weights (pytorch_model.bin, *.pt); "
-        "convert them with transformers' save_pretrained, which writes safetensors"
-    )
-
-
-def _shard_names(index: Path) -> list[str]:
-    weight_map = read_json_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise InputOutputError(f"{index} has no weight_map: fetch it again")
-    names = set(weight_map.values())
-    for name in names:
-        # Symbolic links stay allowed: the hub's cache is made of them.
-        if not isinstance(name, str) or "/" in name or "\\" in name or "\0" in name:
-            raise KvcastError(f"{index} names {name!r}, which is not a file in its own folder")
-        if not name.endswith(".safetensors") or not name.isprintable():
-            raise KvcastError(f"{index} names {name!r}, which is not a safetensors file")
-        require_file(index.parent / name, f"{index.name} names it: fetch it too")
-    return sorted(names)
+    files = weight_files(folder, "model")
+    if not files:
+        raise InputMissingError(
+            f"no {_WEIGHTS} in {folder}: kvcast reads no pickled weights (pytorch_model.bin, "
+            "*.pt); convert them with transformers' save_pretrained, which writes safetensors"
+        )
+    return files
 
 
 def _dimensions(config: Mapping[str, Any], what: str) -> WhisperDimensions:
@@ -169,18 +118,11 @@ def _dimensions(config: Mapping[str, Any], what: str) -> WhisperDimensions:
     return whisper_dimensions(what, **sizes)
 
 
-def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Tensors of all weight files, without the prefix that depends on the class that saved them."""
-    stored: dict[str, StoredTensor] = {}
-    for path in _weight_files(folder):
-        if path.suffix == ".safetensors":
-            stored |= read_safetensors(path)
-    return {name.removeprefix("model."): tensor for name, tensor in stored.items()}
-
-
 def _read_whisper(folder: Path, config: Mapping[str, Any], content_hash: str) -> WhisperCheckpoint:
     dimensions = _dimensions(config, str(folder / "config.json"))
-    stored = _stored_tensors(folder)
+    # The prefix depends on the class that saved the model.
+    weights = read_weights(_weight_files(folder))
+    stored = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
     stored.setdefault(_SOURCE_POSITIONS, sinusoids(dimensions.d_model))
     for name, weight in list(stored.items()):
         if name.endswith(".k_proj.weight"):
@@ -215,20 +157,41 @@ def _generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     return generation_settings(fields, _GENERATION, str(path))
 
 
-_FAMILIES: Mapping[str, Callable[[Path, Mapping[str, Any], str], WhisperCheckpoint]] = {
-    "whisper": _read_whisper
+def _read_decoder(folder: Path, config: Mapping[str, Any], content_hash: str) -> DecoderCheckpoint:
+    stored = read_weights(_weight_files(folder))
+    return read_decoder(folder, config, stored, content_hash)
+
+
+_FAMILIES: Mapping[str, Callable[[Path, Mapping[str, Any], str], Checkpoint]] = {
+    "whisper": _read_whisper,
+    **dict.fromkeys(MODEL_TYPES, _read_decoder),
 }
 
 
-def _read(folder: Path, content_hash: str) -> WhisperCheckpoint:
+def read_dimensions(config_path: Path) -> Dimensions | None:
+    """Read a config.json alone; None for one without a model_type, as CTranslate2's is."""
+    config, what = read_json_object(config_path), str(config_path)
+    kind = config.get("model_type")
+    if kind is None:
+        return None
+    if kind in MODEL_TYPES:
+        return decoder_dimensions(config, what)
+    if kind == "whisper":
+        return _dimensions(config, what)
+    raise _unsupported(config_path, kind)
+
+
+def _unsupported(path: Path, kind: object) -> KvcastError:
+    supported = ", ".join(_FAMILIES)
+    return KvcastError(f"{path}: model_type {kind!r} is not supported (supported: {supported})")
+
+
+def _read(folder: Path, content_hash: str) -> Checkpoint:
     path = folder / "config.json"
     config = read_json_object(path)
     family = _FAMILIES.get(str(config.get("model_type")))
     if family is None:
-        raise KvcastError(
-            f"{path}: model_type {config.get('model_type')!r} is not supported "
-            f"(supported: {', '.join(_FAMILIES)})"
-        )
+        raise _unsupported(path, config.get("model_type"))
     return family(folder, config, content_hash)
 
 
@@ -240,8 +203,8 @@ def _files(folder: Path) -> list[Path]:
         "vocab.json and merges.txt alone are not read; "
         "save the tokenizer with transformers' save_pretrained, or copy the base model's",
     )
-    generation = folder / "generation_config.json"
-    return [config, tokenizer, *([generation] if generation.is_file() else []), *weights]
+    optional = [folder / name for name in _OPTIONAL]
+    return [config, tokenizer, *(path for path in optional if path.is_file()), *weights]
 
 
 READER = Reader(

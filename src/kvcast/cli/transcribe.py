@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     present = [source for source in args.audio if not _is_missing(source)]
     if present:
         with watcher.waiting(f"loading {args.model}"):
-            model = kvcast.load(**LOADING.keywords(args))
+            model = _load(args)
     for source in present:
         try:
             _transcribe(model, source, args, outputs, watcher)
@@ -78,6 +78,15 @@ def run(args: argparse.Namespace) -> int:
         except Exception as error:
             failures.append(console.report(error, about=_shown(source)))
     return _exit_code(failures, inputs=len(args.audio))
+
+
+def _load(args: argparse.Namespace) -> kvcast.WhisperModel:
+    model = kvcast.load(**LOADING.keywords(args))
+    if model.task != "transcribe":
+        raise UsageError(
+            f"{args.model} continues text and does not hear: use kvcast generate, or another model"
+        )
+    return model
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -18,6 +18,12 @@ def softmax(logits_rv: Float32) -> Float32:
     return weights_rv
 
 
+def log_softmax(logits_rv: Float32) -> Float32:
+    """Return the logits [rows, vocab] as log-probabilities; they are overwritten."""
+    np.subtract(logits_rv, log_sum_exp(logits_rv)[:, None], out=logits_rv)
+    return logits_rv
+
+
 def log_probabilities(logits_rv: Float32, tokens_rk: NDArray[np.intp]) -> Float32:
     """Return the log-softmax of each row at its tokens, [rows, k].
 

@@ -85,6 +85,9 @@ class History:
 
     def _move(self, target: int, source: int) -> Move | None:
         stop = int(self.lengths[source])
+        if stop < self.lengths[target]:
+            # In a ring what the target saw later may lie where the source's past belongs.
+            return Move(target, source, 0, stop)
         common = min(stop, int(self.lengths[target]))
         differs: NDArray[np.intp] = np.flatnonzero(
             self.tokens_rc[target, :common] != self.tokens_rc[source, :common]

@@ -49,6 +49,11 @@ class Rotary:
             raise KvcastError(f"rotary base {self.base} or factor {self.factor} is out of range")
         if self.scaling in ("llama3", "yarn") and self.trained_positions <= 0:
             raise KvcastError(f"rotary scaling {self.scaling} needs the trained length")
+        if self.scaling in ("llama3", "yarn") and not 0 < self.low_frequency < self.high_frequency:
+            raise KvcastError(
+                f"rotary frequencies {self.low_frequency} and {self.high_frequency} must be above "
+                "0 and in this order"
+            )
 
     def tables(
         self, positions: int, head_dim: int
@@ -59,16 +64,21 @@ class Rotary:
         return np.cos(angles) * amplitude, np.sin(angles) * amplitude
 
     def frequencies(self, head_dim: int) -> NDArray[np.float32]:
-        """Return radians a position, [head_dim / 2], fastest first."""
+        """Return radians a position, [head_dim / 2], fastest first.
+
+        Rounded to float32 at the same places as in transformers: at position 8,000 the last bit
+        of a frequency moves a cosine by 5e-4.
+        """
         exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-        plain: NDArray[np.float32] = (1.0 / np.float32(self.base) ** exponents).astype(np.float32)
+        # NumPy's power of float32 may be wrong by two bits.
+        periods = np.power(self.base, exponents, dtype=np.float64).astype(np.float32)
+        plain: NDArray[np.float32] = np.float32(1) / periods
+        slowed: NDArray[np.float32] = np.float32(1) / (np.float32(self.factor) * periods)
         if self.scaling == "linear":
-            return plain / np.float32(self.factor)
+            return np.asarray(plain / np.float32(self.factor), np.float32)
         if self.scaling == "llama3":
             return self._llama3(plain)
-        if self.scaling == "yarn":
-            return self._yarn(plain, head_dim)
-        return plain
+        return self._yarn(plain, slowed) if self.scaling == "yarn" else plain
 
     def _amplitude(self) -> float:
         if self.scaling != "yarn":
@@ -79,14 +89,15 @@ class Rotary:
 
     def _llama3(self, plain: NDArray[np.float32]) -> NDArray[np.float32]:
         """Slow the slow pairs, leave the fast ones, blend in between (Llama 3.1's rule)."""
-        turns = self.trained_positions * plain / (2 * math.pi)
+        turns = np.float32(self.trained_positions) / (np.float32(2 * math.pi) / plain)
         blend = (turns - self.low_frequency) / (self.high_frequency - self.low_frequency)
         kept = blend.clip(0, 1)
         blended = (1 - kept) * plain / self.factor + kept * plain
         return np.asarray(blended, np.float32)
 
-    def _yarn(self, plain: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
+    def _yarn(self, plain: NDArray[np.float32], slowed: NDArray[np.float32]) -> NDArray[np.float32]:
         """Blend by the index of the pair (Peng et al. 2023, arXiv:2309.00071, section 3.2)."""
+        head_dim = 2 * len(plain)
 
         def index_at(turns: float) -> float:
             ratio = self.trained_positions / (turns * 2 * math.pi)
@@ -94,7 +105,6 @@ class Rotary:
 
         low = max(math.floor(index_at(self.high_frequency)), 0)
         high = min(math.ceil(index_at(self.low_frequency)), head_dim - 1)
-        ramp = (np.arange(head_dim // 2, dtype=np.float32) - low) / max(high - low, 0.001)
-        slowed = ramp.clip(0, 1)
-        blended = plain / self.factor * slowed + plain * (1 - slowed)
-        return np.asarray(blended, np.float32)
+        ramp = (np.arange(len(plain), dtype=np.float32) - low) / max(high - low, 0.001)
+        kept = 1 - ramp.clip(0, 1)
+        return np.asarray(slowed * (1 - kept) + plain * kept, np.float32)

@@ -11,8 +11,8 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
+from kvcast.tasks.families import family_of
 
-TOKENIZER = "tokenizer.json"
 QUANTIZE = ("none", "int8", "int4")
 EXPORT_RUNTIMES = ("onnx",)
 
@@ -51,29 +51,26 @@ def export_bundle(
 def export_folder(source: Path, name: str, output: Path, *, quantize: str, overwrite: bool) -> Path:
     """Export the checkpoint in `source`, which the user calls `name`, to ONNX Runtime."""
     require_export_extra()
-    from kvcast.lowering.onnx_whisper import cache_layers, lower
-    from kvcast.programs.whisper import WhisperPrograms
-    from kvcast.runtimes.onnx import OnnxEncoderDecoder
-    from kvcast.tasks.proof import prove
-
     checkpoint = open_checkpoint(source)
+    family = family_of(checkpoint.family)
     with staged(output, overwrite=overwrite) as folder:
-        dimensions = checkpoint.dimensions
-        programs = WhisperPrograms.from_tensors(dimensions, checkpoint.tensors)
+        programs = family.programs(checkpoint)
+        graphs, cache = family.lower(programs, quantize, folder)
         manifest = Manifest(
             family=checkpoint.family,
             runtime="onnx",
             quantize=quantize,
-            dimensions=asdict(dimensions),
-            cache=cache_layers(dimensions),
-            graphs=lower(programs, quantize, folder),
+            dimensions=asdict(checkpoint.dimensions),
+            cache=cache,
+            graphs=graphs,
             source={"name": _public_name(name), "sha256": checkpoint.content_hash},
             tools={name: version(name) for name in ("kvcast", "onnxruntime", "torch")},
         )
-        (folder / TOKENIZER).write_bytes(checkpoint.tokenizer_json)
+        for file, content in family.text_files(checkpoint).items():
+            (folder / file).write_bytes(content)
         sealed = seal(folder, manifest)
-        candidate = OnnxEncoderDecoder(folder, sealed, threads=2)
-        record = prove(candidate, programs, exact=quantize == "none")
+        candidate = family.onnx(folder, sealed, 2)
+        record = family.prove(candidate, programs, exact=quantize == "none")
         seal(folder, replace(manifest, verification=record))
     return output
 

@@ -6,24 +6,27 @@ made of its content and the options, and found there the next time. Eager needs 
 
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from kvcast import __version__
 from kvcast.bundle.manifest import VERSION, Manifest, is_bundle, read_bundle
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
-from kvcast.runtimes.base import EncoderDecoder
 from kvcast.runtimes.cores import available_cores
 from kvcast.spec.paths import cache_dir
-from kvcast.spec.whisper import WhisperDimensions
 from kvcast.tasks.exporting import (
     QUANTIZE,
-    TOKENIZER,
     check_choice,
     export_folder,
     require_export_extra,
 )
-from kvcast.tasks.model import WhisperModel
-from kvcast.text.whisper import WhisperTokenizer
+from kvcast.tasks.families import family_of
+
+if TYPE_CHECKING:
+    from kvcast.tasks.generate import TextModel
+    from kvcast.tasks.model import WhisperModel
+
+Model: TypeAlias = "WhisperModel | TextModel"
 
 RUNTIMES = ("onnx", "eager")
 _DEFAULT_QUANTIZE = {"onnx": "int8", "eager": "none"}
@@ -35,12 +38,14 @@ def load(
     runtime: str = "onnx",
     quantize: str | None = None,
     threads: int | None = None,
-) -> WhisperModel:
-    """Open a model for transcription, exporting it first where that was not done yet.
+) -> Model:
+    """Open a model, exporting it first where that was not done yet.
+
+    A Whisper model transcribes, any other generates: the result's `task` says which.
 
     Args:
-        model: a bundle, a checkpoint folder (Hugging Face or CTranslate2 layout), a hub id
-            `org/name[@revision]`, or `demo`, the packaged model.
+        model: a bundle, a checkpoint folder (Hugging Face, CTranslate2 or Mistral layout), a GGUF
+            file, a hub id `org/name[@revision]`, or a packaged model: `demo`, `demo-chat`.
         runtime: "onnx" (no torch needed for a bundle) or "eager" (PyTorch).
         quantize: "none", "int8" or "int4"; by default what the bundle has, int8 for ONNX Runtime
             and none for eager.
@@ -68,9 +73,7 @@ def load(
 
 def _open_bundle(
     folder: Path, manifest: Manifest, runtime: str, quantize: str | None, threads: int
-) -> WhisperModel:
-    from kvcast.runtimes.onnx import OnnxEncoderDecoder
-
+) -> Model:
     for option, asked, has in (
         ("--runtime", runtime, manifest.runtime),
         ("--quantize", quantize, manifest.quantize),
@@ -80,31 +83,27 @@ def _open_bundle(
                 f"{folder} was exported with {option} {has}; drop {option} {asked} or export the "
                 "checkpoint again"
             )
-    if manifest.family != "whisper":
-        raise KvcastError(f"{folder} holds a {manifest.family} model, which cannot transcribe")
-    return _model(
-        OnnxEncoderDecoder(folder, manifest, threads),
-        WhisperDimensions.from_json(manifest.dimensions),
-        (folder / TOKENIZER).read_bytes(),
-    )
+    family = family_of(manifest.family)
+    # Text files lie beside the manifest, graphs in folders of their own.
+    text = {name: (folder / name).read_bytes() for name in manifest.files if "/" not in name}
+    dimensions = family.dimensions(manifest.dimensions)
+    model: Model = family.model(family.onnx(folder, manifest, threads), dimensions, text)
+    return model
 
 
-def _open_eager(folder: Path, quantize: str, threads: int) -> WhisperModel:
+def _open_eager(folder: Path, quantize: str, threads: int) -> Model:
     require_export_extra()
     import torch
 
-    from kvcast.nn.quantize import quantize_linears
-    from kvcast.programs.whisper import WhisperPrograms
-    from kvcast.runtimes.eager import EagerEncoderDecoder
-
     torch.set_num_threads(threads)
     checkpoint = open_checkpoint(folder)
-    programs = WhisperPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+    family = family_of(checkpoint.family)
+    programs = family.programs(checkpoint)
     if quantize != "none":
-        quantize_linears(programs.encode, quantize)
-        quantize_linears(programs.decode, quantize)
-    runtime = EagerEncoderDecoder(programs)
-    return _model(runtime, checkpoint.dimensions, checkpoint.tokenizer_json)
+        family.quantize_eager(programs, quantize)
+    text = family.text_files(checkpoint)
+    model: Model = family.model(family.eager(programs), checkpoint.dimensions, text)
+    return model
 
 
 def _exported_once(folder: Path, name: str, quantize: str) -> tuple[Path, Manifest]:
@@ -115,10 +114,3 @@ def _exported_once(folder: Path, name: str, quantize: str) -> tuple[Path, Manife
     except KvcastError:  # not there yet, or damaged: both are mended by exporting
         export_folder(folder, name, bundle, quantize=quantize, overwrite=True)
     return bundle, read_bundle(bundle)
-
-
-def _model(
-    runtime: EncoderDecoder, dimensions: WhisperDimensions, tokenizer_json: bytes
-) -> WhisperModel:
-    tokenizer = WhisperTokenizer(tokenizer_json, dimensions.vocab_size)
-    return WhisperModel(runtime, tokenizer, dimensions)

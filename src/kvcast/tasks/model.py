@@ -5,7 +5,7 @@ The one place where the words of the API meet the parts that own the options.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvcast.decoding.whisper import DecodingOptions, WindowDecoder
 from kvcast.errors import UsageError
@@ -23,6 +23,8 @@ TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 class WhisperModel:
     """A runtime with its tokenizer and dimensions."""
+
+    task: ClassVar[Literal["transcribe"]] = "transcribe"
 
     def __init__(
         self,

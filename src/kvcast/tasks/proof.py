@@ -1,7 +1,7 @@
 """Proof that a bundle gives what its model gives without a cache.
 
 The candidate writes tokens one by one through its caches. The reference sees them all at once, in
-eager fp32, so none of its results comes from a cached step. Knows only the two programs.
+eager fp32, so none of its results comes from a cached step. Knows only the programs.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
+from kvcast.runtimes.base import DecoderOnly, EncoderDecoder, Float32, Int64
 from kvcast.runtimes.eager import EagerEncoderDecoder
+from kvcast.runtimes.eager_decoder import EagerDecoderOnly
 
 if TYPE_CHECKING:
+    from kvcast.programs.decoder import DecoderPrograms
     from kvcast.programs.whisper import WhisperPrograms
 
 # Largest difference of fp32 logits between two orders of the same sums, seen up to 1e-4.
 TOLERANCE = 1e-3
 _PROMPT, _STEPS, _INPUTS = 4, 28, 2
+_LONGEST_PROMPT = 600
 
 
-def prove(candidate: EncoderDecoder, programs: "WhisperPrograms", *, exact: bool) -> dict[str, Any]:
+def prove_whisper(
+    candidate: EncoderDecoder, programs: "WhisperPrograms", *, exact: bool
+) -> dict[str, Any]:
     """Compare greedy tokens and logits of two inputs; return the record for the manifest.
 
     Args:
@@ -45,8 +50,45 @@ def prove(candidate: EncoderDecoder, programs: "WhisperPrograms", *, exact: bool
     whole_rsv, _ = reference.decode(
         tokens_rs[:, :-1], cache, range(_PROMPT - 1, _PROMPT + _STEPS - 1)
     )
+    return _record(tokens_rs[:, _PROMPT:], stepped_rsv, whole_rsv, exact=exact)
+
+
+def prove_decoder(
+    candidate: DecoderOnly, programs: "DecoderPrograms", *, exact: bool
+) -> dict[str, Any]:
+    """Compare greedy tokens and logits of two prompts; otherwise as `prove_whisper`.
+
+    Prompts are as long as the shortest window allows some steps to go past it, where that is
+    below a few hundred positions.
+    """
+    dimensions = programs.dimensions
+    windows = [window for window in dimensions.windows if window and window <= _LONGEST_PROMPT]
+    length = max(min(max(windows, default=_PROMPT), dimensions.max_positions - _STEPS), 1)
+    generator = np.random.default_rng(0)
+    prompts = [generator.integers(0, dimensions.vocab_size, length) for _ in range(_INPUTS)]
+    cache = candidate.new_cache(_INPUTS, length + _STEPS)
+    logits, cache = candidate.decode(prompts, cache)
+    stepped, written = [logits], [logits[:, -1].argmax(axis=-1)]
+    for _ in range(_STEPS - 1):
+        logits, cache = candidate.decode([token[None] for token in written[-1]], cache)
+        stepped.append(logits)
+        written.append(logits[:, -1].argmax(axis=-1))
+    written_rs = np.stack(written, axis=1)
+
+    reference = EagerDecoderOnly(programs)
+    whole = [np.concatenate([prompts[i], written_rs[i, :-1]]) for i in range(_INPUTS)]
+    whole_rsv, _ = reference.decode(
+        whole,
+        reference.new_cache(_INPUTS, length + _STEPS),
+        positions=range(length - 1, length + _STEPS - 1),
+    )
+    return _record(written_rs, np.concatenate(stepped, axis=1), whole_rsv, exact=exact)
+
+
+def _record(
+    written_rs: Int64, stepped_rsv: Float32, whole_rsv: Float32, *, exact: bool
+) -> dict[str, Any]:
     error = float(np.abs(stepped_rsv - whole_rsv).max())
-    written_rs = tokens_rs[:, _PROMPT:]
     # A token whose logit is within the tolerance of the reference's best is the same token.
     chosen_rs = np.take_along_axis(whole_rsv, written_rs[..., None], axis=-1)[..., 0]
     equal = int((chosen_rs >= whole_rsv.max(axis=-1) - TOLERANCE).sum())

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from kvcast.errors import KvcastError
+from kvcast.text.characters import BYTES_BY_CHARACTER, whole_characters
 from kvcast.text.languages import LANGUAGES, language_code
 
 SECONDS_PER_TIMESTAMP = 0.02
@@ -25,17 +26,6 @@ _NON_SPEECH = (
     *("[[", "]]", "{{", "}}", "♪♪", "♪♪♪"),
 )
 _MUSIC = "♩♪♫♬♭♮♯"
-
-
-def _bytes_by_character() -> dict[str, int]:
-    """Invert GPT-2's printable stand-ins for bytes (openai/gpt-2, src/encoder.py)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    stand_ins = {chr(256 + i): byte for i, byte in enumerate(others)}
-    return {chr(byte): byte for byte in printable} | stand_ins
-
-
-_BYTES = _bytes_by_character()
 
 
 class WhisperTokenizer:
@@ -112,8 +102,7 @@ class WhisperTokenizer:
     def encode(self, text: str) -> list[int]:
         """Turn text into ids; no special token comes out, whatever the text says."""
         # Half a surrogate pair, as undecodable arguments hold, is no character: U+FFFD, as tiktoken
-        whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        ids: list[int] = self._bpe.encode(whole, add_special_tokens=False).ids
+        ids: list[int] = self._bpe.encode(whole_characters(text), add_special_tokens=False).ids
         return ids
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -166,7 +155,7 @@ class WhisperTokenizer:
         stand_ins = self._bpe.id_to_token(token)
         if stand_ins is None:
             raise KvcastError(f"token {token} is not in the vocabulary")
-        return bytes(_BYTES[character] for character in stand_ins)
+        return bytes(BYTES_BY_CHARACTER[character] for character in stand_ins)
 
     def _special(self, name: str) -> int:
         if name not in self._specials:
@@ -176,7 +165,7 @@ class WhisperTokenizer:
 
 def _byte_level_bpe(model: dict[str, Any]) -> Tokenizer:
     pairs = [_pair(merge) for merge in model["merges"]]
-    if foreign := set("".join(model["vocab"])) - _BYTES.keys():
+    if foreign := set("".join(model["vocab"])) - BYTES_BY_CHARACTER.keys():
         raise ValueError(f"{foreign.pop()!r} stands for no byte")
     bpe = Tokenizer(models.BPE(vocab=model["vocab"], merges=pairs))
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

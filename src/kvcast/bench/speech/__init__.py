@@ -1,0 +1,1 @@
+"""`kvcast bench transcribe`: Whisper beside other programs, on the same audio and weights."""

@@ -1,0 +1,345 @@
+"""Decoder-only models in Hugging Face layout: what config.json, the names and the texts mean.
+
+One table of names serves all; how a model type differs is a row of `_TYPES`. Configurations are
+read in the spelling of published models (rope_theta, rope_scaling) and in that of transformers 5
+(rope_parameters). Knows nothing of how weights are stored.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.checkpoints.base import DecoderCheckpoint, StoredTensor, read_json_object
+from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.rotary_huggingface import FULL, SLIDING, read_rotary
+from kvcast.checkpoints.tables import changed, fill_decoder
+from kvcast.errors import InputOutputError
+from kvcast.spec.decoder import DecoderDimensions
+
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_MOST_LAYERS = 10_000
+
+_LAYER = "decoder.layers.{i}"
+_ATTENTION = "layers.{i}.self_attn"
+_EXPERT = "layers.{i}.block_sparse_moe.experts.{e}"
+_NAMES: Mapping[str, Sequence[str]] = {
+    "decoder.embedding.weight": ("embed_tokens.weight",),
+    "decoder.norm.weight": ("norm.weight",),
+    "decoder.head.weight": ("lm_head.weight",),
+    f"{_LAYER}.attention_norm.weight": ("layers.{i}.input_layernorm.weight",),
+    f"{_LAYER}.attention.qkv.weight": tuple(f"{_ATTENTION}.{x}_proj.weight" for x in "qkv"),
+    f"{_LAYER}.attention.qkv.bias": tuple(f"{_ATTENTION}.{x}_proj.bias" for x in "qkv"),
+    f"{_LAYER}.attention.out.weight": (f"{_ATTENTION}.o_proj.weight",),
+    f"{_LAYER}.attention.out.bias": (f"{_ATTENTION}.o_proj.bias",),
+    f"{_LAYER}.attention.query_norm.weight": (f"{_ATTENTION}.q_norm.weight",),
+    f"{_LAYER}.attention.key_norm.weight": (f"{_ATTENTION}.k_norm.weight",),
+    f"{_LAYER}.feed_forward_norm.weight": ("layers.{i}.post_attention_layernorm.weight",),
+    f"{_LAYER}.feed_forward.gate_up.weight": (
+        "layers.{i}.mlp.gate_proj.weight",
+        "layers.{i}.mlp.up_proj.weight",
+    ),
+    f"{_LAYER}.feed_forward.down.weight": ("layers.{i}.mlp.down_proj.weight",),
+    f"{_LAYER}.feed_forward.router.weight": ("layers.{i}.block_sparse_moe.gate.weight",),
+    f"{_LAYER}.feed_forward.gate_up": (f"{_EXPERT}.w1.weight", f"{_EXPERT}.w3.weight"),
+    f"{_LAYER}.feed_forward.down": (f"{_EXPERT}.w2.weight",),
+}
+# Gemma's norm after attention is called as everybody else's norm before the feed-forward.
+_GEMMA_NAMES = {
+    **_NAMES,
+    f"{_LAYER}.attention_post_norm.weight": ("layers.{i}.post_attention_layernorm.weight",),
+    f"{_LAYER}.feed_forward_norm.weight": ("layers.{i}.pre_feedforward_layernorm.weight",),
+    f"{_LAYER}.feed_forward_post_norm.weight": ("layers.{i}.post_feedforward_layernorm.weight",),
+}
+# Depends on the class that saved the model, and for Gemma 3 with images on transformers' version.
+_PREFIX = re.compile(r"^(?:(?:model|language_model)\.)+")
+_IMAGES = ("vision_tower.", "multi_modal_projector.")
+
+
+def _configured_biases(fields: Fields) -> dict[str, Any]:
+    biases = fields.flag("attention_bias")
+    return {"qkv_bias": biases, "out_bias": biases}
+
+
+def _gemma(fields: Fields) -> dict[str, Any]:
+    caps = ("attn_logit_softcapping", "final_logit_softcapping")
+    attention, logits = (
+        0.0 if fields.values.get(name) is None else fields.positive(name) for name in caps
+    )
+    if fields.flag("use_bidirectional_attention"):
+        raise fields.error("use_bidirectional_attention makes it no decoder")
+    return _configured_biases(fields) | {
+        "window_rotary": read_rotary(fields, SLIDING, "rope_local_base_freq"),
+        "attention_scale": fields.positive("query_pre_attn_scalar") ** -0.5,
+        "embedding_scale": math.sqrt(fields.whole("hidden_size")),
+        "attention_softcap": attention,
+        "logit_softcap": logits,
+        "query_key_norm": True,
+        "post_norms": True,
+    }
+
+
+def _experts(fields: Fields) -> dict[str, Any]:
+    return {
+        "experts": fields.whole("num_local_experts"),
+        "experts_per_token": fields.whole("num_experts_per_tok"),
+    }
+
+
+def _always_windowed(fields: Fields, _layer: int) -> bool:
+    return fields.values.get("sliding_window") is not None
+
+
+def _windowed_from_a_layer_on(fields: Fields, layer: int) -> bool:
+    asked = fields.flag("use_sliding_window") and _always_windowed(fields, layer)
+    return asked and layer >= fields.whole("max_window_layers", least=0)
+
+
+def _windowed_but_every_nth(fields: Fields, layer: int) -> bool:
+    return (layer + 1) % fields.whole("sliding_window_pattern") != 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Type:
+    """What a model type means beyond its configuration.
+
+    `defaults`: of fields that published configurations leave out, as transformers has them.
+    `windowed`: whether a layer has a window where there is no layer_types.
+    `particulars`: dimensions that other types do not have.
+    `norms_less_one`: whether norm weights are stored less one.
+    `foreign`: beginnings of names that belong to parts that are not read.
+    """
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    windowed: Callable[[Fields, int], bool] = lambda _fields, _layer: False
+    particulars: Callable[[Fields], Mapping[str, Any]] = lambda _fields: {}
+    names: Mapping[str, Sequence[str]] = field(default_factory=lambda: _NAMES)
+    norms_less_one: bool = False
+    foreign: tuple[str, ...] = ()
+
+
+_DEFAULTS = {
+    "rope_theta": 10_000.0,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+_QWEN_DEFAULTS = {
+    **_DEFAULTS,
+    "attention_bias": False,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_GEMMA = _Type(
+    # The larger models' published configurations name little more than what is unlike the 2B's.
+    defaults={
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "query_pre_attn_scalar": 256,
+        "attention_bias": False,
+        "use_bidirectional_attention": False,
+        "tie_word_embeddings": True,
+    },
+    windowed=_windowed_but_every_nth,
+    particulars=_gemma,
+    names=_GEMMA_NAMES,
+    norms_less_one=True,
+    foreign=_IMAGES,
+)
+_TYPES: Mapping[str, _Type] = {
+    "llama": _Type(defaults={**_DEFAULTS, "attention_bias": False}, particulars=_configured_biases),
+    "mistral": _Type(defaults={**_DEFAULTS, "sliding_window": 4096}, windowed=_always_windowed),
+    "mixtral": _Type(
+        defaults={**_DEFAULTS, "rope_theta": 1_000_000.0, "rms_norm_eps": 1e-5},
+        windowed=_always_windowed,
+        particulars=_experts,
+    ),
+    "qwen2": _Type(
+        defaults=_QWEN_DEFAULTS,
+        windowed=_windowed_from_a_layer_on,
+        particulars=lambda _fields: {"qkv_bias": True},
+    ),
+    "qwen3": _Type(
+        defaults={**_QWEN_DEFAULTS, "head_dim": 128},
+        windowed=_windowed_from_a_layer_on,
+        particulars=lambda fields: _configured_biases(fields) | {"query_key_norm": True},
+    ),
+    "gemma3_text": _GEMMA,
+    "gemma3": _GEMMA,
+}
+MODEL_TYPES = tuple(_TYPES)
+
+
+def read_decoder(
+    folder: Path,
+    config: Mapping[str, Any],
+    stored: Mapping[str, StoredTensor],
+    content_hash: str,
+) -> DecoderCheckpoint:
+    """Make the checkpoint of a `config` whose model_type is one of MODEL_TYPES.
+
+    `stored` holds tensors under the names in the files. Raises KvcastError with one line for a
+    configuration that cannot be served, and for tensors that are missing, foreign or misshapen.
+    """
+    kind = _TYPES[config["model_type"]]
+    fields = _fields(config, kind, str(folder / "config.json"))
+    dimensions = _dimensions(fields, kind, config["model_type"])
+    stored = _own_tensors(stored, kind)
+    head, embedding = stored.get("lm_head.weight"), stored.get("embed_tokens.weight")
+    if dimensions.tied and head is not None and embedding is not None:
+        # A head beside a tied embedding is a copy, or else the configuration is wrong about it.
+        if head.shape == embedding.shape and np.array_equal(head.read(), embedding.read()):
+            del stored["lm_head.weight"]
+        else:
+            dimensions = replace(dimensions, tied=False)
+    return DecoderCheckpoint(
+        dimensions=dimensions,
+        tensors=fill_decoder(dimensions, kind.names, stored, str(folder)),
+        text=_text(folder, config),
+        source=f"Hugging Face folder {folder}",
+        content_hash=content_hash,
+    )
+
+
+def decoder_dimensions(config: Mapping[str, Any], what: str) -> DecoderDimensions:
+    """Read a configuration alone; its model_type is one of MODEL_TYPES."""
+    kind = _TYPES[config["model_type"]]
+    return _dimensions(_fields(config, kind, what), kind, config["model_type"])
+
+
+def _fields(config: Mapping[str, Any], kind: _Type, what: str) -> Fields:
+    """Defaults, then the configuration; of a model with images, the part about its text."""
+    outer = Fields(values=config, what=what)
+    text = outer.group("text_config")
+    if text is None:
+        return Fields(values={**kind.defaults, **config}, what=what)
+    tied = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
+    return Fields(values={**kind.defaults, **text.values, **tied}, what=text.what)
+
+
+def _dimensions(fields: Fields, kind: _Type, architecture: str) -> DecoderDimensions:
+    heads, width = fields.whole("num_attention_heads"), fields.whole("hidden_size")
+    head_dim = fields.whole("head_dim", width // heads)
+    activation = str(fields.values.get("hidden_activation") or fields.values.get("hidden_act"))
+    if activation not in _ACTIVATIONS:
+        supported = ", ".join(_ACTIVATIONS)
+        raise fields.error(f"activation {activation!r} is not supported (supported: {supported})")
+    sizes = {
+        "architecture": architecture,
+        "vocab_size": fields.whole("vocab_size"),
+        "width": width,
+        "inner": fields.whole("intermediate_size"),
+        "heads": heads,
+        "kv_heads": fields.whole("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "windows": _windows(fields, kind),
+        "max_positions": fields.whole("max_position_embeddings"),
+        "rotary": read_rotary(fields, FULL, "rope_theta"),
+        "norm_eps": fields.positive("rms_norm_eps"),
+        "attention_scale": head_dim**-0.5,
+        "activation": _ACTIVATIONS[activation],
+        "tied": fields.flag("tie_word_embeddings"),
+    }
+    return fields.make(DecoderDimensions, **{**sizes, **kind.particulars(fields)})
+
+
+def _windows(fields: Fields, kind: _Type) -> tuple[int | None, ...]:
+    """Window of each layer: transformers' sliding_window counts the query itself, as ours does."""
+    layers = fields.whole("num_hidden_layers", most=_MOST_LAYERS)
+    kinds = fields.values.get("layer_types")
+    if kinds is None:
+        kinds = [SLIDING if kind.windowed(fields, i) else FULL for i in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise fields.error(f"layer_types must list {layers} layers")
+    if any(one not in (FULL, SLIDING) for one in kinds):
+        raise fields.error(f"layer_types other than {FULL} and {SLIDING} are not supported")
+    window = fields.whole("sliding_window") if SLIDING in kinds else None
+    return tuple(window if one == SLIDING else None for one in kinds)
+
+
+def _own_tensors(stored: Mapping[str, StoredTensor], kind: _Type) -> dict[str, StoredTensor]:
+    """Tensors of the decoder under their plain names, norm weights as they multiply."""
+    own = {_PREFIX.sub("", name): tensor for name, tensor in stored.items()}
+    return {
+        name: changed(tensor, _one_more)
+        if kind.norms_less_one and name.endswith("norm.weight")
+        else tensor
+        for name, tensor in own.items()
+        # Old Llamas carry the frequencies, which follow from the configuration.
+        if not name.startswith(kind.foreign) and not name.endswith(".rotary_emb.inv_freq")
+    }
+
+
+def _one_more(weight: NDArray[Any]) -> NDArray[np.float32]:
+    # In float32, as transformers adds: half precision would round away most of a small weight.
+    return weight.astype(np.float32) + np.float32(1)
+
+
+def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
+    """Files that `kvcast.text.open_text` reads."""
+    path = folder / "tokenizer_config.json"
+    settings = read_json_object(path) if path.is_file() else {}
+    about = {
+        "end_tokens": _end_tokens(folder, config),
+        "bos_token": _token_text(settings.get("bos_token")),
+        "eos_token": _token_text(settings.get("eos_token")),
+    }
+    text = {
+        "tokenizer.json": (folder / "tokenizer.json").read_bytes(),
+        "text.json": json.dumps(about).encode(),
+    }
+    template = _chat_template(folder, settings)
+    if template is not None:
+        text["chat_template.jinja"] = template
+    return text
+
+
+def _end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
+    """Tokens that end a generation, from the first configuration that names any."""
+    path = folder / "generation_config.json"
+    generation = read_json_object(path) if path.is_file() else {}
+    for fields in (generation, config, config.get("text_config")):
+        found = fields.get("eos_token_id") if isinstance(fields, dict) else None
+        if found is not None:
+            tokens = found if isinstance(found, list) else [found]
+            if any(type(token) is not int or token < 0 for token in tokens):
+                raise InputOutputError(f"{folder}: eos_token_id is not a token or a list of them")
+            return tokens
+    return []
+
+
+def _token_text(token: object) -> str:
+    """Text of a special token, which tokenizer_config.json has plain or as an object."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else ""
+
+
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> bytes | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_bytes()
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = [one for one in template if isinstance(one, dict) and one.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    # JSON can hold halves of surrogate pairs, which no encoding has.
+    return template.encode(errors="replace") if isinstance(template, str) else None

@@ -1,0 +1,77 @@
+"""The fields of a configuration file, checked as they are read.
+
+Knows no format: a reader brings the names. A field that is null counts as missing.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kvcast.errors import KvcastError
+
+_T = TypeVar("_T")
+# More than any model has of anything, and few enough to count with.
+_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fields:
+    """A JSON object and what to call it in a message; every method raises KvcastError."""
+
+    values: Mapping[str, Any]
+    what: str
+
+    def whole(
+        self, name: str, default: int | None = None, least: int = 1, most: int = _MOST
+    ) -> int:
+        """Return a whole number from `least` to `most`."""
+        value = self._value(name, default)
+        if type(value) is not int or not least <= value <= most:
+            raise self.error(f"{name} must be a whole number from {least} to {most}")
+        return value
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        """Return a finite number above 0."""
+        value = self._value(name, default)
+        # A comparison, because a whole number too large for a float cannot be converted.
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise self.error(f"{name} must be a number above 0")
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.error(f"{name} is too large") from None
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        """Return true or false."""
+        value = self._value(name, default)
+        if type(value) is not bool:
+            raise self.error(f"{name} must be true or false")
+        return value
+
+    def group(self, name: str) -> "Fields | None":
+        """Return an object within this one, None if it is missing."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(f"{name} must be an object")
+        return Fields(values=value, what=f"{self.what}: {name}")
+
+    def make(self, kind: Callable[..., _T], **values: Any) -> _T:
+        """Call `kind`, whose complaint about the values is one about these fields."""
+        try:
+            return kind(**values)
+        except KvcastError as error:
+            raise self.error(str(error)) from None
+
+    def error(self, reason: str) -> KvcastError:
+        """Return the error that says what is wrong with these fields."""
+        return KvcastError(f"{self.what}: {reason}")
+
+    def _value(self, name: str, default: object) -> Any:
+        value = self.values.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise self.error(f"{name} is missing")
+        return value

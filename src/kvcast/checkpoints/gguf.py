@@ -1,0 +1,338 @@
+"""GGUF files: Llama, Mistral, Mixtral, Qwen 2, Qwen 3 and Gemma 3 as llama.cpp converts them.
+
+What the conversion does to a model is in llama.cpp's conversion/llama.py and gemma.py: in the
+`llama` architecture queries and keys rotate neighbours, so the rows of a head are in another
+order; Gemma's norms are stored whole, not less one; Llama 3's rotary scaling is a tensor of
+divisors. Knows nothing of the container's bytes or of the tokenizer.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.checkpoints.base import DecoderCheckpoint, Reader, StoredTensor
+from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.gguf_file import GgufFile, GgufTensor, read_gguf
+from kvcast.checkpoints.gguf_text import read_text
+from kvcast.checkpoints.tables import changed, fill_decoder
+from kvcast.errors import UsageError
+from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.rotary import Rotary
+
+SUFFIX = ".gguf"
+
+_LAYER = "decoder.layers.{i}"
+_NAMES: Mapping[str, Sequence[str]] = {
+    "decoder.embedding.weight": ("token_embd.weight",),
+    "decoder.norm.weight": ("output_norm.weight",),
+    "decoder.head.weight": ("output.weight",),
+    f"{_LAYER}.attention_norm.weight": ("blk.{i}.attn_norm.weight",),
+    f"{_LAYER}.attention.qkv.weight": tuple(f"blk.{{i}}.attn_{x}.weight" for x in "qkv"),
+    f"{_LAYER}.attention.qkv.bias": tuple(f"blk.{{i}}.attn_{x}.bias" for x in "qkv"),
+    f"{_LAYER}.attention.out.weight": ("blk.{i}.attn_output.weight",),
+    f"{_LAYER}.attention.out.bias": ("blk.{i}.attn_output.bias",),
+    f"{_LAYER}.attention.query_norm.weight": ("blk.{i}.attn_q_norm.weight",),
+    f"{_LAYER}.attention.key_norm.weight": ("blk.{i}.attn_k_norm.weight",),
+    f"{_LAYER}.attention_post_norm.weight": ("blk.{i}.post_attention_norm.weight",),
+    f"{_LAYER}.feed_forward_norm.weight": ("blk.{i}.ffn_norm.weight",),
+    f"{_LAYER}.feed_forward.gate_up.weight": (
+        "blk.{i}.ffn_gate.weight",
+        "blk.{i}.ffn_up.weight",
+    ),
+    f"{_LAYER}.feed_forward.down.weight": ("blk.{i}.ffn_down.weight",),
+    f"{_LAYER}.feed_forward_post_norm.weight": ("blk.{i}.post_ffw_norm.weight",),
+    f"{_LAYER}.feed_forward.router.weight": ("blk.{i}.ffn_gate_inp.weight",),
+    # The file stacks experts; `_stored` takes them apart.
+    f"{_LAYER}.feed_forward.gate_up": (
+        "blk.{i}.ffn_gate_exps.weight.{e}",
+        "blk.{i}.ffn_up_exps.weight.{e}",
+    ),
+    f"{_LAYER}.feed_forward.down": ("blk.{i}.ffn_down_exps.weight.{e}",),
+}
+_EXPERTS = "_exps.weight"
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+_ROTARY_DIVISORS = "rope_freqs.weight"
+# Llama 3's scaling differs between models only in its factor; the conversion writes no others.
+_LLAMA3 = {"low_frequency": 1.0, "high_frequency": 4.0, "trained_positions": 8192}
+# More than any model, and few enough to make a table of.
+_MOST_POSITIONS = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Architecture:
+    """What general.architecture means beyond the values.
+
+    `neighbours`: queries and keys are stored for rotating neighbours, not halves of a head.
+    `global_every`: which layers see everything where there is a window; 0 for none of them.
+    `particulars`: dimensions that other architectures do not have.
+    """
+
+    neighbours: bool = False
+    global_every: int = 0
+    particulars: Callable[["_Values"], Mapping[str, Any]] = lambda _: {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Values:
+    """The values of an architecture, whose names begin with its own."""
+
+    fields: Fields
+    architecture: str
+
+    def has(self, name: str) -> bool:
+        return self.fields.values.get(self._full(name)) is not None
+
+    def whole(self, name: str, default: int | None = None, **limits: int) -> int:
+        return self.fields.whole(self._full(name), default, **limits)
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        return self.fields.positive(self._full(name), default)
+
+    def plain(self, name: str) -> Any:
+        """Return what is there, of any type."""
+        return self.fields.values.get(self._full(name))
+
+    def text(self, name: str, default: str) -> str:
+        value = self.plain(name)
+        if not isinstance(value, str | None):
+            raise self.fields.error(f"{self._full(name)} must be a text")
+        return default if value is None else value
+
+    def _full(self, name: str) -> str:
+        return f"{self.architecture}.{name}"
+
+
+def _gemma(values: _Values) -> dict[str, Any]:
+    width, heads = values.whole("embedding_length"), values.whole("attention.head_count")
+    # The 27B model alone scales by its width, and llama.cpp too knows it by its layers.
+    by_width = values.whole("block_count") == 62
+    scaled = width // heads if by_width else _head_dim(values)
+    cap = "final_logit_softcapping"
+    return {
+        "activation": "gelu_tanh",
+        "attention_scale": scaled**-0.5,
+        "embedding_scale": math.sqrt(width),
+        "logit_softcap": values.positive(cap) if values.has(cap) else 0.0,
+        "query_key_norm": True,
+        "post_norms": True,
+        "window_rotary": values.fields.make(
+            Rotary, base=values.positive("rope.freq_base_swa", 10_000.0)
+        ),
+    }
+
+
+def _experts(values: _Values) -> dict[str, int]:
+    experts = values.whole("expert_count", 0, least=0)
+    return {
+        "experts": experts,
+        "experts_per_token": values.whole("expert_used_count") if experts else 0,
+    }
+
+
+_ARCHITECTURES: Mapping[str, _Architecture] = {
+    "llama": _Architecture(neighbours=True, particulars=_experts),
+    "qwen2": _Architecture(),
+    "qwen3": _Architecture(particulars=lambda _: {"query_key_norm": True}),
+    "gemma3": _Architecture(global_every=6, particulars=_gemma),
+}
+
+
+def _read(source: Path, content_hash: str) -> DecoderCheckpoint:
+    path = _file(source)
+    file = read_gguf(path)
+    fields = Fields(values=file.values, what=str(path))
+    name = str(file.values.get("general.architecture"))
+    architecture = _ARCHITECTURES.get(name)
+    if architecture is None:
+        raise fields.error(
+            f"architecture {name[:40]!r} is not supported (supported: {', '.join(_ARCHITECTURES)})"
+        )
+    values = _Values(fields=fields, architecture=name)
+    dimensions = _dimensions(values, architecture, file)
+    stored = _stored(file, dimensions, fields)
+    if architecture.neighbours:
+        stored = {name: _as_halves(name, tensor, dimensions) for name, tensor in stored.items()}
+    tensors = fill_decoder(dimensions, _NAMES, stored, str(path))
+    text = read_text(file.values, str(path))
+    tokens = len(file.values["tokenizer.ggml.tokens"])
+    if tokens > dimensions.vocab_size:
+        raise fields.error(f"{tokens} tokens do not fit {dimensions.vocab_size} embeddings")
+    return DecoderCheckpoint(
+        dimensions=dimensions,
+        tensors=tensors,
+        text=text,
+        source=f"GGUF file {path}",
+        content_hash=content_hash,
+    )
+
+
+def _dimensions(values: _Values, architecture: _Architecture, file: GgufFile) -> DecoderDimensions:
+    embedding = file.tensors.get(_EMBEDDING)
+    if embedding is None:
+        raise values.fields.error(f"it has no tensor {_EMBEDDING}: it is not a whole model")
+    head_dim = _head_dim(values)
+    for name in ("attention.value_length", "rope.dimension_count"):
+        if values.whole(name, head_dim) != head_dim:
+            raise values.fields.error(f"{values.architecture}.{name} must be {head_dim}, as keys")
+    scale = "attention.scale"
+    given = {
+        "architecture": values.architecture,
+        "vocab_size": embedding.shape[0],
+        "width": values.whole("embedding_length"),
+        "inner": values.whole("feed_forward_length"),
+        "heads": values.whole("attention.head_count"),
+        "kv_heads": values.whole("attention.head_count_kv", values.whole("attention.head_count")),
+        "head_dim": head_dim,
+        "windows": _windows(values, architecture, len(file.tensors)),
+        "max_positions": values.whole("context_length", most=_MOST_POSITIONS),
+        "rotary": _rotary(values, head_dim, file.tensors.get(_ROTARY_DIVISORS)),
+        "norm_eps": values.positive("attention.layer_norm_rms_epsilon"),
+        "attention_scale": values.positive(scale) if values.has(scale) else head_dim**-0.5,
+        "qkv_bias": "blk.0.attn_q.bias" in file.tensors,
+        "out_bias": "blk.0.attn_output.bias" in file.tensors,
+        "tied": _HEAD not in file.tensors,
+    }
+    return values.fields.make(DecoderDimensions, **{**given, **architecture.particulars(values)})
+
+
+def _head_dim(values: _Values) -> int:
+    width, heads = values.whole("embedding_length"), values.whole("attention.head_count")
+    return values.whole("attention.key_length", max(width // heads, 1))
+
+
+def _windows(values: _Values, architecture: _Architecture, most: int) -> tuple[int | None, ...]:
+    """Return each layer's window; `most` is more layers than there can be."""
+    layers = values.whole("block_count", most=most)
+    window = values.whole("attention.sliding_window", 0, least=0)
+    pattern = values.plain("attention.sliding_window_pattern")
+    if not window:
+        return (None,) * layers
+    if isinstance(pattern, np.ndarray):
+        if len(pattern) != layers:
+            raise values.fields.error("attention.sliding_window_pattern is not one for each layer")
+        windowed = [bool(flag) for flag in pattern]
+    else:
+        every = values.whole("attention.sliding_window_pattern", architecture.global_every, least=0)
+        windowed = [not every or (layer + 1) % every != 0 for layer in range(layers)]
+    return tuple(window if has_window else None for has_window in windowed)
+
+
+def _rotary(values: _Values, head_dim: int, divisors: GgufTensor | None) -> Rotary:
+    fields, base = values.fields, values.positive("rope.freq_base", 10_000.0)
+    scaling = values.text("rope.scaling.type", "none")
+    if divisors is not None:
+        if scaling != "none":
+            raise fields.error(f"rotary scaling both by {_ROTARY_DIVISORS} and by its type")
+        return _llama3(fields, base, head_dim, divisors)
+    if scaling == "none":
+        return fields.make(Rotary, base=base)
+    factor = values.positive("rope.scaling.factor")
+    if scaling == "linear":
+        return fields.make(Rotary, base=base, scaling="linear", factor=factor)
+    if scaling != "yarn":
+        raise fields.error(f"rotary scaling {scaling[:40]!r} is not supported")
+    return _yarn(values, base, factor)
+
+
+def _yarn(values: _Values, base: float, factor: float) -> Rotary:
+    """As in ggml's rope: an attention factor is on top of the usual one."""
+    extra = values.positive("rope.scaling.attn_factor", 1.0)
+    extra *= values.positive("rope.scaling.yarn_attn_factor", 1.0)
+    usual = 0.1 * math.log(max(factor, 1.0)) + 1.0
+    for name, only in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
+        value = values.plain(f"rope.scaling.{name}")
+        # The conversion writes -1 where the model says nothing.
+        if value is not None and (type(value) is not float or value not in (only, -1.0)):
+            raise values.fields.error(f"rope.scaling.{name} other than {only} is not supported")
+    return values.fields.make(
+        Rotary,
+        base=base,
+        scaling="yarn",
+        factor=factor,
+        low_frequency=values.positive("rope.scaling.yarn_beta_slow", 1.0),
+        high_frequency=values.positive("rope.scaling.yarn_beta_fast", 32.0),
+        trained_positions=values.whole("rope.scaling.original_context_length"),
+        attention_factor=None if extra == 1.0 else extra * usual,
+    )
+
+
+def _llama3(fields: Fields, base: float, head_dim: int, divisors: GgufTensor) -> Rotary:
+    """Find the factor of Llama 3's scaling: with it the divisors must come out."""
+    plain = fields.make(Rotary, base=base)
+    if divisors.shape != (head_dim // 2,):
+        raise fields.error(f"{_ROTARY_DIVISORS} has shape {list(divisors.shape)}")
+    divided_by: NDArray[Any] = divisors.stored().read()
+    if not np.isfinite(divided_by).all() or divided_by.min() < 1:
+        raise fields.error(f"{_ROTARY_DIVISORS} is damaged: a divisor is below 1")
+    if (divided_by == 1).all():
+        return plain
+    factor = float(divided_by.max())
+    scaled = fields.make(Rotary, base=base, scaling="llama3", factor=factor, **_LLAMA3)
+    expected = plain.frequencies(head_dim) / divided_by
+    if not np.allclose(scaled.frequencies(head_dim), expected, rtol=1e-4, atol=0):
+        raise fields.error(f"{_ROTARY_DIVISORS} is not Llama 3's scaling, which alone is supported")
+    return scaled
+
+
+def _stored(
+    file: GgufFile, dimensions: DecoderDimensions, fields: Fields
+) -> dict[str, StoredTensor]:
+    """Tensors by name; stacked experts one by one, with their number behind the name."""
+    stored = {}
+    for name, tensor in file.tensors.items():
+        if name.endswith(_EXPERTS):
+            if len(tensor.shape) != 3 or tensor.shape[0] != dimensions.experts:
+                raise fields.error(f"tensor {name} does not hold {dimensions.experts} experts")
+            for number, expert in enumerate(tensor.slices()):
+                stored[f"{name}.{number}"] = expert.stored()
+        elif name != _ROTARY_DIVISORS:
+            stored[name] = tensor.stored()
+    return stored
+
+
+def _as_halves(name: str, tensor: StoredTensor, dimensions: DecoderDimensions) -> StoredTensor:
+    """Put the rows of queries and keys back in the order in which halves of a head rotate."""
+    if ".attn_q." in name:
+        return changed(tensor, partial(_neighbours_to_halves, heads=dimensions.heads))
+    if ".attn_k." in name:
+        return changed(tensor, partial(_neighbours_to_halves, heads=dimensions.kv_heads))
+    return tensor
+
+
+def _neighbours_to_halves(rows: NDArray[Any], heads: int) -> NDArray[Any]:
+    """Reorder [heads x head_dim, ...] from x0 y0 x1 y1 ... to x0 x1 ... y0 y1 ... in each head."""
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _file(source: Path) -> Path:
+    """Return the file that `source` is, or the only one in it."""
+    if source.is_file():
+        return source
+    found = _files_in(source)
+    if len(found) != 1:
+        raise UsageError(f"{source} holds {len(found)} GGUF files: give one of them")
+    return found[0]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if is_gguf(path))
+
+
+def is_gguf(path: Path) -> bool:
+    """Tell by its name whether `path` is a GGUF file."""
+    return path.suffix.lower() == SUFFIX and path.is_file()
+
+
+READER = Reader(
+    name="GGUF (a file *.gguf)",
+    detect=lambda source: is_gguf(source) or (source.is_dir() and bool(_files_in(source))),
+    files=lambda source: [_file(source)],
+    read=_read,
+)

@@ -1,0 +1,276 @@
+"""The container of GGUF files: a header of named values, then tensors, most of them quantised.
+
+The layout, little-endian, from ggml's docs/gguf.md, where a string is a u64 length, then bytes:
+
+    "GGUF", u32 version (2 or 3), u64 number of tensors, u64 number of values
+    each value: string name, u32 type, then itself; an array: u32 type, u64 count, its items
+    each tensor: string name, u32 rank, u64 x rank axes (fastest first), u32 type, u64 offset
+    padding to the alignment, from where offsets count
+
+The gguf library gives the types, their block sizes and the dequantisation. Its own reader is not
+used: it trusts the header's counts and lengths, and makes several arrays for each token of a
+vocabulary. Here all are checked against the file before anything is allocated. Knows nothing of
+what values and tensors mean.
+"""
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.checkpoints.base import StoredTensor, map_file, tensor_from_bytes
+from kvcast.errors import InputOutputError, KvcastError
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType
+
+_VERSIONS = (2, 3)
+_SPLIT = "split.count"
+_MAX_RANK = 4
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_NUMBERS: Mapping[int, str] = {
+    **{0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "?"},
+    **{10: "<u8", 11: "<i8", 12: "<f8"},
+}
+# A value: an empty name, its type, one byte. A tensor: an empty name, no axes, type, offset.
+_SMALLEST_VALUE = 8 + 4 + 1
+_SMALLEST_TENSOR = 8 + 4 + 4 + 8
+_KINDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_QUANTISED = (
+    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufTensor:
+    """A tensor as stored; `raw` [bytes] is a view of the file."""
+
+    what: str
+    type: "GGMLQuantizationType"
+    shape: tuple[int, ...]
+    raw: NDArray[np.uint8]
+
+    def stored(self) -> StoredTensor:
+        """Read as float16 or float32: quantised types and bfloat16 are widened."""
+        if self.type.name in _KINDS:
+            return tensor_from_bytes(self.raw, _KINDS[self.type.name], self.shape, self.what)
+        return StoredTensor(shape=self.shape, read=self._dequantised)
+
+    def slices(self) -> list["GgufTensor"]:
+        """Cut along the first axis."""
+        rest = self.shape[1:]
+        return [
+            GgufTensor(what=self.what, type=self.type, shape=rest, raw=raw)
+            for raw in self.raw.reshape(self.shape[0], -1)
+        ]
+
+    def _dequantised(self) -> NDArray[Any]:
+        from gguf.quants import dequantize
+
+        rows = self.raw.reshape(math.prod(self.shape[:-1]), -1)
+        # A damaged scale may be anything; infinities are then as wrong as any other numbers.
+        with np.errstate(all="ignore"):
+            numbers: NDArray[Any] = dequantize(rows, self.type)
+        return numbers.reshape(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufFile:
+    """A parsed header: name to number, flag, string, list of strings or array of numbers."""
+
+    values: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Parse a GGUF file without reading its tensors.
+
+    Raises InputOutputError if it is damaged, KvcastError without the gguf library, for another
+    version or byte order, for one part of several, and for kinds of numbers that are not read.
+    """
+    cursor = _Cursor(path)
+    tensors, values = _counts(cursor, path)
+    parsed: dict[str, Any] = {}
+    for _ in range(values):
+        name = cursor.name("a value")
+        if name in parsed:
+            raise cursor.damaged(f"value {name} occurs twice")
+        parsed[name] = cursor.value(cursor.number("<u4"), name)
+    parts = parsed.get(_SPLIT, 0)
+    if type(parts) is int and parts > 1:
+        raise KvcastError(
+            f"{path} is one of {parts} parts: join them with llama-gguf-split --merge"
+        )
+    return GgufFile(values=parsed, tensors=_tensors(cursor, tensors, parsed, path))
+
+
+def _counts(cursor: "_Cursor", path: Path) -> tuple[int, int]:
+    """Check what the file is; return how many tensors and values it says it has."""
+    if cursor.take(4).tobytes() != b"GGUF":
+        raise KvcastError(f"{path} is not a GGUF file: it does not begin with GGUF")
+    version = cursor.number("<u4")
+    if version % 65536 == 0:
+        raise KvcastError(f"{path} is big-endian: fetch or convert it as little-endian")
+    if version not in _VERSIONS:
+        raise KvcastError(
+            f"{path} has version {version} of GGUF, not 2 or 3: convert it again from its source"
+        )
+    tensors, values = cursor.number("<u8"), cursor.number("<u8")
+    if tensors * _SMALLEST_TENSOR + values * _SMALLEST_VALUE > cursor.remaining:
+        raise cursor.damaged(f"it cannot hold {tensors} tensors and {values} values")
+    return tensors, values
+
+
+class _Cursor:
+    """A position in a file that never leaves it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._data = map_file(path)
+        self.position = 0
+
+    def damaged(self, reason: str) -> InputOutputError:
+        return InputOutputError(f"{self._path} is damaged: {reason}; fetch it again")
+
+    @property
+    def remaining(self) -> int:
+        return len(self._data) - self.position
+
+    def take(self, count: int) -> NDArray[np.uint8]:
+        if count > self.remaining:
+            raise self.damaged("it ends too early")
+        start = self.position
+        self.position += count
+        return self._data[start : self.position]
+
+    def view(self, start: int, count: int) -> NDArray[np.uint8]:
+        return self._data[start : start + count]
+
+    def number(self, kind: str) -> Any:
+        dtype = np.dtype(kind)
+        return self.take(dtype.itemsize).view(dtype)[0].item()
+
+    def string(self, what: str) -> str:
+        try:
+            return self.take(self.number("<u8")).tobytes().decode()
+        except UnicodeDecodeError:
+            raise self.damaged(f"{what} is not text") from None
+
+    def name(self, what: str) -> str:
+        """Read a string that may end up in a message: no line breaks, no terminal codes."""
+        name = self.string(f"the name of {what}")
+        if not name.isprintable() or not 0 < len(name) <= 256:
+            raise self.damaged(f"the name of {what} is not text")
+        return name
+
+    def value(self, kind: int, name: str) -> Any:
+        if kind == _STRING:
+            return self.string(name)
+        if kind == _ARRAY:
+            return self._array(name)
+        return self.number(self._number_kind(kind, name))
+
+    def _array(self, name: str) -> list[str] | NDArray[Any]:
+        kind, count = self.number("<u4"), self.number("<u8")
+        if kind == _STRING:
+            return self._strings(count, name)
+        dtype = np.dtype(self._number_kind(kind, name))
+        return self.take(count * dtype.itemsize).view(dtype)
+
+    def _strings(self, count: int, name: str) -> list[str]:
+        """Read one by one in plain Python: a vocabulary has hundreds of thousands."""
+        if count * 8 > self.remaining:
+            raise self.damaged(f"{name} cannot hold {count} strings")
+        data, position, end = self._data.data, self.position, len(self._data)
+        length = struct.Struct("<Q")
+        strings = []
+        try:
+            for _ in range(count):
+                (size,) = length.unpack_from(data, position)
+                position += 8
+                if size > end - position:
+                    raise self.damaged(f"{name} ends too early")
+                strings.append(str(data[position : position + size], "utf-8"))
+                position += size
+        except (struct.error, UnicodeDecodeError):
+            raise self.damaged(f"{name} is not a list of texts") from None
+        self.position = position
+        return strings
+
+    def _number_kind(self, kind: int, name: str) -> str:
+        if kind not in _NUMBERS:
+            raise self.damaged(f"{name} is of the unknown type {kind}")
+        return _NUMBERS[kind]
+
+
+def _tensors(
+    cursor: _Cursor, count: int, values: Mapping[str, Any], path: Path
+) -> dict[str, GgufTensor]:
+    """Parse the tensors' descriptions and find their bytes."""
+    block_of = _block_sizes()
+    alignment = values.get("general.alignment", 32)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise cursor.damaged("general.alignment is not a power of two")
+    described = [_description(cursor, block_of, path) for _ in range(count)]
+    start = math.ceil(cursor.position / alignment) * alignment
+    room = cursor.remaining + cursor.position - start
+    tensors: dict[str, GgufTensor] = {}
+    end = 0
+    # In the order of their bytes, so that no two share any: a small file stays a small model.
+    for offset, size, name, kind, shape in sorted(described, key=lambda item: item[:2]):
+        if name in tensors:
+            raise cursor.damaged(f"tensor {name} occurs twice")
+        if offset % alignment or offset < end or offset + size > room:
+            raise cursor.damaged(f"tensor {name} does not lie in its place in the file")
+        end = offset + size
+        raw = cursor.view(start + offset, size)
+        tensors[name] = GgufTensor(what=f"{path}: tensor {name}", type=kind, shape=shape, raw=raw)
+    return tensors
+
+
+_Description = tuple[int, int, str, "GGMLQuantizationType", tuple[int, ...]]
+_BlockOf = Callable[[int], tuple["GGMLQuantizationType", int, int]]
+
+
+def _block_sizes() -> _BlockOf:
+    """Return a look-up from a type's number to the type, the numbers and the bytes of a block."""
+    try:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    except ImportError:
+        raise KvcastError(
+            "reading GGUF files needs more than the base install: pip install 'kvcast[export]'"
+        ) from None
+
+    def block_of(number: int) -> tuple["GGMLQuantizationType", int, int]:
+        kind = GGMLQuantizationType(number)
+        return kind, *GGML_QUANT_SIZES[kind]
+
+    return block_of
+
+
+def _description(cursor: _Cursor, block_of: _BlockOf, path: Path) -> _Description:
+    """Read offset, size in bytes, name, type and shape of a tensor."""
+    name = cursor.name("a tensor")
+    rank = cursor.number("<u4")
+    if not 0 < rank <= _MAX_RANK:
+        raise cursor.damaged(f"tensor {name} has {rank} axes")
+    shape = tuple(reversed([cursor.number("<u8") for _ in range(rank)]))
+    number, offset = cursor.number("<u4"), cursor.number("<u8")
+    try:
+        kind, block, block_bytes = block_of(number)
+    except ValueError:
+        raise cursor.damaged(f"tensor {name} is of the unknown type {number}") from None
+    if kind.name not in _KINDS and kind.name not in _QUANTISED:
+        raise KvcastError(
+            f"{path}: tensor {name} is {kind.name}, not one of "
+            f"{', '.join((*_KINDS, *_QUANTISED))}: fetch another quantisation"
+        )
+    if 0 in shape or shape[-1] % block:
+        raise cursor.damaged(f"tensor {name} cannot have shape {list(shape)}")
+    return offset, math.prod(shape) // block * block_bytes, name, kind, shape

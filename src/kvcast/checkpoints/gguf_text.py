@@ -1,0 +1,296 @@
+"""Tokenizer and chat template of a GGUF file, as the files that `kvcast.text` reads.
+
+A GGUF file has a vocabulary, merges or scores, and the name of a way to cut text into words; the
+rules behind that name are those of llama.cpp's src/llama-vocab.cpp and of the tokenizer.json that
+the models were published with. Knows nothing of the container or of the model.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from kvcast.checkpoints.fields import Fields
+from kvcast.errors import KvcastError
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+# Longer than any token of a published model, and short enough to try all ways to cut it in two.
+_LONGEST_TOKEN = 1024
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Words:
+    """How a text is cut before byte-level BPE.
+
+    `patterns`: each cuts the pieces that the one before left.
+    `whole`: a word that is a token is taken as it is, whatever its merges.
+    `starts`: whether the first token is the beginning of text where the file does not say.
+    `composed`: whether characters are brought to Unicode's form NFC first.
+    """
+
+    patterns: tuple[str, ...]
+    whole: bool = False
+    starts: bool = False
+    composed: bool = False
+
+
+_LLAMA3_WORDS = _Words(patterns=(_LLAMA3,), whole=True, starts=True)
+_QWEN2_WORDS = _Words(patterns=(_QWEN2,), composed=True)
+_WORDS: Mapping[str, _Words] = {
+    "default": _Words(patterns=(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "gpt-2": _Words(patterns=(_GPT2,)),
+    "smollm": _Words(patterns=(r"\p{N}", _GPT2)),
+    "llama3": _LLAMA3_WORDS,
+    "llama-v3": _LLAMA3_WORDS,
+    "llama-bpe": _LLAMA3_WORDS,
+    "qwen2": _QWEN2_WORDS,
+    "deepseek-r1-qwen": _QWEN2_WORDS,
+    "tekken": _Words(patterns=(_TEKKEN,), whole=True, starts=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Vocabulary:
+    """`tokens` and their `types` by id, checked; `fields` are all values of the file."""
+
+    fields: Fields
+    tokens: Sequence[str]
+    types: Sequence[int]
+
+    def token_id(self, role: str, default: int | None = None) -> int | None:
+        """Return the id of bos, eos, eot, eom or unknown; None where the file has none."""
+        name = f"tokenizer.ggml.{role}_token_id"
+        if self.fields.values.get(name) is None and default is None:
+            return None
+        return self.fields.whole(name, default, least=0, most=len(self.tokens) - 1)
+
+    def text_of(self, token: int | None) -> str | None:
+        return None if token is None else self.tokens[token]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """One kind of tokenizer: how it is built, and what holds where the file does not say."""
+
+    build: Callable[[_Vocabulary], Tokenizer]
+    starts: Callable[[Fields], bool]
+    spell: Callable[[str], str] = str
+    bos: int | None = None
+    eos: int | None = None
+
+
+def read_text(values: Mapping[str, Any], what: str) -> dict[str, bytes]:
+    """Return tokenizer.json, text.json and, if there is one, chat_template.jinja.
+
+    text.json: end_tokens (one or more ids), bos_token and eos_token (texts or null).
+    Raises KvcastError, naming `what`, for a tokenizer that is damaged or not supported.
+    """
+    fields = Fields(values=values, what=what)
+    model = _MODELS.get(str(values.get("tokenizer.ggml.model")))
+    if model is None:
+        raise fields.error(
+            f"tokenizer {_named(values.get('tokenizer.ggml.model'))} is not supported: "
+            f"one of {', '.join(_MODELS)}"
+        )
+    vocabulary = _vocabulary(fields, model.spell)
+    bos = vocabulary.token_id("bos", model.bos)
+    eos = vocabulary.token_id("eos", model.eos)
+    ends = [eos, vocabulary.token_id("eot"), vocabulary.token_id("eom")]
+    end_tokens = list(dict.fromkeys(token for token in ends if token is not None))
+    if not end_tokens:
+        raise fields.error("tokenizer.ggml.eos_token_id is missing: nothing would end a text")
+    text = {
+        "end_tokens": end_tokens,
+        "bos_token": vocabulary.text_of(bos),
+        "eos_token": vocabulary.text_of(eos),
+    }
+    starts = fields.flag("tokenizer.ggml.add_bos_token", model.starts(fields))
+    files = {
+        "tokenizer.json": _tokenizer_json(vocabulary, model, bos if starts else None),
+        "text.json": json.dumps(text).encode(),
+    }
+    template = values.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        files["chat_template.jinja"] = template.encode()
+    return files
+
+
+def _vocabulary(fields: Fields, spell: Callable[[str], str]) -> _Vocabulary:
+    stored = fields.values.get("tokenizer.ggml.tokens")
+    if not isinstance(stored, list) or not stored:
+        raise fields.error("tokenizer.ggml.tokens is not a list of texts")
+    tokens = list(map(spell, stored))
+    if len(set(tokens)) != len(tokens) or max(map(len, tokens)) > _LONGEST_TOKEN:
+        raise fields.error("tokenizer.ggml.tokens has a token twice, or one that is too long")
+    types = fields.values.get("tokenizer.ggml.token_type")
+    if types is None:
+        types = np.full(len(tokens), _NORMAL)
+    return _Vocabulary(
+        fields=fields, tokens=tokens, types=_numbers(fields, "token_type", types, len(tokens))
+    )
+
+
+def _numbers(fields: Fields, name: str, values: object, count: int) -> list[Any]:
+    if not isinstance(values, np.ndarray) or len(values) != count or not np.isfinite(values).all():
+        raise fields.error(f"tokenizer.ggml.{name} is not a number for each token")
+    return list(values.tolist())
+
+
+def _tokenizer_json(vocabulary: _Vocabulary, model: _Model, start: int | None) -> bytes:
+    try:
+        tokenizer = model.build(vocabulary)
+        tokenizer.add_tokens(
+            [
+                AddedToken(token, normalized=False, special=kind != _USER_DEFINED)
+                for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+                if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+            ]
+        )
+        if start is not None:
+            token = vocabulary.tokens[start]
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single=[token, "$A"], special_tokens=[(token, start)]
+            )
+        return tokenizer.to_str().encode()
+    except KvcastError:
+        raise
+    except Exception as error:  # The library has no class of its own for what it refuses.
+        reason = "".join(filter(str.isprintable, str(error)))[:200]
+        raise vocabulary.fields.error(f"its tokenizer cannot be built: {reason}") from None
+
+
+def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
+    words = _words(vocabulary.fields)
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=_ids(vocabulary.tokens),
+            merges=_stored_merges(vocabulary.fields),
+            ignore_merges=words.whole,
+        )
+    )
+    if words.composed:
+        tokenizer.normalizer = normalizers.NFC()
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in words.patterns]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _words(fields: Fields) -> _Words:
+    name = fields.values.get("tokenizer.ggml.pre", "default")
+    words = _WORDS.get(str(name))
+    if words is None:
+        raise fields.error(
+            f"the way {_named(name)} of cutting text into words is not supported: "
+            f"one of {', '.join(_WORDS)}"
+        )
+    return words
+
+
+def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
+    """BPE over characters with spaces as U+2581, and bytes for characters without a token."""
+    prefix = vocabulary.fields.flag("tokenizer.ggml.add_space_prefix", True)
+    unknown = vocabulary.token_id("unknown", 0)
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=_ids(vocabulary.tokens),
+            merges=_merges_by_rank(vocabulary),
+            unk_token=vocabulary.text_of(unknown),
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    spaces = normalizers.Replace(" ", "▁")
+    tokenizer.normalizer = (
+        normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
+    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return tokenizer
+
+
+def _spell_spaces(token: str) -> str:
+    """Spell a token of spaces as sentencepiece does; Gemma's files have plain ones."""
+    return token if token.strip(" ") else "▁" * len(token)
+
+
+def _ids(tokens: Sequence[str]) -> dict[str, int]:
+    return {token: number for number, token in enumerate(tokens)}
+
+
+def _stored_merges(fields: Fields) -> list[tuple[str, str]]:
+    merges = fields.values.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list):
+        raise fields.error("tokenizer.ggml.merges is not a list of texts")
+    # A token may itself begin with a space.
+    cuts = [merge.find(" ", 1) for merge in merges]
+    if -1 in cuts:
+        raise fields.error("tokenizer.ggml.merges has an entry that is not two tokens")
+    return [(merge[:cut], merge[cut + 1 :]) for merge, cut in zip(merges, cuts, strict=True)]
+
+
+def _merges_by_rank(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+    """Return every way to make a token of two others, best token first.
+
+    As transformers' `generate_merges`: sentencepiece joins the pair whose token has the highest
+    score. Gemma's scores are not in the order of its merges, its ids are.
+    """
+    fields, tokens = vocabulary.fields, vocabulary.tokens
+    if fields.values.get("general.architecture") == "gemma3":
+        scores: Sequence[float] = range(0, -len(tokens), -1)
+    else:
+        stored = fields.values.get("tokenizer.ggml.scores")
+        scores = _numbers(fields, "scores", stored, len(tokens))
+    ids = {
+        token: number
+        for number, token in enumerate(tokens)
+        if vocabulary.types[number] in (_NORMAL, _USER_DEFINED)
+    }
+    pairs = []
+    for token, number in ids.items():
+        halves = [
+            (left, right)
+            for left, right in ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+            if left in ids and right in ids
+        ]
+        halves.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        pairs += [(scores[number], len(left), len(right), left, right) for left, right in halves]
+    pairs.sort(key=lambda pair: pair[:3], reverse=True)
+    return [(left, right) for *_, left, right in pairs]
+
+
+def _named(value: object) -> str:
+    """Quote a value of the file so that it fits a message."""
+    return repr(str(value)[:40])
+
+
+_MODELS: Mapping[str, _Model] = {
+    "gpt2": _Model(build=_byte_level, starts=lambda fields: _words(fields).starts),
+    "llama": _Model(build=_sentencepiece, starts=lambda _: True, spell=_spell_spaces, bos=1, eos=2),
+}

@@ -1,0 +1,98 @@
+"""Safetensors files, one or several with an index, memory-mapped: name to lazily read tensor.
+
+Knows nothing of what the names mean. Nothing is ever unpickled.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from kvcast.checkpoints.base import (
+    StoredTensor,
+    map_file,
+    read_json_object,
+    require_file,
+    tensor_from_bytes,
+)
+from kvcast.errors import InputOutputError, KvcastError
+
+_KINDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def weight_files(folder: Path, stem: str) -> list[Path]:
+    """List `stem`.safetensors, or its index and the files that this names; empty if neither is.
+
+    Raises KvcastError for an index that is damaged, leads out of the folder or to another kind of
+    file, InputMissingError for a file that it names in vain.
+    """
+    whole = folder / f"{stem}.safetensors"
+    if whole.is_file():
+        return [whole]
+    index = folder / f"{stem}.safetensors.index.json"
+    if index.is_file():
+        return [index, *(folder / name for name in _shard_names(index))]
+    return []
+
+
+def read_weights(paths: Iterable[Path]) -> dict[str, StoredTensor]:
+    """Map the safetensors files among `paths`; see `read_safetensors`."""
+    stored: dict[str, StoredTensor] = {}
+    for path in paths:
+        if path.suffix == ".safetensors":
+            stored |= read_safetensors(path)
+    return stored
+
+
+def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """Map a safetensors file; float16 and float32 stay, bfloat16 reads as float32.
+
+    Raises KvcastError without the safetensors library and for other kinds of numbers,
+    InputOutputError for a file that is damaged.
+    """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise KvcastError(
+            "reading safetensors needs more than the base install: pip install 'kvcast[export]'"
+        ) from None
+    data = map_file(path)
+    try:
+        # The library's parser vouches for the header; its NumPy side knows no bfloat16 and copies.
+        with safe_open(path, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        reason = "".join(filter(str.isprintable, str(error)))
+        raise InputOutputError(f"{path} is damaged ({reason}): fetch it again") from None
+    start = 8 + int.from_bytes(data[:8].tobytes(), "little")
+    header = json.loads(data[8:start].tobytes())
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        if not name.isprintable():
+            raise InputOutputError(
+                f"{path} is damaged: {name!r} is no tensor's name; fetch it again"
+            )
+        what = f"{path}: tensor {name}"
+        if entry["dtype"] not in _KINDS:
+            raise KvcastError(
+                f"{what} is {entry['dtype']}, not one of {', '.join(_KINDS)}: convert it first"
+            )
+        begin, end = (start + offset for offset in entry["data_offsets"])
+        kind, shape = _KINDS[entry["dtype"]], tuple(entry["shape"])
+        tensors[name] = tensor_from_bytes(data[begin:end], kind, shape, what)
+    return tensors
+
+
+def _shard_names(index: Path) -> list[str]:
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputOutputError(f"{index} has no weight_map: fetch it again")
+    names = set(weight_map.values())
+    for name in names:
+        # Symbolic links stay allowed: the hub's cache is made of them.
+        if not isinstance(name, str) or "/" in name or "\\" in name or "\0" in name:
+            raise KvcastError(f"{index} names {name!r}, which is not a file in its own folder")
+        if not name.endswith(".safetensors") or not name.isprintable():
+            raise KvcastError(f"{index} names {name!r}, which is not a safetensors file")
+        require_file(index.parent / name, f"{index.name} names it: fetch it too")
+    return sorted(names)

@@ -1,0 +1,107 @@
+"""How a table of a file's names fills canonical tensors, for Whisper and for decoder-only models.
+
+Knows no file format: a reader brings its table and the tensors that its files hold.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.checkpoints.base import LazyTensors, StoredTensor
+from kvcast.checkpoints.decoder_names import tensor_shapes
+from kvcast.errors import KvcastError
+from kvcast.spec.decoder import DecoderDimensions
+
+# Canonical name to the names in a file whose tensors, one after the other along the first axis,
+# make it. `{i}` stands for the layer and `{e}` for the expert; a name of an expert occurs once for
+# each, and the canonical tensor has an axis of experts in front.
+NameTable = Mapping[str, Sequence[str]]
+
+# Name in the file and the shape that it must have.
+Part = tuple[str, tuple[int, ...]]
+# Canonical name, its shape, and what fills it.
+Entry = tuple[str, tuple[int, ...], Iterable[Part]]
+
+_LAYER = re.compile(r"(?<=^decoder\.layers\.)\d+")
+
+
+def fill(
+    entries: Iterable[Entry], stored: Mapping[str, StoredTensor], what: str, model: str
+) -> LazyTensors:
+    """Fill canonical tensors from `stored`, checking every shape and reading no numbers.
+
+    Entries are taken one by one, so a configuration that asks for more than there is fails at the
+    first. Raises KvcastError, naming `what` and the tensor, for one that is missing, has another
+    shape, or has no place in `model`.
+    """
+    filled: dict[str, list[StoredTensor]] = {}
+    used = set()
+    for canonical, shape, parts in entries:
+        found = []
+        for name, expected in parts:
+            if name not in stored:
+                raise KvcastError(f"{what} has no tensor {name}: it is not a whole model")
+            if stored[name].shape != expected:
+                raise KvcastError(
+                    f"{what}: tensor {name} has shape {list(stored[name].shape)}, "
+                    f"but the configuration asks for {list(expected)}"
+                )
+            found.append(stored[name])
+            used.add(name)
+        filled[canonical] = [_joined(found, shape)]
+    foreign = sorted(stored.keys() - used)
+    if foreign:
+        raise KvcastError(f"{what}: tensor {foreign[0]} has no place in {model}")
+    return LazyTensors(filled)
+
+
+def fill_decoder(
+    dimensions: DecoderDimensions,
+    table: NameTable,
+    stored: Mapping[str, StoredTensor],
+    what: str,
+) -> LazyTensors:
+    """Fill the canonical names of a decoder-only model from `stored` by `table`; see `fill`."""
+    model = f"a {dimensions.architecture} model of {dimensions.layers} layers"
+    return fill(_decoder_entries(dimensions, table), stored, what, model)
+
+
+def changed(tensor: StoredTensor, change: Callable[[NDArray[Any]], NDArray[Any]]) -> StoredTensor:
+    """Return a tensor of the same shape whose numbers go through `change` when they are read."""
+    return StoredTensor(shape=tensor.shape, read=lambda: change(tensor.read()))
+
+
+def _joined(parts: Sequence[StoredTensor], shape: tuple[int, ...]) -> StoredTensor:
+    def read() -> NDArray[Any]:
+        arrays = [part.read() for part in parts]
+        whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        return whole.reshape(shape)
+
+    return StoredTensor(shape=shape, read=read)
+
+
+def _decoder_entries(dimensions: DecoderDimensions, table: NameTable) -> Iterator[Entry]:
+    for canonical, shape in tensor_shapes(dimensions).items():
+        layer = _LAYER.search(canonical)
+        template = _LAYER.sub("{i}", canonical)
+        names = [name.replace("{i}", layer[0] if layer else "") for name in table[template]]
+        yield canonical, shape, _decoder_parts(dimensions, names, canonical, shape)
+
+
+def _decoder_parts(
+    dimensions: DecoderDimensions, names: Sequence[str], canonical: str, shape: tuple[int, ...]
+) -> Iterator[Part]:
+    per_expert = "{e}" in names[0]
+    rows, *rest = shape[1:] if per_expert else shape
+    counts: tuple[int, ...] = (rows,)
+    if ".qkv." in canonical:
+        keys = dimensions.kv_heads * dimensions.head_dim
+        counts = (rows - 2 * keys, keys, keys)
+    elif ".gate_up" in canonical:
+        counts = (dimensions.inner, dimensions.inner)
+    for expert in range(dimensions.experts if per_expert else 1):
+        for name, count in zip(names, counts, strict=True):
+            yield name.replace("{e}", str(expert)), (count, *rest)

@@ -1,0 +1,261 @@
+"""`kvcast generate PROMPT`: options into keywords, text as it comes or JSON, exit codes.
+
+Knows no decoding: the model streams pieces of one text, or yields the texts of each prompt.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import kvcast
+from kvcast.cli import console, files, prompts
+from kvcast.cli.files import STANDARD_INPUT
+from kvcast.cli.generate_options import (
+    CHOICE,
+    CONVERSATION,
+    LOADING,
+    OUTPUT,
+    SEVERAL,
+    add_prompt_arguments,
+)
+from kvcast.cli.progress import Progress, progress
+from kvcast.cli.prompts import Prompt
+from kvcast.errors import InputOutputError, KvcastError, UsageError
+
+if TYPE_CHECKING:
+    from kvcast.tasks.generate import TextGeneration, TextModel
+
+JSON_FORMAT = "kvcast.generation"
+JSON_VERSION = 1
+
+EPILOG = """\
+Options may be spelled with hyphens or underscores. A prompt that begins with a hyphen goes after
+a lone --. Text is printed as it comes; with --beam, --n or JSON, when it is done.
+
+exit codes:
+  0    done
+  1    error
+  2    wrong usage, an empty prompt, a prompt that is too long for the model
+  66   input missing
+  74   input cannot be read, or output cannot be written
+  130  interrupted; what was printed stays
+  141  the reader of standard output left early
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = EPILOG
+    add_prompt_arguments(parser)
+    for group in (LOADING, CONVERSATION, CHOICE, SEVERAL, OUTPUT):
+        group.add_to(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate for every prompt and return the exit code."""
+    in_json = args.json or args.output is not None or args.prompts is not None
+    if args.logprobs and not in_json:
+        raise UsageError("--logprobs are numbers for JSON: add --json")
+    asked = _prompts(args)
+    if args.output is not None:
+        _prepare(args.output, source=args.prompts or args.prompt_file)
+    watcher = progress(quiet=args.quiet)
+    with watcher.waiting(f"loading {args.model}"):
+        model = _load(args)
+    if in_json:
+        texts = _write_json(model, asked, args, watcher)
+    elif args.n == args.beam == 1:
+        texts = [_stream(model, asked[0], args)]
+    else:
+        texts = _write_texts(model, asked, args, watcher)
+    if not args.quiet:
+        console.say(_speed(texts))
+    return 0
+
+
+def _prepare(output: Path, *, source: str | None) -> None:
+    """Refuse what cannot or must not be replaced, before any work is done."""
+    try:
+        exists = output.exists()
+        if exists and not output.is_file():
+            raise InputOutputError(f"cannot write {output}: not a regular file")
+        if exists and source not in {None, STANDARD_INPUT} and output.samefile(source):
+            raise UsageError(f"--output {output} would replace the prompts: give another file")
+    except OSError as error:
+        raise InputOutputError(f"cannot write {output}: {error.strerror}") from None
+    files.prepare_folder(output.parent)
+
+
+def _prompts(args: argparse.Namespace) -> list[Prompt]:
+    if args.prompts is not None:
+        found = prompts.read_prompts(args.prompts)
+    elif args.prompt_file is not None:
+        found = [prompts.read_prompt(args.prompt_file)]
+    elif args.prompt == STANDARD_INPUT:
+        found = [prompts.read_prompt(STANDARD_INPUT)]
+    else:
+        found = [prompts.given(args.prompt)]
+    return [prompt.told(args.system) for prompt in found]
+
+
+def _load(args: argparse.Namespace) -> "TextModel":
+    model = kvcast.load(**LOADING.keywords(args))
+    if model.task != "generate":
+        raise UsageError(
+            f"{args.model} turns recordings into text and does not continue text: "
+            "use kvcast transcribe, or another model"
+        )
+    return model
+
+
+def _stream(model: "TextModel", prompt: Prompt, args: argparse.Namespace) -> "TextGeneration":
+    """Print one text piece by piece."""
+    pieces = model.stream(prompt.text, **_conversation(prompt, args), **CHOICE.keywords(args))
+    began = False
+    try:
+        for piece in pieces:
+            began = True
+            console.emit(piece)
+    except BaseException:
+        if began:  # the line that tells why begins a line of its own
+            console.emit("\n")
+        raise
+    console.emit("\n")
+    return pieces.result
+
+
+def _write_texts(
+    model: "TextModel", asked: Sequence[Prompt], args: argparse.Namespace, watcher: Progress
+) -> "list[TextGeneration]":
+    """Print the texts of one prompt, under headings if there are several."""
+    (texts,) = _generate(model, asked, args, watcher)
+    for number, text in enumerate(texts, start=1):
+        heading = f"--- {number} of {len(texts)} ---\n" if args.n > 1 else ""
+        console.emit(f"{heading}{text.text}\n")
+    return texts
+
+
+def _write_json(
+    model: "TextModel", asked: Sequence[Prompt], args: argparse.Namespace, watcher: Progress
+) -> "list[TextGeneration]":
+    """Print one document per prompt as soon as its turn is done, or save them all at the end."""
+    found: list[TextGeneration] = []
+    lines: list[str] = []
+    for prompt, texts in zip(asked, _generate(model, asked, args, watcher), strict=True):
+        document = _document(prompt, texts, args)
+        line = json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
+        if args.output is None:
+            console.emit(line)
+        lines.append(line)
+        found += texts
+    if args.output is not None:
+        files.save(args.output, "".join(lines))
+    return found
+
+
+def _generate(
+    model: "TextModel", asked: Sequence[Prompt], args: argparse.Namespace, watcher: Progress
+) -> "Iterator[list[TextGeneration]]":
+    """Yield the texts of each prompt, in order."""
+
+    def begin(some: Sequence[Prompt]) -> "Iterator[list[TextGeneration]]":
+        return model.generate_each(
+            [prompt.text for prompt in some],
+            **_conversation(some[0], args),
+            **CHOICE.keywords(args),
+            **SEVERAL.keywords(args),
+        )
+
+    # A call has one system text. All calls begin, and check their prompts, before any goes on.
+    groups = [list(group) for _, group in groupby(asked, key=lambda prompt: prompt.system)]
+    try:
+        results = chain.from_iterable([begin(group) for group in groups])
+    except KvcastError as error:
+        raise _placed(error, asked, begin) from None
+    for number in range(1, len(asked) + 1):
+        with watcher.waiting(f"generating {number} of {len(asked)}"):
+            texts = next(results)
+        yield texts
+
+
+def _placed(
+    error: KvcastError,
+    asked: Sequence[Prompt],
+    begin: "Callable[[Sequence[Prompt]], Iterator[list[TextGeneration]]]",
+) -> KvcastError:
+    """Return the error of the first prompt at fault, with its place.
+
+    Where no prompt can be served, the options are at fault: the error stays as it is.
+    """
+    faults: list[KvcastError] = []
+    for prompt in asked:
+        try:
+            begin([prompt])  # nothing is computed until a text is taken
+        except KvcastError as fault:
+            faults.append(type(fault)(f"{prompt.place}: {fault}"))
+    return faults[0] if 0 < len(faults) < len(asked) else error
+
+
+def _conversation(prompt: Prompt, args: argparse.Namespace) -> dict[str, Any]:
+    return {"chat": args.chat or prompt.system is not None, "system": prompt.system}
+
+
+def _document(
+    prompt: Prompt, texts: "Sequence[TextGeneration]", args: argparse.Namespace
+) -> dict[str, Any]:
+    """Return what docs/generation.schema.json describes."""
+    first, *others = [_fields(text, logprobs=args.logprobs) for text in texts]
+    return {
+        "format": JSON_FORMAT,
+        "version": JSON_VERSION,
+        "id": prompt.id,
+        "model": args.model,
+        "runtime": args.runtime,
+        "prompt": prompt.text,
+        **_conversation(prompt, args),
+        "prompt_tokens": texts[0].prompt_tokens,
+        **first,
+        "alternatives": others,
+    }
+
+
+def _fields(text: "TextGeneration", *, logprobs: bool) -> dict[str, Any]:
+    timings = text.timings
+    return {
+        "text": text.text,
+        "tokens": [int(token) for token in text.tokens],
+        "logprobs": [_number(value) for value in text.logprobs] if logprobs else None,
+        "finish_reason": text.finish_reason,
+        "timings": {
+            "first_token": _number(timings.first_token),
+            "seconds": _number(timings.seconds),
+            "per_token": _number(timings.per_token),
+            "tokens_per_second": _number(timings.tokens_per_second),
+        },
+    }
+
+
+def _number(value: float) -> float | None:
+    """JSON has no infinities and no NaN; null stands for them."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _speed(texts: "Sequence[TextGeneration]") -> str:
+    """Tell the first token's time, the mean time of later ones, and the rate of all together."""
+    timings = [text.timings for text in texts]
+    later = [timing.per_token for timing in timings if timing.per_token > 0]
+    per_token = sum(later) / max(1, len(later))
+    seconds = max(timing.seconds for timing in timings)
+    written = sum(timing.tokens_per_second * timing.seconds for timing in timings)
+    tokens = sum(len(text.tokens) for text in texts)
+    several = f" in {len(texts)} texts" if len(texts) > 1 else ""
+    return (
+        f"{tokens} {'token' if tokens == 1 else 'tokens'}{several}: "
+        f"first token after {min(timing.first_token for timing in timings):.3f} s, "
+        f"{1000 * per_token:.1f} ms per token, "
+        f"{written / seconds if seconds > 0 else 0.0:.1f} tokens/s"
+    )

@@ -1,0 +1,158 @@
+"""Prompts for `kvcast generate`: from an argument, a file, standard input, or one a line.
+
+All of them are read and checked before a model is loaded. Knows no option and no model.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvcast.cli.files import STANDARD_INPUT
+from kvcast.errors import InputMissingError, InputOutputError, UsageError
+
+JSON_LINES = frozenset({".jsonl", ".ndjson"})
+PLAIN_LINES = frozenset({".txt"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One prompt; `place` says where it stands, for messages, and is "" for an only one."""
+
+    text: str
+    id: str | int | None = None
+    system: str | None = None
+    place: str = ""
+
+    def told(self, system: str | None) -> "Prompt":
+        """Return it with this system text, unless it has its own."""
+        return self if self.system is not None else replace(self, system=system)
+
+
+def given(text: str) -> Prompt:
+    """Return a prompt that was an argument; raises UsageError if it is empty or not UTF-8."""
+    if not is_text(text):
+        raise UsageError("the prompt is not valid UTF-8")
+    return _filled(Prompt(text=text))
+
+
+def read_prompt(source: str) -> Prompt:
+    """Read a whole file, or standard input, as one prompt, without its last line end.
+
+    Raises InputMissingError, InputOutputError, and UsageError if it is empty.
+    """
+    text = _read(source).removesuffix("\n").removesuffix("\r")
+    return _filled(Prompt(text=text, place=shown(source)))
+
+
+def read_prompts(source: str) -> list[Prompt]:
+    """Read one prompt a line, plain or JSON Lines; blank lines are skipped.
+
+    A name that ends with .jsonl or .ndjson holds JSON, .txt plain text; under any other name the
+    lines are JSON if the first of them begins with { or ". Errors name the line.
+
+    Raises InputMissingError, InputOutputError, and UsageError where there is no prompt.
+    """
+    lines = list(_lines(_read(source)))
+    if not lines:
+        raise UsageError(f"{shown(source)} holds no prompt")
+    read = _prompt_of_json if _holds_json(source, lines[0][1]) else _prompt_of_text
+    return [_filled(read(line, f"{shown(source)}, line {number}")) for number, line in lines]
+
+
+def shown(source: str) -> str:
+    """Return what messages call an input."""
+    return "standard input" if source == STANDARD_INPUT else source
+
+
+def is_text(value: Any) -> bool:
+    """Tell whether it is a string without lone surrogates, which no UTF-8 can hold."""
+    return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
+
+
+def _read(source: str) -> str:
+    try:
+        content = _standard_input() if source == STANDARD_INPUT else Path(source).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputMissingError(f"{source}: there is no such file") from None
+    except OSError as error:
+        raise InputOutputError(f"cannot read {shown(source)}: {error.strerror}") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputOutputError(f"{shown(source)}, line {line}: is not valid UTF-8") from None
+
+
+def _standard_input() -> bytes:
+    if sys.stdin is None:
+        raise UsageError("standard input (-) is closed: pipe a prompt in")
+    return sys.stdin.buffer.read()
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield numbers, from 1, and lines without their ends, but for blank ones."""
+    # Not splitlines: it also splits at U+2028 and others, which JSON and prose may hold.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, line.removesuffix("\r")
+
+
+def _holds_json(source: str, first_line: str) -> bool:
+    suffix = Path(source).suffix.lower()
+    if suffix in JSON_LINES | PLAIN_LINES:
+        return suffix in JSON_LINES
+    return first_line.lstrip().startswith(("{", '"'))
+
+
+def _prompt_of_text(line: str, place: str) -> Prompt:
+    return Prompt(text=line, place=place)
+
+
+def _prompt_of_json(line: str, place: str) -> Prompt:
+    try:
+        value = json.loads(line)
+    except RecursionError:
+        raise InputOutputError(f"{place}: is nested too deeply") from None
+    except ValueError as error:
+        raise InputOutputError(f"{place}: is not JSON: {error}") from None
+    fields = {"prompt": value} if isinstance(value, str) else value
+    if not isinstance(fields, dict):
+        raise InputOutputError(f"{place}: must be a JSON string or an object with a prompt")
+    if "prompt" not in fields:
+        raise InputOutputError(f'{place}: the object has no "prompt"')
+    for name, content in fields.items():
+        if name not in _FIELDS:
+            raise InputOutputError(
+                f'{place}: unknown field "{name}"; an object holds prompt, id and system'
+            )
+        accepts, wanted = _FIELDS[name]
+        if not accepts(content):
+            raise InputOutputError(f'{place}: "{name}" must be {wanted}')
+    return Prompt(
+        text=fields["prompt"], id=fields.get("id"), system=fields.get("system"), place=place
+    )
+
+
+def _is_id(value: Any) -> bool:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return value is None or is_whole or is_text(value)
+
+
+def _is_system(value: Any) -> bool:
+    return value is None or is_text(value)
+
+
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "prompt": (is_text, "a string of valid characters"),
+    "id": (_is_id, "a string or a whole number"),
+    "system": (_is_system, "a string of valid characters"),
+}
+
+
+def _filled(prompt: Prompt) -> Prompt:
+    if not prompt.text:
+        raise UsageError(f"{prompt.place}: the prompt is empty".removeprefix(": "))
+    return prompt

@@ -1,0 +1,200 @@
+"""How one token is chosen from a row of logits: penalty, temperature, truncation, a draw.
+
+Definitions and order are those of Hugging Face transformers (generation/logits_process.py), so
+that results can be compared: repetition penalty, temperature, top-k, top-p, min-p. A truncation
+says which of the tokens that are left it keeps; the rest are dropped, so each part works on fewer
+numbers than the one before it. Knows neither runtimes nor what tokens mean.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.decoding.numerics import top_k
+from kvcast.errors import UsageError
+from kvcast.runtimes.base import Float32, Int64
+
+_COLDEST = 1e-30
+"""Below this a temperature would be zero, or overflow, in fp32; far above it all is greedy."""
+
+
+@dataclass(frozen=True)
+class RepetitionPenalty:
+    """Makes what was seen less likely, prompt included (Keskar et al., arXiv:1909.05858).
+
+    Scores of tokens seen are divided by the penalty where positive and multiplied where negative.
+    """
+
+    penalty: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.penalty < np.inf:
+            raise UsageError(f"repetition_penalty must be above 0, not {self.penalty}")
+
+    def apply(self, scores_v: Float32, seen: Int64) -> None:
+        """Change scores [vocab] in place, given the tokens seen, in any order."""
+        if self.penalty == 1:
+            return
+        scores = scores_v[seen]
+        # One that was seen twice is written twice, with the same value.
+        scores_v[seen] = np.where(scores < 0, scores * self.penalty, scores / self.penalty)
+
+
+class Truncation(Protocol):
+    """A rule that leaves out unlikely tokens, and never all of them."""
+
+    def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
+        """Tell for each of the remaining logits [candidates] whether it may be drawn."""
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The k likeliest, and what is as likely as the last of them."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise UsageError(f"top_k must be 1 or more, not {self.k}")
+
+    def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
+        """See the protocol."""
+        least = logits_c[top_k(logits_c, min(self.k, logits_c.size))[-1]]
+        kept_c: NDArray[np.bool_] = logits_c >= least
+        return kept_c
+
+
+@dataclass(frozen=True)
+class TopP:
+    """The smallest set of likeliest tokens that reaches a probability (arXiv:1904.09751).
+
+    Of equally likely ones at its border the lower indices belong to it.
+    """
+
+    p: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p <= 1:
+            raise UsageError(f"top_p must be above 0 and at most 1, not {self.p}")
+
+    def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
+        """See the protocol."""
+        kept_c = np.ones(logits_c.size, np.bool_)
+        if self.p == 1:
+            return kept_c
+        weights_c = np.exp(logits_c - logits_c.max())
+        total = weights_c.sum(dtype=np.float64)
+        # All that lies below this reaches 1 - p at most, together: no need to sort it.
+        likely = np.flatnonzero(weights_c >= (1 - self.p) / logits_c.size * total)
+        best_first = likely[np.argsort(-weights_c[likely], kind="stable")]
+        reached = weights_c[best_first].cumsum(dtype=np.float64)
+        before = np.concatenate([[0.0], reached[:-1]])
+        kept_c[:] = False
+        kept_c[best_first[before < self.p * total]] = True
+        return kept_c
+
+
+@dataclass(frozen=True)
+class MinP:
+    """What has at least this share of the likeliest token's probability (arXiv:2407.01082)."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise UsageError(f"min_p must be from 0 to 1, not {self.share}")
+
+    def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
+        """See the protocol."""
+        with np.errstate(divide="ignore"):
+            least = logits_c.max() + np.log(np.float32(self.share))
+        kept_c: NDArray[np.bool_] = logits_c >= least
+        return kept_c
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenChoice:
+    """What decides the next token.
+
+    Attributes:
+        temperature: 0 takes the likeliest token, whatever the truncations; more samples.
+        top_k: see `TopK`; None keeps all.
+        top_p: see `TopP`; 1 keeps all.
+        min_p: see `MinP`; 0 keeps all.
+        repetition_penalty: see `RepetitionPenalty`; 1 changes nothing.
+        seed: of sampling.
+
+    Raises:
+        UsageError: for a value out of range.
+
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < np.inf:
+            raise UsageError(f"temperature must be 0 or more, not {self.temperature}")
+        if self.seed < 0:
+            raise UsageError(f"seed must be 0 or more, not {self.seed}")
+        self.penalty()
+        self.truncations()
+
+    def penalty(self) -> RepetitionPenalty:
+        """Return what comes first."""
+        return RepetitionPenalty(self.repetition_penalty)
+
+    def truncations(self) -> list[Truncation]:
+        """Return what has an effect, in the order in which it applies."""
+        rules: list[Truncation] = [TopP(self.top_p)] if self.top_p != 1 else []
+        if self.top_k is not None:
+            rules.insert(0, TopK(self.top_k))
+        if self.min_p != 0:
+            rules.append(MinP(self.min_p))
+        return rules
+
+    def chooser(self, stream: int = 0) -> "Chooser":
+        """Begin a sequence; those of different streams draw different numbers."""
+        return Chooser(self, stream)
+
+
+class Chooser:
+    """Chooses the tokens of one sequence, from numbers that no other sequence draws."""
+
+    def __init__(self, choice: TokenChoice, stream: int) -> None:
+        self._temperature = choice.temperature
+        self._penalty = choice.penalty()
+        self._truncations = choice.truncations()
+        self._rng = np.random.default_rng((choice.seed, stream))
+
+    def __call__(self, logits_v: Float32, seen: Int64) -> int:
+        """Choose from the model's logits [vocab], which stay as they are.
+
+        `seen` is the sequence so far, prompt included.
+        """
+        if self._penalty.penalty != 1:
+            logits_v = logits_v.copy()
+            self._penalty.apply(logits_v, seen)
+        if self._temperature == 0:
+            return int(logits_v.argmax())
+        # The peak is taken off first, so that it stays finite however cold it is.
+        logits_c = (logits_v - logits_v.max()) / np.float32(max(self._temperature, _COLDEST))
+        tokens_c = np.arange(logits_c.size)
+        for truncation in self._truncations:
+            kept_c = truncation.keeps(logits_c)
+            logits_c, tokens_c = logits_c[kept_c], tokens_c[kept_c]
+        return int(tokens_c[draw(logits_c, self._rng)])
+
+
+def draw(logits_c: Float32, rng: np.random.Generator) -> int:
+    """Draw an index with the probabilities of these logits, by inverting their cumulation."""
+    cumulative = np.exp(logits_c - logits_c.max()).cumsum(dtype=np.float64)
+    # Rounding must not carry a draw to the very end, past the last token that has any weight.
+    point = min(rng.random() * cumulative[-1], np.nextafter(cumulative[-1], 0))
+    return int(cumulative.searchsorted(point, side="right"))

@@ -1,0 +1,1 @@
+"""`kvcast inspect`: what caching does, drawn and counted, from sizes alone."""

@@ -1,0 +1,232 @@
+"""What a prompt and the tokens after it cost, with a cache and without one.
+
+Without a cache every token takes all positions before it again, and a Whisper projects its cross
+keys and values again; its encoder runs once either way. Puts counts of `work` together as one
+JSON-ready document, and shows that as a table. docs/inspect.md says what every field means.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvcast.errors import UsageError
+from kvcast.inspect.machine import Machine
+from kvcast.inspect.units import duration, plural, prefixed, size
+from kvcast.inspect.work import PARTS, Counted, Work
+
+FORMAT, VERSION = "kvcast.inspect.cost", 1
+
+_NAMES = {
+    "encoder": "encoder",
+    "cross_keys_values": "cross keys, values",
+    "keys_values": "keys, values",
+    "linear": "other weights",
+    "attention": "attention",
+    "head": "output head",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A prompt of `prompt` tokens and `new` tokens after it, of one sequence.
+
+    The last new token is not fed back, so the cache comes to prompt + new - 1 positions. How many
+    bytes a number takes is for the asker to say.
+    """
+
+    prompt: int
+    new: int
+    bytes_per_weight: float = 2.0
+    bytes_per_cached: float = 2.0
+
+    @property
+    def positions(self) -> int:
+        """Length of the cache in the end."""
+        return self.prompt + self.new - 1
+
+    def check(self, model: Counted) -> None:
+        """Raise UsageError unless the model has that many positions."""
+        if self.positions > model.most_positions:
+            raise UsageError(
+                f"a prompt of {self.prompt:,} tokens and {self.new:,} new ones take "
+                f"{self.positions:,} positions, and the model has {model.most_positions:,}: "
+                "shorten --prompt or --new"
+            )
+
+    def step_bytes(self, model: Counted) -> float:
+        """Return what the last step reads."""
+        return self.read(model.call(self.positions - 1, 1))
+
+    def read(self, work: Work) -> float:
+        """Return the bytes of weights and cache that a call reads."""
+        return work.weights * self.bytes_per_weight + work.cached * self.bytes_per_cached
+
+
+def document(
+    name: str, model: Counted, question: Question, machine: Machine | None
+) -> dict[str, Any]:
+    """Count everything; without a machine there are no times. Raises UsageError if too long."""
+    question.check(model)
+    tell = _Teller(question, machine)
+    cached, recomputed = _with_cache(model, question), _without(model, question)
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": name,
+        "parameters": model.parameters,
+        "prompt": question.prompt,
+        "new": question.new,
+        "assumed": {
+            "sequences": 1,
+            "bytes_per_weight": question.bytes_per_weight,
+            "bytes_per_cached": question.bytes_per_cached,
+        },
+        "cache": [
+            {
+                "kind": kind.kind,
+                "layers": kind.layers,
+                "positions": kind.positions,
+                "bytes": kind.numbers * question.bytes_per_cached,
+            }
+            for kind in model.cache(question.positions)
+        ],
+        "calls": {
+            "first": _pair(tell, cached[:1], recomputed[:1]),
+            "next": _pair(tell, cached[1:2], recomputed[1:2]),
+            "last": _pair(tell, cached[1:][-1:], recomputed[1:][-1:]),
+            "all": _pair(tell, cached, recomputed),
+        },
+        "machine": None if machine is None else asdict(machine),
+    }
+
+
+def render(found: Mapping[str, Any]) -> str:
+    """Return a document as text."""
+    return "\n".join([*_introduction(found), "", *_caches(found), "", *_calls(found)]) + "\n"
+
+
+@dataclass(frozen=True)
+class _Teller:
+    """Turns works into a document's fields."""
+
+    question: Question
+    machine: Machine | None
+
+    def __call__(self, works: Sequence[Work]) -> dict[str, Any]:
+        whole = sum(works, Work())
+        question, machine = self.question, self.machine
+        seconds = machine and sum(machine.seconds(w.operations, question.read(w)) for w in works)
+        return {
+            "flop": {**whole.flop, "total": whole.operations},
+            "bytes": {
+                "weights": whole.weights * question.bytes_per_weight,
+                "cache": whole.cached * question.bytes_per_cached,
+            },
+            "seconds": seconds,
+        }
+
+
+def _pair(
+    tell: Callable[[Sequence[Work]], Any], cached: Sequence[Work], recomputed: Sequence[Work]
+) -> dict[str, Any] | None:
+    """Tell both ways of the same calls; None where there is no such call."""
+    return {"cached": tell(cached), "recomputed": tell(recomputed)} if cached else None
+
+
+def _with_cache(model: Counted, question: Question) -> list[Work]:
+    first = model.encode() + model.project() + model.call(0, question.prompt)
+    return [first, *(model.call(held, 1) for held in range(question.prompt, question.positions))]
+
+
+def _without(model: Counted, question: Question) -> list[Work]:
+    lengths = range(question.prompt, question.positions + 1)
+    first, *others = (model.recompute(length) for length in lengths)
+    return [model.encode() + first, *others]
+
+
+def _introduction(found: Mapping[str, Any]) -> Iterator[str]:
+    assumed, machine = found["assumed"], found["machine"]
+    yield (
+        f"{found['model']}: {prefixed(found['parameters'])} weights; a prompt of "
+        f"{plural(found['prompt'], 'token')}, then {found['new']:,} new"
+    )
+    yield (
+        f"assumed: one sequence, {assumed['bytes_per_weight']:g} bytes a weight, "
+        f"{assumed['bytes_per_cached']:g} bytes a cached number"
+    )
+    if machine is not None:
+        yield (
+            f"machine: {size(machine['bandwidth'])}/s ({machine['bandwidth_from']}), "
+            f"{prefixed(machine['rate'])}FLOP/s ({machine['rate_from']})"
+        )
+
+
+def _caches(found: Mapping[str, Any]) -> Iterator[str]:
+    yield from _table(
+        ["cache", "layers", "positions", "bytes", ""],
+        [
+            [
+                cache["kind"],
+                f"{cache['layers']}",
+                f"{cache['positions']:,}",
+                size(cache["bytes"]),
+                f"{cache['bytes'] / 2**20:,.1f} MiB",
+            ]
+            for cache in found["cache"]
+        ],
+    )
+
+
+def _calls(found: Mapping[str, Any]) -> Iterator[str]:
+    calls = found["calls"]
+    columns = [("first token", calls["first"]["cached"])]
+    if calls["next"] is not None:
+        columns += [
+            ("next, cached", calls["next"]["cached"]),
+            ("recomputed", calls["next"]["recomputed"]),
+            (f"all {found['new']:,}, cached", calls["all"]["cached"]),
+            ("recomputed", calls["all"]["recomputed"]),
+        ]
+    titles, told = [title for title, _ in columns], [way for _, way in columns]
+    lines = [
+        [_NAMES[part], *(prefixed(way["flop"][part]) for way in told)]
+        for part in PARTS
+        if any(way["flop"][part] for way in told)
+    ]
+    lines.append(["all FLOP", *(prefixed(way["flop"]["total"]) for way in told)])
+    for kind in ("weights", "cache"):
+        lines.append([f"{kind} read", *(size(way["bytes"][kind]) for way in told)])
+    if found["machine"] is not None:
+        lines.append(["least time", *(duration(way["seconds"]) for way in told)])
+    yield from _table(["FLOP", *titles], lines)
+    yield from _summary(found)
+
+
+def _summary(found: Mapping[str, Any]) -> Iterator[str]:
+    calls = found["calls"]
+    if calls["next"] is None:
+        return
+    with_cache, without = (calls["all"][way]["flop"] for way in ("cached", "recomputed"))
+    kept = ("keys_values", "cross_keys_values")
+    saved = sum(without[part] - with_cache[part] for part in kept)
+    yield ""
+    yield (
+        f"Not projecting keys and values again saves {prefixed(saved)}FLOP, recomputing nothing "
+        f"{prefixed(without['total'] - with_cache['total'])}FLOP "
+        f"({without['total'] / with_cache['total']:,.1f} times)."
+    )
+    if found["machine"] is not None:
+        first, *steps = (calls[name]["cached"]["seconds"] for name in ("first", "next", "last"))
+        each = " to ".join(dict.fromkeys(map(duration, steps)))
+        yield f"At best the first token takes {duration(first)} and each next {each}."
+
+
+def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Align: the first column left, the others right."""
+    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
+    for line in (header, *lines):
+        first, *others = (
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        yield "  ".join([first, *others]).rstrip()

@@ -1,0 +1,85 @@
+"""What a machine can do at most: given by hand, or measured in a process of its own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Self
+
+from kvcast.bench.rates import LARGE
+from kvcast.bench.remote import Remote
+from kvcast.errors import KvcastError
+from kvcast.inspect.units import plural
+
+_RATES = "kvcast.bench.rates:Rates"
+
+# A product of this many rows and this width is as fast as any: more would only take longer.
+_MOST_TOKENS = 512
+_MOST_WIDTH = 2048
+_LEAST_BYTES = 2**20
+
+GIVEN = "given"
+
+FLOAT32 = 4.0
+"""Bytes a weight, from which on products are those of float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Bytes read and operations done a second, and how each is known."""
+
+    bandwidth: float
+    rate: float
+    bandwidth_from: str = GIVEN
+    rate_from: str = GIVEN
+
+    @classmethod
+    def found(
+        cls,
+        *,
+        bandwidth: float | None,
+        rate: float | None,
+        threads: int,
+        step_bytes: float,
+        tokens: int,
+        width: int,
+        bytes_per_weight: float,
+    ) -> Self:
+        """Take what is given, and measure the rest with that many threads.
+
+        `kvcast.bench.rates` measures, at the sizes of the model. The best counts, since the time
+        that follows shall be the least: of reading from memory and of reading `step_bytes` again
+        and again, which a processor's cache may hold; of int8 and float32 products, unless weights
+        are float32. Raises KvcastError where that needs `onnx` and it is not installed.
+        """
+        if bandwidth is not None and rate is not None:
+            return cls(bandwidth=bandwidth, rate=rate)
+        rates = _measured(threads, step_bytes, tokens, width)
+        products = ("fp32",) if bytes_per_weight >= FLOAT32 else ("int8", "fp32")
+        fastest = max(products, key=rates.__getitem__)
+        measured = f"measured with {plural(threads, 'thread')}"
+        return cls(
+            bandwidth=bandwidth or max(rates["read"], rates["read_again"]),
+            rate=rate or rates[fastest],
+            bandwidth_from=GIVEN if bandwidth else measured,
+            rate_from=GIVEN if rate else f"{fastest}, {measured}",
+        )
+
+    def seconds(self, operations: float, read: float) -> float:
+        """Return the least time for a call: reading and multiplying overlap."""
+        return max(operations / self.rate, read / self.bandwidth)
+
+
+def _measured(threads: int, step_bytes: float, tokens: int, width: int) -> Mapping[str, float]:
+    if find_spec("onnx") is None:
+        raise KvcastError(
+            "measuring needs onnx: pip install 'kvcast[export]', or give --bandwidth and --rate, "
+            "or --no-measure"
+        )
+    with Remote(_RATES, {"threads": threads}, {}) as remote:
+        rates: Mapping[str, float] = remote.call(
+            "measure",
+            working_set=max(_LEAST_BYTES, min(round(step_bytes), LARGE)),
+            tokens=min(tokens, _MOST_TOKENS),
+            width=min(width, _MOST_WIDTH),
+        )
+    return rates

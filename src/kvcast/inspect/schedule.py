@@ -1,0 +1,122 @@
+"""Prompts that are taken in chunks and then grow step by step: which row has how many tokens when.
+
+What `masks` and `cache` draw. Knows no tokens, no model and no picture.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from string import ascii_lowercase
+
+from kvcast.errors import UsageError
+from kvcast.inspect.units import plural
+from kvcast.spec.ring import chunk_counts
+
+MOST_POSITIONS = 1000
+"""Of all rows together; more would be no picture."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of the model: `counts` new tokens for rows that hold `lengths` positions."""
+
+    name: str
+    lengths: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Prompts of `lengths` tokens in chunks of `chunk`, then `new` steps of a token for each row.
+
+    Queries see `window` positions, themselves included; None is all. The cache has `capacity`
+    slots a row: at least the window or the longest sequence, whichever is less.
+    """
+
+    lengths: tuple[int, ...]
+    window: int | None
+    chunk: int
+    new: int
+    capacity: int
+
+    @classmethod
+    def of(
+        cls,
+        lengths: Sequence[int],
+        window: int | None,
+        chunk: int,
+        new: int,
+        capacity: int | None = None,
+    ) -> "Schedule":
+        """Check the sizes; without `capacity` there are as few slots as serve.
+
+        Raises UsageError for sizes that make no sense or no picture.
+        """
+        if not lengths or min(lengths) < 1:
+            raise UsageError("lengths must give each of one or more prompts 1 token or more")
+        for name, value, least in (("window", window, 1), ("chunk", chunk, 1), ("new", new, 0)):
+            if value is not None and value < least:
+                raise UsageError(f"{name} must be {least} or more, not {value}")
+        total = sum(lengths) + new * len(lengths)
+        if total > MOST_POSITIONS:
+            raise UsageError(
+                f"{total:,} positions are too many to draw (at most {MOST_POSITIONS:,}): give "
+                "fewer or shorter prompts, or fewer new tokens"
+            )
+        longest = max(lengths) + new
+        needed = min(window or longest, longest)
+        if capacity is not None and not needed <= capacity <= MOST_POSITIONS:
+            raise UsageError(
+                f"capacity must be from {needed} to {MOST_POSITIONS:,} here, not {capacity}"
+            )
+        return cls(
+            lengths=tuple(lengths),
+            window=window,
+            chunk=chunk,
+            new=new,
+            capacity=capacity or needed,
+        )
+
+    def calls(self) -> Iterator[Call]:
+        """Yield every chunk, then every step."""
+        held = (0,) * len(self.lengths)
+        for name, counts in self._named_counts():
+            yield Call(name=name, lengths=held, counts=counts)
+            held = tuple(length + new for length, new in zip(held, counts, strict=True))
+
+    def _named_counts(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for i, counts in enumerate(chunk_counts(self.lengths, self.chunk), 1):
+            yield f"chunk {i}", counts
+        for i in range(1, self.new + 1):
+            yield f"step {i}", (1,) * len(self.lengths)
+
+    def title(self) -> str:
+        """Say in a line what is drawn."""
+        prompts = f"prompt{'s' * (len(self.lengths) > 1)} of {_listed(self.lengths)}"
+        sees = f"a window of {self.window}" if self.window else "no window"
+        return (
+            f"{prompts} in chunks of {self.chunk}, then {plural(self.new, 'step')}; "
+            f"{sees}, {plural(self.capacity, 'slot')} a row"
+        )
+
+
+def row_name(row: int) -> str:
+    """Return a, b, ... z, aa, ab, ..."""
+    name = ""
+    row += 1
+    while row:
+        row, letter = divmod(row - 1, len(ascii_lowercase))
+        name = ascii_lowercase[letter] + name
+    return name
+
+
+def label(row: int, position: int) -> str:
+    """Return `a3` for position 3 of the first row."""
+    return f"{row_name(row)}{position}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Return `4, 1 and 3 tokens`."""
+    *others, last = map(str, numbers)
+    if others:
+        return f"{', '.join(others)} and {last} tokens"
+    return plural(numbers[0], "token")

@@ -1,0 +1,308 @@
+"""What one call of a model multiplies and reads, counted from its dimensions alone.
+
+A multiplication and an addition are two operations (FLOP). Products of matrices and attention are
+counted; norms, activations, softmax and rotation are not, and of the embedding a call reads a row
+a token, which is nothing beside the rest. One sequence at a time. Knows no bytes and no clocks.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from math import prod
+from typing import Protocol, Self
+
+from kvcast.checkpoints import decoder_names, names
+from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.whisper import WhisperDimensions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Operations by what they are for, and how many numbers are read from memory.
+
+    Attributes:
+        encoder: all of the encoder.
+        cross_keys_values: projecting the encoder's output to the decoder's keys and values.
+        keys_values: projecting positions to keys and values.
+        linear: all other products of the decoder's layers with weights.
+        attention: queries with keys, and weights with values.
+        head: hidden states to logits.
+        weights: numbers of weights read.
+        cached: numbers of cached keys and values read.
+
+    """
+
+    encoder: int = 0
+    cross_keys_values: int = 0
+    keys_values: int = 0
+    linear: int = 0
+    attention: int = 0
+    head: int = 0
+    weights: int = 0
+    cached: int = 0
+
+    def __add__(self, other: Self) -> Self:
+        names = (field.name for field in fields(self))
+        return type(self)(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    @property
+    def flop(self) -> Mapping[str, int]:
+        """Operations by part."""
+        return {part: getattr(self, part) for part in PARTS}
+
+    @property
+    def operations(self) -> int:
+        """All of them."""
+        return sum(self.flop.values())
+
+
+PARTS = tuple(f.name for f in fields(Work) if f.name not in ("weights", "cached"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheKind:
+    """Alike layers of the cache of one sequence; `numbers` in keys and values of all of them."""
+
+    kind: str
+    layers: int
+    positions: int
+    numbers: int
+
+
+class Counted(Protocol):
+    """A model whose work is counted."""
+
+    @property
+    def parameters(self) -> int:
+        """Numbers of all its weights."""
+
+    @property
+    def most_positions(self) -> int:
+        """Longest sequence."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of a hidden state."""
+
+    @property
+    def usual_prompt(self) -> int:
+        """Tokens of a prompt where none is said."""
+
+    def encode(self) -> Work:
+        """Count what is done once, whether or not anything is cached."""
+
+    def project(self) -> Work:
+        """Count cross keys and values, done once where they are cached."""
+
+    def call(self, length: int, new: int) -> Work:
+        """Count `new` tokens over a cache of `length` positions, with logits for the last.
+
+        Of a cache it reads what was there before and is seen.
+        """
+
+    def recompute(self, length: int) -> Work:
+        """Count the logits of the last of `length` positions, with nothing cached before."""
+
+    def cache(self, positions: int) -> tuple[CacheKind, ...]:
+        """Size the cache of a sequence that comes to that many positions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderWork:
+    """A decoder-only model; meets `Counted`. Of experts a token multiplies those it takes.
+
+    A call reads each expert that its tokens may take once: as many as there are at most.
+    """
+
+    dimensions: DecoderDimensions
+
+    @cached_property
+    def parameters(self) -> int:
+        """See the protocol."""
+        return sum(map(prod, decoder_names.tensor_shapes(self.dimensions).values()))
+
+    @property
+    def most_positions(self) -> int:
+        """See the protocol."""
+        return self.dimensions.max_positions
+
+    @property
+    def width(self) -> int:
+        """See the protocol."""
+        return self.dimensions.width
+
+    @property
+    def usual_prompt(self) -> int:
+        """See the protocol."""
+        return 1000
+
+    def encode(self) -> Work:
+        """See the protocol."""
+        return Work()
+
+    def project(self) -> Work:
+        """See the protocol."""
+        return Work()
+
+    def call(self, length: int, new: int) -> Work:
+        """See the protocol."""
+        sizes = self.dimensions
+        mixed, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        routed = max(sizes.experts_per_token, 1) * self._expert + sizes.experts * sizes.width
+        linear = 2 * mixed * sizes.width + routed
+        pairs = sum(
+            layers * (_pairs(length + new, window) - _pairs(length, window))
+            for window, layers in self._windows.items()
+        )
+        held = sum(
+            layers * min(length, window - 1 if window else length)
+            for window, layers in self._windows.items()
+        )
+        return Work(
+            keys_values=2 * new * sizes.layers * 2 * keys * sizes.width,
+            linear=2 * new * sizes.layers * linear,
+            attention=2 * 2 * mixed * pairs,
+            head=2 * sizes.vocab_size * sizes.width,
+            weights=self._weights(new),
+            cached=2 * keys * held,
+        )
+
+    def recompute(self, length: int) -> Work:
+        """See the protocol."""
+        return self.call(0, length)
+
+    def cache(self, positions: int) -> tuple[CacheKind, ...]:
+        """See the protocol."""
+        keys = self.dimensions.kv_heads * self.dimensions.head_dim
+        kinds = []
+        for window, layers in self._windows.items():
+            held = min(window or positions, positions)
+            kinds.append(
+                CacheKind(
+                    kind="ring" if window else "linear",
+                    layers=layers,
+                    positions=held,
+                    numbers=layers * 2 * keys * held,
+                )
+            )
+        return tuple(kinds)
+
+    @cached_property
+    def _windows(self) -> Mapping[int | None, int]:
+        """How many layers have which window."""
+        return Counter(self.dimensions.windows)
+
+    @property
+    def _expert(self) -> int:
+        """Weights of one feed-forward: gate, up and down."""
+        return 3 * self.dimensions.width * self.dimensions.inner
+
+    def _weights(self, new: int) -> int:
+        sizes = self.dimensions
+        looked_up = 0 if sizes.tied else sizes.vocab_size * sizes.width
+        idle = sizes.experts - min(sizes.experts, new * sizes.experts_per_token)
+        return self.parameters - looked_up - sizes.layers * idle * self._expert
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhisperWork:
+    """A Whisper and one window of sound; meets `Counted`."""
+
+    dimensions: WhisperDimensions
+
+    @cached_property
+    def parameters(self) -> int:
+        """See the protocol."""
+        return self._count("")
+
+    @property
+    def most_positions(self) -> int:
+        """See the protocol."""
+        return self.dimensions.target_positions
+
+    @property
+    def width(self) -> int:
+        """See the protocol."""
+        return self.dimensions.d_model
+
+    @property
+    def usual_prompt(self) -> int:
+        """Count the start of the transcript, language, task and no timestamps."""
+        return 4
+
+    def encode(self) -> Work:
+        """See the protocol."""
+        sizes = self.dimensions
+        t, d = sizes.source_positions, sizes.d_model
+        # Kernels of 3; the second convolution halves the positions.
+        convolutions = 2 * 3 * (2 * t * sizes.n_mels * d + t * d * d)
+        layers = sizes.encoder_layers * (2 * 12 * t * d * d + 2 * 2 * t * t * d)
+        return Work(encoder=convolutions + layers, weights=self._count("encoder."))
+
+    def project(self) -> Work:
+        """See the protocol."""
+        sizes = self.dimensions
+        matrices = sizes.decoder_layers * 2 * sizes.d_model**2
+        return Work(
+            cross_keys_values=2 * sizes.source_positions * matrices, weights=self._cross_weights
+        )
+
+    def call(self, length: int, new: int) -> Work:
+        """See the protocol."""
+        sizes = self.dimensions
+        t, d, layers = sizes.source_positions, sizes.d_model, sizes.decoder_layers
+        pairs = _pairs(length + new, None) - _pairs(length, None) + new * t
+        return Work(
+            keys_values=2 * new * layers * 2 * d * d,
+            # Query and output of both attentions, and a feed-forward four times as wide.
+            linear=2 * new * layers * 12 * d * d,
+            attention=2 * 2 * layers * d * pairs,
+            head=2 * sizes.vocab_size * d,
+            weights=self._step_weights,
+            cached=layers * 2 * d * (length + t),
+        )
+
+    def recompute(self, length: int) -> Work:
+        """See the protocol; the encoder's output is kept in any case."""
+        work = self.call(0, length) + self.project()
+        return replace(work, cached=0)
+
+    def cache(self, positions: int) -> tuple[CacheKind, ...]:
+        """See the protocol."""
+        sizes = self.dimensions
+        held = {"linear": positions, "cross": sizes.source_positions}
+        return tuple(
+            CacheKind(
+                kind=kind,
+                layers=sizes.decoder_layers,
+                positions=many,
+                numbers=sizes.decoder_layers * 2 * sizes.d_model * many,
+            )
+            for kind, many in held.items()
+        )
+
+    @cached_property
+    def _step_weights(self) -> int:
+        looked_up = self._count("decoder.positions")
+        return self._count("decoder.") - self._cross_weights - looked_up
+
+    @cached_property
+    def _cross_weights(self) -> int:
+        return self._count("decoder.", "cross_attention.key_value")
+
+    def _count(self, start: str, part: str = "") -> int:
+        """Return the numbers of tensors whose names begin with `start` and contain `part`."""
+        shapes = names.tensor_shapes(self.dimensions)
+        return sum(
+            prod(shape) for name, shape in shapes.items() if name.startswith(start) and part in name
+        )
+
+
+def _pairs(length: int, window: int | None) -> int:
+    """Return how many pairs of a query and a key that it sees there are among `length` positions.
+
+    Sums min(q + 1, window) over all q below `length`.
+    """
+    ramp = min(length, window or length)
+    return ramp * (ramp + 1) // 2 + (length - ramp) * ramp

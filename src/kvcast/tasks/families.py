@@ -1,0 +1,187 @@
+"""What each family of models brings to loading and exporting: a table, so that neither has cases.
+
+torch and everything that needs it is imported inside the functions: only whoever exports or runs
+eager needs it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
+from kvcast.errors import KvcastError
+from kvcast.runtimes.base import DecoderOnly, EncoderDecoder
+from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.whisper import WhisperDimensions
+
+if TYPE_CHECKING:
+    from kvcast.programs.decoder import DecoderPrograms
+    from kvcast.programs.whisper import WhisperPrograms
+    from kvcast.tasks.generate import TextModel
+    from kvcast.tasks.model import WhisperModel
+
+Lowered = tuple[dict[str, Graph], tuple[CacheLayers, ...]]
+TOKENIZER = "tokenizer.json"
+
+
+class Family(Protocol):
+    """One family. Programs, runtimes and dimensions are its own kinds."""
+
+    def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:
+        """Return what a bundle needs of the checkpoint's text, by file name."""
+
+    def programs(self, checkpoint: Any) -> Any:
+        """Build the fp32 programs."""
+
+    def quantize_eager(self, programs: Any, quantize: str) -> None:
+        """Give the programs weight-only linears, in place."""
+
+    def lower(self, programs: Any, quantize: str, folder: Path) -> Lowered:
+        """Write the graphs for ONNX Runtime."""
+
+    def prove(self, candidate: Any, programs: Any, *, exact: bool) -> dict[str, Any]:
+        """Compare a runtime with the programs run without a cache."""
+
+    def onnx(self, folder: Path, manifest: Manifest, threads: int) -> Any:
+        """Open a bundle's graphs."""
+
+    def eager(self, programs: Any) -> Any:
+        """Run programs as they are."""
+
+    def dimensions(self, fields: dict[str, Any]) -> Any:
+        """Rebuild dimensions from the manifest's."""
+
+    def model(self, runtime: Any, dimensions: Any, text: Mapping[str, bytes]) -> Any:
+        """Make what a user calls."""
+
+
+class WhisperFamily:
+    """Speech to text."""
+
+    def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:
+        """See the protocol."""
+        return {TOKENIZER: checkpoint.tokenizer_json}
+
+    def programs(self, checkpoint: Any) -> "WhisperPrograms":
+        """See the protocol."""
+        from kvcast.programs.whisper import WhisperPrograms
+
+        return WhisperPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+
+    def quantize_eager(self, programs: "WhisperPrograms", quantize: str) -> None:
+        """See the protocol."""
+        from kvcast.nn.quantize import quantize_linears
+
+        quantize_linears(programs.encode, quantize)
+        quantize_linears(programs.decode, quantize)
+
+    def lower(self, programs: "WhisperPrograms", quantize: str, folder: Path) -> Lowered:
+        """See the protocol."""
+        from kvcast.lowering.onnx_whisper import cache_layers, lower
+
+        return lower(programs, quantize, folder), cache_layers(programs.dimensions)
+
+    def prove(
+        self, candidate: EncoderDecoder, programs: "WhisperPrograms", *, exact: bool
+    ) -> dict[str, Any]:
+        """See the protocol."""
+        from kvcast.tasks.proof import prove_whisper
+
+        return prove_whisper(candidate, programs, exact=exact)
+
+    def onnx(self, folder: Path, manifest: Manifest, threads: int) -> EncoderDecoder:
+        """See the protocol."""
+        from kvcast.runtimes.onnx import OnnxEncoderDecoder
+
+        return OnnxEncoderDecoder(folder, manifest, threads)
+
+    def eager(self, programs: "WhisperPrograms") -> EncoderDecoder:
+        """See the protocol."""
+        from kvcast.runtimes.eager import EagerEncoderDecoder
+
+        return EagerEncoderDecoder(programs)
+
+    def dimensions(self, fields: dict[str, Any]) -> WhisperDimensions:
+        """See the protocol."""
+        return WhisperDimensions.from_json(fields)
+
+    def model(
+        self, runtime: EncoderDecoder, dimensions: WhisperDimensions, text: Mapping[str, bytes]
+    ) -> "WhisperModel":
+        """See the protocol."""
+        from kvcast.tasks.model import WhisperModel
+        from kvcast.text.whisper import WhisperTokenizer
+
+        tokenizer = WhisperTokenizer(text[TOKENIZER], dimensions.vocab_size)
+        return WhisperModel(runtime, tokenizer, dimensions)
+
+
+class DecoderFamily:
+    """Text to text that goes on: Mistral, Llama, Qwen, Gemma 3, Mixtral."""
+
+    def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:
+        """See the protocol."""
+        files: Mapping[str, bytes] = checkpoint.text
+        return files
+
+    def programs(self, checkpoint: Any) -> "DecoderPrograms":
+        """See the protocol."""
+        from kvcast.programs.decoder import DecoderPrograms
+
+        return DecoderPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+
+    def quantize_eager(self, programs: "DecoderPrograms", quantize: str) -> None:
+        """See the protocol."""
+        from kvcast.nn.quantize import quantize_linears
+
+        # Both programs hold the same model.
+        quantize_linears(programs.decode, quantize)
+
+    def lower(self, programs: "DecoderPrograms", quantize: str, folder: Path) -> Lowered:
+        """See the protocol."""
+        from kvcast.lowering.onnx_decoder import cache_layers, lower
+
+        return lower(programs, quantize, folder), cache_layers(programs.dimensions)
+
+    def prove(
+        self, candidate: DecoderOnly, programs: "DecoderPrograms", *, exact: bool
+    ) -> dict[str, Any]:
+        """See the protocol."""
+        from kvcast.tasks.proof import prove_decoder
+
+        return prove_decoder(candidate, programs, exact=exact)
+
+    def onnx(self, folder: Path, manifest: Manifest, threads: int) -> DecoderOnly:
+        """See the protocol."""
+        from kvcast.runtimes.onnx_decoder import OnnxDecoderOnly
+
+        return OnnxDecoderOnly(folder, manifest, threads)
+
+    def eager(self, programs: "DecoderPrograms") -> DecoderOnly:
+        """See the protocol."""
+        from kvcast.runtimes.eager_decoder import EagerDecoderOnly
+
+        return EagerDecoderOnly(programs)
+
+    def dimensions(self, fields: dict[str, Any]) -> DecoderDimensions:
+        """See the protocol."""
+        return DecoderDimensions.from_json(fields)
+
+    def model(
+        self, runtime: DecoderOnly, dimensions: DecoderDimensions, text: Mapping[str, bytes]
+    ) -> "TextModel":
+        """See the protocol."""
+        from kvcast.tasks.generate import TextModel
+        from kvcast.text.opening import open_text
+
+        return TextModel(runtime, open_text(text), dimensions)
+
+
+_FAMILIES: Mapping[str, Family] = {"whisper": WhisperFamily(), "decoder": DecoderFamily()}
+
+
+def family_of(name: str) -> Family:
+    """Return a family by the name that checkpoints and manifests give; KvcastError if unknown."""
+    if name not in _FAMILIES:
+        raise KvcastError(f"this kvcast knows no {name} models: update it, or export again")
+    return _FAMILIES[name]

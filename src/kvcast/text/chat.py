@@ -1,0 +1,109 @@
+"""Chat templates: how a model wants a conversation written. Knows no tokens.
+
+A template comes with a model and is a program in Jinja2's language, so it runs in a process of its
+own (template_process.py): whatever it does, the worst outcome is one line of error.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvcast.errors import KvcastError, UsageError
+from kvcast.text.base import Message
+from kvcast.text.characters import whole_characters
+
+ROLES = ("system", "user", "assistant")
+
+SECONDS = 10.0
+"""For one conversation; published templates take milliseconds."""
+
+LONGEST = 16_000_000
+"""Characters of a written conversation."""
+
+# Bytes of memory, seconds of computing should nobody wait any more, bytes of a file, processes.
+_LIMITS = {"AS": 1 << 30, "CPU": 2 * int(SECONDS), "FSIZE": 0, "NPROC": 0}
+
+_PROGRAM = Path(__file__).with_name("template_process.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTemplate:
+    """A template in Jinja2's language and the constants that it may use, such as bos_token."""
+
+    source: str
+    constants: Mapping[str, str]
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        """Write a conversation, up to where the assistant's answer begins.
+
+        Raises:
+            KvcastError: the template refuses the conversation, is damaged, reaches outside its
+                sandbox, or takes more time, memory or text than a template needs.
+
+        """
+        reply = self._reply(messages)
+        if "refused" in reply:
+            raise KvcastError(f"the chat template refuses the conversation: {_line(reply)}")
+        if "failed" in reply:
+            raise KvcastError(
+                f"the chat template failed: {_line(reply)}; take one of a model that you trust"
+            )
+        return reply["text"]
+
+    def _reply(self, messages: Sequence[dict[str, str]]) -> dict[str, str]:
+        """Run the process; it imports from where this one does, never from the current folder."""
+        request = {
+            "template": self.source,
+            "values": {
+                **self.constants,
+                "messages": list(messages),
+                "tools": None,
+                "documents": None,
+                "add_generation_prompt": True,
+            },
+            "limits": _LIMITS,
+            "longest": LONGEST,
+        }
+        importable = os.pathsep.join(filter(None, sys.path))
+        try:
+            finished = subprocess.run(  # noqa: S603, our own program
+                [sys.executable, "-P", str(_PROGRAM)],
+                input=json.dumps(request).encode(),
+                capture_output=True,
+                timeout=SECONDS,
+                env=os.environ | {"PYTHONPATH": importable},
+                check=False,
+            )
+            reply: dict[str, str] = json.loads(finished.stdout)
+        except subprocess.TimeoutExpired:
+            return {"failed": f"it takes more than {SECONDS:g} seconds"}
+        except OSError as error:
+            raise KvcastError(f"cannot start a process for the chat template: {error}") from None
+        except ValueError:  # the process died without an answer
+            return {"failed": f"its process ended with status {finished.returncode}"}
+        return reply
+
+
+def checked_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Return a conversation of whole characters.
+
+    Raises UsageError unless it has a message, and each has a known role and a content, as texts.
+    Templates make control tokens of roles, so a role must not be just any text.
+    """
+    if not messages:
+        raise UsageError("the conversation is empty: give at least one message")
+    for message in messages:
+        if message.get("role") not in ROLES:
+            raise UsageError(f"a message's role must be one of {', '.join(ROLES)}")
+        if "content" not in message or not all(isinstance(text, str) for text in message.values()):
+            raise UsageError('a message is not like {"role": "user", "content": "Hello"}')
+    return [{key: whole_characters(text) for key, text in m.items()} for m in messages]
+
+
+def _line(reply: Mapping[str, str]) -> str:
+    (message,) = reply.values()
+    return " ".join(message.split())[:300]

@@ -1,0 +1,119 @@
+"""Tokens to text, all at once or as they come: each token is bytes, and bytes make characters.
+
+Knows how the two kinds of vocabularies spell bytes, byte-level ones (GPT-2) and those of
+SentencePiece, and no file beyond tokenizer.json's description of its decoder.
+"""
+
+import codecs
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvcast.text.characters import BYTES_BY_CHARACTER
+
+SPACE_MARK = "\u2581"
+"""What SentencePiece writes for a space."""
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+Spelling = Callable[[str], bytes]
+"""Turns what a vocabulary calls a token into the token's bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenDecoder:
+    """Turns tokens into text.
+
+    `token_bytes`: the bytes of a token, which may be a part of a character in UTF-8; none for one
+    that has no text. `leading_spaces`: how many spaces before the first word were put there by
+    the tokenizer and are taken away again.
+    """
+
+    token_bytes: Callable[[int], bytes]
+    leading_spaces: int
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens; bytes that make no character become U+FFFD."""
+        stream = self.stream()
+        return "".join([*map(stream.push, tokens), stream.finish()])
+
+    def stream(self) -> "DecoderStream":
+        """Begin a text."""
+        return DecoderStream(self.token_bytes, self.leading_spaces)
+
+
+class DecoderStream:
+    """One text that is being decoded; a `kvcast.text.base.TextStream`."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes], leading_spaces: int) -> None:
+        self._token_bytes = token_bytes
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._leading_spaces = leading_spaces
+
+    def push(self, token: int) -> str:
+        """Take one token; return the text that is certain now, possibly none."""
+        return self._begun(self._utf8.decode(self._token_bytes(token)))
+
+    def finish(self) -> str:
+        """Return what was held back, with U+FFFD for bytes that make no character."""
+        return self._begun(self._utf8.decode(b"", final=True))
+
+    def _begun(self, text: str) -> str:
+        """Take away the spaces that do not belong to the beginning of the text."""
+        while self._leading_spaces and text:
+            if text[0] != " ":
+                self._leading_spaces = 0
+                break
+            text = text[1:]
+            self._leading_spaces -= 1
+        return text
+
+
+def byte_level(spelled: str) -> bytes:
+    """Return the bytes of a token of a byte-level vocabulary."""
+    try:
+        return bytes(BYTES_BY_CHARACTER[character] for character in spelled)
+    except KeyError:  # as Hugging Face's decoder does: such a token stands for its own characters
+        return spelled.encode()
+
+
+def sentencepiece(spelled: str) -> bytes:
+    """Return the bytes of a token of a SentencePiece vocabulary with byte fallback."""
+    if byte := _BYTE_TOKEN.fullmatch(spelled):
+        return bytes.fromhex(byte[1])
+    return spelled.replace(SPACE_MARK, " ").encode()
+
+
+def read_decoder(description: Mapping[str, Any] | None) -> tuple[Spelling, int]:
+    """Return the spelling of tokens and the leading spaces of tokenizer.json's "decoder".
+
+    Raises ValueError for a decoder of another kind, KeyError or TypeError for a damaged one.
+    """
+    steps = _steps(description)
+    if any(step["type"] == "ByteLevel" for step in steps):
+        return byte_level, 0
+    leading_spaces = 0
+    for step in steps:
+        match step:
+            case {"type": "ByteFallback" | "Fuse"}:
+                pass
+            case {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}:
+                pass
+            case {"type": "Strip", "content": " ", "start": int(start), "stop": 0}:
+                leading_spaces += start
+            case {"type": "Metaspace", "replacement": "\u2581"}:
+                leading_spaces += step.get("prepend_scheme", "always") != "never"
+            case _:
+                raise ValueError(f"its decoder has a step {step['type']} of an unknown kind")
+    if not leading_spaces and not any(step["type"] in ("Replace", "Metaspace") for step in steps):
+        raise ValueError("it does not say how its tokens become text")
+    return sentencepiece, leading_spaces
+
+
+def _steps(description: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    if description is None:
+        return []
+    if description["type"] != "Sequence":
+        return [description]
+    return [step for part in description["decoders"] for step in _steps(part)]

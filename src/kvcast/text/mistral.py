@@ -1,0 +1,110 @@
+"""Tokenizers of Mistral's own formats, tekken.json and tokenizer.model, by mistral-common.
+
+That library is an optional extra. It writes conversations itself, without a template, and what a
+message says never becomes a control token. Knows no file of Hugging Face's.
+"""
+
+import re
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kvcast.errors import KvcastError
+from kvcast.text.base import Message, TextStream
+from kvcast.text.characters import whole_characters
+from kvcast.text.chat import checked_messages
+from kvcast.text.decoder import TokenDecoder, sentencepiece
+
+_TEKKEN = "tekken.json"
+_SENTENCEPIECE = re.compile(r"tokenizer\.model(\.v\d+(m\d+)?)?")
+
+
+def is_tokenizer_file(name: str) -> bool:
+    """Tell whether a file of this name is a tokenizer of Mistral's."""
+    return name == _TEKKEN or _SENTENCEPIECE.fullmatch(name) is not None
+
+
+class MistralTokenizer:
+    """A tokenizer and the conversations of its version; a `TextTokenizer`."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        """Read a file, whose name says which version it is of.
+
+        Raises KvcastError if mistral-common is not installed or does not take the file.
+        """
+        try:
+            from mistral_common.tokens.tokenizers.mistral import MistralTokenizer as Theirs
+        except ImportError:
+            raise KvcastError(_needs_extra(name)) from None
+        with tempfile.TemporaryDirectory() as folder:  # the library reads files only
+            path = Path(folder) / name
+            path.write_bytes(content)
+            try:
+                self._whole: Any = Theirs.from_file(path)
+            except ImportError:  # tokenizer.model takes sentencepiece as well
+                raise KvcastError(_needs_extra(name)) from None
+            except Exception as error:  # it asserts, and its libraries raise what they like
+                raise KvcastError(f"{name} is damaged: {_line(error)}; fetch it again") from None
+        self._tokenizer = self._whole.instruct_tokenizer.tokenizer
+        self._decoder = (
+            TokenDecoder(token_bytes=self._tokenizer.id_to_byte_piece, leading_spaces=0)
+            if name == _TEKKEN
+            else TokenDecoder(
+                token_bytes=partial(_sentencepiece_bytes, self._tokenizer), leading_spaces=1
+            )
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens that have a text."""
+        size: int = self._tokenizer.n_words
+        return size
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The end-of-text token."""
+        return (self._tokenizer.eos_id,)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a plain prompt after the beginning-of-text token."""
+        ids: list[int] = self._tokenizer.encode(whole_characters(text), bos=True, eos=False)
+        return ids
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of a conversation, up to where the assistant's answer begins.
+
+        Raises KvcastError for a conversation that the tokenizer's version has no form for.
+        """
+        from mistral_common.protocol.instruct.request import ChatCompletionRequest
+
+        turns = checked_messages(messages)
+        try:
+            request = ChatCompletionRequest(messages=turns)
+            ids: list[int] = self._whole.encode_chat_completion(request).tokens
+        except Exception as error:  # pydantic's, the library's own, and its assertions
+            raise KvcastError(f"this model cannot take the conversation: {_line(error)}") from None
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        return self._decoder.decode(tokens)
+
+    def stream(self) -> TextStream:
+        """Begin a text."""
+        return self._decoder.stream()
+
+
+def _sentencepiece_bytes(tokenizer: Any, token: int) -> bytes:
+    if tokenizer.is_special(token) or token == tokenizer.unk_id:
+        return b""
+    return sentencepiece(tokenizer.id_to_piece(token))
+
+
+def _needs_extra(name: str) -> str:
+    return f"{name} is read by mistral-common: pip install 'kvcast[mistral]'"
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

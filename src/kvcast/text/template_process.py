@@ -1,0 +1,125 @@
+"""Renders a chat template; run as a process of its own, because templates are foreign programs.
+
+Reads one JSON object from standard input: "template", "values" (what the template sees) and
+"limits". Writes one to standard output: {"text": …}, or {"refused": …} with the message with which
+the template refuses the conversation, or {"failed": …}. Jinja2's sandbox keeps the template away
+from Python; the limits of the process end what takes too much memory, and keep even a template
+that broke out from writing files and starting processes. Time is limited by who waits for it.
+Knows nothing of tokens.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError, Undefined, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+class _RefusedError(TemplateError):
+    """Raised by the template itself."""
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}` marks answers for training; here it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012, as Jinja2 declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return what stands between the tags."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """What chat templates of Hugging Face's hub expect (transformers, chat_template_utils.py)."""
+
+    def __init__(self) -> None:
+        extensions = [_Generation, "jinja2.ext.loopcontrols"]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+        self.filters["tojson"] = _tojson
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        """Fail at once, where Jinja2 would print nothing and fail at the next use."""
+        raise SecurityError(f"{attribute} of a {type(obj).__name__}")
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON without Jinja2's escaping of HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise _RefusedError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _limit_resources(limits: Mapping[str, int]) -> None:
+    """Set each limit that the operating system knows, such as "AS" (bytes) and "NPROC"."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    for name, limit in limits.items():
+        kind = getattr(resource, f"RLIMIT_{name}")
+        _, hard = resource.getrlimit(kind)
+        lowered = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        try:
+            resource.setrlimit(kind, (lowered, lowered))
+        except (OSError, ValueError):  # macOS declares some limits and refuses to set them
+            continue
+
+
+def _render(template: str, values: Mapping[str, Any], longest: int) -> dict[str, str]:
+    try:
+        pieces, length = [], 0
+        for piece in _Environment().from_string(template).generate(**values):
+            pieces.append(piece)
+            length += len(piece)
+            if length > longest:
+                return {"failed": f"it writes more than {longest:,} characters"}
+        return {"text": "".join(pieces)}
+    except _RefusedError as error:
+        return {"refused": str(error)}
+    except SecurityError as error:
+        return {"failed": f"it reaches outside its sandbox ({error})"}
+    except TemplateSyntaxError as error:
+        return {"failed": f"line {error.lineno}: {error.message}"}
+    except MemoryError:
+        return {"failed": "it takes too much memory"}
+    except Exception as error:  # whatever a foreign program can cause
+        return {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+def main() -> None:
+    """Serve one request."""
+    request = json.load(sys.stdin)
+    _limit_resources(request["limits"])
+    json.dump(_render(request["template"], request["values"], request["longest"]), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

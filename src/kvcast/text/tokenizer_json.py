@@ -1,0 +1,161 @@
+"""Tokenizers of Hugging Face's format: tokenizer.json, through the tokenizers library.
+
+What a user writes never becomes a control token, although the library recognises special tokens
+wherever they are spelled out. A text that spells one is rewritten before it is used, in the prompt
+as in each message of a conversation: the first character of the token is replaced by a stand-in
+of Unicode's private use. Templates handle it like any other character; a
+twin of the tokenizer recognises special tokens first and turns stand-ins back afterwards, when
+the text is normalised. So templates may move and change texts at will, and texts that spell no
+special token take the ordinary way, which equals transformers'.
+
+Special tokens are those that tokenizer.json calls so, and those that end a text; other added
+tokens, such as Qwen's <think>, are recognised in any text, as everywhere else.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from kvcast.errors import KvcastError
+from kvcast.text.base import Message, TextStream
+from kvcast.text.characters import whole_characters
+from kvcast.text.chat import ChatTemplate, checked_messages
+from kvcast.text.decoder import TokenDecoder, read_decoder
+
+_FIRST_STAND_IN = 0x10F000  # in the last plane of private use
+
+
+class JsonTokenizer:
+    """A tokenizer.json, what ends a text, and a chat template; a `TextTokenizer`."""
+
+    def __init__(
+        self, tokenizer_json: bytes, end_tokens: Sequence[int], template: ChatTemplate | None
+    ) -> None:
+        """Read a tokenizer.json.
+
+        Raises KvcastError if it is damaged, or of a kind whose tokens are no plain bytes.
+        """
+        try:
+            self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+            spelling, leading_spaces = read_decoder(json.loads(tokenizer_json)["decoder"])
+        except Exception as error:  # the tokenizers library raises bare Exception
+            reason = " ".join(str(error).split())[:300]
+            raise KvcastError(f"tokenizer.json cannot be read: {reason}; fetch it again") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._added = self._tokenizer.get_added_tokens_decoder()
+        self._spelling = spelling
+        self._decoder = TokenDecoder(token_bytes=self._token_bytes, leading_spaces=leading_spaces)
+        self._template = template
+        self.end_tokens = tuple(end_tokens)
+        if unknown := [t for t in end_tokens if self._tokenizer.id_to_token(t) is None]:
+            raise KvcastError(
+                f"end token {unknown[0]} is not in tokenizer.json: the files belong to two models"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens that have a text."""
+        size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        return size
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a plain prompt, with the beginning-of-text token where there is one.
+
+        Special tokens written out in the text are taken as plain text.
+        """
+        whole = whole_characters(text)
+        return self._encode(self._neutral(whole), [whole], add_special_tokens=True)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of a conversation, up to where the assistant's answer begins.
+
+        The template writes the special tokens; those in messages are taken as plain text. Raises
+        KvcastError if there is no template, or it refuses, fails or does more than format text.
+        """
+        if self._template is None:
+            raise KvcastError("this model has no chat template: prompt it with plain text")
+        whole = checked_messages(messages)
+        neutral = [{key: self._neutral(text) for key, text in turn.items()} for turn in whole]
+        texts = [text for turn in whole for text in turn.values()]
+        return self._encode(self._template.render(neutral), texts, add_special_tokens=False)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        return self._decoder.decode(tokens)
+
+    def stream(self) -> TextStream:
+        """Begin a text."""
+        return self._decoder.stream()
+
+    def _encode(self, prompt: str, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
+        """Return the tokens of a prompt in which the user's `texts` have been made neutral."""
+        tokenizer = self._twin if any(map(self._spells_special, texts)) else self._tokenizer
+        ids: list[int] = tokenizer.encode(prompt, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def _token_bytes(self, token: int) -> bytes:
+        if added := self._added.get(token):
+            return b"" if self._is_special(token) else added.content.encode()
+        spelled = self._tokenizer.id_to_token(token)
+        return b"" if spelled is None else self._spelling(spelled)
+
+    def _is_special(self, token: int) -> bool:
+        return self._added[token].special or token in self.end_tokens
+
+    @cached_property
+    def _special_texts(self) -> list[str]:
+        texts = [added.content for t, added in self._added.items() if self._is_special(t)]
+        return [text for text in texts if text]
+
+    @cached_property
+    def _stand_ins(self) -> dict[str, str]:
+        """First characters of special tokens, and what stands in for each."""
+        firsts = sorted({text[0] for text in self._special_texts})
+        return {first: chr(_FIRST_STAND_IN + i) for i, first in enumerate(firsts)}
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        """Finds the first character of each special token in a text, overlapping ones too."""
+        tails = {
+            first: "|".join(re.escape(t[1:]) for t in self._special_texts if t[0] == first)
+            for first in self._stand_ins
+        }
+        found = [f"{re.escape(first)}(?={alternatives})" for first, alternatives in tails.items()]
+        return re.compile("|".join(found) or "(?!)")
+
+    def _neutral(self, text: str) -> str:
+        """Return a text of the user's in which no special token can be recognised."""
+        return self._special.sub(lambda found: self._stand_ins[found[0]], text)
+
+    def _spells_special(self, text: str) -> bool:
+        """Tell whether a special token could be recognised in a text, normalised or not."""
+        if self._special.search(text):
+            return True
+        if self._tokenizer.normalizer is None or not self._normalised_specials:
+            return False
+        return bool(self._special.search(self._tokenizer.normalizer.normalize_str(text)))
+
+    @cached_property
+    def _normalised_specials(self) -> bool:
+        return any(added.normalized and self._is_special(t) for t, added in self._added.items())
+
+    @cached_property
+    def _twin(self) -> Tokenizer:
+        """The tokenizer that turns stand-ins back, once special tokens have been recognised."""
+        description: dict[str, Any] = json.loads(self._tokenizer.to_str())
+        turned_back = [
+            {"type": "Replace", "pattern": {"String": stand_in}, "content": first}
+            for first, stand_in in self._stand_ins.items()
+        ]
+        normalizer: Mapping[str, Any] | None = description["normalizer"]
+        normalizers = [*turned_back, *([normalizer] if normalizer else [])]
+        description["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
+        for added in description["added_tokens"]:
+            # A normalised token would be looked for after stand-ins have been turned back.
+            added["normalized"] = added["normalized"] and not self._is_special(added["id"])
+        return Tokenizer.from_str(json.dumps(description))

@@ -1,0 +1,544 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_decoders import (
+    SETTINGS,
+    random_decoder,
+    random_gemma_with_images,
+    save_decoder,
+    tensors_by_our_names,
+)
+from tiny_whisper import edit_json
+
+from kvcast.checkpoints.decoder_names import tensor_shapes
+from kvcast.checkpoints.source import fingerprint, open_checkpoint
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.rotary import Rotary
+
+COMMON = {
+    "vocab_size": 19,
+    "width": 24,
+    "inner": 20,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 8,
+    "max_positions": 64,
+    "norm_eps": 1e-6,
+    "attention_scale": 8**-0.5,
+}
+GEMMA = {
+    **COMMON,
+    "windows": (7, 7, None, 7),
+    "rotary": Rotary(base=1_000_000.0),
+    "window_rotary": Rotary(base=10_000.0),
+    "attention_scale": 0.25,
+    "activation": "gelu_tanh",
+    "query_key_norm": True,
+    "post_norms": True,
+    "embedding_scale": math.sqrt(24),
+    "attention_softcap": 50.0,
+    "logit_softcap": 30.0,
+    "tied": True,
+}
+DIMENSIONS = {
+    "llama": DecoderDimensions(
+        architecture="llama",
+        **COMMON,
+        windows=(None,) * 4,
+        rotary=Rotary(base=50_000.0),
+        qkv_bias=True,
+        out_bias=True,
+        tied=False,
+    ),
+    "mistral": DecoderDimensions(
+        architecture="mistral",
+        **COMMON,
+        windows=(5,) * 4,
+        rotary=Rotary(base=50_000.0),
+        tied=False,
+    ),
+    "mixtral": DecoderDimensions(
+        architecture="mixtral",
+        **{**COMMON, "norm_eps": 1e-5},
+        windows=(None,) * 4,
+        rotary=Rotary(base=1_000_000.0),
+        tied=False,
+        experts=3,
+        experts_per_token=2,
+    ),
+    "qwen2": DecoderDimensions(
+        architecture="qwen2",
+        **COMMON,
+        windows=(None, None, None, 6),
+        rotary=Rotary(base=10_000.0),
+        qkv_bias=True,
+        tied=False,
+    ),
+    "qwen3": DecoderDimensions(
+        architecture="qwen3",
+        **COMMON,
+        windows=(None,) * 4,
+        rotary=Rotary(base=10_000.0),
+        query_key_norm=True,
+        tied=True,
+    ),
+    "gemma3_text": DecoderDimensions(architecture="gemma3_text", **GEMMA),
+}
+
+
+def one_line(folder, kind=KvcastError):
+    with pytest.raises(kind) as caught:
+        open_checkpoint(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def rewrite_weights(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    save_file(change(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def assert_same_tensors(tensors, expected):
+    assert set(tensors) == set(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(tensors[name], array, err_msg=name)
+
+
+@pytest.fixture(params=SETTINGS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def llama(tmp_path):
+    return save_decoder(random_decoder("llama"), tmp_path / "llama")
+
+
+@pytest.fixture
+def gemma(tmp_path):
+    return save_decoder(random_decoder("gemma3_text"), tmp_path / "gemma")
+
+
+def test_every_tensor_and_dimension_is_what_transformers_saved(name, tmp_path):
+    model = random_decoder(name)
+    checkpoint = open_checkpoint(save_decoder(model, tmp_path / "model"))
+    assert checkpoint.dimensions == DIMENSIONS[name]
+    assert_same_tensors(checkpoint.tensors, tensors_by_our_names(model))
+    shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+    assert shapes == tensor_shapes(checkpoint.dimensions)
+
+
+def test_a_model_without_its_head_class_and_prefix_reads_the_same(tmp_path):
+    model = random_decoder("qwen3")
+    folder = save_decoder(model.model, tmp_path / "model")
+    assert "norm.weight" in load_file(folder / "model.safetensors")
+    assert_same_tensors(open_checkpoint(folder).tensors, tensors_by_our_names(model))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gemma3_text"])
+def test_bfloat16_and_shards_read_like_float32_in_one_file(name, tmp_path):
+    model = random_decoder(name).to(torch.bfloat16)
+    folder = save_decoder(model, tmp_path / "model", max_shard_size="10KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 2
+    assert_same_tensors(open_checkpoint(folder).tensors, tensors_by_our_names(model))
+
+
+def test_gemmas_one_is_added_in_single_precision(tmp_path):
+    model = random_decoder("gemma3_text").half()
+    weight = open_checkpoint(save_decoder(model, tmp_path / "model")).tensors["decoder.norm.weight"]
+    assert weight.dtype == np.float32
+    np.testing.assert_array_equal(weight, 1 + model.model.norm.weight.detach().float().numpy())
+
+
+IMAGE_PREFIXES = {
+    "as published": {},
+    "as transformers has them in memory": {
+        "language_model.model.": "model.language_model.",
+        "vision_tower.": "model.vision_tower.",
+        "multi_modal_projector.": "model.multi_modal_projector.",
+    },
+}
+
+
+@pytest.mark.parametrize("renaming", IMAGE_PREFIXES.values(), ids=IMAGE_PREFIXES)
+def test_of_a_gemma_with_images_the_text_model_is_read(renaming, tmp_path):
+    model = random_gemma_with_images()
+    folder = save_decoder(model, tmp_path / "model")
+
+    def rename(tensors):
+        for old, new in renaming.items():
+            tensors = {
+                new + name.removeprefix(old) if name.startswith(old) else name: tensor
+                for name, tensor in tensors.items()
+            }
+        return tensors
+
+    rewrite_weights(folder, rename)
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.dimensions == DecoderDimensions(architecture="gemma3", **GEMMA)
+    expected = tensors_by_our_names(model, "model.language_model")
+    assert_same_tensors(checkpoint.tensors, expected)
+    # Only the part about the text names a token that ends one.
+    assert json.loads(checkpoint.text["text.json"])["end_tokens"] == [1]
+
+
+def published(folder, drop=(), **fields):
+    """Rewrite config.json as it was before transformers 5."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for name in ("rope_parameters", "layer_types", "_sliding_window_pattern", *drop):
+        config.pop(name, None)
+    path.write_text(json.dumps({**config, **fields}))
+    return open_checkpoint(folder).dimensions
+
+
+LLAMA3 = {
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+ROTARIES = [
+    (None, Rotary(base=7.0)),
+    ({"type": "linear", "factor": 2.0}, Rotary(base=7.0, scaling="linear", factor=2.0)),
+    (
+        {**LLAMA3, "rope_type": "llama3"},
+        Rotary(base=7.0, scaling="llama3", factor=32.0, trained_positions=16),
+    ),
+    (
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        Rotary(
+            base=7.0, scaling="yarn", factor=4.0, trained_positions=16, high_frequency=32.0
+        ),
+    ),
+    (
+        {"rope_type": "yarn", "factor": 4.0, "beta_fast": 8, "beta_slow": 2, "mscale": 1.0,
+         "mscale_all_dim": 1.0},
+        Rotary(
+            base=7.0,
+            scaling="yarn",
+            factor=4.0,
+            trained_positions=64,
+            low_frequency=2.0,
+            high_frequency=8.0,
+            attention_factor=1.0,
+        ),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scaling", "rotary"), ROTARIES)
+def test_rotary_scaling_is_read_in_the_published_spelling_and_in_the_new_one(
+    llama, scaling, rotary
+):
+    assert published(llama, rope_theta=7.0, rope_scaling=scaling).rotary == rotary
+    config = json.loads((llama / "config.json").read_text())
+    del config["rope_theta"], config["rope_scaling"]
+    new = {"rope_theta": 7.0, "rope_type": "default", **(scaling or {})}
+    if "type" in new:
+        new["rope_type"] = new.pop("type")
+    (llama / "config.json").write_text(json.dumps({**config, "rope_parameters": new}))
+    assert open_checkpoint(llama).dimensions.rotary == rotary
+
+
+def test_gemmas_published_spelling_means_the_same(gemma):
+    new = open_checkpoint(gemma).dimensions
+    spelling = {"rope_theta": 1e6, "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 3}
+    assert published(gemma, **spelling) == new
+    scaled = published(gemma, **spelling, rope_scaling={"rope_type": "linear", "factor": 8.0})
+    assert scaled.rotary == Rotary(base=1e6, scaling="linear", factor=8.0)
+    assert scaled.window_rotary == new.window_rotary
+
+
+def test_what_gemmas_published_configuration_leaves_out_is_transformers_default(tmp_path):
+    """The 4B's text_config gives six fields; of the others one wrong shape would be refused."""
+    from transformers import Gemma3TextConfig
+
+    from kvcast.checkpoints.decoder_huggingface import _TYPES
+
+    config = Gemma3TextConfig()
+    for field, value in _TYPES["gemma3"].defaults.items():
+        if field not in ("rope_theta", "rope_local_base_freq", "sliding_window_pattern"):
+            assert getattr(config, field) == value, field
+    full, sliding = (config.rope_parameters[f"{kind}_attention"] for kind in ("full", "sliding"))
+    assert full["rope_theta"] == _TYPES["gemma3"].defaults["rope_theta"]
+    assert sliding["rope_theta"] == _TYPES["gemma3"].defaults["rope_local_base_freq"]
+    assert config.layer_types.index("full_attention") == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "windows"),
+    [
+        ("mistral", {"sliding_window": 4096}, (4096,) * 4),
+        ("mistral", {"sliding_window": None}, (None,) * 4),
+        ("mixtral", {"sliding_window": 9}, (9,) * 4),
+        ("llama", {"sliding_window": 9}, (None,) * 4),
+        ("qwen2", {"use_sliding_window": False, "max_window_layers": 2}, (None,) * 4),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}, (6,) * 4),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
+         (None, None, 5, 5)),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": None}, (None,) * 4),
+        ("mistral", {"layer_types": ["full_attention", "sliding_attention"] * 2},
+         (None, 5, None, 5)),
+    ],
+)  # fmt: skip
+def test_a_window_is_where_the_configuration_means_one(tmp_path, name, fields, windows):
+    folder = save_decoder(random_decoder(name), tmp_path / "model")
+    assert published(folder, **fields).windows == windows
+
+
+def test_a_window_counts_the_query_itself_as_in_transformers(tmp_path):
+    """The last query of transformers' mask sees as many positions as the dimensions say."""
+    model = random_decoder("mistral", sliding_window=5)
+    (window, *_) = open_checkpoint(save_decoder(model, tmp_path / "model")).dimensions.windows
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        layer = model.model.layers[0]
+        seen = {}
+        layer.self_attn.register_forward_hook(
+            lambda module, args, kwargs, out: seen.update(mask=kwargs["attention_mask"]),
+            with_kwargs=True,
+        )
+        model.set_attn_implementation("eager")
+        model(tokens)
+    assert (seen["mask"][0, 0, -1] == 0).sum() == window == 5
+
+
+def test_sizes_that_a_configuration_may_leave_out_follow_from_others(tmp_path):
+    model = random_decoder("llama", head_dim=6, num_key_value_heads=4)
+    folder = save_decoder(model, tmp_path / "model")
+    dimensions = published(folder, drop=("head_dim", "num_key_value_heads", "hidden_act"))
+    assert (dimensions.head_dim, dimensions.kv_heads) == (6, 4)
+    assert dimensions.rotary == Rotary(base=10_000.0)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma3_text"])
+def test_without_the_field_a_head_is_tied_as_in_transformers(name, tmp_path):
+    from transformers import AutoConfig
+
+    tied = AutoConfig.for_model(name).tie_word_embeddings
+    folder = save_decoder(random_decoder(name, tie_word_embeddings=tied), tmp_path / "model")
+    edit_json(folder / "config.json", tie_word_embeddings=None)
+    assert open_checkpoint(folder).dimensions.tied == tied
+
+
+def test_a_head_beside_a_tied_embedding_counts_only_if_it_differs(tmp_path):
+    model = random_decoder("qwen3")
+    folder = save_decoder(model, tmp_path / "model")
+
+    def copied(tensors):
+        return {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+
+    rewrite_weights(folder, copied)
+    assert_same_tensors(open_checkpoint(folder).tensors, tensors_by_our_names(model))
+    rewrite_weights(folder, lambda t: {**t, "lm_head.weight": t["lm_head.weight"] + 1})
+    checkpoint = open_checkpoint(folder)
+    assert not checkpoint.dimensions.tied
+    head = model.model.embed_tokens.weight.detach().numpy() + 1
+    np.testing.assert_array_equal(checkpoint.tensors["decoder.head.weight"], head)
+
+
+def test_frequencies_that_old_llamas_carry_are_no_foreign_tensors(llama):
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    rewrite_weights(llama, lambda tensors: {**tensors, name: torch.ones(4)})
+    assert len(open_checkpoint(llama).tensors) > 4
+
+
+def test_the_tokenizers_files_go_along(llama):
+    (llama / "chat_template.jinja").write_text("{{ messages }} ü")
+    checkpoint = open_checkpoint(llama)
+    assert checkpoint.family == "decoder"
+    assert checkpoint.source == f"Hugging Face folder {llama}"
+    assert set(checkpoint.text) == {"tokenizer.json", "text.json", "chat_template.jinja"}
+    assert checkpoint.text["tokenizer.json"] == b"{}"
+    assert checkpoint.text["chat_template.jinja"] == "{{ messages }} ü".encode()
+    assert json.loads(checkpoint.text["text.json"]) == {
+        "end_tokens": [2],
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+    }
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("plain", b"plain"),
+        ([{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}], b"d"),
+        ([{"name": "tools", "template": "t"}], None),
+        ([3, {"name": "default"}], None),
+        ("\ud800", b"?"),
+        (3, None),
+        (None, None),
+    ],
+)
+def test_a_chat_template_may_be_in_the_tokenizers_configuration(llama, template, expected):
+    edit_json(llama / "tokenizer_config.json", chat_template=template)
+    assert open_checkpoint(llama).text.get("chat_template.jinja") == expected
+
+
+def test_without_a_tokenizer_configuration_special_tokens_have_no_text(llama):
+    (llama / "tokenizer_config.json").unlink()
+    text = json.loads(open_checkpoint(llama).text["text.json"])
+    assert (text["bos_token"], text["eos_token"]) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": [3, 4]}, {"eos_token_id": 2}, [3, 4]),
+        ({"eos_token_id": 3}, {"eos_token_id": 2}, [3]),
+        ({}, {"eos_token_id": [1, 106]}, [1, 106]),
+        (None, {"eos_token_id": 2}, [2]),
+        (None, {}, []),
+    ],
+)
+def test_end_tokens_come_from_the_first_file_that_names_any(llama, generation, config, expected):
+    path = llama / "generation_config.json"
+    path.unlink() if generation is None else path.write_text(json.dumps(generation))
+    edit_json(llama / "config.json", **{"eos_token_id": None, **config})
+    assert json.loads(open_checkpoint(llama).text["text.json"])["end_tokens"] == expected
+
+
+@pytest.mark.parametrize("tokens", ["2", [2, "x"], -1, True, {"a": 1}])
+def test_end_tokens_that_are_none_are_one_line(llama, tokens):
+    edit_json(llama / "generation_config.json", eos_token_id=tokens)
+    assert "eos_token_id" in one_line(llama, InputOutputError)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
+        ({"model_type": None}, "model_type None is not supported"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "24"}, "hidden_size must be a whole number"),
+        ({"hidden_size": True}, "hidden_size must be a whole number"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be a whole number from 1"),
+        ({"num_key_value_heads": 3}, "4 heads are not a multiple of 3"),
+        ({"head_dim": 7}, "head_dim must be even"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers must be a whole number from 1 to"),
+        ({"max_position_embeddings": None}, "max_position_embeddings is missing"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps must be a number above 0"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is too large"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps must be a number above 0"),
+        ({"hidden_act": "relu"}, "activation 'relu' is not supported"),
+        ({"hidden_act": ["silu"]}, "is not supported (supported: silu"),
+        ({"attention_bias": "no"}, "attention_bias must be true or false"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
+        ({"layer_types": ["full_attention"]}, "layer_types must list 4 layers"),
+        ({"layer_types": ["chunked_attention"] * 4}, "layer_types other than"),
+        ({"layer_types": ["sliding_attention"] * 4}, "sliding_window is missing"),
+        ({"rope_parameters": 3}, "rope_parameters must be an object"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "out of range"),
+        ({"rope_scaling": {**LLAMA3, "rope_type": "llama3", "high_freq_factor": 1.0}}, "in this"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "truncate"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1"),
+    ],
+)
+def test_a_configuration_that_cannot_be_served_is_one_line(llama, fields, words):
+    edit_json(llama / "config.json", **fields)
+    message = one_line(llama)
+    assert words in message
+    assert "config.json" in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"final_logit_softcapping": -1.0}, "final_logit_softcapping must be a number above 0"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a number above 0"),
+    ],
+)
+def test_a_gemma_that_cannot_be_served_is_one_line(gemma, fields, words):
+    edit_json(gemma / "config.json", **fields)
+    assert words in one_line(gemma)
+
+
+def test_an_unknown_architecture_lists_those_that_are_read(llama):
+    edit_json(llama / "config.json", model_type="gpt2")
+    message = one_line(llama)
+    for name in ("whisper", *SETTINGS, "gemma3"):
+        assert name in message
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_missing_tensor_is_named(name, tmp_path):
+    folder = save_decoder(random_decoder(name), tmp_path / "model")
+    missing = "layers.2.self_attn.k_proj.weight"
+    rewrite_weights(folder, lambda t: {n: v for n, v in t.items() if n != f"model.{missing}"})
+    assert missing in one_line(folder)
+
+
+def test_a_missing_expert_or_more_experts_than_configured_is_one_line(tmp_path):
+    folder = save_decoder(random_decoder("mixtral"), tmp_path / "model")
+    edit_json(folder / "config.json", num_local_experts=2)
+    assert "block_sparse_moe.gate.weight has shape [3, 24]" in one_line(folder)
+    edit_json(folder / "config.json", num_local_experts=3)
+    name = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
+    rewrite_weights(folder, lambda t: {n: v for n, v in t.items() if n != name})
+    assert "experts.2.w3.weight" in one_line(folder)
+
+
+def test_a_wrong_shape_is_named_even_where_the_whole_would_have_the_right_size(llama):
+    """4 and 2 heads make as many rows of queries, keys and values as 6 heads and 1."""
+    edit_json(llama / "config.json", num_attention_heads=6, num_key_value_heads=1)
+    message = one_line(llama)
+    assert "self_attn.q_proj.weight has shape [32, 24]" in message
+    assert "[48, 24]" in message
+
+
+@pytest.mark.parametrize("layers", [3, 5, 10_000])
+def test_another_number_of_layers_than_configured_is_one_line(llama, layers):
+    edit_json(llama / "config.json", num_hidden_layers=layers)
+    assert "layers." in one_line(llama)
+
+
+def test_a_foreign_tensor_is_named_rather_than_left_out(llama):
+    rewrite_weights(llama, lambda t: {**t, "model.layers.0.mlp.up_proj.bias": torch.ones(20)})
+    assert "layers.0.mlp.up_proj.bias has no place in a llama model" in one_line(llama)
+
+
+def test_a_missing_or_truncated_shard_is_one_line(tmp_path):
+    folder = save_decoder(random_decoder("llama"), tmp_path / "model", max_shard_size="10KB")
+    shard = sorted(folder.glob("model-*.safetensors"))[1]
+    whole = shard.read_bytes()
+    for cut in (0, 4, 100, len(whole) - 1):
+        shard.write_bytes(whole[:cut])
+        message = one_line(folder, InputOutputError)
+        assert shard.name in message
+        assert "fetch it again" in message
+    shard.unlink()
+    assert shard.name in one_line(folder, InputMissingError)
+
+
+def test_a_missing_tokenizer_says_what_to_do(llama):
+    (llama / "tokenizer.json").unlink()
+    assert "save_pretrained" in one_line(llama, InputMissingError)
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "generation_config.json"])
+def test_damaged_files_beside_the_configuration_are_one_line(llama, file):
+    (llama / file).write_text("[")
+    assert file in one_line(llama, InputOutputError)
+
+
+def test_the_fingerprint_follows_every_file_that_matters(llama):
+    seen = {fingerprint(llama)}
+    (llama / "chat_template.jinja").write_text("x")
+    seen.add(fingerprint(llama))
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
+        (llama / name).write_bytes((llama / name).read_bytes() + b"\n")
+        seen.add(fingerprint(llama))
+    assert len(seen) == 5
+    assert open_checkpoint(llama).content_hash == fingerprint(llama)

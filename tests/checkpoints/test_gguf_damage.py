@@ -1,0 +1,238 @@
+"""A GGUF file that lies, at every place of its header: a correct read or one line, never more."""
+
+import struct
+import tracemalloc
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_gguf import sizes, tensors, tiny_llama, vocabulary, write
+
+from kvcast.checkpoints.gguf import READER
+from kvcast.checkpoints.gguf_file import read_gguf
+from kvcast.errors import InputOutputError, KvcastError
+
+# What reading may take beyond the file's own size; a lie in the header could ask for anything.
+ROOM = 8 << 20
+LIES = [0, 1, 33, 2**32 - 1, 2**40, 2**64 - 1]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The bytes of a small file, and where its tensors begin."""
+    path = tiny_llama(tmp_path_factory.mktemp("whole") / "m.gguf")
+    return path.read_bytes(), gguf.GGUFReader(path).data_offset
+
+
+def outcome(path, contents):
+    """Read everything; return the error's one line, or None where it was read."""
+    path.write_bytes(contents)
+    try:
+        checkpoint = READER.read(path, "")
+        for name in checkpoint.tensors:
+            assert checkpoint.tensors[name].dtype in (np.float32, np.float16)
+    except KvcastError as error:
+        message = str(error)
+    else:
+        return None
+    assert message.isprintable()
+    return message
+
+
+def test_every_truncation_is_one_line(whole, tmp_path):
+    contents, start = whole
+    lengths = {*range(0, start, 97), *range(start - 40, start + 40), len(contents) - 1}
+    for length in sorted(lengths):
+        assert outcome(tmp_path / "m.gguf", contents[:length]), length
+
+
+@settings(
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.data())
+def test_changed_bytes_are_read_or_one_line(whole, tmp_path, data):
+    contents, start = whole
+    changed = bytearray(contents)
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, start - 1))
+        changed[place] = data.draw(st.integers(0, 255))
+    outcome(tmp_path / "m.gguf", bytes(changed))
+
+
+def numbers_in_header(contents):
+    """Where the header has a count, a length, an axis or an offset: (place, bytes)."""
+    places = [(8, 8), (16, 8)]
+    position = 24
+    tensors, values = struct.unpack_from("<QQ", contents, 8)
+    scalar = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+
+    def string():
+        nonlocal position
+        places.append((position, 8))
+        position += 8 + struct.unpack_from("<Q", contents, position)[0]
+
+    def value(kind):
+        nonlocal position
+        if kind == 8:
+            string()
+        elif kind == 9:
+            item, count = struct.unpack_from("<IQ", contents, position)
+            places.extend([(position, 4), (position + 4, 8)])
+            position += 12
+            if item == 8:
+                for n in range(count):
+                    string()
+                    if n > 3:
+                        places.pop()
+            else:
+                position += scalar[item] * count
+        else:
+            places.append((position, scalar[kind]))
+            position += scalar[kind]
+
+    for _ in range(values):
+        string()
+        (kind,) = struct.unpack_from("<I", contents, position)
+        places.append((position, 4))
+        position += 4
+        value(kind)
+    for _ in range(tensors):
+        string()
+        (rank,) = struct.unpack_from("<I", contents, position)
+        sizes = [4, *[8] * rank, 4, 8]
+        for size in sizes:
+            places.append((position, size))
+            position += size
+    return places
+
+
+def test_every_number_that_lies_is_read_or_one_line_and_takes_no_memory(whole, tmp_path):
+    contents, _ = whole
+    refused = 0
+    tracemalloc.start()
+    try:
+        for place, size in numbers_in_header(contents):
+            for lie in LIES:
+                changed = bytearray(contents)
+                changed[place : place + size] = (lie % 2 ** (8 * size)).to_bytes(size, "little")
+                tracemalloc.reset_peak()
+                refused += outcome(tmp_path / "m.gguf", bytes(changed)) is not None
+                assert tracemalloc.get_traced_memory()[1] < ROOM, (place, lie)
+    finally:
+        tracemalloc.stop()
+    assert refused > 500
+
+
+def header(*parts, tensors=0, values=0):
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, values) + b"".join(parts)
+
+
+def text(contents):
+    contents = contents if isinstance(contents, bytes) else contents.encode()
+    return struct.pack("<Q", len(contents)) + contents
+
+
+def tensor(name, *axes, kind=0, offset=0):
+    return text(name) + struct.pack(f"<I{len(axes)}QIQ", len(axes), *axes, kind, offset)
+
+
+def one_line(path, contents, kind=InputOutputError):
+    path.write_bytes(contents)
+    with pytest.raises(kind) as caught:
+        read_gguf(path)
+    message = str(caught.value)
+    assert message.isprintable()
+    return message
+
+
+U8, ARRAY, STRING = 0, 9, 8
+FIELD = text("a") + struct.pack("<IB", U8, 1)
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        (header(tensors=2**60), "cannot hold"),
+        (header(values=2**60), "cannot hold"),
+        (header(FIELD, FIELD, values=2), "value a occurs twice"),
+        (header(text("a\nb") + FIELD[9:], values=1), "the name of a value is not text"),
+        (header(text(b"\xff") + FIELD[9:], values=1), "the name of a value is not text"),
+        (header(text("a") + struct.pack("<IB", 99, 1), values=1), "unknown type 99"),
+        (header(text("a") + struct.pack("<IIQ", ARRAY, ARRAY, 1), values=1), "unknown type 9"),
+        (
+            header(text("a") + struct.pack("<IIQ", ARRAY, STRING, 2**61), values=1),
+            "cannot hold",
+        ),
+        (
+            header(text("a") + struct.pack("<IIQQ", ARRAY, STRING, 1, 2**62), values=1),
+            "a ends too early",
+        ),
+        (
+            header(text("a") + struct.pack("<IIQ", ARRAY, STRING, 1) + text(b"\xff"), values=1),
+            "not a list of texts",
+        ),
+        (header(text("a") + struct.pack("<IIQ", ARRAY, U8, 2**62), values=1), "ends too early"),
+        (header(tensor("t", *[1] * 5), tensors=1) + bytes(64), "5 axes"),
+        (header(tensor("t"), tensors=1) + bytes(64), "0 axes"),
+        (header(tensor("t", 0), tensors=1) + bytes(64), "cannot have shape [0]"),
+        (header(tensor("t", 33, kind=8), tensors=1) + bytes(64), "cannot have shape [33]"),
+        (header(tensor("t", 4, kind=77), tensors=1) + bytes(64), "unknown type 77"),
+        (header(tensor("t", 2**62, 2**62), tensors=1) + bytes(64), "its place"),
+        (header(tensor("t", 4, offset=2**63), tensors=1) + bytes(64), "its place"),
+        (header(tensor("t", 4, offset=8), tensors=1) + bytes(64), "its place"),
+        (
+            header(tensor("t", 4), tensor("t", 4, offset=32), tensors=2) + bytes(96),
+            "tensor t occurs twice",
+        ),
+    ],
+)
+def test_each_lie_is_named(tmp_path, contents, words):
+    assert words in one_line(tmp_path / "m.gguf", contents)
+
+
+def test_tensors_may_not_share_bytes(tmp_path):
+    whole = header(tensor("a", 8), tensor("b", 8, offset=32), tensors=2)
+    whole += bytes(-len(whole) % 32) + bytes(64)
+    (tmp_path / "m.gguf").write_bytes(whole)
+    assert set(read_gguf(tmp_path / "m.gguf").tensors) == {"a", "b"}
+    shared = header(tensor("a", 9), tensor("b", 8, offset=32), tensors=2)
+    message = one_line(tmp_path / "m.gguf", shared + bytes(-len(shared) % 32) + bytes(96))
+    assert "tensor b does not lie in its place" in message
+
+
+@pytest.mark.parametrize("alignment", [0, 3, 2**31])
+def test_an_alignment_that_cannot_be_is_one_line(tmp_path, alignment):
+    field = text("general.alignment") + struct.pack("<II", 4, alignment)
+    one_line(tmp_path / "m.gguf", header(field, tensor("t", 4), values=1, tensors=1) + bytes(64))
+
+
+def test_every_value_of_another_type_is_read_or_one_line(tmp_path):
+    values = sizes("llama") | vocabulary()
+    values |= {f"tokenizer.ggml.{name}_token_id": 0 for name in ("eot", "eom", "unknown")}
+    values |= {f"llama.rope.scaling.{name}": 1.0 for name in ("factor", "yarn_ext_factor")}
+    values |= sizes("llama", expert_count=0, attention__sliding_window=3, attention__scale=1.0)
+    values |= {"llama.rope.scaling.type": "yarn", "llama.attention.sliding_window_pattern": 2}
+    values |= {"llama.rope.scaling.original_context_length": 32, "split.count": 1}
+    values |= {"tokenizer.ggml.add_bos_token": True, "tokenizer.chat_template": "x"}
+    path = tmp_path / "m.gguf"
+    assert outcome(path, write(path, "llama", values, tensors()).read_bytes()) is None
+    refused = 0
+    for name in values:
+        for other in ([], [1, 2], [0.5, 0.5], ["a", "b"], "x", -1.0, float("nan"), True, 0):
+            changed = write(path, "llama", values | {name: other}, tensors())
+            refused += outcome(path, changed.read_bytes()) is not None
+    assert refused > 150
+    for other in ([1, 2], True, 3):
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.kv_data[0]["general.architecture"] = gguf.GGUFValue(
+            other, gguf.GGUFValueType.get_type(other)
+        )
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        assert "is not supported" in outcome(path, path.read_bytes())

@@ -1,0 +1,473 @@
+import builtins
+import math
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import dequantize
+from tiny_gguf import (
+    EXPERTS,
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    LAYERS,
+    VOCAB,
+    WIDTH,
+    packaged,
+    permuted,
+    sizes,
+    tensors,
+    tiny_llama,
+    vocabulary,
+    write,
+)
+
+from kvcast.checkpoints.decoder_names import tensor_shapes
+from kvcast.checkpoints.gguf_file import read_gguf
+from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
+from kvcast.errors import InputOutputError, KvcastError, UsageError
+from kvcast.spec.rotary import Rotary
+
+
+def one_line(path, kind=KvcastError):
+    with pytest.raises(kind) as caught:
+        open_checkpoint(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def expected(arrays, experts=0):
+    """Canonical tensors from Hugging Face's order, written against the contract."""
+    made = {"embedding.weight": arrays["token_embd.weight"]}
+    made["norm.weight"] = arrays["output_norm.weight"]
+    if "output.weight" in arrays:
+        made["head.weight"] = arrays["output.weight"]
+    renamed = {
+        "attn_norm": "attention_norm",
+        "attn_output": "attention.out",
+        "ffn_norm": "feed_forward_norm",
+        "ffn_down": "feed_forward.down",
+        "ffn_gate_inp": "feed_forward.router",
+        "attn_q_norm": "attention.query_norm",
+        "attn_k_norm": "attention.key_norm",
+        "post_attention_norm": "attention_post_norm",
+        "post_ffw_norm": "feed_forward_post_norm",
+    }
+    for i in range(LAYERS):
+        layer = {
+            name.removeprefix(f"blk.{i}."): array
+            for name, array in arrays.items()
+            if name.startswith(f"blk.{i}.")
+        }
+        for leaf in ("weight", "bias"):
+            if f"attn_q.{leaf}" in layer:
+                parts = [layer[f"attn_{x}.{leaf}"] for x in "qkv"]
+                made[f"layers.{i}.attention.qkv.{leaf}"] = np.concatenate(parts)
+        if experts:
+            gate_up = [layer["ffn_gate_exps.weight"], layer["ffn_up_exps.weight"]]
+            made[f"layers.{i}.feed_forward.gate_up"] = np.concatenate(gate_up, axis=1)
+            made[f"layers.{i}.feed_forward.down"] = layer["ffn_down_exps.weight"]
+        else:
+            gate_up = [layer["ffn_gate.weight"], layer["ffn_up.weight"]]
+            made[f"layers.{i}.feed_forward.gate_up.weight"] = np.concatenate(gate_up)
+        for theirs, ours in renamed.items():
+            if f"{theirs}.weight" in layer:
+                made[f"layers.{i}.{ours}.weight"] = layer[f"{theirs}.weight"]
+    return {f"decoder.{name}": array for name, array in made.items()}
+
+
+def check(path, arrays, experts=0):
+    """Read the file back; return its dimensions."""
+    checkpoint = open_checkpoint(path)
+    want = expected(arrays, experts)
+    assert set(checkpoint.tensors) == set(want) == set(tensor_shapes(checkpoint.dimensions))
+    for name, array in checkpoint.tensors.items():
+        np.testing.assert_array_equal(array, want[name], err_msg=name)
+        assert array.shape == tensor_shapes(checkpoint.dimensions)[name]
+    return checkpoint.dimensions
+
+
+def test_a_llama_reads_back_with_its_queries_and_keys_in_halves(tmp_path):
+    arrays = tensors(tied=False, bias=True)
+    stored = {name: permuted(name, array) for name, array in arrays.items()}
+    values = sizes("llama", rope__dimension_count=HEAD_DIM) | vocabulary()
+    dimensions = check(write(tmp_path / "m.gguf", "llama", values, stored), arrays)
+    assert (dimensions.architecture, dimensions.vocab_size) == ("llama", VOCAB)
+    assert (dimensions.heads, dimensions.kv_heads, dimensions.head_dim) == (4, 2, 16)
+    assert dimensions.windows == (None, None)
+    assert dimensions.rotary == Rotary(base=10_000.0)
+    assert dimensions.attention_scale == 0.25
+    assert dimensions.max_positions == 64
+    assert not dimensions.tied
+    assert dimensions.qkv_bias
+    assert dimensions.activation == "silu"
+
+
+def test_head_dim_and_kv_heads_follow_from_the_others_where_the_file_has_none(tmp_path):
+    arrays = tensors()
+    half = slice(0, HEADS * 8)
+    for i in range(LAYERS):
+        for name in ("attn_q", "attn_k", "attn_v"):
+            array = arrays[f"blk.{i}.{name}.weight"]
+            arrays[f"blk.{i}.{name}.weight"] = array[half]
+        arrays[f"blk.{i}.attn_output.weight"] = arrays[f"blk.{i}.attn_output.weight"][:, half]
+    values = sizes(
+        "qwen2",
+        attention__key_length=None,
+        attention__value_length=None,
+        attention__head_count_kv=None,
+        rope__freq_base=None,
+    )
+    path = write(tmp_path / "m.gguf", "qwen2", values | vocabulary(), arrays)
+    dimensions = check(path, arrays)
+    assert (dimensions.kv_heads, dimensions.head_dim) == (HEADS, WIDTH // HEADS)
+    assert dimensions.rotary.base == 10_000.0
+
+
+def test_a_mistral_has_its_window_in_every_layer(tmp_path):
+    path = tiny_llama(tmp_path / "m.gguf", attention__sliding_window=7)
+    assert open_checkpoint(path).dimensions.windows == (7, 7)
+
+
+def test_a_mixtral_reads_back_with_its_experts(tmp_path):
+    arrays = tensors(experts=EXPERTS)
+    stored = {name: permuted(name, array) for name, array in arrays.items()}
+    values = sizes("llama", expert_count=EXPERTS, expert_used_count=2) | vocabulary()
+    path = write(tmp_path / "m.gguf", "llama", values, stored)
+    dimensions = check(path, arrays, EXPERTS)
+    assert (dimensions.experts, dimensions.experts_per_token) == (EXPERTS, 2)
+    values |= sizes("llama", expert_count=2, expert_used_count=2)
+    message = one_line(write(tmp_path / "two.gguf", "llama", values, stored))
+    assert "does not hold 2 experts" in message
+
+
+def test_a_quantised_mixtral_is_cut_between_experts(tmp_path):
+    arrays = tensors(experts=EXPERTS)
+    values = sizes("llama", expert_count=EXPERTS, expert_used_count=2) | vocabulary()
+    path = write(tmp_path / "m.gguf", "llama", values, arrays, {"_exps.weight": "Q8_0"})
+    got = open_checkpoint(path).tensors["decoder.layers.1.feed_forward.down"]
+    want = arrays["blk.1.ffn_down_exps.weight"]
+    assert np.abs(got - want).max() < np.abs(want).max() / 127
+
+
+def test_a_qwen2_keeps_the_order_of_its_rows(tmp_path):
+    arrays = tensors(bias=True)
+    values = sizes("qwen2") | vocabulary()
+    dimensions = check(write(tmp_path / "m.gguf", "qwen2", values, arrays), arrays)
+    assert dimensions.qkv_bias
+    assert dimensions.tied
+    assert not dimensions.query_key_norm
+
+
+def test_a_qwen3_has_norms_of_queries_and_keys(tmp_path):
+    arrays = tensors(head_norms=True)
+    values = sizes("qwen3") | vocabulary()
+    dimensions = check(write(tmp_path / "m.gguf", "qwen3", values, arrays), arrays)
+    assert dimensions.query_key_norm
+
+
+def gemma(path, layers=LAYERS, **more):
+    """A tiny Gemma 3; layers beyond the first two repeat them."""
+    arrays = tensors(head_norms=True, post_norms=True)
+    for name, array in list(arrays.items()):
+        if name.startswith("blk.0."):
+            for i in range(LAYERS, layers):
+                arrays[name.replace("blk.0.", f"blk.{i}.")] = array
+    values = sizes(
+        "gemma3",
+        block_count=layers,
+        attention__sliding_window=5,
+        rope__freq_base=1e6,
+        **more,
+    )
+    return write(path, "gemma3", values | vocabulary(), arrays), arrays
+
+
+def test_a_gemma3_has_its_norms_as_stored_and_its_scales(tmp_path):
+    path, arrays = gemma(tmp_path / "m.gguf", final_logit_softcapping=30.0)
+    dimensions = check(path, arrays)
+    assert dimensions.embedding_scale == math.sqrt(WIDTH)
+    assert dimensions.attention_scale == HEAD_DIM**-0.5
+    assert dimensions.activation == "gelu_tanh"
+    assert dimensions.logit_softcap == 30.0
+    assert dimensions.rotary == Rotary(base=1e6)
+    assert dimensions.window_rotary == Rotary(base=10_000.0)
+    assert dimensions.windows == (5, 5)
+    assert dimensions.post_norms
+    assert dimensions.query_key_norm
+
+
+def test_every_sixth_layer_of_a_gemma3_sees_everything_or_what_its_pattern_says(tmp_path):
+    path, _ = gemma(tmp_path / "m.gguf", layers=7)
+    assert open_checkpoint(path).dimensions.windows == (5, 5, 5, 5, 5, None, 5)
+    path, _ = gemma(tmp_path / "n.gguf", layers=4, attention__sliding_window_pattern=2)
+    assert open_checkpoint(path).dimensions.windows == (5, None, 5, None)
+    pattern = [False, True, True]
+    path, _ = gemma(tmp_path / "a.gguf", layers=3, attention__sliding_window_pattern=pattern)
+    assert open_checkpoint(path).dimensions.windows == (None, 5, 5)
+    path, _ = gemma(tmp_path / "b.gguf", layers=4, attention__sliding_window_pattern=pattern)
+    assert "one for each layer" in one_line(path)
+
+
+def test_the_gemma3_of_62_layers_scales_attention_by_its_width(tmp_path):
+    path, _ = gemma(tmp_path / "m.gguf", layers=62)
+    assert open_checkpoint(path).dimensions.attention_scale == (WIDTH // HEADS) ** -0.5
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_transformers_reads_the_same_model(tmp_path, architecture):
+    pytest.importorskip("accelerate")  # transformers wants it for GGUF files
+    from transformers import AutoModelForCausalLM
+
+    is_gemma = architecture == "gemma3"
+    arrays = tensors(head_norms=is_gemma, post_norms=is_gemma)
+    values = sizes(architecture, attention__sliding_window=5, rope__dimension_count=HEAD_DIM)
+    values |= vocabulary() | {f"{architecture}.vocab_size": VOCAB}
+    write(tmp_path / "m.gguf", architecture, values, arrays)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf").state_dict()
+    ours = open_checkpoint(tmp_path).tensors
+    split = (HEADS * HEAD_DIM, (HEADS + KV_HEADS) * HEAD_DIM)
+    for i in range(LAYERS):
+        attention = f"model.layers.{i}.self_attn"
+        got = np.split(ours[f"decoder.layers.{i}.attention.qkv.weight"], split)
+        for name, part in zip("qkv", got, strict=True):
+            np.testing.assert_array_equal(part, theirs[f"{attention}.{name}_proj.weight"].numpy())
+        norm = theirs[f"model.layers.{i}.input_layernorm.weight"].numpy()
+        # transformers keeps Gemma's less one.
+        np.testing.assert_allclose(
+            ours[f"decoder.layers.{i}.attention_norm.weight"],
+            norm + is_gemma,
+            atol=1e-6,
+        )
+    np.testing.assert_array_equal(
+        ours["decoder.embedding.weight"], theirs["model.embed_tokens.weight"].numpy()
+    )
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_numbers_are_those_that_the_gguf_library_reads(tmp_path, kind):
+    arrays = {name: permuted(name, array) for name, array in tensors().items()}
+    values = sizes("llama") | vocabulary()
+    path = write(tmp_path / "m.gguf", "llama", values, arrays, {"ffn_down.weight": kind})
+    got = open_checkpoint(path).tensors["decoder.layers.1.feed_forward.down.weight"]
+    (tensor,) = (t for t in gguf.GGUFReader(path).tensors if t.name == "blk.1.ffn_down.weight")
+    assert tensor.tensor_type.name == kind
+    np.testing.assert_array_equal(got, dequantize(tensor.data, tensor.tensor_type))
+    step = {"Q4": 2 / 15, "Q5": 2 / 31, "Q8": 1 / 127}.get(kind[:2], 2**-8)
+    want = arrays["blk.1.ffn_down.weight"]
+    assert np.abs(got - want).max() <= np.abs(want).max() * step
+    assert got.dtype == (np.float16 if kind == "F16" else np.float32)
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_k_quants_are_those_that_the_gguf_library_reads(tmp_path, kind):
+    number = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[number]
+    # Bytes below 60: no half-precision scale is infinite.
+    raw = np.random.default_rng(0).integers(0, 60, (3, 2 * size), np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("t", raw, raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    stored = read_gguf(tmp_path / "m.gguf").tensors["t"].stored()
+    assert stored.shape == (3, 2 * block)
+    np.testing.assert_array_equal(stored.read(), dequantize(raw, number))
+    assert np.isfinite(stored.read()).all()
+
+
+def test_other_quantisations_are_one_line(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    number = gguf.GGMLQuantizationType.IQ4_NL
+    writer.add_tensor("t", np.zeros((1, 18), np.uint8), raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert "is IQ4_NL, not one of F32" in one_line(tmp_path / "m.gguf")
+
+
+def test_the_packaged_model_is_read_as_the_gguf_library_reads_it():
+    path = packaged()
+    file, reader = read_gguf(path), gguf.GGUFReader(path)
+    assert set(file.tensors) == {tensor.name for tensor in reader.tensors}
+    for tensor in reader.tensors:
+        if tensor.name.startswith(("blk.0.", "output_norm")):
+            want = dequantize(tensor.data, tensor.tensor_type)
+            np.testing.assert_array_equal(file.tensors[tensor.name].stored().read(), want)
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF."):
+            assert list(np.ravel(file.values[name])) == list(np.ravel(field.contents()))
+    checkpoint = open_checkpoint(path)
+    assert (checkpoint.dimensions.layers, checkpoint.dimensions.width) == (30, 576)
+    assert checkpoint.dimensions.rotary == Rotary(base=100_000.0)
+    assert checkpoint.dimensions.tied
+    assert checkpoint.content_hash == fingerprint(path)
+
+
+def llama3_divisors(factor, trained=8192, low=1.0, high=4.0, base=10_000.0):
+    """As llama.cpp's conversion computes them."""
+    divisors = []
+    for pair in range(0, HEAD_DIM, 2):
+        wavelength = 2 * math.pi * base ** (pair / HEAD_DIM)
+        if wavelength < trained / high:
+            divisors.append(1.0)
+        elif wavelength > trained / low:
+            divisors.append(factor)
+        else:
+            smooth = (trained / wavelength - low) / (high - low)
+            divisors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(divisors, np.float32)
+
+
+def with_divisors(path, divisors, **more):
+    base = {"rope__freq_base": 500_000.0}
+    arrays = tensors() | {"rope_freqs.weight": divisors}
+    return write(path, "llama", sizes("llama", **(base | more)) | vocabulary(), arrays)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3s_scaling_is_found_in_its_divisors(tmp_path, factor):
+    divisors = llama3_divisors(factor, base=500_000.0)
+    assert len(set(divisors.tolist())) > 2
+    dimensions = open_checkpoint(with_divisors(tmp_path / "m.gguf", divisors)).dimensions
+    assert dimensions.rotary == Rotary(
+        base=500_000.0, scaling="llama3", factor=factor, trained_positions=8192
+    )
+    ones = np.ones(HEAD_DIM // 2, np.float32)
+    dimensions = open_checkpoint(with_divisors(tmp_path / "n.gguf", ones)).dimensions
+    assert dimensions.rotary == Rotary(base=500_000.0)
+
+
+@pytest.mark.parametrize(
+    ("divisors", "more", "words"),
+    [
+        (llama3_divisors(8.0, trained=4096, base=500_000.0), {}, "not Llama 3's scaling"),
+        (np.linspace(1, 8, HEAD_DIM // 2, dtype=np.float32), {}, "not Llama 3's scaling"),
+        (np.zeros(HEAD_DIM // 2, np.float32), {}, "below 1"),
+        (np.full(HEAD_DIM // 2, np.nan, np.float32), {}, "below 1"),
+        (np.ones(3, np.float32), {}, "has shape [3]"),
+        (llama3_divisors(8.0), {"rope__scaling__type": "linear"}, "both by"),
+    ],
+)
+def test_other_divisors_are_one_line(tmp_path, divisors, more, words):
+    assert words in one_line(with_divisors(tmp_path / "m.gguf", divisors, **more))
+
+
+def test_linear_and_yarn_scaling(tmp_path):
+    linear = {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}
+    path = tiny_llama(tmp_path / "linear.gguf", **linear)
+    want = Rotary(base=10_000.0, scaling="linear", factor=4.0)
+    assert open_checkpoint(path).dimensions.rotary == want
+    path, _ = gemma(tmp_path / "gemma.gguf", **linear)
+    dimensions = open_checkpoint(path).dimensions
+    assert dimensions.rotary == Rotary(base=1e6, scaling="linear", factor=4.0)
+    assert dimensions.window_rotary == Rotary(base=10_000.0)
+    yarn = {
+        "rope__scaling__type": "yarn",
+        "rope__scaling__factor": 4.0,
+        "rope__scaling__original_context_length": 32,
+    }
+    path = tiny_llama(tmp_path / "yarn.gguf", **yarn)
+    want = Rotary(
+        base=10_000.0,
+        scaling="yarn",
+        factor=4.0,
+        low_frequency=1.0,
+        high_frequency=32.0,
+        trained_positions=32,
+    )
+    assert open_checkpoint(path).dimensions.rotary == want
+    path = tiny_llama(tmp_path / "factor.gguf", **yarn, rope__scaling__attn_factor=2.0)
+    factor = open_checkpoint(path).dimensions.rotary.attention_factor
+    assert factor == pytest.approx(2 * (0.1 * math.log(4) + 1))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"block_count": None}, "llama.block_count is missing"),
+        ({"block_count": 2**31}, "block_count must be a whole number"),
+        ({"block_count": 3}, "no tensor blk.2.attn_norm.weight"),
+        ({"block_count": 1}, "tensor blk.1.attn_"),
+        ({"context_length": 2**32 - 1}, "context_length must be"),
+        ({"embedding_length": "many"}, "embedding_length must be"),
+        ({"embedding_length": 2**31 - 1}, "has shape"),
+        ({"feed_forward_length": [64, 64]}, "feed_forward_length must be"),
+        ({"attention__head_count": 0}, "head_count must be"),
+        ({"attention__head_count": 5}, "multiple"),
+        ({"attention__key_length": 15, "attention__value_length": 15}, "must be even"),
+        ({"attention__value_length": 8}, "value_length must be 16"),
+        ({"rope__dimension_count": 8}, "dimension_count must be 16"),
+        ({"attention__layer_norm_rms_epsilon": float("nan")}, "epsilon must be"),
+        ({"rope__freq_base": 0.5}, "out of range"),
+        ({"rope__scaling__type": "longrope", "rope__scaling__factor": 2.0}, "'longrope' is not"),
+        ({"rope__scaling__type": "linear"}, "scaling.factor is missing"),
+        (
+            {
+                "rope__scaling__type": "yarn",
+                "rope__scaling__factor": 2.0,
+                "rope__scaling__yarn_log_multiplier": 0.5,
+            },
+            "yarn_log_multiplier",
+        ),
+        ({"expert_count": 2}, "expert_used_count is missing"),
+        ({"expert_count": 2, "expert_used_count": 2}, "no tensor blk.0.ffn_gate_inp"),
+    ],
+)
+def test_dimensions_that_cannot_be_are_one_line(tmp_path, more, words):
+    assert words in one_line(tiny_llama(tmp_path / "m.gguf", **more))
+
+
+def test_foreign_and_missing_parts_are_one_line(tmp_path):
+    arrays, values = tensors(), sizes("llama") | vocabulary()
+    path = write(tmp_path / "bert.gguf", "bert", sizes("bert") | vocabulary(), arrays)
+    assert "architecture 'bert' is not supported" in one_line(path)
+    path = write(tmp_path / "more.gguf", "llama", values, tensors(head_norms=True))
+    assert "has no place" in one_line(path)
+    path = write(tmp_path / "less.gguf", "llama", values, {"output_norm.weight": np.ones(3)})
+    assert "no tensor token_embd.weight" in one_line(path)
+    small = arrays | {"token_embd.weight": arrays["token_embd.weight"][:50]}
+    path = write(tmp_path / "small.gguf", "llama", values, small)
+    assert "do not fit 50 embeddings" in one_line(path)
+    path = tiny_llama(tmp_path / "split.gguf")
+    path = write(tmp_path / "split.gguf", "llama", values | {"split.count": 3}, arrays)
+    assert "one of 3 parts" in one_line(path)
+
+
+def test_a_folder_with_one_file_is_that_file_and_with_two_is_none(tmp_path):
+    path = tiny_llama(tmp_path / "A.GGUF")
+    assert locate(str(path)) == path
+    assert fingerprint(tmp_path) == fingerprint(path)
+    assert open_checkpoint(tmp_path).dimensions == open_checkpoint(path).dimensions
+    tiny_llama(tmp_path / "b.gguf")
+    for function in (fingerprint, open_checkpoint):
+        with pytest.raises(UsageError, match="holds 2 GGUF files: give one of them"):
+            function(tmp_path)
+
+
+def test_without_the_gguf_library_it_says_what_to_install(tmp_path, monkeypatch):
+    path = tiny_llama(tmp_path / "m.gguf")
+    real = builtins.__import__
+
+    def without(name, *arguments):
+        if name == "gguf":
+            raise ImportError(name)
+        return real(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert "pip install 'kvcast[export]'" in one_line(path)
+
+
+def test_a_file_of_another_kind_is_one_line(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"")
+    assert "is empty" in one_line(path, InputOutputError)
+    path.write_bytes(b"GGML" + bytes(60))
+    assert "is not a GGUF file" in one_line(path)
+    path.write_bytes(b"GGUF" + (1).to_bytes(4, "little") + bytes(60))
+    assert "version 1" in one_line(path)
+    path.write_bytes(b"GGUF" + (3).to_bytes(4, "big") + bytes(60))
+    assert "big-endian" in one_line(path)

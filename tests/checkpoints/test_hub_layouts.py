@@ -1,0 +1,51 @@
+import pytest
+from huggingface_hub.utils import filter_repo_objects
+
+from kvcast.checkpoints import hub
+
+MISTRAL = ["params.json", "consolidated.safetensors", "tekken.json"]
+OTHER = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+NEVER = [
+    "consolidated.00.pth",
+    "pytorch_model.bin",
+    "model-Q8_0.gguf",
+    "tokenizer.py",
+    "onnx.gguf",
+]
+
+
+@pytest.fixture
+def fetched(monkeypatch, tmp_path):
+    """Give a function that downloads a repository of these files and says what arrived."""
+
+    def fetch(files):
+        def snapshot_download(_repository, *, allow_patterns, **_):
+            for file in filter_repo_objects(files, allow_patterns=allow_patterns):
+                (tmp_path / file).write_text("")
+            return str(tmp_path)
+
+        monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+        assert hub.download("org/name") == tmp_path
+        return {path.name for path in tmp_path.iterdir()}
+
+    return fetch
+
+
+def test_where_both_layouts_are_mistrals_is_left_there(fetched):
+    assert fetched([*OTHER, *MISTRAL, *NEVER, "tokenizer.model.v3"]) == set(OTHER)
+
+
+@pytest.mark.parametrize("weights", ["model-00001-of-00002.safetensors", "model.bin"])
+def test_so_it_is_with_shards_and_other_formats(fetched, weights):
+    assert fetched([weights, *MISTRAL]) == {weights}
+
+
+def test_mistrals_layout_is_fetched_where_there_is_no_other(fetched):
+    files = [*MISTRAL, "tokenizer.model.v3", "config.json", "tokenizer_config.json"]
+    shards = ["consolidated-00001-of-00002.safetensors", "consolidated.safetensors.index.json"]
+    assert fetched([*files, *shards, *NEVER]) == {*files, *shards}
+
+
+def test_what_chat_needs_is_fetched_too(fetched):
+    files = [*OTHER, "chat_template.jinja", "generation_config.json"]
+    assert fetched([*files, *NEVER]) == set(files)

@@ -1,0 +1,321 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_decoders import random_decoder, tensors_by_our_names
+from tiny_whisper import edit_json
+
+from kvcast.checkpoints.digests import combined_sha256
+from kvcast.checkpoints.mistral import READER, halves_from_pairs
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.rotary import Rotary
+
+PARAMS = {
+    "dim": 24,
+    "n_layers": 4,
+    "head_dim": 8,
+    "hidden_dim": 20,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "norm_eps": 1e-5,
+    "vocab_size": 19,
+}
+NAMES = {
+    "model.embed_tokens.": "tok_embeddings.",
+    "model.norm.": "norm.",
+    "lm_head.": "output.",
+    "model.layers.": "layers.",
+    "input_layernorm.": "attention_norm.",
+    "post_attention_layernorm.": "ffn_norm.",
+    "self_attn.q_proj.": "attention.wq.",
+    "self_attn.k_proj.": "attention.wk.",
+    "self_attn.v_proj.": "attention.wv.",
+    "self_attn.o_proj.": "attention.wo.",
+    "mlp.gate_proj.": "feed_forward.w1.",
+    "mlp.down_proj.": "feed_forward.w2.",
+    "mlp.up_proj.": "feed_forward.w3.",
+    "mlp.gate.": "feed_forward.gate.",
+}
+
+
+def pairs_from_halves(weight):
+    """Row p of a head's first half and row p of its second become neighbours."""
+    heads = weight.reshape(-1, 8, weight.shape[1])
+    return torch.stack([heads[:, :4], heads[:, 4:]], dim=2).reshape(weight.shape)
+
+
+def mistral_tensors(model):
+    """A model's tensors as mistral-inference names and orders them."""
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        for theirs, own in NAMES.items():
+            name = name.replace(theirs, own)
+        if name.endswith(("wq.weight", "wk.weight")):
+            tensor = pairs_from_halves(tensor)
+        if name.endswith("experts.gate_up_proj"):
+            stem = name.replace("mlp.experts.gate_up_proj", "feed_forward.experts")
+            for e, (gate, up) in enumerate(expert.chunk(2) for expert in tensor):
+                tensors[f"{stem}.{e}.w1.weight"] = gate.contiguous()
+                tensors[f"{stem}.{e}.w3.weight"] = up.contiguous()
+        elif name.endswith("experts.down_proj"):
+            stem = name.replace("mlp.experts.down_proj", "feed_forward.experts")
+            for e, down in enumerate(tensor):
+                tensors[f"{stem}.{e}.w2.weight"] = down.contiguous()
+        else:
+            tensors[name] = tensor.contiguous()
+    return tensors
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_decoder("mistral")
+
+
+@pytest.fixture
+def folder(model, tmp_path):
+    return write(model, tmp_path)
+
+
+def write(model, folder, **params):
+    save_file(mistral_tensors(model), folder / "consolidated.safetensors")
+    (folder / "params.json").write_text(json.dumps({**PARAMS, **params}))
+    (folder / "tekken.json").write_text("{}")
+    return folder
+
+
+def read(folder):
+    assert READER.detect(folder)
+    return READER.read(folder, combined_sha256(READER.name, READER.files(folder)))
+
+
+def one_line(folder, kind=KvcastError):
+    with pytest.raises(kind) as caught:
+        read(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def assert_same_tensors(tensors, expected):
+    assert set(tensors) == set(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(tensors[name], array, err_msg=name)
+
+
+def test_every_tensor_is_the_one_of_the_same_model_in_the_other_layout(model, folder):
+    checkpoint = read(folder)
+    assert_same_tensors(checkpoint.tensors, tensors_by_our_names(model))
+    assert checkpoint.dimensions == DecoderDimensions(
+        architecture="mistral",
+        vocab_size=19,
+        width=24,
+        inner=20,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        windows=(None,) * 4,
+        max_positions=128_000,
+        rotary=Rotary(base=1_000_000.0),
+        norm_eps=1e-5,
+        attention_scale=8**-0.5,
+        tied=False,
+    )
+
+
+def test_experts_are_stacked(tmp_path):
+    model = random_decoder("mixtral")
+    write(model, tmp_path, moe={"num_experts": 3, "num_experts_per_tok": 2})
+    checkpoint = read(tmp_path)
+    assert_same_tensors(checkpoint.tensors, tensors_by_our_names(model))
+    dimensions = checkpoint.dimensions
+    assert dimensions.architecture == "mixtral"
+    assert (dimensions.experts, dimensions.experts_per_token) == (3, 2)
+
+
+def test_rotated_halves_of_the_reordered_rows_give_the_products_of_rotated_neighbours():
+    """Neighbours are rotated as complex numbers, as in mistral-inference's rope.py."""
+    random = np.random.default_rng(0)
+    query, key = random.normal(size=(2, 16, 24))
+    hidden = random.normal(size=(6, 24))
+    angles = np.arange(6)[:, None] * Rotary(base=100.0).frequencies(8)
+
+    def neighbours(weight):
+        heads = (hidden @ weight.T).reshape(6, 2, 4, 2)
+        turned = (heads[..., 0] + 1j * heads[..., 1]) * np.exp(1j * angles)[:, None]
+        return np.stack([turned.real, turned.imag], axis=-1).reshape(6, 2, 8)
+
+    def halves(weight):
+        first, second = (hidden @ halves_from_pairs(weight, 8).T).reshape(6, 2, 2, 4).swapaxes(0, 2)
+        cos, sin = np.cos(angles), np.sin(angles)
+        turned = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        return turned.swapaxes(0, 1)
+
+    def scores(rotate):
+        return np.einsum("qhd,khd->hqk", rotate(query), rotate(key))
+
+    np.testing.assert_allclose(scores(halves), scores(neighbours), atol=1e-9)
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_several_files_read_like_one_with_and_without_an_index(model, folder, index):
+    tensors = load_file(folder / "consolidated.safetensors")
+    (folder / "consolidated.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {f"consolidated-{i + 1:05}-of-00003.safetensors": names[i::3] for i in range(3)}
+    for file, some in parts.items():
+        save_file({name: tensors[name] for name in some}, folder / file)
+    if index:
+        weight_map = {name: file for file, some in parts.items() for name in some}
+        path = folder / "consolidated.safetensors.index.json"
+        path.write_text(json.dumps({"weight_map": weight_map}))
+    assert_same_tensors(read(folder).tensors, tensors_by_our_names(model))
+    (folder / "consolidated-00002-of-00003.safetensors").unlink()
+    kind, words = (
+        (InputMissingError, "no consolidated-00002") if index else (KvcastError, "has no tensor")
+    )
+    assert words in one_line(folder, kind)
+
+
+@pytest.mark.parametrize(
+    ("params", "windows", "base"),
+    [
+        ({}, (None,) * 4, 1_000_000.0),
+        ({"sliding_window": 4096}, (4096,) * 4, 10_000.0),
+        ({"sliding_window": None}, (None,) * 4, 1_000_000.0),
+        ({"sliding_window": [None, 5]}, (None, 5, None, 5), 10_000.0),
+        ({"sliding_window": 5, "rope_theta": 7.0}, (5,) * 4, 7.0),
+    ],
+)
+def test_windows_and_the_base_that_goes_with_them(folder, params, windows, base):
+    (folder / "params.json").write_text(json.dumps({**PARAMS, **params}))
+    dimensions = read(folder).dimensions
+    assert dimensions.windows == windows
+    assert dimensions.rotary == Rotary(base=base)
+
+
+@pytest.mark.parametrize(("scaled", "attention_factor"), [(True, None), (False, 1.0)])
+def test_yarn_is_read_by_its_names_here(folder, scaled, attention_factor):
+    yarn = {
+        "original_max_position_embeddings": 16,
+        "factor": 4,
+        "alpha": 2,
+        "beta": 8,
+        "apply_scale": scaled,
+    }
+    edit_json(folder / "params.json", yarn=yarn, max_position_embeddings=64)
+    dimensions = read(folder).dimensions
+    assert dimensions.max_positions == 64
+    assert dimensions.rotary == Rotary(
+        base=1_000_000.0,
+        scaling="yarn",
+        factor=4.0,
+        low_frequency=2.0,
+        high_frequency=8.0,
+        trained_positions=16,
+        attention_factor=attention_factor,
+    )
+
+
+def test_a_tied_head_and_an_image_tower_are_left_out(model, folder):
+    tensors = load_file(folder / "consolidated.safetensors")
+    del tensors["output.weight"]
+    tensors["vision_encoder.conv.weight"] = torch.ones(3)
+    save_file(tensors, folder / "consolidated.safetensors")
+    edit_json(folder / "params.json", tied_embeddings=True)
+    checkpoint = read(folder)
+    assert checkpoint.dimensions.tied
+    expected = tensors_by_our_names(model)
+    del expected["decoder.head.weight"]
+    assert_same_tensors(checkpoint.tensors, expected)
+
+
+@pytest.mark.parametrize(
+    ("files", "chosen"),
+    [
+        (("tekken.json", "tokenizer.model.v3"), "tekken.json"),
+        (("tokenizer.model", "tokenizer.model.v3"), "tokenizer.model.v3"),
+        (("tokenizer.model.v3", "tokenizer.model.v11"), "tokenizer.model.v11"),
+        (("tokenizer.model",), "tokenizer.model"),
+        (("tokenizer.json", "tokenizer.model.v1"), "tokenizer.model.v1"),
+    ],
+)
+def test_the_tokenizers_file_goes_along_under_its_own_name(folder, files, chosen):
+    (folder / "tekken.json").unlink()
+    for file in files:
+        (folder / file).write_text(file)
+    text = read(folder).text
+    assert set(text) == {chosen, "text.json"}
+    assert text[chosen] == chosen.encode()
+    assert json.loads(text["text.json"]) == {"end_tokens": [], "bos_token": "", "eos_token": ""}
+
+
+def test_a_missing_tokenizer_is_one_line(folder):
+    (folder / "tekken.json").unlink()
+    assert "no tekken.json or tokenizer.model*" in one_line(folder, InputMissingError)
+
+
+def test_pickled_weights_are_refused_with_the_way_out(folder):
+    (folder / "consolidated.safetensors").rename(folder / "consolidated.00.pth")
+    message = one_line(folder, InputMissingError)
+    assert "pickled" in message
+    assert "safetensors" in message
+
+
+def test_the_other_layout_comes_first_where_both_are(folder):
+    assert READER.detect(folder)
+    (folder / "model-00001-of-00002.safetensors").write_bytes(b"")
+    assert not READER.detect(folder)
+
+
+@pytest.mark.parametrize("missing", ["params.json", "consolidated.safetensors"])
+def test_half_a_model_is_not_taken_for_one(folder, missing):
+    (folder / missing).unlink()
+    assert not READER.detect(folder)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        *(({name: None}, f"{name} is missing") for name in PARAMS),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
+        ({"lora": {"rank": 2}}, "lora is not supported"),
+        ({"quantization": {"qformat_weight": "fp8_e4m3"}}, "quantization is not supported"),
+        ({"n_layers": 10**12}, "n_layers must be a whole number"),
+        ({"n_kv_heads": 3}, "4 heads are not a multiple of 3"),
+        ({"sliding_window": [5, 5, 5]}, "sliding_window must list a window for each of 4 layers"),
+        ({"sliding_window": []}, "sliding_window must list"),
+        ({"sliding_window": "5"}, "sliding_window must be a whole number"),
+        ({"rope_theta": 0}, "rope_theta must be a number above 0"),
+        ({"moe": 3}, "moe must be an object"),
+        ({"moe": {"num_experts": 2}}, "num_experts_per_tok is missing"),
+        ({"yarn": {"factor": 2}}, "original_max_position_embeddings is missing"),
+    ],
+)
+def test_parameters_that_cannot_be_served_are_one_line(folder, params, words):
+    edit_json(folder / "params.json", **params)
+    message = one_line(folder)
+    assert words in message
+    assert "params.json" in message
+
+
+def test_a_missing_misshapen_or_foreign_tensor_is_one_line(folder):
+    path = folder / "consolidated.safetensors"
+    whole = load_file(path)
+    name = "layers.3.attention.wk.weight"
+    save_file({n: tensor for n, tensor in whole.items() if n != name}, path)
+    assert name in one_line(folder)
+    save_file({**whole, name: torch.ones(15, 24)}, path)
+    assert f"{name} has shape [15, 24]" in one_line(folder)
+    save_file({**whole, "adapter.weight": torch.ones(1)}, path)
+    assert "adapter.weight has no place" in one_line(folder)
+
+
+def test_truncated_weights_are_one_line(folder):
+    path = folder / "consolidated.safetensors"
+    whole = path.read_bytes()
+    for cut in (0, 4, 100, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        assert "fetch it again" in one_line(folder, InputOutputError)

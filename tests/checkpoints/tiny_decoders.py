@@ -1,0 +1,121 @@
+"""Tiny random decoder-only models as transformers has them, and their tensors by our names."""
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+
+SIZES = {
+    "vocab_size": 19,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+_PLAIN = {"rope_type": "default", "rope_theta": 50_000.0}
+# Every setting that changes tensors or dimensions is at least once unlike its default.
+SETTINGS = {
+    "llama": {"attention_bias": True, "rope_parameters": _PLAIN},
+    "mistral": {"sliding_window": 5, "rope_parameters": _PLAIN},
+    "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 2},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 3},
+    "qwen3": {"tie_word_embeddings": True},
+    "gemma3_text": {
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window_pattern": 3,
+    },
+}
+
+
+def random_decoder(name, seed=0, **settings):
+    """Return a model for generation with every parameter random, norms and biases too."""
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.for_model(name, **{**SIZES, **SETTINGS[name], **settings})
+    return _randomised(transformers.AutoModelForCausalLM.from_config(config))
+
+
+def random_gemma_with_images():
+    """Gemma 3 as published with a vision tower, of which nothing is read."""
+    torch.manual_seed(0)
+    config = transformers.Gemma3Config(
+        text_config={**SIZES, **SETTINGS["gemma3_text"]},
+        vision_config={
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 14,
+            "patch_size": 7,
+        },
+        mm_tokens_per_image=4,
+    )
+    return _randomised(transformers.Gemma3ForConditionalGeneration(config))
+
+
+def _randomised(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    return model.eval()
+
+
+def save_decoder(model, folder: Path, **options) -> Path:
+    """Save a model beside the smallest files of a tokenizer."""
+    model.save_pretrained(folder, **options)
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}})
+    )
+    return folder
+
+
+def tensors_by_our_names(model, prefix="model"):
+    """Rearrange transformers' state dict, in which experts are already stacked."""
+    state = {name: tensor.float() for name, tensor in model.state_dict().items()}
+    gemma = model.config.get_text_config().model_type == "gemma3_text"
+    more = 1 if gemma else 0
+    ours = {
+        "embedding.weight": state[f"{prefix}.embed_tokens.weight"],
+        "norm.weight": state[f"{prefix}.norm.weight"] + more,
+    }
+    if not model.config.tie_word_embeddings:
+        ours["head.weight"] = state["lm_head.weight"]
+    for i in range(model.config.get_text_config().num_hidden_layers):
+        layer = f"{prefix}.layers.{i}"
+        at = {name.removeprefix(f"{layer}."): tensor for name, tensor in state.items()}
+        found = {
+            "attention_norm.weight": at["input_layernorm.weight"] + more,
+            "attention.out.weight": at["self_attn.o_proj.weight"],
+        }
+        for leaf in ("weight", "bias"):
+            if f"self_attn.q_proj.{leaf}" in at:
+                parts = [at[f"self_attn.{part}_proj.{leaf}"] for part in "qkv"]
+                found[f"attention.qkv.{leaf}"] = torch.cat(parts)
+        if "self_attn.o_proj.bias" in at:
+            found["attention.out.bias"] = at["self_attn.o_proj.bias"]
+        if "self_attn.q_norm.weight" in at:
+            found["attention.query_norm.weight"] = at["self_attn.q_norm.weight"] + more
+            found["attention.key_norm.weight"] = at["self_attn.k_norm.weight"] + more
+        if gemma:
+            found["attention_post_norm.weight"] = at["post_attention_layernorm.weight"] + 1
+            found["feed_forward_norm.weight"] = at["pre_feedforward_layernorm.weight"] + 1
+            found["feed_forward_post_norm.weight"] = at["post_feedforward_layernorm.weight"] + 1
+        else:
+            found["feed_forward_norm.weight"] = at["post_attention_layernorm.weight"]
+        if "mlp.gate.weight" in at:
+            found["feed_forward.router.weight"] = at["mlp.gate.weight"]
+            found["feed_forward.gate_up"] = at["mlp.experts.gate_up_proj"]
+            found["feed_forward.down"] = at["mlp.experts.down_proj"]
+        else:
+            gate_up = [at["mlp.gate_proj.weight"], at["mlp.up_proj.weight"]]
+            found["feed_forward.gate_up.weight"] = torch.cat(gate_up)
+            found["feed_forward.down.weight"] = at["mlp.down_proj.weight"]
+        ours |= {f"layers.{i}.{name}": tensor for name, tensor in found.items()}
+    return {f"decoder.{name}": tensor.numpy() for name, tensor in ours.items()}

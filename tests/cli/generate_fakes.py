@@ -1,0 +1,95 @@
+"""A scripted text model for the command line's tests, and a program that runs the CLI with it.
+
+As a program: `python generate_fakes.py ARGS…` is `kvcast ARGS…` with the scripted model; a prompt
+"slow" holds the run after its first piece until somebody interrupts it.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import kvcast
+from kvcast.cli import main
+from kvcast.errors import KvcastError, UsageError
+
+PIECES = (" in", " 東京,\n", "well")
+TEXT = "".join(PIECES)
+LONGEST = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeTimings:
+    first_token: float = 0.25
+    seconds: float = 0.5
+    per_token: float = 0.125
+    tokens_per_second: float = 6.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeGeneration:
+    text: str = TEXT
+    tokens: tuple[int, ...] = (11, 12, 13)
+    logprobs: tuple[float, ...] = (-0.5, -1.25, float("-inf"))
+    finish_reason: str = "stop"
+    prompt_tokens: int = 4
+    timings: FakeTimings = FakeTimings()
+
+
+class FakePieces(Iterator[str]):
+    def __init__(self, pieces: Iterator[str]) -> None:
+        self._pieces = pieces
+        self.result = FakeGeneration()
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+
+@dataclass
+class FakeTextModel:
+    """Streams PIECES, or answers "PROMPT#k"; a prompt in `failures` fails after it began."""
+
+    task: str = "generate"
+    failures: dict[str, BaseException] = field(default_factory=dict)
+    refuses: KvcastError | None = None
+    calls: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
+    taken: list[str] = field(default_factory=list)
+
+    def stream(self, prompt: str, **keywords: Any) -> FakePieces:
+        self._begin(prompt, [prompt], keywords)
+        return FakePieces(self._pieces(prompt))
+
+    def generate_each(
+        self, prompts: Sequence[str], *, n: int = 1, **keywords: Any
+    ) -> Iterator[list[FakeGeneration]]:
+        self._begin(prompts, prompts, {"n": n, **keywords})
+        return self._texts(prompts, n)
+
+    def _begin(self, given: object, prompts: Sequence[str], keywords: dict[str, Any]) -> None:
+        self.calls.append((given, keywords))
+        if self.refuses:
+            raise self.refuses
+        if any(len(prompt) > LONGEST for prompt in prompts):
+            raise UsageError(f"the prompt is longer than {LONGEST}: shorten it")
+
+    def _pieces(self, prompt: str) -> Iterator[str]:
+        yield PIECES[0]
+        if prompt in self.failures:
+            raise self.failures[prompt]
+        if prompt == "slow":
+            time.sleep(600)
+        yield from PIECES[1:]
+
+    def _texts(self, prompts: Sequence[str], n: int) -> Iterator[list[FakeGeneration]]:
+        for prompt in prompts:
+            if prompt in self.failures:
+                raise self.failures[prompt]
+            if prompt == "slow":
+                time.sleep(600)
+            self.taken.append(prompt)
+            yield [FakeGeneration(text=f"{prompt}#{k}") for k in range(n)]
+
+
+if __name__ == "__main__":
+    kvcast.load = lambda **_: FakeTextModel()
+    raise SystemExit(main())

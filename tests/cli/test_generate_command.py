@@ -1,0 +1,302 @@
+"""`kvcast generate` with a scripted model: what is printed, in which order, and exit codes."""
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import kvcast
+from cli.generate_fakes import LONGEST, PIECES, TEXT, FakeTextModel
+from kvcast.cli import console, main
+from kvcast.errors import KvcastError, UsageError
+
+DOCS = Path(__file__).parents[2] / "docs"
+SCHEMA = json.loads((DOCS / "generation.schema.json").read_text(encoding="utf-8"))
+TIMES = "kvcast: 3 tokens: first token after 0.250 s, 125.0 ms per token, 6.0 tokens/s\n"
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> FakeTextModel:
+    made = FakeTextModel()
+    monkeypatch.setattr(kvcast, "load", lambda **_: made, raising=False)
+    return made
+
+
+@pytest.fixture
+def lines(tmp_path: Path):
+    """Write prompts, one a line, and return the file's name."""
+
+    def write(*prompts: str) -> str:
+        path = tmp_path / "prompts"
+        path.write_text("".join(f"{prompt}\n" for prompt in prompts), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def generate(*words: str) -> int:
+    return main(["generate", *words])
+
+
+def documents(out: str) -> list[dict]:
+    found = [json.loads(line) for line in out.splitlines()]
+    for document in found:
+        jsonschema.validate(document, SCHEMA)
+    return found
+
+
+def test_text_is_printed_with_a_line_end_and_the_times_come_last(scripted, capsys):
+    assert generate("hello") == 0
+    assert capsys.readouterr() == (f"{TEXT}\n", TIMES)
+
+
+def test_quiet_leaves_the_text_alone(scripted, capsys):
+    assert generate("hello", "--quiet") == 0
+    assert capsys.readouterr() == (f"{TEXT}\n", "")
+
+
+def test_each_piece_is_printed_before_the_next_is_generated(scripted, capsys):
+    printed: list[str] = []
+    generated = scripted._pieces
+
+    def watched(prompt: str):
+        for piece in generated(prompt):
+            yield piece
+            printed.append(capsys.readouterr().out)
+
+    scripted._pieces = watched
+    assert generate("hello") == 0
+    assert tuple(printed) == PIECES
+
+
+def test_a_prompt_may_come_from_a_file(scripted, lines):
+    assert generate("--prompt-file", lines("one", "two")) == 0
+    assert scripted.calls[0][0] == "one\ntwo"
+
+
+def test_a_prompt_may_begin_with_a_hyphen(scripted):
+    assert generate("--quiet", "--", "--my_list") == 0
+    assert scripted.calls[0][0] == "--my_list"
+
+
+def test_a_system_text_makes_it_a_conversation(scripted):
+    assert generate("hello", "--system", "") == 0
+    keywords = scripted.calls[0][1]
+    assert (keywords["chat"], keywords["system"]) == (True, "")
+
+
+def test_beams_are_printed_when_done(scripted, capsys):
+    assert generate("hello", "--beam", "4") == 0
+    assert capsys.readouterr() == ("hello#0\n", TIMES)
+
+
+def test_several_texts_have_headings(scripted, capsys):
+    assert generate("hello", "--n", "2", "--temperature", "1") == 0
+    printed = capsys.readouterr()
+    assert printed.out == "--- 1 of 2 ---\nhello#0\n--- 2 of 2 ---\nhello#1\n"
+    assert printed.err == (
+        "kvcast: 6 tokens in 2 texts: first token after 0.250 s, 125.0 ms per token, "
+        "12.0 tokens/s\n"
+    )
+
+
+def test_json_is_one_object_that_fits_the_schema(scripted, capsys):
+    assert generate("hello", "--json", "--model", "mine", "--runtime", "eager") == 0
+    printed = capsys.readouterr()
+    (document,) = documents(printed.out)
+    assert document == {
+        "format": "kvcast.generation",
+        "version": 1,
+        "id": None,
+        "model": "mine",
+        "runtime": "eager",
+        "prompt": "hello",
+        "chat": False,
+        "system": None,
+        "prompt_tokens": 4,
+        "text": "hello#0",
+        "tokens": [11, 12, 13],
+        "logprobs": None,
+        "finish_reason": "stop",
+        "timings": {
+            "first_token": 0.25,
+            "seconds": 0.5,
+            "per_token": 0.125,
+            "tokens_per_second": 6.0,
+        },
+        "alternatives": [],
+    }
+    assert printed.err == TIMES
+
+
+def test_json_of_several_texts_holds_the_others_and_logprobs_on_request(scripted, capsys):
+    assert generate("hello", "--json", "--n", "3", "--temperature", "1", "--logprobs") == 0
+    (document,) = documents(capsys.readouterr().out)
+    assert document["text"] == "hello#0"
+    assert [other["text"] for other in document["alternatives"]] == ["hello#1", "hello#2"]
+    for text in (document, *document["alternatives"]):
+        assert text["logprobs"] == [-0.5, -1.25, None]  # JSON has no infinity
+
+
+def test_prompts_give_one_object_a_line_in_order(scripted, lines, capsys):
+    source = lines('{"prompt": "b", "id": "x"}', '"東京"', '{"prompt": "c", "id": 7}')
+    assert generate("--prompts", source, "--chat") == 0
+    printed = capsys.readouterr()
+    found = documents(printed.out)
+    assert [d["text"] for d in found] == ["b#0", "東京#0", "c#0"]
+    assert [d["id"] for d in found] == ["x", None, 7]
+    assert "東京" in printed.out
+    assert printed.err.startswith("kvcast: 9 tokens in 3 texts: ")
+    assert [prompts for prompts, _ in scripted.calls] == [["b", "東京", "c"]]
+
+
+def test_each_object_is_printed_before_the_next_prompt_is_taken(scripted, lines, capsys):
+    printed: list[str] = []
+    generated = scripted._texts
+
+    def watched(prompts, n):
+        for texts in generated(prompts, n):
+            yield texts
+            printed.append(json.loads(capsys.readouterr().out)["prompt"])
+
+    scripted._texts = watched
+    assert generate("--prompts", lines("a", "b", "c")) == 0
+    assert printed == ["a", "b"]
+    assert json.loads(capsys.readouterr().out)["prompt"] == "c"
+
+
+def test_a_lines_own_system_text_takes_the_place_of_the_option(scripted, lines, capsys):
+    source = lines('"a"', '"b"', '{"prompt": "c", "system": "own"}', '"d"')
+    assert generate("--prompts", source, "--system", "all") == 0
+    calls = [
+        (prompts, keywords["chat"], keywords["system"]) for prompts, keywords in scripted.calls
+    ]
+    assert calls == [(["a", "b"], True, "all"), (["c"], True, "own"), (["d"], True, "all")]
+    found = documents(capsys.readouterr().out)
+    assert [d["system"] for d in found] == ["all", "all", "own", "all"]
+    assert [d["prompt"] for d in found] == ["a", "b", "c", "d"]
+
+
+def test_a_system_text_on_a_line_makes_only_that_prompt_a_conversation(scripted, lines, capsys):
+    assert generate("--prompts", lines('"a"', '{"prompt": "b", "system": "own"}')) == 0
+    assert [d["chat"] for d in documents(capsys.readouterr().out)] == [False, True]
+
+
+def test_output_saves_the_lines_and_prints_nothing(scripted, lines, tmp_path, capsys):
+    target = tmp_path / "new" / "out.jsonl"
+    assert generate("--prompts", lines("a", "b"), "--output", str(target), "--quiet") == 0
+    assert capsys.readouterr() == ("", "")
+    found = documents(target.read_text(encoding="utf-8"))
+    assert [d["prompt"] for d in found] == ["a", "b"]
+    assert [path.name for path in target.parent.iterdir()] == ["out.jsonl"]
+
+
+def test_output_serves_one_prompt_too(scripted, tmp_path, capsys):
+    assert generate("hello", "-o", str(tmp_path / "out.json"), "-q", "--logprobs") == 0
+    (document,) = documents((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert document["logprobs"][0] == -0.5
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), KvcastError("odd"), ValueError("odd")])
+def test_a_run_that_ends_early_leaves_the_old_output(failure, scripted, lines, tmp_path):
+    target = tmp_path / "out.jsonl"
+    target.write_text("old")
+    scripted.failures = {"b": failure}
+    before = sorted(tmp_path.iterdir())
+    assert generate("--prompts", lines("a", "b"), "--output", str(target)) in {1, 130}
+    assert target.read_text() == "old"
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "prompts"])
+
+
+def test_outputs_that_cannot_be_written_are_told_before_any_work(scripted, lines, tmp_path, capsys):
+    source = lines("a")
+    (tmp_path / "link").symlink_to(source)
+    for target, code in [
+        (tmp_path, 74),
+        ("/dev/null", 74),
+        (tmp_path / "prompts" / "out", 74),
+        (tmp_path / ("x" * 300), 74),
+        (source, 2),
+        (tmp_path / "link", 2),
+    ]:
+        assert generate("--prompts", source, "--output", str(target)) == code
+        assert re.fullmatch(r"kvcast: [^\n]+\n", capsys.readouterr().err)
+    assert scripted.calls == []
+    assert Path(source).read_text() == "a\n"
+
+
+def test_a_prompt_that_is_too_long_is_named_by_its_line(scripted, lines, capsys):
+    source = lines("a", "b", "x" * (LONGEST + 1), '{"c": 1}', "y" * (LONGEST + 1))
+    assert generate("--prompts", source) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"kvcast: {source}, line 3: the prompt is longer than {LONGEST}: shorten it\n",
+    )
+    assert scripted.taken == []
+
+
+def test_options_that_cannot_be_served_are_told_without_a_line(scripted, lines, capsys):
+    scripted.refuses = UsageError("beam needs temperature 0")
+    assert generate("--prompts", lines("a", "b"), "--beam", "2", "--temperature", "1") == 2
+    assert capsys.readouterr() == ("", "kvcast: beam needs temperature 0\n")
+
+
+@pytest.mark.parametrize("words", [[], ["--json"], ["--beam", "2"]])
+def test_one_prompt_that_is_refused_prints_one_line_and_nothing_else(words, scripted, capsys):
+    assert generate("x" * (LONGEST + 1), *words) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"kvcast: the prompt is longer than {LONGEST}: shorten it\n",
+    )
+
+
+def test_a_failure_to_load_is_one_line(monkeypatch, capsys):
+    def fail(**_):
+        raise KvcastError("no model like that")
+
+    monkeypatch.setattr(kvcast, "load", fail, raising=False)
+    assert generate("hello") == 1
+    assert capsys.readouterr() == ("", "kvcast: no model like that\n")
+
+
+def test_a_model_that_transcribes_is_refused_in_one_line(scripted, capsys):
+    scripted.task = "transcribe"
+    assert generate("hello", "--model", "demo") == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(
+        r"kvcast: demo turns recordings into text .*kvcast transcribe.*\n", printed.err
+    )
+    assert scripted.calls == []
+
+
+def test_an_interrupt_is_130_and_keeps_what_was_streamed(scripted, capsys):
+    scripted.failures = {"hello": KeyboardInterrupt()}
+    assert generate("hello") == 130
+    assert capsys.readouterr() == (f"{PIECES[0]}\n", "kvcast: interrupted\n")
+
+
+def test_an_interrupt_keeps_the_objects_that_were_printed(scripted, lines, capsys):
+    scripted.failures = {"c": KeyboardInterrupt()}
+    assert generate("--prompts", lines("a", "b", "c", "d")) == 130
+    printed = capsys.readouterr()
+    assert [d["prompt"] for d in documents(printed.out)] == ["a", "b"]
+    assert printed.err == "kvcast: interrupted\n"
+
+
+def test_a_failure_in_the_middle_begins_a_line_of_its_own(scripted, capsys, monkeypatch):
+    monkeypatch.delenv(console.DEBUG_VARIABLE, raising=False)
+    scripted.failures = {"hello": ZeroDivisionError("zero")}
+    assert generate("hello") == 1
+    printed = capsys.readouterr()
+    assert printed.out == f"{PIECES[0]}\n"
+    assert re.fullmatch(r"kvcast: internal error \(ZeroDivisionError: zero\); .*\n", printed.err)
+
+
+def test_docs_name_every_field_of_the_schema():
+    told = (DOCS / "generate.md").read_text(encoding="utf-8")
+    fields = {*SCHEMA["properties"], *SCHEMA["$defs"]["timings"]["properties"]}
+    assert {field for field in fields if f"| `{field}` |" not in told} == set()

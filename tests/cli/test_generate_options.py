@@ -1,0 +1,206 @@
+"""The options of `kvcast generate`: spelled, bounded, documented, and passed on one to one."""
+
+import argparse
+import dataclasses
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import kvcast
+from cli.generate_fakes import FakeGeneration, FakeTextModel, FakeTimings
+from kvcast.cli import generate, main
+from kvcast.cli.arguments import Parser, normalise
+from kvcast.cli.generate_options import CHOICE, CONVERSATION, LOADING, OUTPUT, SEVERAL
+
+DOC = (Path(__file__).parents[2] / "docs" / "generate.md").read_text(encoding="utf-8")
+PROMISED = shlex.split("""--model --runtime --quantize --threads --max-new-tokens --temperature
+    --top-k --top-p --min-p --repetition-penalty --stop --seed --beam --length-penalty --n
+    --logprobs --json --chat --system --quiet --chunk --batch --prompt-file --prompts --output""")
+
+LOADED = {
+    "--model mine": ("model", "mine"),
+    "--runtime eager": ("runtime", "eager"),
+    "--quantize int4": ("quantize", "int4"),
+    "--threads 3": ("threads", 3),
+}
+STREAMED = {
+    "--chat": ("chat", True),
+    "--system odd": ("system", "odd"),
+    "--max-new-tokens 7": ("max_new_tokens", 7),
+    "--temperature 0.7": ("temperature", 0.7),
+    "--top-k 5": ("top_k", 5),
+    "--top-p 0.9": ("top_p", 0.9),
+    "--min-p 0.05": ("min_p", 0.05),
+    "--repetition-penalty 1.1": ("repetition_penalty", 1.1),
+    "--stop a --stop=--b": ("stop", ["a", "--b"]),
+    "--seed 9": ("seed", 9),
+    "--chunk 64": ("chunk", 64),
+}
+SEARCHED = {
+    "--beam 4": ("beam", 4),
+    "--length-penalty -0.5": ("length_penalty", -0.5),
+    "--n 2": ("n", 2),
+    "--batch 3": ("batch", 3),
+}
+
+
+@pytest.fixture
+def text_model(monkeypatch: pytest.MonkeyPatch) -> FakeTextModel:
+    scripted = FakeTextModel()
+    monkeypatch.setattr(
+        kvcast,
+        "load",
+        lambda **keywords: scripted.calls.append(("load", keywords)) or scripted,
+        raising=False,
+    )
+    return scripted
+
+
+def parser() -> Parser:
+    made = Parser(prog="kvcast generate")
+    generate.add_arguments(made)
+    return made
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    return parser().parse_args(normalise(words))
+
+
+@pytest.mark.parametrize("flag", PROMISED)
+def test_every_promised_option_exists_with_hyphens_and_underscores(flag: str):
+    actions = {flag: action for action in parser()._actions for flag in action.option_strings}
+    value = next(iter(actions[flag].choices or ["1"]))
+    words = [flag] if actions[flag].nargs == 0 else [f"{flag}={value}"]
+    prompt = [] if flag in {"--prompts", "--prompt-file"} else ["a"]
+    underscored = "--" + words[0].removeprefix("--").replace("-", "_")
+    assert parsed(*prompt, *words) == parsed(*prompt, underscored)
+
+
+def test_the_walk_below_meets_every_option():
+    walked = {name for name, _ in (LOADED | STREAMED | SEARCHED).values()}
+    groups = (LOADING, CONVERSATION, CHOICE, SEVERAL)
+    assert walked == {item.keyword for group in groups for item in group.options}
+
+
+@pytest.mark.parametrize("words", LOADED)
+def test_each_loading_option_is_a_keyword_of_load(words: str, text_model):
+    before = {"model": "demo-chat", "runtime": "onnx", "quantize": None, "threads": None}
+    assert main(["generate", "hello", *words.split()]) == 0
+    assert text_model.calls[0] == ("load", before | dict([LOADED[words]]))
+
+
+@pytest.mark.parametrize("words", STREAMED)
+def test_each_option_of_one_text_is_a_keyword_of_stream(words: str, text_model):
+    assert main(["generate", "hello"]) == main(["generate", "hello", *words.split()]) == 0
+    _, (prompt, before), _, (_, after) = text_model.calls
+    assert prompt == "hello"
+    implied = {"chat": True} if words.startswith("--system") else {}
+    assert after == before | implied | dict([STREAMED[words]])
+
+
+@pytest.mark.parametrize("words", STREAMED | SEARCHED)
+def test_each_option_of_several_texts_is_a_keyword_of_generate_each(words: str, text_model):
+    plain = ["generate", "hello", "--json"]
+    assert main(plain) == main([*plain, *words.split()]) == 0
+    _, (prompts, before), _, (_, after) = text_model.calls
+    assert prompts == ["hello"]
+    implied = {"chat": True} if words.startswith("--system") else {}
+    assert after == before | implied | dict([(STREAMED | SEARCHED)[words]])
+
+
+def test_defaults_are_those_of_the_python_api(text_model):
+    from kvcast.tasks.generate import TextModel
+
+    main(["generate", "hello", "--json"])
+    _, given = text_model.calls[1]
+    taken = inspect.signature(TextModel.generate).parameters
+    defaults = {name: p.default for name, p in taken.items() if p.default is not p.empty}
+    assert given | {"stop": tuple(given["stop"])} == defaults
+
+
+def test_load_and_stream_take_what_they_are_given(text_model):
+    from kvcast.tasks.generate import TextKeywords, TextModel
+
+    main(["generate", "hello"])
+    (_, loading), (prompt, streaming) = text_model.calls
+    inspect.signature(kvcast.tasks.loading.load).bind(**loading)
+    inspect.signature(TextModel.stream).bind(None, prompt, **streaming)
+    assert set(streaming) - {"chat", "system"} == set(TextKeywords.__annotations__)
+
+
+@pytest.mark.parametrize(
+    ("fake", "module", "name"),
+    [
+        (FakeGeneration, "kvcast.tasks.generations", "TextGeneration"),
+        (FakeTimings, "kvcast.decoding.drafts", "Timings"),
+    ],
+)
+def test_the_scripted_result_has_the_real_ones_fields(fake, module: str, name: str):
+    real = getattr(__import__(module, fromlist=[name]), name)
+    assert {f.name for f in dataclasses.fields(fake)} == {f.name for f in dataclasses.fields(real)}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--max-new-tokens 0",
+        "--max-new-tokens 1.5",
+        "--temperature -1",
+        "--temperature nan",
+        "--temperature inf",
+        "--top-k 0",
+        "--top-p 0",
+        "--top-p 1.1",
+        "--top-p nan",
+        "--min-p -0.1",
+        "--min-p 2",
+        "--repetition-penalty 0",
+        "--stop=",
+        "--seed -1",
+        "--beam 0",
+        "--length-penalty nan",
+        "--n 0",
+        "--batch 0",
+        "--chunk 0",
+        "--threads 0",
+        "--runtime tpu",
+        "--quantize int3",
+        "--model=",
+        "--output=",
+        "--prompts=",
+        "--prompts a.txt",
+        "--prompt-file a.txt",
+        "--logprobs",
+        "--temp 1",
+        "--system \udcff",
+        "--stop \udcff",
+        "another",
+    ],
+)
+def test_a_wrong_option_is_one_line_and_exit_code_2(words: str, text_model, capsys):
+    assert main(["generate", "hello", *words.split(" ")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(r"kvcast: [^\n]+\n", printed.err)
+    assert text_model.calls == []
+
+
+def test_docs_name_every_option():
+    flags = {flag for action in parser()._actions for flag in action.option_strings}
+    assert {flag for flag in flags - {"-h", "--help"} if f"`{flag}" not in DOC} == set()
+
+
+def test_docs_and_help_name_the_same_exit_codes():
+    told = re.findall(r"^\| (\d+) \|", DOC, re.M)
+    assert re.findall(r"^  (\d+)  ", generate.EPILOG, re.M) == told
+    assert told == ["0", "1", "2", "66", "74", "130", "141"]
+
+
+def test_keywords_of_the_groups_cover_the_parser():
+    args = parsed("a")
+    groups = (LOADING, CONVERSATION, CHOICE, SEVERAL, OUTPUT)
+    names = [name for group in groups for name in group.keywords(args)]
+    assert sorted([*names, "prompt", "prompt_file", "prompts"]) == sorted(vars(args))

@@ -1,0 +1,233 @@
+"""`kvcast inspect`: its documentation to the letter, its files, and what it says to mistakes."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from kvcast.bundle.manifest import Manifest
+from kvcast.cli import main
+from kvcast.inspect import machine
+from kvcast.inspect.sizes import counted
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "tests" / "data" / "configs"
+MISTRAL = str(CONFIGS / "mistral-7b")
+TURBO = str(CONFIGS / "whisper-large-v3-turbo")
+DOCUMENTED = re.findall(
+    r"```\n\$ kvcast (inspect .*?)\n(.*?)```",
+    (ROOT / "docs" / "inspect.md").read_text(encoding="utf-8"),
+    re.DOTALL,
+)
+
+
+@pytest.mark.parametrize(("command", "printed"), DOCUMENTED, ids=[c for c, _ in DOCUMENTED])
+def test_a_documented_command_prints_what_is_documented(
+    command: str,
+    printed: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.chdir(ROOT)
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr() == (printed, "")
+
+
+def test_every_view_is_documented_by_example():
+    assert {command.split()[1] for command, _ in DOCUMENTED} == {"masks", "cache", "cost"}
+
+
+@pytest.mark.parametrize("view", ["masks", "cache"])
+def test_the_worked_example_is_the_default(view: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["inspect", view]) == 0
+    shown = capsys.readouterr().out
+    words = ["--lengths", "4,1,3", "--window", "3", "--chunk", "2", "--new", "5"]
+    assert main(["inspect", view, *words]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_no_window_and_another_capacity(capsys: pytest.CaptureFixture[str]):
+    assert main(["inspect", "masks", "--window", "none", "--capacity", "12"]) == 0
+    assert "no window, 12 slots a row" in capsys.readouterr().out
+
+
+def test_a_picture_is_saved_whole_beside_the_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    target = tmp_path / "masks.svg"
+    target.write_text("old")
+    assert main(["inspect", "masks", "--svg", str(target)]) == 0
+    assert target.read_text().endswith("</svg>\n")
+    assert list(tmp_path.iterdir()) == [target]
+    assert capsys.readouterr().out.startswith("prompts of 4, 1 and 3 tokens")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [MISTRAL, "--no-measure"],
+        [str(CONFIGS / "mistral-7b-params"), "--new", "1", "--no-measure"],
+        [TURBO, "--bandwidth", "20", "--rate", "0.5"],
+        ["demo", "--bytes-per-weight", "1", "--no-measure"],
+    ],
+)
+def test_the_json_object_is_the_documented_one(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+):
+    assert main(["inspect", "cost", *words, "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    schema = json.loads((ROOT / "docs" / "inspect.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(json.loads(line), schema)
+
+
+def test_what_is_not_given_is_measured(capsys: pytest.CaptureFixture[str]):
+    assert main(["inspect", "cost", "demo", "--threads", "1", "--bandwidth", "7", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["machine"]["bandwidth"] == 7e9
+    assert found["machine"]["bandwidth_from"] == "given"
+    assert found["machine"]["rate"] > 1e9
+    assert found["machine"]["rate_from"] in {
+        f"{x}, measured with 1 thread" for x in ("int8", "fp32")
+    }
+    step = found["calls"]["next"]["cached"]
+    assert step["seconds"] >= sum(step["bytes"].values()) / 7e9
+
+
+def test_float32_weights_are_multiplied_at_the_rate_of_float32(monkeypatch: pytest.MonkeyPatch):
+    rates = {"read": 1.0, "read_again": 3.0, "int8": 8.0, "fp32": 2.0}
+    monkeypatch.setattr(machine, "_measured", lambda *_: rates)
+    sizes = {"threads": 2, "step_bytes": 9.0, "tokens": 1, "width": 8}
+    found = [
+        machine.Machine.found(bandwidth=None, rate=None, bytes_per_weight=size, **sizes)
+        for size in (4.0, 2.0)
+    ]
+    assert [(one.bandwidth, one.rate) for one in found] == [(3.0, 2.0), (3.0, 8.0)]
+    assert found[1].rate_from == "int8, measured with 2 threads"
+
+
+def manifest(family: str, dimensions: dict[str, Any]) -> str:
+    return Manifest(
+        family=family,
+        runtime="onnx",
+        quantize="int8",
+        dimensions=dimensions,
+        cache=(),
+        graphs={},
+        source={},
+        tools={},
+    ).to_json()
+
+
+@pytest.mark.parametrize(("folder", "family"), [(TURBO, "whisper"), (MISTRAL, "decoder")])
+def test_a_bundles_manifest_is_enough(
+    folder: str, family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    dimensions = asdict(counted(folder).dimensions)
+    (tmp_path / "bundle.json").write_text(manifest(family, dimensions))
+    shown = []
+    for model in (folder, str(tmp_path)):
+        assert main(["inspect", "cost", model, "--no-measure"]) == 0
+        shown.append(capsys.readouterr().out.split("\n", 1)[1])
+    assert shown[0] == shown[1]
+
+
+def test_help_and_drawing_import_nothing_of_models():
+    program = (
+        "import sys\nfrom kvcast.cli import main\nmain(['inspect', 'masks'])\n"
+        "print('loaded:', *sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.rsplit("loaded:", 1)[1].split())
+    assert loaded & {"torch", "onnxruntime", "onnx", "tokenizers", "transformers"} == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["masks", "--lengths", "4,x"], 2, "--lengths: must be a whole number from 1"),
+        (["masks", "--lengths", "4,0,3"], 2, "--lengths: must be a whole number from 1"),
+        (["masks", "--lengths", ""], 2, "--lengths: is empty"),
+        (["masks", "--lengths", "4000000"], 2, "4,000,005 positions are too many to draw"),
+        (["masks", "--window", "0"], 2, "--window: must be a whole number from 1"),
+        (["masks", "--window", "-3"], 2, "--window: must be a whole number from 1"),
+        (["cache", "--chunk", "0"], 2, "--chunk: must be a whole number from 1"),
+        (["cache", "--new", "-1"], 2, "--new: must be a whole number from 0"),
+        (["cache", "--capacity", "2"], 2, "capacity must be from 3 to 1,000 here, not 2"),
+        (["cache", "--lengths", "1,2", "--text", "a"], 2, "1 text for 2 rows: give one for each"),
+        (["cache", "--text", ""], 2, "lengths must give each of one or more prompts"),
+        (["masks", "--svg", "/no/such/folder/x.svg"], 74, "cannot write /no/such/folder/x.svg"),
+        (["cost", "no such model"], 66, "no model 'no such model'"),
+        (["cost", ""], 2, "MODEL: is empty"),
+        (["cost", TURBO, "--prompt", "500"], 2, "take 599 positions, and the model has 448"),
+        (["cost", MISTRAL, "--prompt", "0"], 2, "--prompt: must be a whole number from 1"),
+        (["cost", MISTRAL, "--new", "0"], 2, "--new: must be a whole number from 1"),
+        (["cost", MISTRAL, "--bytes-per-weight", "0"], 2, "must be a number above 0 and at most 8"),
+        (["cost", MISTRAL, "--rate", "inf"], 2, "--rate: must be a number above 0"),
+        (["cost", MISTRAL, "--no-measure", "--rate", "1"], 2, "--no-measure prints no times"),
+        ([], 2, "VIEW"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["inspect", *words]) == code
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "message"),
+    [
+        ("config.json", '{"model_type": "bert"}', 1, "model_type 'bert' is not supported"),
+        ("config.json", '{"model_type": ["llama"]}', 1, "is not supported"),
+        ("config.json", '{"model_type": "llama"}', 1, "is missing"),
+        ("config.json", "{", 74, "is not valid JSON"),
+        ("config.json", "[]", 74, "is not a JSON object"),
+        ("params.json", '{"dim": 4096}', 1, "is missing"),
+        ("params.json", '{"head_dim": 0}', 1, "head_dim must be a whole number from 1"),
+        ("bundle.json", "{}", 1, "is not a kvcast manifest"),
+        ("bundle.json", b"\xff", 74, "cannot be read"),
+        ("other.json", "{}", 1, "holds no model that kvcast can read"),
+    ],
+)
+def test_a_folder_that_holds_no_sizes_is_one_line(
+    tmp_path: Path,
+    name: str,
+    content: str | bytes,
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+):
+    raw = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / name).write_bytes(raw)
+    assert main(["inspect", "cost", str(tmp_path), "--no-measure"]) == code
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_bundle_of_another_family_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "bundle.json").write_text(manifest("t5", {}))
+    assert main(["inspect", "cost", str(tmp_path), "--no-measure"]) == 1
+    assert "holds a t5 model, whose cost is not counted" in capsys.readouterr().err
+
+
+def test_without_onnx_one_line_says_what_else_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(machine, "find_spec", lambda _: None)
+    assert main(["inspect", "cost", MISTRAL]) == 1
+    error = capsys.readouterr().err
+    assert "measuring needs onnx: pip install 'kvcast[export]', or give --bandwidth" in error
+    assert error.count("\n") == 1

@@ -1,0 +1,146 @@
+"""A decoder-only runtime without a cache: it keeps tokens, and computes all of them again.
+
+It holds its caller to the interface: dtypes, rows in order, capacity, nothing moved without need.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache as cached
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kvcast.runtimes.base import Float32, Int32, Int64
+
+Written = tuple[int, ...]
+Model = Callable[[Written], NDArray[np.float32]]
+"""All tokens of a row to logits [S, vocab]."""
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    written: tuple[Written, ...]
+    capacity: int
+
+    @property
+    def lengths(self) -> Int32:
+        return np.array([len(row) for row in self.written], np.int32)
+
+
+@dataclass
+class RecomputingRuntime:
+    """`calls` lists, for each decode, the tokens that each row fed."""
+
+    model: Model
+    calls: list[dict[int, list[int]]] = field(default_factory=list)
+    resets: list[list[int]] = field(default_factory=list)
+    forks: list[list[int]] = field(default_factory=list)
+    reorders: list[list[int]] = field(default_factory=list)
+    caches: list[tuple[int, int]] = field(default_factory=list)
+
+    def new_cache(self, rows: int, capacity: int) -> Recomputed:
+        assert rows >= 1
+        assert capacity >= 1
+        self.caches.append((rows, capacity))
+        return Recomputed(((),) * rows, capacity)
+
+    def decode(
+        self,
+        tokens: Sequence[Int64],
+        cache: Recomputed,
+        rows: Sequence[int] | None = None,
+        positions: Sequence[int] = (-1,),
+    ) -> tuple[Float32, Recomputed]:
+        rows = list(range(len(cache.written)) if rows is None else rows)
+        assert rows == sorted(set(rows))
+        assert len(tokens) == len(rows) > 0
+        written = list(cache.written)
+        logits = []
+        for row, new in zip(rows, tokens, strict=True):
+            assert new.dtype == np.int64
+            assert new.ndim == 1
+            assert len(new) >= 1
+            written[row] += tuple(new.tolist())
+            assert len(written[row]) <= cache.capacity
+            logits_sv = self.model(written[row])[-len(new) :]
+            logits.append(logits_sv[list(positions)])
+        self.calls.append({r: new.tolist() for r, new in zip(rows, tokens, strict=True)})
+        return np.array(logits, np.float32), replace(cache, written=tuple(written))
+
+    def reorder(self, cache: Recomputed, sources: Sequence[int]) -> Recomputed:
+        assert len(sources) == len(cache.written)
+        assert list(sources) != list(range(len(sources))), "nothing to reorder"
+        self.reorders.append(list(sources))
+        return replace(cache, written=tuple(cache.written[source] for source in sources))
+
+    def fork(
+        self, cache: Recomputed, sources: Sequence[int], capacity: int | None = None
+    ) -> Recomputed:
+        capacity = cache.capacity if capacity is None else capacity
+        forked = Recomputed(tuple(cache.written[source] for source in sources), capacity)
+        assert max(forked.lengths) <= capacity
+        self.forks.append(list(sources))
+        return forked
+
+    def reset(self, cache: Recomputed, rows: Sequence[int]) -> Recomputed:
+        assert all(cache.written[row] for row in rows), "nothing to reset"
+        self.resets.append(list(rows))
+        written = tuple(() if r in rows else row for r, row in enumerate(cache.written))
+        return replace(cache, written=written)
+
+
+def random_model(vocab: int, seed: int, scale: float = 2.0) -> Model:
+    """Logits [S, vocab] from a normal distribution, fixed by the tokens up to each position."""
+
+    @cached
+    def last(written: Written) -> NDArray[np.float32]:
+        rng = np.random.default_rng((seed, *written))
+        return rng.normal(0, scale, vocab).astype(np.float32)
+
+    return lambda written: np.stack([last(written[: i + 1]) for i in range(len(written))])
+
+
+def spelling(continuation: dict[Written, str], vocab: int, first_letter: int, end: int) -> Model:
+    """After a prompt that is listed comes its text, letter by letter, then the end."""
+
+    def logits(written: Written) -> NDArray[np.float32]:
+        logits_sv = np.zeros((len(written), vocab), np.float32)
+        for prompt, text in continuation.items():
+            done = len(written) - len(prompt)
+            if written[: len(prompt)] == prompt and done >= 0:
+                letters = [first_letter + ord(letter) - ord("a") for letter in text]
+                logits_sv[-1, [*letters, end][min(done, len(letters))]] = 10
+        return logits_sv
+
+    return logits
+
+
+@cached
+def tiny_llama(seed: int = 0, vocab: int = 61) -> LlamaForCausalLM:
+    """Random weights, large enough that one token is often much likelier than another."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def in_transformers(model: LlamaForCausalLM) -> Model:
+    @torch.inference_mode()
+    def logits(written: Written) -> NDArray[np.float32]:
+        return model(torch.tensor([written])).logits[0].numpy()
+
+    return logits

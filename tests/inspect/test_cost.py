@@ -1,0 +1,258 @@
+"""Counts of work: published figures, definitions worked out the long way, and times from rates."""
+
+import json
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcast.checkpoints.decoder_names import tensor_shapes
+from kvcast.errors import UsageError
+from kvcast.inspect.cost import Question, document, render
+from kvcast.inspect.machine import Machine
+from kvcast.inspect.sizes import counted
+from kvcast.inspect.units import duration, prefixed, size
+from kvcast.inspect.work import PARTS, DecoderWork, WhisperWork
+from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.rotary import Rotary
+from kvcast.spec.whisper import WhisperDimensions
+
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
+MISTRAL = counted(str(CONFIGS / "mistral-7b"))
+TURBO = counted(str(CONFIGS / "whisper-large-v3-turbo"))
+
+
+def decoder(**changes: object) -> DecoderDimensions:
+    sizes = {
+        "architecture": "test",
+        "vocab_size": 50,
+        "width": 24,
+        "inner": 40,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "windows": (3, None, 3),
+        "max_positions": 100,
+        "rotary": Rotary(base=10_000.0),
+        "norm_eps": 1e-5,
+        "attention_scale": 1.0,
+    }
+    return DecoderDimensions(**(sizes | changes))
+
+
+def test_mistral_7b_saves_2_68e16_flop_over_10_000_tokens_by_keeping_keys_and_values():
+    found = document("mistral", MISTRAL, Question(prompt=1, new=10_000), None)
+    cached, recomputed = (found["calls"]["all"][way]["flop"] for way in ("cached", "recomputed"))
+    saved = recomputed["keys_values"] - cached["keys_values"]
+    assert saved == pytest.approx(2.68e16, rel=2e-3)
+    assert saved / 312e12 == pytest.approx(86, abs=0.1)
+    # By hand: 32 layers, keys and values of 8 x 128, a product of 4096 each, all earlier tokens.
+    assert saved == 32 * 2 * 2 * 4096 * 1024 * (10_000 * 9_999 // 2)
+
+
+def test_recomputing_all_of_mistral_7b_costs_7_0e17_flop():
+    found = document("mistral", MISTRAL, Question(prompt=1, new=10_000), None)
+    flop = found["calls"]["all"]["recomputed"]["flop"]
+    assert flop["keys_values"] + flop["linear"] == pytest.approx(7.0e17, rel=5e-3)
+
+
+def test_mistral_7b_has_its_published_size_in_either_layout():
+    assert MISTRAL.parameters == 7_241_732_096
+    assert counted(str(CONFIGS / "mistral-7b-params")).parameters == 7_241_732_096
+
+
+def test_turbo_recomputes_113_times_the_rest_of_its_decoder_for_cross_keys_and_values():
+    step = document("turbo", TURBO, Question(prompt=1, new=2), None)["calls"]["next"]
+    cross = step["recomputed"]["flop"]["cross_keys_values"]
+    rest = step["cached"]["flop"]["total"]
+    assert step["cached"]["flop"]["cross_keys_values"] == 0
+    assert cross / 4 == pytest.approx(9.83e9, rel=1e-3)
+    assert cross == pytest.approx(39.3e9, rel=1e-3)
+    assert rest == pytest.approx(0.35e9, rel=0.02)
+    assert cross / rest == pytest.approx(113, abs=0.5)
+
+
+def test_turbos_cross_keys_and_values_take_29_3_mib_in_bf16():
+    found = document("turbo", TURBO, Question(prompt=4, new=100), None)
+    (cross,) = (kind for kind in found["cache"] if kind["kind"] == "cross")
+    assert (cross["layers"], cross["positions"]) == (4, 1500)
+    assert cross["bytes"] / 2**20 == pytest.approx(29.3, abs=0.01)
+
+
+def test_the_published_figures_are_printed():
+    mistral = render(document("mistral", MISTRAL, Question(prompt=1, new=10_000), None))
+    assert "Not projecting keys and values again saves 26.8 PFLOP" in mistral
+    turbo = render(document("turbo", TURBO, Question(prompt=4, new=100), None))
+    assert "29.3 MiB" in turbo
+    assert "39.3 G" in turbo
+
+
+@given(length=st.integers(0, 20), new=st.integers(1, 20), window=st.none() | st.integers(1, 12))
+def test_attention_counts_each_pair_that_is_seen_and_a_step_reads_what_was_there(
+    length: int, new: int, window: int | None
+):
+    work = DecoderWork(dimensions=decoder(windows=(window,))).call(length, new)
+    seen = [range(max(0, q + 1 - (window or 99)), q + 1) for q in range(length, length + new)]
+    assert work.attention == 2 * 2 * 4 * 8 * sum(map(len, seen))
+    old = {p for positions in seen for p in positions if p < length}
+    assert work.cached == 2 * 2 * 8 * len(old)
+
+
+def test_products_are_those_of_every_matrix_with_every_token():
+    sizes = decoder(tied=False, qkv_bias=True)
+    work = DecoderWork(dimensions=sizes).call(0, 7)
+    matrices = {
+        name: prod(shape)
+        for name, shape in tensor_shapes(sizes).items()
+        if len(shape) == 2 and name.startswith("decoder.layers.")
+    }
+    assert work.keys_values + work.linear == 2 * 7 * sum(matrices.values())
+    assert work.keys_values == 2 * 7 * 3 * (2 * 2 * 8 * 24)
+    assert work.head == 2 * 50 * 24  # for the last token only
+
+
+def test_a_call_reads_every_weight_once_but_for_an_embedding_that_is_only_looked_up():
+    tied, untied = (DecoderWork(dimensions=decoder(tied=tied)) for tied in (True, False))
+    assert tied.call(5, 1).weights == tied.parameters
+    assert untied.call(5, 1).weights == tied.parameters == untied.parameters - 50 * 24
+
+
+def test_a_token_multiplies_its_experts_and_a_prompt_reads_them_all():
+    mixed = DecoderWork(dimensions=decoder(experts=8, experts_per_token=2))
+    one = DecoderWork(dimensions=decoder())
+    expert = 3 * 24 * 40
+    assert mixed.call(5, 1).linear - one.call(5, 1).linear == 2 * 3 * (expert + 8 * 24)
+    assert mixed.parameters - mixed.call(5, 1).weights == 3 * 6 * expert
+    assert mixed.parameters - mixed.call(5, 3).weights == 3 * 2 * expert
+    assert mixed.parameters == mixed.call(5, 4).weights == mixed.call(5, 9).weights
+
+
+@pytest.mark.parametrize("model", [DecoderWork(dimensions=decoder()), TURBO])
+def test_a_prompt_and_its_steps_multiply_what_the_whole_does_at_once(
+    model: DecoderWork | WhisperWork,
+):
+    whole = model.call(0, 12)
+    parts = [model.call(0, 5), *(model.call(length, 1) for length in range(5, 12))]
+    for part in ("keys_values", "linear", "attention"):
+        assert sum(getattr(work, part) for work in parts) == getattr(whole, part)
+
+
+def test_cache_layers_are_sized_by_kind_and_a_ring_stops_growing():
+    model = DecoderWork(dimensions=decoder())
+    short, long = model.cache(2), model.cache(90)
+    assert [(kind.kind, kind.layers, kind.positions) for kind in short] == [
+        ("ring", 2, 2),
+        ("linear", 1, 2),
+    ]
+    assert [kind.positions for kind in long] == [3, 90]
+    assert long[0].numbers == 2 * 2 * 2 * 8 * 3
+
+
+def test_a_tiny_whisper_counts_as_by_hand():
+    model = WhisperWork(
+        dimensions=WhisperDimensions(
+            n_mels=80,
+            vocab_size=51864,
+            d_model=384,
+            encoder_layers=4,
+            encoder_heads=6,
+            decoder_layers=4,
+            decoder_heads=6,
+        )
+    )
+    d2 = 384 * 384
+    convolutions = 2 * 3000 * 240 * 384 + 2 * 1500 * 1152 * 384
+    attention = 4 * (2 * 1500 * 1500 * 384 * 2)
+    assert model.encode().encoder == convolutions + attention + 4 * 2 * 12 * 1500 * d2
+    assert model.project().cross_keys_values == 4 * 2 * 2 * 1500 * d2
+    step = model.call(9, 1)
+    assert step.linear + step.keys_values == 2 * 4 * 14 * d2
+    assert step.attention == 4 * 2 * 2 * 384 * (1500 + 10)
+    assert step.cached == 4 * 2 * 384 * (1500 + 9)
+    biases_and_norms = 4 * (11 * 384 + 3 * 2 * 384) + 2 * 384
+    assert step.weights == 4 * 14 * d2 + 51864 * 384 + biases_and_norms
+
+
+def test_a_call_takes_the_longer_of_reading_and_multiplying():
+    machine = Machine(bandwidth=10.0, rate=4.0)
+    assert machine.seconds(8, 30) == 3
+    assert machine.seconds(40, 30) == 10
+
+
+def test_times_are_the_sums_of_their_calls():
+    model, question = DecoderWork(dimensions=decoder()), Question(prompt=5, new=3)
+    machine = Machine(bandwidth=1e3, rate=1e4)
+    found = document("m", model, question, machine)["calls"]
+    works = [model.call(0, 5), model.call(5, 1), model.call(6, 1)]
+    times = [max(w.operations / 1e4, 2 * (w.weights + w.cached) / 1e3) for w in works]
+    assert found["first"]["cached"]["seconds"] == times[0]
+    assert found["next"]["cached"]["seconds"] == times[1]
+    assert found["last"]["cached"]["seconds"] == times[2]
+    assert found["all"]["cached"]["seconds"] == pytest.approx(sum(times))
+    again = [model.recompute(length) for length in (5, 6, 7)]
+    slow = [max(w.operations / 1e4, 2 * w.weights / 1e3) for w in again]
+    assert found["all"]["recomputed"]["seconds"] == pytest.approx(sum(slow))
+
+
+def test_bytes_follow_what_a_number_is_said_to_take():
+    model = DecoderWork(dimensions=decoder())
+    question = Question(prompt=5, new=2, bytes_per_weight=0.5, bytes_per_cached=4.0)
+    told = document("m", model, question, None)["calls"]["next"]["cached"]
+    work = model.call(5, 1)
+    assert told["bytes"] == {"weights": work.weights / 2, "cache": work.cached * 4}
+    assert told["seconds"] is None
+    assert question.step_bytes(model) == work.weights / 2 + work.cached * 4
+
+
+def test_a_single_new_token_is_the_first_call_alone():
+    found = document("m", TURBO, Question(prompt=448, new=1), None)
+    assert found["calls"]["next"] is found["calls"]["last"] is None
+    assert found["calls"]["all"] == found["calls"]["first"]
+    assert "next" not in render(found)
+
+
+def test_a_sequence_longer_than_the_model_is_refused():
+    message = "a prompt of 448 tokens and 2 new ones take 449 positions, and the model has 448"
+    with pytest.raises(UsageError, match=message):
+        document("m", TURBO, Question(prompt=448, new=2), None)
+
+
+def test_the_document_is_json_and_all_parts_are_in_it():
+    found = document("m", TURBO, Question(prompt=4, new=2), Machine(bandwidth=1e9, rate=1e9))
+    assert json.loads(json.dumps(found)) == found
+    flop = found["calls"]["all"]["recomputed"]["flop"]
+    assert flop.keys() == {*PARTS, "total"}
+    assert flop["total"] == sum(flop[part] for part in PARTS)
+    assert found["machine"] == {
+        "bandwidth": 1e9,
+        "rate": 1e9,
+        "bandwidth_from": "given",
+        "rate_from": "given",
+    }
+
+
+def test_tables_line_up():
+    found = document("m", TURBO, Question(prompt=4, new=2), Machine(bandwidth=1e9, rate=1e9))
+    table = render(found).split("\n\n")[2].splitlines()
+    assert {len(line) for line in table} == {len(table[0])}
+    assert table[-1].startswith("least time")
+
+
+@given(st.floats(0, 1e26, allow_nan=False))
+def test_prefixed_numbers_keep_three_digits(value: float):
+    number, _, prefix = prefixed(value).partition(" ")
+    assert float(number) < 1000 or prefix == "Y"
+    power = ["", "k", "M", "G", "T", "P", "E", "Z", "Y"].index(prefix)
+    assert float(number) * 1000**power == pytest.approx(value, rel=6e-3, abs=0.006)
+
+
+def test_units_as_people_read_them():
+    assert prefixed(2.6841e16) == "26.8 P"
+    assert (prefixed(999.6), prefixed(0), prefixed(39.3216e9)) == ("1.00 k", "0 ", "39.3 G")
+    assert size(30_720_000) == "30.7 MB"
+    times = (12e-6, 0.0123, 1.5, 700, 40_000)
+    assert [duration(time) for time in times] == ["12 µs", "12.3 ms", "1.50 s", "12 min", "11 h"]
+    assert all(a != b for a, b in pairwise(map(duration, (0.00099949, 0.000999501))))
