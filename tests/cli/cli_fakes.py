@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import kvcast
 from kvcast.cli import main
@@ -49,6 +49,7 @@ class FakeTranscription:
 class FakeModel:
     """Yields SEGMENTS for every path, but for paths that the script says fail."""
 
+    task: ClassVar[str] = "transcribe"
     failures: dict[str, BaseException] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)

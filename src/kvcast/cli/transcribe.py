@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     return _exit_code(failures, inputs=len(args.audio))
 
 
-def _load(args: argparse.Namespace) -> kvcast.WhisperModel:
+def _load(args: argparse.Namespace) -> "kvcast.WhisperModel":
     model = kvcast.load(**LOADING.keywords(args))
     if model.task != "transcribe":
         raise UsageError(
