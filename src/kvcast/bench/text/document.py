@@ -12,7 +12,8 @@ from kvcast.bench.arena import Seat
 from kvcast.bench.figures import absent_facts, part_shares, seat_facts, summary, surroundings
 from kvcast.bench.machine import machine_facts
 from kvcast.bench.text.breakdown import STEP
-from kvcast.bench.text.peers.base import FLOAT, INT4, INT8, Task
+from kvcast.bench.text.peers.base import Task
+from kvcast.bench.text.peers.ours import OURS, PRECISIONS
 from kvcast.bench.text.trials import Trial
 from kvcast.bench.turns import Result
 
@@ -21,7 +22,9 @@ VERSION = 1
 TEXT, POSITION = "text", "position"
 """What a result is of: a prompt and what follows, or steps at a position."""
 
-_OURS = {FLOAT: "kvcast-fp32", INT8: "kvcast-int8", INT4: "kvcast-int4"}
+_OURS = {PRECISIONS[quantize]: name for quantize, name in OURS.items()}
+# At a position few steps are taken, so their median counts; over a text all of its time does.
+_FIGURES = {TEXT: {"first": "first", "step": "step"}, POSITION: {"step": "median_step"}}
 # The same for everybody, whatever the command line says.
 _COMMON = {
     "decoding": "greedy",
@@ -113,7 +116,3 @@ def _result(
         "peak_bytes": max(result.series("peak_bytes")),
         **surroundings(result),
     }
-
-
-# At a position few steps are taken, so their median counts; over a text all of its time does.
-_FIGURES = {TEXT: {"first": "first", "step": "step"}, POSITION: {"step": "median_step"}}

@@ -7,15 +7,12 @@ from kvcast.bench.text.peers.base import Contender, Task
 from kvcast.bench.text.peers.ctranslate2 import CTranslate2
 from kvcast.bench.text.peers.genai import OnnxRuntimeGenAI
 from kvcast.bench.text.peers.llamacpp import LlamaCpp
-from kvcast.bench.text.peers.ours import Kvcast, KvcastRing
+from kvcast.bench.text.peers.ours import OURS, RING, Kvcast, KvcastRing
 from kvcast.bench.text.peers.transformers import Transformers
 
+__all__ = ["CONTENDERS", "OURS", "PEERS", "RING"]
+
 Make = Callable[[Task], Contender]
-
-OURS: Mapping[str, str] = {"int8": "kvcast-int8", "int4": "kvcast-int4", "none": "kvcast-fp32"}
-"""Names of kvcast's contenders, by quantisation."""
-
-RING = "kvcast-int8-ring"
 
 _PEERS: Mapping[str, Make] = {
     "llama.cpp-q8_0": partial(LlamaCpp, kind="Q8_0"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvcast.bench.contender import made_beside, needs_checkpoint
+from kvcast.bench.contender import made_beside
 from kvcast.bench.text.huggingface import write_hugging_face
 from kvcast.bench.text.peers.base import FLOAT, INT4, INT8, Task, Tick
 from kvcast.bench.text.trials import Tokens
@@ -24,8 +24,11 @@ from kvcast.text.base import TextTokenizer
 from kvcast.text.stops import StopStrings
 
 _CHUNK = 512
-_NAMES = {"none": "kvcast-fp32", "int8": "kvcast-int8", "int4": "kvcast-int4"}
-_PRECISIONS = {"none": FLOAT, "int8": INT8, "int4": INT4}
+OURS = {"int8": "kvcast-int8", "int4": "kvcast-int4", "none": "kvcast-fp32"}
+"""Names of kvcast's contenders, by quantisation."""
+
+PRECISIONS = {"int8": INT8, "int4": INT4, "none": FLOAT}
+RING = "kvcast-int8-ring"
 _DTYPES = {
     "none": "fp32",
     "int8": "int8 weights, fp32 attention and cache",
@@ -44,8 +47,8 @@ class Kvcast:
     def __init__(self, task: Task, quantize: str) -> None:
         self._task = task
         self._quantize = quantize
-        self.name = _NAMES[quantize]
-        self.precision = _PRECISIONS[quantize]
+        self.name = OURS[quantize]
+        self.precision = PRECISIONS[quantize]
         self.dtype = _DTYPES[quantize]
         self.model: TextModel
 
@@ -73,12 +76,12 @@ class KvcastRing(Kvcast):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task, "int8")
-        self.name = "kvcast-int8-ring"
+        self.name = RING
         self.settings = f"{super().settings}; random weights, a window of {task.window} positions"
 
     def unfit(self) -> str | None:
         """See the protocol."""
-        return needs_checkpoint(Path(self._task.folder)) or self._task.unlike_hugging_face()
+        return self._task.unlike_hugging_face()
 
     def prepare(self) -> None:
         """Make the model, as a Hugging Face folder, and export it."""
