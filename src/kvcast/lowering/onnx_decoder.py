@@ -15,9 +15,13 @@ from kvcast.bundle.manifest import CacheLayers, Graph
 from kvcast.lowering.onnx import FOLDER, cache_names, export_graph, save_graph
 from kvcast.lowering.onnx_fusion import fuse, interleave_experts
 from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
+from kvcast.lowering.smoothing import smooth
 from kvcast.programs.decoder import DecoderPrograms
 from kvcast.spec.decoder import DecoderDimensions
 
+# Tables are read by every token and decide the last product: with 4 bits SmolLM2-135M's perplexity
+# is 13.2 instead of 11.2.
+_TABLE_BITS = 8
 _TABLES = ("decoder.embedding.weight", "decoder.head.weight")
 
 
@@ -26,7 +30,8 @@ def lower(programs: DecoderPrograms, quantize: str, folder: Path) -> dict[str, G
 
     Args:
         programs: fp32 programs.
-        quantize: "none", "int8" or "int4".
+        quantize: "none"; "int8", for which the programs' weights are smoothed, which changes no
+            result; or "int4". Experts of a mixture stay in fp32.
         folder: an existing folder.
 
     Returns:
@@ -34,18 +39,25 @@ def lower(programs: DecoderPrograms, quantize: str, folder: Path) -> dict[str, G
 
     """
     (folder / FOLDER).mkdir()
+    if quantize == "int8":
+        smooth(programs)
     decode = _decode_graph(programs)
     fuse(decode)
     interleave_experts(decode)
     if quantize != "none":
-        bits = {"int8": 8, "int4": 4}[quantize]
-        quantize_matrices(decode, bits=bits)
+        quantize_matrices(decode, {"int8": 8, "int4": 4}[quantize], in_blocks=_is_gated)
         for table in _TABLES:
             if table in decode.graph.initializers:
-                quantize_table(decode, table, bits=bits)
+                quantize_table(decode, table, bits=_TABLE_BITS)
     layers = programs.dimensions.layers
     aliases = dict(zip(cache_names("present", layers), cache_names("past", layers), strict=True))
     return {"decode": save_graph(decode, folder, f"{FOLDER}/decode.onnx", aliases)}
+
+
+def _is_gated(product: ir.Node) -> bool:
+    """Tell whether a product's input is a gate times another: a few of those are huge."""
+    source = product.inputs[0].producer() if product.inputs[0] is not None else None
+    return source is not None and source.op_type == "Mul"
 
 
 def cache_layers(dimensions: DecoderDimensions) -> tuple[CacheLayers, ...]:
