@@ -59,7 +59,7 @@ def random_decoder(dimensions: DecoderDimensions, seed: int = 0) -> DecoderProgr
 
 
 def write_decoder_bundle(
-    programs: DecoderPrograms, folder: Path, quantize: str = "none"
+    programs: DecoderPrograms, folder: Path, quantize: str = "none", cache: str = "fp32"
 ) -> Manifest:
     """Lower and seal, without the proof that `kvcast.export_bundle` adds."""
     with staged(folder, overwrite=False) as staging:
@@ -70,8 +70,8 @@ def write_decoder_bundle(
                 runtime="onnx",
                 quantize=quantize,
                 dimensions=programs.dimensions.to_json(),
-                cache=cache_layers(programs.dimensions),
-                graphs=lower(programs, quantize, staging),
+                cache=cache_layers(programs.dimensions, cache),
+                graphs=lower(programs, quantize, staging, cache),
                 source={},
                 tools={},
             ),

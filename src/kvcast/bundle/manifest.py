@@ -23,7 +23,8 @@ VERSION = 1
 class CacheLayers:
     """A run of alike cache layers, each a key and a value [rows, heads, capacity, head_dim].
 
-    `kind` is "linear" (capacity is the longest sequence) or "cross" (filled once by encode).
+    `kind` is "linear" (capacity is the longest sequence), "ring" (capacity is the window) or
+    "cross" (filled once by encode). `dtype` is NumPy's name for a self cache's numbers.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class CacheLayers:
     heads: int
     head_dim: int
     capacity: int
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,12 @@ EXPORTING = OptionGroup(
             help="how weights are stored (default: int8)",
         ),
         option(
+            "--cache",
+            default="fp32",
+            choices=("fp32", "int8"),
+            help="numbers of a text model's keys and values (default: fp32)",
+        ),
+        option(
             "--force",
             keyword="overwrite",
             action="store_true",

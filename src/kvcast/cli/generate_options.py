@@ -42,6 +42,11 @@ LOADING = OptionGroup(
             help=f"{MODEL_CHOICES} (default: demo-chat)",
         ),
         *(item for item in transcribe_options.LOADING.options if item.keyword != "model"),
+        option(
+            "--cache",
+            choices=("fp32", "int8"),
+            help="numbers of keys and values on onnx (default: as a bundle has them; else fp32)",
+        ),
     ),
 )
 CONVERSATION = OptionGroup(

@@ -12,20 +12,25 @@ import torch
 from torch.export import Dim
 
 from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.lowering.calibration import run_random_tokens
 from kvcast.lowering.onnx import FOLDER, cache_names, export_graph, save_graph
 from kvcast.lowering.onnx_fusion import fuse, interleave_experts
 from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
+from kvcast.lowering.onnx_self_cache import quantize_self_caches
 from kvcast.lowering.smoothing import smooth
 from kvcast.programs.decoder import DecoderPrograms
 from kvcast.spec.decoder import DecoderDimensions
 
+CACHE_DTYPES = {"fp32": "float32", "int8": "int8"}
 # Tables are read by every token and decide the last product: with 4 bits SmolLM2-135M's perplexity
 # is 13.2 instead of 11.2.
 _TABLE_BITS = 8
 _TABLES = ("decoder.embedding.weight", "decoder.head.weight")
 
 
-def lower(programs: DecoderPrograms, quantize: str, folder: Path) -> dict[str, Graph]:
+def lower(
+    programs: DecoderPrograms, quantize: str, folder: Path, cache: str = "fp32"
+) -> dict[str, Graph]:
     """Write `onnx/decode.onnx` with its data file under `folder`.
 
     Args:
@@ -33,6 +38,7 @@ def lower(programs: DecoderPrograms, quantize: str, folder: Path) -> dict[str, G
         quantize: "none"; "int8", for which the programs' weights are smoothed, which changes no
             result; or "int4". Experts of a mixture stay in fp32.
         folder: an existing folder.
+        cache: kind of numbers of keys and values, "fp32" or "int8".
 
     Returns:
         What the manifest says of the graph.
@@ -49,6 +55,8 @@ def lower(programs: DecoderPrograms, quantize: str, folder: Path) -> dict[str, G
         for table in _TABLES:
             if table in decode.graph.initializers:
                 quantize_table(decode, table, bits=_TABLE_BITS)
+    if cache == "int8":
+        quantize_self_caches(decode, run_random_tokens(programs))
     layers = programs.dimensions.layers
     aliases = dict(zip(cache_names("present", layers), cache_names("past", layers), strict=True))
     return {"decode": save_graph(decode, folder, f"{FOLDER}/decode.onnx", aliases)}
@@ -60,7 +68,7 @@ def _is_gated(product: ir.Node) -> bool:
     return source is not None and source.op_type == "Mul"
 
 
-def cache_layers(dimensions: DecoderDimensions) -> tuple[CacheLayers, ...]:
+def cache_layers(dimensions: DecoderDimensions, cache: str = "fp32") -> tuple[CacheLayers, ...]:
     """Describe the caches for the manifest, one entry a layer, in order.
 
     A ring's capacity is its window, the least that it can have.
@@ -72,6 +80,7 @@ def cache_layers(dimensions: DecoderDimensions) -> tuple[CacheLayers, ...]:
             heads=dimensions.kv_heads,
             head_dim=dimensions.head_dim,
             capacity=window or dimensions.max_positions,
+            dtype=CACHE_DTYPES[cache],
         )
         for window in dimensions.windows
     )

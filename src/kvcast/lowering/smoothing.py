@@ -20,11 +20,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from kvcast.lowering.calibration import run_random_tokens
 from kvcast.models.decoder import Decoder
 from kvcast.nn.feed_forward import GatedFeedForward
 from kvcast.programs.decoder import DecoderPrograms
 
-_TOKENS = 256
 # How much of the difficulty goes from activations to weights: 0 none, 1 all.
 _STRENGTH = 0.65
 _LEAST = 1e-5
@@ -35,7 +35,7 @@ def smooth(programs: DecoderPrograms) -> None:
     """Change norms and the matrices behind them in place; what they compute together stays."""
     decoder = programs.decode.decoder
     with _largest_inputs(decoder) as largest:
-        _run(programs)
+        run_random_tokens(programs)
     for norm, matrix in _pairs(decoder):
         magnitude_x = matrix.weight.abs().amax(dim=0).clamp(min=_LEAST)
         input_x = largest[matrix].clamp(min=_LEAST)
@@ -69,19 +69,3 @@ def _largest_inputs(decoder: Decoder) -> Iterator[dict[nn.Linear, Tensor]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _run(programs: DecoderPrograms) -> None:
-    dimensions = programs.dimensions
-    count = min(_TOKENS, dimensions.max_positions)
-    tokens = torch.randint(
-        dimensions.vocab_size, (1, count), generator=torch.Generator().manual_seed(0)
-    )
-    caches = [
-        (
-            torch.zeros(1, dimensions.kv_heads, count, dimensions.head_dim),
-            torch.zeros(1, dimensions.kv_heads, count, dimensions.head_dim),
-        )
-        for _ in dimensions.windows
-    ]
-    programs.decode(tokens, torch.zeros(1, dtype=torch.int32), torch.tensor([0]), caches)

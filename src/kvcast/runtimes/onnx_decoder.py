@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
 from kvcast.runtimes.base import Float32, Int32, Int64
@@ -54,11 +55,11 @@ class _Buffers:
         self._steps: dict[int, _Step] = {}
         rows, capacity = shape_rc
         self.places = list(range(rows))
-        self.cells: list[Float32] = []
+        self.cells: list[NDArray[np.float32 | np.int8]] = []
         self._is_ring: list[bool] = []
         for layer in layers:
             shape = (rows, layer.heads, _slots(layer, capacity), layer.head_dim)
-            self.cells += [np.empty(shape, np.float32), np.empty(shape, np.float32)]
+            self.cells += [np.empty(shape, layer.dtype), np.empty(shape, layer.dtype)]
             self._is_ring += [layer.kind == "ring"] * 2
 
     def run(self, row: int, tokens_s: Int64, length: int, offsets: Int64) -> Float32:

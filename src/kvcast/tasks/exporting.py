@@ -14,6 +14,7 @@ from kvcast.errors import KvcastError, UsageError
 from kvcast.tasks.families import family_of
 
 QUANTIZE = ("none", "int8", "int4")
+CACHES = ("fp32", "int8")
 EXPORT_RUNTIMES = ("onnx",)
 
 
@@ -23,6 +24,7 @@ def export_bundle(
     *,
     runtime: str = "onnx",
     quantize: str = "int8",
+    cache: str = "fp32",
     overwrite: bool = False,
 ) -> Path:
     """Export a checkpoint to a bundle folder and return it.
@@ -35,6 +37,7 @@ def export_bundle(
         output: the bundle's folder; an existing one is replaced only with `overwrite`.
         runtime: "onnx".
         quantize: "none" (fp32), "int8" or "int4".
+        cache: numbers of the self caches, "fp32" or "int8" (not for Whisper).
         overwrite: replace an existing bundle.
 
     Raises:
@@ -43,25 +46,33 @@ def export_bundle(
     """
     check_choice("runtime", runtime, EXPORT_RUNTIMES)
     check_choice("quantize", quantize, QUANTIZE)
+    check_choice("cache", cache, CACHES)
     return export_folder(
-        locate(str(model)), str(model), Path(output), quantize=quantize, overwrite=overwrite
+        locate(str(model)),
+        str(model),
+        Path(output),
+        quantize=quantize,
+        cache=cache,
+        overwrite=overwrite,
     )
 
 
-def export_folder(source: Path, name: str, output: Path, *, quantize: str, overwrite: bool) -> Path:
+def export_folder(
+    source: Path, name: str, output: Path, *, quantize: str, cache: str, overwrite: bool
+) -> Path:
     """Export the checkpoint in `source`, which the user calls `name`, to ONNX Runtime."""
     require_export_extra()
     checkpoint = open_checkpoint(source)
     family = family_of(checkpoint.family)
     with staged(output, overwrite=overwrite) as folder:
         programs = family.programs(checkpoint)
-        graphs, cache = family.lower(programs, quantize, folder)
+        graphs, layers = family.lower(programs, quantize, cache, folder)
         manifest = Manifest(
             family=checkpoint.family,
             runtime="onnx",
             quantize=quantize,
             dimensions=asdict(checkpoint.dimensions),
-            cache=cache,
+            cache=layers,
             graphs=graphs,
             source={"name": _public_name(name), "sha256": checkpoint.content_hash},
             tools={name: version(name) for name in ("kvcast", "onnxruntime", "torch")},
@@ -70,7 +81,7 @@ def export_folder(source: Path, name: str, output: Path, *, quantize: str, overw
             (folder / file).write_bytes(content)
         sealed = seal(folder, manifest)
         candidate = family.onnx(folder, sealed, 2)
-        record = family.prove(candidate, programs, exact=quantize == "none")
+        record = family.prove(candidate, programs, exact=(quantize, cache) == ("none", "fp32"))
         seal(folder, replace(manifest, verification=record))
     return output
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
-from kvcast.errors import KvcastError
+from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.base import DecoderOnly, EncoderDecoder
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.whisper import WhisperDimensions
@@ -36,8 +36,8 @@ class Family(Protocol):
     def quantize_eager(self, programs: Any, quantize: str) -> None:
         """Give the programs weight-only linears, in place."""
 
-    def lower(self, programs: Any, quantize: str, folder: Path) -> Lowered:
-        """Write the graphs for ONNX Runtime."""
+    def lower(self, programs: Any, quantize: str, cache: str, folder: Path) -> Lowered:
+        """Write the graphs for ONNX Runtime, with self caches of a kind of numbers."""
 
     def prove(self, candidate: Any, programs: Any, *, exact: bool) -> dict[str, Any]:
         """Compare a runtime with the programs run without a cache."""
@@ -75,8 +75,12 @@ class WhisperFamily:
         quantize_linears(programs.encode, quantize)
         quantize_linears(programs.decode, quantize)
 
-    def lower(self, programs: "WhisperPrograms", quantize: str, folder: Path) -> Lowered:
+    def lower(
+        self, programs: "WhisperPrograms", quantize: str, cache: str, folder: Path
+    ) -> Lowered:
         """See the protocol."""
+        if cache != "fp32":
+            raise UsageError(f"Whisper keeps its self cache in fp32: drop --cache {cache}")
         from kvcast.lowering.onnx_whisper import cache_layers, lower
 
         return lower(programs, quantize, folder), cache_layers(programs.dimensions)
@@ -137,11 +141,14 @@ class DecoderFamily:
         # Both programs hold the same model.
         quantize_linears(programs.decode, quantize)
 
-    def lower(self, programs: "DecoderPrograms", quantize: str, folder: Path) -> Lowered:
+    def lower(
+        self, programs: "DecoderPrograms", quantize: str, cache: str, folder: Path
+    ) -> Lowered:
         """See the protocol."""
         from kvcast.lowering.onnx_decoder import cache_layers, lower
 
-        return lower(programs, quantize, folder), cache_layers(programs.dimensions)
+        graphs = lower(programs, quantize, folder, cache)
+        return graphs, cache_layers(programs.dimensions, cache)
 
     def prove(
         self, candidate: DecoderOnly, programs: "DecoderPrograms", *, exact: bool

@@ -83,8 +83,9 @@ class TextModel:
     ) -> TextGeneration | list[Any]:
         """Continue a prompt, or several.
 
-        Neither `batch` nor `chunk` nor the order of prompts changes a text. A text that has no
-        room for `max_new_tokens` within what the model takes ends sooner, for its length.
+        In fp32 neither `batch` nor `chunk` nor the order of prompts changes a text; in int8 what
+        is multiplied in one call shares a scale. A text that has no room for `max_new_tokens`
+        within what the model takes ends sooner, for its length.
 
         Args:
             prompt: text to continue, or several.

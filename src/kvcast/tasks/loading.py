@@ -5,6 +5,7 @@ made of its content and the options, and found there the next time. Eager needs 
 """
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,6 +16,7 @@ from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.cores import available_cores
 from kvcast.spec.paths import cache_dir
 from kvcast.tasks.exporting import (
+    CACHES,
     QUANTIZE,
     check_choice,
     export_folder,
@@ -37,6 +39,7 @@ def load(
     *,
     runtime: str = "onnx",
     quantize: str | None = None,
+    cache: str | None = None,
     threads: int | None = None,
 ) -> Model:
     """Open a model, exporting it first where that was not done yet.
@@ -49,6 +52,8 @@ def load(
         runtime: "onnx" (no torch needed for a bundle) or "eager" (PyTorch).
         quantize: "none", "int8" or "int4"; by default what the bundle has, int8 for ONNX Runtime
             and none for eager.
+        cache: numbers of a text model's self caches on ONNX Runtime, "fp32" or "int8"; by default
+            what the bundle has, and fp32.
         threads: of the runtime; by default the physical cores that this process may use.
 
     Raises:
@@ -58,30 +63,33 @@ def load(
     check_choice("runtime", runtime, RUNTIMES)
     if quantize is not None:
         check_choice("quantize", quantize, QUANTIZE)
+    if cache is not None:
+        check_choice("cache", cache, CACHES)
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be 1 or more, not {threads}")
     workers = threads or available_cores()
     folder = locate(str(model))
     if is_bundle(folder):
-        return _open_bundle(folder, read_bundle(folder), runtime, quantize, workers)
+        asked = {"runtime": runtime, "quantize": quantize, "cache": cache}
+        return _open_bundle(folder, read_bundle(folder), asked, workers)
     chosen = quantize or _DEFAULT_QUANTIZE[runtime]
     if runtime == "eager":
+        if cache == "int8":
+            raise UsageError("int8 caches are ONNX Runtime's: drop --cache int8 or --runtime eager")
         return _open_eager(folder, chosen, workers)
-    bundle, manifest = _exported_once(folder, str(model), chosen)
-    return _open_bundle(bundle, manifest, runtime, chosen, workers)
+    bundle, manifest = _exported_once(folder, str(model), chosen, cache or "fp32")
+    return _open_bundle(bundle, manifest, {}, workers)
 
 
 def _open_bundle(
-    folder: Path, manifest: Manifest, runtime: str, quantize: str | None, threads: int
+    folder: Path, manifest: Manifest, asked: Mapping[str, str | None], threads: int
 ) -> Model:
-    for option, asked, has in (
-        ("--runtime", runtime, manifest.runtime),
-        ("--quantize", quantize, manifest.quantize),
-    ):
-        if asked not in (None, has):
+    has = {"runtime": manifest.runtime, "quantize": manifest.quantize, "cache": _cache(manifest)}
+    for option, wanted in asked.items():
+        if wanted not in (None, has[option]):
             raise UsageError(
-                f"{folder} was exported with {option} {has}; drop {option} {asked} or export the "
-                "checkpoint again"
+                f"{folder} was exported with --{option} {has[option]}; drop --{option} {wanted} or "
+                "export the checkpoint again"
             )
     family = family_of(manifest.family)
     # Text files lie beside the manifest, graphs in folders of their own.
@@ -106,11 +114,15 @@ def _open_eager(folder: Path, quantize: str, threads: int) -> Model:
     return model
 
 
-def _exported_once(folder: Path, name: str, quantize: str) -> tuple[Path, Manifest]:
-    key = "\n".join((fingerprint(folder), "onnx", quantize, str(VERSION), __version__))
+def _cache(manifest: Manifest) -> str:
+    return "int8" if any(layer.dtype == "int8" for layer in manifest.cache) else "fp32"
+
+
+def _exported_once(folder: Path, name: str, quantize: str, cache: str) -> tuple[Path, Manifest]:
+    key = "\n".join((fingerprint(folder), "onnx", quantize, cache, str(VERSION), __version__))
     bundle = cache_dir() / "bundles" / hashlib.sha256(key.encode()).hexdigest()[:24]
     try:
         return bundle, read_bundle(bundle)
     except KvcastError:  # not there yet, or damaged: both are mended by exporting
-        export_folder(folder, name, bundle, quantize=quantize, overwrite=True)
+        export_folder(folder, name, bundle, quantize=quantize, cache=cache, overwrite=True)
     return bundle, read_bundle(bundle)

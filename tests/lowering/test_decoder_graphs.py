@@ -1,0 +1,136 @@
+"""What a decoder-only model's ONNX graph holds, and what its quantisation leaves of its results."""
+
+from collections import Counter
+from operator import attrgetter
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from kvcast.bundle.manifest import read_bundle
+from kvcast.lowering.onnx_quantize import to_blocks
+from kvcast.lowering.smoothing import smooth
+from kvcast.runtimes.eager_decoder import EagerDecoderOnly
+from kvcast.runtimes.onnx_decoder import OnnxDecoderOnly
+from random_decoders import GEMMA3, LLAMA, MISTRAL, MIXTRAL, random_decoder, write_decoder_bundle
+
+NAME = attrgetter("architecture")
+
+
+def graph_of(dimensions, folder, quantize="none", cache="fp32"):
+    write_decoder_bundle(random_decoder(dimensions), folder, quantize, cache)
+    return ir.load(folder / "onnx" / "decode.onnx").graph
+
+
+def test_a_layer_is_ten_operators_and_nothing_touches_a_whole_cache(tmp_path):
+    graph = graph_of(LLAMA, tmp_path / "bundle")
+    count = Counter(node.op_type for node in graph)
+    layers = LLAMA.layers
+    assert count["GroupQueryAttention"] == layers
+    assert count["MatMul"] == 4 * layers
+    # Of the norms only the very first has no addition before it, only the last another reader.
+    assert count["SkipSimplifiedLayerNormalization"] >= 2 * layers - 1
+    readers = {use.node.op_type for v in graph.inputs if "past" in v.name for use in v.uses()}
+    assert readers <= {"GroupQueryAttention", "Shape"}
+    writers = {v.producer().op_type for v in graph.outputs if "present" in v.name}
+    assert writers == {"GroupQueryAttention"}
+
+
+def test_attention_takes_the_packed_product(tmp_path):
+    for node in graph_of(LLAMA, tmp_path / "bundle"):
+        if node.op_type == "GroupQueryAttention":
+            assert node.inputs[0].producer().op_type == "MatMul"
+            assert node.inputs[1] is None
+            assert node.inputs[2] is None
+
+
+def test_layers_with_a_window_evict_and_the_others_do_not(tmp_path):
+    nodes = [n for n in graph_of(GEMMA3, tmp_path / "b") if n.op_type == "GroupQueryAttention"]
+    windows = [
+        node.attributes["local_window_size"].as_int()
+        if "sliding_window_cache" in node.attributes
+        else None
+        for node in nodes
+    ]
+    assert windows == list(GEMMA3.windows)
+
+
+def test_a_step_writes_its_own_slot_and_no_other(tmp_path):
+    manifest = write_decoder_bundle(random_decoder(LLAMA), tmp_path / "bundle")
+    runtime = OnnxDecoderOnly(tmp_path / "bundle", manifest, threads=1)
+    cache = runtime.new_cache(2, 32)
+    _, cache = runtime.decode([np.arange(9), np.arange(5)], cache)
+    before = [cell.copy() for cell in cache.buffers.cells]
+    addresses = [cell.ctypes.data for cell in cache.buffers.cells]
+    _, cache = runtime.decode([np.array([1]), np.array([2])], cache)
+    assert [cell.ctypes.data for cell in cache.buffers.cells] == addresses
+    for old, new in zip(before, cache.buffers.cells, strict=True):
+        changed = {(row, slot) for row, _, slot, _ in np.argwhere(old != new)}
+        assert changed == {(0, 9), (1, 5)}
+
+
+@pytest.mark.parametrize("dimensions", [LLAMA, MISTRAL, GEMMA3, MIXTRAL], ids=NAME)
+def test_smoothing_changes_ranges_and_no_result(dimensions):
+    programs = random_decoder(dimensions)
+    # One channel far larger than the others, as trained models have them.
+    programs.decode.decoder.layers[0].attention_norm.weight.data[3] *= 80
+    tokens = np.random.default_rng(0).integers(0, dimensions.vocab_size, 30)
+
+    def logits():
+        runtime = EagerDecoderOnly(programs)
+        return runtime.decode([tokens], runtime.new_cache(1, 30), positions=range(30))[0]
+
+    before = logits()
+    norm = programs.decode.decoder.layers[0].attention_norm.weight
+    spread = float(norm.max() / norm.abs().mean())
+    smooth(programs)
+    assert float(norm.max() / norm.abs().mean()) < spread / 2
+    np.testing.assert_allclose(logits(), before, atol=2e-4)
+
+
+def correlation(dimensions, folder, quantize, cache="fp32"):
+    """Correlation of a quantised model's logits with those of fp32, prefill and steps."""
+    exact = EagerDecoderOnly(random_decoder(dimensions))
+    manifest = write_decoder_bundle(random_decoder(dimensions), folder, quantize, cache)
+    candidate = OnnxDecoderOnly(folder, read_bundle(folder), threads=1)
+    assert manifest.quantize == quantize
+    tokens = np.random.default_rng(1).integers(0, dimensions.vocab_size, 60)
+    found = []
+    for runtime in (exact, candidate):
+        held = runtime.new_cache(1, 60)
+        logits, held = runtime.decode([tokens[:40]], held, positions=range(40))
+        stepped = [logits[0]]
+        for token in tokens[40:]:
+            logits, held = runtime.decode([token[None]], held)
+            stepped.append(logits[0])
+        found.append(np.concatenate(stepped))
+    return np.corrcoef(found[0].ravel(), found[1].ravel())[0, 1]
+
+
+@pytest.mark.parametrize("dimensions", [LLAMA, MISTRAL, GEMMA3, MIXTRAL], ids=NAME)
+def test_quantised_models_follow_fp32(dimensions, tmp_path):
+    assert correlation(dimensions, tmp_path / "int8", "int8") > 0.99
+    assert correlation(dimensions, tmp_path / "int4", "int4") > 0.8
+
+
+@pytest.mark.parametrize("dimensions", [LLAMA, MISTRAL], ids=NAME)
+def test_int8_caches_follow_fp32_and_take_a_quarter(dimensions, tmp_path):
+    assert correlation(dimensions, tmp_path / "b", "none", cache="int8") > 0.999
+    runtime = OnnxDecoderOnly(tmp_path / "b", read_bundle(tmp_path / "b"), threads=1)
+    assert {cell.dtype for cell in runtime.new_cache(1, 64).buffers.cells} == {np.dtype(np.int8)}
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_blocks_are_the_nearest_that_their_bits_can_say(bits):
+    generator = np.random.default_rng(2)
+    weight = generator.normal(size=(7, 64)).astype(np.float32)
+    weight[3] = 0
+    codes, scales = to_blocks(weight, bits, 32)
+    if bits == 4:
+        codes = np.stack([codes & 15, codes >> 4], axis=-1)
+    steps = codes.reshape(7, 2, 32).astype(np.float32) - 2 ** (bits - 1)
+    read = (steps * scales[..., None]).reshape(7, 64)
+    plain = np.abs(weight).reshape(7, 2, 32).max(axis=-1) / 2 ** (bits - 1)
+    error = np.abs(read - weight).reshape(7, 2, 32)
+    assert (np.sqrt((error**2).mean(axis=-1)) <= plain * 0.6).all()
+    assert not read[3].any()

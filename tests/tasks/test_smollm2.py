@@ -1,0 +1,116 @@
+"""SmolLM2-135M-Instruct, real weights: what it writes is transformers', in every runtime.
+
+The oracle is built from the same tensors; how well a quantised model predicts an English text is
+held beside fp32.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import kvcast
+from kvcast.bench.text.huggingface import write_hugging_face
+from kvcast.checkpoints.source import locate, open_checkpoint
+
+TEXT = Path(__file__).parents[1] / "data" / "pride-and-prejudice.txt"
+NEW = 20
+PROMPTS = (
+    "The capital of France is",
+    "Once upon a time there was",
+    "def fibonacci(n):\n",
+    "The three primary colours are",
+    "Water boils at",
+    "In 1969, the first man",
+    "Dear Sir or Madam,",
+    "The opposite of hot is",
+    "1, 2, 3, 4,",
+    "A recipe for bread: take",
+    "To be, or not to be,",
+    "The largest planet of the solar system",
+    "She opened the door and",
+    "Photosynthesis is the process",
+    "import numpy as np\n",
+    "Q: What is the sum of 7 and 5?\nA:",
+    "Monday, Tuesday, Wednesday,",
+    "The president of the company said",
+    "Grüße aus",
+    "<p>This is a",
+)
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("smollm2") / "checkpoint"
+    write_hugging_face(open_checkpoint(locate("demo-chat")), folder)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def exact():
+    """The model in fp32, on ONNX Runtime."""
+    return kvcast.load("demo-chat", quantize="none")
+
+
+@pytest.fixture(scope="module")
+def continuations(oracle, exact):
+    """What transformers writes after each prompt, token by token."""
+    found = []
+    for prompt in PROMPTS:
+        tokens = torch.tensor([exact.tokenizer.encode(prompt)])
+        with torch.no_grad():
+            whole = oracle.generate(tokens, max_new_tokens=NEW, do_sample=False)
+        end = exact.tokenizer.end_tokens
+        found.append([token for token in whole[0, tokens.shape[1] :].tolist() if token not in end])
+    return found
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "eager"])
+def test_greedy_continuations_equal_transformers_token_for_token(runtime, exact, continuations):
+    model = exact if runtime == "onnx" else kvcast.load("demo-chat", runtime="eager")
+    texts = model.generate(PROMPTS, max_new_tokens=NEW)
+    assert [list(text.tokens) for text in texts] == continuations
+
+
+def test_what_it_writes_is_sense(exact):
+    facts = {
+        "The capital of France is": "Paris",
+        "Monday, Tuesday, Wednesday,": "Thursday",
+        "The opposite of hot is": "cold",
+    }
+    for prompt, fact in facts.items():
+        assert fact in exact.generate(prompt, max_new_tokens=NEW).text
+
+
+def test_it_answers_a_question(exact):
+    answer = exact.generate("What is the capital of France?", chat=True, max_new_tokens=NEW)
+    assert "Paris" in answer.text
+
+
+def test_a_generated_text_scored_again_in_one_pass_has_the_same_logprobs(exact):
+    prompt = exact.tokenizer.encode("The capital of France is")
+    written = exact.generate("The capital of France is", max_new_tokens=NEW)
+    scores = exact.score([*prompt, *written.tokens])
+    np.testing.assert_allclose(scores[len(prompt) - 1 :], written.logprobs, atol=1e-3)
+
+
+def perplexity(model, tokens):
+    return float(np.exp(-model.score(tokens).mean()))
+
+
+def test_quantised_weights_predict_an_english_text_nearly_as_well(exact):
+    tokens = exact.tokenizer.encode(TEXT.read_text(encoding="utf-8"))
+    assert len(tokens) >= 2000
+    whole = perplexity(exact, tokens)
+    found = {kind: perplexity(kvcast.load("demo-chat", quantize=kind), tokens) for kind in BOUNDS}
+    print(f"perplexity of {len(tokens)} tokens: fp32 {whole:.3f}, {found}")
+    assert {kind: value / whole < BOUNDS[kind] for kind, value in found.items()} == dict.fromkeys(
+        BOUNDS, True
+    )
+
+
+# The file's weights have 4 bits already, with a least value a block that MatMulNBits has no place
+# for: rounding them again costs int4 what it costs llama.cpp's Q4_0.
+BOUNDS = {"int8": 1.03, "int4": 1.25}
