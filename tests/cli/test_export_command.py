@@ -36,6 +36,7 @@ def test_export_prints_every_file_with_its_size(exported, tmp_path, capsys):
             "output": out,
             "runtime": "onnx",
             "quantize": "int8",
+            "cache": "fp32",
             "overwrite": False,
         }
     ]

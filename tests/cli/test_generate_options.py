@@ -16,7 +16,7 @@ from kvcast.cli.arguments import Parser, normalise
 from kvcast.cli.generate_options import CHOICE, CONVERSATION, LOADING, OUTPUT, SEVERAL
 
 DOC = (Path(__file__).parents[2] / "docs" / "generate.md").read_text(encoding="utf-8")
-PROMISED = shlex.split("""--model --runtime --quantize --threads --max-new-tokens --temperature
+PROMISED = shlex.split("""--model --runtime --quantize --cache --threads --max-new-tokens --temperature
     --top-k --top-p --min-p --repetition-penalty --stop --seed --beam --length-penalty --n
     --logprobs --json --chat --system --quiet --chunk --batch --prompt-file --prompts --output""")
 
@@ -24,6 +24,7 @@ LOADED = {
     "--model mine": ("model", "mine"),
     "--runtime eager": ("runtime", "eager"),
     "--quantize int4": ("quantize", "int4"),
+    "--cache int8": ("cache", "int8"),
     "--threads 3": ("threads", 3),
 }
 STREAMED = {
@@ -87,7 +88,8 @@ def test_the_walk_below_meets_every_option():
 
 @pytest.mark.parametrize("words", LOADED)
 def test_each_loading_option_is_a_keyword_of_load(words: str, text_model):
-    before = {"model": "demo-chat", "runtime": "onnx", "quantize": None, "threads": None}
+    options = ("quantize", "cache", "threads")
+    before = {"model": "demo-chat", "runtime": "onnx"} | dict.fromkeys(options)
     assert main(["generate", "hello", *words.split()]) == 0
     assert text_model.calls[0] == ("load", before | dict([LOADED[words]]))
 

@@ -1,4 +1,4 @@
-"""The base install: transcribes from a bundle in an environment that has no torch."""
+"""The base install: transcribes and generates from bundles where there is no torch."""
 
 import os
 import subprocess
@@ -51,6 +51,19 @@ def test_a_bundle_transcribes_without_torch(base_python: Path, bundle: Path) -> 
     done = run(base_python, "transcribe", "--model", bundle, EXAMPLE)
     assert (done.returncode, done.stderr) == (0, "")
     assert "He was not an ill-disposed young man." in done.stdout
+
+
+def test_a_bundle_generates_without_torch(
+    base_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    bundle = kvcast.export_bundle("demo-chat", tmp_path_factory.mktemp("bundles") / "smollm2")
+    words = ("--model", bundle, "--max-new-tokens", "8", "--quiet")
+    plain = run(base_python, "generate", *words, "The capital of France is")
+    assert (plain.returncode, plain.stderr) == (0, "")
+    assert "Paris" in plain.stdout
+    chat = run(base_python, "generate", *words, "--chat", "What is the capital of France?")
+    assert (chat.returncode, chat.stderr) == (0, "")
+    assert "Paris" in chat.stdout
 
 
 def test_a_checkpoint_says_what_exporting_needs(base_python: Path, tmp_path: Path) -> None:

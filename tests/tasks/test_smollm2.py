@@ -111,6 +111,14 @@ def test_quantised_weights_predict_an_english_text_nearly_as_well(exact):
     )
 
 
+def test_int8_caches_predict_an_english_text_as_well(exact):
+    tokens = exact.tokenizer.encode(TEXT.read_text(encoding="utf-8"))
+    small = kvcast.load("demo-chat", quantize="none", cache="int8")
+    ratio = perplexity(small, tokens) / perplexity(exact, tokens)
+    print(f"perplexity with int8 caches over that with fp32 ones: {ratio:.4f}")
+    assert ratio < 1.02
+
+
 # The file's weights have 4 bits already, with a least value a block that MatMulNBits has no place
 # for: rounding them again costs int4 what it costs llama.cpp's Q4_0.
 BOUNDS = {"int8": 1.03, "int4": 1.25}

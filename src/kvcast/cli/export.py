@@ -63,7 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         metavar="MODEL",
         type=filled,
-        help="a Hugging Face or CTranslate2 Whisper folder, a hub id org/name[@revision], or demo",
+        help="a Hugging Face, CTranslate2 or Mistral folder, a GGUF file, a hub id "
+        "org/name[@revision], or demo, demo-base, demo-chat",
     )
     EXPORTING.add_to(parser)
     parser.add_argument("--quiet", "-q", action="store_true", help="no progress")
