@@ -18,7 +18,8 @@ from kvcast.cli.generate_options import CHOICE, CONVERSATION, LOADING, OUTPUT, S
 DOC = (Path(__file__).parents[2] / "docs" / "generate.md").read_text(encoding="utf-8")
 PROMISED = shlex.split("""--model --runtime --quantize --cache --threads --max-new-tokens
     --temperature --top-k --top-p --min-p --repetition-penalty --stop --seed --beam
-    --length-penalty --n --logprobs --json --chat --system --quiet --chunk --batch --prompt-file --prompts --output""")
+    --length-penalty --n --logprobs --json --chat --system --quiet --chunk --batch
+    --prompt-file --prompts --output""")
 
 LOADED = {
     "--model mine": ("model", "mine"),
