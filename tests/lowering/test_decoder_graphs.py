@@ -1,6 +1,7 @@
 """What a decoder-only model's ONNX graph holds, and what its quantisation leaves of its results."""
 
 from collections import Counter
+from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
@@ -8,11 +9,21 @@ import onnx_ir as ir
 import pytest
 
 from kvcast.bundle.manifest import read_bundle
+from kvcast.errors import KvcastError
 from kvcast.lowering.onnx_quantize import to_blocks
 from kvcast.lowering.smoothing import smooth
+from kvcast.nn.quantize import quantize_linears
 from kvcast.runtimes.eager_decoder import EagerDecoderOnly
 from kvcast.runtimes.onnx_decoder import OnnxDecoderOnly
-from random_decoders import GEMMA3, LLAMA, MISTRAL, MIXTRAL, random_decoder, write_decoder_bundle
+from random_decoders import (
+    GEMMA3,
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    MODELS,
+    random_decoder,
+    write_decoder_bundle,
+)
 
 NAME = attrgetter("architecture")
 
@@ -107,15 +118,15 @@ def correlation(dimensions, folder, quantize, cache="fp32"):
     return np.corrcoef(found[0].ravel(), found[1].ravel())[0, 1]
 
 
-@pytest.mark.parametrize("dimensions", [LLAMA, MISTRAL, GEMMA3, MIXTRAL], ids=NAME)
+@pytest.mark.parametrize("dimensions", MODELS, ids=NAME)
 def test_quantised_models_follow_fp32(dimensions, tmp_path):
     assert correlation(dimensions, tmp_path / "int8", "int8") > 0.99
     assert correlation(dimensions, tmp_path / "int4", "int4") > 0.8
 
 
-@pytest.mark.parametrize("dimensions", [LLAMA, MISTRAL], ids=NAME)
+@pytest.mark.parametrize("dimensions", MODELS, ids=NAME)
 def test_int8_caches_follow_fp32_and_take_a_quarter(dimensions, tmp_path):
-    assert correlation(dimensions, tmp_path / "b", "none", cache="int8") > 0.999
+    assert correlation(dimensions, tmp_path / "b", "none", cache="int8") > 0.995
     runtime = OnnxDecoderOnly(tmp_path / "b", read_bundle(tmp_path / "b"), threads=1)
     assert {cell.dtype for cell in runtime.new_cache(1, 64).buffers.cells} == {np.dtype(np.int8)}
 
@@ -134,3 +145,47 @@ def test_blocks_are_the_nearest_that_their_bits_can_say(bits):
     error = np.abs(read - weight).reshape(7, 2, 32)
     assert (np.sqrt((error**2).mean(axis=-1)) <= plain * 0.6).all()
     assert not read[3].any()
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("dimensions", MODELS, ids=NAME)
+def test_quantised_eager_models_follow_fp32(dimensions, quantize):
+    tokens = np.random.default_rng(3).integers(0, dimensions.vocab_size, 30)
+    found = []
+    for kind in ("none", quantize):
+        programs = random_decoder(dimensions)
+        if kind != "none":
+            quantize_linears(programs.decode, kind)
+        runtime = EagerDecoderOnly(programs)
+        logits, _ = runtime.decode([tokens], runtime.new_cache(1, 30), positions=range(30))
+        found.append(logits.ravel())
+    assert np.corrcoef(*found)[0, 1] > {"int8": 0.98, "int4": 0.8}[quantize]
+
+
+def test_int8_rows_that_share_a_call_stay_near_what_each_is_alone(tmp_path):
+    write_decoder_bundle(random_decoder(LLAMA), tmp_path / "b", "int8")
+    runtime = OnnxDecoderOnly(tmp_path / "b", read_bundle(tmp_path / "b"), threads=1)
+    prompts = np.random.default_rng(4).integers(0, LLAMA.vocab_size, (6, 12))
+    cache = runtime.new_cache(6, 13)
+    _, cache = runtime.decode(list(prompts), cache)
+    together, _ = runtime.decode([np.array([row]) for row in range(6)], cache)
+    alone = []
+    for row, prompt in enumerate(prompts):
+        one = runtime.new_cache(1, 13)
+        _, one = runtime.decode([prompt], one)
+        alone.append(runtime.decode([np.array([row])], one)[0][0])
+    assert np.corrcoef(together.ravel(), np.ravel(alone))[0, 1] > 0.995
+
+
+@pytest.mark.parametrize(("quantize", "sizes"), [("int4", {"inner": 80}), ("int8", {"inner": 72})])
+def test_sizes_that_blocks_do_not_divide_are_one_line(quantize, sizes, tmp_path):
+    with pytest.raises(KvcastError, match="use --quantize none"):
+        write_decoder_bundle(random_decoder(replace(LLAMA, **sizes)), tmp_path / "b", quantize)
+
+
+def test_a_router_is_not_quantised(tmp_path):
+    graph = graph_of(MIXTRAL, tmp_path / "b", "int8")
+    routers = [node.inputs[1].producer() for node in graph if node.op_type == "MoE"]
+    assert len(routers) == MIXTRAL.layers
+    assert {router.op_type for router in routers} == {"Gemm"}
+    assert {router.inputs[1].dtype for router in routers} == {ir.DataType.FLOAT}

@@ -20,7 +20,7 @@ from kvcast.checkpoints.base import DecoderCheckpoint, Reader, StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gguf_file import GgufFile, GgufTensor, read_gguf
 from kvcast.checkpoints.gguf_text import read_text
-from kvcast.checkpoints.tables import changed, fill_decoder
+from kvcast.checkpoints.tables import changed, fill_decoder, halves_from_pairs
 from kvcast.errors import UsageError
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
@@ -299,16 +299,10 @@ def _stored(
 def _as_halves(name: str, tensor: StoredTensor, dimensions: DecoderDimensions) -> StoredTensor:
     """Put the rows of queries and keys back in the order in which halves of a head rotate."""
     if ".attn_q." in name:
-        return changed(tensor, partial(_neighbours_to_halves, heads=dimensions.heads))
+        return changed(tensor, partial(halves_from_pairs, head_dim=dimensions.head_dim))
     if ".attn_k." in name:
-        return changed(tensor, partial(_neighbours_to_halves, heads=dimensions.kv_heads))
+        return changed(tensor, partial(halves_from_pairs, head_dim=dimensions.head_dim))
     return tensor
-
-
-def _neighbours_to_halves(rows: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Reorder [heads x head_dim, ...] from x0 y0 x1 y1 ... to x0 x1 ... y0 y1 ... in each head."""
-    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _file(source: Path) -> Path:

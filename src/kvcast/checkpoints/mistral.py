@@ -20,7 +20,7 @@ from kvcast.checkpoints.base import (
 )
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.safetensors_files import read_weights, weight_files
-from kvcast.checkpoints.tables import changed, fill_decoder
+from kvcast.checkpoints.tables import changed, fill_decoder, halves_from_pairs
 from kvcast.errors import InputMissingError
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
@@ -57,18 +57,6 @@ _ROTATED = (".attention.wq.weight", ".attention.wk.weight")
 _IMAGES = ("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_mm_projector_norm.")
 # Fields that make another model of it.
 _OTHERS = ("llama_4_scaling", "lora", "quantization", "q_lora_rank")
-
-
-def halves_from_pairs(weight: NDArray[Any], head_dim: int) -> NDArray[Any]:
-    """Reorder the rows of a projection [heads * head_dim, width] to queries or keys.
-
-    Mistral's files rotate neighbours: pair p of a head is rows 2p and 2p + 1. kvcast rotates
-    halves: pair p is rows p and p + head_dim / 2. So row 2p + s of each head moves to
-    s * head_dim / 2 + p, for queries and keys alike, which leaves their products as they were.
-    """
-    rows, width = weight.shape
-    pairs = weight.reshape(rows // head_dim, head_dim // 2, 2, width)
-    return pairs.swapaxes(1, 2).reshape(rows, width)
 
 
 def _dimensions(params: Fields) -> DecoderDimensions:

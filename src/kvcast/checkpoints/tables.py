@@ -105,3 +105,14 @@ def _decoder_parts(
     for expert in range(dimensions.experts if per_expert else 1):
         for name, count in zip(names, counts, strict=True):
             yield name.replace("{e}", str(expert)), (count, *rest)
+
+
+def halves_from_pairs(weight: NDArray[Any], head_dim: int) -> NDArray[Any]:
+    """Reorder the rows of a projection [heads * head_dim, ...] to queries or keys.
+
+    Files of Mistral and GGUF rotate neighbours: pair p of a head is rows 2p and 2p + 1. kvcast
+    rotates halves: pair p is rows p and p + head_dim / 2. So row 2p + s of each head moves to
+    s * head_dim / 2 + p, for queries and keys alike, which leaves their products as they were.
+    """
+    pairs = weight.reshape(-1, head_dim // 2, 2, *weight.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(weight.shape)

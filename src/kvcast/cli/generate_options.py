@@ -131,7 +131,7 @@ CHOICE = OptionGroup(
             type=whole_number(1),
             default=512,
             metavar="N",
-            help="tokens of a prompt that are read at once; changes no text (default: 512)",
+            help="tokens of a prompt that are read at once (default: 512)",
         ),
     ),
 )
@@ -165,7 +165,7 @@ SEVERAL = OptionGroup(
             type=whole_number(1),
             default=8,
             metavar="N",
-            help="texts that are written at once; changes no text (default: 8)",
+            help="texts that are written at once (default: 8)",
         ),
     ),
 )

@@ -1,8 +1,9 @@
 """Continuous batching: many drafts are written at once, each leaving when it is over.
 
 The slot of a draft that ended goes to the next one that waits, while the others go on. Prompts are
-read in chunks. Since rows are independent, neither the number of slots nor the length of a chunk
-changes what is written. Knows a `DecoderOnly` runtime, and nothing of how a draft chooses or ends.
+read in chunks. Where the runtime computes rows by themselves, as in fp32, neither the number of
+slots nor the length of a chunk changes what is written. Knows a `DecoderOnly` runtime, and nothing
+of how a draft chooses or ends.
 """
 
 from collections import deque

@@ -17,6 +17,7 @@ from kvcast.errors import UsageError
 from kvcast.runtimes.base import Float32, Int64
 
 _COLDEST = 1e-30
+_HOTTEST = 1e30
 """Below this a temperature would be zero, or overflow, in fp32; far above it all is greedy."""
 
 
@@ -184,7 +185,8 @@ class Chooser:
         if self._temperature == 0:
             return int(logits_v.argmax())
         # The peak is taken off first, so that it stays finite however cold it is.
-        logits_c = (logits_v - logits_v.max()) / np.float32(max(self._temperature, _COLDEST))
+        temperature = np.clip(self._temperature, _COLDEST, _HOTTEST)
+        logits_c = (logits_v - logits_v.max()) / np.float32(temperature)
         tokens_c = np.arange(logits_c.size)
         for truncation in self._truncations:
             kept_c = truncation.keeps(logits_c)

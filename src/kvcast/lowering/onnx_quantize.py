@@ -19,6 +19,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from kvcast.errors import KvcastError
+
 CONTRIB = "com.microsoft"
 # MatMulNBits computes in int8 too: 4 stands for "activations may be quantised by block".
 _INT8_ACTIVATIONS = 4
@@ -81,8 +83,17 @@ def _steps(
 
 
 def table_block(width: int) -> int:
-    """Return the largest block of at most 128 inputs that divides `width`."""
-    return next(block for block in (128, 64, 32, 16) if width % block == 0)
+    """Return the largest block of at most 128 inputs that divides `width`; KvcastError if none."""
+    for block in (128, 64, 32, 16):
+        if width % block == 0:
+            return block
+    raise _indivisible(width, 16)
+
+
+def _indivisible(width: int, block: int) -> KvcastError:
+    return KvcastError(
+        f"a matrix of {width} inputs cannot be quantised in blocks of {block}: use --quantize none"
+    )
 
 
 def quantize_matrices(
@@ -163,6 +174,8 @@ def _product_in_blocks(
     graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32], bias: ir.Value | None, bits: int
 ) -> ir.Node:
     block = _INT4_BLOCK if bits == 4 else table_block(len(weight))
+    if len(weight) % block:
+        raise _indivisible(len(weight), block)
     codes, scales = to_blocks(np.ascontiguousarray(weight.T), bits, block)
     code_value = constant(graph, f"{node.name}_codes", codes)
     scale_value = constant(graph, f"{node.name}_scales", scales)

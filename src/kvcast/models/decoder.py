@@ -69,8 +69,10 @@ class Decoder(nn.Module):
 
     def logits(self, hidden_nx: Tensor) -> Tensor:
         """[n, width] to [n, vocab]."""
-        head = self.embedding if self.head is None else self.head
-        logits_nv = linear(self.norm(hidden_nx), head.weight)
+        normed_nx = self.norm(hidden_nx)
+        logits_nv = (
+            linear(normed_nx, self.embedding.weight) if self.head is None else self.head(normed_nx)
+        )
         if self.logit_softcap:
             logits_nv = self.logit_softcap * torch.tanh(logits_nv / self.logit_softcap)
         return logits_nv

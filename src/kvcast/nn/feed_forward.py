@@ -44,6 +44,10 @@ class GatedFeedForward(nn.Module):
         return self.down(self.activation(gate) * up)
 
 
+class Router(nn.Linear):
+    """Says how much each expert is liked. A kind of its own: too few numbers to be quantised."""
+
+
 class ExpertsFeedForward(nn.Module):
     """Several gated blocks (SiLU), of which each token takes the few that the router likes best.
 
@@ -54,7 +58,7 @@ class ExpertsFeedForward(nn.Module):
     def __init__(self, width: int, inner: int, experts: int, per_token: int) -> None:
         super().__init__()
         self.per_token = per_token
-        self.router = nn.Linear(width, experts, bias=False)
+        self.router = Router(width, experts, bias=False)
         self.gate_up = nn.Parameter(torch.empty(experts, 2 * inner, width))
         self.down = nn.Parameter(torch.empty(experts, width, inner))
 

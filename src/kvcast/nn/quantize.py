@@ -8,7 +8,10 @@ gpt-fast use). The product's input is cast to bf16 and its result back.
 import torch
 from torch import Tensor, nn
 
+from kvcast.errors import KvcastError
+
 _INT4_GROUP = 32
+_INT4_OUTPUTS = 16
 
 
 class Int8Linear(nn.Module):
@@ -26,7 +29,7 @@ class Int8Linear(nn.Module):
         """[..., inputs] to [..., outputs], fp32."""
         flat = hidden.flatten(0, -2).to(torch.bfloat16)
         product = torch.ops.aten._weight_int8pack_mm(flat, self.weight, self.scales).float()
-        return (product + self.bias).unflatten(0, hidden.shape[:-1])
+        return _biased(product, self.bias).unflatten(0, hidden.shape[:-1])
 
 
 class Int4Linear(nn.Module):
@@ -34,6 +37,12 @@ class Int4Linear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
+        outputs, inputs = linear.weight.shape
+        if inputs % _INT4_GROUP or outputs % _INT4_OUTPUTS:
+            raise KvcastError(
+                f"a matrix of {inputs} inputs and {outputs} outputs cannot be quantised to int4 "
+                f"(multiples of {_INT4_GROUP} and {_INT4_OUTPUTS}): use --quantize int8 or none"
+            )
         groups = linear.weight.unflatten(1, (-1, _INT4_GROUP))
         low, high = groups.amin(dim=2), groups.amax(dim=2)
         scales = ((high - low) / 15).clamp(min=1e-6)
@@ -54,7 +63,11 @@ class Int4Linear(nn.Module):
         product = torch.ops.aten._weight_int4pack_mm_for_cpu(
             flat, self.weight, _INT4_GROUP, self.scales_and_zeros
         ).float()
-        return (product + self.bias).unflatten(0, hidden.shape[:-1])
+        return _biased(product, self.bias).unflatten(0, hidden.shape[:-1])
+
+
+def _biased(product_no: Tensor, bias_o: Tensor | None) -> Tensor:
+    return product_no if bias_o is None else product_no + bias_o
 
 
 _LINEARS = {"int8": Int8Linear, "int4": Int4Linear}
@@ -62,9 +75,13 @@ _LINEARS = {"int8": Int8Linear, "int4": Int4Linear}
 
 @torch.inference_mode()
 def quantize_linears(module: nn.Module, quantize: str) -> None:
-    """Replace every `nn.Linear` under `module` in place by its "int8" or "int4" form."""
+    """Replace every `nn.Linear` under `module` in place by its "int8" or "int4" form.
+
+    Kinds of linears of their own, such as a router, stay. Raises KvcastError for sizes that the
+    kernel does not take; what was replaced by then stays replaced.
+    """
     build = _LINEARS[quantize]
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear):
+            if type(child) is nn.Linear:
                 setattr(parent, name, build(child))

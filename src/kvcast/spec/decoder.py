@@ -10,6 +10,8 @@ from typing import Any, Self
 from kvcast.errors import KvcastError
 from kvcast.spec.rotary import Rotary
 
+# Few enough to make a table of.
+MOST_POSITIONS = 1 << 24
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 
@@ -78,6 +80,10 @@ class DecoderDimensions:
                 raise KvcastError(f"{name} must be a positive whole number, not {value!r}")
         if self.heads % self.kv_heads:
             raise KvcastError(f"{self.heads} heads are not a multiple of {self.kv_heads} kv_heads")
+        if self.max_positions > MOST_POSITIONS:
+            raise KvcastError(f"max_positions {self.max_positions} is more than any model has")
+        if self.experts and self.activation != "silu":
+            raise KvcastError(f"experts with {self.activation} instead of silu are not supported")
         if self.head_dim % 2:
             raise KvcastError(f"head_dim must be even, not {self.head_dim}")
         if not self.windows or any(w is not None and w < 1 for w in self.windows):

@@ -181,10 +181,13 @@ class TextModel:
             chunk: tokens in one call of the model, which gives logits for each.
 
         Raises:
-            UsageError: the text is shorter than that, or longer than the model takes.
+            UsageError: the text is shorter than that, or longer than the model takes, or a token is
+                none of the model's.
 
         """
         tokens = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+        if foreign := [token for token in tokens if not 0 <= token < self.dimensions.vocab_size]:
+            raise UsageError(f"the model has no token {foreign[0]}")
         if not 2 <= len(tokens) <= self.dimensions.max_positions:
             raise UsageError(
                 f"the text has {len(tokens)} tokens: a score needs 2, and the model takes "

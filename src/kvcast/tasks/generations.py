@@ -199,7 +199,7 @@ class Call:
         """Return numbers that seed each prompt's texts.
 
         They depend on how often the same prompt came before, and on nothing else of its
-        neighbours: the order of prompts changes no text, and no text of a prompt repeats another's.
+        neighbours: the order of prompts does not matter, and no text of a prompt repeats another's.
         """
         used: Counter[tuple[int, ...]] = Counter()
         streams = []

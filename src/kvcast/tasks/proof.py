@@ -58,8 +58,8 @@ def prove_decoder(
 ) -> dict[str, Any]:
     """Compare greedy tokens and logits of two prompts; otherwise as `prove_whisper`.
 
-    Prompts are as long as the shortest window allows some steps to go past it, where that is
-    below a few hundred positions.
+    Prompts are as long as the longest window of up to 600 positions, so that all steps go past it;
+    the rings of longer windows do not turn here.
     """
     dimensions = programs.dimensions
     windows = [window for window in dimensions.windows if window and window <= _LONGEST_PROMPT]

@@ -52,7 +52,7 @@ class ChatTemplate:
             raise KvcastError(
                 f"the chat template failed: {_line(reply)}; take one of a model that you trust"
             )
-        return reply["text"]
+        return whole_characters(reply["text"])
 
     def _reply(self, messages: Sequence[dict[str, str]]) -> dict[str, str]:
         """Run the process; it imports from where this one does, never from the current folder."""
