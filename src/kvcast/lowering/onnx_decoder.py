@@ -23,7 +23,7 @@ from kvcast.spec.decoder import DecoderDimensions
 
 CACHE_DTYPES = {"fp32": "float32", "int8": "int8"}
 # Tables are read by every token and decide the last product: with 4 bits SmolLM2-135M's perplexity
-# is 13.2 instead of 11.2.
+# is 13.6 instead of 10.7.
 _TABLE_BITS = 8
 _TABLES = ("decoder.embedding.weight", "decoder.head.weight")
 
