@@ -138,14 +138,7 @@ CHOICE = OptionGroup(
 SEVERAL = OptionGroup(
     "beams and several texts",
     (
-        option(
-            "--beam",
-            "--beam-size",
-            type=whole_number(1, 1000),
-            default=1,
-            metavar="N",
-            help="beams at temperature 0 (default: 1, greedy)",
-        ),
+        transcribe_options.BEAM,
         option(
             "--length-penalty",
             type=number(),

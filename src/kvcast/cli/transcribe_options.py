@@ -25,6 +25,14 @@ MODEL_CHOICES = (
     "a hub id org/name[@revision], or demo"
 )
 
+BEAM = option(
+    "--beam",
+    "--beam-size",
+    type=whole_number(1, 1000),
+    default=1,
+    metavar="N",
+    help="beams at temperature 0 (default: 1, greedy)",
+)
 LOADING = OptionGroup(
     "model and runtime",
     (
@@ -99,14 +107,7 @@ RECOGNITION = OptionGroup(
 SEARCH = OptionGroup(
     "search",
     (
-        option(
-            "--beam",
-            "--beam-size",
-            type=whole_number(1, 1000),
-            default=1,
-            metavar="N",
-            help="beams at temperature 0 (default: 1, greedy)",
-        ),
+        BEAM,
         option(
             "--best-of",
             type=whole_number(1, 1000),

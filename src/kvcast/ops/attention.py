@@ -67,15 +67,29 @@ def self_attention(
     if cosines is not None and sines is not None:
         angles = cosines[positions_rs][:, None], sines[positions_rs][:, None]
         query, key = _rotated(query, *angles), _rotated(key, *angles)
-    capacity = key_cache.shape[2]
-    if capacity >= window + query.shape[2] - 1 or int(positions_rs.max()) < capacity:
-        mixed = _write_then_read(
-            query, key, value, key_cache, value_cache, positions_rs, scale, window, softcap
+    capacity, new = key_cache.shape[2], query.shape[2]
+    if capacity >= window + new - 1 or int(positions_rs.max()) < capacity:
+        # No new position displaces one that a query may see: the cache alone is read.
+        _write(key_cache, value_cache, key, value, positions_rs)
+        last_r = positions_rs[:, -1]
+        # Slots past the longest row hold nothing valid: not reading them keeps a step's cost at
+        # what has been seen and not at the capacity.
+        held = min(int(last_r.max()) + 1, capacity)
+        keys, values = key_cache[:, :, :held], value_cache[:, :, :held]
+        positions_rc = _held_positions(last_r, capacity, held)
+        mixed = _attend(
+            query, keys, values, _visible(positions_rs, positions_rc, window), scale, softcap
         )
     else:
-        mixed = _read_then_write(
-            query, key, value, key_cache, value_cache, positions_rs, scale, window, softcap
+        # The old ring and the new positions side by side; the latest of them are kept.
+        keys, values = torch.cat([key_cache, key], dim=2), torch.cat([value_cache, value], dim=2)
+        old_rc = _held_positions(positions_rs[:, 0] - 1, capacity, capacity)
+        positions_rc = torch.cat([old_rc, positions_rs], dim=1)
+        mixed = _attend(
+            query, keys, values, _visible(positions_rs, positions_rc, window), scale, softcap
         )
+        kept = slice(-capacity, None)
+        _write(key_cache, value_cache, key[:, :, kept], value[:, :, kept], positions_rs[:, kept])
     return mixed.transpose(1, 2).flatten(2)
 
 
@@ -188,50 +202,6 @@ def _rotated(heads_rhsd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
 
-def _write_then_read(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    positions_rs: Tensor,
-    scale: float,
-    window: int,
-    softcap: float,
-) -> Tensor:
-    """Attend to the cache alone: no new position has displaced one that a query may see."""
-    _write(key_cache, value_cache, key, value, positions_rs)
-    last_r = positions_rs[:, -1]
-    # Slots past the longest row hold nothing valid: not reading them keeps a step's cost at
-    # what has been seen and not at the capacity.
-    held = min(int(last_r.max()) + 1, key_cache.shape[2])
-    held_rc = _held_positions(last_r, key_cache.shape[2])[:, :held]
-    visible = _visible(positions_rs, held_rc, window)
-    return _attend(query, key_cache[:, :, :held], value_cache[:, :, :held], visible, scale, softcap)
-
-
-def _read_then_write(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    positions_rs: Tensor,
-    scale: float,
-    window: int,
-    softcap: float,
-) -> Tensor:
-    """Attend to the old ring and the new positions side by side; keep the latest of them."""
-    capacity = key_cache.shape[2]
-    held_rc = _held_positions(positions_rs[:, 0] - 1, capacity)
-    visible = _visible(positions_rs, torch.cat([held_rc, positions_rs], dim=1), window)
-    keys, values = torch.cat([key_cache, key], dim=2), torch.cat([value_cache, value], dim=2)
-    mixed = _attend(query, keys, values, visible, scale, softcap)
-    kept = slice(-capacity, None)
-    _write(key_cache, value_cache, key[:, :, kept], value[:, :, kept], positions_rs[:, kept])
-    return mixed
-
-
 def _write(
     key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, positions_rs: Tensor
 ) -> None:
@@ -241,9 +211,12 @@ def _write(
     value_cache[row_index, :, slots_rs] = value.transpose(1, 2)
 
 
-def _held_positions(last_r: Tensor, capacity: int) -> Tensor:
-    """Position in each slot [r, c] once `last` was written, negative for a slot without one."""
-    slots_c = torch.arange(capacity, device=last_r.device)
+def _held_positions(last_r: Tensor, capacity: int, held: int) -> Tensor:
+    """Position in each of the first `held` slots [r, held] once `last` was written.
+
+    Negative for a slot without one.
+    """
+    slots_c = torch.arange(held, device=last_r.device)
     return last_r[:, None] - (last_r[:, None] - slots_c) % capacity
 
 

@@ -18,7 +18,7 @@ from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32, Int32, Int64
 from kvcast.runtimes.lineage import Lineage
-from kvcast.runtimes.onnx_session import onnx_session, ort_value
+from kvcast.runtimes.onnx_session import Step, bind, onnx_session, ort_value
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,6 @@ class OnnxCrossCache:
             is_cache = len(value.shape()) == 4
             views[name] = ort_value(value.numpy()[index : index + 1]) if is_cache else value
         return OnnxCrossCache(views, 1)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """Buffers of one new token a row, bound once."""
-
-    tokens_rs: Int64
-    lengths: Int32
-    logits: Float32
-    binding: Any
 
 
 class _Buffers:
@@ -75,13 +65,13 @@ class _Buffers:
         return step.logits.copy()
 
     @cached_property
-    def _step(self) -> _Step:
+    def _step(self) -> Step:
         rows = self.cells.shape[1]
         tokens_rs = np.zeros((rows, 1), np.int64)
         lengths = np.zeros(rows, np.int32)
         logits = np.empty((rows, 1, self._vocab), np.float32)
         binding = self._bind(tokens_rs, lengths, np.zeros(1, np.int64), logits)
-        return _Step(tokens_rs, lengths, logits, binding)
+        return Step(tokens_rs, lengths, logits, binding)
 
     def _bind(self, tokens_rs: Int64, lengths: Int32, offsets: Int64, logits: Float32) -> Any:
         values = dict(self.cross.values)
@@ -90,13 +80,7 @@ class _Buffers:
         values["offsets"] = ort_value(offsets)
         past = [name for name in self._graph.inputs if name.startswith("past_")]
         values |= zip(past, map(ort_value, self.cells), strict=True)
-        binding = self._session.io_binding()
-        for name in self._graph.inputs:
-            binding.bind_ortvalue_input(name, values[name])
-        binding.bind_ortvalue_output("logits", ort_value(logits))
-        for output, buffer in self._graph.aliases.items():
-            binding.bind_ortvalue_output(output, values[buffer])
-        return binding
+        return bind(self._session, self._graph, values, logits)
 
 
 @dataclass(frozen=True)

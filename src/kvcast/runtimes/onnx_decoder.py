@@ -17,20 +17,10 @@ from numpy.typing import NDArray
 from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
 from kvcast.runtimes.base import Float32, Int32, Int64
 from kvcast.runtimes.history import History, Move
-from kvcast.runtimes.onnx_session import onnx_session, ort_value
+from kvcast.runtimes.onnx_session import Step, bind, onnx_session, ort_value
 
 # A ring that is full is moved together once in so many steps.
 _SPARE = 128
-
-
-@dataclass(frozen=True)
-class _Step:
-    """Buffers of one new token for each of some rows, bound once."""
-
-    tokens_rs: Int64
-    lengths: Int32
-    logits: Float32
-    binding: Any
 
 
 class _Buffers:
@@ -52,7 +42,7 @@ class _Buffers:
         self._graph = graph
         self._vocab = vocab
         self._past = [name for name in graph.inputs if name.startswith("past_")]
-        self._steps: dict[int, _Step] = {}
+        self._steps: dict[int, Step] = {}
         rows, capacity = shape_rc
         self.places = list(range(rows))
         self.cells: list[NDArray[np.float32 | np.int8]] = []
@@ -108,14 +98,14 @@ class _Buffers:
             cell[[old, place]] = cell[[place, old]]
         self.places[row], self.places[other] = place, old
 
-    def _step(self, count: int) -> _Step:
+    def _step(self, count: int) -> Step:
         if count not in self._steps:
             tokens_rs = np.zeros((count, 1), np.int64)
             lengths = np.zeros(count, np.int32)
             logits = np.empty((count, 1, self._vocab), np.float32)
             offsets = np.zeros(1, np.int64)
             binding = self._bind(tokens_rs, lengths, offsets, logits, slice(0, count))
-            self._steps[count] = _Step(tokens_rs, lengths, logits, binding)
+            self._steps[count] = Step(tokens_rs, lengths, logits, binding)
         return self._steps[count]
 
     def _bind(
@@ -128,13 +118,7 @@ class _Buffers:
         }
         cells = (ort_value(cell[part]) for cell in self.cells)
         values |= zip(self._past, cells, strict=True)
-        binding = self._session.io_binding()
-        for name in self._graph.inputs:
-            binding.bind_ortvalue_input(name, values[name])
-        binding.bind_ortvalue_output("logits", ort_value(logits))
-        for output, buffer in self._graph.aliases.items():
-            binding.bind_ortvalue_output(output, values[buffer])
-        return binding
+        return bind(self._session, self._graph, values, logits)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,15 @@
-"""Sessions of ONNX Runtime on the CPU, and arrays as it takes them."""
+"""Sessions of ONNX Runtime on the CPU, arrays as it takes them, and what a step is bound to."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+
+from kvcast.bundle.manifest import Graph
+from kvcast.runtimes.base import Float32, Int32, Int64
 
 _ERRORS_ONLY = 3  # ONNX Runtime's warnings are about optimisations of no interest to a user
 # Idle threads spin, by default for tens of milliseconds, in which encode's take the cores from
@@ -22,6 +27,31 @@ def onnx_session(path: Path, threads: int) -> Any:
     # peak for a base-sized encoder, and no time saved.
     options.enable_mem_pattern = False
     return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+@dataclass(frozen=True)
+class Step:
+    """Buffers of one new token for each of some rows, bound once."""
+
+    tokens_rs: Int64
+    lengths: Int32
+    logits: Float32
+    binding: Any
+
+
+def bind(session: Any, graph: Graph, values: Mapping[str, Any], logits: Float32) -> Any:
+    """Bind a decode graph: inputs by name, logits [rows, p, vocab], and caches as both.
+
+    An output that the manifest calls an alias is bound to that input's memory, and so written in
+    place.
+    """
+    binding = session.io_binding()
+    for name in graph.inputs:
+        binding.bind_ortvalue_input(name, values[name])
+    binding.bind_ortvalue_output("logits", ort_value(logits))
+    for output, buffer in graph.aliases.items():
+        binding.bind_ortvalue_output(output, values[buffer])
+    return binding
 
 
 def ort_value(array: np.ndarray[Any, Any]) -> Any:
