@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.t5 import T5Dimensions
+from kvcast.spec.unilm import UnilmDimensions
 from kvcast.spec.whisper import WhisperDimensions
 
 # How the bytes of each kind of number are read; NumPy has no bfloat16, whose bits are these.
@@ -115,8 +117,42 @@ class DecoderCheckpoint:
     content_hash: str
 
 
-Dimensions = WhisperDimensions | DecoderDimensions
-Checkpoint = WhisperCheckpoint | DecoderCheckpoint
+@dataclass(frozen=True, kw_only=True)
+class T5Checkpoint:
+    """A T5 as its files hold it.
+
+    `tensors`: canonical name to float16 or float32 array, as `t5_names.tensor_shapes` lists them.
+    `text`: as a DecoderCheckpoint's.
+    """
+
+    family: ClassVar[str] = "t5"
+
+    dimensions: T5Dimensions
+    tensors: Mapping[str, NDArray[Any]]
+    text: Mapping[str, bytes]
+    source: str
+    content_hash: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnilmCheckpoint:
+    """A UniLM generator as its files hold it.
+
+    `tensors`: canonical name to float16 or float32 array, as `unilm_names.tensor_shapes` lists
+    them, rotary pairs as halves. `text`: as a DecoderCheckpoint's.
+    """
+
+    family: ClassVar[str] = "unilm"
+
+    dimensions: UnilmDimensions
+    tensors: Mapping[str, NDArray[Any]]
+    text: Mapping[str, bytes]
+    source: str
+    content_hash: str
+
+
+Dimensions = WhisperDimensions | DecoderDimensions | T5Dimensions | UnilmDimensions
+Checkpoint = WhisperCheckpoint | DecoderCheckpoint | T5Checkpoint | UnilmCheckpoint
 
 
 @dataclass(frozen=True, kw_only=True)

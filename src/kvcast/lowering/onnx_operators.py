@@ -31,11 +31,17 @@ def _self_attention(
     softcap: float = 0.0,
     cosines: Tensor | None = None,
     sines: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = True,
 ) -> tuple[Tensor, ...]:
     new = query.shape[1]
     head_dim = key_cache.shape[3]
     total = (lengths.max() + new).to(torch.int32)
-    inputs = [query, key, value, key_cache, value_cache, lengths + (new - 1), total]
+    past = (key_cache, value_cache)
+    inputs: list[Tensor | None] = [query, key, value, *past, lengths + (new - 1), total]
+    inputs += [cosines, sines, None, _first_positions(bias, total)]
+    while inputs[-1] is None:
+        inputs.pop()
     attributes: dict[str, Any] = {
         "num_heads": query.shape[2] // head_dim,
         "kv_num_heads": key_cache.shape[1],
@@ -49,7 +55,8 @@ def _self_attention(
         attributes["softcap"] = softcap
     if cosines is not None and sines is not None:
         attributes["do_rotary"] = 1
-        inputs += [cosines, sines]
+    if not causal:
+        attributes["causal"] = 0
     return tuple(
         onnx_ops.symbolic_multi_out(
             "com.microsoft::GroupQueryAttention",
@@ -62,9 +69,26 @@ def _self_attention(
     )
 
 
-def _cross_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _first_positions(bias_rhsc: Tensor | None, total: Tensor) -> Tensor | None:
+    """Cut a bias off after the longest row, as the kernel wants it."""
+    if bias_rhsc is None:
+        return None
+    inputs = (bias_rhsc, torch.tensor([0]), total.to(torch.int64)[None], torch.tensor([3]))
+    return onnx_ops.symbolic(
+        "Slice", inputs, dtype=bias_rhsc.dtype, shape=bias_rhsc.shape, version=OPSET
+    )
+
+
+def _cross_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    lengths: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
     rows, new, width = query.shape
-    batch, heads = key.shape[:2]
+    batch, heads, positions = key.shape[:3]
     # Reshape by a shape computed in the graph: that rows is a multiple of batch is the caller's
     # promise, which torch.export would want to prove.
     batch_size = onnx_ops.symbolic(
@@ -82,13 +106,11 @@ def _cross_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) ->
     folded = onnx_ops.symbolic(
         "Reshape", (query, folded_shape), dtype=query.dtype, shape=folded_size, version=OPSET
     )
-    mixed = onnx_ops.symbolic(
-        "com.microsoft::MultiHeadAttention",
-        (folded, key, value),
-        {"num_heads": heads, "scale": scale},
-        dtype=query.dtype,
-        shape=folded_size,
-        version=_CONTRIB,
+    mixed = _multi_head_attention(
+        (folded, key, value, None, lengths, _folded_bias(bias, batch_size, positions)),
+        heads,
+        scale,
+        folded_size,
     )
     query_shape = onnx_ops.symbolic("Shape", (query,), dtype=torch.int64, shape=(3,), version=OPSET)
     return onnx_ops.symbolic(
@@ -96,17 +118,62 @@ def _cross_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) ->
     )
 
 
+def _folded_bias(
+    bias_rhst: Tensor | None, batch_size: Tensor, positions: int | torch.SymInt
+) -> Tensor | None:
+    """[r, h, s, t] to [b, h, r / b * s, t]."""
+    if bias_rhst is None:
+        return None
+    rows, heads, new = bias_rhst.shape[:3]
+    # One product of sizes is -1 and a row's own: so as not to divide rows by batch.
+    by_head_rsht = bias_rhst.transpose(1, 2)
+    flat_shape = onnx_ops.symbolic(
+        "Concat",
+        (batch_size, torch.tensor([-1, heads]), torch.tensor(positions)[None]),
+        {"axis": 0},
+        dtype=torch.int64,
+        shape=(4,),
+        version=OPSET,
+    )
+    folded_bqht = onnx_ops.symbolic(
+        "Reshape",
+        (by_head_rsht, flat_shape),
+        dtype=bias_rhst.dtype,
+        shape=(rows, new, heads, positions),
+        version=OPSET,
+    )
+    return folded_bqht.transpose(1, 2)
+
+
 def _encoder_attention(
-    query: Tensor, key: Tensor, value: Tensor, heads: int, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    scale: float,
+    lengths: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     # Flat keys and values: given heads apart, the kernel keeps all weights of all heads instead
     # of working through blocks (72 MB for 8 heads of 1,500 positions).
+    return _multi_head_attention(
+        (query, key, value, None, lengths, bias), heads, scale, query.shape
+    )
+
+
+def _multi_head_attention(
+    inputs: tuple[Tensor | None, ...], heads: int, scale: float, shape: tuple[Any, ...]
+) -> Tensor:
+    """Query, key, value, a bias of their products, lengths of keys, a bias of attention."""
+    given = list(inputs)
+    while given[-1] is None:
+        given.pop()
     return onnx_ops.symbolic(
         "com.microsoft::MultiHeadAttention",
-        (query, key, value),
+        given,
         {"num_heads": heads, "scale": scale},
-        dtype=query.dtype,
-        shape=query.shape,
+        dtype=torch.float32,
+        shape=shape,
         version=_CONTRIB,
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import gelu, relu, silu
 
 from kvcast.ops.experts import mixture_of_experts
 
@@ -13,20 +13,28 @@ def _gelu_tanh(hidden: Tensor) -> Tensor:
     return gelu(hidden, approximate="tanh")
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu_tanh": _gelu_tanh}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": relu,
+    "gelu": gelu,
+    "gelu_tanh": _gelu_tanh,
+    "silu": silu,
+}
 
 
 class FeedForward(nn.Module):
-    """Widen, exact GELU, narrow."""
+    """Widen, activate, narrow; by default an exact GELU, and matrices with biases."""
 
-    def __init__(self, width: int, inner: int) -> None:
+    def __init__(
+        self, width: int, inner: int, activation: str = "gelu", *, bias: bool = True
+    ) -> None:
         super().__init__()
-        self.up = nn.Linear(width, inner)
-        self.down = nn.Linear(inner, width)
+        self.activation = ACTIVATIONS[activation]
+        self.up = nn.Linear(width, inner, bias=bias)
+        self.down = nn.Linear(inner, width, bias=bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to the same shape."""
-        return self.down(gelu(self.up(hidden)))
+        return self.down(self.activation(self.up(hidden)))
 
 
 class GatedFeedForward(nn.Module):

@@ -39,8 +39,10 @@ def self_attention(
     softcap: float = 0.0,
     cosines: Tensor | None = None,
     sines: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = True,
 ) -> Tensor:
-    """Append `key` and `value` to a cache and attend causally to all that it then holds.
+    """Append `key` and `value` to a cache and attend to all that it then holds.
 
     Args:
         query: [r, s, heads * d].
@@ -56,6 +58,10 @@ def self_attention(
         softcap: c in c tanh(x / c) on the scaled products; 0 is none.
         cosines: [positions, d / 2], to rotate queries and keys by; None leaves them as they are.
         sines: like `cosines`.
+        bias: [r or 1, heads or 1, s, c], added to the scaled products with positions 0 .. c - 1;
+            only for a cache that no position leaves.
+        causal: whether a position sees none after it. Otherwise it sees all that its row holds,
+            this call's included.
 
     Returns:
         [r, s, heads * d].
@@ -77,9 +83,11 @@ def self_attention(
         held = min(int(last_r.max()) + 1, capacity)
         keys, values = key_cache[:, :, :held], value_cache[:, :, :held]
         positions_rc = _held_positions(last_r, capacity, held)
-        mixed = _attend(
-            query, keys, values, _visible(positions_rs, positions_rc, window), scale, softcap
-        )
+        seen_from_rs = positions_rs if causal else last_r[:, None].expand_as(positions_rs)
+        mask = _visible(seen_from_rs, positions_rc, window)
+        if bias is not None:
+            mask = torch.where(mask, bias[..., :held], -torch.inf)
+        mixed = _attend(query, keys, values, mask, scale, softcap)
     else:
         # The old ring and the new positions side by side; the latest of them are kept.
         keys, values = torch.cat([key_cache, key], dim=2), torch.cat([value_cache, value], dim=2)
@@ -106,6 +114,8 @@ def _(
     softcap: float = 0.0,  # noqa: ARG001
     cosines: Tensor | None = None,  # noqa: ARG001
     sines: Tensor | None = None,  # noqa: ARG001
+    bias: Tensor | None = None,  # noqa: ARG001
+    causal: bool = True,  # noqa: ARG001
 ) -> Tensor:
     return torch.empty_like(query)
 
@@ -230,22 +240,31 @@ def _visible(query_rs: Tensor, key_rc: Tensor, window: int) -> Tensor:
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float, softcap: float
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float
 ) -> Tensor:
-    """[r, h, s, d] over [r, kv_heads, c, d]."""
+    """[r, h, s, d] over [r, kv_heads, c, d], under a mask of truths or of summands."""
     groups = query.shape[1] // key.shape[1]
     if not softcap:
         return scaled_dot_product_attention(
-            query, key, value, attn_mask=visible, scale=scale, enable_gqa=groups > 1
+            query, key, value, attn_mask=mask, scale=scale, enable_gqa=groups > 1
         )
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     logits = softcap * torch.tanh(query @ key.transpose(-1, -2) * scale / softcap)
-    return logits.masked_fill(~visible, -torch.inf).softmax(-1) @ value
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(()).masked_fill(~mask, -torch.inf)
+    return (logits + mask).softmax(-1) @ value
 
 
 @torch.library.custom_op("kvcast::cross_attention", mutates_args=())
-def cross_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Attend to complete keys and values, all of them visible to every query.
+def cross_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    lengths: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Attend to complete keys and values, whose positions every query sees alike.
 
     Several rows may read one input: without a causal mask the order of queries is free, so the
     rows of an input fold into its query axis and the keys are never repeated.
@@ -255,14 +274,22 @@ def cross_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> 
         key: [b, h, t, d].
         value: [b, h, t, d].
         scale: factor on the products of queries and keys.
+        lengths: int32 [b], how many of an input's t positions there are; None is all.
+        bias: [r, h, s, t], added to the scaled products.
 
     Returns:
         [r, s, h * d].
 
     """
-    batch, _, _, head_dim = key.shape
-    folded_bqhd = _split_heads(query, head_dim).reshape(batch, -1, key.shape[1], head_dim)
-    mixed = scaled_dot_product_attention(folded_bqhd.transpose(1, 2), key, value, scale=scale)
+    batch, heads, _, head_dim = key.shape
+    folded_bqhd = _split_heads(query, head_dim).reshape(batch, -1, heads, head_dim)
+    mask = _complete(key, lengths)
+    if bias is not None:
+        folded_bhqt = bias.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
+        mask = folded_bhqt if mask is None else torch.where(mask, folded_bhqt, -torch.inf)
+    mixed = scaled_dot_product_attention(
+        folded_bqhd.transpose(1, 2), key, value, attn_mask=mask, scale=scale
+    )
     return mixed.transpose(1, 2).reshape(query.shape)
 
 
@@ -272,13 +299,21 @@ def _(
     key: Tensor,  # noqa: ARG001
     value: Tensor,  # noqa: ARG001
     scale: float,  # noqa: ARG001
+    lengths: Tensor | None = None,  # noqa: ARG001
+    bias: Tensor | None = None,  # noqa: ARG001
 ) -> Tensor:
     return torch.empty_like(query)
 
 
 @torch.library.custom_op("kvcast::encoder_attention", mutates_args=())
 def encoder_attention(
-    query: Tensor, key: Tensor, value: Tensor, heads: int, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    scale: float,
+    lengths: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Attend from every position to every other, without a cache.
 
@@ -288,6 +323,9 @@ def encoder_attention(
         value: like `query`.
         heads: number of heads.
         scale: factor on the products of queries and keys.
+        lengths: int32 [b], 1 or more: how many of an input's t positions there are; None is all.
+            What comes out for the others is of no meaning.
+        bias: [b or 1, heads, t, t], added to the scaled products.
 
     Returns:
         [b, t, heads * d].
@@ -296,7 +334,10 @@ def encoder_attention(
     query, key, value = (
         _split_heads(flat, flat.shape[-1] // heads).transpose(1, 2) for flat in (query, key, value)
     )
-    mixed = scaled_dot_product_attention(query, key, value, scale=scale)
+    mask = _complete(key, lengths)
+    if bias is not None:
+        mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
+    mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     return mixed.transpose(1, 2).flatten(2)
 
 
@@ -307,5 +348,15 @@ def _(
     value: Tensor,  # noqa: ARG001
     heads: int,  # noqa: ARG001
     scale: float,  # noqa: ARG001
+    lengths: Tensor | None = None,  # noqa: ARG001
+    bias: Tensor | None = None,  # noqa: ARG001
 ) -> Tensor:
     return torch.empty_like(query)
+
+
+def _complete(key_bhtd: Tensor, lengths: Tensor | None) -> Tensor | None:
+    """[b, 1, 1, t]: which positions an input has; None where it has all."""
+    if lengths is None:
+        return None
+    positions_t = torch.arange(key_bhtd.shape[2], device=key_bhtd.device)
+    return (positions_t < lengths[:, None])[:, None, None]

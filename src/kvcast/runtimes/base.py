@@ -45,8 +45,15 @@ CacheT = TypeVar("CacheT", bound=Cache)
 class EncoderDecoderOf(Protocol[CrossT, CacheT]):
     """What a runtime offers, over its own kinds of caches."""
 
-    def encode(self, features_bmt: Float32) -> CrossT:
-        """Encode log-mel features [batch, n_mels, frames] once."""
+    def encode(self, *source: NDArray[Any]) -> CrossT:
+        """Encode inputs once.
+
+        Args:
+            source: as the encode program has them, each [batch, ...]. Whisper: log-mel features
+                fp32 [batch, n_mels, frames]. T5: tokens int64 [batch, t], padded at their ends
+                with any token, and how many there are of each, int32 [batch].
+
+        """
 
     def new_cache(self, cross: CrossT, rows: int, capacity: int | None = None) -> CacheT:
         """Return an empty cache for `rows` sequences (a multiple of `cross.batch`).

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvcast.errors import KvcastError
@@ -19,7 +20,7 @@ LayerCache = tuple[Tensor, Tensor]
 
 
 class Programs(Protocol):
-    """What eager runs: see `kvcast.programs.whisper`."""
+    """What eager runs: see `kvcast.programs.whisper` and `kvcast.programs.t5`."""
 
     @property
     def dimensions(self) -> Any:
@@ -27,7 +28,7 @@ class Programs(Protocol):
 
     @property
     def encode(self) -> Any:
-        """Features to cross caches."""
+        """A source to cross caches."""
 
     @property
     def decode(self) -> Any:
@@ -36,9 +37,13 @@ class Programs(Protocol):
 
 @dataclass(frozen=True)
 class EagerCrossCache:
-    """(key, value) [batch, heads, t, d] of every layer."""
+    """(key, value) [batch, heads, t, d] of every layer.
+
+    `given`: what `encode` took beside its first argument; `decode` takes it as well.
+    """
 
     layers: list[LayerCache]
+    given: tuple[Tensor, ...]
 
     @property
     def batch(self) -> int:
@@ -67,10 +72,10 @@ class EagerEncoderDecoder:
         self._programs = programs
 
     @torch.inference_mode()
-    def encode(self, features_bmt: Float32) -> EagerCrossCache:
+    def encode(self, *source: NDArray[Any]) -> EagerCrossCache:
         """See the protocol."""
-        features = torch.from_numpy(np.ascontiguousarray(features_bmt, np.float32))
-        return EagerCrossCache(self._programs.encode(features))
+        first, *given = (torch.from_numpy(np.ascontiguousarray(part)) for part in source)
+        return EagerCrossCache(self._programs.encode(first, *given), tuple(given))
 
     def new_cache(
         self, cross: EagerCrossCache, rows: int, capacity: int | None = None
@@ -102,6 +107,7 @@ class EagerEncoderDecoder:
             torch.from_numpy(np.asarray(positions, np.int64) % new),
             [(layer[0], layer[1]) for layer in cache.cells],
             cache.cross.layers,
+            *cache.cross.given,
         )
         return logits.numpy(), replace(cache, lineage=cache.lineage.append(new))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.errors import KvcastError
@@ -20,20 +21,27 @@ from kvcast.runtimes.base import Float32, Int32, Int64
 from kvcast.runtimes.lineage import Lineage
 from kvcast.runtimes.onnx_session import Step, bind, onnx_session, ort_value
 
+# In the names of a quantised cross cache's scales, which all inputs share.
+_SCALE = "_scale_"
+
 
 @dataclass(frozen=True)
 class OnnxCrossCache:
-    """The encode graph's outputs by name: caches [batch, heads, t, d], and scales if quantised."""
+    """What the encode graph took and gave, by name.
+
+    Among it are caches [batch, heads, t, d], and their scales if they are quantised.
+    """
 
     values: Mapping[str, Any]
     batch: int
 
     def of_input(self, index: int) -> "OnnxCrossCache":
         """Return a view of one input's part; scales belong to all."""
-        views = {}
-        for name, value in self.values.items():
-            is_cache = len(value.shape()) == 4
-            views[name] = ort_value(value.numpy()[index : index + 1]) if is_cache else value
+        part = slice(index, index + 1)
+        views = {
+            name: value if _SCALE in name else ort_value(value.numpy()[part])
+            for name, value in self.values.items()
+        }
         return OnnxCrossCache(views, 1)
 
 
@@ -104,16 +112,20 @@ class OnnxEncoderDecoder:
         self._decode_graph = manifest.graph("decode")
         self._encode_session = onnx_session(folder / self._encode_graph.file, threads)
         self._decode_session = onnx_session(folder / self._decode_graph.file, threads)
+        # Only then are cross caches bound as outputs too.
+        self._cross_is_quantized = any(
+            buffer.startswith("cross_") for buffer in self._decode_graph.aliases.values()
+        )
         self._layers = manifest.cache_layers("linear")
         self._vocab: int = manifest.dimensions["vocab_size"]
 
-    def encode(self, features_bmt: Float32) -> OnnxCrossCache:
+    def encode(self, *source: NDArray[Any]) -> OnnxCrossCache:
         """See the protocol."""
-        (name,) = self._encode_graph.inputs
-        feed = {name: ort_value(np.ascontiguousarray(features_bmt, np.float32))}
+        arrays = [ort_value(np.ascontiguousarray(part)) for part in source]
+        feed = dict(zip(self._encode_graph.inputs, arrays, strict=True))
         outputs = list(self._encode_graph.outputs)
         values = self._encode_session.run_with_ort_values(outputs, feed)
-        return OnnxCrossCache(dict(zip(outputs, values, strict=True)), len(features_bmt))
+        return OnnxCrossCache(feed | dict(zip(outputs, values, strict=True)), len(source[0]))
 
     def new_cache(self, cross: OnnxCrossCache, rows: int, capacity: int | None = None) -> OnnxCache:
         """See the protocol."""
@@ -159,15 +171,17 @@ class OnnxEncoderDecoder:
     ) -> Float32:
         """Run in as few calls as GroupQueryAttention allows.
 
-        With several queries an input over keys that are there, be they beams over a cross cache
-        or a chunk over a self cache, it takes one input or row at a time. Parts of the batch's
-        buffers are views, so splitting copies nothing.
+        With several queries an input over keys that are there, be they beams over a quantised
+        cross cache or a chunk over a self cache, it takes one input or row at a time. Parts of
+        the batch's buffers are views, so splitting copies nothing.
         """
         (rows, new), batch = tokens_rs.shape, buffers.cross.batch
-        if new == 1 and len(offsets) == 1 and batch in (1, rows):
-            return buffers.step(tokens_rs, lengths)
-        if rows == 1 or (batch == 1 and not lengths.any()):
-            return buffers.run(np.ascontiguousarray(tokens_rs), lengths, offsets)
+        one_query = new == 1 and rows == batch
+        if batch == 1 or one_query or not self._cross_is_quantized:
+            if new == len(offsets) == 1:
+                return buffers.step(tokens_rs, lengths)
+            if rows == 1 or new == 1 or not lengths.any():
+                return buffers.run(np.ascontiguousarray(tokens_rs), lengths, offsets)
         if batch > 1:
             size = rows // batch
             parts = [(slice(i * size, (i + 1) * size), i) for i in range(batch)]

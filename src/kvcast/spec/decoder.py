@@ -9,9 +9,8 @@ from typing import Any, Self
 
 from kvcast.errors import KvcastError
 from kvcast.spec.rotary import Rotary
+from kvcast.spec.sizes import MOST_POSITIONS, require_one_of, require_positive
 
-# Few enough to make a table of.
-MOST_POSITIONS = 1 << 24
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 
@@ -74,10 +73,7 @@ class DecoderDimensions:
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "width", "inner", "heads", "kv_heads", "head_dim", "max_positions")
-        for name in sizes:
-            value = getattr(self, name)
-            if type(value) is not int or value <= 0:
-                raise KvcastError(f"{name} must be a positive whole number, not {value!r}")
+        require_positive(**{name: getattr(self, name) for name in sizes})
         if self.heads % self.kv_heads:
             raise KvcastError(f"{self.heads} heads are not a multiple of {self.kv_heads} kv_heads")
         if self.max_positions > MOST_POSITIONS:
@@ -88,10 +84,7 @@ class DecoderDimensions:
             raise KvcastError(f"head_dim must be even, not {self.head_dim}")
         if not self.windows or any(w is not None and w < 1 for w in self.windows):
             raise KvcastError("windows must give each of one or more layers a size of 1 or more")
-        if self.activation not in ACTIVATIONS:
-            raise KvcastError(
-                f"activation {self.activation!r} is not supported: {', '.join(ACTIVATIONS)}"
-            )
+        require_one_of("activation", self.activation, ACTIVATIONS)
         if not 0 <= self.experts_per_token <= self.experts or bool(self.experts) != bool(
             self.experts_per_token
         ):

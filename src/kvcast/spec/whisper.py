@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from kvcast.errors import KvcastError
+from kvcast.spec.sizes import require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +25,7 @@ class WhisperDimensions:
     target_positions: int = 448
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if type(value) is not int or value <= 0:
-                raise KvcastError(f"{name} must be a positive whole number, not {value!r}")
+        require_positive(**asdict(self))
         for heads in (self.encoder_heads, self.decoder_heads):
             if self.d_model % heads:
                 raise KvcastError(f"d_model {self.d_model} is not a multiple of {heads} heads")

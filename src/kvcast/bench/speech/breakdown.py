@@ -116,11 +116,11 @@ class TimedRuntime:
         self._runtime = runtime
         self._clock = clock
 
-    def encode(self, features_bmt: Float32) -> CrossCache:
+    def encode(self, *source: NDArray[Any]) -> CrossCache:
         """See the protocol."""
-        self._clock.windows += len(features_bmt)
+        self._clock.windows += len(source[0])
         with self._clock.part("encode"):
-            cross: CrossCache = self._runtime.encode(features_bmt)
+            cross: CrossCache = self._runtime.encode(*source)
         return cross
 
     def new_cache(self, cross: CrossCache, rows: int, capacity: int | None = None) -> Cache:

@@ -1,0 +1,22 @@
+"""Checks that the dimensions of every family share.
+
+Knows no family.
+"""
+
+from kvcast.errors import KvcastError
+
+# Few enough to make a table of.
+MOST_POSITIONS = 1 << 24
+
+
+def require_positive(**sizes: int) -> None:
+    """Raise KvcastError unless each is a positive whole number."""
+    for name, value in sizes.items():
+        if type(value) is not int or value <= 0:
+            raise KvcastError(f"{name} must be a positive whole number, not {value!r}")
+
+
+def require_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise KvcastError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise KvcastError(f"{name} {value!r} is not supported: {', '.join(choices)}")
