@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, gelu, linear
 
-from kvcast.nn.attention import CachedSelfAttention, CrossAttention, EncoderAttention
+from kvcast.nn.attention import CachedSelfAttention, CrossAttention, EncoderAttention, Heads
 from kvcast.nn.feed_forward import FeedForward
 from kvcast.spec.whisper import WhisperDimensions
 
@@ -25,7 +25,7 @@ class EncoderLayer(nn.Module):
         super().__init__()
         width = dimensions.d_model
         self.attention_norm = nn.LayerNorm(width)
-        self.attention = EncoderAttention(width, dimensions.encoder_heads)
+        self.attention = EncoderAttention(Heads.scaled(width, dimensions.encoder_heads))
         self.feed_forward_norm = nn.LayerNorm(width)
         self.feed_forward = FeedForward(width, 4 * width)
 
@@ -63,11 +63,12 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, dimensions: WhisperDimensions) -> None:
         super().__init__()
-        width, heads = dimensions.d_model, dimensions.decoder_heads
+        width = dimensions.d_model
+        heads = Heads.scaled(width, dimensions.decoder_heads)
         self.self_attention_norm = nn.LayerNorm(width)
-        self.self_attention = CachedSelfAttention(width, heads)
+        self.self_attention = CachedSelfAttention(heads)
         self.cross_attention_norm = nn.LayerNorm(width)
-        self.cross_attention = CrossAttention(width, heads)
+        self.cross_attention = CrossAttention(heads)
         self.feed_forward_norm = nn.LayerNorm(width)
         self.feed_forward = FeedForward(width, 4 * width)
 

@@ -6,6 +6,8 @@ masks or slots, which the operators derive from lengths.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
 
 from torch import Tensor, nn
 
@@ -20,37 +22,82 @@ def split_heads(flat_btx: Tensor, heads: int) -> Tensor:
     return flat_btx.unflatten(-1, (heads, -1)).transpose(1, 2).contiguous()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """What an attention's matrices follow from.
+
+    Attributes:
+        width: numbers of a hidden state.
+        count: heads, of queries as of keys and values.
+        dim: numbers of a head; count * dim need not be the width.
+        scale: factor on the products of queries and keys.
+        bias: whether matrices have biases.
+
+    """
+
+    width: int
+    count: int
+    dim: int
+    scale: float
+    bias: bool
+
+    @classmethod
+    def scaled(cls, width: int, count: int) -> Self:
+        """Heads that share the width, with biases, scaled by the root of their numbers."""
+        dim = width // count
+        return cls(width=width, count=count, dim=dim, scale=dim**-0.5, bias=True)
+
+    def in_matrix(self, parts: int) -> nn.Linear:
+        """Make a projection to so many of query, key and value."""
+        return nn.Linear(self.width, parts * self.count * self.dim, bias=self.bias)
+
+    def out_matrix(self) -> nn.Linear:
+        """Make the projection back."""
+        return nn.Linear(self.count * self.dim, self.width, bias=self.bias)
+
+
 class EncoderAttention(nn.Module):
     """Self-attention in which every position sees every other; nothing is cached."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, heads: Heads) -> None:
         super().__init__()
         self.heads = heads
-        self.scale = (width // heads) ** -0.5
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.qkv = heads.in_matrix(3)
+        self.out = heads.out_matrix()
 
-    def forward(self, hidden_btx: Tensor) -> Tensor:
-        """[batch, t, width] to the same shape."""
+    def forward(
+        self, hidden_btx: Tensor, lengths: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        """[batch, t, width] to the same shape; see `encoder_attention`."""
         query, key, value = self.qkv(hidden_btx).chunk(3, dim=-1)
-        return self.out(encoder_attention(query, key, value, self.heads, self.scale))
+        heads = self.heads
+        return self.out(
+            encoder_attention(query, key, value, heads.count, heads.scale, lengths, bias)
+        )
 
 
 class CachedSelfAttention(nn.Module):
     """Causal self-attention over a linear cache."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, heads: Heads) -> None:
         super().__init__()
-        self.scale = (width // heads) ** -0.5
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.scale = heads.scale
+        self.qkv = heads.in_matrix(3)
+        self.out = heads.out_matrix()
 
     def forward(
-        self, hidden_rsx: Tensor, lengths: Tensor, key_cache: Tensor, value_cache: Tensor
+        self,
+        hidden_rsx: Tensor,
+        lengths: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """[rows, s, width] to the same shape; caches [rows, heads, capacity, d] are written."""
         query, key, value = self.qkv(hidden_rsx).chunk(3, dim=-1)
-        mixed = self_attention(query, key, value, key_cache, value_cache, lengths, self.scale)
+        mixed = self_attention(
+            query, key, value, key_cache, value_cache, lengths, self.scale, bias=bias
+        )
         return self.out(mixed)
 
 
@@ -106,19 +153,26 @@ class NormedGroupedQueryAttention(GroupedQueryAttention):
 class CrossAttention(nn.Module):
     """Attention over an encoder's output, whose keys and values are projected once."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, heads: Heads) -> None:
         super().__init__()
         self.heads = heads
-        self.scale = (width // heads) ** -0.5
-        self.query = nn.Linear(width, width)
-        self.key_value = nn.Linear(width, 2 * width)
-        self.out = nn.Linear(width, width)
+        self.query = heads.in_matrix(1)
+        self.key_value = heads.in_matrix(2)
+        self.out = heads.out_matrix()
 
     def project(self, source_btx: Tensor) -> tuple[Tensor, Tensor]:
         """[batch, t, width] to cached key and value [batch, heads, t, d]."""
         key, value = self.key_value(source_btx).chunk(2, dim=-1)
-        return split_heads(key, self.heads), split_heads(value, self.heads)
+        return split_heads(key, self.heads.count), split_heads(value, self.heads.count)
 
-    def forward(self, hidden_rsx: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(
+        self,
+        hidden_rsx: Tensor,
+        key: Tensor,
+        value: Tensor,
+        lengths: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
         """[rows, s, width] to the same shape, from `project`'s key and value."""
-        return self.out(cross_attention(self.query(hidden_rsx), key, value, self.scale))
+        query = self.query(hidden_rsx)
+        return self.out(cross_attention(query, key, value, self.heads.scale, lengths, bias))

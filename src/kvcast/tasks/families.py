@@ -12,10 +12,12 @@ from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.base import DecoderOnly, EncoderDecoder
 from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.whisper import WhisperDimensions
 
 if TYPE_CHECKING:
     from kvcast.programs.decoder import DecoderPrograms
+    from kvcast.programs.t5 import T5Programs
     from kvcast.programs.whisper import WhisperPrograms
     from kvcast.tasks.generate import TextModel
     from kvcast.tasks.model import WhisperModel
@@ -184,7 +186,71 @@ class DecoderFamily:
         return TextModel(runtime, open_text(text), dimensions)
 
 
-_FAMILIES: Mapping[str, Family] = {"whisper": WhisperFamily(), "decoder": DecoderFamily()}
+class T5Family:
+    """Text to text, through an encoder."""
+
+    def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:
+        """See the protocol."""
+        files: Mapping[str, bytes] = checkpoint.text
+        return files
+
+    def programs(self, checkpoint: Any) -> "T5Programs":
+        """See the protocol."""
+        from kvcast.programs.t5 import T5Programs
+
+        return T5Programs.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+
+    def quantize_eager(self, programs: "T5Programs", quantize: str) -> None:
+        """See the protocol."""
+        from kvcast.nn.quantize import quantize_linears
+
+        # Both programs hold the same model.
+        quantize_linears(programs.decode, quantize)
+
+    def lower(self, programs: "T5Programs", quantize: str, cache: str, folder: Path) -> Lowered:
+        """See the protocol."""
+        if cache != "fp32":
+            raise UsageError(f"T5 keeps its self cache in fp32: drop --cache {cache}")
+        from kvcast.lowering.onnx_t5 import cache_layers, lower
+
+        return lower(programs, quantize, folder), cache_layers(programs.dimensions)
+
+    def prove(
+        self, candidate: EncoderDecoder, programs: "T5Programs", *, exact: bool
+    ) -> dict[str, Any]:
+        """See the protocol."""
+        from kvcast.tasks.proof import prove_t5
+
+        return prove_t5(candidate, programs, exact=exact)
+
+    def onnx(self, folder: Path, manifest: Manifest, threads: int) -> EncoderDecoder:
+        """See the protocol."""
+        from kvcast.runtimes.onnx import OnnxEncoderDecoder
+
+        return OnnxEncoderDecoder(folder, manifest, threads)
+
+    def eager(self, programs: "T5Programs") -> EncoderDecoder:
+        """See the protocol."""
+        from kvcast.runtimes.eager import EagerEncoderDecoder
+
+        return EagerEncoderDecoder(programs)
+
+    def dimensions(self, fields: dict[str, Any]) -> T5Dimensions:
+        """See the protocol."""
+        return T5Dimensions.from_json(fields)
+
+    def model(
+        self, runtime: EncoderDecoder, dimensions: T5Dimensions, text: Mapping[str, bytes]
+    ) -> Any:
+        """See the protocol."""
+        raise NotImplementedError
+
+
+_FAMILIES: Mapping[str, Family] = {
+    "whisper": WhisperFamily(),
+    "decoder": DecoderFamily(),
+    "t5": T5Family(),
+}
 
 
 def family_of(name: str) -> Family:

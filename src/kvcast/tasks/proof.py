@@ -7,6 +7,7 @@ eager fp32, so none of its results comes from a cached step. Knows only the prog
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import DecoderOnly, EncoderDecoder, Float32, Int64
@@ -15,12 +16,14 @@ from kvcast.runtimes.eager_decoder import EagerDecoderOnly
 
 if TYPE_CHECKING:
     from kvcast.programs.decoder import DecoderPrograms
+    from kvcast.programs.t5 import T5Programs
     from kvcast.programs.whisper import WhisperPrograms
 
 # Largest difference of fp32 logits between two orders of the same sums, seen up to 1e-4.
 TOLERANCE = 1e-3
 _PROMPT, _STEPS, _INPUTS = 4, 28, 2
 _LONGEST_PROMPT = 600
+_SOURCE = 40
 
 
 def prove_whisper(
@@ -42,15 +45,18 @@ def prove_whisper(
     frames = 2 * dimensions.source_positions
     features_bmt = generator.uniform(-1, 1, (_INPUTS, dimensions.n_mels, frames))
     prompt_rs = generator.integers(0, dimensions.vocab_size, (_INPUTS, _PROMPT))
-    features = features_bmt.astype(np.float32)
-    tokens_rs, stepped_rsv = _greedy(candidate, features, prompt_rs)
+    source = (features_bmt.astype(np.float32),)
+    return _compare(candidate, programs, source, prompt_rs, exact=exact)
 
-    reference = EagerEncoderDecoder(programs)
-    cache = reference.new_cache(reference.encode(features), _INPUTS)
-    whole_rsv, _ = reference.decode(
-        tokens_rs[:, :-1], cache, range(_PROMPT - 1, _PROMPT + _STEPS - 1)
-    )
-    return _record(tokens_rs[:, _PROMPT:], stepped_rsv, whole_rsv, exact=exact)
+
+def prove_t5(candidate: EncoderDecoder, programs: "T5Programs", *, exact: bool) -> dict[str, Any]:
+    """Compare greedy tokens and logits of two sources of different lengths; as `prove_whisper`."""
+    dimensions = programs.dimensions
+    generator = np.random.default_rng(0)
+    lengths_b = np.array([_SOURCE, _SOURCE // 2], np.int32)
+    source_bt = generator.integers(0, dimensions.vocab_size, (len(lengths_b), _SOURCE))
+    prompt_rs = np.full((len(lengths_b), 1), dimensions.start_token)
+    return _compare(candidate, programs, (source_bt, lengths_b), prompt_rs, exact=exact)
 
 
 def prove_decoder(
@@ -85,6 +91,23 @@ def prove_decoder(
     return _record(written_rs, np.concatenate(stepped, axis=1), whole_rsv, exact=exact)
 
 
+def _compare(
+    candidate: EncoderDecoder,
+    programs: "WhisperPrograms | T5Programs",
+    source: tuple[NDArray[Any], ...],
+    prompt_rs: Int64,
+    *,
+    exact: bool,
+) -> dict[str, Any]:
+    rows, prompt = prompt_rs.shape
+    tokens_rs, stepped_rsv = _greedy(candidate, source, prompt_rs)
+    reference = EagerEncoderDecoder(programs)
+    cache = reference.new_cache(reference.encode(*source), rows)
+    asked = range(prompt - 1, prompt + _STEPS - 1)
+    whole_rsv, _ = reference.decode(tokens_rs[:, :-1], cache, asked)
+    return _record(tokens_rs[:, prompt:], stepped_rsv, whole_rsv, exact=exact)
+
+
 def _record(
     written_rs: Int64, stepped_rsv: Float32, whole_rsv: Float32, *, exact: bool
 ) -> dict[str, Any]:
@@ -106,10 +129,10 @@ def _record(
 
 
 def _greedy(
-    runtime: EncoderDecoder, features_bmt: Float32, prompt_rs: Int64
+    runtime: EncoderDecoder, source: tuple[NDArray[Any], ...], prompt_rs: Int64
 ) -> tuple[Int64, Float32]:
     """Return prompt and written tokens [rows, prompt + steps], and the logits of each written."""
-    cache = runtime.new_cache(runtime.encode(features_bmt), len(prompt_rs))
+    cache = runtime.new_cache(runtime.encode(*source), len(prompt_rs))
     written, logits = [prompt_rs], []
     for _ in range(_STEPS):
         step, cache = runtime.decode(written[-1], cache)

@@ -1,0 +1,34 @@
+"""Relative position bias (Raffel et al. 2020, arXiv:1910.10683, section 2.1).
+
+What is added to a query's product with a key depends on how far the key lies before or behind it:
+near distances have a number of their own, far ones share some. One table serves all layers.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from kvcast.spec.relative import bucket_of
+
+
+class RelativeBias(nn.Module):
+    """A table [buckets, heads], read by distance."""
+
+    buckets: Tensor
+
+    def __init__(self, buckets: int, max_distance: int, heads: int, *, bidirectional: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(buckets, heads))
+        # Farther than the largest distance all share a bucket, so these distances are all.
+        self.farthest = max_distance + 1
+        distances = np.arange(-self.farthest, self.farthest + 1)
+        found = bucket_of(distances, buckets, max_distance, bidirectional=bidirectional)
+        self.register_buffer("buckets", torch.from_numpy(found), persistent=False)
+
+    def forward(self, queries_rs: Tensor, keys: int) -> Tensor:
+        """Positions of queries [r, s] to their biases [r, heads, s, keys] to keys 0 .. keys - 1."""
+        keys_c = torch.arange(keys, device=queries_rs.device)
+        distances_rsc = (keys_c - queries_rs[:, :, None]).clamp(-self.farthest, self.farthest)
+        by_distance = embedding(self.buckets, self.weight)
+        return embedding(distances_rsc + self.farthest, by_distance).permute(0, 3, 1, 2)
