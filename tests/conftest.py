@@ -5,13 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from kvcast.bundle.manifest import read_bundle
 from kvcast.checkpoints.source import locate, open_checkpoint
+from kvcast.programs.t5 import T5Programs
 from kvcast.programs.whisper import WhisperPrograms
-from kvcast.runtimes.base import EncoderDecoder
 from kvcast.runtimes.eager import EagerEncoderDecoder
 from kvcast.runtimes.onnx import OnnxEncoderDecoder
-from random_models import SMALL, random_programs, write_bundle
+from random_models import (
+    CROSS_BIASED_T5,
+    SMALL,
+    SMALL_T5,
+    Subject,
+    random_programs,
+    random_t5_programs,
+    speech,
+    text,
+    write_bundle,
+    write_t5_bundle,
+)
 
 
 @pytest.fixture(scope="session")
@@ -27,18 +37,36 @@ def small_bundle(small_programs: WhisperPrograms, tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture(scope="session")
-def small_onnx(small_bundle: Path) -> OnnxEncoderDecoder:
-    return OnnxEncoderDecoder(small_bundle, read_bundle(small_bundle), threads=1)
+def small_t5_programs() -> T5Programs:
+    return random_t5_programs(SMALL_T5)
 
 
-@pytest.fixture(scope="session", params=["eager", "onnx"])
-def small_runtime(
-    request: pytest.FixtureRequest, small_programs: WhisperPrograms
-) -> EncoderDecoder:
-    """The same random model on each runtime."""
-    if request.param == "eager":
-        return EagerEncoderDecoder(small_programs)
-    return request.getfixturevalue("small_onnx")
+@pytest.fixture(scope="session")
+def cross_biased_t5_programs() -> T5Programs:
+    return random_t5_programs(CROSS_BIASED_T5)
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        f"{model} {runtime}"
+        for model in ("whisper", "t5", "cross-biased t5")
+        for runtime in ("eager", "onnx")
+    ],
+)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    """Random encoder-decoder models on each runtime."""
+    model, runtime = request.param.rsplit(maxsplit=1)
+    source, write, fixture = {
+        "whisper": (speech, write_bundle, "small_programs"),
+        "t5": (text, write_t5_bundle, "small_t5_programs"),
+        "cross-biased t5": (text, write_t5_bundle, "cross_biased_t5_programs"),
+    }[model]
+    programs = request.getfixturevalue(fixture)
+    if runtime == "eager":
+        return Subject(EagerEncoderDecoder(programs), source)
+    folder = tmp_path_factory.mktemp("bundles") / "subject"
+    return Subject(OnnxEncoderDecoder(folder, write(programs, folder), threads=1), source)
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,23 @@
-"""Random Whisper models and bundles of them, for proving that two computations agree."""
+"""Random Whispers and T5s and bundles of them, for proving that two computations agree."""
 
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from kvcast.bundle.manifest import Manifest
+from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
 from kvcast.bundle.writing import seal, staged
-from kvcast.lowering.onnx_whisper import cache_layers, lower
+from kvcast.checkpoints import t5_names
+from kvcast.lowering import onnx_t5, onnx_whisper
 from kvcast.models.whisper import Whisper
+from kvcast.programs.t5 import T5Programs
 from kvcast.programs.whisper import WhisperPrograms
+from kvcast.runtimes.base import EncoderDecoder
+from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.whisper import WhisperDimensions
 
 SMALL = WhisperDimensions(
@@ -24,6 +31,47 @@ SMALL = WhisperDimensions(
     source_positions=25,
     target_positions=32,
 )
+SMALL_T5 = T5Dimensions(
+    architecture="t5",
+    vocab_size=300,
+    width=64,
+    inner=96,
+    heads=4,
+    head_dim=16,
+    encoder_layers=2,
+    decoder_layers=3,
+    buckets=8,
+    max_distance=12,
+    gated=True,
+    activation="gelu_tanh",
+    tied=False,
+    target_positions=32,
+)
+# bert4keras's: a bias in cross-attention too, and a head that is the embedding.
+CROSS_BIASED_T5 = replace(
+    SMALL_T5, cross_bias=True, gated=False, activation="relu", tied=True, logit_scale=0.5
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A runtime, and what makes sources for it from a batch size and a seed."""
+
+    runtime: EncoderDecoder
+    source: Callable[[int, int], tuple[NDArray[Any], ...]]
+
+
+def speech(batch: int, seed: int) -> tuple[NDArray[Any], ...]:
+    """Features [batch, mels, frames] for `SMALL`."""
+    generator = np.random.default_rng(seed)
+    return (generator.normal(size=(batch, 80, 50)).astype(np.float32),)
+
+
+def text(batch: int, seed: int) -> tuple[NDArray[Any], ...]:
+    """Tokens [batch, t] for `SMALL_T5`, and lengths [batch] of which one is t."""
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, 40, batch).astype(np.int32)
+    return generator.integers(0, 300, (batch, lengths.max())), lengths
 
 
 def random_programs(dimensions: WhisperDimensions, seed: int = 0) -> WhisperPrograms:
@@ -38,17 +86,47 @@ def random_programs(dimensions: WhisperDimensions, seed: int = 0) -> WhisperProg
     return WhisperPrograms.from_tensors(dimensions, tensors)
 
 
+def random_t5_programs(dimensions: T5Dimensions, seed: int = 0) -> T5Programs:
+    """Like `random_programs`."""
+    generator = np.random.default_rng(seed)
+    tensors = {
+        name: generator.normal(1 if "norm" in name else 0, 0.2, shape)
+        for name, shape in t5_names.tensor_shapes(dimensions).items()
+    }
+    # Distances matter as much as contents.
+    tensors |= {name: 5 * tensor for name, tensor in tensors.items() if ".bias." in name}
+    return T5Programs.from_tensors(dimensions, tensors)
+
+
 def write_bundle(programs: WhisperPrograms, folder: Path, quantize: str = "none") -> Manifest:
     """Lower and seal, without the proof that `kvcast.export_bundle` adds."""
+    layers = onnx_whisper.cache_layers(programs.dimensions)
+    return _sealed("whisper", programs, onnx_whisper.lower, layers, folder, quantize)
+
+
+def write_t5_bundle(programs: T5Programs, folder: Path, quantize: str = "none") -> Manifest:
+    """Like `write_bundle`."""
+    layers = onnx_t5.cache_layers(programs.dimensions)
+    return _sealed("t5", programs, onnx_t5.lower, layers, folder, quantize)
+
+
+def _sealed(
+    family: str,
+    programs: Any,
+    lower: Callable[[Any, str, Path], dict[str, Graph]],
+    layers: tuple[CacheLayers, ...],
+    folder: Path,
+    quantize: str,
+) -> Manifest:
     with staged(folder, overwrite=False) as staging:
         return seal(
             staging,
             Manifest(
-                family="whisper",
+                family=family,
                 runtime="onnx",
                 quantize=quantize,
                 dimensions=asdict(programs.dimensions),
-                cache=cache_layers(programs.dimensions),
+                cache=layers,
                 graphs=lower(programs, quantize, staging),
                 source={},
                 tools={},

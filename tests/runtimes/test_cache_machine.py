@@ -7,8 +7,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from numpy.typing import NDArray
 
 from kvcast.runtimes.base import EncoderDecoder
+from random_models import Subject
 
 INPUTS, VOCAB, CAPACITY, MOST_ROWS = 2, 300, 32, 3
 
@@ -17,13 +19,14 @@ class CacheMachine(RuleBasedStateMachine):
     """`histories[input][row]` is what each row of each input should have seen."""
 
     runtime: EncoderDecoder
+    source: tuple[NDArray[Any], ...]
 
     def __init__(self) -> None:
         super().__init__()
-        generator = np.random.default_rng(0)
-        features = generator.normal(size=(INPUTS, 80, 50)).astype(np.float32)
-        self.cross = self.runtime.encode(features)
-        self.singles = [self.runtime.encode(features[i : i + 1]) for i in range(INPUTS)]
+        self.cross = self.runtime.encode(*self.source)
+        self.singles = [
+            self.runtime.encode(*(part[i : i + 1] for part in self.source)) for i in range(INPUTS)
+        ]
         self.cache = self.runtime.new_cache(self.cross, INPUTS)
         self.histories: list[list[list[int]]] = [[[]] for _ in range(INPUTS)]
         self.logits: Any = None
@@ -94,8 +97,8 @@ class CacheMachine(RuleBasedStateMachine):
                 np.testing.assert_allclose(seen, expected[0], atol=1e-3)
 
 
-def _drive(runtime: object, examples: int) -> None:
-    case = type("Machine", (CacheMachine,), {"runtime": runtime}).TestCase
+def _drive(runtime: object, source: tuple[NDArray[Any], ...], examples: int) -> None:
+    case = type("Machine", (CacheMachine,), {"runtime": runtime, "source": source}).TestCase
     case.settings = settings(
         max_examples=examples,
         stateful_step_count=12,
@@ -108,8 +111,8 @@ def _drive(runtime: object, examples: int) -> None:
     case().runTest()
 
 
-def test_cache_follows_recomputation(small_runtime: EncoderDecoder) -> None:
-    _drive(small_runtime, examples=25)
+def test_cache_follows_recomputation(subject: Subject) -> None:
+    _drive(subject.runtime, subject.source(INPUTS, 0), examples=25)
 
 
 class Forgetful:
@@ -128,7 +131,7 @@ class Forgetful:
 
 
 def test_the_machine_finds_a_runtime_that_forgets_to_reorder(
-    small_runtime: EncoderDecoder,
+    subject: Subject,
 ) -> None:
     with pytest.raises(AssertionError):
-        _drive(Forgetful(small_runtime), examples=300)
+        _drive(Forgetful(subject.runtime), subject.source(INPUTS, 0), examples=300)
