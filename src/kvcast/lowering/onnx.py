@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
+from onnx_ir.external_data import convert_tensors_to_external
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from kvcast.bundle.manifest import Graph
@@ -20,6 +22,7 @@ from kvcast.lowering.onnx_operators import OPSET, TABLE
 from kvcast.lowering.replace import replace_operators
 
 FOLDER = "onnx"
+_SMALL = 256  # bytes, that stay in the graph's own file
 
 
 def cache_names(prefix: str, layers: int) -> list[str]:
@@ -64,19 +67,48 @@ def export_graph(
     return model
 
 
-def save_graph(model: ir.Model, folder: Path, file: str, aliases: dict[str, str]) -> Graph:
-    """Write `file` with its data beside it; return what the manifest says of it."""
+def save_graph(
+    model: ir.Model, folder: Path, file: str, aliases: dict[str, str], beside: str | None = None
+) -> Graph:
+    """Write `file` with its data beside it; return what the manifest says of it.
+
+    Of what the graph `beside`, saved before in the same place, holds under the same name nothing
+    is written again: both read the same bytes, on disk and, being mapped, in memory.
+    """
     RemoveUnusedNodesPass()(model)
     for node in model.graph:
         # The exporter notes each node's Python stack, which would put paths into the bundle.
         node.metadata_props.clear()
-    ir.save(model, folder / file, external_data=f"{Path(file).name}.data")
+    path = folder / file
+    held = {} if beside is None else _external_tensors(ir.load(folder / beside))
+    own: list[tuple[ir.Value, ir.TensorProtocol]] = []
+    for name, value in model.graph.initializers.items():
+        tensor, there = value.const_value, held.get(name)
+        if tensor is None:
+            continue
+        if there is not None and np.array_equal(there.numpy(), tensor.numpy()):
+            value.const_value = there
+        elif tensor.nbytes > _SMALL:
+            own.append((value, tensor))
+    data = f"{path.name}.data"
+    written = convert_tensors_to_external([tensor for _, tensor in own], path.parent, data)
+    for (value, _), external in zip(own, written, strict=True):
+        value.const_value = external
+    ir.save(model, path)
     return Graph(
         file=file,
         inputs=tuple(value.name or "" for value in model.graph.inputs),
         outputs=tuple(value.name or "" for value in model.graph.outputs),
         aliases=aliases,
     )
+
+
+def _external_tensors(model: ir.Model) -> dict[str, ir.ExternalTensor]:
+    return {
+        name: value.const_value
+        for name, value in model.graph.initializers.items()
+        if isinstance(value.const_value, ir.ExternalTensor)
+    }
 
 
 @contextmanager

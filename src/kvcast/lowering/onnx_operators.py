@@ -90,9 +90,15 @@ def _cross_attention(
     rows, new, width = query.shape
     batch, heads, positions = key.shape[:3]
     # Reshape by a shape computed in the graph: that rows is a multiple of batch is the caller's
-    # promise, which torch.export would want to prove.
+    # promise, which torch.export would want to prove. Lengths are what all layers share, so that
+    # ONNX Runtime computes it once.
     batch_size = onnx_ops.symbolic(
-        "Shape", (key,), {"start": 0, "end": 1}, dtype=torch.int64, shape=(1,), version=OPSET
+        "Shape",
+        (key if lengths is None else lengths,),
+        {"start": 0, "end": 1},
+        dtype=torch.int64,
+        shape=(1,),
+        version=OPSET,
     )
     folded_shape = onnx_ops.symbolic(
         "Concat",

@@ -49,9 +49,11 @@ def lower(programs: T5Programs, quantize: str, folder: Path) -> dict[str, Graph]
                     quantize_table(graph, table, bits=_TABLE_BITS)
     layers = programs.dimensions.decoder_layers
     aliases = dict(zip(cache_names("present", layers), cache_names("past", layers), strict=True))
+    files = {name: f"{FOLDER}/{name}.onnx" for name in ("decode", "encode")}
     return {
-        "encode": save_graph(encode, folder, f"{FOLDER}/encode.onnx", {}),
-        "decode": save_graph(decode, folder, f"{FOLDER}/decode.onnx", aliases),
+        "decode": save_graph(decode, folder, files["decode"], aliases),
+        # The embedding is both stacks'.
+        "encode": save_graph(encode, folder, files["encode"], {}, beside=files["decode"]),
     }
 
 

@@ -7,7 +7,6 @@ near distances have a number of their own, far ones share some. One table serves
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
 
 from kvcast.spec.relative import bucket_of
 
@@ -30,5 +29,7 @@ class RelativeBias(nn.Module):
         """Positions of queries [r, s] to their biases [r, heads, s, keys] to keys 0 .. keys - 1."""
         keys_c = torch.arange(keys, device=queries_rs.device)
         distances_rsc = (keys_c - queries_rs[:, :, None]).clamp(-self.farthest, self.farthest)
-        by_distance = embedding(self.buckets, self.weight)
-        return embedding(distances_rsc + self.farthest, by_distance).permute(0, 3, 1, 2)
+        by_distance_hd = self.weight[self.buckets].T
+        # By heads first, so that what is left to transpose are long rows.
+        found_hn = by_distance_hd.index_select(1, (distances_rsc + self.farthest).flatten())
+        return found_hn.unflatten(1, distances_rsc.shape).transpose(0, 1)
