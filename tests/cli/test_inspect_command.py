@@ -16,11 +16,14 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.cli import main
 from kvcast.inspect import machine
 from kvcast.inspect.sizes import counted
+from random_t5s import random_t5, save_t5
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "tests" / "data" / "configs"
 MISTRAL = str(CONFIGS / "mistral-7b")
 TURBO = str(CONFIGS / "whisper-large-v3-turbo")
+T5 = str(CONFIGS / "t5-small")
+SIMBERT = str(CONFIGS / "simbert-base")
 DOCUMENTED = re.findall(
     r"```\n\$ kvcast (inspect .*?)\n(.*?)```",
     (ROOT / "docs" / "inspect.md").read_text(encoding="utf-8"),
@@ -41,7 +44,7 @@ def test_a_documented_command_prints_what_is_documented(
 
 
 def test_every_view_is_documented_by_example():
-    assert {command.split()[1] for command, _ in DOCUMENTED} == {"masks", "cache", "cost"}
+    assert {command.split()[1] for command, _ in DOCUMENTED} == {"masks", "cache", "bias", "cost"}
 
 
 @pytest.mark.parametrize("view", ["masks", "cache"])
@@ -76,6 +79,8 @@ def test_a_picture_is_saved_whole_beside_the_text(
         [str(CONFIGS / "mistral-7b-params"), "--new", "1", "--no-measure"],
         [TURBO, "--bandwidth", "20", "--rate", "0.5"],
         ["demo", "--bytes-per-weight", "1", "--no-measure"],
+        [T5, "--source", "30", "--no-measure"],
+        [SIMBERT, "--no-measure"],
     ],
 )
 def test_the_json_object_is_the_documented_one(
@@ -125,7 +130,9 @@ def manifest(family: str, dimensions: dict[str, Any]) -> str:
     ).to_json()
 
 
-@pytest.mark.parametrize(("folder", "family"), [(TURBO, "whisper"), (MISTRAL, "decoder")])
+@pytest.mark.parametrize(
+    ("folder", "family"), [(TURBO, "whisper"), (MISTRAL, "decoder"), (T5, "t5"), (SIMBERT, "unilm")]
+)
 def test_a_bundles_manifest_is_enough(
     folder: str, family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -138,9 +145,31 @@ def test_a_bundles_manifest_is_enough(
     assert shown[0] == shown[1]
 
 
-def test_help_and_drawing_import_nothing_of_models():
+def test_the_picture_of_a_source_and_a_target_is_saved(tmp_path: Path):
+    target = tmp_path / "prefix.svg"
+    assert main(["inspect", "masks", "--unilm", "5,3", "--svg", str(target)]) == 0
+    assert "a source of 5 tokens (s), then a target of 3 (t)" in target.read_text()
+
+
+def test_the_usual_bias_is_of_six_positions(capsys: pytest.CaptureFixture[str]):
+    assert main(["inspect", "bias"]) == 0
+    shown = capsys.readouterr().out
+    words = ["--length", "6", "--buckets", "32", "--distance", "128"]
+    assert main(["inspect", "bias", *words]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_a_models_head_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    save_t5(random_t5("NARROW"), tmp_path)
+    for words, title in (([], "head 0; 8 buckets"), (["--head", "2"], "head 2; 8 buckets")):
+        assert main(["inspect", "bias", "--model", str(tmp_path), *words]) == 0
+        assert capsys.readouterr().out.startswith(f"{tmp_path}, {title}")
+
+
+@pytest.mark.parametrize("view", ["masks", "bias"])
+def test_help_and_drawing_import_nothing_of_models(view: str):
     program = (
-        "import sys\nfrom kvcast.cli import main\nmain(['inspect', 'masks'])\n"
+        f"import sys\nfrom kvcast.cli import main\nmain(['inspect', '{view}'])\n"
         "print('loaded:', *sorted({name.split('.')[0] for name in sys.modules}))"
     )
     done = subprocess.run(
@@ -165,6 +194,32 @@ def test_help_and_drawing_import_nothing_of_models():
         (["cache", "--lengths", "1,2", "--text", "a"], 2, "1 text for 2 rows: give one for each"),
         (["cache", "--text", ""], 2, "lengths must give each of one or more prompts"),
         (["masks", "--svg", "/no/such/folder/x.svg"], 74, "cannot write /no/such/folder/x.svg"),
+        (["masks", "--unilm", "5"], 2, "--unilm: must be two numbers, as in 5,3 for source"),
+        (["masks", "--unilm", "5,3,1"], 2, "--unilm: must be two numbers, as in 5,3 for source"),
+        (["masks", "--unilm", "5,x"], 2, "--unilm: must be a whole number from 1"),
+        (["masks", "--unilm", "5,0"], 2, "--unilm: must be a whole number from 1"),
+        (["masks", "--unilm", "-1,3"], 2, "--unilm: must be a whole number from 1"),
+        (["masks", "--unilm", "9" * 5000 + ",3"], 2, "--unilm: must be a whole number from 1"),
+        (["masks", "--unilm", ""], 2, "--unilm: is empty"),
+        (["masks", "--unilm", "900,101"], 2, "1,001 positions are too many to draw"),
+        (["masks", "--unilm", "5,3", "--window", "none"], 2, "token by token: drop --window"),
+        (["masks", "--unilm", "5,3", "--chunk", "2", "--lengths", "4"], 2, "--lengths and --chunk"),
+        (["cache", "--unilm", "5,3"], 2, "--unilm"),
+        (["bias", "--length", "0"], 2, "--length: must be a whole number from 1"),
+        (["bias", "--length", "1001"], 2, "1,001 positions are too many to show"),
+        (["bias", "--step", "-1"], 2, "--step: must be a whole number from 0"),
+        (["bias", "--step", "1000"], 2, "1,001 positions are too many to show"),
+        (["bias", "--step", "1", "--length", "3"], 2, "not allowed with argument"),
+        (["bias", "--chunk", "2"], 2, "--chunk begins at a position: add --step"),
+        (["bias", "--buckets", "6"], 2, "buckets must be 4, 8, ... up to 1,000, not 6"),
+        (["bias", "--distance", "16"], 2, "distance must be above half of 32 buckets"),
+        (["bias", "--head", "1"], 2, "--head is one of a model's: add --model"),
+        (["bias", "--model", "demo", "--buckets", "8"], 2, "--model has its own --buckets"),
+        (["bias", "--model", "demo"], 1, "demo is a whisper model: only a T5 has"),
+        (["bias", "--model", "no such model"], 66, "no model 'no such model'"),
+        (["cost", T5, "--source", "4097"], 2, "a source of 4,097 tokens is too long"),
+        (["cost", SIMBERT, "--source", "5"], 2, "is no T5, which --source is for"),
+        (["cost", SIMBERT, "--prompt", "500"], 2, "take 599 positions, and the model has 512"),
         (["cost", "no such model"], 66, "no model 'no such model'"),
         (["cost", ""], 2, "MODEL: is empty"),
         (["cost", TURBO, "--prompt", "500"], 2, "take 599 positions, and the model has 448"),
@@ -189,7 +244,7 @@ def test_a_mistake_is_one_line(
 @pytest.mark.parametrize(
     ("name", "content", "code", "message"),
     [
-        ("config.json", '{"model_type": "bert"}', 1, "model_type 'bert' is not supported"),
+        ("config.json", '{"model_type": "vits"}', 1, "model_type 'vits' is not supported"),
         ("config.json", '{"model_type": ["llama"]}', 1, "is not supported"),
         ("config.json", '{"model_type": "llama"}', 1, "is missing"),
         ("config.json", "{", 74, "is not valid JSON"),
@@ -218,9 +273,9 @@ def test_a_folder_that_holds_no_sizes_is_one_line(
 
 
 def test_a_bundle_of_another_family_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "bundle.json").write_text(manifest("t5", {}))
+    (tmp_path / "bundle.json").write_text(manifest("vits", {}))
     assert main(["inspect", "cost", str(tmp_path), "--no-measure"]) == 1
-    assert "holds a t5 model, whose cost is not counted" in capsys.readouterr().err
+    assert "holds a vits model, whose cost is not counted" in capsys.readouterr().err
 
 
 def test_without_onnx_one_line_says_what_else_to_do(

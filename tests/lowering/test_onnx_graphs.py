@@ -111,9 +111,8 @@ def test_graphs_are_valid_onnx(small_bundle: Path) -> None:
         onnx.checker.check_model(small_bundle / f"onnx/{name}.onnx")
 
 
-def test_a_step_writes_its_own_slots_and_nothing_else(
-    small_onnx: OnnxEncoderDecoder,
-) -> None:
+def test_a_step_writes_its_own_slots_and_nothing_else(small_bundle: Path) -> None:
+    small_onnx = OnnxEncoderDecoder(small_bundle, read_bundle(small_bundle), threads=1)
     features = np.random.default_rng(0).normal(size=(2, 80, 50)).astype(np.float32)
     cache = small_onnx.new_cache(small_onnx.encode(features), 4)
     cells = cache.buffers.cells

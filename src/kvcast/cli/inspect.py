@@ -1,9 +1,9 @@
-"""`kvcast inspect masks|cache|cost`: hands over to kvcast.inspect, imported only when it is run."""
+"""`kvcast inspect` and its views: hands over to kvcast.inspect, imported only when it is run."""
 
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvcast.cli import console, files
 from kvcast.cli.arguments import filled, number, several, whole_number
@@ -11,10 +11,20 @@ from kvcast.cli.progress import progress
 from kvcast.errors import UsageError
 
 if TYPE_CHECKING:
+    from kvcast.inspect.bias import Bias
     from kvcast.inspect.cost import Question
     from kvcast.inspect.machine import Machine
+    from kvcast.inspect.masks import Drawn
     from kvcast.inspect.schedule import Schedule
     from kvcast.inspect.work import Counted
+
+_EXAMPLE: dict[str, Any] = {
+    "lengths": (4, 1, 3),
+    "window": 3,
+    "chunk": 2,
+    "new": 5,
+    "capacity": None,
+}
 
 EPILOG = "docs/inspect.md explains what is shown, on one worked example."
 
@@ -26,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, summary, declare in (
         ("masks", "draw who sees whom in each chunk and step", _add_masks),
         ("cache", "show what lies in each slot after each chunk and step", _add_cache),
+        (
+            "bias",
+            "show T5's relative position bias, or the rows of it that a call needs",
+            _add_bias,
+        ),
         ("cost", "count what a model computes and reads, with a cache and without", _add_cost),
     ):
         declare(views.add_parser(name, help=summary, description=f"{summary.capitalize()}."))
@@ -33,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_masks(parser: argparse.ArgumentParser) -> None:
     _add_schedule(parser)
+    parser.add_argument(
+        "--unilm",
+        type=_source_and_target,
+        metavar="N,N",
+        help="draw a source and a target of so many tokens (RoFormer-Sim, SimBERT), no prompts",
+    )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw into this file as well")
     parser.set_defaults(run=_masks)
 
@@ -51,31 +72,53 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_schedule(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--lengths",
-        type=several(whole_number(1)),
-        metavar="N,N…",
-        help="tokens of each prompt (default: 4,1,3)",
+    """Declare what a schedule is made of; what is not given is absent, for it to be told."""
+    for name, read, meaning in (
+        ("lengths", several(whole_number(1)), "tokens of each prompt (default: 4,1,3)"),
+        ("window", _window, "positions that a query sees, itself included, or none (default: 3)"),
+        ("chunk", whole_number(1), "of prompts (default: 2)"),
+        ("new", whole_number(0), "steps after (default: 5)"),
+        (
+            "capacity",
+            whole_number(1),
+            "slots a row (default: as few as serve, which is the window)",
+        ),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=read,
+            default=argparse.SUPPRESS,
+            metavar="N,N…" if name == "lengths" else "N",
+            help=meaning,
+        )
+
+
+def _add_bias(parser: argparse.ArgumentParser) -> None:
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument(
+        "--length", type=whole_number(1), default=6, metavar="N", help="positions (default: 6)"
+    )
+    shown.add_argument(
+        "--step", type=whole_number(0), metavar="N", help="position of a decoder's step: its row"
     )
     parser.add_argument(
-        "--window",
-        type=_window,
-        default=3,
-        metavar="N",
-        help="positions that a query sees, itself included, or none (default: 3)",
+        "--chunk", type=whole_number(1), metavar="N", help="tokens from --step on (default: 1)"
     )
+    parser.add_argument("--buckets", type=whole_number(1), metavar="N", help="default: 32")
     parser.add_argument(
-        "--chunk", type=whole_number(1), default=2, metavar="N", help="of prompts (default: 2)"
-    )
-    parser.add_argument(
-        "--new", type=whole_number(0), default=5, metavar="N", help="steps after (default: 5)"
-    )
-    parser.add_argument(
-        "--capacity",
+        "--distance",
         type=whole_number(1),
         metavar="N",
-        help="slots a row (default: as few as serve, which is the window)",
+        help="from here on all share a bucket (default: 128)",
     )
+    parser.add_argument(
+        "--model",
+        type=filled,
+        metavar="MODEL",
+        help="a T5's folder, hub id or packaged model, to show the numbers of a head",
+    )
+    parser.add_argument("--head", type=whole_number(0), metavar="N", help="of MODEL (default: 0)")
+    parser.set_defaults(run=_bias)
 
 
 def _add_cost(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +133,11 @@ def _add_cost(parser: argparse.ArgumentParser) -> None:
         "--prompt",
         type=whole_number(1),
         metavar="N",
-        help="tokens (default: 1000; for Whisper 4, what says language and task)",
+        help="tokens (default: 1000; for Whisper 4, what says language and task; for T5 1, which "
+        "begins a target; for RoFormer and BERT 128, the source)",
+    )
+    parser.add_argument(
+        "--source", type=whole_number(1), metavar="N", help="tokens of a T5's source (default: 128)"
     )
     parser.add_argument(
         "--new", type=whole_number(1), default=100, metavar="N", help="tokens (default: 100)"
@@ -123,20 +170,49 @@ def _window(text: str) -> int | None:
     return None if text.lower() == "none" else whole_number(1)(text)
 
 
+def _source_and_target(text: str) -> tuple[float, ...]:
+    numbers = several(whole_number(1))(text)
+    if len(numbers) != 2:
+        raise argparse.ArgumentTypeError(
+            f"must be two numbers, as in 5,3 for source and target, not {text!r}"
+        )
+    return numbers
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what was said of a schedule."""
+    return {name: getattr(args, name) for name in _EXAMPLE if hasattr(args, name)}
+
+
 def _schedule(args: argparse.Namespace, texts: list[list[str]]) -> "Schedule":
     from kvcast.inspect.schedule import Schedule
 
-    lengths = args.lengths or tuple(map(len, texts)) or (4, 1, 3)
-    return Schedule.of(lengths, args.window, args.chunk, args.new, args.capacity)
+    by_texts = {"lengths": tuple(map(len, texts))} if texts else {}
+    return Schedule.of(**(_EXAMPLE | by_texts | _given(args)))
+
+
+def _drawn(args: argparse.Namespace) -> "Drawn":
+    if args.unilm is None:
+        return _schedule(args, [])
+    from kvcast.inspect.prefix import Prefix
+
+    given = _given(args)
+    if given:
+        raise UsageError(
+            f"--unilm takes its source in one call and its target token by token: drop "
+            f"{' and '.join(f'--{name}' for name in given)}"
+        )
+    source, target = args.unilm
+    return Prefix(source=source, target=target)
 
 
 def _masks(args: argparse.Namespace) -> int:
     from kvcast.inspect import masks, svg
 
-    schedule = _schedule(args, [])
+    drawn = _drawn(args)
     if args.svg is not None:
-        files.save(args.svg, svg.draw(schedule.title(), list(masks.masks(schedule))))
-    console.emit(masks.render(schedule))
+        files.save(args.svg, svg.draw(drawn.title(), list(masks.masks(drawn))))
+    console.emit(masks.render(drawn))
     return 0
 
 
@@ -148,11 +224,34 @@ def _cache(args: argparse.Namespace) -> int:
     return 0
 
 
+def _bias(args: argparse.Namespace) -> int:
+    if args.step is None and args.chunk is not None:
+        raise UsageError("--chunk begins at a position: add --step, or drop it")
+    bias = _shown_bias(args)
+    by_call = args.step is not None
+    console.emit(bias.call(args.step, args.chunk or 1) if by_call else bias.matrix(args.length))
+    return 0
+
+
+def _shown_bias(args: argparse.Namespace) -> "Bias":
+    from kvcast.inspect.bias import Bias
+
+    if args.model is None:
+        if args.head is not None:
+            raise UsageError("--head is one of a model's: add --model, or drop it")
+        return Bias.plain(args.buckets or 32, args.distance or 128)
+    from kvcast.inspect.tables import bias_of
+
+    if args.buckets or args.distance:
+        raise UsageError("--model has its own --buckets and --distance: drop them")
+    return bias_of(args.model, args.head or 0)
+
+
 def _cost(args: argparse.Namespace) -> int:
     from kvcast.inspect.cost import Question, document, render
     from kvcast.inspect.sizes import counted
 
-    model = counted(args.model)
+    model = counted(args.model, args.source)
     question = Question(
         prompt=args.prompt or model.usual_prompt,
         new=args.new,

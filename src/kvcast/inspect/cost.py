@@ -1,7 +1,7 @@
 """What a prompt and the tokens after it cost, with a cache and without one.
 
-Without a cache every token takes all positions before it again, and a Whisper projects its cross
-keys and values again; its encoder runs once either way. Puts counts of `work` together as one
+Without a cache every token takes all positions before it again, and a Whisper or a T5 projects its
+cross keys and values again; its encoder runs once either way. Puts counts of `work` together as one
 JSON-ready document, and shows that as a table. docs/inspect.md says what every field means.
 """
 
@@ -139,8 +139,7 @@ def _with_cache(model: Counted, question: Question) -> list[Work]:
 
 
 def _without(model: Counted, question: Question) -> list[Work]:
-    lengths = range(question.prompt, question.positions + 1)
-    first, *others = (model.recompute(length) for length in lengths)
+    first, *others = (model.recompute(question.prompt, fed) for fed in range(question.new))
     return [model.encode() + first, *others]
 
 

@@ -6,14 +6,40 @@ when it is read, in the order in which it is read; slots that hold nothing are l
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.inspect.schedule import Call, Schedule, label, row_name
-from kvcast.spec.ring import EMPTY, keys_read, may_write_first, visible
+from kvcast.inspect.grid import grid
+from kvcast.inspect.schedule import Call, row_name
+from kvcast.spec.ring import EMPTY, Positions, keys_read, may_write_first
 
 SEEN, HIDDEN = "#", "."
+
+
+class Drawn(Protocol):
+    """What has masks: calls of a model over a cache, and who sees whom."""
+
+    @property
+    def capacity(self) -> int:
+        """Slots of each row."""
+
+    @property
+    def window(self) -> int | None:
+        """How many positions a query sees at most."""
+
+    def calls(self) -> Iterator[Call]:
+        """Yield the calls in their order."""
+
+    def title(self) -> str:
+        """Say in a line what is drawn."""
+
+    def sees(self, queries: Positions, keys: Positions) -> NDArray[np.bool_]:
+        """Tell which keys [k] each query [q] of a row sees, by position; returns [q, k]."""
+
+    def label(self, row: int, position: int) -> str:
+        """Name a position."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +50,8 @@ class Mask:
         call: of which this is the mask.
         queries: row and position of each query.
         keys: row and position of each key.
+        query_labels: what names each query.
+        key_labels: what names each key.
         seen: [queries, keys].
         beside: rows that read their old contents beside the new positions; others read the cache
             alone, after it was written.
@@ -33,24 +61,26 @@ class Mask:
     call: Call
     queries: tuple[tuple[int, int], ...]
     keys: tuple[tuple[int, int], ...]
+    query_labels: tuple[str, ...]
+    key_labels: tuple[str, ...]
     seen: NDArray[np.bool_]
     beside: tuple[int, ...]
 
 
-def masks(schedule: Schedule) -> Iterator[Mask]:
-    """Yield the mask of every chunk and step."""
-    for call in schedule.calls():
-        yield _mask(call, schedule)
+def masks(drawn: Drawn) -> Iterator[Mask]:
+    """Yield the mask of every call."""
+    for call in drawn.calls():
+        yield _mask(call, drawn)
 
 
-def render(schedule: Schedule) -> str:
+def render(drawn: Drawn) -> str:
     """Return all masks as text."""
-    parts = [
-        f"{schedule.title()}\n"
-        f"rows: queries; columns: keys in the order read; {SEEN} sees, {HIDDEN} does not, "
-        "nothing: another row's\n"
-    ]
-    return "\n".join([*parts, *map(_render, masks(schedule))])
+    every = list(masks(drawn))
+    signs = f"{SEEN} sees, {HIDDEN} does not"
+    if any(len(mask.call.counts) > 1 for mask in every):
+        signs += ", nothing: another row's"
+    legend = f"rows: queries; columns: keys in the order read; {signs}"
+    return "\n".join([f"{drawn.title()}\n{legend}\n", *map(_render, every)])
 
 
 def heading(mask: Mask) -> str:
@@ -62,7 +92,7 @@ def heading(mask: Mask) -> str:
     return line
 
 
-def _mask(call: Call, schedule: Schedule) -> Mask:
+def _mask(call: Call, drawn: Drawn) -> Mask:
     queries: list[tuple[int, int]] = []
     keys: list[tuple[int, int]] = []
     blocks = []
@@ -70,19 +100,21 @@ def _mask(call: Call, schedule: Schedule) -> Mask:
     for row, (length, new) in enumerate(zip(call.lengths, call.counts, strict=True)):
         if not new:
             continue
-        sizes = (length, new, schedule.capacity, schedule.window)
+        sizes = (length, new, drawn.capacity, drawn.window)
         asking = np.arange(length, length + new)
         held = keys_read(*sizes)
         held = held[held != EMPTY]
         queries += [(row, position) for position in asking.tolist()]
         keys += [(row, position) for position in held.tolist()]
-        blocks.append(visible(asking, held, schedule.window))
+        blocks.append(drawn.sees(asking, held))
         if not may_write_first(*sizes):
             beside.append(row)
     return Mask(
         call=call,
         queries=tuple(queries),
         keys=tuple(keys),
+        query_labels=tuple(drawn.label(*query) for query in queries),
+        key_labels=tuple(drawn.label(*key) for key in keys),
         seen=_block_diagonal(blocks),
         beside=tuple(beside),
     )
@@ -100,19 +132,11 @@ def _block_diagonal(blocks: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_]:
 
 
 def _render(mask: Mask) -> str:
-    names = [label(*key) for key in mask.keys]
-    widths = [len(name) for name in names]
-    gutter = max(len(label(*query)) for query in mask.queries)
-    lines = [heading(mask), _line("", gutter, names, widths)]
-    for query, seen in zip(mask.queries, mask.seen, strict=True):
-        cells = [
+    cells = [
+        [
             " " if key[0] != query[0] else SEEN if sees else HIDDEN
             for key, sees in zip(mask.keys, seen, strict=True)
         ]
-        lines.append(_line(label(*query), gutter, cells, widths))
-    return "\n".join(lines) + "\n"
-
-
-def _line(name: str, gutter: int, cells: Sequence[str], widths: Sequence[int]) -> str:
-    spaced = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-    return f"  {name.rjust(gutter)}  {' '.join(spaced)}".rstrip()
+        for query, seen in zip(mask.queries, mask.seen, strict=True)
+    ]
+    return "\n".join([heading(mask), *grid(mask.query_labels, mask.key_labels, cells), ""])

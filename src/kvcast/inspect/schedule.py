@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from string import ascii_lowercase
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvcast.errors import UsageError
 from kvcast.inspect.units import plural
-from kvcast.spec.ring import chunk_counts
+from kvcast.spec.ring import Positions, chunk_counts, visible
 
 MOST_POSITIONS = 1000
 """Of all rows together; more would be no picture."""
@@ -97,6 +100,14 @@ class Schedule:
             f"{prompts} in chunks of {self.chunk}, then {plural(self.new, 'step')}; "
             f"{sees}, {plural(self.capacity, 'slot')} a row"
         )
+
+    def sees(self, queries: Positions, keys: Positions) -> NDArray[np.bool_]:
+        """Tell which keys [k] each query [q] of a row sees, by position; returns [q, k]."""
+        return visible(queries, keys, self.window)
+
+    def label(self, row: int, position: int) -> str:
+        """Name a position in a drawing."""
+        return label(row, position)
 
 
 def row_name(row: int) -> str:

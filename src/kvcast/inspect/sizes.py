@@ -9,35 +9,46 @@ from pathlib import Path
 from typing import Any
 
 from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle
+from kvcast.checkpoints.base import Dimensions
 from kvcast.checkpoints.source import locate, read_dimensions
-from kvcast.errors import InputOutputError, KvcastError
+from kvcast.errors import InputOutputError, KvcastError, UsageError
+from kvcast.inspect.source_work import T5Work, UnilmWork
 from kvcast.inspect.work import Counted, DecoderWork, WhisperWork
 from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.t5 import T5Dimensions
+from kvcast.spec.unilm import UnilmDimensions
 from kvcast.spec.whisper import WhisperDimensions
 
 _COUNTED: Mapping[type, Callable[..., Counted]] = {
     WhisperDimensions: WhisperWork,
     DecoderDimensions: DecoderWork,
+    T5Dimensions: T5Work,
+    UnilmDimensions: UnilmWork,
 }
-_FROM_JSON: Mapping[str, Callable[[dict[str, Any]], Any]] = {
+_FROM_JSON: Mapping[str, Callable[[dict[str, Any]], Dimensions]] = {
     "whisper": WhisperDimensions.from_json,
     "decoder": DecoderDimensions.from_json,
+    "t5": T5Dimensions.from_json,
+    "unilm": UnilmDimensions.from_json,
 }
 
 
-def counted(model: str) -> Counted:
+def counted(model: str, source: int | None = None) -> Counted:
     """Return the count of a bundle, a checkpoint, a folder with just its configuration, a hub id.
 
-    Raises KvcastError with one line; InputMissingError where nothing has that name.
+    `source` is the length of a T5's source, if it is not the usual. Raises KvcastError with one
+    line; InputMissingError where nothing has that name.
     """
     located = locate(model)
-    if is_bundle(located):
-        return _of_bundle(located)
-    dimensions = read_dimensions(located)
-    return _COUNTED[type(dimensions)](dimensions=dimensions)
+    dimensions = _of_bundle(located) if is_bundle(located) else read_dimensions(located)
+    if source is None:
+        return _COUNTED[type(dimensions)](dimensions=dimensions)
+    if isinstance(dimensions, T5Dimensions):
+        return T5Work(dimensions=dimensions, source=source)
+    raise UsageError(f"{model} is no T5, which --source is for: drop it")
 
 
-def _of_bundle(folder: Path) -> Counted:
+def _of_bundle(folder: Path) -> Dimensions:
     # Not `read_bundle`, which would read all weights for their checksums.
     try:
         manifest = Manifest.from_json((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -45,5 +56,4 @@ def _of_bundle(folder: Path) -> Counted:
         raise InputOutputError(f"{folder / MANIFEST} cannot be read: export it again") from None
     if manifest.family not in _FROM_JSON:
         raise KvcastError(f"{folder} holds a {manifest.family} model, whose cost is not counted")
-    dimensions = _FROM_JSON[manifest.family](manifest.dimensions)
-    return _COUNTED[type(dimensions)](dimensions=dimensions)
+    return _FROM_JSON[manifest.family](manifest.dimensions)

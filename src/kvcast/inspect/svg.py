@@ -6,7 +6,7 @@ Knows `Mask` and nothing of how it came about.
 from collections.abc import Iterator, Sequence
 
 from kvcast.inspect.masks import Mask, heading
-from kvcast.inspect.schedule import label, row_name
+from kvcast.inspect.schedule import row_name
 
 _CELL = 22
 _GUTTER = 34
@@ -42,7 +42,7 @@ def draw(title: str, masks: Sequence[Mask]) -> str:
 
 def _style(masks: Sequence[Mask]) -> str:
     """Return the style sheet: a label above a column is no wider than its cells."""
-    longest = max(len(label(*key)) for mask in masks for key in mask.keys)
+    longest = max(len(name) for mask in masks for name in mask.key_labels)
     column = min(11.0, _CELL / (_LETTER * longest))
     return (
         "text{font-family:sans-serif;font-size:11px;fill:#333}.h{font-size:12px;font-weight:bold}"
@@ -71,11 +71,12 @@ def _size(mask: Mask) -> tuple[int, int]:
 
 
 def _legend(rows: Sequence[int], y: int) -> Iterator[str]:
-    """Name as many rows as there are colours; labels in the panels name all."""
+    """Name as many rows as there are colours, if there are rows to tell apart; labels name all."""
     x = _GAP
     for row in rows[: len(_COLOURS)]:
+        name = f"row {row_name(row)}" if len(rows) > 1 else "seen"
         yield _cell(x, y - 10, _colour(row), 12)
-        yield f'<text x="{x + 17}" y="{y}">row {row_name(row)}</text>'
+        yield f'<text x="{x + 17}" y="{y}">{name}</text>'
         x += 70
     yield _cell(x, y - 10, _HIDDEN, 12)
     yield f'<text x="{x + 17}" y="{y}">held, not seen</text>'
@@ -84,12 +85,12 @@ def _legend(rows: Sequence[int], y: int) -> Iterator[str]:
 def _panel(mask: Mask, x: int, y: int) -> str:
     left, top = x + _GUTTER, y + _HEADING
     parts = [f'<text class="h" x="{x}" y="{y + 14}">{heading(mask)}</text>']
-    for column, key in enumerate(mask.keys):
+    for column, name in enumerate(mask.key_labels):
         middle = left + column * _CELL + _CELL // 2
-        parts.append(f'<text class="k" x="{middle}" y="{top - 6}">{label(*key)}</text>')
+        parts.append(f'<text class="k" x="{middle}" y="{top - 6}">{name}</text>')
     for line, query in enumerate(mask.queries):
-        base = top + line * _CELL
-        parts.append(f'<text class="q" x="{left - 6}" y="{base + 15}">{label(*query)}</text>')
+        base, name = top + line * _CELL, mask.query_labels[line]
+        parts.append(f'<text class="q" x="{left - 6}" y="{base + 15}">{name}</text>')
         parts += [
             _cell(left + column * _CELL, base, _colour(query[0]) if sees else _HIDDEN, _CELL - 2)
             for column, (key, sees) in enumerate(zip(mask.keys, mask.seen[line], strict=True))

@@ -101,8 +101,8 @@ class Counted(Protocol):
         Of a cache it reads what was there before and is seen.
         """
 
-    def recompute(self, length: int) -> Work:
-        """Count the logits of the last of `length` positions, with nothing cached before."""
+    def recompute(self, prompt: int, new: int) -> Work:
+        """Count the logits of the last of a prompt and `new` tokens, with nothing cached before."""
 
     def cache(self, positions: int) -> tuple[CacheKind, ...]:
         """Size the cache of a sequence that comes to that many positions."""
@@ -151,8 +151,8 @@ class DecoderWork:
         mixed, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         routed = max(sizes.experts_per_token, 1) * self._expert + sizes.experts * sizes.width
         linear = 2 * mixed * sizes.width + routed
-        pairs = sum(
-            layers * (_pairs(length + new, window) - _pairs(length, window))
+        seen = sum(
+            layers * (pairs(length + new, window) - pairs(length, window))
             for window, layers in self._windows.items()
         )
         held = sum(
@@ -162,15 +162,15 @@ class DecoderWork:
         return Work(
             keys_values=2 * new * sizes.layers * 2 * keys * sizes.width,
             linear=2 * new * sizes.layers * linear,
-            attention=2 * 2 * mixed * pairs,
+            attention=2 * 2 * mixed * seen,
             head=2 * sizes.vocab_size * sizes.width,
             weights=self._weights(new),
             cached=2 * keys * held,
         )
 
-    def recompute(self, length: int) -> Work:
+    def recompute(self, prompt: int, new: int) -> Work:
         """See the protocol."""
-        return self.call(0, length)
+        return self.call(0, prompt + new)
 
     def cache(self, positions: int) -> tuple[CacheKind, ...]:
         """See the protocol."""
@@ -252,20 +252,20 @@ class WhisperWork:
         """See the protocol."""
         sizes = self.dimensions
         t, d, layers = sizes.source_positions, sizes.d_model, sizes.decoder_layers
-        pairs = _pairs(length + new, None) - _pairs(length, None) + new * t
+        seen = pairs(length + new, None) - pairs(length, None) + new * t
         return Work(
             keys_values=2 * new * layers * 2 * d * d,
             # Query and output of both attentions, and a feed-forward four times as wide.
             linear=2 * new * layers * 12 * d * d,
-            attention=2 * 2 * layers * d * pairs,
+            attention=2 * 2 * layers * d * seen,
             head=2 * sizes.vocab_size * d,
             weights=self._step_weights,
             cached=layers * 2 * d * (length + t),
         )
 
-    def recompute(self, length: int) -> Work:
+    def recompute(self, prompt: int, new: int) -> Work:
         """See the protocol; the encoder's output is kept in any case."""
-        work = self.call(0, length) + self.project()
+        work = self.call(0, prompt + new) + self.project()
         return replace(work, cached=0)
 
     def cache(self, positions: int) -> tuple[CacheKind, ...]:
@@ -299,7 +299,7 @@ class WhisperWork:
         )
 
 
-def _pairs(length: int, window: int | None) -> int:
+def pairs(length: int, window: int | None) -> int:
     """Return how many pairs of a query and a key that it sees there are among `length` positions.
 
     Sums min(q + 1, window) over all q below `length`.

@@ -1,0 +1,202 @@
+"""Work of text-to-text models: a T5 and a UniLM, counted as `work` says."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+from kvcast.checkpoints import t5_names, unilm_names
+from kvcast.errors import UsageError
+from kvcast.inspect.work import CacheKind, Work, pairs
+from kvcast.spec.t5 import T5Dimensions
+from kvcast.spec.unilm import UnilmDimensions
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Work:
+    """A T5 and a source of `source` tokens; a prompt is what its target begins with.
+
+    Meets `Counted`. Tables of positions are looked up, which counts as nothing.
+    """
+
+    dimensions: T5Dimensions
+    source: int = 128
+
+    def __post_init__(self) -> None:
+        if self.source > self.dimensions.source_positions:
+            raise UsageError(
+                f"a source of {self.source:,} tokens is too long: the model has "
+                f"{self.dimensions.source_positions:,} positions"
+            )
+
+    @cached_property
+    def parameters(self) -> int:
+        """See the protocol."""
+        return self._count("")
+
+    @property
+    def most_positions(self) -> int:
+        """See the protocol."""
+        return self.dimensions.target_positions
+
+    @property
+    def width(self) -> int:
+        """See the protocol."""
+        return self.dimensions.width
+
+    @property
+    def usual_prompt(self) -> int:
+        """Count the token that targets begin with."""
+        return 1
+
+    def encode(self) -> Work:
+        """See the protocol."""
+        sizes, t = self.dimensions, self.source
+        matrices = 4 * self._mixed * sizes.width + self._feed_forward
+        products = 2 * t * matrices + 2 * 2 * t * t * self._mixed
+        return Work(
+            encoder=sizes.encoder_layers * products,
+            weights=self._count("encoder.") - self._table,
+        )
+
+    def project(self) -> Work:
+        """See the protocol."""
+        return Work(
+            cross_keys_values=2 * self.source * self._cross_weights, weights=self._cross_weights
+        )
+
+    def call(self, length: int, new: int) -> Work:
+        """See the protocol."""
+        sizes, t, mixed = self.dimensions, self.source, self._mixed
+        layers = sizes.decoder_layers
+        seen = pairs(length + new, None) - pairs(length, None) + new * t
+        return Work(
+            keys_values=2 * new * layers * 2 * mixed * sizes.width,
+            # Query and output of both attentions, and the feed-forward.
+            linear=2 * new * layers * (4 * mixed * sizes.width + self._feed_forward),
+            attention=2 * 2 * layers * mixed * seen,
+            head=2 * sizes.vocab_size * sizes.width,
+            weights=self._step_weights,
+            cached=layers * 2 * mixed * (length + t),
+        )
+
+    def recompute(self, prompt: int, new: int) -> Work:
+        """See the protocol; the encoder's output is kept in any case."""
+        return replace(self.call(0, prompt + new) + self.project(), cached=0)
+
+    def cache(self, positions: int) -> tuple[CacheKind, ...]:
+        """See the protocol."""
+        layers = self.dimensions.decoder_layers
+        return tuple(
+            CacheKind(
+                kind=kind,
+                layers=layers,
+                positions=held,
+                numbers=layers * 2 * self._mixed * held,
+            )
+            for kind, held in (("linear", positions), ("cross", self.source))
+        )
+
+    @property
+    def _mixed(self) -> int:
+        """Numbers of all heads."""
+        return self.dimensions.heads * self.dimensions.head_dim
+
+    @property
+    def _feed_forward(self) -> int:
+        """Weights of one feed-forward."""
+        sizes = self.dimensions
+        return (3 if sizes.gated else 2) * sizes.width * sizes.inner
+
+    @property
+    def _table(self) -> int:
+        return self.dimensions.buckets * self.dimensions.heads
+
+    @property
+    def _cross_weights(self) -> int:
+        return self.dimensions.decoder_layers * 2 * self._mixed * self.dimensions.width
+
+    @cached_property
+    def _step_weights(self) -> int:
+        head = self.dimensions.vocab_size * self.dimensions.width
+        return self._count("decoder.") - self._table - self._cross_weights + head
+
+    def _count(self, start: str) -> int:
+        shapes = t5_names.tensor_shapes(self.dimensions)
+        return sum(prod(shape) for name, shape in shapes.items() if name.startswith(start))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnilmWork:
+    """A UniLM generator, whose prompt is its source; meets `Counted`."""
+
+    dimensions: UnilmDimensions
+
+    @cached_property
+    def parameters(self) -> int:
+        """See the protocol."""
+        return sum(map(prod, self._shapes.values()))
+
+    @property
+    def most_positions(self) -> int:
+        """See the protocol."""
+        return self.dimensions.max_positions
+
+    @property
+    def width(self) -> int:
+        """See the protocol."""
+        return self.dimensions.width
+
+    @property
+    def usual_prompt(self) -> int:
+        """See the protocol."""
+        return min(128, self.most_positions)
+
+    def encode(self) -> Work:
+        """See the protocol."""
+        return Work()
+
+    def project(self) -> Work:
+        """See the protocol."""
+        return Work()
+
+    def call(self, length: int, new: int) -> Work:
+        """See the protocol; a call on an empty cache takes the source, which sees all of itself."""
+        seen = pairs(length + new, None) - pairs(length, None) if length else new * new
+        return self._work(length, new, seen)
+
+    def recompute(self, prompt: int, new: int) -> Work:
+        """See the protocol."""
+        seen = prompt**2 + pairs(prompt + new, None) - pairs(prompt, None)
+        return self._work(0, prompt + new, seen)
+
+    def cache(self, positions: int) -> tuple[CacheKind, ...]:
+        """See the protocol."""
+        sizes = self.dimensions
+        numbers = sizes.layers * 2 * sizes.width * positions
+        linear = CacheKind(kind="linear", layers=sizes.layers, positions=positions, numbers=numbers)
+        return (linear,)
+
+    def _work(self, length: int, new: int, seen: int) -> Work:
+        """Count `new` tokens with `seen` pairs of a query and a key that it sees."""
+        sizes = self.dimensions
+        width, embedded = sizes.width, sizes.embedding_width
+        projection = embedded * width if embedded != width else 0
+        layer = 2 * width * width + 2 * width * sizes.inner
+        return Work(
+            keys_values=2 * new * sizes.layers * 2 * width * width,
+            linear=2 * new * (sizes.layers * layer + projection),
+            attention=2 * 2 * sizes.layers * width * seen,
+            head=2 * embedded * (width + sizes.vocab_size),
+            weights=self._step_weights,
+            cached=sizes.layers * 2 * width * length,
+        )
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return unilm_names.tensor_shapes(self.dimensions)
+
+    @cached_property
+    def _step_weights(self) -> int:
+        """All but what is looked up by segment or position, and what embeds sentences."""
+        idle = ("segments.", "positions.", "pooler.")
+        return sum(prod(shape) for name, shape in self._shapes.items() if not name.startswith(idle))
