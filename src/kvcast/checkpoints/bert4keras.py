@@ -1,0 +1,338 @@
+"""Folders of bert4keras's releases: a TensorFlow checkpoint, its configuration, vocab.txt.
+
+RoFormer-Sim and SimBERT have the names of Google's BERT, T5-PEGASUS those of Google's mT5; what a
+configuration leaves unsaid is as in bert4keras 0.10 (its models.py, layers.py and backend.py),
+which these models were trained with. Knows nothing of TensorFlow's files.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.checkpoints import t5_names, unilm_names
+from kvcast.checkpoints.base import (
+    Reader,
+    StoredTensor,
+    T5Checkpoint,
+    UnilmCheckpoint,
+    read_json_object,
+    require_file,
+)
+from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.tables import Entry, NameTable, changed, fill, halves_from_pairs
+from kvcast.checkpoints.tensorflow_file import TensorflowTensor, read_checkpoint, shard_files
+from kvcast.errors import InputOutputError, KvcastError
+from kvcast.spec.rotary import Rotary
+from kvcast.spec.t5 import T5Dimensions
+from kvcast.spec.unilm import UnilmDimensions
+
+_INDEX = "*.ckpt*.index"
+_CONFIGS = ("bert_config.json", "t5_config.json", "config.json")
+_MOST_LAYERS = 10_000
+# Positions where the configuration does not say: build_transformer_model's max_position.
+_POSITIONS = 512
+_ACTIVATIONS = {
+    # backend.py: "gelu" is the exact one unless a program calls set_gelu; the releases' do not.
+    **{"gelu": "gelu", "gelu_erf": "gelu", "gelu_tanh": "gelu_tanh"},
+    **{"relu": "relu", "swish": "silu"},
+}
+# Fields that make another model of it.
+_OTHERS = (
+    *("residual_attention_scores", "hierarchical_position", "shared_segment_embeddings"),
+    "use_relative_position",
+)
+
+_BERT = "bert/encoder/layer_{i}"
+_BERT_MODULES = {
+    "projection": ("bert/encoder/embedding_hidden_mapping_in",),
+    "pooler": ("bert/pooler/dense",),
+    "head.transform": ("cls/predictions/transform/dense",),
+    "layers.{i}.attention.qkv": tuple(
+        f"{_BERT}/attention/self/{name}" for name in ("query", "key", "value")
+    ),
+    "layers.{i}.attention.out": (f"{_BERT}/attention/output/dense",),
+    "layers.{i}.feed_forward.up": (f"{_BERT}/intermediate/dense",),
+    "layers.{i}.feed_forward.down": (f"{_BERT}/output/dense",),
+}
+_BERT_NORMS = {
+    "embedding_norm": "bert/embeddings/LayerNorm",
+    "head.norm": "cls/predictions/transform/LayerNorm",
+    "layers.{i}.attention_norm": f"{_BERT}/attention/output/LayerNorm",
+    "layers.{i}.feed_forward_norm": f"{_BERT}/output/LayerNorm",
+}
+_WORDS = "bert/embeddings/word_embeddings"
+_POSITION_EMBEDDINGS = "bert/embeddings/position_embeddings"
+_POOLER = "bert/pooler/dense/kernel"
+_BERT_NAMES: NameTable = {
+    "embedding.weight": (_WORDS,),
+    "segments.weight": ("bert/embeddings/token_type_embeddings",),
+    "positions.weight": (_POSITION_EMBEDDINGS,),
+    "head.bias": ("cls/predictions/output_bias",),
+    **{
+        f"{ours}.{leaf}": tuple(f"{module}/{theirs}" for module in modules)
+        for ours, modules in _BERT_MODULES.items()
+        for leaf, theirs in (("weight", "kernel"), ("bias", "bias"))
+    },
+    **{
+        f"{ours}.{leaf}": (f"{module}/{theirs}",)
+        for ours, module in _BERT_NORMS.items()
+        for leaf, theirs in (("weight", "gamma"), ("bias", "beta"))
+    },
+}
+_ROTATED = re.compile(r"/attention/self/(query|key)/(kernel|bias)$")
+
+
+def _t5_layer(stack: str, feed_forward: int) -> dict[str, Sequence[str]]:
+    """Names of what both stacks have in a layer, the feed-forward as part `feed_forward` of it."""
+    ours, theirs = f"{stack}.layers.{{i}}", f"{stack}/block_{{i:03}}"
+    dense = f"{theirs}/layer_{feed_forward:03}/DenseReluDense"
+    return {
+        f"{ours}.self_attention_norm.weight": (f"{theirs}/layer_000/rms_norm/scale",),
+        f"{ours}.self_attention.qkv.weight": tuple(
+            f"{theirs}/layer_000/SelfAttention/{name}" for name in "qkv"
+        ),
+        f"{ours}.self_attention.out.weight": (f"{theirs}/layer_000/SelfAttention/o",),
+        f"{ours}.feed_forward_norm.weight": (f"{theirs}/layer_{feed_forward:03}/rms_norm/scale",),
+        f"{ours}.feed_forward.gate_up.weight": (f"{dense}/wi_0/kernel", f"{dense}/wi_1/kernel"),
+        f"{ours}.feed_forward.down.weight": (f"{dense}/wo/kernel",),
+        f"{stack}.bias.weight": (
+            f"{stack}/block_000/layer_000/SelfAttention/relative_attention_bias",
+        ),
+        f"{stack}.norm.weight": (f"{stack}/rms_norm/scale",),
+    }
+
+
+_SHARED = "shared/embedding"
+_CROSS, _CROSS_LAYER = "decoder.layers.{i}.cross_attention", "decoder/block_{i:03}/layer_001"
+_T5_NAMES: NameTable = {
+    "embedding.weight": (_SHARED,),
+    "head.weight": ("decoder/logits/kernel",),
+    **_t5_layer("encoder", 1),
+    **_t5_layer("decoder", 2),
+    f"{_CROSS}_norm.weight": (f"{_CROSS_LAYER}/rms_norm/scale",),
+    f"{_CROSS}.query.weight": (f"{_CROSS_LAYER}/EncDecAttention/q",),
+    f"{_CROSS}.key_value.weight": tuple(f"{_CROSS_LAYER}/EncDecAttention/{x}" for x in "kv"),
+    f"{_CROSS}.out.weight": (f"{_CROSS_LAYER}/EncDecAttention/o",),
+}
+
+# What holds [in, out] (tables of relative positions: [heads, buckets]).
+_TRANSPOSED = ("/kernel", "/q", "/k", "/v", "/o", "/relative_attention_bias")
+# What training leaves beside the weights (Adam's and Adafactor's moments), and BERT's other head.
+_TRAINING = re.compile(r"(/adam_[mv]|_slot_[a-z]+)$|^cls/seq_relationship/")
+_LAYER = re.compile(r"(?<=layers\.)\d+")
+
+
+def _unilm_dimensions(config: Fields, tensors: Mapping[str, TensorflowTensor]) -> UnilmDimensions:
+    width = config.whole("hidden_size")
+    return config.make(
+        UnilmDimensions,
+        architecture="bert" if _POSITION_EMBEDDINGS in tensors else "roformer",
+        vocab_size=config.whole("vocab_size"),
+        segments=config.whole("segment_vocab_size", config.whole("type_vocab_size", 2)),
+        width=width,
+        embedding_width=config.whole("embedding_size", width),
+        inner=config.whole("intermediate_size"),
+        heads=config.whole("num_attention_heads"),
+        layers=config.whole("num_hidden_layers", most=_MOST_LAYERS),
+        max_positions=config.whole(
+            "max_position", config.whole("max_position_embeddings", _POSITIONS)
+        ),
+        rotary=None if _POSITION_EMBEDDINGS in tensors else Rotary(base=10_000.0),
+        activation=_activation(config, config.values.get("hidden_act")),
+        # LayerNormalization's; bert4keras 0.11 gives a RoFormer Keras's 1e-7 instead.
+        norm_eps=1e-12,
+        pooled=_POOLER in tensors,
+    )
+
+
+def _t5_dimensions(config: Fields, start_token: int) -> T5Dimensions:
+    width, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
+    layers = config.whole("num_hidden_layers", most=_MOST_LAYERS)
+    match config.values.get("hidden_act"):
+        case [gate, "linear"]:
+            activation = _activation(config, gate)
+        case _:
+            raise config.error(
+                'hidden_act must be ["gelu", "linear"] or the like: only gated T5 is supported'
+            )
+    return config.make(
+        T5Dimensions,
+        architecture="t5-pegasus",
+        vocab_size=config.whole("vocab_size"),
+        width=width,
+        inner=config.whole("intermediate_size"),
+        heads=heads,
+        head_dim=config.whole("attention_head_size", max(width // heads, 1)),
+        encoder_layers=layers,
+        decoder_layers=layers,
+        activation=activation,
+        gated=True,
+        tied=False,
+        # T5_Decoder.apply_final_layers scales whether or not the head is the embedding.
+        logit_scale=width**-0.5,
+        norm_eps=1e-6,
+        # T5_Decoder.compute_position_bias makes one for cross-attention too; its switch came later.
+        cross_bias=config.flag("cross_position_bias", True),
+        start_token=start_token,
+    )
+
+
+def _activation(config: Fields, value: object) -> str:
+    if not isinstance(value, str) or value not in _ACTIVATIONS:
+        raise config.error(f"hidden_act must be one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[value]
+
+
+def _entries(shapes: Mapping[str, tuple[int, ...]], table: NameTable) -> Iterator[Entry]:
+    """Where several tensors make one, each has as many rows."""
+    for canonical, shape in shapes.items():
+        layer = _LAYER.search(canonical)
+        names = table[_LAYER.sub("{i}", canonical)]
+        part = (shape[0] // len(names), *shape[1:])
+        i = int(layer[0]) if layer else 0
+        yield canonical, shape, [(name.format(i=i), part) for name in names]
+
+
+def _stored(
+    tensors: Mapping[str, TensorflowTensor], prefixes: tuple[str, ...]
+) -> dict[str, StoredTensor]:
+    """Pick the weights, as [out, in]."""
+    return {
+        name: _transposed(tensor.stored()) if name.endswith(_TRANSPOSED) else tensor.stored()
+        for name, tensor in tensors.items()
+        if name.startswith(prefixes) and not _TRAINING.search(name)
+    }
+
+
+def _transposed(tensor: StoredTensor) -> StoredTensor:
+    return StoredTensor(
+        shape=tensor.shape[::-1], read=lambda: np.ascontiguousarray(tensor.read().T)
+    )
+
+
+def _unilm_tensors(
+    dimensions: UnilmDimensions, tensors: Mapping[str, TensorflowTensor], what: str
+) -> Mapping[str, NDArray[Any]]:
+    stored = _stored(tensors, ("bert/", "cls/"))
+    if dimensions.rotary is not None:
+        halves = partial(halves_from_pairs, head_dim=dimensions.head_dim)
+        stored |= {
+            name: changed(tensor, halves)
+            for name, tensor in stored.items()
+            if _ROTATED.search(name)
+        }
+    shapes = unilm_names.tensor_shapes(dimensions)
+    return fill(_entries(shapes, _BERT_NAMES), stored, what, _model(dimensions.layers))
+
+
+def _t5_tensors(
+    dimensions: T5Dimensions, tensors: Mapping[str, TensorflowTensor], what: str
+) -> Mapping[str, NDArray[Any]]:
+    stored = _stored(tensors, (_SHARED, "encoder/", "decoder/"))
+    shapes = t5_names.tensor_shapes(dimensions)
+    return fill(_entries(shapes, _T5_NAMES), stored, what, _model(dimensions.encoder_layers))
+
+
+def _model(layers: int) -> str:
+    return f"a model of {layers} layers"
+
+
+def _index(folder: Path) -> Path:
+    found = sorted(folder.glob(_INDEX))
+    if len(found) > 1:
+        raise KvcastError(
+            f"{folder} holds several checkpoints ({found[0].name}, {found[1].name}): keep one"
+        )
+    return found[0]
+
+
+def _config(folder: Path) -> Path:
+    for name in _CONFIGS:
+        if (folder / name).is_file():
+            return folder / name
+    return require_file(folder / _CONFIGS[0], "it gives the model's sizes: fetch it too")
+
+
+def _vocabulary(folder: Path) -> Path:
+    return require_file(folder / "vocab.txt", "it is the model's tokenizer: fetch it too")
+
+
+def _token_ids(vocabulary: Path, vocab_size: int) -> Mapping[str, int]:
+    """Ids of a vocabulary's tokens, which are its lines."""
+    try:
+        lines = vocabulary.read_bytes().decode().rstrip().split("\n")
+    except UnicodeDecodeError:
+        raise InputOutputError(f"{vocabulary} is damaged: not UTF-8; fetch it again") from None
+    if len(lines) > vocab_size:
+        raise KvcastError(
+            f"{vocabulary} has {len(lines)} tokens, but the configuration {vocab_size}: "
+            "fetch both from the same model"
+        )
+    ids = {line.strip(): number for number, line in enumerate(lines)}
+    for token in ("[CLS]", "[SEP]"):
+        if token not in ids:
+            raise KvcastError(f"{vocabulary} has no token {token}: it is not this model's")
+    return ids
+
+
+def _text(vocabulary: Path, end_token: int, words: bool) -> dict[str, bytes]:
+    about = {"end_tokens": [end_token], "tokenizer": "bert", "lowercase": True, "words": words}
+    return {"vocab.txt": vocabulary.read_bytes(), "text.json": json.dumps(about).encode()}
+
+
+def _read(folder: Path, content_hash: str) -> T5Checkpoint | UnilmCheckpoint:
+    path, index, vocabulary = _config(folder), _index(folder), _vocabulary(folder)
+    config = Fields(values=read_json_object(path), what=str(path))
+    for name in _OTHERS:
+        if config.values.get(name):
+            raise config.error(f"{name} is not supported")
+    tensors = read_checkpoint(index)
+    ids = _token_ids(vocabulary, config.whole("vocab_size"))
+    source = f"bert4keras folder {folder}"
+    if _SHARED in tensors:
+        t5 = _t5_dimensions(config, ids["[CLS]"])
+        return T5Checkpoint(
+            dimensions=t5,
+            tensors=_t5_tensors(t5, tensors, str(index)),
+            # Its tokenizer looks words of jieba's up first (the release's finetune.py).
+            text=_text(vocabulary, ids["[SEP]"], words=True),
+            source=source,
+            content_hash=content_hash,
+        )
+    if _WORDS not in tensors:
+        raise KvcastError(f"{index} has neither {_WORDS} nor {_SHARED}: it is no BERT and no T5")
+    unilm = _unilm_dimensions(config, tensors)
+    return UnilmCheckpoint(
+        dimensions=unilm,
+        tensors=_unilm_tensors(unilm, tensors, str(index)),
+        text=_text(vocabulary, ids["[SEP]"], words=False),
+        source=source,
+        content_hash=content_hash,
+    )
+
+
+def _detect(folder: Path) -> bool:
+    """Tell whether there is a checkpoint whose configuration is not one of Hugging Face's."""
+    if not any(folder.glob(_INDEX)):
+        return False
+    path = folder / _CONFIGS[-1]
+    return not path.is_file() or "model_type" not in read_json_object(path)
+
+
+READER = Reader(
+    name="bert4keras (*.ckpt.index and its shards, bert_config.json or config.json, vocab.txt)",
+    detect=_detect,
+    files=lambda folder: [
+        _config(folder),
+        _vocabulary(folder),
+        _index(folder),
+        *shard_files(_index(folder)),
+    ],
+    read=_read,
+)

@@ -1,0 +1,300 @@
+"""TensorFlow checkpoints, read without TensorFlow: an index, and shards with the numbers.
+
+`x.index` is a sorted string table as LevelDB has them (its doc/table_format.md), little-endian:
+
+    blocks, each followed by u8 compression, u32 checksum (CRC-32C, masked) of block and compression
+    footer of 48 bytes: two handles (varint offset, varint size) of blocks, padding, u64 magic
+
+The second handle is that of a block whose values are the handles of the others. A block:
+
+    entries: varint bytes shared with the last key, varint bytes of its own, varint bytes of value,
+    rest of the key, value
+    u32 x n places where nothing is shared, u32 n
+
+Keys are names of tensors; values are protocol buffers of tensorflow/core/protobuf's
+tensor_bundle.proto, the first, with an empty key, a BundleHeaderProto, the others
+BundleEntryProto. `x.data-00000-of-0000n` are the shards. TensorFlow writes an index without
+compression. The index's checksums are verified; those of the numbers are not, which would take
+Python minutes for a large model. Everything else is checked against the files before it is used.
+Knows nothing of what tensors mean.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.checkpoints.base import StoredTensor, map_file, require_file, tensor_from_bytes
+from kvcast.errors import InputOutputError, KvcastError
+
+_SUFFIX = ".index"
+_MAGIC = 0xDB4775248B80FB57
+_FOOTER = 48
+_TRAILER = 5
+# An index takes about 60 bytes a tensor.
+_MOST_BYTES = 4 << 20
+_MOST_CHARACTERS = 256
+_MOST_SHARDS = 99_999
+_MAX_RANK = 8
+_SNAPPY = 1
+# DataType of tensorflow/core/framework/types.proto.
+_KINDS = {1: "float32", 14: "bfloat16", 19: "float16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorflowTensor:
+    """A tensor as stored; `raw` [bytes] is a view of its shard."""
+
+    what: str
+    type: int
+    shape: tuple[int, ...]
+    raw: NDArray[np.uint8]
+
+    def stored(self) -> StoredTensor:
+        """Read as float16 or float32 (bfloat16 is widened); raises KvcastError for other types."""
+        if self.type not in _KINDS:
+            raise KvcastError(
+                f"{self.what} is of TensorFlow's type {self.type}, not {', '.join(_KINDS.values())}"
+                ": save the weights as one of them"
+            )
+        return tensor_from_bytes(self.raw, _KINDS[self.type], self.shape, self.what)
+
+
+def shard_files(index: Path) -> list[Path]:
+    """List the shards that lie beside an index, without parsing it."""
+    prefix = f"{_stem(index)}.data-"
+    return sorted(path for path in index.parent.iterdir() if path.name.startswith(prefix))
+
+
+def read_checkpoint(index: Path) -> Mapping[str, TensorflowTensor]:
+    """Parse an index and find each tensor's bytes in its shard, without reading them.
+
+    Raises InputOutputError if a file is damaged, InputMissingError if a shard is missing,
+    KvcastError for a compressed or big-endian checkpoint and for variables in several slices.
+    """
+    entries = _table(index)
+    count = _number_of_shards(index, *next(entries, (b"", b"")))
+    # Keys that begin so are slices; the entry of their variable says that it has some.
+    named = [(key, value) for key, value in entries if not key.startswith(b"\0")]
+    placed = [_entry(index, key, value, count) for key, value in named]
+    placed.sort(key=lambda one: (one.shard, one.offset, one.size))
+    # No two share any bytes: small files stay a small model.
+    for one, other in pairwise(placed):
+        if one.shard == other.shard and one.offset + one.size > other.offset:
+            raise _damaged(index, f"tensors {one.name} and {other.name} share bytes")
+    shards = {}
+    for number in sorted({one.shard for one in placed}):
+        path = index.with_name(f"{_stem(index)}.data-{number:05}-of-{count:05}")
+        shards[number] = path, map_file(require_file(path, "fetch all of the checkpoint's shards"))
+    return {one.name: _tensor(one, *shards[one.shard]) for one in placed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """What a BundleEntryProto says."""
+
+    name: str
+    type: int
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    size: int
+
+
+def _stem(index: Path) -> str:
+    return index.name.removesuffix(_SUFFIX)
+
+
+def _damaged(path: Path, reason: str) -> InputOutputError:
+    return InputOutputError(f"{path} is damaged: {reason}; fetch it again")
+
+
+def _number_of_shards(index: Path, key: bytes, value: bytes) -> int:
+    """Read the header."""
+    if key:
+        raise _damaged(index, "it has no header")
+    fields = _fields(_Cursor(value, index))
+    count, order = fields.get(1, 0), fields.get(2, 0)
+    if order != 0:
+        raise KvcastError(f"{index} is big-endian: save it again on a little-endian machine")
+    if type(count) is not int or not 0 < count <= _MOST_SHARDS:
+        raise _damaged(index, "it has no sensible number of shards")
+    return count
+
+
+def _entry(index: Path, key: bytes, value: bytes, shards: int) -> _Place:
+    name = _name(index, key)
+    fields = _fields(_Cursor(value, index))
+    if 7 in fields:
+        raise KvcastError(
+            f"{index}: variable {name} is in several slices: save it again without a partitioner"
+        )
+    numbers = [fields.get(number, 0) for number in (1, 3, 4, 5)]
+    shape = fields.get(2, b"")
+    if not all(type(number) is int for number in numbers) or not isinstance(shape, bytes):
+        raise _damaged(index, f"the description of tensor {name} cannot be read")
+    kind, shard, offset, size = map(int, numbers)
+    if shard >= shards:
+        raise _damaged(index, f"tensor {name} lies in shard {shard} of {shards}")
+    axes = _shape(_Cursor(shape, index), name)
+    return _Place(name=name, type=kind, shape=axes, shard=shard, offset=offset, size=size)
+
+
+def _name(index: Path, key: bytes) -> str:
+    try:
+        name = key.decode()
+    except UnicodeDecodeError:
+        name = "\n"
+    # Names end up in messages: no line breaks or terminal codes.
+    if not name.isprintable():
+        raise _damaged(index, "the name of a tensor is not text")
+    return name
+
+
+def _shape(cursor: "_Cursor", name: str) -> tuple[int, ...]:
+    """Read a TensorShapeProto."""
+    axes: list[int] = []
+    for number, value in cursor.message():
+        if number == 2 and isinstance(value, bytes):
+            size = _fields(_Cursor(value, cursor.path)).get(1, 0)
+            if type(size) is not int or size >= 1 << 63 or len(axes) == _MAX_RANK:
+                raise _damaged(cursor.path, f"tensor {name} has no sensible shape")
+            axes.append(size)
+    return tuple(axes)
+
+
+def _tensor(place: _Place, shard: Path, data: NDArray[np.uint8]) -> TensorflowTensor:
+    end = place.offset + place.size
+    if end > len(data):
+        raise _damaged(shard, f"it ends within tensor {place.name}")
+    return TensorflowTensor(
+        what=f"{shard}: tensor {place.name}",
+        type=place.type,
+        shape=place.shape,
+        raw=data[place.offset : end],
+    )
+
+
+def _table(path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Read the keys and values of a sorted string table, in their order."""
+    if path.stat().st_size > _MOST_BYTES:
+        raise _damaged(path, "it is larger than any checkpoint's index")
+    contents = path.read_bytes()
+    footer = contents[-_FOOTER:]
+    if len(footer) < _FOOTER or int.from_bytes(footer[-8:], "little") != _MAGIC:
+        raise InputOutputError(
+            f"{path} is not the index of a TensorFlow checkpoint, or not whole: fetch it again"
+        )
+    handles = _Cursor(footer[:-8], path)
+    handles.handle()
+    blocks = contents[:-_FOOTER]
+    end, last = 0, None
+    for _, value in _block(blocks, *handles.handle(), path):
+        start, size = _Cursor(value, path).handle()
+        # Each byte is read once, however many handles there are.
+        if start < end:
+            raise _damaged(path, "its blocks overlap")
+        end = start + size
+        for key, content in _block(blocks, start, size, path):
+            if last is not None and key <= last:
+                raise _damaged(path, "its names are not in order")
+            last = key
+            yield key, content
+
+
+def _block(blocks: bytes, start: int, size: int, path: Path) -> Iterator[tuple[bytes, bytes]]:
+    if start + size + _TRAILER > len(blocks):
+        raise _damaged(path, "a block does not lie within it")
+    end = start + size + _TRAILER
+    checked, checksum = blocks[start : end - 4], blocks[end - 4 : end]
+    if _masked_crc32c(checked) != int.from_bytes(checksum, "little"):
+        raise _damaged(path, "a checksum does not fit")
+    if checked[-1] == _SNAPPY:
+        raise KvcastError(f"{path} is compressed with Snappy: save it again with TensorFlow")
+    restarts = int.from_bytes(checked[-5:-1], "little")
+    if checked[-1] or size < 4 * (1 + restarts):
+        raise _damaged(path, "a block cannot be read")
+    cursor = _Cursor(checked[: size - 4 * (1 + restarts)], path)
+    key = b""
+    while cursor.remaining:
+        shared, own, length = cursor.varint(), cursor.varint(), cursor.varint()
+        if shared > len(key) or shared + own > _MOST_CHARACTERS:
+            raise _damaged(path, "a name cannot be read")
+        key = key[:shared] + cursor.take(own)
+        yield key, cursor.take(length)
+
+
+class _Cursor:
+    """A position in some bytes of a file that never leaves them."""
+
+    def __init__(self, data: bytes, path: Path) -> None:
+        self.path = path
+        self._data = data
+        self._position = 0
+
+    @property
+    def remaining(self) -> int:
+        return len(self._data) - self._position
+
+    def take(self, count: int) -> bytes:
+        if count > self.remaining:
+            raise _damaged(self.path, "an entry ends too early")
+        start = self._position
+        self._position += count
+        return self._data[start : self._position]
+
+    def varint(self) -> int:
+        """Read a number of 64 bits, seven a byte, lowest first."""
+        number = 0
+        for shift in range(0, 64, 7):
+            (byte,) = self.take(1)
+            number |= (byte & 127) << shift
+            if byte < 128:
+                return number
+        raise _damaged(self.path, "a number has no end")
+
+    def handle(self) -> tuple[int, int]:
+        return self.varint(), self.varint()
+
+    def message(self) -> Iterator[tuple[int, int | bytes]]:
+        """Read a protocol buffer's fields, as numbers and contents, in their order."""
+        while self.remaining:
+            number, wire = divmod(self.varint(), 8)
+            if wire == 0:
+                yield number, self.varint()
+            elif wire == 2:
+                yield number, self.take(self.varint())
+            elif wire in (1, 5):
+                yield number, self.take(8 if wire == 1 else 4)
+            else:
+                raise _damaged(self.path, "an entry is no protocol buffer")
+
+
+def _fields(cursor: _Cursor) -> dict[int, int | bytes]:
+    """Read a message; of a field that occurs several times the last counts."""
+    return dict(cursor.message())
+
+
+def _crc32c_table() -> tuple[int, ...]:
+    """Remainders of each byte by Castagnoli's polynomial, bits reversed (RFC 3720, B.4)."""
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return tuple(table)
+
+
+_CRC32C = _crc32c_table()
+
+
+def _masked_crc32c(data: bytes) -> int:
+    """CRC-32C, rotated and shifted as LevelDB stores it, so that a checksum can be checked too."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC32C[(crc ^ byte) & 255] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -1,0 +1,247 @@
+"""TensorFlow's own checkpoints are read exactly; of a damaged one, a correct read or one line."""
+
+import itertools
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_tensorflow import (
+    DATA,
+    HEADER,
+    RELEASES,
+    WRITER,
+    block,
+    entry,
+    field,
+    index,
+    sealed,
+    variables,
+    varint,
+)
+
+from kvcast.checkpoints.tensorflow_file import (
+    _masked_crc32c,
+    read_checkpoint,
+    shard_files,
+)
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+
+INDEX = {name: next((DATA / name).glob("*.index")) for name in RELEASES}
+ONE = WRITER.numbers(WRITER.ONE)["one"]
+# What reading may take beyond the files' own size; a lie could ask for anything.
+ROOM = 1 << 20
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_what_tensorflow_wrote_is_read_to_the_bit(release):
+    tensors = read_checkpoint(INDEX[release])
+    expected = variables(release)
+    assert expected.keys() <= tensors.keys()
+    for name, want in expected.items():
+        got = tensors[name].stored()
+        assert got.shape == want.shape
+        np.testing.assert_array_equal(got.read(), want)
+        assert got.read().dtype == np.float32
+
+
+def test_several_shards_are_found_by_the_index_alone():
+    shards = shard_files(INDEX["simbert"])
+    assert [path.name for path in shards] == [
+        f"bert_model.ckpt.data-{i:05}-of-00004" for i in range(4)
+    ]
+    used = {tensor.what.partition(":")[0] for tensor in read_checkpoint(INDEX["simbert"]).values()}
+    assert used == {str(path) for path in shards}
+
+
+def test_half_precision_is_kept_and_bfloat16_widened():
+    half = read_checkpoint(DATA / "kinds/float16.ckpt.index")["one"].stored().read()
+    assert half.dtype == np.float16
+    np.testing.assert_array_equal(half, ONE.astype(np.float16))
+    brain = read_checkpoint(DATA / "kinds/bfloat16.ckpt.index")["one"].stored().read()
+    assert brain.dtype == np.float32
+    assert not (brain.view(np.uint32) & 0xFFFF).any()
+    np.testing.assert_allclose(brain, ONE, rtol=2**-8)
+
+
+def test_other_types_are_refused_where_they_are_used_and_not_before():
+    tensors = read_checkpoint(DATA / "kinds/float64.ckpt.index")
+    with pytest.raises(KvcastError, match="tensor one is of TensorFlow's type 2, not float32"):
+        tensors["one"].stored()
+
+
+def test_a_variable_in_slices_is_one_line():
+    with pytest.raises(KvcastError, match="variable one is in several slices: save it again"):
+        read_checkpoint(DATA / "kinds/sliced.ckpt.index")
+
+
+def test_checksums_are_castagnolis():
+    # RFC 3720, B.4, masked as LevelDB's util/crc32c.h says.
+    for data, crc in ((bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43)):
+        assert _masked_crc32c(data) == ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32
+
+
+def outcome(folder, contents, shard=None):
+    """Write an index, and a shard if given; read all; return the error's line or None."""
+    (folder / "m.ckpt.index").write_bytes(contents)
+    if shard is not None:
+        (folder / "m.ckpt.data-00000-of-00001").write_bytes(shard)
+    try:
+        for tensor in read_checkpoint(folder / "m.ckpt.index").values():
+            tensor.stored().read().sum()
+    except KvcastError as error:
+        message = str(error)
+    else:
+        return None
+    assert message.isprintable()
+    return message
+
+
+T5_INDEX = INDEX["t5-pegasus"].read_bytes()
+T5_SHARD = shard_files(INDEX["t5-pegasus"])[0].read_bytes()
+
+
+def first_block_size():
+    """Where the first block's trailer begins: where its checksum fits."""
+    for size in range(8, len(T5_INDEX) - 5):
+        (checksum,) = struct.unpack_from("<I", T5_INDEX, size + 1)
+        if _masked_crc32c(T5_INDEX[: size + 1]) == checksum:
+            return size
+    raise AssertionError("no block")
+
+
+FIRST_BLOCK = first_block_size()
+
+
+def test_the_undamaged_files_are_read(tmp_path):
+    assert outcome(tmp_path, T5_INDEX, T5_SHARD) is None
+
+
+def test_every_truncation_is_one_line(tmp_path):
+    for length in (*range(0, len(T5_INDEX), 7), len(T5_INDEX) - 1):
+        assert outcome(tmp_path, T5_INDEX[:length], T5_SHARD), length
+    for length in (*range(0, len(T5_SHARD), 97), len(T5_SHARD) - 1):
+        assert outcome(tmp_path, T5_INDEX, T5_SHARD[:length]), length
+
+
+def test_every_flipped_byte_of_an_index_is_noticed(tmp_path):
+    # But for those of the second block, which TensorFlow leaves empty and nobody reads.
+    empty = range(FIRST_BLOCK + 5, FIRST_BLOCK + 5 + 13)
+    for place in range(0, len(T5_INDEX) - 48, 5):
+        changed = bytearray(T5_INDEX)
+        changed[place] ^= 1 << place % 8
+        noticed = outcome(tmp_path, bytes(changed), T5_SHARD) is not None
+        assert noticed == (place not in empty), place
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_changed_bytes_under_right_checksums_are_read_or_one_line(tmp_path, data):
+    size = FIRST_BLOCK
+    contents = bytearray(T5_INDEX[: size + 1])
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, size))
+        contents[place] = data.draw(st.integers(0, 255))
+    changed = sealed(bytes(contents)) + T5_INDEX[size + 5 :]
+    tracemalloc.start()
+    try:
+        outcome(tmp_path, changed, T5_SHARD)
+        assert tracemalloc.get_traced_memory()[1] < ROOM
+    finally:
+        tracemalloc.stop()
+
+
+GOOD = entry((2, 3), 0, 24)
+SHARD = bytes(48)
+
+
+def only(*pairs, **options):
+    return index(block([HEADER, *pairs], **options))
+
+
+def shape(content):
+    return field(1, 1) + field(2, content) + field(5, 24)
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        (index(), "no sensible number of shards"),
+        (only((b"a", GOOD), compression=2), "a block cannot be read"),
+        (index(block([(b"a", GOOD)])), "it has no header"),
+        (index(block([(b"", field(1, 100_000))])), "no sensible number of shards"),
+        (index(block([(b"", field(1, b"x"))])), "no sensible number of shards"),
+        (only((b"a\nb", GOOD)), "name of a tensor is not text"),
+        (only((b"\xff", GOOD)), "name of a tensor is not text"),
+        (only((b"a" * 257, GOOD)), "a name cannot be read"),
+        (only(((1, b"a"), GOOD)), "a name cannot be read"),
+        (only((b"b", GOOD), (b"a", GOOD)), "names are not in order"),
+        (only((b"a", GOOD), (b"a", GOOD)), "names are not in order"),
+        (only((b"a", entry((2, 3), 0, 24, shard=1))), "tensor a lies in shard 1 of 1"),
+        (only((b"a", entry((2, 3), 25, 24))), "ends within tensor a"),
+        (only((b"a", entry((2, 3), 2**64 - 24, 24))), "ends within tensor a"),
+        (only((b"a", entry((2, 3), 0, 20))), "20 bytes do not make float32 (2, 3)"),
+        (only((b"a", entry((2, 2**62), 0, 24))), "24 bytes do not make float32"),
+        (only((b"a", entry((2, 2**63), 0, 24))), "tensor a has no sensible shape"),
+        (only((b"a", entry((1,) * 9, 0, 4))), "tensor a has no sensible shape"),
+        (only((b"a", shape(field(2, field(1, b"x"))))), "tensor a has no sensible shape"),
+        (only((b"a", GOOD), (b"b", entry((2,), 16, 8))), "tensors a and b share bytes"),
+        (only((b"a", field(1, b"float"))), "the description of tensor a cannot be read"),
+        (only((b"a", field(2, 1))), "the description of tensor a cannot be read"),
+        (only((b"a", varint(1 << 3 | 3))), "no protocol buffer"),
+        (only((b"a", b"\x80" * 12)), "a number has no end"),
+        (only((b"a", b"\x12\x7f")), "an entry ends too early"),
+        (index(block([HEADER]), handles=[(0, 2**40)]), "a block does not lie within it"),
+        (index(block([HEADER]), handles=[(0, 13), (0, 13)]), "its blocks overlap"),
+        (index(sealed(struct.pack("<I", 2**31) + b"\0")), "a block cannot be read"),
+        (index(sealed(b"\0\0\0\0")), "a block cannot be read"),
+    ],
+)
+def test_what_an_index_says_wrongly_is_one_line(tmp_path, contents, words):
+    message = outcome(tmp_path, contents, SHARD)
+    assert words in message
+    assert "fetch it again" in message or "bytes do not make" in message
+
+
+def test_unknown_fields_and_several_blocks_are_read(tmp_path):
+    more = field(99, 5) + field(98, b"abc") + varint(97 << 3 | 1) + bytes(8)
+    contents = index(block([HEADER, (b"ab", GOOD + more)]), block([(b"b", entry((6,), 24, 24))]))
+    assert outcome(tmp_path, contents, SHARD) is None
+
+
+def test_compressed_and_big_endian_checkpoints_say_what_to_do(tmp_path):
+    assert "compressed with Snappy: save it again" in outcome(tmp_path, only(compression=1), SHARD)
+    big = index(block([(b"", field(1, 1) + field(2, 1))]))
+    assert "big-endian: save it again" in outcome(tmp_path, big, SHARD)
+
+
+def test_a_huge_index_is_not_read(tmp_path):
+    with (tmp_path / "m.ckpt.index").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InputOutputError, match="larger than any"):
+        read_checkpoint(tmp_path / "m.ckpt.index")
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    (tmp_path / "m.ckpt.index").write_bytes(only((b"a", GOOD)))
+    with pytest.raises(InputMissingError, match=r"no m\.ckpt\.data-00000-of-00001 in .* fetch all"):
+        read_checkpoint(tmp_path / "m.ckpt.index")
+
+
+def test_many_names_that_share_everything_take_little_memory(tmp_path):
+    pairs, last = [HEADER], b""
+    for letters in itertools.islice(itertools.product(b"abcdefgh", repeat=5), 4000):
+        name = b"x" * 250 + bytes(letters)
+        shared = len(name) - 5 if last else 0
+        pairs.append(((shared, name[shared:]), entry((0,), 0, 0)))
+        last = name
+    tracemalloc.start()
+    try:
+        assert outcome(tmp_path, index(block(pairs)), SHARD) is None
+        assert tracemalloc.get_traced_memory()[1] < 16 * ROOM
+    finally:
+        tracemalloc.stop()
