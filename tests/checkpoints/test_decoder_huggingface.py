@@ -4,7 +4,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from folder_checks import assert_same_tensors, one_line, rewrite_weights
+from safetensors.torch import load_file
 from tiny_decoders import (
     SETTINGS,
     random_decoder,
@@ -16,7 +17,7 @@ from tiny_whisper import edit_json
 
 from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
-from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.errors import InputMissingError, InputOutputError
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
 
@@ -89,25 +90,6 @@ DIMENSIONS = {
     ),
     "gemma3_text": DecoderDimensions(architecture="gemma3_text", **GEMMA),
 }
-
-
-def one_line(folder, kind=KvcastError):
-    with pytest.raises(kind) as caught:
-        open_checkpoint(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-def rewrite_weights(folder, change):
-    tensors = load_file(folder / "model.safetensors")
-    save_file(change(tensors), folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def assert_same_tensors(tensors, expected):
-    assert set(tensors) == set(expected)
-    for name, array in expected.items():
-        np.testing.assert_array_equal(tensors[name], array, err_msg=name)
 
 
 @pytest.fixture(params=SETTINGS)

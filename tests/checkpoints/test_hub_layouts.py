@@ -49,3 +49,9 @@ def test_mistrals_layout_is_fetched_where_there_is_no_other(fetched):
 def test_what_chat_needs_is_fetched_too(fetched):
     files = [*OTHER, "chat_template.jinja", "generation_config.json"]
     assert fetched([*files, *NEVER]) == set(files)
+
+
+@pytest.mark.parametrize("file", ["spiece.model", "vocab.txt"])
+def test_what_t5s_and_berts_have_instead_of_a_tokenizer_comes_along(fetched, file):
+    files = ["config.json", "model.safetensors", "tokenizer_config.json", file]
+    assert fetched([*files, *NEVER]) == set(files)

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.base import DecoderCheckpoint, StoredTensor, read_json_object
+from kvcast.checkpoints.base import DecoderCheckpoint, StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.rotary_huggingface import FULL, SLIDING, read_rotary
-from kvcast.checkpoints.tables import changed, fill_decoder
-from kvcast.errors import InputOutputError
+from kvcast.checkpoints.tables import changed, fill_decoder, same
+from kvcast.checkpoints.text_huggingface import end_tokens, token_text, tokenizer_settings
 from kvcast.spec.decoder import DecoderDimensions
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -207,7 +207,7 @@ def read_decoder(
     head, embedding = stored.get("lm_head.weight"), stored.get("embed_tokens.weight")
     if dimensions.tied and head is not None and embedding is not None:
         # A head beside a tied embedding is a copy, or else the configuration is wrong about it.
-        if head.shape == embedding.shape and np.array_equal(head.read(), embedding.read()):
+        if same(head, embedding):
             del stored["lm_head.weight"]
         else:
             dimensions = replace(dimensions, tied=False)
@@ -296,12 +296,11 @@ def _one_more(weight: NDArray[Any]) -> NDArray[np.float32]:
 
 def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
     """Files that `kvcast.text.open_text` reads."""
-    path = folder / "tokenizer_config.json"
-    settings = read_json_object(path) if path.is_file() else {}
+    settings = tokenizer_settings(folder)
     about = {
-        "end_tokens": _end_tokens(folder, config),
-        "bos_token": _token_text(settings.get("bos_token")),
-        "eos_token": _token_text(settings.get("eos_token")),
+        "end_tokens": end_tokens(folder, config),
+        "bos_token": token_text(settings.get("bos_token")),
+        "eos_token": token_text(settings.get("eos_token")),
     }
     text = {
         "tokenizer.json": (folder / "tokenizer.json").read_bytes(),
@@ -311,26 +310,6 @@ def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
     if template is not None:
         text["chat_template.jinja"] = template
     return text
-
-
-def _end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
-    """Tokens that end a generation, from the first configuration that names any."""
-    path = folder / "generation_config.json"
-    generation = read_json_object(path) if path.is_file() else {}
-    for fields in (generation, config, config.get("text_config")):
-        found = fields.get("eos_token_id") if isinstance(fields, dict) else None
-        if found is not None:
-            tokens = found if isinstance(found, list) else [found]
-            if any(type(token) is not int or token < 0 for token in tokens):
-                raise InputOutputError(f"{folder}: eos_token_id is not a token or a list of them")
-            return tokens
-    return []
-
-
-def _token_text(token: object) -> str:
-    """Text of a special token, which tokenizer_config.json has plain or as an object."""
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else ""
 
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> bytes | None:

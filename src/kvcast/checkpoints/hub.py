@@ -16,6 +16,8 @@ _PATTERNS = [
     "preprocessor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "spiece.model",
+    "vocab.txt",
     "chat_template.jinja",
     "model.safetensors",
     "model-?????-of-?????.safetensors",

@@ -1,9 +1,8 @@
-"""Folders in Hugging Face layout: config.json, *.safetensors, tokenizer.json.
+"""Folders in Hugging Face layout: config.json, *.safetensors, the tokenizer's files.
 
 What is in them follows from config.json's model_type. The names of Whisper's tensors are those of
-transformers' WhisperForConditionalGeneration; for decoder-only models see `decoder_huggingface`.
-Weights are memory-mapped; anything that would have to be unpickled is refused. Knows nothing of
-other formats.
+transformers' WhisperForConditionalGeneration; the other families have a module each. Weights are
+memory-mapped; anything that would have to be unpickled is refused. Knows nothing of other formats.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from kvcast.checkpoints import t5_huggingface, unilm_huggingface
 from kvcast.checkpoints.base import (
     Checkpoint,
     DecoderCheckpoint,
     Dimensions,
     Reader,
     StoredTensor,
+    T5Checkpoint,
+    UnilmCheckpoint,
     WhisperCheckpoint,
     generation_settings,
     read_json_object,
@@ -34,7 +36,14 @@ _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 # Read where they are; which family reads which is known only after parsing, and a hash of too
 # many files is still a hash of all that matter.
-_OPTIONAL = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+_OPTIONAL = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "spiece.model",
+    "vocab.txt",
+)
 
 _ENCODER = "encoder.layers.{i}"
 _DECODER = "decoder.layers.{i}"
@@ -134,7 +143,7 @@ def _read_whisper(folder: Path, config: Mapping[str, Any], content_hash: str) ->
     return WhisperCheckpoint(
         dimensions=dimensions,
         tensors=assemble(dimensions, _NAMES, stored, str(folder)),
-        tokenizer_json=(folder / "tokenizer.json").read_bytes(),
+        tokenizer_json=_tokenizer_json(folder).read_bytes(),
         generation=_generation(folder, config),
         source=f"Hugging Face folder {folder}",
         content_hash=content_hash,
@@ -158,27 +167,54 @@ def _generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_decoder(folder: Path, config: Mapping[str, Any], content_hash: str) -> DecoderCheckpoint:
+    _tokenizer_json(folder)
     stored = read_weights(_weight_files(folder))
     return read_decoder(folder, config, stored, content_hash)
+
+
+def _read_t5(folder: Path, config: Mapping[str, Any], content_hash: str) -> T5Checkpoint:
+    stored = read_weights(_weight_files(folder))
+    return t5_huggingface.read_t5(folder, config, stored, content_hash)
+
+
+def _read_unilm(folder: Path, config: Mapping[str, Any], content_hash: str) -> UnilmCheckpoint:
+    # 0, 1, 2, ..., which old BERTs store among their weights.
+    stored = read_weights(_weight_files(folder), ignored="position_ids")
+    return unilm_huggingface.read_unilm(folder, config, stored, content_hash)
+
+
+def _tokenizer_json(folder: Path) -> Path:
+    return require_file(
+        folder / "tokenizer.json",
+        "vocab.json and merges.txt alone are not read; "
+        "save the tokenizer with transformers' save_pretrained, or copy the base model's",
+    )
 
 
 _FAMILIES: Mapping[str, Callable[[Path, Mapping[str, Any], str], Checkpoint]] = {
     "whisper": _read_whisper,
     **dict.fromkeys(MODEL_TYPES, _read_decoder),
+    **dict.fromkeys(t5_huggingface.MODEL_TYPES, _read_t5),
+    **dict.fromkeys(unilm_huggingface.MODEL_TYPES, _read_unilm),
+}
+_CONFIGURED: Mapping[str, Callable[[Mapping[str, Any], str], Dimensions]] = {
+    "whisper": _dimensions,
+    **dict.fromkeys(MODEL_TYPES, decoder_dimensions),
+    **dict.fromkeys(t5_huggingface.MODEL_TYPES, t5_huggingface.t5_dimensions),
+    **dict.fromkeys(unilm_huggingface.MODEL_TYPES, unilm_huggingface.unilm_dimensions),
 }
 
 
 def read_dimensions(config_path: Path) -> Dimensions | None:
     """Read a config.json alone; None for one without a model_type, as CTranslate2's is."""
-    config, what = read_json_object(config_path), str(config_path)
+    config = read_json_object(config_path)
     kind = config.get("model_type")
     if kind is None:
         return None
-    if kind in MODEL_TYPES:
-        return decoder_dimensions(config, what)
-    if kind == "whisper":
-        return _dimensions(config, what)
-    raise _unsupported(config_path, kind)
+    dimensions = _CONFIGURED.get(str(kind))
+    if dimensions is None:
+        raise _unsupported(config_path, kind)
+    return dimensions(config, str(config_path))
 
 
 def _unsupported(path: Path, kind: object) -> KvcastError:
@@ -198,13 +234,8 @@ def _read(folder: Path, content_hash: str) -> Checkpoint:
 def _files(folder: Path) -> list[Path]:
     weights = _weight_files(folder)
     config = require_file(folder / "config.json", "it gives the model's dimensions: fetch it too")
-    tokenizer = require_file(
-        folder / "tokenizer.json",
-        "vocab.json and merges.txt alone are not read; "
-        "save the tokenizer with transformers' save_pretrained, or copy the base model's",
-    )
     optional = [folder / name for name in _OPTIONAL]
-    return [config, tokenizer, *(path for path in optional if path.is_file()), *weights]
+    return [config, *(path for path in optional if path.is_file()), *weights]
 
 
 READER = Reader(

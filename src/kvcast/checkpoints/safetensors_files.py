@@ -34,17 +34,19 @@ def weight_files(folder: Path, stem: str) -> list[Path]:
     return []
 
 
-def read_weights(paths: Iterable[Path]) -> dict[str, StoredTensor]:
+def read_weights(paths: Iterable[Path], ignored: str | None = None) -> dict[str, StoredTensor]:
     """Map the safetensors files among `paths`; see `read_safetensors`."""
     stored: dict[str, StoredTensor] = {}
     for path in paths:
         if path.suffix == ".safetensors":
-            stored |= read_safetensors(path)
+            stored |= read_safetensors(path, ignored)
     return stored
 
 
-def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+def read_safetensors(path: Path, ignored: str | None = None) -> dict[str, StoredTensor]:
     """Map a safetensors file; float16 and float32 stay, bfloat16 reads as float32.
+
+    A tensor with `ignored` as the last part of its name is left out, whatever numbers it holds.
 
     Raises KvcastError without the safetensors library and for other kinds of numbers,
     InputOutputError for a file that is damaged.
@@ -72,6 +74,8 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
             raise InputOutputError(
                 f"{path} is damaged: {name!r} is no tensor's name; fetch it again"
             )
+        if name.rpartition(".")[2] == ignored:
+            continue
         what = f"{path}: tensor {name}"
         if entry["dtype"] not in _KINDS:
             raise KvcastError(

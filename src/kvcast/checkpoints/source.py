@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvcast.checkpoints import ctranslate2, gguf, huggingface, mistral, packaged
+from kvcast.checkpoints import bert4keras, ctranslate2, gguf, huggingface, mistral, packaged
 from kvcast.checkpoints.base import Checkpoint, Dimensions, Reader
 from kvcast.checkpoints.digests import combined_sha256
 from kvcast.checkpoints.hub import download, is_hub_id
@@ -15,10 +15,11 @@ from kvcast.errors import InputMissingError, InputOutputError, KvcastError, Usag
 
 # The first that recognises a folder reads it: CTranslate2's folders also have a config.json,
 # Mistral's may too (its reader leaves those to Hugging Face's that have weights in both layouts),
-# and any folder may have a GGUF file beside its own.
+# so may bert4keras's (without a model_type), and any folder may have a GGUF file beside its own.
 _READERS: tuple[Reader, ...] = (
     ctranslate2.READER,
     mistral.READER,
+    bert4keras.READER,
     huggingface.READER,
     gguf.READER,
 )
@@ -27,15 +28,17 @@ _PACKAGED: Mapping[str, Callable[[], Path]] = {
     "demo": packaged.demo,
     "demo-base": packaged.demo_base,
     "demo-chat": packaged.demo_chat,
+    "demo-t5": packaged.demo_t5,
+    "demo-unilm": packaged.demo_unilm,
 }
 
 
 def locate(model: str) -> Path:
     """Folder or GGUF file of `model`: a packaged one's name, a path, or `org/name[@revision]`.
 
-    Packaged are `demo`, `demo-base` and `demo-chat`; a folder of such a name is reached as
-    `./demo`. `org/name` is fetched from the hub when needed. Raises KvcastError with one line
-    (InputMissingError where nothing has that name).
+    Packaged are `demo`, `demo-base`, `demo-chat`, `demo-t5` and `demo-unilm`; a folder of such a
+    name is reached as `./demo`. `org/name` is fetched from the hub when needed. Raises KvcastError
+    with one line (InputMissingError where nothing has that name).
     """
     with _os_errors_as_ours():
         if model in _PACKAGED:

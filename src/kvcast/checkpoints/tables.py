@@ -1,4 +1,4 @@
-"""How a table of a file's names fills canonical tensors, for Whisper and for decoder-only models.
+"""How a table of a file's names fills canonical tensors, whatever the family.
 
 Knows no file format: a reader brings its table and the tensors that its files hold.
 """
@@ -25,7 +25,7 @@ Part = tuple[str, tuple[int, ...]]
 # Canonical name, its shape, and what fills it.
 Entry = tuple[str, tuple[int, ...], Iterable[Part]]
 
-_LAYER = re.compile(r"(?<=^decoder\.layers\.)\d+")
+_LAYER = re.compile(r"(?<=\blayers\.)\d+")
 
 
 def fill(
@@ -69,6 +69,22 @@ def fill_decoder(
     return fill(_decoder_entries(dimensions, table), stored, what, model)
 
 
+def fill_evenly(
+    shapes: Mapping[str, tuple[int, ...]],
+    table: NameTable,
+    stored: Mapping[str, StoredTensor],
+    what: str,
+    model: str,
+) -> LazyTensors:
+    """Fill the canonical `shapes` from `stored` by `table`, whose parts are equal; see `fill`."""
+    return fill(_even_entries(shapes, table), stored, what, model)
+
+
+def same(one: StoredTensor, other: StoredTensor) -> bool:
+    """Tell whether two tensors hold the same numbers, reading them only if the shapes agree."""
+    return one.shape == other.shape and np.array_equal(one.read(), other.read())
+
+
 def changed(tensor: StoredTensor, change: Callable[[NDArray[Any]], NDArray[Any]]) -> StoredTensor:
     """Return a tensor of the same shape whose numbers go through `change` when they are read."""
     return StoredTensor(shape=tensor.shape, read=lambda: change(tensor.read()))
@@ -83,11 +99,23 @@ def _joined(parts: Sequence[StoredTensor], shape: tuple[int, ...]) -> StoredTens
     return StoredTensor(shape=shape, read=read)
 
 
+def _even_entries(shapes: Mapping[str, tuple[int, ...]], table: NameTable) -> Iterator[Entry]:
+    for canonical, shape in shapes.items():
+        names = _names(canonical, table)
+        share = (shape[0] // len(names), *shape[1:])
+        yield canonical, shape, [(name, share) for name in names]
+
+
+def _names(canonical: str, table: NameTable) -> list[str]:
+    """Names in the file that make `canonical`, its layer filled in."""
+    layer = _LAYER.search(canonical)
+    names = table[_LAYER.sub("{i}", canonical)]
+    return [name.replace("{i}", layer[0] if layer else "") for name in names]
+
+
 def _decoder_entries(dimensions: DecoderDimensions, table: NameTable) -> Iterator[Entry]:
     for canonical, shape in tensor_shapes(dimensions).items():
-        layer = _LAYER.search(canonical)
-        template = _LAYER.sub("{i}", canonical)
-        names = [name.replace("{i}", layer[0] if layer else "") for name in table[template]]
+        names = _names(canonical, table)
         yield canonical, shape, _decoder_parts(dimensions, names, canonical, shape)
 
 

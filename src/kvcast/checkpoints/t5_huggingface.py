@@ -1,0 +1,238 @@
+"""T5s in Hugging Face layout (t5, mt5): what config.json, the names and the texts mean.
+
+T5 1.0, 1.1, FLAN-T5 and ByT5 are all "t5" there. Defaults are those of transformers, whose T5 also
+says how the files are to be understood where they contradict themselves. Knows nothing of how
+weights are stored.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvcast.checkpoints.base import StoredTensor, T5Checkpoint
+from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.t5_names import tensor_shapes
+from kvcast.checkpoints.tables import fill_evenly, same
+from kvcast.checkpoints.text_huggingface import (
+    end_tokens,
+    generation_fields,
+    token_text,
+    tokenizer_settings,
+)
+from kvcast.errors import InputMissingError, KvcastError
+from kvcast.spec.t5 import T5Dimensions
+
+_COMMON = {
+    "d_model": 512,
+    "d_kv": 64,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "layer_norm_epsilon": 1e-6,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "t5": _COMMON
+    | {
+        "vocab_size": 32128,
+        "d_ff": 2048,
+        "num_layers": 6,
+        "num_heads": 8,
+        "feed_forward_proj": "relu",
+    },
+    "mt5": _COMMON
+    | {
+        "vocab_size": 250112,
+        "d_ff": 1024,
+        "num_layers": 8,
+        "num_heads": 6,
+        "feed_forward_proj": "gated-gelu",
+    },
+}
+MODEL_TYPES = tuple(_DEFAULTS)
+
+_ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+_MOST_LAYERS = 10_000
+_EMBEDDING, _HEAD = "shared.weight", "lm_head.weight"
+_COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# A matrix that the first T5s were saved with and nothing has ever used.
+_UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+
+
+def _stack_names(stack: str, cross: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Names of the encoder or decoder; `cross` are those of what only one of them has."""
+    block = f"{stack}.block.{{i}}.layer"
+    own, dense = f"{block}.0.SelfAttention", f"{block}.{2 if cross else 1}.DenseReluDense"
+    layer: dict[str, Sequence[str]] = {
+        "self_attention_norm": (f"{block}.0.layer_norm",),
+        "self_attention.qkv": (f"{own}.q", f"{own}.k", f"{own}.v"),
+        "self_attention.out": (f"{own}.o",),
+        "feed_forward_norm": (f"{block}.{2 if cross else 1}.layer_norm",),
+        "feed_forward.up": (f"{dense}.wi",),
+        "feed_forward.gate_up": (f"{dense}.wi_0", f"{dense}.wi_1"),
+        "feed_forward.down": (f"{dense}.wo",),
+        **{name: [f"{block}.1.{part}" for part in parts] for name, parts in cross.items()},
+    }
+    modules = {f"{stack}.layers.{{i}}.{name}": parts for name, parts in layer.items()}
+    modules[f"{stack}.norm"] = (f"{stack}.final_layer_norm",)
+    modules[f"{stack}.bias"] = (f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias",)
+    return {
+        f"{name}.weight": [f"{part}.weight" for part in parts] for name, parts in modules.items()
+    }
+
+
+_NAMES: Mapping[str, Sequence[str]] = {
+    "embedding.weight": (_EMBEDDING,),
+    "head.weight": (_HEAD,),
+    **_stack_names("encoder", {}),
+    **_stack_names(
+        "decoder",
+        {
+            "cross_attention_norm": ("layer_norm",),
+            "cross_attention.query": ("EncDecAttention.q",),
+            "cross_attention.key_value": ("EncDecAttention.k", "EncDecAttention.v"),
+            "cross_attention.out": ("EncDecAttention.o",),
+        },
+    ),
+}
+
+
+def read_t5(
+    folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor], content_hash: str
+) -> T5Checkpoint:
+    """Read a model whose model_type is one of MODEL_TYPES.
+
+    Raises KvcastError, naming the file, for what kvcast's T5 cannot do and for tensors that the
+    configuration does not ask for; InputMissingError without a tokenizer.
+    """
+    generation = generation_fields(folder)
+    start = {
+        name: generation[name]
+        for name in ("decoder_start_token_id",)
+        if generation.get(name) is not None
+    }
+    dimensions = t5_dimensions({**config, **start}, str(folder / "config.json"))
+    stored = _own_tensors(stored, str(folder))
+    # Configurations are often wrong about the head: the weights have the last word.
+    dimensions = replace(dimensions, tied=_HEAD not in stored)
+    layers = f"{dimensions.encoder_layers} and {dimensions.decoder_layers} layers"
+    return T5Checkpoint(
+        dimensions=dimensions,
+        tensors=fill_evenly(
+            tensor_shapes(dimensions),
+            _NAMES,
+            stored,
+            str(folder),
+            f"a {dimensions.architecture} model of {layers}",
+        ),
+        text=_text(folder, config),
+        source=f"Hugging Face folder {folder}",
+        content_hash=content_hash,
+    )
+
+
+def t5_dimensions(config: Mapping[str, Any], what: str) -> T5Dimensions:
+    """Read a configuration alone, as if it were right about the head.
+
+    Raises KvcastError, naming `what`, for what kvcast's T5 cannot do.
+    """
+    kind = config["model_type"]
+    fields = Fields(values={**_DEFAULTS[kind], **config}, what=what)
+    width, layers = fields.whole("d_model"), fields.whole("num_layers", most=_MOST_LAYERS)
+    activation, gated = _feed_forward(fields)
+    scaled = kind == "t5" and _scaled(fields)
+    return fields.make(
+        T5Dimensions,
+        architecture=kind,
+        vocab_size=fields.whole("vocab_size"),
+        width=width,
+        inner=fields.whole("d_ff"),
+        heads=fields.whole("num_heads"),
+        head_dim=fields.whole("d_kv"),
+        encoder_layers=layers,
+        decoder_layers=fields.whole("num_decoder_layers", layers, most=_MOST_LAYERS),
+        buckets=fields.whole("relative_attention_num_buckets"),
+        max_distance=fields.whole("relative_attention_max_distance"),
+        activation=activation,
+        gated=gated,
+        tied=scaled,
+        logit_scale=width**-0.5 if scaled else 1.0,
+        norm_eps=fields.positive("layer_norm_epsilon"),
+        start_token=fields.whole(
+            "decoder_start_token_id", fields.whole("pad_token_id", least=0), least=0
+        ),
+    )
+
+
+def _scaled(fields: Fields) -> bool:
+    """Whether logits are scaled: those of a tied head are.
+
+    transformers 5 calls every head tied when it saves, and says beside it whether logits are.
+    """
+    return fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
+
+
+def _feed_forward(fields: Fields) -> tuple[str, bool]:
+    """Return activation and whether it gates, from "relu", "gated-gelu", "gated-silu", ..."""
+    kind = str(fields.values["feed_forward_proj"])
+    gate, _, name = kind.rpartition("-")
+    # What T5 1.1 calls GELU is its approximation.
+    implied = "gelu_new" if kind == "gated-gelu" else name
+    activation = str(fields.values.get("dense_act_fn") or implied)
+    if gate not in ("", "gated") or activation not in _ACTIVATIONS:
+        supported = ", ".join(_ACTIVATIONS)
+        raise fields.error(
+            f"feed_forward_proj {kind!r} of {activation!r} is not supported (supported: "
+            f"{supported}, plain or after 'gated-')"
+        )
+    return _ACTIVATIONS[activation], fields.flag("is_gated_act", bool(gate))
+
+
+def _own_tensors(stored: Mapping[str, StoredTensor], what: str) -> dict[str, StoredTensor]:
+    """Tensors without copies of the embedding, which may be stored under any of four names."""
+    own = {name: tensor for name, tensor in stored.items() if name != _UNUSED}
+    for name in _COPIES:
+        copy = own.pop(name, None)
+        if copy is not None and not same(copy, own.setdefault(_EMBEDDING, copy)):
+            raise KvcastError(f"{what}: tensor {name} differs from {_EMBEDDING}: not a T5")
+    if _HEAD in own:
+        own.setdefault(_EMBEDDING, own[_HEAD])
+        if same(own[_HEAD], own[_EMBEDDING]):
+            del own[_HEAD]
+    return own
+
+
+def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
+    """Files that `kvcast.text.open_text` reads; ByT5's tokens are bytes and need no file."""
+    what = str(folder / "tokenizer_config.json")
+    settings = Fields(values=tokenizer_settings(folder), what=what)
+    about: dict[str, Any] = {
+        "end_tokens": end_tokens(folder, {"eos_token_id": 1, **config}),
+        "bos_token": None,
+        "eos_token": token_text(settings.values.get("eos_token")) or "</s>",
+    }
+    files = {}
+    whole, pieces = folder / "tokenizer.json", folder / "spiece.model"
+    if whole.is_file():
+        files[whole.name] = whole.read_bytes()
+    elif pieces.is_file():
+        files[pieces.name] = pieces.read_bytes()
+        if settings.values.get("extra_ids") is not None:
+            about["extra_ids"] = settings.whole("extra_ids", least=0)
+    elif settings.values.get("tokenizer_class") == "ByT5Tokenizer":
+        about["tokenizer"] = "byt5"
+    else:
+        raise InputMissingError(
+            f"no tokenizer.json and no spiece.model in {folder}: copy the base model's (a ByT5 "
+            "needs its tokenizer_config.json)"
+        )
+    return {**files, "text.json": json.dumps(about).encode()}

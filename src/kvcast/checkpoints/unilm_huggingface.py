@@ -1,0 +1,193 @@
+"""RoFormers and BERTs in Hugging Face layout, as UniLM generators: config.json, names and texts.
+
+A generator needs the masked-LM head, so the files are those of RoFormerForMaskedLM,
+BertForMaskedLM or BertForPreTraining. Defaults are those of transformers. Knows nothing of how
+weights are stored.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kvcast.checkpoints.base import StoredTensor, UnilmCheckpoint
+from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.tables import changed, fill_evenly, halves_from_pairs, same
+from kvcast.checkpoints.unilm_names import tensor_shapes
+from kvcast.checkpoints.wordpiece_huggingface import read_wordpiece
+from kvcast.errors import KvcastError
+from kvcast.spec.rotary import Rotary
+from kvcast.spec.unilm import UnilmDimensions
+
+_COMMON = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+}
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "roformer": _COMMON | {"vocab_size": 50_000, "max_position_embeddings": 1536},
+    "bert": _COMMON | {"vocab_size": 30_522, "max_position_embeddings": 512},
+}
+MODEL_TYPES = tuple(_DEFAULTS)
+
+_ROTARY = Rotary(base=10_000.0)
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+_MOST_LAYERS = 10_000
+
+_ENCODER = "encoder.layer.{i}"
+_HEAD = "cls.predictions"
+_MODULES: Mapping[str, Sequence[str]] = {
+    "embedding_norm": ("embeddings.LayerNorm",),
+    "projection": ("embeddings_project",),
+    "pooler": ("pooler.dense",),
+    "layers.{i}.attention.qkv": tuple(
+        f"{_ENCODER}.attention.self.{part}" for part in ("query", "key", "value")
+    ),
+    "layers.{i}.attention.out": (f"{_ENCODER}.attention.output.dense",),
+    "layers.{i}.attention_norm": (f"{_ENCODER}.attention.output.LayerNorm",),
+    "layers.{i}.feed_forward.up": (f"{_ENCODER}.intermediate.dense",),
+    "layers.{i}.feed_forward.down": (f"{_ENCODER}.output.dense",),
+    "layers.{i}.feed_forward_norm": (f"{_ENCODER}.output.LayerNorm",),
+    "head.transform": (f"{_HEAD}.transform.dense",),
+    "head.norm": (f"{_HEAD}.transform.LayerNorm",),
+}
+_EMBEDDING = "embeddings.word_embeddings.weight"
+_NAMES: Mapping[str, Sequence[str]] = {
+    **{
+        f"{ours}.{leaf}": [f"{module}.{leaf}" for module in theirs]
+        for ours, theirs in _MODULES.items()
+        for leaf in ("weight", "bias")
+    },
+    "embedding.weight": (_EMBEDDING,),
+    "segments.weight": ("embeddings.token_type_embeddings.weight",),
+    "positions.weight": ("embeddings.position_embeddings.weight",),
+    "head.bias": (f"{_HEAD}.bias",),
+}
+# What stands in a file beside what it must equal.
+_COPIES = {f"{_HEAD}.decoder.weight": _EMBEDDING, f"{_HEAD}.decoder.bias": f"{_HEAD}.bias"}
+_ANGLES = "encoder.embed_positions.weight"
+# Whether one sentence follows another is another task.
+_FOREIGN = "cls.seq_relationship."
+# As norms were called before there was a transformers.
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+
+def read_unilm(
+    folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor], content_hash: str
+) -> UnilmCheckpoint:
+    """Read a model whose model_type is one of MODEL_TYPES.
+
+    Raises KvcastError, naming the file, for a model without a masked-LM head, for what kvcast's
+    UniLM cannot do and for tensors that the configuration does not ask for; InputMissingError
+    without a vocabulary.
+    """
+    dimensions = unilm_dimensions(config, str(folder / "config.json"))
+    stored = _own_tensors(stored, dimensions.architecture, str(folder))
+    dimensions = replace(dimensions, pooled="pooler.dense.weight" in stored)
+    if dimensions.rotary is not None:
+        stored = _rotated_in_halves(stored, dimensions, str(folder))
+    return UnilmCheckpoint(
+        dimensions=dimensions,
+        tensors=fill_evenly(
+            tensor_shapes(dimensions),
+            _NAMES,
+            stored,
+            str(folder),
+            f"a {dimensions.architecture} model of {dimensions.layers} layers",
+        ),
+        text=read_wordpiece(folder, segmented=dimensions.architecture == "roformer"),
+        source=f"Hugging Face folder {folder}",
+        content_hash=content_hash,
+    )
+
+
+def unilm_dimensions(config: Mapping[str, Any], what: str) -> UnilmDimensions:
+    """Read a configuration alone, which does not say whether there is a pooler.
+
+    Raises KvcastError, naming `what`, for what kvcast's UniLM cannot do.
+    """
+    kind = config["model_type"]
+    fields = Fields(values={**_DEFAULTS[kind], **config}, what=what)
+    if fields.flag("rotary_value", False):
+        raise fields.error("rotary_value is not supported: only queries and keys are rotated")
+    if fields.values.get("position_embedding_type", "absolute") != "absolute":
+        raise fields.error("position_embedding_type must be 'absolute'")
+    activation = str(fields.values["hidden_act"])
+    if activation not in _ACTIVATIONS:
+        supported = ", ".join(_ACTIVATIONS)
+        raise fields.error(f"hidden_act {activation!r} is not supported (supported: {supported})")
+    width = fields.whole("hidden_size")
+    return fields.make(
+        UnilmDimensions,
+        architecture=kind,
+        vocab_size=fields.whole("vocab_size"),
+        segments=fields.whole("type_vocab_size"),
+        width=width,
+        embedding_width=fields.whole("embedding_size", width) if kind == "roformer" else width,
+        inner=fields.whole("intermediate_size"),
+        heads=fields.whole("num_attention_heads"),
+        layers=fields.whole("num_hidden_layers", most=_MOST_LAYERS),
+        max_positions=fields.whole("max_position_embeddings"),
+        rotary=_ROTARY if kind == "roformer" else None,
+        activation=_ACTIVATIONS[activation],
+        norm_eps=fields.positive("layer_norm_eps"),
+    )
+
+
+def _own_tensors(
+    stored: Mapping[str, StoredTensor], kind: str, what: str
+) -> dict[str, StoredTensor]:
+    """Tensors under their plain names, each once."""
+    own = {
+        _plain(name, kind): tensor
+        for name, tensor in stored.items()
+        if not name.startswith(_FOREIGN)
+    }
+    if not any(name.startswith(f"{_HEAD}.") for name in own):
+        raise KvcastError(
+            f"{what} has no masked-LM head ({_HEAD}.*), which writes a UniLM's tokens: save the "
+            f"model from {'RoFormer' if kind == 'roformer' else 'Bert'}ForMaskedLM"
+        )
+    for name, original in _COPIES.items():
+        copy = own.pop(name, None)
+        if copy is not None and not same(copy, own.setdefault(original, copy)):
+            raise KvcastError(f"{what}: tensor {name} differs from {original}: not a UniLM")
+    return own
+
+
+def _plain(name: str, kind: str) -> str:
+    name = name.removeprefix(f"{kind}.")
+    for old, new in _OLD_NAMES.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def _rotated_in_halves(
+    stored: Mapping[str, StoredTensor], dimensions: UnilmDimensions, what: str
+) -> dict[str, StoredTensor]:
+    """Make halves of a head of the pairs of queries and keys, which are neighbours in the file."""
+    angles = stored.get(_ANGLES)
+    expected = (dimensions.max_positions, dimensions.head_dim)
+    if angles is not None and angles.shape != expected:
+        raise KvcastError(
+            f"{what}: tensor {_ANGLES} has shape {list(angles.shape)}, "
+            f"but the configuration asks for {list(expected)}"
+        )
+    reorder = partial(halves_from_pairs, head_dim=dimensions.head_dim)
+    parts = (".attention.self.query.", ".attention.self.key.")
+    return {
+        name: changed(tensor, reorder) if any(part in name for part in parts) else tensor
+        for name, tensor in stored.items()
+        if name != _ANGLES
+    }

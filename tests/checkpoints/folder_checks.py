@@ -1,0 +1,29 @@
+"""What tests of Hugging Face folders do with them, whatever the family."""
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from kvcast.checkpoints.source import open_checkpoint
+from kvcast.errors import KvcastError
+
+
+def one_line(folder, kind=KvcastError):
+    """The message of the error, of exactly this kind, that opening the folder raises."""
+    with pytest.raises(KvcastError) as caught:
+        open_checkpoint(folder)
+    assert type(caught.value) is kind
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def rewrite_weights(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    save_file(change(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def assert_same_tensors(tensors, expected):
+    assert set(tensors) == set(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(tensors[name], array, err_msg=name)

@@ -1,0 +1,410 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from folder_checks import assert_same_tensors, one_line, rewrite_weights
+from safetensors.torch import load_file
+from tiny_whisper import edit_json
+
+from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
+from kvcast.checkpoints.t5_names import tensor_shapes
+from kvcast.errors import InputMissingError, InputOutputError
+from kvcast.spec.t5 import T5Dimensions
+from random_t5s import SETTINGS, random_t5, save_t5, t5_tensors
+
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
+T5_SMALL = T5Dimensions(
+    architecture="t5",
+    vocab_size=32128,
+    width=512,
+    inner=2048,
+    heads=8,
+    head_dim=64,
+    encoder_layers=6,
+    decoder_layers=6,
+    logit_scale=512**-0.5,
+)
+FLAN_T5_SMALL = replace(
+    T5_SMALL,
+    inner=1024,
+    heads=6,
+    encoder_layers=8,
+    decoder_layers=8,
+    activation="gelu_tanh",
+    gated=True,
+    tied=False,
+    logit_scale=1.0,
+)
+MT5_SMALL = replace(FLAN_T5_SMALL, architecture="mt5", vocab_size=250112)
+BYT5_SMALL = replace(
+    FLAN_T5_SMALL,
+    vocab_size=384,
+    width=1472,
+    inner=3584,
+    encoder_layers=12,
+    decoder_layers=4,
+)
+PUBLISHED = {
+    "t5-small": T5_SMALL,
+    "flan-t5-small": FLAN_T5_SMALL,
+    "mt5-small": MT5_SMALL,
+    "byt5-small": BYT5_SMALL,
+}
+
+
+@pytest.fixture(params=SETTINGS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def t5(tmp_path):
+    return save_t5(random_t5("T5_10"), tmp_path / "t5")
+
+
+@pytest.fixture
+def flan(tmp_path):
+    return save_t5(random_t5("T5_11"), tmp_path / "flan")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_give_the_sizes_that_the_papers_say(name):
+    assert read_dimensions(CONFIGS / name) == PUBLISHED[name]
+
+
+def test_every_tensor_and_dimension_is_what_transformers_saved(name, tmp_path):
+    model = random_t5(name)
+    dimensions, tensors = t5_tensors(model)
+    checkpoint = open_checkpoint(save_t5(model, tmp_path / "model", byt5=name == "BYT5"))
+    assert checkpoint.family == "t5"
+    assert checkpoint.source == f"Hugging Face folder {tmp_path / 'model'}"
+    assert checkpoint.dimensions == dimensions
+    assert_same_tensors(checkpoint.tensors, tensors)
+    shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+    assert shapes == tensor_shapes(dimensions)
+
+
+def test_bfloat16_and_shards_read_like_float32_in_one_file(name, tmp_path):
+    model = random_t5(name).to(torch.bfloat16)
+    folder = save_t5(model, tmp_path / "model", byt5=name == "BYT5", max_shard_size="20KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 2
+    assert_same_tensors(open_checkpoint(folder).tensors, t5_tensors(model)[1])
+
+
+def test_the_configuration_alone_gives_the_same_dimensions(name, tmp_path):
+    folder = save_t5(random_t5(name), tmp_path / "model", byt5=name == "BYT5")
+    assert read_dimensions(folder) == open_checkpoint(folder).dimensions
+
+
+def with_copies(tensors, *names):
+    return {**tensors, **{name: tensors["shared.weight"].clone() for name in names}}
+
+
+COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [COPIES, ("lm_head.weight",), (*COPIES, "lm_head.weight")],
+    ids=" and ".join,
+)
+@pytest.mark.parametrize("original", [True, False])
+def test_copies_of_the_embedding_are_read_once(t5, names, original):
+    """Files have it under any of four names, with or without the first."""
+    expected = t5_tensors(random_t5("T5_10"))[1]
+
+    def change(tensors):
+        changed = with_copies(tensors, *names)
+        return changed if original else {n: t for n, t in changed.items() if n != "shared.weight"}
+
+    rewrite_weights(t5, change)
+    checkpoint = open_checkpoint(t5)
+    assert checkpoint.dimensions.tied
+    assert_same_tensors(checkpoint.tensors, expected)
+
+
+@pytest.mark.parametrize("tied", [True, False, None])
+def test_a_head_counts_if_it_differs_whatever_the_configuration_says(flan, tied):
+    expected = t5_tensors(random_t5("T5_11"))[1]
+    rewrite_weights(flan, lambda tensors: with_copies(tensors, *COPIES))
+    edit_json(flan / "config.json", tie_word_embeddings=tied)
+    checkpoint = open_checkpoint(flan)
+    assert not checkpoint.dimensions.tied
+    assert_same_tensors(checkpoint.tensors, expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "scaled"),
+    [
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": True}, True),
+        ({"tie_word_embeddings": False, "scale_decoder_outputs": None}, False),
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": None}, True),
+        ({"tie_word_embeddings": None, "scale_decoder_outputs": None}, True),
+    ],
+)
+def test_logits_are_scaled_where_transformers_scales_them(t5, fields, scaled):
+    from transformers import T5Config
+
+    edit_json(t5 / "config.json", **fields)
+    assert T5Config.from_pretrained(t5).scale_decoder_outputs == scaled
+    assert open_checkpoint(t5).dimensions.logit_scale == (32**-0.5 if scaled else 1.0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_mt5_never_scales(tmp_path, tied):
+    folder = save_t5(random_t5("MT5"), tmp_path / "mt5")
+    edit_json(folder / "config.json", tie_word_embeddings=tied)
+    assert open_checkpoint(folder).dimensions.logit_scale == 1.0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"feed_forward_proj": "relu"},
+        {"feed_forward_proj": "gelu"},
+        {"feed_forward_proj": "gated-gelu"},
+        {"feed_forward_proj": "gated-silu"},
+        {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True},
+        {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"},
+        {"feed_forward_proj": "gated-relu", "is_gated_act": False},
+    ],
+    ids=lambda fields: "-".join(map(str, fields.values())),
+)
+def test_the_feed_forward_is_understood_as_by_transformers(tmp_path, fields):
+    from transformers import T5Config
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", **fields}))
+    config = T5Config.from_pretrained(tmp_path)
+    names = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
+    dimensions = read_dimensions(tmp_path)
+    assert dimensions.activation == names[config.dense_act_fn]
+    assert dimensions.gated == config.is_gated_act
+
+
+@pytest.mark.parametrize("kind", ["t5", "mt5"])
+def test_what_a_configuration_leaves_out_is_transformers_default(tmp_path, kind):
+    from transformers import AutoConfig
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    dimensions, config = read_dimensions(tmp_path), AutoConfig.for_model(kind)
+    assert (dimensions.vocab_size, dimensions.width, dimensions.inner) == (
+        config.vocab_size,
+        config.d_model,
+        config.d_ff,
+    )
+    assert (dimensions.heads, dimensions.head_dim) == (config.num_heads, config.d_kv)
+    assert dimensions.encoder_layers == dimensions.decoder_layers == config.num_layers
+    assert dimensions.buckets == config.relative_attention_num_buckets
+    assert dimensions.max_distance == config.relative_attention_max_distance
+    assert dimensions.gated == config.is_gated_act
+    assert dimensions.norm_eps == config.layer_norm_epsilon
+    assert dimensions.start_token == config.pad_token_id
+
+
+def test_the_length_of_training_is_no_limit(t5):
+    edit_json(t5 / "config.json", n_positions=16)
+    dimensions = open_checkpoint(t5).dimensions
+    assert (dimensions.source_positions, dimensions.target_positions) == (4096, 4096)
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"decoder_start_token_id": 5}, {"decoder_start_token_id": 4}, 5),
+        ({}, {"decoder_start_token_id": 4, "pad_token_id": 2}, 4),
+        (None, {"decoder_start_token_id": None, "pad_token_id": 2}, 2),
+        (None, {"decoder_start_token_id": None, "pad_token_id": None}, 0),
+    ],
+)
+def test_a_target_begins_as_the_first_file_says_that_does(t5, generation, config, expected):
+    path = t5 / "generation_config.json"
+    path.unlink() if generation is None else path.write_text(json.dumps(generation))
+    edit_json(t5 / "config.json", **config)
+    assert open_checkpoint(t5).dimensions.start_token == expected
+
+
+def test_the_matrix_that_nothing_uses_is_no_foreign_tensor(t5):
+    name = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    rewrite_weights(t5, lambda tensors: {**tensors, name: torch.ones(32, 4)})
+    assert_same_tensors(open_checkpoint(t5).tensors, t5_tensors(random_t5("T5_10"))[1])
+
+
+def text_of(folder):
+    text = dict(open_checkpoint(folder).text)
+    return json.loads(text.pop("text.json")), text
+
+
+ABOUT = {"end_tokens": [1], "bos_token": None, "eos_token": "</s>"}
+
+
+def test_the_tokenizers_files_go_along(t5):
+    content = (t5 / "tokenizer.json").read_bytes()
+    (t5 / "spiece.model").write_bytes(b"pieces")
+    assert text_of(t5) == (ABOUT, {"tokenizer.json": content})
+    (t5 / "tokenizer.json").unlink()
+    assert text_of(t5) == ({**ABOUT, "extra_ids": 2}, {"spiece.model": b"pieces"})
+    (t5 / "tokenizer_config.json").unlink()
+    assert text_of(t5) == (ABOUT, {"spiece.model": b"pieces"})
+
+
+def test_a_number_of_sentinels_that_is_none_is_one_line(t5):
+    (t5 / "tokenizer.json").rename(t5 / "spiece.model")
+    edit_json(t5 / "tokenizer_config.json", extra_ids="2")
+    assert "extra_ids must be a whole number from 0" in one_line(t5)
+
+
+def test_a_byt5_needs_no_tokenizer(tmp_path):
+    folder = save_t5(random_t5("BYT5"), tmp_path / "byt5", byt5=True)
+    assert text_of(folder) == ({**ABOUT, "tokenizer": "byt5"}, {})
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": [3, 4]}, {"eos_token_id": 2}, [3, 4]),
+        ({}, {"eos_token_id": 2}, [2]),
+        (None, {"eos_token_id": None}, [1]),
+    ],
+)
+def test_end_tokens_come_from_the_first_file_that_names_any(t5, generation, config, expected):
+    path = t5 / "generation_config.json"
+    path.unlink() if generation is None else path.write_text(json.dumps(generation))
+    edit_json(t5 / "config.json", **config)
+    assert text_of(t5)[0]["end_tokens"] == expected
+
+
+def test_the_fingerprint_follows_every_file_that_matters(t5):
+    (t5 / "spiece.model").write_bytes(b"pieces")
+    seen = {fingerprint(t5)}
+    names = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    for name in (*names, "spiece.model"):
+        (t5 / name).write_bytes((t5 / name).read_bytes() + b"\n")
+        seen.add(fingerprint(t5))
+    assert len(seen) == 6
+    assert open_checkpoint(t5).content_hash == fingerprint(t5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "umt5"}, "model_type 'umt5' is not supported"),
+        ({"d_model": "32"}, "d_model must be a whole number"),
+        ({"num_heads": 0}, "num_heads must be a whole number from 1"),
+        ({"num_layers": 10**12}, "num_layers must be a whole number from 1 to 10000"),
+        ({"num_decoder_layers": True}, "num_decoder_layers must be a whole number"),
+        ({"layer_norm_epsilon": 0}, "layer_norm_epsilon must be a number above 0"),
+        ({"relative_attention_num_buckets": 6}, "6 buckets over a distance of 128"),
+        ({"relative_attention_max_distance": 16}, "32 buckets over a distance of 16"),
+        ({"dense_act_fn": "mish"}, "feed_forward_proj 'relu' of 'mish' is not supported"),
+        ({"feed_forward_proj": "gated-a-b", "dense_act_fn": None}, "feed_forward_proj 'gated-a-b'"),
+        ({"feed_forward_proj": "plain-relu"}, "feed_forward_proj 'plain-relu'"),
+        ({"is_gated_act": "no"}, "is_gated_act must be true or false"),
+        ({"scale_decoder_outputs": 1}, "scale_decoder_outputs must be true or false"),
+        (
+            {"scale_decoder_outputs": None, "tie_word_embeddings": "yes"},
+            "tie_word_embeddings must be true or false",
+        ),
+        ({"decoder_start_token_id": -1}, "decoder_start_token_id must be a whole number from 0"),
+        ({"decoder_start_token_id": 160}, "start_token 160 is none of 160 tokens"),
+    ],
+)
+def test_a_configuration_that_cannot_be_served_is_one_line(t5, fields, words):
+    (t5 / "generation_config.json").unlink()
+    edit_json(t5 / "config.json", **fields)
+    message = one_line(t5)
+    assert words in message
+    assert "config.json" in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"vocab_size": 161}, "shared.weight has shape [160, 32], but the configuration asks for"),
+        ({"d_ff": 40}, "DenseReluDense.wi.weight has shape [48, 32]"),
+        ({"num_heads": 2}, "SelfAttention.relative_attention_bias.weight has shape [32, 4]"),
+        ({"d_kv": 4}, "SelfAttention.q.weight has shape [32, 32]"),
+        ({"num_layers": 3}, "no tensor encoder.block.2."),
+        ({"num_decoder_layers": 10_000}, "no tensor decoder.block.2."),
+        ({"num_layers": 1}, "encoder.block.1.layer.0.SelfAttention.k.weight has no place in a t5"),
+        ({"is_gated_act": True}, "no tensor encoder.block.0.layer.1.DenseReluDense.wi_0.weight"),
+    ],
+)
+def test_weights_that_the_configuration_does_not_fit_are_one_line(t5, fields, words):
+    edit_json(t5 / "config.json", **fields)
+    assert words in one_line(t5)
+
+
+def test_a_missing_tensor_is_named_whichever_it_is(tmp_path):
+    folder = save_t5(random_t5("T5_11", num_layers=1), tmp_path / "model")
+    whole = load_file(folder / "model.safetensors")
+    for missing in set(whole) - {"shared.weight", "lm_head.weight"}:
+        rewrite_weights(folder, lambda _, m=missing: {n: t for n, t in whole.items() if n != m})
+        assert f"has no tensor {missing}" in one_line(folder)
+
+
+def test_an_encoder_alone_is_one_line(t5):
+    rewrite_weights(t5, lambda t: {n: v for n, v in t.items() if not n.startswith("decoder")})
+    assert "has no tensor decoder.block.0.layer.0.SelfAttention" in one_line(t5)
+
+
+def test_without_any_embedding_the_first_name_is_missed(t5):
+    rewrite_weights(t5, lambda t: {n: v for n, v in t.items() if n != "shared.weight"})
+    assert "has no tensor shared.weight" in one_line(t5)
+
+
+def test_a_foreign_tensor_is_named_rather_than_left_out(t5):
+    name = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"
+    rewrite_weights(t5, lambda t: {**t, name: torch.ones(32, 4)})
+    assert f"{name} has no place in a t5 model of 2 and 2 layers" in one_line(t5)
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_stack_with_an_embedding_of_its_own_is_one_line(t5, name):
+    rewrite_weights(t5, lambda t: {**t, name: t["shared.weight"] + 1})
+    assert f"{name} differs from shared.weight" in one_line(t5)
+
+
+def test_a_head_of_another_shape_is_one_line(t5):
+    rewrite_weights(t5, lambda t: {**t, "lm_head.weight": torch.ones(7, 32)})
+    assert "lm_head.weight has shape [7, 32]" in one_line(t5)
+
+
+def test_a_missing_tokenizer_says_what_to_do(t5):
+    (t5 / "tokenizer.json").unlink()
+    message = one_line(t5, InputMissingError)
+    assert "no tokenizer.json and no spiece.model" in message
+    assert "copy the base model's" in message
+
+
+def test_pickled_weights_alone_are_refused(t5):
+    (t5 / "model.safetensors").rename(t5 / "pytorch_model.bin")
+    assert "reads no pickled weights" in one_line(t5, InputMissingError)
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "generation_config.json"])
+def test_damaged_files_beside_the_configuration_are_one_line(t5, file):
+    (t5 / file).write_text("[")
+    assert file in one_line(t5, InputOutputError)
+
+
+@pytest.mark.parametrize("tokens", ["1", [1, -1], True])
+def test_end_tokens_that_are_none_are_one_line(t5, tokens):
+    edit_json(t5 / "generation_config.json", eos_token_id=tokens)
+    assert "eos_token_id" in one_line(t5, InputOutputError)
+
+
+def test_truncated_weights_are_one_line(t5):
+    path = t5 / "model.safetensors"
+    whole = path.read_bytes()
+    for cut in (0, 7, 200, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        assert "fetch it again" in one_line(t5, InputOutputError)
+
+
+def test_half_precision_stays(tmp_path):
+    checkpoint = open_checkpoint(save_t5(random_t5("T5_10").half(), tmp_path / "model"))
+    assert {tensor.dtype for tensor in checkpoint.tensors.values()} == {np.dtype(np.float16)}

@@ -1,0 +1,117 @@
+"""Logits of every kind of T5 equal transformers', with its attention written out in PyTorch."""
+
+import numpy as np
+import pytest
+import torch
+
+from kvcast.programs.t5 import T5Programs
+from kvcast.runtimes.eager import EagerEncoderDecoder
+from random_t5s import SETTINGS, random_t5, t5_tensors
+
+SOURCE_LENGTHS = (9, 4, 1, 12)
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def pair(request):
+    """transformers' model and ours."""
+    return both(request.param)
+
+
+def both(name, **settings):
+    model = random_t5(name, **settings)
+    model.set_attn_implementation("eager")
+    dimensions, tensors = t5_tensors(model)
+    return model, EagerEncoderDecoder(T5Programs.from_tensors(dimensions, tensors))
+
+
+def random_tokens(model, *shape, seed=1):
+    return np.random.default_rng(seed).integers(0, model.config.vocab_size, shape)
+
+
+def expected(model, sources, lengths, targets):
+    """transformers' logits [rows, s, vocab] of all targets at once."""
+    mask = torch.arange(sources.shape[1]) < torch.tensor(lengths)[:, None]
+    with torch.no_grad():
+        output = model(
+            input_ids=torch.from_numpy(sources),
+            attention_mask=mask.long(),
+            decoder_input_ids=torch.from_numpy(targets),
+            use_cache=False,
+        )
+    return output.logits.numpy()
+
+
+def decoded(runtime, sources, lengths, targets, chunks):
+    """Our logits [rows, s, vocab], with `chunks` tokens a call."""
+    cross = runtime.encode(sources, np.asarray(lengths, np.int32))
+    cache = runtime.new_cache(cross, len(targets))
+    parts = []
+    for chunk in np.split(targets, np.cumsum(chunks)[:-1], axis=1):
+        logits, cache = runtime.decode(chunk, cache, tuple(range(chunk.shape[1])))
+        parts.append(logits)
+    return np.concatenate(parts, axis=1)
+
+
+def assert_close(ours, theirs):
+    assert theirs.std() > 0.5
+    np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("chunks", [(11,), (1,) * 11, (3, 1, 5, 2)], ids=str)
+def test_padded_sources_of_different_lengths_all_at_once_and_step_by_step(pair, chunks):
+    model, runtime = pair
+    rows = len(SOURCE_LENGTHS)
+    sources = random_tokens(model, rows, max(SOURCE_LENGTHS))
+    targets = random_tokens(model, rows, sum(chunks), seed=2)
+    theirs = expected(model, sources, SOURCE_LENGTHS, targets)
+    assert_close(decoded(runtime, sources, SOURCE_LENGTHS, targets, chunks), theirs)
+
+
+def test_positions_far_past_the_largest_distance(pair):
+    model, runtime = pair
+    assert model.config.relative_attention_max_distance in (16, 128)
+    sources = random_tokens(model, 2, 300)
+    targets = random_tokens(model, 2, 200, seed=2)
+    theirs = expected(model, sources, (300, 170), targets)
+    steps = (60, 60, 60, *(1,) * 20)
+    assert_close(decoded(runtime, sources, (300, 170), targets, steps), theirs)
+
+
+def test_what_follows_a_source_in_its_row_does_not_matter(pair):
+    model, runtime = pair
+    sources = random_tokens(model, 4, max(SOURCE_LENGTHS))
+    targets = random_tokens(model, 4, 5, seed=2)
+    once = decoded(runtime, sources, SOURCE_LENGTHS, targets, (5,))
+    past = np.arange(sources.shape[1]) >= np.asarray(SOURCE_LENGTHS)[:, None]
+    again = np.where(past, random_tokens(model, *sources.shape, seed=3), sources)
+    assert (again != sources).any()
+    np.testing.assert_array_equal(decoded(runtime, again, SOURCE_LENGTHS, targets, (5,)), once)
+
+
+def test_a_batch_equals_its_rows_alone(pair):
+    model, runtime = pair
+    sources = random_tokens(model, 4, max(SOURCE_LENGTHS))
+    targets = random_tokens(model, 4, 5, seed=2)
+    together = decoded(runtime, sources, SOURCE_LENGTHS, targets, (5,))
+    for row, length in enumerate(SOURCE_LENGTHS):
+        alone = decoded(
+            runtime, sources[row : row + 1, :length], (length,), targets[row : row + 1], (2, 3)
+        )
+        np.testing.assert_allclose(alone[0], together[row], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gated-gelu", "gated-silu", "gated-relu"])
+def test_every_feed_forward(activation):
+    model, runtime = both("T5_10", feed_forward_proj=activation)
+    sources, targets = random_tokens(model, 2, 6), random_tokens(model, 2, 4, seed=2)
+    theirs = expected(model, sources, (6, 3), targets)
+    assert_close(decoded(runtime, sources, (6, 3), targets, (4,)), theirs)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_tied_head_is_scaled_only_where_the_configuration_says_so(scaled):
+    model, runtime = both("T5_10", scale_decoder_outputs=scaled)
+    sources, targets = random_tokens(model, 1, 6), random_tokens(model, 1, 4, seed=2)
+    theirs = expected(model, sources, (6,), targets)
+    assert (theirs.std() > 2) == (not scaled)
+    assert_close(decoded(runtime, sources, (6,), targets, (4,)), theirs)
