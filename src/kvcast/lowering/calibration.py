@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from kvcast.programs.decoder import DecoderPrograms
+from kvcast.programs.unilm import UnilmPrograms
 
 _TOKENS = 256
 
 
 @torch.no_grad()
-def run_random_tokens(programs: DecoderPrograms) -> list[tuple[Tensor, Tensor]]:
+def run_random_tokens(programs: DecoderPrograms | UnilmPrograms) -> list[tuple[Tensor, Tensor]]:
     """Decode one row of them; return each layer's key and value [1, kv_heads, tokens, d]."""
     dimensions = programs.dimensions
     count = min(_TOKENS, dimensions.max_positions)

@@ -5,13 +5,17 @@ and rings open. Knows the program's signature; nothing of checkpoints, and of bu
 manifest's vocabulary.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import onnx_ir as ir
 import torch
+from torch import nn
 from torch.export import Dim
 
 from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.errors import KvcastError
 from kvcast.lowering.calibration import run_random_tokens
 from kvcast.lowering.onnx import FOLDER, cache_names, export_graph, save_graph
 from kvcast.lowering.onnx_fusion import fuse, interleave_experts
@@ -19,13 +23,33 @@ from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
 from kvcast.lowering.onnx_self_cache import quantize_self_caches
 from kvcast.lowering.smoothing import smooth
 from kvcast.programs.decoder import DecoderPrograms
-from kvcast.spec.decoder import DecoderDimensions
 
 CACHE_DTYPES = {"fp32": "float32", "int8": "int8"}
 # Tables are read by every token and decide the last product: with 4 bits SmolLM2-135M's perplexity
 # is 13.6 instead of 10.7.
-_TABLE_BITS = 8
+TABLE_BITS = 8
+_HEAD_MULTIPLE = 8
 _TABLES = ("decoder.embedding.weight", "decoder.head.weight")
+
+
+class CacheSizes(Protocol):
+    """What of a model's dimensions its caches follow from."""
+
+    @property
+    def windows(self) -> Sequence[int | None]:
+        """For each layer how many positions a query sees; None for all."""
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head."""
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence."""
 
 
 def lower(
@@ -47,19 +71,17 @@ def lower(
     (folder / FOLDER).mkdir()
     if quantize == "int8":
         smooth(programs)
-    decode = _decode_graph(programs)
+    decode = decode_graph(programs.decode, cache_layers(programs.dimensions), ["logits"])
     fuse(decode)
     interleave_experts(decode)
     if quantize != "none":
         quantize_matrices(decode, {"int8": 8, "int4": 4}[quantize], in_blocks=_is_gated)
         for table in _TABLES:
             if table in decode.graph.initializers:
-                quantize_table(decode, table, bits=_TABLE_BITS)
+                quantize_table(decode, table, bits=TABLE_BITS)
     if cache == "int8":
         quantize_self_caches(decode, run_random_tokens(programs))
-    layers = programs.dimensions.layers
-    aliases = dict(zip(cache_names("present", layers), cache_names("past", layers), strict=True))
-    return {"decode": save_graph(decode, folder, f"{FOLDER}/decode.onnx", aliases)}
+    return {"decode": save_decode_graph(decode, folder, programs.dimensions.layers)}
 
 
 def _is_gated(product: ir.Node) -> bool:
@@ -68,7 +90,7 @@ def _is_gated(product: ir.Node) -> bool:
     return source is not None and source.op_type == "Mul"
 
 
-def cache_layers(dimensions: DecoderDimensions, cache: str = "fp32") -> tuple[CacheLayers, ...]:
+def cache_layers(dimensions: CacheSizes, cache: str = "fp32") -> tuple[CacheLayers, ...]:
     """Describe the caches for the manifest, one entry a layer, in order.
 
     A ring's capacity is its window, the least that it can have.
@@ -86,12 +108,30 @@ def cache_layers(dimensions: DecoderDimensions, cache: str = "fp32") -> tuple[Ca
     )
 
 
-def _decode_graph(programs: DecoderPrograms) -> ir.Model:
-    dimensions = programs.dimensions
+def decode_graph(
+    program: nn.Module, layers: Sequence[CacheLayers], results: Sequence[str]
+) -> ir.Model:
+    """Export a program of tokens, lengths, offsets and caches.
+
+    Args:
+        program: gives `results` and then the caches.
+        layers: one entry a layer, in order.
+        results: names for what it gives before the caches.
+
+    Raises:
+        KvcastError: heads are of a size that ONNX Runtime does not take.
+
+    """
+    head_dim = layers[0].head_dim
+    if head_dim % _HEAD_MULTIPLE:
+        raise KvcastError(
+            f"heads of {head_dim} numbers cannot run on ONNX Runtime, which takes multiples of "
+            f"{_HEAD_MULTIPLE}: use --runtime eager"
+        )
     rows = Dim("rows")
     capacities = {"linear": Dim("capacity"), "ring": Dim("ring")}
     caches, sizes = [], []
-    for layer in cache_layers(dimensions):
+    for layer in layers:
         shape = (4, layer.heads, layer.capacity, layer.head_dim)
         caches.append((torch.zeros(shape), torch.zeros(shape)))
         part = {0: rows, 2: capacities[layer.kind]}
@@ -103,12 +143,17 @@ def _decode_graph(programs: DecoderPrograms) -> ir.Model:
         caches,
     )
     all_sizes = ({0: rows, 1: Dim("new")}, {0: rows}, {0: Dim("asked")}, sizes)
-    past = cache_names("past", dimensions.layers)
-    present = cache_names("present", dimensions.layers)
+    past, present = cache_names("past", len(layers)), cache_names("present", len(layers))
     return export_graph(
-        programs.decode,
+        program,
         arguments,
         all_sizes,
         ["tokens", "lengths", "offsets", *past],
-        ["logits", *present],
+        [*results, *present],
     )
+
+
+def save_decode_graph(model: ir.Model, folder: Path, layers: int) -> Graph:
+    """Write `onnx/decode.onnx` with its data; return what the manifest says of it."""
+    aliases = dict(zip(cache_names("present", layers), cache_names("past", layers), strict=True))
+    return save_graph(model, folder, f"{FOLDER}/decode.onnx", aliases)

@@ -149,8 +149,9 @@ def quantize_table(model: ir.Model, name: str, bits: int) -> None:
             )
             graph.insert_before(node, flat)
         else:
+            bias = node.inputs[2] if len(node.inputs) > 2 else None
             replacement = _blocks_product(
-                node, code_value, scale_value, (width, vocab), block, bits
+                node, code_value, scale_value, (width, vocab), block, bits, bias
             )
         put_in_place(graph, node, node, replacement)
     del graph.initializers[name]

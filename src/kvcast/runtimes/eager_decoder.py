@@ -50,6 +50,8 @@ class EagerDecoderCache:
 class EagerDecoderOnly:
     """Meets `kvcast.runtimes.base.DecoderOnly`. A ring has as many slots as the window."""
 
+    _history: type[History] = History
+
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
 
@@ -65,7 +67,7 @@ class EagerDecoderOnly:
                     torch.zeros(*shape, dimensions.head_dim),
                 )
             )
-        return EagerDecoderCache(layers, History.empty(rows, capacity))
+        return EagerDecoderCache(layers, self._history.empty(rows, capacity))
 
     @torch.inference_mode()
     def decode(

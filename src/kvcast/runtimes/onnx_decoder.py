@@ -74,6 +74,17 @@ class _Buffers:
         # Taking rows copies: the next step overwrites what was bound.
         return step.logits.take(order, axis=0)
 
+    def first_hidden(self, tokens_s: Int64) -> Float32:
+        """Give the only row its tokens; return the first one's hidden state [width]."""
+        feed = {
+            "tokens": np.asarray(tokens_s, np.int64)[None],
+            "lengths": np.zeros(1, np.int32),
+            "offsets": np.zeros(1, np.int64),
+            **dict(zip(self._past, self.cells, strict=True)),
+        }
+        hidden_1px: Float32 = self._session.run(["hidden"], feed)[0]
+        return hidden_1px.reshape(-1)
+
     def move(self, moves: Sequence[Move]) -> None:
         """Copy parts of rows to others, all at once."""
         targets = [self.places[move.target] for move in moves]
@@ -142,6 +153,8 @@ class OnnxDecoderCache:
 class OnnxDecoderOnly:
     """Meets `kvcast.runtimes.base.DecoderOnly`."""
 
+    _history: type[History] = History
+
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         self._graph = manifest.graph("decode")
         self._session = onnx_session(folder / self._graph.file, threads)
@@ -150,7 +163,8 @@ class OnnxDecoderOnly:
 
     def new_cache(self, rows: int, capacity: int) -> OnnxDecoderCache:
         """See the protocol."""
-        return OnnxDecoderCache(self._buffers(rows, capacity), History.empty(rows, capacity))
+        history = self._history.empty(rows, capacity)
+        return OnnxDecoderCache(self._buffers(rows, capacity), history)
 
     def decode(
         self,

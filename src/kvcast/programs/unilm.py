@@ -1,0 +1,209 @@
+"""A UniLM's programs: `decode`, for new positions as rows or packed, and `pool`.
+
+What makes a decoder of a BERT is who sees whom (Dong et al. 2019, arXiv:1905.03197, section 2.3):
+a source sees all of itself, a target the source and what comes before. With a cache that is one
+rule of the lengths alone: what comes to an empty row is its whole source, what comes later is
+target.
+
+Pure: caches are arguments and results, nothing else remembers.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from kvcast.models.unilm import Unilm
+from kvcast.ops.attention import self_attention
+from kvcast.programs.weights import load_weights
+from kvcast.spec.unilm import UnilmDimensions
+
+LayerCache = tuple[Tensor, Tensor]
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+
+
+class PrefixedRows(nn.Module):
+    """The model over rows of which each says how many of its positions are source."""
+
+    def __init__(self, model: Unilm, dimensions: UnilmDimensions) -> None:
+        super().__init__()
+        self.model = model
+        self._scale = dimensions.head_dim**-0.5
+        rotary, sizes = dimensions.rotary, (dimensions.max_positions, dimensions.head_dim)
+        tables = () if rotary is None else map(torch.from_numpy, rotary.tables(*sizes))
+        for name, table in zip_longest(("cosines", "sines"), tables):
+            self.register_buffer(name, table, persistent=False)
+
+    def forward(
+        self, tokens_rs: Tensor, lengths: Tensor, sources: Tensor, caches: Sequence[LayerCache]
+    ) -> Tensor:
+        """Turn new tokens into hidden states [rows, s, width].
+
+        Args:
+            tokens_rs: int64 [rows, s].
+            lengths: int32 [rows], positions held before this call.
+            sources: int32 [rows], how many positions of the whole row are its source.
+            caches: (key, value) [rows, heads, capacity, d] a layer, written in place.
+
+        """
+        positions_rs = lengths[:, None] + torch.arange(tokens_rs.shape[1], dtype=torch.int32)
+        # A position sees all of the source, and all up to itself.
+        seen_rs = torch.maximum(sources[:, None], positions_rs + 1)
+        slots_c = torch.arange(caches[0][0].shape[2], dtype=torch.int32)
+        bias_rsc = torch.where(slots_c < seen_rs[..., None], 0.0, -torch.inf)
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return self_attention(
+                query,
+                key,
+                value,
+                *caches[layer],
+                lengths,
+                self._scale,
+                cosines=self.cosines,
+                sines=self.sines,
+                bias=bias_rsc[:, None],
+                causal=False,
+            )
+
+        segments_rs = (positions_rs >= sources[:, None]).long()
+        return self.model(tokens_rs, segments_rs, positions_rs.long(), attend)
+
+
+class Decode(nn.Module):
+    """As many new positions for every row: a source for an empty row, target for any other."""
+
+    def __init__(self, rows: PrefixedRows) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(
+        self, tokens_rs: Tensor, lengths: Tensor, offsets: Tensor, caches: Sequence[LayerCache]
+    ) -> tuple[Tensor, Tensor, Sequence[LayerCache]]:
+        """Take sources and step in one: s new tokens a row, s chosen by the caller.
+
+        Args:
+            tokens_rs: int64 [rows, s].
+            lengths: int32 [rows], positions held before this call.
+            offsets: int64 [p], which of the s new positions are asked for.
+            caches: (key, value) [rows, heads, capacity, d] a layer, written in place.
+
+        Returns:
+            Logits fp32 [rows, p, vocab], hidden states fp32 [rows, p, width], and the caches.
+
+        """
+        hidden = self.rows(tokens_rs, lengths, _sources(tokens_rs, lengths), caches)
+        chosen = hidden.index_select(1, offsets)
+        return self.rows.model.logits(chosen), chosen, caches
+
+
+class DecodePacked(nn.Module):
+    """For each row that takes part its own number of new positions, one after the other."""
+
+    def __init__(self, rows: PrefixedRows) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(
+        self,
+        tokens_n: Tensor,
+        rows: list[int],
+        counts: list[int],
+        lengths: Tensor,
+        asked: Tensor,
+        caches: Sequence[LayerCache],
+    ) -> tuple[Tensor, Sequence[LayerCache]]:
+        """Take sources and step in one.
+
+        Args:
+            tokens_n: int64 [n], new tokens of all rows that take part.
+            rows: which rows of the caches these are, ascending.
+            counts: how many tokens each of them has.
+            lengths: int32 [rows of the caches], positions held before this call.
+            asked: int64 [m], which of the n positions get logits.
+            caches: (key, value) [rows, heads, capacity, d] a layer, written in place.
+
+        Returns:
+            Logits fp32 [m, vocab] and the caches.
+
+        """
+        hidden, first = [], 0
+        for part, count in _neighbours(rows, counts):
+            stop = first + count * (part.stop - part.start)
+            tokens_rs = tokens_n[first:stop].view(-1, count)
+            views = [(key[part], value[part]) for key, value in caches]
+            sources = _sources(tokens_rs, lengths[part])
+            hidden.append(self.rows(tokens_rs, lengths[part], sources, views).flatten(0, 1))
+            first = stop
+        return self.rows.model.logits(torch.cat(hidden)[asked]), caches
+
+
+class Pool(nn.Module):
+    """Hidden states of first tokens to vectors of their sources."""
+
+    def __init__(self, model: Unilm) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, hidden_nx: Tensor) -> Tensor:
+        """[n, width] to the same shape."""
+        return self.model.pool(hidden_nx)
+
+
+def _sources(tokens_rs: Tensor, lengths: Tensor) -> Tensor:
+    """[rows]: an empty row's source is what comes now; any other's came before."""
+    return torch.where(lengths == 0, tokens_rs.shape[1], lengths)
+
+
+def _neighbours(rows: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[slice, int]]:
+    """Yield runs of rows side by side that have equally many new tokens, and how many."""
+    first = 0
+    for i in range(1, len(rows) + 1):
+        if i == len(rows) or (rows[i], counts[i]) != (rows[i - 1] + 1, counts[i - 1]):
+            yield slice(rows[first], rows[i - 1] + 1), counts[first]
+            first = i
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnilmPrograms:
+    """All programs over one set of weights."""
+
+    dimensions: UnilmDimensions
+    decode: Decode
+    decode_packed: DecodePacked
+    pool: Pool
+
+    @classmethod
+    def from_tensors(
+        cls, dimensions: UnilmDimensions, tensors: Mapping[str, NDArray[np.generic]]
+    ) -> "UnilmPrograms":
+        """Build in fp32 from canonical names; raises KvcastError where names or shapes differ."""
+        with torch.device("meta"):
+            model = Unilm(dimensions)
+        load_weights(model, tensors)
+        rows = PrefixedRows(model, dimensions)
+        return cls(
+            dimensions=dimensions,
+            decode=Decode(rows),
+            decode_packed=DecodePacked(rows),
+            pool=Pool(model),
+        )
+
+    @torch.inference_mode()
+    def whole(self, source: Int64, target: Int64) -> Float32:
+        """Return logits fp32 [len(source) + len(target), vocab] of both, seen all at once.
+
+        What is source is said and not derived from lengths: this is what steps must equal.
+        """
+        tokens_rs = torch.from_numpy(np.concatenate([source, target]))[None]
+        shape = (1, self.dimensions.kv_heads, tokens_rs.shape[1], self.dimensions.head_dim)
+        caches = [(torch.zeros(shape), torch.zeros(shape)) for _ in self.dimensions.windows]
+        lengths, sources = torch.tensor([[0], [len(source)]], dtype=torch.int32)
+        rows = self.decode.rows
+        logits: Float32 = rows.model.logits(rows(tokens_rs, lengths, sources, caches))[0].numpy()
+        return logits

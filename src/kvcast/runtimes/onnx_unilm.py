@@ -1,0 +1,45 @@
+"""UniLM bundles on ONNX Runtime, without torch.
+
+Knows graphs by the names in the bundle's manifest and nothing of models.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from kvcast.bundle.manifest import Manifest
+from kvcast.runtimes.base import Float32, Int64
+from kvcast.runtimes.onnx_decoder import OnnxDecoderOnly
+from kvcast.runtimes.onnx_session import onnx_session
+from kvcast.runtimes.sources import SourceHistory, check_sources
+
+
+class OnnxUnilm(OnnxDecoderOnly):
+    """Meets `kvcast.runtimes.base.DecoderOnly`; the first call of an empty row is its source."""
+
+    _history = SourceHistory
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        super().__init__(folder, manifest, threads)
+        self._width: int = manifest.dimensions["width"]
+        self._max_positions: int = manifest.dimensions["max_positions"]
+        self._pool = (
+            onnx_session(folder / manifest.graph("pool").file, threads)
+            if manifest.dimensions["pooled"]
+            else None
+        )
+
+    def embed(self, sources: Sequence[Int64]) -> Float32:
+        """Return the pooled first token of each source, fp32 [len(sources), width].
+
+        Raises KvcastError for a source that is empty or longer than the model takes.
+        """
+        check_sources(sources, self._max_positions)
+        first_nx = np.empty((len(sources), self._width), np.float32)
+        for row, source in zip(first_nx, sources, strict=True):
+            row[:] = self._buffers(1, len(source)).first_hidden(source)
+        if self._pool is None or not len(sources):
+            return first_nx
+        pooled: Float32 = self._pool.run(["pooled"], {"hidden": first_nx})[0]
+        return pooled

@@ -1,0 +1,91 @@
+"""UniLM generators against transformers' RoFormer and BERT under the mask of a UniLM.
+
+The oracle sees source and target at once. Eager and ONNX Runtime see the source and then one token
+after the other.
+"""
+
+import numpy as np
+import pytest
+
+from kvcast.programs.unilm import UnilmPrograms
+from random_unilms import (
+    VOCAB,
+    dimensions_of,
+    open_unilm,
+    oracle_run,
+    tensors_of,
+    transformers_model,
+)
+
+KINDS = {
+    "roformer": ("roformer", {"embedding_size": 48, "layer_norm_eps": 1e-12}),
+    "roformer with narrow embeddings": ("roformer", {"embedding_size": 24}),
+    "bert": ("bert", {}),
+    "bert with another gelu and three segments": (
+        "bert",
+        {"hidden_act": "gelu_new", "type_vocab_size": 3},
+    ),
+}
+LENGTHS = (5, 1, 23, 11)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def models(request, tmp_path_factory):
+    """The oracle, the programs with its weights, and each runtime."""
+    kind, settings = KINDS[request.param]
+    oracle = transformers_model(kind, **settings)
+    programs = UnilmPrograms.from_tensors(dimensions_of(oracle), tensors_of(oracle))
+    return oracle, programs, open_unilm(programs, tmp_path_factory.mktemp("unilm") / "bundle")
+
+
+@pytest.fixture(params=["eager", "onnx"])
+def pair(request, models):
+    oracle, _, runtimes = models
+    return oracle, runtimes[request.param]
+
+
+def random_rows(lengths, seed):
+    generator = np.random.default_rng(seed)
+    return [generator.integers(0, VOCAB, length) for length in lengths]
+
+
+@pytest.mark.parametrize(("source_length", "target_length"), [(9, 0), (1, 12), (17, 8), (60, 30)])
+def test_source_and_target_at_once(models, source_length, target_length):
+    oracle, programs, _ = models
+    source, target = random_rows((source_length, target_length), seed=1)
+    expected, _ = oracle_run(oracle, source, target)
+    assert np.abs(expected).max() > 0.5, "logits near zero would agree by themselves"
+    np.testing.assert_allclose(programs.whole(source, target), expected, atol=1e-4)
+
+
+def test_every_position_of_a_source(pair):
+    oracle, runtime = pair
+    (source,) = random_rows([23], seed=2)
+    logits, _ = runtime.decode([source], runtime.new_cache(1, 23), positions=range(23))
+    np.testing.assert_allclose(logits[0], oracle_run(oracle, source, source[:0])[0], atol=1e-4)
+
+
+def test_targets_of_sources_of_different_lengths_token_by_token(pair):
+    oracle, runtime = pair
+    sources = random_rows(LENGTHS, seed=3)
+    targets = np.random.default_rng(4).integers(0, VOCAB, (len(sources), 12))
+    cache = runtime.new_cache(len(sources), max(LENGTHS) + 12)
+    logits, cache = runtime.decode(sources, cache)
+    steps = [logits[:, 0]]
+    for tokens in targets.T:
+        logits, cache = runtime.decode([token[None] for token in tokens], cache)
+        steps.append(logits[:, 0])
+    for source, target, found in zip(sources, targets, np.stack(steps, axis=1), strict=True):
+        expected, _ = oracle_run(oracle, source, target)
+        np.testing.assert_allclose(found, expected[len(source) - 1 :], atol=1e-4)
+
+
+def test_embeddings_are_the_first_hidden_state_through_the_pooler(pair):
+    oracle, runtime = pair
+    sources = random_rows(LENGTHS, seed=5)
+    tensors = tensors_of(oracle)
+    first = np.stack([oracle_run(oracle, source, source[:0])[1][0] for source in sources])
+    expected = first @ tensors["pooler.weight"].T + tensors["pooler.bias"]
+    found = runtime.embed(sources)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=1e-4)

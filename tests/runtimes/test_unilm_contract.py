@@ -1,0 +1,250 @@
+"""The cache contract of UniLM generators, held against every runtime and every kind of positions.
+
+All of it compares with one computation without a cached position: source and target at once.
+"""
+
+import numpy as np
+import pytest
+
+from kvcast.errors import KvcastError
+from random_unilms import MODELS, VOCAB, open_unilm, random_unilm
+
+TOLERANCE = 1e-4
+NOTHING = np.zeros(0, np.int64)
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda dimensions: dimensions.architecture)
+def model(request, tmp_path_factory):
+    programs = random_unilm(request.param)
+    return programs, open_unilm(programs, tmp_path_factory.mktemp("unilm") / "bundle")
+
+
+@pytest.fixture(params=["eager", "onnx"])
+def runtime(request, model):
+    return model[1][request.param]
+
+
+@pytest.fixture
+def last(model):
+    """The logits [rows, vocab] of each row's last position, source and target at once."""
+
+    def compute(sources, targets):
+        rows = zip(sources, targets, strict=True)
+        return np.stack([model[0].whole(source, target)[-1] for source, target in rows])
+
+    return compute
+
+
+def random_tokens(count, seed=0):
+    return np.random.default_rng(seed).integers(0, VOCAB, count)
+
+
+def random_rows(*lengths):
+    return [random_tokens(length, seed=length) for length in lengths]
+
+
+def one_each(tokens):
+    return [np.array([token]) for token in tokens]
+
+
+def filled(runtime, sources, capacity=96):
+    """Return each source's last logits and the cache."""
+    logits, cache = runtime.decode(sources, runtime.new_cache(len(sources), capacity))
+    return logits[:, 0], cache
+
+
+def written_on(runtime, cache, steps, seed=0):
+    """Feed random tokens; return the last logits, the targets [rows, steps] and the cache."""
+    targets = np.random.default_rng(seed).integers(0, VOCAB, (len(cache.lengths), steps))
+    for tokens in targets.T:
+        logits, cache = runtime.decode(one_each(tokens), cache)
+    return logits[:, 0], targets, cache
+
+
+def test_steps_of_ragged_rows_equal_all_at_once(runtime, last):
+    sources = random_rows(4, 1, 30, 31)
+    logits, cache = filled(runtime, sources)
+    np.testing.assert_allclose(logits, last(sources, [NOTHING] * 4), atol=TOLERANCE)
+    logits, targets, cache = written_on(runtime, cache, 10)
+    np.testing.assert_allclose(logits, last(sources, targets), atol=TOLERANCE)
+    assert cache.lengths.tolist() == [14, 11, 40, 41]
+
+
+def test_several_tokens_of_a_target_in_one_call(runtime, last):
+    sources = random_rows(6, 17)
+    _, cache = filled(runtime, sources)
+    chunks = random_rows(5, 3)
+    logits, _ = runtime.decode(chunks, cache)
+    np.testing.assert_allclose(logits[:, 0], last(sources, chunks), atol=TOLERANCE)
+
+
+def test_a_source_of_one_token_beside_rows_that_step(runtime, last):
+    sources = [*random_rows(6, 17), random_tokens(1, seed=3)]
+    cache = runtime.new_cache(3, 32)
+    _, cache = runtime.decode(sources[:2], cache, rows=[0, 1])
+    logits, _ = runtime.decode([*one_each([5, 6]), sources[2]], cache)
+    expected = last(sources, [np.array([5]), np.array([6]), NOTHING])
+    np.testing.assert_allclose(logits[:, 0], expected, atol=TOLERANCE)
+
+
+def test_a_batch_equals_each_source_alone(runtime):
+    sources = random_rows(9, 9, 14)
+    together, cache = filled(runtime, sources)
+    after, targets, _ = written_on(runtime, cache, 6)
+    for row, source in enumerate(sources):
+        alone, cache = filled(runtime, [source])
+        np.testing.assert_allclose(together[row], alone[0], atol=TOLERANCE)
+        for token in targets[row]:
+            logits, cache = runtime.decode(one_each([token]), cache)
+        np.testing.assert_allclose(after[row], logits[0, 0], atol=TOLERANCE)
+
+
+def test_rows_that_take_no_part_stay_as_they_are(runtime, last):
+    sources = random_rows(9, 14, 5, 11)
+    _, cache = filled(runtime, sources)
+    targets = [NOTHING] * 4
+    for step, rows in enumerate([[0, 3], [3], [1, 3], [0, 1, 2, 3], [2], [0, 2]]):
+        new = random_tokens(len(rows), seed=step)
+        logits, cache = runtime.decode(one_each(new), cache, rows=rows)
+        for row, token in zip(rows, new, strict=True):
+            targets[row] = np.append(targets[row], token)
+        expected = last([sources[row] for row in rows], [targets[row] for row in rows])
+        np.testing.assert_allclose(logits[:, 0], expected, atol=TOLERANCE)
+
+
+def test_a_row_that_was_reset_takes_a_new_source_while_the_others_go_on(runtime, last):
+    sources = random_rows(12, 25, 6)
+    _, cache = filled(runtime, sources)
+    _, targets, cache = written_on(runtime, cache, 4)
+    cache = runtime.reset(cache, [1])
+    newcomer = random_tokens(10, seed=50)
+    logits, cache = runtime.decode([newcomer], cache, rows=[1])
+    np.testing.assert_allclose(logits[0], last([newcomer], [NOTHING]), atol=TOLERANCE)
+    logits, cache = runtime.decode(one_each([1, 2, 3]), cache)
+    sources[1], histories = newcomer, [*targets]
+    histories[1] = NOTHING
+    grown = [np.append(old, token) for old, token in zip(histories, [1, 2, 3], strict=True)]
+    np.testing.assert_allclose(logits[:, 0], last(sources, grown), atol=TOLERANCE)
+
+
+def test_source_b_after_source_a_gives_what_a_fresh_cache_gives(runtime):
+    first, second = random_rows(40, 7)
+    _, cache = filled(runtime, [first])
+    _, _, cache = written_on(runtime, cache, 5)
+    cache = runtime.reset(cache, [0])
+    logits, cache = runtime.decode([second], cache)
+    after, _, _ = written_on(runtime, cache, 5, seed=1)
+    fresh, cache = filled(runtime, [second])
+    fresh_after, _, _ = written_on(runtime, cache, 5, seed=1)
+    np.testing.assert_array_equal(logits[:, 0], fresh)
+    np.testing.assert_array_equal(after, fresh_after)
+
+
+def test_what_lies_in_unused_slots_changes_nothing(runtime, last):
+    sources = random_rows(9, 4)
+    cache = runtime.new_cache(2, 48)
+    for array in arrays(cache):
+        array[...] = 1e9  # large and finite: NaN would hide behind a zero
+    logits, cache = runtime.decode(sources, cache)
+    np.testing.assert_allclose(logits[:, 0], last(sources, [NOTHING] * 2), atol=TOLERANCE)
+    logits, targets, _ = written_on(runtime, cache, 4)
+    np.testing.assert_allclose(logits, last(sources, targets), atol=TOLERANCE)
+
+
+def arrays(cache):
+    """Every key and value array of a cache of any runtime."""
+    if hasattr(cache, "buffers"):
+        return cache.buffers.cells
+    return [part.numpy() for layer in cache.layers for part in layer]
+
+
+def test_beams_that_change_places_go_on_from_their_new_pasts(runtime, last):
+    (source,) = random_rows(11)
+    _, one = filled(runtime, [source])
+    cache = runtime.fork(one, [0, 0, 0])
+    targets = [NOTHING] * 3
+    for step, order in enumerate([[0, 1, 2], [1, 1, 0], [2, 0, 0], [0, 0, 0], [1, 2, 0]]):
+        cache = runtime.reorder(cache, order)
+        logits, new, cache = written_on(runtime, cache, 2, seed=step)
+        targets = [np.append(targets[old], new[row]) for row, old in enumerate(order)]
+        np.testing.assert_allclose(logits, last([source] * 3, targets), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("pasts", "order"),
+    [
+        # Tokens are equal up to a position, and what lies there is not.
+        ([([7, 8, 9], [4]), ([7, 8, 5], [4])], [1, 1]),
+        ([([7, 8, 9], [4]), ([7, 8], [9, 4])], [1, 1]),
+        ([([7, 8], [9, 4]), ([7, 8, 9], [4])], [1, 1]),
+        ([([7, 8], [9]), ([7, 8, 9, 6, 2], [4])], [1, 1]),
+        ([([7, 8, 9], [4]), ([7, 8, 9, 4], [4])], [1, 0]),
+    ],
+)
+def test_a_row_goes_on_from_another_whose_source_begins_alike(runtime, last, pasts, order):
+    sources = [np.array(source) for source, _ in pasts]
+    targets = [np.array(target) for _, target in pasts]
+    _, cache = filled(runtime, sources)
+    _, cache = runtime.decode(targets, cache)
+    cache = runtime.reorder(cache, order)
+    logits, _ = runtime.decode(one_each([3, 4]), cache)
+    grown = [np.append(targets[row], token) for row, token in zip(order, [3, 4], strict=True)]
+    expected = last([sources[row] for row in order], grown)
+    np.testing.assert_allclose(logits[:, 0], expected, atol=TOLERANCE)
+
+
+def test_a_source_can_be_continued_many_times(runtime, last):
+    (source,) = random_rows(20)
+    _, kept = filled(runtime, [source], capacity=24)
+    for attempt in range(3):
+        forked = runtime.fork(kept, [0, 0], capacity=64)
+        logits, targets, _ = written_on(runtime, forked, 8, seed=attempt)
+        np.testing.assert_allclose(logits, last([source] * 2, targets), atol=TOLERANCE)
+    assert kept.lengths.tolist() == [20]
+
+
+def test_a_batch_of_embeddings_equals_each_alone_and_leaves_caches_alone(runtime, last):
+    sources = random_rows(12, 3, 12, 1)
+    _, cache = filled(runtime, sources)
+    together = runtime.embed(sources)
+    np.testing.assert_allclose(
+        together, np.concatenate([runtime.embed([source]) for source in sources]), atol=1e-5
+    )
+    assert together.shape == (4, 64)
+    assert np.abs(together[0] - together[2]).max() == 0, "equal sources"
+    assert np.abs(together[0] - together[1]).max() > 0.1, "different sources"
+    logits, targets, _ = written_on(runtime, cache, 2)
+    np.testing.assert_allclose(logits, last(sources, targets), atol=TOLERANCE)
+
+
+def test_runtimes_agree_on_embeddings(model):
+    sources = random_rows(12, 3, 128)
+    eager, onnx = (model[1][name].embed(sources) for name in ("eager", "onnx"))
+    np.testing.assert_allclose(eager, onnx, atol=TOLERANCE)
+
+
+def test_no_sources_have_no_embeddings(runtime):
+    assert runtime.embed([]).shape == (0, 64)
+
+
+@pytest.mark.parametrize("length", [0, 129])
+def test_sources_that_cannot_be_embedded_are_one_line(runtime, length):
+    with pytest.raises(KvcastError, match=f"source 1 has {length} tokens .* takes 1 to 128"):
+        runtime.embed([random_tokens(3), random_tokens(length)])
+
+
+def test_too_many_positions_are_one_line(runtime):
+    with pytest.raises(KvcastError, match="holds 5 positions and is full"):
+        runtime.decode([random_tokens(6)], runtime.new_cache(1, 5))
+
+
+def test_greedy_targets_are_the_same_tokens_on_every_runtime(model):
+    written = {}
+    for name, runtime in model[1].items():
+        logits, cache = filled(runtime, random_rows(8, 3, 20))
+        tokens = [logits.argmax(-1)]
+        for _ in range(40):
+            logits, cache = runtime.decode(one_each(tokens[-1]), cache)
+            tokens.append(logits[:, 0].argmax(-1))
+        written[name] = np.stack(tokens)
+    np.testing.assert_array_equal(written["eager"], written["onnx"])
