@@ -18,6 +18,8 @@ from kvcast.text.characters import whole_characters
 
 ROLES = ("system", "user", "assistant")
 
+NO_TEMPLATE = "this model has no chat template: prompt it with plain text"
+
 SECONDS = 10.0
 """For one conversation; published templates take milliseconds."""
 

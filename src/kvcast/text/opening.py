@@ -1,77 +1,115 @@
 """From the text files of a checkpoint or a bundle to a tokenizer: the one place that knows them.
 
-Either `tokenizer.json` and `text.json`, with `chat_template.jinja` where the model has one, or
-Mistral's own `tekken.json` or `tokenizer.model` (and `tokenizer.model.v3` and so on).
+`text.json` beside `tokenizer.json` (with `chat_template.jinja` where the model has one), or beside
+`spiece.model`; or Mistral's own `tekken.json` or `tokenizer.model` (and `tokenizer.model.v3` and
+so on). Where `text.json` has a "tokenizer", it says what to make of the files: "byt5", which needs
+no other, or "bert", with `vocab.txt` or a `tokenizer.json` of that kind.
 """
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kvcast.errors import InputMissingError, KvcastError
 from kvcast.text.base import TextTokenizer
+from kvcast.text.settings import SETTINGS, TextSettings
 
-_SETTINGS = "text.json"
+_JSON = "tokenizer.json"
+_SENTENCEPIECE = "spiece.model"
+_WORD_PIECES = "vocab.txt"
 _TEMPLATE = "chat_template.jinja"
 
+_Files = Mapping[str, bytes]
 
-def open_text(files: Mapping[str, bytes]) -> TextTokenizer:
+
+def open_text(files: _Files) -> TextTokenizer:
     """Open the tokenizer that is in `files`, name to content.
 
-    `text.json` holds "end_tokens", a list of one or more ids, and "bos_token" and "eos_token",
-    texts that the chat template may use; either may be null.
+    `text.json` holds "end_tokens", a list of one or more ids, and may hold "bos_token" and
+    "eos_token", texts that the chat template may use, or null. Of "spiece.model" it may say
+    "extra_ids", how many sentinels come after its pieces: 100 unless the pieces hold some. Of
+    "bert" it says "lowercase", and "words", whether words of Chinese are looked up first.
 
     Raises:
         InputMissingError: a file that is needed is not there.
-        KvcastError: a file is damaged, or mistral-common is needed and not installed.
+        KvcastError: a file is damaged, or an optional library is needed and not installed.
 
     """
-    if "tokenizer.json" in files:
-        return _json_tokenizer(files)
+    settings = TextSettings.read(files[SETTINGS]) if SETTINGS in files else None
+    if settings is not None and settings.kind is not None:
+        opener = _KINDS.get(settings.kind)
+        if opener is None:
+            raise KvcastError(
+                f"{SETTINGS} is damaged: tokenizer {settings.kind[:80]!r} is not known: "
+                f"one of {', '.join(_KINDS)}"
+            )
+        return opener(files, settings)
+    for name, opener in _BY_FILE.items():
+        if name in files:
+            if settings is None:
+                raise InputMissingError(f"no {SETTINGS} beside {name}: fetch the model again")
+            return opener(files, settings)
+    return _mistral(files)
+
+
+# Tokenizers are imported where they are used: they take a moment, which nobody waits for who
+# transcribes.
+
+
+def _json_tokenizer(files: _Files, settings: TextSettings) -> TextTokenizer:
+    from kvcast.text.chat import ChatTemplate
+    from kvcast.text.tokenizer_json import JsonTokenizer
+
+    constants, template = settings.constants, None
+    if _TEMPLATE in files:
+        try:
+            template = ChatTemplate(source=files[_TEMPLATE].decode(), constants=constants)
+        except UnicodeDecodeError:
+            raise KvcastError(f"{_TEMPLATE} is damaged: not UTF-8; fetch it again") from None
+    return JsonTokenizer(files[_JSON], settings.end_tokens, template)
+
+
+def _sentencepiece(files: _Files, settings: TextSettings) -> TextTokenizer:
+    from kvcast.text.sentencepiece_model import MOST_SENTINELS, to_tokenizer_json
+    from kvcast.text.tokenizer_json import JsonTokenizer
+
+    extra_ids = settings.count("extra_ids", MOST_SENTINELS)
+    description = to_tokenizer_json(files[_SENTENCEPIECE], extra_ids, _SENTENCEPIECE)
+    return JsonTokenizer(description, settings.end_tokens, None, _SENTENCEPIECE)
+
+
+def _bytes(_: _Files, settings: TextSettings) -> TextTokenizer:
+    from kvcast.text.byt5 import ByteTokenizer
+
+    return ByteTokenizer(settings.end_tokens)
+
+
+def _word_pieces(files: _Files, settings: TextSettings) -> TextTokenizer:
+    from kvcast.text.bert import BertTokenizer, ChineseWordTokenizer
+    from kvcast.text.vocabulary import read_tokenizer_json, read_vocab_txt
+
+    if _WORD_PIECES in files:
+        vocabulary = read_vocab_txt(files[_WORD_PIECES])
+    elif _JSON in files:
+        vocabulary = read_tokenizer_json(files[_JSON])
+    else:
+        raise InputMissingError(
+            f"no {_WORD_PIECES} or {_JSON} beside {SETTINGS}: fetch the model again"
+        )
+    kind = ChineseWordTokenizer if settings.flag("words") else BertTokenizer
+    return kind(vocabulary, settings.end_tokens, lowercase=settings.flag("lowercase"))
+
+
+def _mistral(files: _Files) -> TextTokenizer:
     from kvcast.text.mistral import MistralTokenizer, is_tokenizer_file
 
     for name, content in files.items():
         if is_tokenizer_file(name):
             return MistralTokenizer(name, content)
     raise InputMissingError(
-        "no tokenizer: a model needs tokenizer.json and text.json, or tekken.json, "
-        "or tokenizer.model; fetch it again"
+        "no tokenizer: a model needs tokenizer.json and text.json, or spiece.model and "
+        "text.json, or tekken.json, or tokenizer.model; fetch it again"
     )
 
 
-def _json_tokenizer(files: Mapping[str, bytes]) -> TextTokenizer:
-    # Both take a moment to import, which nobody waits for who transcribes.
-    from kvcast.text.chat import ChatTemplate
-    from kvcast.text.tokenizer_json import JsonTokenizer
-
-    if _SETTINGS not in files:
-        raise InputMissingError(f"no {_SETTINGS} beside tokenizer.json: fetch the model again")
-    end_tokens, constants = _settings(files[_SETTINGS])
-    template = None
-    if _TEMPLATE in files:
-        try:
-            template = ChatTemplate(source=files[_TEMPLATE].decode(), constants=constants)
-        except UnicodeDecodeError:
-            raise KvcastError(f"{_TEMPLATE} is damaged: not UTF-8; fetch it again") from None
-    return JsonTokenizer(files["tokenizer.json"], end_tokens, template)
-
-
-def _settings(content: bytes) -> tuple[list[int], dict[str, str]]:
-    """Return the end tokens and the constants of templates."""
-    try:
-        fields = json.loads(content)
-    except (ValueError, RecursionError):
-        raise KvcastError(f"{_SETTINGS} is not valid JSON: fetch it again") from None
-    match fields:
-        case {"end_tokens": [_, *_] as end_tokens} if all(
-            type(t) is int and 0 <= t < 1 << 31 for t in end_tokens
-        ):
-            pass
-        case _:
-            raise KvcastError(
-                f"{_SETTINGS} is damaged: end_tokens is not a list of one or more ids"
-            )
-    constants = {name: fields.get(name) for name in ("bos_token", "eos_token")}
-    for name, value in constants.items():
-        if not isinstance(value, str | None):
-            raise KvcastError(f"{_SETTINGS} is damaged: {name} is not a text")
-    return end_tokens, {name: value for name, value in constants.items() if value is not None}
+_Opener = Callable[[_Files, TextSettings], TextTokenizer]
+_KINDS: Mapping[str, _Opener] = {"bert": _word_pieces, "byt5": _bytes}
+_BY_FILE: Mapping[str, _Opener] = {_JSON: _json_tokenizer, _SENTENCEPIECE: _sentencepiece}

@@ -8,13 +8,18 @@ twin of the tokenizer recognises special tokens first and turns stand-ins back a
 the text is normalised. So templates may move and change texts at will, and texts that spell no
 special token take the ordinary way, which equals transformers'.
 
+A Unigram vocabulary holds special tokens among its pieces, so there the twin also cuts each apart
+that the normalised text spells.
+
 Special tokens are those that tokenizer.json calls so, and those that end a text; other added
-tokens, such as Qwen's <think>, are recognised in any text, as everywhere else.
+tokens, such as Qwen's <think>, are recognised in any text, as everywhere else. So are T5's
+sentinels, unless a chat template makes control tokens of them.
 """
 
+import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,8 +28,10 @@ from tokenizers import Tokenizer
 from kvcast.errors import KvcastError
 from kvcast.text.base import Message, TextStream
 from kvcast.text.characters import whole_characters
-from kvcast.text.chat import ChatTemplate, checked_messages
+from kvcast.text.charsmap import check_charsmap
+from kvcast.text.chat import NO_TEMPLATE, ChatTemplate, checked_messages
 from kvcast.text.decoder import TokenDecoder, read_decoder
+from kvcast.text.sentinels import SENTINEL
 
 _FIRST_STAND_IN = 0x10F000  # in the last plane of private use
 
@@ -33,18 +40,26 @@ class JsonTokenizer:
     """A tokenizer.json, what ends a text, and a chat template; a `TextTokenizer`."""
 
     def __init__(
-        self, tokenizer_json: bytes, end_tokens: Sequence[int], template: ChatTemplate | None
+        self,
+        tokenizer_json: bytes,
+        end_tokens: Sequence[int],
+        template: ChatTemplate | None,
+        what: str = "tokenizer.json",
     ) -> None:
-        """Read a tokenizer.json.
+        """Read a tokenizer.json; `what`: the file that it was made of.
 
-        Raises KvcastError if it is damaged, or of a kind whose tokens are no plain bytes.
+        Raises KvcastError, naming `what`, if it is damaged, or of a kind whose tokens are no plain
+        bytes.
         """
         try:
+            description = json.loads(tokenizer_json)
+            _check(description)
             self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json.decode())
-            spelling, leading_spaces = read_decoder(json.loads(tokenizer_json)["decoder"])
+            spelling, leading_spaces = read_decoder(description["decoder"])
         except Exception as error:  # the tokenizers library raises bare Exception
             reason = " ".join(str(error).split())[:300]
-            raise KvcastError(f"tokenizer.json cannot be read: {reason}; fetch it again") from None
+            raise KvcastError(f"{what} cannot be read: {reason}; fetch it again") from None
+        self._unigram = description["model"].get("type") == "Unigram"
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._added = self._tokenizer.get_added_tokens_decoder()
@@ -54,7 +69,7 @@ class JsonTokenizer:
         self.end_tokens = tuple(end_tokens)
         if unknown := [t for t in end_tokens if self._tokenizer.id_to_token(t) is None]:
             raise KvcastError(
-                f"end token {unknown[0]} is not in tokenizer.json: the files belong to two models"
+                f"end token {unknown[0]} is not in {what}: the files belong to two models"
             )
 
     @property
@@ -78,7 +93,7 @@ class JsonTokenizer:
         KvcastError if there is no template, or it refuses, fails or does more than format text.
         """
         if self._template is None:
-            raise KvcastError("this model has no chat template: prompt it with plain text")
+            raise KvcastError(NO_TEMPLATE)
         whole = checked_messages(messages)
         neutral = [{key: self._neutral(text) for key, text in turn.items()} for turn in whole]
         texts = [text for turn in whole for text in turn.values()]
@@ -109,8 +124,10 @@ class JsonTokenizer:
 
     @cached_property
     def _special_texts(self) -> list[str]:
+        """What no text of a user's may become."""
         texts = [added.content for t, added in self._added.items() if self._is_special(t)]
-        return [text for text in texts if text]
+        readable = SENTINEL.fullmatch if self._template is None else lambda _: None
+        return [text for text in texts if text and not readable(text)]
 
     @cached_property
     def _stand_ins(self) -> dict[str, str]:
@@ -136,13 +153,15 @@ class JsonTokenizer:
         """Tell whether a special token could be recognised in a text, normalised or not."""
         if self._special.search(text):
             return True
-        if self._tokenizer.normalizer is None or not self._normalised_specials:
+        if self._tokenizer.normalizer is None or not self._recognised_late:
             return False
         return bool(self._special.search(self._tokenizer.normalizer.normalize_str(text)))
 
     @cached_property
-    def _normalised_specials(self) -> bool:
-        return any(added.normalized and self._is_special(t) for t, added in self._added.items())
+    def _recognised_late(self) -> bool:
+        """Whether special tokens are recognised in the normalised text as well."""
+        normalized = (added.normalized for t, added in self._added.items() if self._is_special(t))
+        return self._unigram or any(normalized)
 
     @cached_property
     def _twin(self) -> Tokenizer:
@@ -158,4 +177,31 @@ class JsonTokenizer:
         for added in description["added_tokens"]:
             # A normalised token would be looked for after stand-ins have been turned back.
             added["normalized"] = added["normalized"] and not self._is_special(added["id"])
+        if self._unigram:
+            cut = {
+                "type": "Split",
+                "pattern": {"Regex": self._special.pattern},
+                "behavior": "MergedWithPrevious",
+                "invert": False,
+            }
+            cuts = [description["pre_tokenizer"], cut] if description["pre_tokenizer"] else [cut]
+            description["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": cuts}
         return Tokenizer.from_str(json.dumps(description))
+
+
+def _check(description: Mapping[str, Any]) -> None:
+    """Raise ValueError for what the tokenizers library takes, to fail at some text."""
+    model = description["model"]
+    if model.get("type") == "Unigram" and model.get("unk_id") is None:
+        raise ValueError("its model has no token for what is unknown")
+    for normalizer in _normalizers(description.get("normalizer")):
+        if normalizer.get("type") == "Precompiled":
+            check_charsmap(base64.b64decode(normalizer["precompiled_charsmap"], validate=True))
+
+
+def _normalizers(description: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """Return the steps of a normalizer, those of sequences within it too."""
+    if description is not None:
+        yield description
+        for part in description.get("normalizers", []):
+            yield from _normalizers(part)

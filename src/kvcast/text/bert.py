@@ -1,0 +1,107 @@
+"""Tokenizers of BERT's kind, through the tokenizers library: sources between [CLS] and [SEP].
+
+SimBERT and RoFormer-Sim's character models are of the plain kind. T5-PEGASUS and RoFormer look for
+words of Chinese first: a word that jieba finds and the vocabulary holds is one token, and the rest
+is split as BERT does. jieba's rules and dictionary come from rjieba, an optional extra: it cuts as
+jieba does, is kept up, and reads no cache from a folder that others may write to.
+
+No token in brackets is ever read in a text: BERT's splitting takes brackets apart. Knows no model
+and no file.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+
+from kvcast.errors import KvcastError
+from kvcast.text.base import Message, TextStream
+from kvcast.text.characters import whole_characters
+from kvcast.text.chat import NO_TEMPLATE
+from kvcast.text.word_pieces import WordPieceStream, is_special
+
+_BEGIN, _END, _UNKNOWN = "[CLS]", "[SEP]", "[UNK]"
+
+
+class BertTokenizer:
+    """A vocabulary of word pieces; a `TextTokenizer`."""
+
+    def __init__(
+        self, vocabulary: Mapping[str, int], end_tokens: Sequence[int], *, lowercase: bool
+    ) -> None:
+        """Take a vocabulary, text to id; `lowercase` also takes accents away.
+
+        Raises KvcastError if it lacks a special token or an end token.
+        """
+        for token in (_BEGIN, _END, _UNKNOWN):
+            if token not in vocabulary:
+                raise KvcastError(f"the vocabulary has no {token}: fetch it again")
+        self._pieces = {number: token for token, number in vocabulary.items()}
+        if unknown := [token for token in end_tokens if token not in self._pieces]:
+            raise KvcastError(
+                f"end token {unknown[0]} is not in the vocabulary: the files belong to two models"
+            )
+        self.end_tokens = tuple(end_tokens)
+        self._begin, self._end = vocabulary[_BEGIN], vocabulary[_END]
+        self._tokenizer = Tokenizer(WordPiece(dict(vocabulary), unk_token=_UNKNOWN))
+        self._tokenizer.normalizer = BertNormalizer(lowercase=lowercase)
+        self._tokenizer.pre_tokenizer = BertPreTokenizer()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens that have a text."""
+        return len(self._pieces)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a source, [CLS] and [SEP] around them.
+
+        Special tokens written out in the text are taken as plain text.
+        """
+        return [self._begin, *self._split(whole_characters(text)), self._end]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:  # noqa: ARG002, the protocol's
+        """Raise KvcastError: there is no chat template."""
+        raise KvcastError(NO_TEMPLATE)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        stream = self.stream()
+        return "".join([*map(stream.push, tokens), stream.finish()])
+
+    def stream(self) -> TextStream:
+        """Begin a text."""
+        return WordPieceStream(self._pieces)
+
+    def _split(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+class ChineseWordTokenizer(BertTokenizer):
+    """Word pieces after words of Chinese; a `TextTokenizer`."""
+
+    def __init__(
+        self, vocabulary: Mapping[str, int], end_tokens: Sequence[int], *, lowercase: bool
+    ) -> None:
+        """Take what a BertTokenizer takes; raises KvcastError if rjieba is not installed."""
+        super().__init__(vocabulary, end_tokens, lowercase=lowercase)
+        try:
+            import rjieba
+        except ImportError:
+            raise KvcastError(
+                "this model looks for words of Chinese with rjieba: pip install 'kvcast[chinese]'"
+            ) from None
+        self._jieba: Any = rjieba
+        self._words = {word: i for word, i in vocabulary.items() if not is_special(word)}
+        # As the models were trained (bert4keras, tokenizers.py): normalised first, then cut.
+        self._normalizer = BertNormalizer(handle_chinese_chars=False, lowercase=lowercase)
+
+    def _split(self, text: str) -> list[int]:
+        tokens: list[int] = []
+        for word in self._jieba.cut(self._normalizer.normalize_str(text), False):
+            known = self._words.get(word)
+            tokens += super()._split(word) if known is None else [known]
+        return tokens

@@ -1,0 +1,66 @@
+"""ByT5's tokens: the bytes of a text in UTF-8, and no file.
+
+ByT5 (Xue et al., 2021, section 3.1): <pad> 0, </s> 1, <unk> 2, byte b is b + 3, and 125 sentinels
+follow, numbered as in transformers' ByT5Tokenizer. Knows no model.
+"""
+
+from collections.abc import Sequence
+
+from kvcast.errors import KvcastError
+from kvcast.text.base import Message, TextStream
+from kvcast.text.characters import whole_characters
+from kvcast.text.chat import NO_TEMPLATE
+from kvcast.text.decoder import TokenDecoder
+from kvcast.text.sentinels import SENTINEL
+
+_END = 1
+_FIRST_BYTE = 3
+_FIRST_SENTINEL = _FIRST_BYTE + 256
+_SENTINELS = 125
+
+
+class ByteTokenizer:
+    """Bytes as tokens; a `TextTokenizer`."""
+
+    def __init__(self, end_tokens: Sequence[int]) -> None:
+        """Raise KvcastError for an end token that is none of these."""
+        self.end_tokens = tuple(end_tokens)
+        if unknown := [token for token in end_tokens if token >= self.vocab_size]:
+            raise KvcastError(f"end token {unknown[0]} is none of ByT5's {self.vocab_size} tokens")
+        self._decoder = TokenDecoder(token_bytes=_token_bytes, leading_spaces=0)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, sentinels included."""
+        return _FIRST_SENTINEL + _SENTINELS
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a source with </s> after it; only sentinels are read in it."""
+        whole = whole_characters(text)
+        tokens, start = [], 0
+        for found in SENTINEL.finditer(whole):
+            if (number := int(found[1])) < _SENTINELS and str(number) == found[1]:
+                tokens += _bytes(whole[start : found.start()])
+                tokens.append(_FIRST_SENTINEL + number)
+                start = found.end()
+        return [*tokens, *_bytes(whole[start:]), _END]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:  # noqa: ARG002, the protocol's
+        """Raise KvcastError: there is no chat template."""
+        raise KvcastError(NO_TEMPLATE)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        return self._decoder.decode(tokens)
+
+    def stream(self) -> TextStream:
+        """Begin a text."""
+        return self._decoder.stream()
+
+
+def _bytes(text: str) -> list[int]:
+    return [byte + _FIRST_BYTE for byte in text.encode()]
+
+
+def _token_bytes(token: int) -> bytes:
+    return bytes([token - _FIRST_BYTE]) if _FIRST_BYTE <= token < _FIRST_SENTINEL else b""

@@ -1,0 +1,57 @@
+"""Vocabularies of BERT's kind, text to id, as vocab.txt or tokenizer.json hold them.
+
+Knows no tokenizer.
+"""
+
+import json
+from collections.abc import Mapping
+
+from kvcast.errors import KvcastError
+
+_MOST = 1 << 31
+
+
+def read_vocab_txt(content: bytes) -> dict[str, int]:
+    """Read one token a line, the first of which is token 0; empty lines at the end are none.
+
+    Raises KvcastError for what is not UTF-8, an empty line between tokens, or a token twice.
+    """
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise KvcastError("vocab.txt is damaged: not UTF-8; fetch it again") from None
+    # Not splitlines: a line may hold one of Unicode's other line separators as its token.
+    lines = [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
+    vocabulary: dict[str, int] = {}
+    for number, token in enumerate(lines):
+        if not token or token in vocabulary:
+            what = "has a token that was there before" if token else "is empty"
+            raise KvcastError(f"vocab.txt is damaged: line {number + 1} {what}; fetch it again")
+        vocabulary[token] = number
+    return vocabulary
+
+
+def read_tokenizer_json(content: bytes) -> dict[str, int]:
+    """Read the vocabulary of a tokenizer.json whose model is WordPiece, added tokens included.
+
+    Raises KvcastError if it is damaged or of another kind.
+    """
+    try:
+        description = json.loads(content)
+        kind, vocabulary = description["model"]["type"], description["model"]["vocab"]
+        added = {token["content"]: token["id"] for token in description["added_tokens"]}
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise KvcastError("tokenizer.json is damaged: fetch it again") from None
+    if kind != "WordPiece":
+        raise KvcastError("tokenizer.json is of another kind than text.json says: not WordPiece")
+    if not isinstance(vocabulary, dict) or not _are_ids(whole := vocabulary | added):
+        raise KvcastError("tokenizer.json is damaged: its vocabulary does not number its tokens")
+    return whole
+
+
+def _are_ids(vocabulary: Mapping[object, object]) -> bool:
+    ids = vocabulary.values()
+    each = all(
+        type(i) is int and 0 <= i < _MOST and isinstance(t, str) for t, i in vocabulary.items()
+    )
+    return each and len(set(ids)) == len(ids)
