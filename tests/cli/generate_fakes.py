@@ -34,6 +34,8 @@ class FakeGeneration:
     finish_reason: str = "stop"
     prompt_tokens: int = 4
     timings: FakeTimings = FakeTimings()
+    score: float | None = None
+    similarity: float | None = None
 
 
 class FakePieces(Iterator[str]):
@@ -47,13 +49,17 @@ class FakePieces(Iterator[str]):
 
 @dataclass
 class FakeTextModel:
-    """Streams PIECES, or answers "PROMPT#k"; a prompt in `failures` fails after it began."""
+    """Streams PIECES, or answers "PROMPT#k"; a prompt in `failures` fails after it began.
+
+    One that `ranks` leaves out a text, and tells similarities and scores.
+    """
 
     task: str = "generate"
     failures: dict[str, BaseException] = field(default_factory=dict)
     refuses: KvcastError | None = None
     calls: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
     taken: list[str] = field(default_factory=list)
+    ranks: bool = False
 
     def stream(self, prompt: str, **keywords: Any) -> FakePieces:
         self._begin(prompt, [prompt], keywords)
@@ -87,7 +93,13 @@ class FakeTextModel:
             if prompt == "slow":
                 time.sleep(600)
             self.taken.append(prompt)
-            yield [FakeGeneration(text=f"{prompt}#{k}") for k in range(n)]
+            if self.ranks:
+                yield [
+                    FakeGeneration(text=f"{prompt}#{k}", score=-0.5 - k, similarity=1 / (1 + k))
+                    for k in range(max(1, n - 1))
+                ]
+            else:
+                yield [FakeGeneration(text=f"{prompt}#{k}") for k in range(n)]
 
 
 if __name__ == "__main__":

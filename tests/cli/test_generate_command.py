@@ -108,7 +108,7 @@ def test_json_is_one_object_that_fits_the_schema(scripted, capsys):
     (document,) = documents(printed.out)
     assert document == {
         "format": "kvcast.generation",
-        "version": 1,
+        "version": 2,
         "id": None,
         "model": "mine",
         "runtime": "eager",
@@ -120,6 +120,8 @@ def test_json_is_one_object_that_fits_the_schema(scripted, capsys):
         "tokens": [11, 12, 13],
         "logprobs": None,
         "finish_reason": "stop",
+        "score": None,
+        "similarity": None,
         "timings": {
             "first_token": 0.25,
             "seconds": 0.5,
@@ -138,6 +140,21 @@ def test_json_of_several_texts_holds_the_others_and_logprobs_on_request(scripted
     assert [other["text"] for other in document["alternatives"]] == ["hello#1", "hello#2"]
     for text in (document, *document["alternatives"]):
         assert text["logprobs"] == [-0.5, -1.25, None]  # JSON has no infinity
+
+
+def test_texts_that_are_ranked_have_headings_of_as_many_as_there_are(scripted, capsys):
+    scripted.ranks = True
+    assert generate("hello", "--num-return", "3", "--temperature", "1", "-q") == 0
+    assert capsys.readouterr().out == "--- 1 of 2 ---\nhello#0\n--- 2 of 2 ---\nhello#1\n"
+
+
+def test_json_has_scores_and_similarities(scripted, capsys):
+    scripted.ranks = True
+    assert generate("hello", "--json", "--n", "3", "--beam", "4") == 0
+    (document,) = documents(capsys.readouterr().out)
+    (other,) = document["alternatives"]
+    assert [text["score"] for text in (document, other)] == [-0.5, -1.5]
+    assert [text["similarity"] for text in (document, other)] == [1.0, 0.5]
 
 
 def test_prompts_give_one_object_a_line_in_order(scripted, lines, capsys):

@@ -17,9 +17,9 @@ from kvcast.cli.generate_options import CHOICE, CONVERSATION, LOADING, OUTPUT, S
 
 DOC = (Path(__file__).parents[2] / "docs" / "generate.md").read_text(encoding="utf-8")
 PROMISED = shlex.split("""--model --runtime --quantize --cache --threads --max-new-tokens
-    --temperature --top-k --top-p --min-p --repetition-penalty --stop --seed --beam
-    --length-penalty --n --logprobs --json --chat --system --quiet --chunk --batch
-    --prompt-file --prompts --output""")
+    --min-new-tokens --temperature --top-k --top-p --min-p --repetition-penalty --stop --seed --beam
+    --length-penalty --early-stopping --n --num-return --logprobs --json --chat --system --quiet
+    --chunk --batch --prompt-file --prompts --output""")
 
 LOADED = {
     "--model mine": ("model", "mine"),
@@ -32,6 +32,7 @@ STREAMED = {
     "--chat": ("chat", True),
     "--system odd": ("system", "odd"),
     "--max-new-tokens 7": ("max_new_tokens", 7),
+    "--min-new-tokens 5": ("min_new_tokens", 5),
     "--temperature 0.7": ("temperature", 0.7),
     "--top-k 5": ("top_k", 5),
     "--top-p 0.9": ("top_p", 0.9),
@@ -44,7 +45,9 @@ STREAMED = {
 SEARCHED = {
     "--beam 4": ("beam", 4),
     "--length-penalty -0.5": ("length_penalty", -0.5),
+    "--early-stopping": ("early_stopping", True),
     "--n 2": ("n", 2),
+    "--num-return 2": ("n", 2),
     "--batch 3": ("batch", 3),
 }
 
@@ -125,12 +128,15 @@ def test_defaults_are_those_of_the_python_api(text_model):
 
 
 def test_load_and_stream_take_what_they_are_given(text_model):
-    from kvcast.tasks.generate import TextKeywords, TextModel
+    from kvcast.tasks.calls import TextKeywords
+    from kvcast.tasks.generate import TextModel
+    from kvcast.tasks.sources import SourceTextModel
 
     main(["generate", "hello"])
     (_, loading), (prompt, streaming) = text_model.calls
     inspect.signature(kvcast.tasks.loading.load).bind(**loading)
-    inspect.signature(TextModel.stream).bind(None, prompt, **streaming)
+    for kind in (TextModel, SourceTextModel):
+        inspect.signature(kind.stream).bind(None, prompt, **streaming)
     assert set(streaming) - {"chat", "system"} == set(TextKeywords.__annotations__)
 
 
@@ -151,6 +157,7 @@ def test_the_scripted_result_has_the_real_ones_fields(fake, module: str, name: s
     [
         "--max-new-tokens 0",
         "--max-new-tokens 1.5",
+        "--min-new-tokens -1",
         "--temperature -1",
         "--temperature nan",
         "--temperature inf",
@@ -166,6 +173,7 @@ def test_the_scripted_result_has_the_real_ones_fields(fake, module: str, name: s
         "--beam 0",
         "--length-penalty nan",
         "--n 0",
+        "--num-return 0",
         "--batch 0",
         "--chunk 0",
         "--threads 0",

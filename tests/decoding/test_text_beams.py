@@ -5,14 +5,17 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from recomputing_runtime import RecomputingRuntime, in_transformers, random_model, tiny_llama
+from recomputing_runtime import RecomputingRuntime, in_transformers, tiny_llama
 
 from kvcast.decoding.beam_writing import write_beams
 from kvcast.decoding.beams import Hypothesis, NormalisedBeamSearch
+from kvcast.decoding.drafts import Endings
 from kvcast.decoding.numerics import log_softmax
-from kvcast.decoding.prefixes import Nothing, Prefix
+from kvcast.decoding.prefixes import Nothing
+from kvcast.decoding.rows import ReadPrompts, read_prompts
 from kvcast.decoding.sampling import RepetitionPenalty
 from kvcast.errors import UsageError
+from kvcast.text.stops import StopStrings
 
 PAD, EOS = 0, 11
 STEPS = 14
@@ -22,26 +25,32 @@ def prompt_of(seed: int, length: int = 5) -> list[int]:
     return np.random.default_rng(seed).integers(3, 61, length).tolist()
 
 
-def prefix_of(seed: int, prompt: Sequence[int]) -> Prefix:
-    runtime = RecomputingRuntime(in_transformers(tiny_llama(seed)))
-    return Nothing(runtime).after(prompt, chunk=512)
+def read(seed: int, *prompts: Sequence[int], steps: int = STEPS) -> ReadPrompts:
+    start = Nothing(RecomputingRuntime(in_transformers(tiny_llama(seed))))
+    return read_prompts(start, prompts, chunk=3, capacity=max(map(len, prompts)) + steps - 1)
 
 
 def ours(
-    prefix: Prefix,
+    beginning: ReadPrompts,
     search: NormalisedBeamSearch,
     ends: Sequence[int] = (EOS,),
     penalty: float = 1.0,
     steps: int = STEPS,
-) -> list[Hypothesis]:
+    least: int = 0,
+) -> list[list[Hypothesis]]:
     return write_beams(
-        prefix,
+        beginning,
         search,
-        ended=lambda tokens: tokens[-1] in ends,
-        end_tokens=len(ends),
-        max_new_tokens=steps,
+        ended=[lambda tokens: tokens[-1] in ends or len(tokens) == steps]
+        * len(beginning.preceding),
+        endings=Endings(
+            end_tokens=tuple(ends),
+            stops=StopStrings(),
+            max_new_tokens=steps,
+            min_new_tokens=least,
+        ),
         penalty=RepetitionPenalty(penalty),
-        on_step=lambda: None,
+        on_step=lambda _: None,
     )
 
 
@@ -51,6 +60,7 @@ def theirs(
     search: NormalisedBeamSearch,
     ends: Sequence[int] = (EOS,),
     penalty: float = 1.0,
+    least: int = 0,
 ) -> list[tuple[tuple[int, ...], float]]:
     found = tiny_llama(seed).generate(
         torch.tensor([prompt]),
@@ -61,6 +71,7 @@ def theirs(
         early_stopping=search.early_stopping,
         repetition_penalty=penalty,
         max_new_tokens=STEPS,
+        min_new_tokens=least,
         do_sample=False,
         eos_token_id=list(ends),
         pad_token_id=PAD,
@@ -88,7 +99,7 @@ def test_equals_transformers(beams: int, length_penalty: float, early_stopping: 
     lengths = set()
     for seed in range(4):
         prompt = prompt_of(seed)
-        found = ours(prefix_of(seed % 2, prompt), search)
+        [found] = ours(read(seed % 2, prompt), search)
         assert_equal(found, theirs(seed % 2, prompt, search))
         lengths |= {len(hypothesis.tokens) for hypothesis in found}
     # At 2 the longest win, and all run to the end.
@@ -101,7 +112,7 @@ def test_equals_transformers_with_several_end_tokens(beams: int, ends: tuple[int
     search = NormalisedBeamSearch(beams)
     for seed in range(4):
         prompt = prompt_of(seed)
-        found = ours(prefix_of(seed % 2, prompt), search, ends)
+        [found] = ours(read(seed % 2, prompt), search, ends)
         assert_equal(found, theirs(seed % 2, prompt, search, ends))
 
 
@@ -109,71 +120,82 @@ def test_equals_transformers_with_several_end_tokens(beams: int, ends: tuple[int
 def test_equals_transformers_with_a_repetition_penalty(penalty: float):
     search = NormalisedBeamSearch(4)
     prompt = prompt_of(0)
-    prefix = prefix_of(0, prompt)
-    found = ours(prefix, search, penalty=penalty)
+    beginning = read(0, prompt)
+    [found] = ours(beginning, search, penalty=penalty)
     assert_equal(found, theirs(0, prompt, search, penalty=penalty))
-    assert [h.tokens for h in found] != [h.tokens for h in ours(prefix, search)]
+    assert [h.tokens for h in found] != [h.tokens for h in ours(beginning, search)[0]]
+
+
+@pytest.mark.parametrize("least", [6, 13])
+def test_equals_transformers_with_a_minimum_length(least: int):
+    search = NormalisedBeamSearch(4, 0.6)
+    prompt = prompt_of(0)
+    beginning = read(0, prompt)
+    [found] = ours(beginning, search, least=least)
+    assert_equal(found, theirs(0, prompt, search, least=least))
+    assert min(len(h.tokens) for h in found) >= least
+    assert min(len(h.tokens) for h in ours(beginning, search)[0]) < least
 
 
 def test_log_probabilities_are_the_models_own_whatever_the_penalty():
     prompt = prompt_of(1)
     model = in_transformers(tiny_llama(0))
     for penalty in (1.0, 1.4):
-        for hypothesis in ours(prefix_of(0, prompt), NormalisedBeamSearch(3), penalty=penalty):
+        [found] = ours(read(0, prompt), NormalisedBeamSearch(3), penalty=penalty, least=4)
+        for hypothesis in found:
             logits_sv = model((*prompt, *hypothesis.tokens))[len(prompt) - 1 : -1]
             logprobs_sv = log_softmax(logits_sv.copy())
             expected = logprobs_sv[np.arange(len(hypothesis.tokens)), hypothesis.tokens]
             np.testing.assert_allclose(hypothesis.logprobs, expected, atol=1e-5)
 
 
-def test_the_prefix_stays_as_it_is():
+def test_what_was_read_stays_as_it_is():
     prompt = prompt_of(2)
-    prefix = prefix_of(0, prompt)
-    once = ours(prefix, NormalisedBeamSearch(4))
-    assert ours(prefix, NormalisedBeamSearch(4)) == once
-    assert prefix.cache.written == (tuple(prompt),)
-    assert prefix.runtime.forks[0] == [0] * 4
+    beginning = read(0, prompt)
+    once = ours(beginning, NormalisedBeamSearch(4))
+    assert ours(beginning, NormalisedBeamSearch(4)) == once
+    assert beginning.cache.written == (tuple(prompt),)
+    assert beginning.runtime.forks[0] == [0] * 4
 
 
 def test_the_last_token_is_not_fed_and_a_lone_step_feeds_none():
-    prefix = prefix_of(0, prompt_of(3))
-    ours(prefix, NormalisedBeamSearch(4), ends=(60,), steps=1)
-    assert len(prefix.runtime.calls) == 1
-    ours(prefix, NormalisedBeamSearch(4), ends=(60,), steps=5)
-    assert len(prefix.runtime.calls) == 1 + 4
+    beginning = read(0, prompt_of(3))
+    calls = beginning.runtime.calls
+    prompt_calls = len(calls)
+    ours(beginning, NormalisedBeamSearch(4), ends=(60,), steps=1)
+    assert len(calls) == prompt_calls
+    ours(beginning, NormalisedBeamSearch(4), ends=(60,), steps=5)
+    assert len(calls) == prompt_calls + 4
 
 
-def test_a_batch_of_inputs_gives_what_each_gives_alone():
-    """As an encoder-decoder model would use it: inputs in step, over rows of log-probabilities."""
-    models = [random_model(61, seed, scale=1.5) for seed in range(3)]
-    search = NormalisedBeamSearch(3)
-
-    def run(inputs: list[int]) -> list[list[Hypothesis]]:
-        beams = search.start(len(inputs), lambda tokens: tokens[-1] < 6 or len(tokens) == 9, 6)
-        while not beams.done:
-            size = len(beams.histories) // len(inputs)
-            logits_rv = np.stack(
-                [
-                    models[inputs[row // size]]((60, *history))[-1]
-                    for row, history in enumerate(beams.histories)
-                ]
-            )
-            logprobs_rv = log_softmax(logits_rv)
-            sources = beams.advance(logprobs_rv, logprobs_rv)
-            assert [source // size for source in sources] == [
-                row // search.beams for row in range(len(sources))
-            ]
-        return beams.hypotheses()
-
-    together = run([0, 1, 2])
-    assert together == [run([i])[0] for i in range(3)]
-    assert len({hypothesis.tokens for found in together for hypothesis in found}) == 9
+@pytest.mark.parametrize("early_stopping", [False, True])
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_a_batch_of_prompts_gives_what_each_gives_alone(early_stopping: bool, penalty: float):
+    search = NormalisedBeamSearch(3, 0.6, early_stopping)
+    prompts = [prompt_of(seed, length) for seed, length in enumerate((5, 1, 9, 3))]
+    beginning = read(0, *prompts)
+    together = ours(beginning, search, penalty=penalty)
+    alone = [ours(read(0, prompt), search, penalty=penalty)[0] for prompt in prompts]
+    assert together == alone
+    assert len({hypothesis.tokens for found in together for hypothesis in found}) == 12
+    # Rows of a prompt whose search is over take no part in the others' steps.
+    steps = [len(call) for call in beginning.runtime.calls[3:]]
+    assert steps == sorted(steps, reverse=True)
+    assert len(set(steps)) > 1
 
 
 def test_where_every_continuation_ends_there_is_nothing_left_to_search():
-    prefix = prefix_of(0, prompt_of(4))
-    found = ours(prefix, NormalisedBeamSearch(4), ends=range(61))
+    [found] = ours(read(0, prompt_of(4)), NormalisedBeamSearch(4), ends=range(61))
     assert [len(hypothesis.tokens) for hypothesis in found] == [1] * 4
+
+
+@pytest.mark.parametrize("beams", [40, 61])
+def test_beams_may_be_as_many_as_there_are_tokens(beams: int):
+    """More continuations are considered than one row has."""
+    search = NormalisedBeamSearch(beams)
+    prompt = prompt_of(5)
+    [found] = ours(read(0, prompt), search)
+    assert_equal(found, theirs(0, prompt, search))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from decoding.recomputing_runtime import Model, RecomputingRuntime, random_model
 from kvcast.errors import KvcastError, UsageError
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
-from kvcast.tasks import generate
+from kvcast.tasks import calls
 from kvcast.tasks.generate import TextGeneration, TextModel
 
 RANDOM = random_model(VOCAB, 0)
@@ -79,7 +79,6 @@ def test_several_prompts_give_a_list_in_their_order():
     prompts = ["a", "hello there", "how are you?", "b"]
     found = model.generate(prompts, **HOT)
     assert same(found) == same([model.generate(prompt, **HOT) for prompt in prompts])
-    assert model.generate([]) == []
 
 
 @pytest.mark.parametrize("options", [{"batch": 1}, {"batch": 3, "chunk": 2}, {"chunk": 1}])
@@ -135,6 +134,53 @@ def test_beams_come_best_first_and_the_first_is_what_n_1_gives():
     totals = [sum(text.logprobs) for text in found]
     assert totals == sorted(totals, reverse=True)
     assert all(text.timings.first_token > 0 for text in found)
+
+
+def test_beams_are_searched_in_batches_and_that_changes_nothing():
+    model = text_model()
+    prompts = ["a", "hello there", "how are you?", "b."]
+    options = {"beam": 3, "n": 2, "max_new_tokens": 9, "length_penalty": 0.6}
+    found = same(model.generate(prompts, **options))
+    for batch in (1, 3):
+        model.runtime.caches.clear()
+        assert same(model.generate(prompts, batch=batch, **options)) == found
+        assert [rows for rows, _ in model.runtime.caches] == {1: [1] * 4, 3: [3, 1]}[batch]
+
+
+def test_scores_are_those_of_the_search_and_only_with_beams():
+    model = text_model()
+    for text in model.generate("hello", beam=4, n=3, max_new_tokens=6, length_penalty=2.0):
+        assert text.finish_reason == "length"
+        assert text.score == pytest.approx(sum(text.logprobs) / 6**2)
+    assert model.generate("hello", max_new_tokens=6).score is None
+
+
+def test_no_end_token_comes_before_the_minimum():
+    model = speaking("hello", "ab")
+    for options in ({}, {"temperature": 0.1}, {"beam": 2}):
+        assert model.generate("hello", max_new_tokens=9, **options).text == "ab"
+        found = model.generate("hello", max_new_tokens=9, min_new_tokens=6, **options)
+        assert (len(found.tokens), found.finish_reason) == (6, "stop")
+        assert found.text.startswith("ab")
+    pieces = model.stream("hello", max_new_tokens=9, min_new_tokens=6)
+    assert "".join(pieces) == "ab"
+    assert len(pieces.result.tokens) == 6
+
+
+def test_the_minimum_gives_way_where_there_is_no_room():
+    prompt = "a" * (POSITIONS - 4)
+    assert len(text_model().generate(prompt, min_new_tokens=9).tokens) == 3
+
+
+def test_early_stopping_ends_a_search_sooner():
+    model = text_model(random_model(VOCAB, 3, scale=1.0))
+    steps = []
+    for early_stopping in (False, True):
+        model.runtime.calls.clear()
+        options = {"beam": 3, "max_new_tokens": 30, "length_penalty": 2.0}
+        model.generate("hello", early_stopping=early_stopping, **options)
+        steps.append(len(model.runtime.calls))
+    assert steps[1] < steps[0]
 
 
 def test_a_stop_string_ends_beams_too():
@@ -236,12 +282,19 @@ ALWAYS = [
     ({"n": 0}, "n must be 1 or more, not 0"),
     ({"batch": 0}, "batch must be 1 or more, not 0"),
     ({"beam": 4, "temperature": 0.5}, "beam needs temperature 0"),
+    ({"beam": VOCAB + 1}, f"beam must be at most {VOCAB}, the model's tokens, not {VOCAB + 1}"),
     ({"length_penalty": 2.0}, "length_penalty needs a beam of 2 or more"),
+    ({"early_stopping": True}, "early_stopping needs a beam of 2 or more"),
     ({"n": 2}, "n needs a temperature above 0, or a beam of n or more"),
     ({"beam": 2, "n": 3}, "n must be at most 2, the beam, not 3"),
 ]
 OF_ONE_TEXT = [
     ({"max_new_tokens": 0}, "max_new_tokens must be 1 or more, not 0"),
+    ({"min_new_tokens": -1}, "min_new_tokens must be from 0 to 256"),
+    (
+        {"max_new_tokens": 3, "min_new_tokens": 4},
+        "min_new_tokens must be from 0 to 3, which is max_new_tokens, not 4",
+    ),
     ({"temperature": -1.0}, "temperature must be 0 or more, not -1.0"),
     ({"top_k": 0}, "top_k must be 1 or more, not 0"),
     ({"top_p": 0.0}, "top_p must be above 0 and at most 1, not 0.0"),
@@ -288,6 +341,12 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers():
     refused(lambda: model.session(prompt[2:]).generate("aa"), says)
 
 
+def test_no_prompts_are_refused():
+    model = text_model()
+    for say in (model.generate, model.generate_each, model.session("a").generate):
+        refused(lambda say=say: say([]), "there is no prompt: give at least one")
+
+
 def test_an_empty_prompt_is_refused_unless_the_model_has_a_token_to_begin_with():
     model = text_model(begins=False)
     for say in (model.generate, model.stream, model.session):
@@ -310,9 +369,9 @@ def test_defaults_are_the_same_wherever_they_are_written():
     explicit = inspect.signature(TextModel.generate).parameters
     defaults = {
         name: parameter.default
-        for name, parameter in inspect.signature(generate._Author.call).parameters.items()
+        for name, parameter in inspect.signature(calls.Author.call).parameters.items()
         if name != "self"
     }
     keywords = {n: p.default for n, p in explicit.items() if p.kind is p.KEYWORD_ONLY}
     assert keywords == defaults | {"chat": False, "system": None}
-    assert set(defaults) == set(generate.TextsKeywords.__annotations__)
+    assert set(defaults) == set(calls.TextsKeywords.__annotations__)

@@ -28,9 +28,12 @@ from kvcast.errors import InputOutputError, KvcastError, UsageError
 
 if TYPE_CHECKING:
     from kvcast.tasks.generate import TextGeneration, TextModel
+    from kvcast.tasks.sources import SourceTextModel
+
+    TextGenerator = TextModel | SourceTextModel
 
 JSON_FORMAT = "kvcast.generation"
-JSON_VERSION = 1
+JSON_VERSION = 2
 
 EPILOG = """\
 Options may be spelled with hyphens or underscores. A prompt that begins with a hyphen goes after
@@ -68,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         model = _load(args)
     if in_json:
         texts = _write_json(model, asked, args, watcher)
-    elif args.n == args.beam == 1:
+    elif (args.n, args.beam, args.length_penalty, args.early_stopping) == (1, 1, 1, False):
         texts = [_stream(model, asked[0], args)]
     else:
         texts = _write_texts(model, asked, args, watcher)
@@ -102,17 +105,17 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
     return [prompt.told(args.system) for prompt in found]
 
 
-def _load(args: argparse.Namespace) -> "TextModel":
+def _load(args: argparse.Namespace) -> "TextGenerator":
     model = kvcast.load(**LOADING.keywords(args))
     if model.task != "generate":
         raise UsageError(
-            f"{args.model} turns recordings into text and does not continue text: "
+            f"{args.model} turns recordings into text and takes no prompt: "
             "use kvcast transcribe, or another model"
         )
     return model
 
 
-def _stream(model: "TextModel", prompt: Prompt, args: argparse.Namespace) -> "TextGeneration":
+def _stream(model: "TextGenerator", prompt: Prompt, args: argparse.Namespace) -> "TextGeneration":
     """Print one text piece by piece."""
     pieces = model.stream(prompt.text, **_conversation(prompt, args), **CHOICE.keywords(args))
     began = False
@@ -129,7 +132,7 @@ def _stream(model: "TextModel", prompt: Prompt, args: argparse.Namespace) -> "Te
 
 
 def _write_texts(
-    model: "TextModel", asked: Sequence[Prompt], args: argparse.Namespace, watcher: Progress
+    model: "TextGenerator", asked: Sequence[Prompt], args: argparse.Namespace, watcher: Progress
 ) -> "list[TextGeneration]":
     """Print the texts of one prompt, under headings if there are several."""
     (texts,) = _generate(model, asked, args, watcher)
@@ -140,7 +143,7 @@ def _write_texts(
 
 
 def _write_json(
-    model: "TextModel", asked: Sequence[Prompt], args: argparse.Namespace, watcher: Progress
+    model: "TextGenerator", asked: Sequence[Prompt], args: argparse.Namespace, watcher: Progress
 ) -> "list[TextGeneration]":
     """Print one document per prompt as soon as its turn is done, or save them all at the end."""
     found: list[TextGeneration] = []
@@ -158,7 +161,7 @@ def _write_json(
 
 
 def _generate(
-    model: "TextModel", asked: Sequence[Prompt], args: argparse.Namespace, watcher: Progress
+    model: "TextGenerator", asked: Sequence[Prompt], args: argparse.Namespace, watcher: Progress
 ) -> "Iterator[list[TextGeneration]]":
     """Yield the texts of each prompt, in order."""
 
@@ -230,6 +233,8 @@ def _fields(text: "TextGeneration", *, logprobs: bool) -> dict[str, Any]:
         "tokens": [int(token) for token in text.tokens],
         "logprobs": [_number(value) for value in text.logprobs] if logprobs else None,
         "finish_reason": text.finish_reason,
+        "score": None if text.score is None else _number(text.score),
+        "similarity": None if text.similarity is None else _number(text.similarity),
         "timings": {
             "first_token": _number(timings.first_token),
             "seconds": _number(timings.seconds),

@@ -11,7 +11,7 @@ from kvcast.cli.arguments import OptionGroup, filled, number, option, whole_numb
 from kvcast.cli.prompts import is_text
 
 MODEL_CHOICES = (
-    "a kvcast bundle, a Hugging Face or Mistral folder, a GGUF file, "
+    "a kvcast bundle, a Hugging Face, Mistral or bert4keras folder, a GGUF file, "
     "a hub id org/name[@revision], or demo-chat"
 )
 
@@ -76,6 +76,13 @@ CHOICE = OptionGroup(
             help="most tokens of a text (default: 256)",
         ),
         option(
+            "--min-new-tokens",
+            type=whole_number(0),
+            default=0,
+            metavar="N",
+            help="no end token is chosen before a text has so many (default: 0)",
+        ),
+        option(
             "--temperature",
             type=number(0.0),
             default=0.0,
@@ -129,9 +136,9 @@ CHOICE = OptionGroup(
         option(
             "--chunk",
             type=whole_number(1),
-            default=512,
             metavar="N",
-            help="tokens of a prompt that are read at once (default: 512)",
+            help="tokens of a prompt that are read at once (default: 512); T5 and UniLM read it "
+            "whole",
         ),
     ),
 )
@@ -147,18 +154,25 @@ SEVERAL = OptionGroup(
             help="with beams, exponent of the length that scores are divided by (default: 1)",
         ),
         option(
+            "--early-stopping",
+            action="store_true",
+            help="with beams, end a search as soon as as many texts as beams have ended",
+        ),
+        option(
             "--n",
+            "--num-return",
             type=whole_number(1, 1000),
             default=1,
             metavar="N",
-            help="texts for each prompt: samples, or the best beams (default: 1)",
+            help="texts for each prompt: samples, or the best beams (default: 1); a UniLM's are "
+            "ranked by similarity to the prompt",
         ),
         option(
             "--batch",
             type=whole_number(1),
             default=8,
             metavar="N",
-            help="texts that are written at once (default: 8)",
+            help="texts that are written at once; with beams, prompts (default: 8)",
         ),
     ),
 )
@@ -196,7 +210,10 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the ways to give prompts, of which a run takes exactly one."""
     ways = parser.add_argument_group("prompt").add_mutually_exclusive_group(required=True)
     ways.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="text to continue, or - for standard input"
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help="text to continue, or for T5 and UniLM the source; - for standard input",
     )
     ways.add_argument(
         "--prompt-file",

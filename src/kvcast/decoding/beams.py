@@ -61,13 +61,13 @@ class NormalisedBeamSearch:
         """Return what finished sequences are ranked by."""
         return float(total / length**self.length_penalty)
 
-    def start(self, inputs: int, ended: Ended, end_tokens: int = 1) -> "BeamsUnderWay":
+    def start(self, ended: Sequence[Ended], end_tokens: int = 1) -> "BeamsUnderWay":
         """Begin with one row for each input.
 
-        `ended` must be true of sequences as long as may be; `end_tokens` is how many tokens can
-        end a sequence, so that enough others are considered beside them.
+        `ended`, one for each input, must be true of sequences as long as may be; `end_tokens` is
+        how many tokens can end a sequence, so that enough others are considered beside them.
         """
-        return BeamsUnderWay(self, inputs, ended, end_tokens)
+        return BeamsUnderWay(self, ended, end_tokens)
 
 
 @dataclass(frozen=True)
@@ -83,27 +83,36 @@ class _Beam:
 
 
 class BeamsUnderWay:
-    """Live beams and finished sequences of all inputs; after the first step `beams` rows each."""
+    """Live beams and finished sequences of all inputs.
+
+    An input has one row before the first step, and `beams` rows after it; once no step can change
+    what it found, its rows take no part.
+    """
 
     def __init__(
-        self, search: NormalisedBeamSearch, inputs: int, ended: Ended, end_tokens: int
+        self, search: NormalisedBeamSearch, ended: Sequence[Ended], end_tokens: int
     ) -> None:
         self._search = search
         self._ended = ended
         self._considered = max(2, 1 + end_tokens) * search.beams
-        self._beams = [_Beam() for _ in range(inputs)]
-        self._finished: list[list[Hypothesis]] = [[] for _ in range(inputs)]
-        self._open = [True] * inputs
+        self._size = 1
+        self._live = {i: [_Beam()] for i in range(len(ended))}
+        self._finished: list[list[Hypothesis]] = [[] for _ in ended]
 
     @property
-    def histories(self) -> list[list[int]]:
-        """What each row has sampled, all of one length; rows of one input are adjacent."""
-        return [list(beam.tokens) for beam in self._beams]
+    def inputs(self) -> list[int]:
+        """Those that are not over."""
+        return list(self._live)
 
     @property
-    def done(self) -> bool:
-        """Whether more steps cannot change the hypotheses."""
-        return not any(self._open)
+    def rows(self) -> list[int]:
+        """Rows of these inputs, ascending; those of input i begin at i * beams."""
+        return [i * self._size + k for i in self._live for k in range(self._size)]
+
+    @property
+    def histories(self) -> list[tuple[int, ...]]:
+        """What each of these rows has sampled, all of one length."""
+        return [beam.tokens for beams in self._live.values() for beam in beams]
 
     def hypotheses(self) -> list[list[Hypothesis]]:
         """Return up to `beams` finished sequences of each input, best first."""
@@ -113,48 +122,49 @@ class BeamsUnderWay:
         """Choose continuations of each input's rows.
 
         Args:
-            scores_rv: [rows, vocab], to choose by: log-probabilities, or what filters made of them.
-            logprobs_rv: [rows, vocab], to remember: the same array if there are no filters.
+            scores_rv: [len(rows), vocab], to choose by: log-probabilities, or what filters made of
+                them. The vocabulary must be as large as the number of beams.
+            logprobs_rv: the same shape, to remember: the same array if there are no filters.
 
         Returns:
-            For each row that goes on, the old row that it continues.
+            For each row of all inputs, the old row that it continues: itself where it takes no
+            part.
 
         """
-        size = len(self._beams) // len(self._open)
-        live: list[tuple[int, _Beam]] = []
-        for i in range(len(self._open)):
-            rows = range(i * size, (i + 1) * size)
-            considered = self._continuations(rows, scores_rv, logprobs_rv)
-            ended = [self._ended(beam.tokens) for _, beam in considered]
+        beams, size = self._search.beams, self._size
+        sources = list(range(len(self._finished) * beams))
+        live: dict[int, list[_Beam]] = {}
+        for number, (i, rows) in enumerate(self._live.items()):
+            part = slice(number * size, (number + 1) * size)
+            considered = self._continuations(rows, scores_rv[part], logprobs_rv[part])
+            ended = [self._ended[i](beam.tokens) for _, beam in considered]
             # Those that ended only fill up, if too few others are left.
-            going_on = sorted(range(len(considered)), key=ended.__getitem__)[: self._search.beams]
-            live += [
-                (considered[k][0], replace(considered[k][1], total=-np.inf))
-                if ended[k]
-                else considered[k]
+            going_on = sorted(range(len(considered)), key=ended.__getitem__)[:beams]
+            sources[i * beams : (i + 1) * beams] = [i * size + considered[k][0] for k in going_on]
+            best_first = [
+                replace(considered[k][1], total=-np.inf) if ended[k] else considered[k][1]
                 for k in going_on
             ]
-            if self._open[i]:
-                first = considered[: self._search.beams]
-                self._finish(i, [beam for k, (_, beam) in enumerate(first) if ended[k]])
-                self._open[i] = self._can_improve(i, live[-len(going_on)][1])
-        self._beams = [beam for _, beam in live]
-        return [row for row, _ in live]
+            self._finish(i, [beam for k, (_, beam) in enumerate(considered[:beams]) if ended[k]])
+            if self._can_improve(i, best_first[0]):
+                live[i] = best_first
+        self._live, self._size = live, beams
+        return sources
 
     def _continuations(
-        self, rows: range, scores_rv: Float32, logprobs_rv: Float32
+        self, beams: Sequence[_Beam], scores_rv: Float32, logprobs_rv: Float32
     ) -> list[tuple[int, _Beam]]:
-        """Return the best continuations of one input, best first, each with its row."""
+        """Return the best continuations of one input, best first, each with its beam's number."""
         found: list[tuple[float, int, int]] = []
-        for row in rows:
-            tokens_k = top_k(scores_rv[row], min(self._considered, scores_rv.shape[1]))
-            totals_k = np.float32(self._beams[row].total) + scores_rv[row, tokens_k]
+        for k, (beam, scores_v) in enumerate(zip(beams, scores_rv, strict=True)):
+            tokens_k = top_k(scores_v, min(self._considered, scores_v.size))
+            totals_k = np.float32(beam.total) + scores_v[tokens_k]
             pairs = zip(totals_k.tolist(), tokens_k.tolist(), strict=True)
-            found += [(total, row, token) for total, token in pairs]
+            found += [(total, k, token) for total, token in pairs]
         found.sort(key=itemgetter(0), reverse=True)
         return [
-            (row, self._beams[row].extended(token, float(logprobs_rv[row, token]), total))
-            for total, row, token in found[: self._considered]
+            (k, beams[k].extended(token, float(logprobs_rv[k, token]), total))
+            for total, k, token in found[: self._considered]
         ]
 
     def _finish(self, i: int, beams: list[_Beam]) -> None:

@@ -29,7 +29,7 @@ def write(start: Start, drafts: Sequence[Draft], *, rows: int, chunk: int) -> It
     """
     for draft in drafts:
         if draft.is_due:  # its prompt is the prefix, to the last token
-            yield from _extend([draft], start.logits_v[None].copy())
+            yield from extend([draft], start.logits_v[None].copy())
     waiting = deque(draft for draft in drafts if not draft.finish_reason)
     if not waiting:
         return
@@ -48,12 +48,15 @@ def write(start: Start, drafts: Sequence[Draft], *, rows: int, chunk: int) -> It
                 continue
             tokens = [draft.feed(chunk) for draft in part.values()]
             logits_rpv, cache = start.runtime.decode(tokens, cache, list(part))
-            yield from _extend(list(part.values()), logits_rpv[:, -1])
+            yield from extend(list(part.values()), logits_rpv[:, -1])
             slots = {row: draft for row, draft in slots.items() if not draft.finish_reason}
 
 
-def _extend(drafts: Sequence[Draft], logits_rv: Float32) -> Iterator[Draft]:
-    """Choose a token for each draft that has read everything; overwrites logits [rows, vocab]."""
+def extend(drafts: Sequence[Draft], logits_rv: Float32) -> Iterator[Draft]:
+    """Choose a token for each draft that has read everything, and yield it.
+
+    `logits_rv` [drafts, vocab] are of what comes next, and are overwritten.
+    """
     due = [i for i, draft in enumerate(drafts) if draft.is_due]
     if not due:
         return

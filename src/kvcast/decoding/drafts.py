@@ -6,7 +6,7 @@ Knows nothing of models, caches, or of the other drafts that are written at the 
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -76,16 +76,42 @@ class Endings:
         end_tokens: any of them ends it and is no part of it.
         stops: texts that end it and are no part of it.
         max_new_tokens: most tokens.
+        min_new_tokens: before a text has so many, no end token can be chosen; a stop string may
+            still end it.
 
     """
 
     end_tokens: tuple[int, ...]
     stops: StopStrings
     max_new_tokens: int
+    min_new_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens must be 1 or more, not {self.max_new_tokens}")
+        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            raise UsageError(
+                f"min_new_tokens must be from 0 to {self.max_new_tokens}, which is "
+                f"max_new_tokens, not {self.min_new_tokens}"
+            )
+
+    def within(self, room: int) -> "Endings":
+        """Return them for a text that has no room for more tokens than this."""
+        if room >= self.max_new_tokens:
+            return self
+        least = min(self.min_new_tokens, room)
+        return replace(self, max_new_tokens=room, min_new_tokens=least)
+
+    def withheld(self, scores: Float32, written: int) -> Float32:
+        """Return scores [..., vocab] by which a text of `written` tokens does not end too early.
+
+        Those given stay as they are.
+        """
+        if written >= self.min_new_tokens:
+            return scores
+        scores = scores.copy()
+        scores[..., list(self.end_tokens)] = -np.inf
+        return scores
 
 
 class Draft:
@@ -110,9 +136,13 @@ class Draft:
         choose: Chooser,
         tokenizer: TextTokenizer,
         watch: Stopwatch,
+        prompt_tokens: int | None = None,
     ) -> None:
-        """Begin with a prompt, one token or more, of which `read` are in the cache already."""
-        self.prompt_tokens = len(prompt)
+        """Begin with a prompt, one token or more, of which `read` are in the cache already.
+
+        `prompt_tokens` tells how many there were, where they are no part of the sequence.
+        """
+        self.prompt_tokens = len(prompt) if prompt_tokens is None else prompt_tokens
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.pieces: list[str] = []
@@ -120,7 +150,7 @@ class Draft:
         self.watch = watch
         self._sequence = np.empty(len(prompt) + endings.max_new_tokens, np.int64)
         self._sequence[: len(prompt)] = prompt
-        self._length = len(prompt)
+        self._length = self._prompt = len(prompt)
         self._read = read
         self._endings = endings
         self._choose = choose
@@ -137,7 +167,7 @@ class Draft:
     @property
     def in_prompt(self) -> bool:
         """Whether a part of the prompt has not been fed."""
-        return self._read < self.prompt_tokens
+        return self._read < self._prompt
 
     @property
     def is_due(self) -> bool:
@@ -152,6 +182,7 @@ class Draft:
 
     def choose(self, logits_v: Float32) -> int:
         """Choose the next token from logits [vocab]."""
+        logits_v = self._endings.withheld(logits_v, len(self.tokens))
         return self._choose(logits_v, self._sequence[: self._length])
 
     def push(self, token: int, logprob: float) -> None:

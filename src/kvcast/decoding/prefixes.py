@@ -59,7 +59,7 @@ class Nothing:
 
     def after(self, tokens: Sequence[int], chunk: int) -> "Prefix":
         """See the protocol."""
-        return _read(self, tokens, chunk)
+        return _after(self, tokens, chunk)
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,27 @@ class Prefix:
 
     def after(self, tokens: Sequence[int], chunk: int) -> "Prefix":
         """See the protocol."""
-        return _read(self, tokens, chunk) if tokens else self
+        return _after(self, tokens, chunk) if tokens else self
 
 
-def _read(start: Start, tokens: Sequence[int], chunk: int) -> Prefix:
-    tokens_s = np.array(tokens, np.int64)
-    cache = start.rows(1, 0, len(start.tokens) + len(tokens))
-    for i in range(0, len(tokens), chunk):
-        logits_rpv, cache = start.runtime.decode([tokens_s[i : i + chunk]], cache)
-    return Prefix(start.runtime, (*start.tokens, *tokens), cache, logits_rpv[0, -1].copy())
+def read(start: Start, prompts: Sequence[Sequence[int]], chunk: int) -> tuple[Float32, Any]:
+    """Compute prompts after a start, `chunk` tokens of each in one call.
+
+    A prompt may be empty where the start is not. Returns logits [len(prompts), vocab] of the token
+    after each, and a cache with a row for each that holds it and no more.
+    """
+    longest = max(map(len, prompts))
+    cache = start.rows(len(prompts), 0, len(start.tokens) + longest)
+    found = [start.logits_v] * len(prompts)
+    for i in range(0, longest, chunk):
+        rows = [row for row, prompt in enumerate(prompts) if len(prompt) > i]
+        parts = [np.array(prompts[row][i : i + chunk], np.int64) for row in rows]
+        logits_rpv, cache = start.runtime.decode(parts, cache, rows)
+        for row, logits_v in zip(rows, logits_rpv[:, -1], strict=True):
+            found[row] = logits_v
+    return np.stack(found), cache
+
+
+def _after(start: Start, tokens: Sequence[int], chunk: int) -> Prefix:
+    logits_bv, cache = read(start, [tokens], chunk)
+    return Prefix(start.runtime, (*start.tokens, *tokens), cache, logits_bv[0])

@@ -13,14 +13,19 @@ from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.base import DecoderOnly, EncoderDecoder
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.t5 import T5Dimensions
+from kvcast.spec.unilm import UnilmDimensions
 from kvcast.spec.whisper import WhisperDimensions
 
 if TYPE_CHECKING:
     from kvcast.programs.decoder import DecoderPrograms
     from kvcast.programs.t5 import T5Programs
+    from kvcast.programs.unilm import UnilmPrograms
     from kvcast.programs.whisper import WhisperPrograms
+    from kvcast.runtimes.eager_unilm import EagerUnilm
+    from kvcast.runtimes.onnx_unilm import OnnxUnilm
     from kvcast.tasks.generate import TextModel
     from kvcast.tasks.model import WhisperModel
+    from kvcast.tasks.sources import T5Model, UnilmModel, UnilmRuntime
 
 Lowered = tuple[dict[str, Graph], tuple[CacheLayers, ...]]
 TOKENIZER = "tokenizer.json"
@@ -241,15 +246,82 @@ class T5Family:
 
     def model(
         self, runtime: EncoderDecoder, dimensions: T5Dimensions, text: Mapping[str, bytes]
-    ) -> Any:
+    ) -> "T5Model":
         """See the protocol."""
-        raise NotImplementedError
+        from kvcast.tasks.sources import T5Model
+        from kvcast.text.opening import open_text
+
+        return T5Model(runtime, open_text(text), dimensions)
+
+
+class UnilmFamily:
+    """Text to text, through a mask: RoFormer, SimBERT."""
+
+    def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:
+        """See the protocol."""
+        files: Mapping[str, bytes] = checkpoint.text
+        return files
+
+    def programs(self, checkpoint: Any) -> "UnilmPrograms":
+        """See the protocol."""
+        from kvcast.programs.unilm import UnilmPrograms
+
+        return UnilmPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+
+    def quantize_eager(self, programs: "UnilmPrograms", quantize: str) -> None:
+        """See the protocol."""
+        from kvcast.nn.quantize import quantize_linears
+
+        # All programs hold the same model; the pooler is read once a source.
+        quantize_linears(programs.decode, quantize)
+
+    def lower(self, programs: "UnilmPrograms", quantize: str, cache: str, folder: Path) -> Lowered:
+        """See the protocol."""
+        from kvcast.lowering.onnx_decoder import cache_layers
+        from kvcast.lowering.onnx_unilm import lower
+
+        graphs = lower(programs, quantize, folder, cache)
+        return graphs, cache_layers(programs.dimensions, cache)
+
+    def prove(
+        self, candidate: DecoderOnly, programs: "UnilmPrograms", *, exact: bool
+    ) -> dict[str, Any]:
+        """See the protocol."""
+        from kvcast.tasks.proof import prove_unilm
+
+        return prove_unilm(candidate, programs, exact=exact)
+
+    def onnx(self, folder: Path, manifest: Manifest, threads: int) -> "OnnxUnilm":
+        """See the protocol."""
+        from kvcast.runtimes.onnx_unilm import OnnxUnilm
+
+        return OnnxUnilm(folder, manifest, threads)
+
+    def eager(self, programs: "UnilmPrograms") -> "EagerUnilm":
+        """See the protocol."""
+        from kvcast.runtimes.eager_unilm import EagerUnilm
+
+        return EagerUnilm(programs)
+
+    def dimensions(self, fields: dict[str, Any]) -> UnilmDimensions:
+        """See the protocol."""
+        return UnilmDimensions.from_json(fields)
+
+    def model(
+        self, runtime: "UnilmRuntime", dimensions: UnilmDimensions, text: Mapping[str, bytes]
+    ) -> "UnilmModel":
+        """See the protocol."""
+        from kvcast.tasks.sources import UnilmModel
+        from kvcast.text.opening import open_text
+
+        return UnilmModel(runtime, open_text(text), dimensions)
 
 
 _FAMILIES: Mapping[str, Family] = {
     "whisper": WhisperFamily(),
     "decoder": DecoderFamily(),
     "t5": T5Family(),
+    "unilm": UnilmFamily(),
 }
 
 

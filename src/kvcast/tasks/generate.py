@@ -5,47 +5,26 @@ The one place where the words of the API meet the parts that own the options.
 
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import Any, ClassVar, Literal, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.decoding.beams import NormalisedBeamSearch
-from kvcast.decoding.drafts import Endings, Stopwatch
 from kvcast.decoding.numerics import log_probabilities
 from kvcast.decoding.prefixes import Nothing, Prefix, Start
-from kvcast.decoding.sampling import TokenChoice
+from kvcast.decoding.readers import PromptReader
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import DecoderOnly
 from kvcast.spec.decoder import DecoderDimensions
-from kvcast.tasks.generations import Call, TextGeneration, TextPieces
+from kvcast.tasks.calls import Author, Limits, TextKeywords, TextsKeywords, as_asked
+from kvcast.tasks.generations import TextGeneration, TextPieces
 from kvcast.text.base import TextTokenizer
-from kvcast.text.stops import StopStrings
 
 __all__ = ["TextGeneration", "TextModel", "TextPieces", "TextSession"]
 
 
-class TextKeywords(TypedDict, total=False):
-    """Keywords for one text; `TextModel.generate` says what they mean."""
-
-    max_new_tokens: int
-    temperature: float
-    top_k: int | None
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    stop: str | Sequence[str]
-    seed: int
-    chunk: int
-
-
-class TextsKeywords(TextKeywords, total=False):
-    """Keywords for several texts; `TextModel.generate` says what they mean."""
-
-    beam: int
-    length_penalty: float
-    n: int
-    batch: int
+CHUNK = 512
+"""Most tokens of a prompt in one call of the model, unless another number is given."""
 
 
 class TextModel:
@@ -59,7 +38,7 @@ class TextModel:
         self.runtime = runtime
         self.tokenizer = tokenizer
         self.dimensions = dimensions
-        self._author = _Author(Nothing(runtime), tokenizer, dimensions.max_positions)
+        self._author = _author(Nothing(runtime), tokenizer, dimensions)
 
     def generate(
         self,
@@ -68,6 +47,7 @@ class TextModel:
         chat: bool = False,
         system: str | None = None,
         max_new_tokens: int = 256,
+        min_new_tokens: int = 0,
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float = 1.0,
@@ -77,9 +57,10 @@ class TextModel:
         seed: int = 0,
         beam: int = 1,
         length_penalty: float = 1.0,
+        early_stopping: bool = False,
         n: int = 1,
         batch: int = 8,
-        chunk: int = 512,
+        chunk: int | None = None,
     ) -> TextGeneration | list[Any]:
         """Continue a prompt, or several.
 
@@ -92,6 +73,8 @@ class TextModel:
             chat: whether a prompt is what a user says to the model, in its own chat template.
             system: with `chat`, what the model is told before.
             max_new_tokens: most tokens of a text.
+            min_new_tokens: before a text has so many, no end token can be chosen; a stop string
+                may still end it.
             temperature: 0 takes the likeliest token always, and `top_k`, `top_p` and `min_p`
                 change nothing; more samples.
             top_k: sample from this many likeliest tokens; None from all.
@@ -102,16 +85,19 @@ class TextModel:
             seed: of sampling.
             beam: beams at temperature 0, as Hugging Face transformers searches; 1 is greedy.
             length_penalty: with beams, exponent of the length that scores are divided by.
+            early_stopping: with beams, whether a prompt's search is over as soon as `beam` texts
+                have ended; otherwise once none under way promises to be among them.
             n: texts for each prompt: samples, or the best beams.
-            batch: most texts at once; with n above 1, and with beams, those of one prompt.
-            chunk: most tokens of a prompt in one call of the model.
+            batch: most texts at once, of one prompt with n above 1; with beams, most prompts.
+            chunk: most tokens of a prompt in one call of the model; None is 512.
 
         Returns:
             For one prompt a text, for several a list in their order; with n above 1 a list of n
             takes the place of each text.
 
         Raises:
-            UsageError: for options that cannot be served, and prompts that are empty or too long.
+            UsageError: for options that cannot be served, no prompts, and prompts that are empty
+                or too long.
 
         """
         texts = self.generate_each(
@@ -119,6 +105,7 @@ class TextModel:
             chat=chat,
             system=system,
             max_new_tokens=max_new_tokens,
+            min_new_tokens=min_new_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
@@ -128,11 +115,12 @@ class TextModel:
             seed=seed,
             beam=beam,
             length_penalty=length_penalty,
+            early_stopping=early_stopping,
             n=n,
             batch=batch,
             chunk=chunk,
         )
-        return _as_asked(texts, prompt, n)
+        return as_asked(texts, prompt, n)
 
     def generate_each(
         self,
@@ -161,17 +149,15 @@ class TextModel:
         call = self._author.call(**keywords)
         return call.pieces(self._tokens(prompt, chat, system))
 
-    def session(self, prefix: str, *, chunk: int = 512) -> "TextSession":
+    def session(self, prefix: str, *, chunk: int = CHUNK) -> "TextSession":
         """Compute a prefix once, to continue it any number of times.
 
         Raises UsageError if it is empty or too long.
         """
-        call = self._author.call(chunk=chunk)
-        return TextSession(
-            call.prefix(self.tokenizer.encode(prefix)),
-            self.tokenizer,
-            self.dimensions,
-        )
+        reader = PromptReader(Nothing(self.runtime), chunk)
+        tokens = self.tokenizer.encode(prefix)
+        self._author.limits.check(len(tokens))
+        return TextSession(reader.compute(tokens), self.tokenizer, self.dimensions)
 
     def score(self, text: str | Sequence[int], *, chunk: int = 128) -> NDArray[np.float32]:
         """Return the log-probability of each token given those before it, [S - 1].
@@ -223,13 +209,14 @@ class TextSession:
     def __init__(
         self, prefix: Prefix, tokenizer: TextTokenizer, dimensions: DecoderDimensions
     ) -> None:
+        self._prefix = prefix
         self._tokenizer = tokenizer
-        self._author = _Author(prefix, tokenizer, dimensions.max_positions)
+        self._author = _author(prefix, tokenizer, dimensions)
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """Tokens of the prefix."""
-        return self._author.start.tokens
+        return self._prefix.tokens
 
     def generate(
         self, rest: str | Sequence[str] = "", **keywords: Unpack[TextsKeywords]
@@ -237,7 +224,7 @@ class TextSession:
         """Continue prefix and rest, or several rests; see `TextModel.generate`."""
         rests = [rest] if isinstance(rest, str) else rest
         texts = self._author.call(**keywords).each([self._tokens(one) for one in rests])
-        return _as_asked(texts, rest, keywords.get("n", 1))
+        return as_asked(texts, rest, keywords.get("n", 1))
 
     def stream(self, rest: str = "", **keywords: Unpack[TextKeywords]) -> TextPieces:
         """Continue prefix and rest piece by piece; see `TextModel.stream`."""
@@ -250,59 +237,13 @@ class TextSession:
         return tokens[sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], begun)) :]
 
 
-class _Author:
-    """Turns keywords into a call that begins at a start."""
-
-    def __init__(self, start: Start, tokenizer: TextTokenizer, max_positions: int) -> None:
-        self.start = start
-        self._tokenizer = tokenizer
-        self._max_positions = max_positions
-
-    def call(
-        self,
-        *,
-        max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        stop: str | Sequence[str] = (),
-        seed: int = 0,
-        beam: int = 1,
-        length_penalty: float = 1.0,
-        n: int = 1,
-        batch: int = 8,
-        chunk: int = 512,
-    ) -> Call:
-        return Call(
-            watch=Stopwatch(),
-            start=self.start,
-            tokenizer=self._tokenizer,
-            max_positions=self._max_positions,
-            choice=TokenChoice(
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                seed=seed,
-            ),
-            endings=Endings(
-                end_tokens=self._tokenizer.end_tokens,
-                stops=StopStrings((stop,) if isinstance(stop, str) else tuple(stop)),
-                max_new_tokens=max_new_tokens,
-            ),
-            search=NormalisedBeamSearch(beam, length_penalty),
-            n=n,
-            batch=batch,
-            chunk=chunk,
-        )
-
-
-def _as_asked(
-    texts: Iterator[list[TextGeneration]], prompt: str | Sequence[str], n: int
-) -> TextGeneration | list[Any]:
-    """Return a text where one was asked for, a list where several were."""
-    found: list[Any] = [several if n > 1 else several[0] for several in texts]
-    return found[0] if isinstance(prompt, str) else found
+def _author(start: Start, tokenizer: TextTokenizer, dimensions: DecoderDimensions) -> Author:
+    return Author(
+        lambda chunk: PromptReader(start, CHUNK if chunk is None else chunk),
+        tokenizer,
+        Limits(
+            prompt=dimensions.max_positions - 1,
+            sequence=dimensions.max_positions,
+            vocabulary=dimensions.vocab_size,
+        ),
+    )

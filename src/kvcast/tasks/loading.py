@@ -27,8 +27,9 @@ from kvcast.tasks.families import family_of
 if TYPE_CHECKING:
     from kvcast.tasks.generate import TextModel
     from kvcast.tasks.model import WhisperModel
+    from kvcast.tasks.sources import T5Model, UnilmModel
 
-Model: TypeAlias = "WhisperModel | TextModel"
+Model: TypeAlias = "WhisperModel | TextModel | T5Model | UnilmModel"
 
 RUNTIMES = ("onnx", "eager")
 _DEFAULT_QUANTIZE = {"onnx": "int8", "eager": "none"}
@@ -48,7 +49,8 @@ def load(
 
     Args:
         model: a bundle, a checkpoint folder (Hugging Face, CTranslate2 or Mistral layout), a GGUF
-            file, a hub id `org/name[@revision]`, or a packaged model: `demo`, `demo-chat`.
+            file, a hub id `org/name[@revision]`, or a packaged model: `demo`, `demo-chat`,
+            `demo-t5`, `demo-unilm`.
         runtime: "onnx" (no torch needed for a bundle) or "eager" (PyTorch).
         quantize: "none", "int8" or "int4"; by default what the bundle has, int8 for ONNX Runtime
             and none for eager.

@@ -4,6 +4,7 @@ The candidate writes tokens one by one through its caches. The reference sees th
 eager fp32, so none of its results comes from a cached step. Knows only the programs.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from kvcast.runtimes.eager_decoder import EagerDecoderOnly
 if TYPE_CHECKING:
     from kvcast.programs.decoder import DecoderPrograms
     from kvcast.programs.t5 import T5Programs
+    from kvcast.programs.unilm import UnilmPrograms
     from kvcast.programs.whisper import WhisperPrograms
 
 # Largest difference of fp32 logits between two orders of the same sums, seen up to 1e-4.
@@ -72,15 +74,7 @@ def prove_decoder(
     length = max(min(max(windows, default=_PROMPT), dimensions.max_positions - _STEPS), 1)
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, dimensions.vocab_size, length) for _ in range(_INPUTS)]
-    cache = candidate.new_cache(_INPUTS, length + _STEPS)
-    logits, cache = candidate.decode(prompts, cache)
-    stepped, written = [logits], [logits[:, -1].argmax(axis=-1)]
-    for _ in range(_STEPS - 1):
-        logits, cache = candidate.decode([token[None] for token in written[-1]], cache)
-        stepped.append(logits)
-        written.append(logits[:, -1].argmax(axis=-1))
-    written_rs = np.stack(written, axis=1)
-
+    written_rs, stepped_rsv = _continued(candidate, prompts)
     reference = EagerDecoderOnly(programs)
     whole = [np.concatenate([prompts[i], written_rs[i, :-1]]) for i in range(_INPUTS)]
     whole_rsv, _ = reference.decode(
@@ -88,7 +82,23 @@ def prove_decoder(
         reference.new_cache(_INPUTS, length + _STEPS),
         positions=range(length - 1, length + _STEPS - 1),
     )
-    return _record(written_rs, np.concatenate(stepped, axis=1), whole_rsv, exact=exact)
+    return _record(written_rs, stepped_rsv, whole_rsv, exact=exact)
+
+
+def prove_unilm(
+    candidate: DecoderOnly, programs: "UnilmPrograms", *, exact: bool
+) -> dict[str, Any]:
+    """Compare greedy tokens and logits of two sources of different lengths; as `prove_whisper`."""
+    dimensions = programs.dimensions
+    longest = max(min(_SOURCE, dimensions.max_positions - _STEPS), 2)
+    lengths = [longest, longest // 2]
+    generator = np.random.default_rng(0)
+    sources = [generator.integers(0, dimensions.vocab_size, length) for length in lengths]
+    written_rs, stepped_rsv = _continued(candidate, sources)
+    rows = zip(sources, written_rs, strict=True)
+    wholes = [programs.whole(source, target[:-1]) for source, target in rows]
+    whole_rsv = np.stack([whole_sv[-_STEPS:] for whole_sv in wholes])
+    return _record(written_rs, stepped_rsv, whole_rsv, exact=exact)
 
 
 def _compare(
@@ -126,6 +136,18 @@ def _record(
         "tokens_equal": equal,
         "max_logit_error": error,
     }
+
+
+def _continued(runtime: DecoderOnly, prompts: Sequence[Int64]) -> tuple[Int64, Float32]:
+    """Return written tokens [rows, steps], and the logits of each."""
+    cache = runtime.new_cache(len(prompts), max(map(len, prompts)) + _STEPS)
+    step, cache = runtime.decode(prompts, cache)
+    logits, written = [step], [step[:, -1].argmax(axis=-1)]
+    for _ in range(_STEPS - 1):
+        step, cache = runtime.decode([token[None] for token in written[-1]], cache)
+        logits.append(step)
+        written.append(step[:, -1].argmax(axis=-1))
+    return np.stack(written, axis=1), np.concatenate(logits, axis=1)
 
 
 def _greedy(

@@ -1,0 +1,293 @@
+"""One call for text: which drafts to write, how, and what comes of them.
+
+Puts together the parts of `kvcast.decoding` for prompts that are tokens already. Knows no
+checkpoint, no bundle and no words of prompts.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypedDict
+
+from kvcast.decoding.beam_writing import write_beams
+from kvcast.decoding.beams import Hypothesis, NormalisedBeamSearch
+from kvcast.decoding.drafts import Draft, Endings, Stopwatch
+from kvcast.decoding.readers import Reader
+from kvcast.decoding.rows import Tokens
+from kvcast.decoding.sampling import TokenChoice
+from kvcast.errors import UsageError
+from kvcast.tasks.generations import TextGeneration, TextPieces, finished
+from kvcast.text.base import TextTokenizer
+from kvcast.text.stops import StopStrings
+
+
+class TextKeywords(TypedDict, total=False):
+    """Keywords for one text; `kvcast.tasks.generate.TextModel.generate` says what they mean."""
+
+    max_new_tokens: int
+    min_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    stop: str | Sequence[str]
+    seed: int
+    chunk: int | None
+
+
+class TextsKeywords(TextKeywords, total=False):
+    """Keywords for several texts."""
+
+    beam: int
+    length_penalty: float
+    early_stopping: bool
+    n: int
+    batch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a model can take.
+
+    Attributes:
+        prompt: most tokens of a prompt, or of a source.
+        sequence: most tokens of a text and what precedes it in the same sequence.
+        vocabulary: number of tokens to choose from.
+
+    """
+
+    prompt: int
+    sequence: int
+    vocabulary: int
+
+    def room(self, preceding: Tokens) -> int:
+        """Return how many tokens a text can have."""
+        return self.sequence - len(preceding)
+
+    def check(self, length: int) -> None:
+        """Raise UsageError for a prompt of so many tokens that is empty or too long."""
+        if not length:
+            raise UsageError("the prompt is empty: give at least one character")
+        if length > self.prompt:
+            raise UsageError(
+                f"the prompt has {length} tokens and the model takes {self.prompt} "
+                "at most: shorten it"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What was asked for, checked; `watch` runs since.
+
+    Attributes:
+        reader: takes prompts.
+        tokenizer: of the model.
+        limits: of the model.
+        choice: how a token is chosen.
+        endings: when a text is over.
+        search: beams; with 1, texts are written by `choice` alone.
+        n: texts for each prompt.
+        batch: most texts that are written at once; with beams, most prompts.
+        watch: when it was asked.
+
+    """
+
+    reader: Reader
+    tokenizer: TextTokenizer
+    limits: Limits
+    choice: TokenChoice
+    endings: Endings
+    search: NormalisedBeamSearch
+    n: int
+    batch: int
+    watch: Stopwatch
+
+    def __post_init__(self) -> None:
+        beams, temperature = self.search.beams, self.choice.temperature
+        for name in ("n", "batch"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if beams > 1 and temperature > 0:
+            raise UsageError("beam needs temperature 0: above it n samples are drawn")
+        if beams > self.limits.vocabulary:
+            raise UsageError(
+                f"beam must be at most {self.limits.vocabulary}, the model's tokens, not {beams}"
+            )
+        if beams == 1 and self.search.length_penalty != 1:
+            raise UsageError("length_penalty needs a beam of 2 or more")
+        if beams == 1 and self.search.early_stopping:
+            raise UsageError("early_stopping needs a beam of 2 or more")
+        if beams == 1 and self.n > 1 and temperature == 0:
+            raise UsageError(
+                "n needs a temperature above 0, or a beam of n or more: at 0 all texts are the same"
+            )
+        if 1 < beams < self.n:
+            raise UsageError(f"n must be at most {beams}, the beam, not {self.n}")
+
+    def each(self, prompts: Sequence[Tokens]) -> Iterator[list[TextGeneration]]:
+        """Return the texts of each prompt, in order, as they are done.
+
+        Several texts of one prompt share its computation.
+
+        Raises:
+            UsageError: for no prompt, or one that is empty, or too long for the model.
+
+        """
+        if not prompts:
+            raise UsageError("there is no prompt: give at least one")
+        for prompt in prompts:
+            self._check(prompt)
+        return self._searched(prompts) if self.search.beams > 1 else self._written(prompts)
+
+    def pieces(self, prompt: Tokens) -> TextPieces:
+        """Return the pieces of one text; raises as `each`."""
+        self._check(prompt)
+        draft = self._draft(prompt, 0, self.watch)
+        return TextPieces(draft, self.reader.write([prompt], [[draft]], 1))
+
+    def _written(self, prompts: Sequence[Tokens]) -> Iterator[list[TextGeneration]]:
+        streams = self._streams(prompts)
+        # Texts of several prompts at once, but of no more than find room.
+        together = len(prompts) if self.n == 1 else max(1, self.batch // self.n)
+        for first in range(0, len(prompts), together):
+            some = prompts[first : first + together]
+            drafts = [
+                [self._draft(prompt, stream, self.watch.another()) for stream in several]
+                for prompt, several in zip(some, streams[first:], strict=False)
+            ]
+            done = 0
+            for _ in self.reader.write(some, drafts, self.batch):
+                while done < len(some) and all(draft.finish_reason for draft in drafts[done]):
+                    yield [finished(draft) for draft in drafts[done]]
+                    done += 1
+
+    def _searched(self, prompts: Sequence[Tokens]) -> Iterator[list[TextGeneration]]:
+        for first in range(0, len(prompts), self.batch):
+            some = prompts[first : first + self.batch]
+            preceding = [self.reader.preceding(prompt) for prompt in some]
+            rooms = [self._endings(tokens).max_new_tokens for tokens in preceding]
+            ends = [len(tokens) + room for tokens, room in zip(preceding, rooms, strict=True)]
+            watches = [self.watch.another() for _ in some]
+            found = write_beams(
+                self.reader.begin(some, max(ends) - 1),
+                self.search,
+                ended=[partial(self._ends, room) for room in rooms],
+                endings=self.endings,
+                penalty=self.choice.penalty(),
+                on_step=lambda i, watches=watches: watches[i].tick(),  # type: ignore[misc]
+            )
+            for prompt, watch, hypotheses in zip(some, watches, found, strict=True):
+                yield [self._text(prompt, watch, one) for one in hypotheses[: self.n]]
+
+    def _text(self, prompt: Tokens, watch: Stopwatch, hypothesis: Hypothesis) -> TextGeneration:
+        draft = self._draft(prompt, 0, watch)
+        for token, logprob in zip(hypothesis.tokens, hypothesis.logprobs, strict=True):
+            draft.push(token, logprob)
+        return replace(finished(draft), score=hypothesis.score)
+
+    def _streams(self, prompts: Sequence[Tokens]) -> list[range]:
+        """Return numbers that seed each prompt's texts.
+
+        They depend on how often the same prompt came before, and on nothing else of its
+        neighbours: the order of prompts does not matter, and no text of a prompt repeats another's.
+        """
+        used: Counter[tuple[int, ...]] = Counter()
+        streams = []
+        for prompt in map(tuple, prompts):
+            streams.append(range(used[prompt], used[prompt] + self.n))
+            used[prompt] += self.n
+        return streams
+
+    def _draft(self, prompt: Tokens, stream: int, watch: Stopwatch) -> Draft:
+        preceding = self.reader.preceding(prompt)
+        return Draft(
+            preceding,
+            read=len(self.reader.held),
+            endings=self._endings(preceding),
+            choose=self.choice.chooser(stream),
+            tokenizer=self.tokenizer,
+            watch=watch,
+            prompt_tokens=self._length(prompt),
+        )
+
+    def _endings(self, preceding: Tokens) -> Endings:
+        return self.endings.within(self.limits.room(preceding))
+
+    def _ends(self, room: int, tokens: Tokens) -> bool:
+        """Tell whether the last of these new tokens ends a text."""
+        if tokens[-1] in self.endings.end_tokens or len(tokens) == room:
+            return True
+        stops = self.endings.stops.strings
+        return bool(stops) and any(stop in self.tokenizer.decode(tokens) for stop in stops)
+
+    def _length(self, prompt: Tokens) -> int:
+        return len(self.reader.held) + len(prompt)
+
+    def _check(self, prompt: Tokens) -> None:
+        self.limits.check(self._length(prompt))
+
+
+class Author:
+    """Turns keywords into a call."""
+
+    def __init__(
+        self, reader: Callable[[int | None], Reader], tokenizer: TextTokenizer, limits: Limits
+    ) -> None:
+        """`reader` makes one from the keyword `chunk`, which is None where it was not given."""
+        self._reader = reader
+        self._tokenizer = tokenizer
+        self.limits = limits
+
+    def call(
+        self,
+        *,
+        max_new_tokens: int = 256,
+        min_new_tokens: int = 0,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        stop: str | Sequence[str] = (),
+        seed: int = 0,
+        beam: int = 1,
+        length_penalty: float = 1.0,
+        early_stopping: bool = False,
+        n: int = 1,
+        batch: int = 8,
+        chunk: int | None = None,
+    ) -> Call:
+        """Return what these keywords ask for; raises UsageError where that cannot be served."""
+        return Call(
+            watch=Stopwatch(),
+            reader=self._reader(chunk),
+            tokenizer=self._tokenizer,
+            limits=self.limits,
+            choice=TokenChoice(
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                seed=seed,
+            ),
+            endings=Endings(
+                end_tokens=self._tokenizer.end_tokens,
+                stops=StopStrings((stop,) if isinstance(stop, str) else tuple(stop)),
+                max_new_tokens=max_new_tokens,
+                min_new_tokens=min_new_tokens,
+            ),
+            search=NormalisedBeamSearch(beam, length_penalty, early_stopping),
+            n=n,
+            batch=batch,
+        )
+
+
+def as_asked(
+    texts: Iterator[list[TextGeneration]], prompt: str | Sequence[str], n: int
+) -> TextGeneration | list[Any]:
+    """Return a text where one was asked for, a list where several were."""
+    found: list[Any] = [several if n > 1 else several[0] for several in texts]
+    return found[0] if isinstance(prompt, str) else found

@@ -1,0 +1,203 @@
+"""Text-to-text models that are ready to generate: what `kvcast.load` returns for a T5 or a UniLM.
+
+A text answers its source, which is read whole, and does not go on from it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, Protocol, Unpack
+
+import numpy as np
+
+from kvcast.decoding.prefixes import Nothing
+from kvcast.decoding.readers import PromptReader, Reader, SourceReader
+from kvcast.errors import UsageError
+from kvcast.runtimes.base import DecoderOnly, EncoderDecoder, Float32, Int64
+from kvcast.spec.t5 import T5Dimensions
+from kvcast.spec.unilm import UnilmDimensions
+from kvcast.tasks.calls import Author, Limits, TextKeywords, TextsKeywords, as_asked
+from kvcast.tasks.generations import TextGeneration, TextPieces
+from kvcast.text.base import TextTokenizer
+
+
+class SourceTextModel:
+    """What both kinds have in common: the methods of `kvcast.tasks.generate.TextModel`.
+
+    Keywords are the same, but for those that are about conversations and about prompts that are
+    read in parts.
+    """
+
+    task: ClassVar[Literal["generate"]] = "generate"
+
+    def __init__(self, reader: Reader, tokenizer: TextTokenizer, limits: Limits) -> None:
+        self.tokenizer = tokenizer
+        self._limits = limits
+        self._author = Author(_only(reader), tokenizer, limits)
+
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        *,
+        chat: bool = False,
+        system: str | None = None,
+        **keywords: Unpack[TextsKeywords],
+    ) -> TextGeneration | list[Any]:
+        """Answer a source, or several; see `kvcast.tasks.generate.TextModel.generate`.
+
+        In fp32 neither `batch` nor the order of sources changes a text.
+
+        Raises:
+            UsageError: for options that cannot be served, no sources, and sources that are empty
+                or too long.
+
+        """
+        texts = self.generate_each(
+            [prompt] if isinstance(prompt, str) else prompt, chat=chat, system=system, **keywords
+        )
+        return as_asked(texts, prompt, keywords.get("n", 1))
+
+    def generate_each(
+        self,
+        prompts: Sequence[str],
+        *,
+        chat: bool = False,
+        system: str | None = None,
+        **keywords: Unpack[TextsKeywords],
+    ) -> Iterator[list[TextGeneration]]:
+        """Return the n texts of each source, in order, as they are done; see `generate`."""
+        _refuse_conversation(chat, system)
+        return self._author.call(**keywords).each([self._tokens(prompt) for prompt in prompts])
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        chat: bool = False,
+        system: str | None = None,
+        **keywords: Unpack[TextKeywords],
+    ) -> TextPieces:
+        """Return an iterator of the text's pieces, which has the `result` at its end.
+
+        Takes the keywords of `generate`, apart from those that are about several texts.
+        """
+        _refuse_conversation(chat, system)
+        return self._author.call(**keywords).pieces(self._tokens(prompt))
+
+    def _tokens(self, source: str) -> list[int]:
+        """Return a source's tokens; raises UsageError if all of them are special."""
+        tokens = self.tokenizer.encode(source)
+        if tokens == self.tokenizer.encode(""):
+            raise UsageError("the source is empty: give at least one word")
+        return tokens
+
+
+class T5Model(SourceTextModel):
+    """A T5 runtime with its tokenizer and dimensions."""
+
+    def __init__(
+        self, runtime: EncoderDecoder, tokenizer: TextTokenizer, dimensions: T5Dimensions
+    ) -> None:
+        super().__init__(
+            SourceReader(runtime, dimensions.start_token),
+            tokenizer,
+            Limits(
+                prompt=dimensions.source_positions,
+                sequence=dimensions.target_positions,
+                vocabulary=dimensions.vocab_size,
+            ),
+        )
+        self.runtime = runtime
+        self.dimensions = dimensions
+
+
+class UnilmRuntime(DecoderOnly, Protocol):
+    """A decoder-only runtime whose first call on an empty row reads a whole source."""
+
+    def embed(self, sources: Sequence[Int64]) -> Float32:
+        """Return what the model pools of each source, [len(sources), width]."""
+
+
+class UnilmModel(SourceTextModel):
+    """A UniLM runtime with its tokenizer and dimensions.
+
+    With n above 1 the texts of a source are ranked as SimBERT's users do it: those most similar to
+    the source come first, by the cosine of their embeddings. A text that is there already, or is
+    the source itself, is left out, so there may be fewer than n, and always at least one.
+    """
+
+    def __init__(
+        self, runtime: UnilmRuntime, tokenizer: TextTokenizer, dimensions: UnilmDimensions
+    ) -> None:
+        most = dimensions.max_positions
+        super().__init__(
+            PromptReader(Nothing(runtime), chunk=most),
+            tokenizer,
+            Limits(prompt=most - 1, sequence=most, vocabulary=dimensions.vocab_size),
+        )
+        self.runtime = runtime
+        self.dimensions = dimensions
+
+    def generate_each(
+        self,
+        prompts: Sequence[str],
+        *,
+        chat: bool = False,
+        system: str | None = None,
+        **keywords: Unpack[TextsKeywords],
+    ) -> Iterator[list[TextGeneration]]:
+        """Return the texts of each source, in order, as they are done; see `generate`."""
+        each = super().generate_each(prompts, chat=chat, system=system, **keywords)
+        return map(self._ranked, prompts, each) if keywords.get("n", 1) > 1 else each
+
+    def embed(self, texts: str | Sequence[str], *, batch: int = 8) -> Float32:
+        """Return the embeddings of a text or several, fp32 [texts, width], as the model pools them.
+
+        `batch` is how many are computed at once. Raises UsageError for no texts, and texts that
+        are empty or longer than the model takes.
+        """
+        several = [texts] if isinstance(texts, str) else texts
+        if not several:
+            raise UsageError("there is no text: give at least one")
+        if batch < 1:
+            raise UsageError(f"batch must be 1 or more, not {batch}")
+        sources = [self._tokens(text) for text in several]
+        for source in sources:
+            replace(self._limits, prompt=self.dimensions.max_positions).check(len(source))
+        return self._embedded(sources, batch)
+
+    def _embedded(self, sources: Sequence[Sequence[int]], batch: int) -> Float32:
+        arrays = [np.array(source, np.int64) for source in sources]
+        parts = [arrays[i : i + batch] for i in range(0, len(arrays), batch)]
+        return np.concatenate([self.runtime.embed(part) for part in parts])
+
+    def _ranked(self, source: str, texts: Sequence[TextGeneration]) -> list[TextGeneration]:
+        """Return different texts, the most similar to their source first."""
+        encoded = self.tokenizer.encode(source)
+        itself = {source, self.tokenizer.decode(encoded)}
+        different: dict[str, TextGeneration] = {}
+        for text in texts:
+            if text.text not in itself:
+                different.setdefault(text.text, text)
+        kept = list(different.values()) or [texts[0]]
+        # What was written within the model's positions may not be, when it is spelled anew.
+        most = self.dimensions.max_positions
+        anew = [self.tokenizer.encode(text.text)[:most] for text in kept]
+        embeddings_nd = self._embedded([encoded, *anew], batch=8)
+        embeddings_nd /= np.linalg.norm(embeddings_nd, axis=1, keepdims=True)
+        similarities_n = embeddings_nd[1:] @ embeddings_nd[0]
+        best_first = np.argsort(-similarities_n, kind="stable")
+        return [replace(kept[i], similarity=float(similarities_n[i])) for i in best_first]
+
+
+def _only(reader: Reader) -> Callable[[int | None], Reader]:
+    def whole(chunk: int | None) -> Reader:
+        if chunk is not None:
+            raise UsageError("chunk is for prompts that are continued: a source is read whole")
+        return reader
+
+    return whole
+
+
+def _refuse_conversation(chat: bool, system: str | None) -> None:
+    if chat or system is not None:
+        raise UsageError("this model answers a source as it is: leave out chat and system")
