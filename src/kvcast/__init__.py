@@ -11,6 +11,9 @@ The public surface is what this module names in ``__all__``; everything else may
     model = kvcast.load("demo-chat", threads=2)
     print(model.generate("The capital of France is", max_new_tokens=8).text)
 
+    model = kvcast.load("demo-t5", threads=2)
+    print(model.generate("3 March 2021").text)
+
 Names are imported when they are first used, so ``import kvcast`` costs next to nothing.
 """
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from kvcast.tasks.generations import TextGeneration
     from kvcast.tasks.loading import load
     from kvcast.tasks.model import WhisperModel
+    from kvcast.tasks.sources import T5Model, UnilmModel
     from kvcast.tasks.transcribe import Segment, Transcription
 
 __version__ = "0.1.0"
@@ -31,10 +35,12 @@ __version__ = "0.1.0"
 __all__ = [
     "KvcastError",
     "Segment",
+    "T5Model",
     "TextGeneration",
     "TextModel",
     "TextSession",
     "Transcription",
+    "UnilmModel",
     "WhisperModel",
     "__version__",
     "export_bundle",
@@ -44,10 +50,12 @@ __all__ = [
 _HOMES = {
     "KvcastError": "kvcast.errors",
     "Segment": "kvcast.tasks.transcribe",
+    "T5Model": "kvcast.tasks.sources",
     "TextGeneration": "kvcast.tasks.generations",
     "TextModel": "kvcast.tasks.generate",
     "TextSession": "kvcast.tasks.generate",
     "Transcription": "kvcast.tasks.transcribe",
+    "UnilmModel": "kvcast.tasks.sources",
     "WhisperModel": "kvcast.tasks.model",
     "export_bundle": "kvcast.tasks.exporting",
     "load": "kvcast.tasks.loading",
