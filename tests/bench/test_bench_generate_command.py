@@ -95,7 +95,7 @@ def test_a_mistake_is_one_line(
 
 def test_a_model_that_only_transcribes_is_refused(capsys: pytest.CaptureFixture[str]):
     assert main(["bench", "generate", "--model", "demo"]) == 1
-    assert "is no decoder-only model, so it cannot generate" in capsys.readouterr().err
+    assert "demo cannot be measured: bench generate takes" in capsys.readouterr().err
 
 
 def test_without_the_extra_one_line_says_what_to_install(

@@ -63,9 +63,7 @@ def test_int4_and_fp32_change_the_bytes_of_weights():
     int4 = Floor(dimensions=SMOL, quantize="int4").decode(rows=1, new=1, held=0)
     fp32 = Floor(dimensions=SMOL, quantize="none").decode(rows=1, new=1, held=0)
     cache = 30 * 2 * 192 * 4
-    assert int4.bytes - cache == pytest.approx(
-        MATRICES * (1 / 2 + 1 / 8) + HEAD / 2 + 4 * HEAD / 64
-    )
+    assert int4.bytes - cache == pytest.approx(MATRICES * (1 / 2 + 1 / 8) + HEAD + 4 * HEAD / 64)
     assert fp32.bytes - cache == 4 * (MATRICES + HEAD)
     assert fp32.int8 == 0
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
@@ -128,8 +129,10 @@ class Arena:
             "unsettled": sum(answer["unsettled"] for answer in counted),
         }
 
-    def rates(self, working_set: int, tokens: int, width: int) -> dict[str, float]:
-        """Measure the machine; see `kvcast.bench.rates`."""
+    def rates(self, working_set: int, tokens: int, width: int) -> dict[str, float] | None:
+        """Measure the machine, see `kvcast.bench.rates`; None without `onnx`, which that needs."""
+        if find_spec("onnx") is None:
+            return None
         self.report("rates of this machine")
         with self._remote(_RATES, {"threads": self.threads}) as remote:
             Watch([remote.pid]).settle()

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
+from kvcast.bundle.manifest import is_bundle, read_bundle
 from kvcast.spec.paths import cache_dir
 
 
@@ -59,8 +60,15 @@ def installed_versions(packages: Sequence[str]) -> dict[str, str] | None:
 
 def needs_checkpoint(folder: Path) -> str | None:
     """Refuse a bundle, whose weights are ready for kvcast alone."""
-    if (folder / "bundle.json").is_file():
+    if is_bundle(folder):
         return "needs the checkpoint, and the model is a kvcast bundle"
+    return None
+
+
+def other_bundle(folder: Path, quantize: str) -> str | None:
+    """Refuse a bundle that kvcast has exported with another quantisation."""
+    if is_bundle(folder) and (has := read_bundle(folder).quantize) != quantize:
+        return f"the bundle was exported with --quantize {has}"
     return None
 
 

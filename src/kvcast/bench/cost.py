@@ -6,7 +6,7 @@ divided by measured rates.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,3 +60,13 @@ def held_against(costs: Sequence[Cost], rates: Rates, measured: float) -> dict[s
         "fraction": least / measured if measured else 0.0,
         "calls": len(costs),
     }
+
+
+def parts_held(
+    costs: Mapping[str, Sequence[Cost]], rates: Rates, breakdown: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Compare each part of a breakdown that has costs, and the `whole`, with the least."""
+    parts = {part: held_against(costs[part], rates, breakdown["parts"][part]) for part in costs}
+    everything = [cost for part in costs.values() for cost in part]
+    whole = held_against(everything, rates, breakdown["seconds"])
+    return {**parts, "whole": {**whole, "calls": 1}}

@@ -1,4 +1,4 @@
-"""Precisions that kvcast is measured in when it generates, and classes that ratios are taken within."""
+"""The precisions that kvcast generates in: their names, classes to compare within, and bytes."""
 
 from kvcast.bench.cost import Cost
 
@@ -24,8 +24,22 @@ def products(quantize: str, operations: float) -> Cost:
     return Cost(fp32=operations) if quantize == "none" else Cost(int8=operations)
 
 
-def matrix_bytes(quantize: str, weights: int) -> float:
-    """Return the bytes of layers' matrices, with the scales of blocks; columns' are few."""
+def weight_bytes(quantize: str, matrices: int, table: int, width: int) -> float:
+    """Return the bytes of layers' matrices and of a table that is the head.
+
+    Blocks have scales; those of columns are few. Tables are stored in 8 bits, with int4 too.
+
+    Args:
+        quantize: none, int8 or int4.
+        matrices: weights of the matrices.
+        table: weights of the table.
+        width: of the table, which decides its blocks.
+
+    """
     if quantize == "none":
-        return 4 * weights
-    return weights if quantize == "int8" else weights / 2 + _SCALE * weights / _INT4_BLOCK
+        return 4 * (matrices + table)
+    block = next((size for size in _TABLE_BLOCKS if width % size == 0), 1)
+    stored = table + _SCALE * table / block
+    if quantize == "int8":
+        return matrices + stored
+    return matrices / 2 + _SCALE * matrices / _INT4_BLOCK + stored

@@ -1,25 +1,20 @@
 """How near kvcast comes to what the machine could do at most."""
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from kvcast.bench.arena import Arena
-from kvcast.bench.cost import Cost, Rates, best_of, held_against
+from kvcast.bench.cost import Cost, Rates, best_of, parts_held
 from kvcast.bench.speech.floor import Floor
 from kvcast.bench.speech.peers.base import whisper_checkpoint
 from kvcast.bench.speech.peers.ours import quantize_of
 from kvcast.bundle.manifest import is_bundle, read_bundle
 from kvcast.spec.whisper import WhisperDimensions
 
-PARTS = ("encode", "prefill", "step")
-
 
 def machine_rates(arena: Arena, folder: Path) -> dict[str, float] | None:
-    """Measure the machine at the model's sizes; None without `onnx`, which builds the products."""
-    if find_spec("onnx") is None:
-        return None
+    """Measure the machine at the model's sizes; None without `onnx`."""
     floor = _floor(folder)
     sizes = floor.dimensions
     return arena.rates(_step_bytes(floor), sizes.source_positions, sizes.d_model)
@@ -57,11 +52,7 @@ def _held(floor: Floor, rates: Rates, breakdown: Mapping[str, Any]) -> dict[str,
     for rows, new, held, asked in breakdown["decodes"]:
         part = "step" if held else "prefill"
         costs[part].append(floor.decode(rows=rows, new=new, length=held, asked=asked))
-    parts = {part: held_against(costs[part], rates, breakdown["parts"][part]) for part in PARTS}
-    whole = held_against(
-        [cost for part in PARTS for cost in costs[part]], rates, breakdown["seconds"]
-    )
-    return {**parts, "whole": {**whole, "calls": 1}}
+    return parts_held(costs, rates, breakdown)
 
 
 def _floor(folder: Path) -> Floor:

@@ -11,9 +11,9 @@ from typing import Any
 from kvcast.bench.arena import Seat
 from kvcast.bench.figures import absent_facts, part_shares, seat_facts, summary, surroundings
 from kvcast.bench.machine import machine_facts
+from kvcast.bench.precision import REFERENCES
 from kvcast.bench.text.breakdown import STEP
 from kvcast.bench.text.peers.base import Task
-from kvcast.bench.text.peers.ours import OURS, PRECISIONS
 from kvcast.bench.text.trials import Trial
 from kvcast.bench.turns import Result
 
@@ -22,7 +22,6 @@ VERSION = 1
 TEXT, POSITION = "text", "position"
 """What a result is of: a prompt and what follows, or steps at a position."""
 
-_OURS = {PRECISIONS[quantize]: name for quantize, name in OURS.items()}
 # At a position few steps are taken, so their median counts; over a text all of its time does.
 _FIGURES = {TEXT: {"first": "first", "step": "step"}, POSITION: {"step": "median_step"}}
 # The same for everybody, whatever the command line says.
@@ -85,7 +84,7 @@ def _contender(seat: Seat, measured: Measured) -> dict[str, Any]:
         **seat_facts(seat),
         "precision": precision,
         "results": [
-            _result(measure, trial, by_name, seat.name, _OURS[precision])
+            _result(measure, trial, by_name, seat.name, REFERENCES[precision])
             for measure, results in ((TEXT, measured.texts), (POSITION, measured.positions))
             for trial, by_name in results.items()
             if seat.name in by_name

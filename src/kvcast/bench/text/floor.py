@@ -8,11 +8,8 @@ and softmax are not counted. Knows nothing of clocks.
 from dataclasses import dataclass
 
 from kvcast.bench.cost import Cost
+from kvcast.bench.precision import products, weight_bytes
 from kvcast.spec.decoder import DecoderDimensions
-
-_TABLE_BLOCKS = (128, 64, 32, 16)
-_INT4_BLOCK = 32
-_SCALE = 4  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +28,9 @@ class Floor:
         head = sizes.vocab_size * sizes.width
         read = self._matrices(min(sizes.experts, rows * new * sizes.experts_per_token))
         used = self._matrices(sizes.experts_per_token)
-        products = 2 * rows * (new * used + head)
-        arithmetic = Cost(fp32=products) if self.quantize == "none" else Cost(int8=products)
         return (
-            arithmetic
-            + Cost(bytes=self._weight_bytes(read, head))
+            products(self.quantize, 2 * rows * (new * used + head))
+            + Cost(bytes=weight_bytes(self.quantize, read, head, sizes.width))
             + self._attention(rows=rows, new=new, held=held)
         )
 
@@ -59,13 +54,3 @@ class Floor:
         feed_forward = 3 * sizes.width * sizes.inner
         router = sizes.width * sizes.experts
         return sizes.layers * (attention + router + max(1, experts) * feed_forward)
-
-    def _weight_bytes(self, matrices: int, head: int) -> float:
-        """Return the bytes of matrices and head, with the scales of blocks; columns' are few."""
-        if self.quantize == "none":
-            return 4 * (matrices + head)
-        block = next((b for b in _TABLE_BLOCKS if self.dimensions.width % b == 0), 1)
-        scales = _SCALE * head / block
-        if self.quantize == "int8":
-            return matrices + head + scales
-        return matrices / 2 + _SCALE * matrices / _INT4_BLOCK + head / 2 + scales

@@ -2,31 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvcast.bench.arena import Arena
-from kvcast.bench.cost import Cost, Rates, best_of, held_against
+from kvcast.bench.cost import Cost, Rates, best_of, held_against, parts_held
 from kvcast.bench.text.breakdown import PREFILL, STEP
 from kvcast.bench.text.floor import Floor
-from kvcast.bench.text.peers.base import decoder_checkpoint
 from kvcast.bench.text.trials import Trial
 from kvcast.bench.turns import Result
-from kvcast.bundle.manifest import is_bundle, read_bundle
-from kvcast.errors import KvcastError
-from kvcast.spec.decoder import DecoderDimensions
-
-
-def dimensions_of(folder: Path) -> DecoderDimensions:
-    """Return a model's sizes; raises KvcastError if it generates no text."""
-    if not is_bundle(folder):
-        return decoder_checkpoint(folder).dimensions
-    manifest = read_bundle(folder)
-    if manifest.family != "decoder":
-        raise KvcastError(f"{folder} is no decoder-only model, so it cannot generate")
-    return DecoderDimensions.from_json(manifest.dimensions)
 
 
 @dataclass(frozen=True)
@@ -70,21 +53,11 @@ class Limit:
         costs: dict[str, list[Cost]] = {PREFILL: [], STEP: []}
         for part, rows, new, held in breakdown["decodes"]:
             costs[part].append(self.floor.decode(rows=rows, new=new, held=held))
-        parts = {part: held_against(costs[part], rates, breakdown["parts"][part]) for part in costs}
-        everything = [cost for part in costs for cost in costs[part]]
-        whole = held_against(everything, rates, breakdown["seconds"])
-        return {**parts, "whole": {**whole, "calls": 1}}
+        return parts_held(costs, rates, breakdown)
 
     def _at(self, rates: Rates, trial: Trial, result: Result) -> dict[str, float]:
         cost = self.floor.decode(rows=trial.rows, new=1, held=trial.prompt)
         return held_against([cost], rates, median(result.series("median_step")))
-
-
-def machine_rates(arena: Arena, floor: Floor, prompt: int) -> dict[str, float] | None:
-    """Measure the machine at the model's sizes; None without `onnx`, which builds the products."""
-    if find_spec("onnx") is None:
-        return None
-    return arena.rates(step_bytes(floor), prompt, floor.dimensions.width)
 
 
 def step_bytes(floor: Floor) -> int:

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from kvcast.bench.precision import OURS
 from kvcast.bench.text.peers.base import Contender, Task
 from kvcast.bench.text.peers.ctranslate2 import CTranslate2
 from kvcast.bench.text.peers.genai import OnnxRuntimeGenAI
 from kvcast.bench.text.peers.llamacpp import LlamaCpp
-from kvcast.bench.text.peers.ours import OURS, RING, Kvcast, KvcastRing
+from kvcast.bench.text.peers.ours import RING, Kvcast, KvcastRing
 from kvcast.bench.text.peers.transformers import Transformers
 
-__all__ = ["CONTENDERS", "OURS", "PEERS", "RING"]
+__all__ = ["CONTENDERS", "PEERS", "RING"]
 
 Make = Callable[[Task], Contender]
 

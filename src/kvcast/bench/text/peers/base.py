@@ -16,9 +16,6 @@ from kvcast.errors import KvcastError
 
 Tick = Callable[[], object]
 
-FLOAT, INT8, INT4 = "float", "int8", "int4"
-"""Classes of precision: ratios are taken within one."""
-
 # Goes up with what is written for others, so that nobody is fed an older file.
 _FILES = 1
 

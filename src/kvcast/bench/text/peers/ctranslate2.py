@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from kvcast.bench.contender import made_beside
-from kvcast.bench.text.peers.base import INT8, Task, Tick
+from kvcast.bench.precision import INT8
+from kvcast.bench.text.peers.base import Task, Tick
 from kvcast.bench.text.trials import Tokens
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from kvcast.bench.contender import made_beside
-from kvcast.bench.text.peers.base import INT4, Task, Tick
+from kvcast.bench.precision import INT4
+from kvcast.bench.text.peers.base import Task, Tick
 from kvcast.bench.text.trials import Tokens
 from kvcast.errors import KvcastError
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from kvcast.bench.contender import made_beside
+from kvcast.bench.precision import INT4, INT8
 from kvcast.bench.text.gguf_files import write_gguf
-from kvcast.bench.text.peers.base import INT4, INT8, Task, Tick
+from kvcast.bench.text.peers.base import Task, Tick
 from kvcast.bench.text.trials import Tokens
 from kvcast.errors import KvcastError
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from kvcast.bench.contender import made_beside
+from kvcast.bench.contender import made_beside, other_bundle
+from kvcast.bench.precision import OURS, PRECISIONS
 from kvcast.bench.text.huggingface import write_hugging_face
-from kvcast.bench.text.peers.base import FLOAT, INT4, INT8, Task, Tick
+from kvcast.bench.text.peers.base import Task, Tick
 from kvcast.bench.text.trials import Tokens
-from kvcast.bundle.manifest import is_bundle, read_bundle
 from kvcast.checkpoints.base import DecoderCheckpoint
 from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.decoding.continuous import write
@@ -24,10 +24,6 @@ from kvcast.text.base import TextTokenizer
 from kvcast.text.stops import StopStrings
 
 _CHUNK = 512
-OURS = {"int8": "kvcast-int8", "int4": "kvcast-int4", "none": "kvcast-fp32"}
-"""Names of kvcast's contenders, by quantisation."""
-
-PRECISIONS = {"int8": INT8, "int4": INT4, "none": FLOAT}
 RING = "kvcast-int8-ring"
 _DTYPES = {
     "none": "fp32",
@@ -54,10 +50,7 @@ class Kvcast:
 
     def unfit(self) -> str | None:
         """See the protocol."""
-        folder = Path(self._task.folder)
-        if is_bundle(folder) and (has := read_bundle(folder).quantize) != self._quantize:
-            return f"the bundle was exported with --quantize {has}"
-        return None
+        return other_bundle(Path(self._task.folder), self._quantize)
 
     def prepare(self) -> None:
         """Export, which loading does the first time."""

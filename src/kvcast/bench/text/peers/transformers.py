@@ -6,7 +6,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvcast.bench.text.peers.base import FLOAT, Task, Tick
+from kvcast.bench.precision import FLOAT
+from kvcast.bench.text.peers.base import Task, Tick
 from kvcast.bench.text.trials import Tokens
 
 _TORCH = {"bf16": "bfloat16", "fp32": "float32"}

@@ -1,0 +1,1 @@
+"""`kvcast bench generate` for text-to-text models: targets of sources, beside other programs."""
