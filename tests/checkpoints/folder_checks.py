@@ -1,4 +1,4 @@
-"""What tests of Hugging Face folders do with them, whatever the family."""
+"""What tests of folders do with them, whatever the format and the family."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,19 @@ def one_line(folder, kind=KvcastError):
         open_checkpoint(folder)
     assert type(caught.value) is kind
     message = str(caught.value)
-    assert "\n" not in message
+    assert message.isprintable()
+    return message
+
+
+def outcome(read):
+    """The error's one line, or None where it was read."""
+    try:
+        read()
+    except KvcastError as error:
+        message = str(error)
+    else:
+        return None
+    assert message.isprintable()
     return message
 
 

@@ -3,6 +3,7 @@
 import struct
 import tracemalloc
 
+import folder_checks
 import gguf
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from tiny_gguf import sizes, tensors, tiny_llama, vocabulary, write
 
 from kvcast.checkpoints.gguf import READER
 from kvcast.checkpoints.gguf_file import read_gguf
-from kvcast.errors import InputOutputError, KvcastError
+from kvcast.errors import InputOutputError
 
 # What reading may take beyond the file's own size; a lie in the header could ask for anything.
 ROOM = 8 << 20
@@ -29,16 +30,13 @@ def whole(tmp_path_factory):
 def outcome(path, contents):
     """Read everything; return the error's one line, or None where it was read."""
     path.write_bytes(contents)
-    try:
+
+    def read():
         checkpoint = READER.read(path, "")
         for name in checkpoint.tensors:
             assert checkpoint.tensors[name].dtype in (np.float32, np.float16)
-    except KvcastError as error:
-        message = str(error)
-    else:
-        return None
-    assert message.isprintable()
-    return message
+
+    return folder_checks.outcome(read)
 
 
 def test_every_truncation_is_one_line(whole, tmp_path):

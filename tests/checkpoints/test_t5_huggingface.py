@@ -262,6 +262,78 @@ def test_a_byt5_needs_no_tokenizer(tmp_path):
     assert text_of(folder) == ({**ABOUT, "tokenizer": "byt5"}, {})
 
 
+def test_the_configuration_may_be_what_names_a_byt5_s_tokenizer(tmp_path):
+    """As the published ones do."""
+    folder = save_t5(random_t5("BYT5"), tmp_path / "byt5", byt5=True)
+    (folder / "tokenizer_config.json").unlink()
+    edit_json(folder / "config.json", tokenizer_class="ByT5Tokenizer")
+    assert text_of(folder) == ({**ABOUT, "tokenizer": "byt5"}, {})
+
+
+PIECES = ("[PAD]", "[UNK]", "x", "[CLS]", "[SEP]", "今", "天", "今天")
+PEGASUS_ABOUT = {"end_tokens": [4], "tokenizer": "bert", "lowercase": True, "words": True}
+
+
+@pytest.fixture
+def pegasus(tmp_path):
+    """T5-PEGASUS as conversions have it: an mT5, its ids too, and a BertTokenizer's vocabulary."""
+    model = random_t5("MT5", vocab_size=8, tokenizer_class="T5Tokenizer")
+    folder = tmp_path / "pegasus"
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("name", [None, "BertTokenizer", "T5PegasusTokenizer"])
+def test_a_t5_of_word_pieces_looks_for_words_whatever_its_tokenizer_is_called(pegasus, name):
+    if name:
+        settings = json.dumps({"tokenizer_class": name})
+        (pegasus / "tokenizer_config.json").write_text(settings)
+    assert text_of(pegasus) == (
+        PEGASUS_ABOUT,
+        {"vocab.txt": (pegasus / "vocab.txt").read_bytes()},
+    )
+
+
+def test_what_transformers_saves_of_a_bert_tokenizer_is_enough_for_a_t5(pegasus):
+    from transformers import BertTokenizer
+
+    (pegasus / "vocab.txt").unlink()
+    BertTokenizer(vocab={token: i for i, token in enumerate(PIECES)}).save_pretrained(pegasus)
+    content = (pegasus / "tokenizer.json").read_bytes()
+    assert text_of(pegasus) == (PEGASUS_ABOUT, {"tokenizer.json": content})
+    assert open_checkpoint(pegasus).dimensions.start_token == 3
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        # mT5's.
+        ({"decoder_start_token_id": 0, "eos_token_id": 1}, 3),
+        ({"decoder_start_token_id": None, "eos_token_id": None}, 3),
+        ({"decoder_start_token_id": None, "eos_token_id": 4}, 3),
+        ({"decoder_start_token_id": 0, "eos_token_id": 4}, 0),
+        ({"decoder_start_token_id": 3, "eos_token_id": 4}, 3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_a_target_of_word_pieces_begins_with_cls_unless_the_ids_are_its_own(
+    pegasus, file, ids, expected
+):
+    (pegasus / "generation_config.json").write_text("{}")
+    edit_json(pegasus / "config.json", decoder_start_token_id=None, eos_token_id=None)
+    edit_json(pegasus / file, **ids)
+    assert open_checkpoint(pegasus).dimensions.start_token == expected
+    assert text_of(pegasus)[0] == PEGASUS_ABOUT
+
+
+def test_a_start_token_that_is_none_is_one_line_about_its_file(t5):
+    edit_json(t5 / "generation_config.json", decoder_start_token_id="0")
+    message = one_line(t5)
+    assert "generation_config.json: decoder_start_token_id must be a whole number" in message
+
+
 @pytest.mark.parametrize(
     ("generation", "config", "expected"),
     [
@@ -275,6 +347,13 @@ def test_end_tokens_come_from_the_first_file_that_names_any(t5, generation, conf
     path.unlink() if generation is None else path.write_text(json.dumps(generation))
     edit_json(t5 / "config.json", **config)
     assert text_of(t5)[0]["end_tokens"] == expected
+
+
+def test_an_end_token_that_is_null_is_t5_s(t5):
+    (t5 / "generation_config.json").unlink()
+    path = t5 / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": None}))
+    assert text_of(t5)[0]["end_tokens"] == [1]
 
 
 def test_the_fingerprint_follows_every_file_that_matters(t5):
@@ -376,7 +455,7 @@ def test_a_head_of_another_shape_is_one_line(t5):
 def test_a_missing_tokenizer_says_what_to_do(t5):
     (t5 / "tokenizer.json").unlink()
     message = one_line(t5, InputMissingError)
-    assert "no tokenizer.json and no spiece.model" in message
+    assert "no tokenizer.json, spiece.model or vocab.txt in" in message
     assert "copy the base model's" in message
 
 

@@ -176,7 +176,12 @@ def test_a_damaged_tokenizer_is_one_line(bert, content):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"model": {"type": "Unigram", "vocab": [["a", 0.0]]}}, {"model": 3}, {"added_tokens": 3}],
+    [
+        {"model": {"type": "Unigram", "vocab": [["a", 0.0]]}},
+        {"model": {"type": "BPE", "vocab": {token: i for i, token in enumerate(TOKENS)}}},
+        {"model": 3},
+        {"added_tokens": 3},
+    ],
     ids=str,
 )
 def test_another_kind_of_tokenizer_is_one_line(bert, fields):

@@ -7,7 +7,7 @@ which these models were trained with. Knows nothing of TensorFlow's files.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ from kvcast.checkpoints.base import (
     require_file,
 )
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.tables import Entry, NameTable, changed, fill, halves_from_pairs
+from kvcast.checkpoints.tables import NameTable, changed, fill_evenly, halves_from_pairs
 from kvcast.checkpoints.tensorflow_file import TensorflowTensor, read_checkpoint, shard_files
-from kvcast.errors import InputOutputError, KvcastError
+from kvcast.checkpoints.vocabularies import BEGIN, END, token_ids
+from kvcast.errors import KvcastError
 from kvcast.spec.rotary import Rotary
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
@@ -125,7 +126,6 @@ _T5_NAMES: NameTable = {
 _TRANSPOSED = ("/kernel", "/q", "/k", "/v", "/o", "/relative_attention_bias")
 # What training leaves beside the weights (Adam's and Adafactor's moments), and BERT's other head.
 _TRAINING = re.compile(r"(/adam_[mv]|_slot_[a-z]+)$|^cls/seq_relationship/")
-_LAYER = re.compile(r"(?<=layers\.)\d+")
 
 
 def _unilm_dimensions(config: Fields, tensors: Mapping[str, TensorflowTensor]) -> UnilmDimensions:
@@ -189,16 +189,6 @@ def _activation(config: Fields, value: object) -> str:
     return _ACTIVATIONS[value]
 
 
-def _entries(shapes: Mapping[str, tuple[int, ...]], table: NameTable) -> Iterator[Entry]:
-    """Where several tensors make one, each has as many rows."""
-    for canonical, shape in shapes.items():
-        layer = _LAYER.search(canonical)
-        names = table[_LAYER.sub("{i}", canonical)]
-        part = (shape[0] // len(names), *shape[1:])
-        i = int(layer[0]) if layer else 0
-        yield canonical, shape, [(name.format(i=i), part) for name in names]
-
-
 def _stored(
     tensors: Mapping[str, TensorflowTensor], prefixes: tuple[str, ...]
 ) -> dict[str, StoredTensor]:
@@ -228,7 +218,7 @@ def _unilm_tensors(
             if _ROTATED.search(name)
         }
     shapes = unilm_names.tensor_shapes(dimensions)
-    return fill(_entries(shapes, _BERT_NAMES), stored, what, _model(dimensions.layers))
+    return fill_evenly(shapes, _BERT_NAMES, stored, what, _model(dimensions.layers))
 
 
 def _t5_tensors(
@@ -236,7 +226,7 @@ def _t5_tensors(
 ) -> Mapping[str, NDArray[Any]]:
     stored = _stored(tensors, (_SHARED, "encoder/", "decoder/"))
     shapes = t5_names.tensor_shapes(dimensions)
-    return fill(_entries(shapes, _T5_NAMES), stored, what, _model(dimensions.encoder_layers))
+    return fill_evenly(shapes, _T5_NAMES, stored, what, _model(dimensions.encoder_layers))
 
 
 def _model(layers: int) -> str:
@@ -264,20 +254,13 @@ def _vocabulary(folder: Path) -> Path:
 
 
 def _token_ids(vocabulary: Path, vocab_size: int) -> Mapping[str, int]:
-    """Ids of a vocabulary's tokens, which are its lines."""
-    try:
-        lines = vocabulary.read_bytes().decode().rstrip().split("\n")
-    except UnicodeDecodeError:
-        raise InputOutputError(f"{vocabulary} is damaged: not UTF-8; fetch it again") from None
-    if len(lines) > vocab_size:
+    """Ids of a vocabulary's tokens, of which there may be no more than the model has."""
+    ids = token_ids(vocabulary)
+    if len(ids) > vocab_size:
         raise KvcastError(
-            f"{vocabulary} has {len(lines)} tokens, but the configuration {vocab_size}: "
+            f"{vocabulary} has {len(ids)} tokens, but the configuration {vocab_size}: "
             "fetch both from the same model"
         )
-    ids = {line.strip(): number for number, line in enumerate(lines)}
-    for token in ("[CLS]", "[SEP]"):
-        if token not in ids:
-            raise KvcastError(f"{vocabulary} has no token {token}: it is not this model's")
     return ids
 
 
@@ -296,12 +279,12 @@ def _read(folder: Path, content_hash: str) -> T5Checkpoint | UnilmCheckpoint:
     ids = _token_ids(vocabulary, config.whole("vocab_size"))
     source = f"bert4keras folder {folder}"
     if _SHARED in tensors:
-        t5 = _t5_dimensions(config, ids["[CLS]"])
+        t5 = _t5_dimensions(config, ids[BEGIN])
         return T5Checkpoint(
             dimensions=t5,
             tensors=_t5_tensors(t5, tensors, str(index)),
             # Its tokenizer looks words of jieba's up first (the release's finetune.py).
-            text=_text(vocabulary, ids["[SEP]"], words=True),
+            text=_text(vocabulary, ids[END], words=True),
             source=source,
             content_hash=content_hash,
         )
@@ -311,7 +294,7 @@ def _read(folder: Path, content_hash: str) -> T5Checkpoint | UnilmCheckpoint:
     return UnilmCheckpoint(
         dimensions=unilm,
         tensors=_unilm_tensors(unilm, tensors, str(index)),
-        text=_text(vocabulary, ids["[SEP]"], words=False),
+        text=_text(vocabulary, ids[END], words=False),
         source=source,
         content_hash=content_hash,
     )

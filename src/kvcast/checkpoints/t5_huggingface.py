@@ -1,8 +1,8 @@
 """T5s in Hugging Face layout (t5, mt5): what config.json, the names and the texts mean.
 
-T5 1.0, 1.1, FLAN-T5 and ByT5 are all "t5" there. Defaults are those of transformers, whose T5 also
-says how the files are to be understood where they contradict themselves. Knows nothing of how
-weights are stored.
+T5 1.0, 1.1, FLAN-T5 and ByT5 are all "t5" there, T5-PEGASUS is an "mt5" with word pieces. Defaults
+are those of transformers, whose T5 also says how the files are to be understood where they
+contradict themselves. Knows nothing of how weights are stored.
 """
 
 import json
@@ -21,6 +21,14 @@ from kvcast.checkpoints.text_huggingface import (
     token_text,
     tokenizer_settings,
 )
+from kvcast.checkpoints.vocabularies import (
+    BEGIN,
+    END,
+    has_word_pieces,
+    token_ids,
+    vocabulary_file,
+)
+from kvcast.checkpoints.wordpiece_huggingface import PLAIN, SEGMENTING, read_wordpiece
 from kvcast.errors import InputMissingError, KvcastError
 from kvcast.spec.t5 import T5Dimensions
 
@@ -31,8 +39,10 @@ _COMMON = {
     "relative_attention_max_distance": 128,
     "layer_norm_epsilon": 1e-6,
     "pad_token_id": 0,
-    "eos_token_id": 1,
 }
+_END_TOKENS = [1]
+_START = "decoder_start_token_id"
+_CLASS = "tokenizer_class"
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "t5": _COMMON
     | {
@@ -114,13 +124,7 @@ def read_t5(
     Raises KvcastError, naming the file, for what kvcast's T5 cannot do and for tensors that the
     configuration does not ask for; InputMissingError without a tokenizer.
     """
-    generation = generation_fields(folder)
-    start = {
-        name: generation[name]
-        for name in ("decoder_start_token_id",)
-        if generation.get(name) is not None
-    }
-    dimensions = t5_dimensions({**config, **start}, str(folder / "config.json"))
+    dimensions = t5_dimensions({**config, **_start(folder, config)}, str(folder / "config.json"))
     stored = _own_tensors(stored, str(folder))
     # Configurations are often wrong about the head: the weights have the last word.
     dimensions = replace(dimensions, tied=_HEAD not in stored)
@@ -167,9 +171,7 @@ def t5_dimensions(config: Mapping[str, Any], what: str) -> T5Dimensions:
         tied=scaled,
         logit_scale=width**-0.5 if scaled else 1.0,
         norm_eps=fields.positive("layer_norm_epsilon"),
-        start_token=fields.whole(
-            "decoder_start_token_id", fields.whole("pad_token_id", least=0), least=0
-        ),
+        start_token=fields.whole(_START, fields.whole("pad_token_id", least=0), least=0),
     )
 
 
@@ -211,12 +213,34 @@ def _own_tensors(stored: Mapping[str, StoredTensor], what: str) -> dict[str, Sto
     return own
 
 
+def _start(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
+    """Tell what other files than config.json say that a target begins with, if they do.
+
+    Conversions of T5-PEGASUS keep mT5's ids, with which no model of word pieces was trained. That
+    shows by an end token that is not [SEP]; such a target begins with [CLS].
+    """
+    what = str(folder / "generation_config.json")
+    generation = Fields(values=generation_fields(folder), what=what)
+    said = generation.values.get(_START) is not None
+    named = {_START: generation.whole(_START, least=0)} if said else {}
+    if not has_word_pieces(folder):
+        return named
+    ids = token_ids(vocabulary_file(folder))
+    usual = {_START: ids[BEGIN]}
+    if ids[END] not in end_tokens(folder, config):
+        return usual
+    return named or (usual if config.get(_START) is None else {})
+
+
 def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
     """Files that `kvcast.text.open_text` reads; ByT5's tokens are bytes and need no file."""
+    if has_word_pieces(folder):
+        # T5-PEGASUS's tokenizer is a BertTokenizer, whose words its users' programs add.
+        return read_wordpiece(folder, (*PLAIN, *SEGMENTING, None))
     what = str(folder / "tokenizer_config.json")
     settings = Fields(values=tokenizer_settings(folder), what=what)
     about: dict[str, Any] = {
-        "end_tokens": end_tokens(folder, {"eos_token_id": 1, **config}),
+        "end_tokens": end_tokens(folder, config) or _END_TOKENS,
         "bos_token": None,
         "eos_token": token_text(settings.values.get("eos_token")) or "</s>",
     }
@@ -228,11 +252,11 @@ def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
         files[pieces.name] = pieces.read_bytes()
         if settings.values.get("extra_ids") is not None:
             about["extra_ids"] = settings.whole("extra_ids", least=0)
-    elif settings.values.get("tokenizer_class") == "ByT5Tokenizer":
+    elif "ByT5Tokenizer" in (settings.values.get(_CLASS), config.get(_CLASS)):
         about["tokenizer"] = "byt5"
     else:
         raise InputMissingError(
-            f"no tokenizer.json and no spiece.model in {folder}: copy the base model's (a ByT5 "
-            "needs its tokenizer_config.json)"
+            f"no tokenizer.json, spiece.model or vocab.txt in {folder}: copy the base model's (a "
+            "ByT5 needs its tokenizer_config.json)"
         )
     return {**files, "text.json": json.dumps(about).encode()}

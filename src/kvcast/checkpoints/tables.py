@@ -16,8 +16,8 @@ from kvcast.errors import KvcastError
 from kvcast.spec.decoder import DecoderDimensions
 
 # Canonical name to the names in a file whose tensors, one after the other along the first axis,
-# make it. `{i}` stands for the layer and `{e}` for the expert; a name of an expert occurs once for
-# each, and the canonical tensor has an axis of experts in front.
+# make it. `{i}` stands for the layer (`{i:03}` in three digits) and `{e}` for the expert; a name of
+# an expert occurs once for each, and the canonical tensor has an axis of experts in front.
 NameTable = Mapping[str, Sequence[str]]
 
 # Name in the file and the shape that it must have.
@@ -110,7 +110,8 @@ def _names(canonical: str, table: NameTable) -> list[str]:
     """Names in the file that make `canonical`, its layer filled in."""
     layer = _LAYER.search(canonical)
     names = table[_LAYER.sub("{i}", canonical)]
-    return [name.replace("{i}", layer[0] if layer else "") for name in names]
+    # An expert's number is filled in later.
+    return [name.format(i=int(layer[0]) if layer else 0, e="{e}") for name in names]
 
 
 def _decoder_entries(dimensions: DecoderDimensions, table: NameTable) -> Iterator[Entry]:

@@ -15,7 +15,7 @@ from kvcast.checkpoints.base import StoredTensor, UnilmCheckpoint
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.tables import changed, fill_evenly, halves_from_pairs, same
 from kvcast.checkpoints.unilm_names import tensor_shapes
-from kvcast.checkpoints.wordpiece_huggingface import read_wordpiece
+from kvcast.checkpoints.wordpiece_huggingface import SEGMENTING, read_wordpiece
 from kvcast.errors import KvcastError
 from kvcast.spec.rotary import Rotary
 from kvcast.spec.unilm import UnilmDimensions
@@ -35,6 +35,8 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 MODEL_TYPES = tuple(_DEFAULTS)
 
+# Tokenizers that look for words; a RoFormer's does if it has no name.
+_SEGMENTED = {"roformer": (*SEGMENTING, None), "bert": SEGMENTING}
 _ROTARY = Rotary(base=10_000.0)
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -105,7 +107,7 @@ def read_unilm(
             str(folder),
             f"a {dimensions.architecture} model of {dimensions.layers} layers",
         ),
-        text=read_wordpiece(folder, segmented=dimensions.architecture == "roformer"),
+        text=read_wordpiece(folder, _SEGMENTED[dimensions.architecture]),
         source=f"Hugging Face folder {folder}",
         content_hash=content_hash,
     )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 _LABEL = 0x8000_00FF  # the byte that leads to a unit, and a bit that no byte has
 _BYTES = np.arange(1, 256, dtype=np.uint32)
+_TOGETHER = 1 << 12  # nodes whose children are looked at at once: 4 MB
 
 
 def check_charsmap(content: bytes) -> None:
@@ -31,22 +32,24 @@ def check_charsmap(content: bytes) -> None:
 
 
 def _values(units: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the values of all keys, by walking through the trie a byte of the keys at a time."""
+    """Return the values of all keys, by walking through the trie many nodes at a time."""
     seen = np.zeros(units.size, dtype=np.bool_)
     values = []
-    nodes = _offset(units[:1])
-    while nodes.size:
+    pending = [_offset(units[:1])]
+    while pending:
+        nodes = pending.pop()
         children = nodes[:, None] ^ _BYTES
         if int(children.max()) >= units.size:
             raise ValueError("its normalisation rules are damaged: their trie leads outside")
-        seen[nodes] = True
         reached = children[units[children] & _LABEL == _BYTES]
         after = reached ^ _offset(units[reached])
         if after.size and int(after.max()) >= units.size:
             raise ValueError("its normalisation rules are damaged: their trie leads outside")
         leaves = after[units[reached] >> 8 & 1 == 1]
         values.append(units[leaves] & 0x7FFF_FFFF)
-        nodes = np.unique(after[~seen[after]])
+        new = np.unique(after[~seen[after]])
+        seen[new] = True
+        pending += [new[i : i + _TOGETHER] for i in range(0, new.size, _TOGETHER)]
     return np.concatenate(values)
 
 
