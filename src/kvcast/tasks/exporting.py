@@ -77,10 +77,13 @@ def export_folder(
             source={"name": _public_name(name), "sha256": checkpoint.content_hash},
             tools={name: version(name) for name in ("kvcast", "onnxruntime", "torch")},
         )
-        for file, content in family.text_files(checkpoint).items():
+        text = family.text_files(checkpoint)
+        for file, content in text.items():
             (folder / file).write_bytes(content)
         sealed = seal(folder, manifest)
         candidate = family.onnx(folder, sealed, 2)
+        # What a user will open is opened here, so that a damaged tokenizer is told now.
+        family.model(candidate, checkpoint.dimensions, text)
         record = family.prove(candidate, programs, exact=(quantize, cache) == ("none", "fp32"))
         seal(folder, replace(manifest, verification=record))
     return output
