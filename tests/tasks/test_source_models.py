@@ -9,7 +9,7 @@ import pytest
 from decoding.letters import END, FIRST, VOCAB, Letters
 from decoding.scripted_runtime import Script, random_script
 from decoding.scripted_sources import ScriptedSources, number_of
-from kvcast.errors import UsageError
+from kvcast.errors import KvcastError, UsageError
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.tasks.sources import T5Model
 
@@ -29,10 +29,10 @@ class Sources(Letters):
         return [*super().encode(text), END]
 
 
-def t5_model(script: Script = RANDOM) -> T5Model:
+def t5_model(script: Script = RANDOM, vocab_size: int = VOCAB) -> T5Model:
     dimensions = T5Dimensions(
         architecture="fake",
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         width=8,
         inner=8,
         heads=1,
@@ -242,6 +242,25 @@ def test_sources_that_cannot_be_read_are_refused():
     refused(lambda: model.generate_each([]), "there is no prompt: give at least one")
     assert not model.runtime.encoded
     assert model.generate(long[1:], max_new_tokens=2).prompt_tokens == POSITIONS
+
+
+def test_another_models_tokenizer_is_one_line():
+    last = max(Sources().encode("hello"))
+    model = t5_model(vocab_size=last)
+    says = f"^the tokenizer has a token {last}, but the model only {last} tokens: the files belong"
+    for say in (model.generate, model.stream, lambda source: model.generate_each([source])):
+        with pytest.raises(KvcastError, match=says):
+            say("hello")
+    assert not model.runtime.encoded
+    assert t5_model(vocab_size=last + 1).generate("hello", max_new_tokens=1).tokens
+
+
+def test_an_end_token_that_the_model_does_not_have_is_one_line():
+    model, tokenizer = t5_model(), Sources()
+    tokenizer.end_tokens = (END, VOCAB)
+    says = f"^the tokenizer has a token {VOCAB}, but the model only {VOCAB} tokens"
+    with pytest.raises(KvcastError, match=says):
+        T5Model(model.runtime, tokenizer, model.dimensions)
 
 
 def test_as_many_beams_as_tokens_are_served():

@@ -1,5 +1,7 @@
 """The proof of a UniLM's bundle: it passes the model's own and refuses another's."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvcast.errors import KvcastError
@@ -15,6 +17,15 @@ def test_a_bundle_gives_what_its_model_gives(dimensions, tmp_path):
     record = prove_unilm(OnnxUnilm(tmp_path / "bundle", manifest, 1), programs, exact=True)
     assert record["tokens_equal"] == record["tokens"] == 56
     assert record["max_logit_error"] < 1e-4
+
+
+@pytest.mark.parametrize(("positions", "tokens"), [(16, 30), (40, 56)])
+@pytest.mark.parametrize("dimensions", MODELS[1:], ids=lambda dimensions: dimensions.architecture)
+def test_a_model_of_few_positions_is_proven_within_them(dimensions, positions, tokens, tmp_path):
+    programs = random_unilm(replace(dimensions, max_positions=positions))
+    manifest = write_unilm_bundle(programs, tmp_path / "bundle")
+    record = prove_unilm(OnnxUnilm(tmp_path / "bundle", manifest, 1), programs, exact=True)
+    assert record["tokens_equal"] == record["tokens"] == tokens
 
 
 def test_another_models_bundle_is_refused(tmp_path):

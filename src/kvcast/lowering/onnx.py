@@ -6,10 +6,9 @@ Knows no model.
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -20,35 +19,19 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from kvcast.bundle.manifest import Graph
 from kvcast.lowering.onnx_operators import OPSET, TABLE
 from kvcast.lowering.replace import replace_operators
+from kvcast.lowering.signatures import Signature
 
 FOLDER = "onnx"
 _SMALL = 256  # bytes, that stay in the graph's own file
 
 
-def cache_names(prefix: str, layers: int) -> list[str]:
-    """Name every layer's key and value."""
-    return [f"{prefix}_{part}_{i}" for i in range(layers) for part in ("key", "value")]
-
-
-def export_graph(
-    program: torch.nn.Module,
-    arguments: tuple[Any, ...],
-    sizes: tuple[Any, ...],
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-) -> ir.Model:
-    """Export a program.
-
-    Args:
-        program: whose operators are to be replaced.
-        arguments: examples, of which no two open sizes are equal.
-        sizes: for each argument its open sizes, as torch.export has them.
-        inputs: names for the flattened arguments.
-        outputs: names for the flattened results.
-
-    """
+def export_graph(signature: Signature) -> ir.Model:
+    """Export a program with its operators replaced."""
+    arguments, sizes = signature.arguments, signature.sizes
     with _quiet(), torch.no_grad():
-        exported = torch.export.export(program, arguments, dynamic_shapes=sizes, strict=False)
+        exported = torch.export.export(
+            signature.program, arguments, dynamic_shapes=sizes, strict=False
+        )
         lowered = replace_operators(exported, TABLE)
         result = torch.onnx.export(
             lowered,
@@ -56,8 +39,8 @@ def export_graph(
             dynamo=True,
             dynamic_shapes=sizes,
             opset_version=OPSET,
-            input_names=inputs,
-            output_names=outputs,
+            input_names=signature.inputs,
+            output_names=signature.outputs,
             verbose=False,
         )
     if result is None:

@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Protocol
 
 import onnx_ir as ir
-import torch
-from torch import nn
-from torch.export import Dim
 
 from kvcast.bundle.manifest import CacheLayers, Graph
 from kvcast.errors import KvcastError
+from kvcast.lowering import signatures
 from kvcast.lowering.calibration import run_random_tokens
-from kvcast.lowering.onnx import FOLDER, cache_names, export_graph, save_graph
+from kvcast.lowering.onnx import FOLDER, export_graph, save_graph
 from kvcast.lowering.onnx_fusion import fuse, interleave_experts
 from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
 from kvcast.lowering.onnx_self_cache import quantize_self_caches
+from kvcast.lowering.signatures import Signature, cache_names
 from kvcast.lowering.smoothing import smooth
 from kvcast.programs.decoder import DecoderPrograms
 
@@ -71,7 +70,9 @@ def lower(
     (folder / FOLDER).mkdir()
     if quantize == "int8":
         smooth(programs)
-    decode = decode_graph(programs.decode, cache_layers(programs.dimensions), ["logits"])
+    dimensions = programs.dimensions
+    signature = signatures.decoder(programs, cache_layers(dimensions))["decode"]
+    decode = decode_graph(signature, dimensions.head_dim)
     fuse(decode)
     interleave_experts(decode)
     if quantize != "none":
@@ -81,7 +82,7 @@ def lower(
                 quantize_table(decode, table, bits=TABLE_BITS)
     if cache == "int8":
         quantize_self_caches(decode, run_random_tokens(programs))
-    return {"decode": save_decode_graph(decode, folder, programs.dimensions.layers)}
+    return {"decode": save_decode_graph(decode, folder, dimensions.layers)}
 
 
 def _is_gated(product: ir.Node) -> bool:
@@ -108,49 +109,19 @@ def cache_layers(dimensions: CacheSizes, cache: str = "fp32") -> tuple[CacheLaye
     )
 
 
-def decode_graph(
-    program: nn.Module, layers: Sequence[CacheLayers], results: Sequence[str]
-) -> ir.Model:
+def decode_graph(signature: Signature, head_dim: int) -> ir.Model:
     """Export a program of tokens, lengths, offsets and caches.
-
-    Args:
-        program: gives `results` and then the caches.
-        layers: one entry a layer, in order.
-        results: names for what it gives before the caches.
 
     Raises:
         KvcastError: heads are of a size that ONNX Runtime does not take.
 
     """
-    head_dim = layers[0].head_dim
     if head_dim % _HEAD_MULTIPLE:
         raise KvcastError(
             f"heads of {head_dim} numbers cannot run on ONNX Runtime, which takes multiples of "
             f"{_HEAD_MULTIPLE}: use --runtime eager"
         )
-    rows = Dim("rows")
-    capacities = {"linear": Dim("capacity"), "ring": Dim("ring")}
-    caches, sizes = [], []
-    for layer in layers:
-        shape = (4, layer.heads, layer.capacity, layer.head_dim)
-        caches.append((torch.zeros(shape), torch.zeros(shape)))
-        part = {0: rows, 2: capacities[layer.kind]}
-        sizes.append((part, part))
-    arguments = (
-        torch.zeros(4, 3, dtype=torch.int64),
-        torch.zeros(4, dtype=torch.int32),
-        torch.tensor([0, 2]),
-        caches,
-    )
-    all_sizes = ({0: rows, 1: Dim("new")}, {0: rows}, {0: Dim("asked")}, sizes)
-    past, present = cache_names("past", len(layers)), cache_names("present", len(layers))
-    return export_graph(
-        program,
-        arguments,
-        all_sizes,
-        ["tokens", "lengths", "offsets", *past],
-        [*results, *present],
-    )
+    return export_graph(signature)
 
 
 def save_decode_graph(model: ir.Model, folder: Path, layers: int) -> Graph:

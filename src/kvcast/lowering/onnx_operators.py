@@ -177,7 +177,9 @@ def _multi_head_attention(
     return onnx_ops.symbolic(
         "com.microsoft::MultiHeadAttention",
         given,
-        {"num_heads": heads, "scale": scale},
+        # What is added to the products of padding: by default -10,000, which T5's, that nothing
+        # scales, can outweigh.
+        {"num_heads": heads, "scale": scale, "mask_filter_value": torch.finfo(torch.float32).min},
         dtype=torch.float32,
         shape=shape,
         version=_CONTRIB,

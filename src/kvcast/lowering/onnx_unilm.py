@@ -8,10 +8,8 @@ programs' signatures; nothing of checkpoints, and of bundles only the manifest's
 
 from pathlib import Path
 
-import torch
-from torch.export import Dim
-
 from kvcast.bundle.manifest import Graph
+from kvcast.lowering import signatures
 from kvcast.lowering.calibration import run_random_tokens
 from kvcast.lowering.onnx import FOLDER, export_graph, save_graph
 from kvcast.lowering.onnx_decoder import TABLE_BITS, cache_layers, decode_graph, save_decode_graph
@@ -40,7 +38,8 @@ def lower(
     """
     (folder / FOLDER).mkdir()
     dimensions = programs.dimensions
-    decode = decode_graph(programs.decode, cache_layers(dimensions), ["logits", "hidden"])
+    program = signatures.unilm(programs, cache_layers(dimensions))
+    decode = decode_graph(program["decode"], dimensions.head_dim)
     fuse(decode)
     if quantize != "none":
         quantize_matrices(decode, {"int8": 8, "int4": 4}[quantize])
@@ -49,11 +48,6 @@ def lower(
         quantize_self_caches(decode, run_random_tokens(programs))
     graphs = {"decode": save_decode_graph(decode, folder, dimensions.layers)}
     if dimensions.pooled:
-        graphs["pool"] = _pool_graph(programs, folder)
+        pool = export_graph(program["pool"])
+        graphs["pool"] = save_graph(pool, folder, f"{FOLDER}/pool.onnx", {})
     return graphs
-
-
-def _pool_graph(programs: UnilmPrograms, folder: Path) -> Graph:
-    hidden_nx = torch.zeros(3, programs.dimensions.width)
-    pool = export_graph(programs.pool, (hidden_nx,), ({0: Dim("n")},), ["hidden"], ["pooled"])
-    return save_graph(pool, folder, f"{FOLDER}/pool.onnx", {})

@@ -7,15 +7,12 @@ nothing of checkpoints, and of bundles only the manifest's vocabulary.
 
 from pathlib import Path
 
-import onnx_ir as ir
-import torch
-from torch import Tensor
-from torch.export import Dim
-
 from kvcast.bundle.manifest import CacheLayers, Graph
-from kvcast.lowering.onnx import FOLDER, cache_names, export_graph, save_graph
+from kvcast.lowering import signatures
+from kvcast.lowering.onnx import FOLDER, export_graph, save_graph
 from kvcast.lowering.onnx_cross_cache import quantize_cross_caches
 from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
+from kvcast.lowering.signatures import cache_names
 from kvcast.programs.whisper import WhisperPrograms
 from kvcast.spec.whisper import WhisperDimensions
 
@@ -37,7 +34,8 @@ def lower(programs: WhisperPrograms, quantize: str, folder: Path) -> dict[str, G
 
     """
     (folder / FOLDER).mkdir()
-    encode, decode = _encode_graph(programs), _decode_graph(programs)
+    program = signatures.whisper(programs)
+    encode, decode = export_graph(program["encode"]), export_graph(program["decode"])
     layers = programs.dimensions.decoder_layers
     aliases = dict(zip(cache_names("present", layers), cache_names("past", layers), strict=True))
     if quantize != "none":
@@ -67,40 +65,3 @@ def cache_layers(dimensions: WhisperDimensions) -> tuple[CacheLayers, ...]:
     return layers("linear", dimensions.target_positions), layers(
         "cross", dimensions.source_positions
     )
-
-
-def _encode_graph(programs: WhisperPrograms) -> ir.Model:
-    dimensions = programs.dimensions
-    features = torch.zeros(2, dimensions.n_mels, 2 * dimensions.source_positions)
-    names = cache_names("cross", dimensions.decoder_layers)
-    sizes = ({0: Dim("batch")},)
-    return export_graph(programs.encode, (features,), sizes, ["features"], names)
-
-
-def _decode_graph(programs: WhisperPrograms) -> ir.Model:
-    dimensions = programs.dimensions
-    layers = dimensions.decoder_layers
-    rows, batch, capacity = Dim("rows"), Dim("batch"), Dim("capacity")
-
-    def caches(first: int, capacity: int) -> list[tuple[Tensor, Tensor]]:
-        shape = (first, dimensions.decoder_heads, capacity, dimensions.head_dim)
-        return [(torch.zeros(shape), torch.zeros(shape)) for _ in range(layers)]
-
-    arguments = (
-        torch.zeros(4, 3, dtype=torch.int64),
-        torch.zeros(4, dtype=torch.int32),
-        torch.tensor([0, 2]),
-        caches(4, dimensions.target_positions),
-        caches(2, dimensions.source_positions),
-    )
-    sizes = (
-        {0: rows, 1: Dim("new")},
-        {0: rows},
-        {0: Dim("asked")},
-        [({0: rows, 2: capacity}, {0: rows, 2: capacity})] * layers,
-        [({0: batch}, {0: batch})] * layers,
-    )
-    past, cross = cache_names("past", layers), cache_names("cross", layers)
-    inputs = ["tokens", "lengths", "offsets", *past, *cross]
-    outputs = ["logits", *cache_names("present", layers)]
-    return export_graph(programs.decode, arguments, sizes, inputs, outputs)

@@ -17,12 +17,15 @@ _INT4_OUTPUTS = 16
 class Int8Linear(nn.Module):
     """Symmetric int8 weights, one scale an output."""
 
+    weight: Tensor
+    scales: Tensor
+
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         weight_oi = linear.weight
         scales_o = (weight_oi.abs().amax(dim=1) / 127).clamp(min=1e-12)
-        self.weight = (weight_oi / scales_o[:, None]).round().to(torch.int8)
-        self.scales = scales_o.to(torch.bfloat16)
+        self.register_buffer("weight", (weight_oi / scales_o[:, None]).round().to(torch.int8))
+        self.register_buffer("scales", scales_o.to(torch.bfloat16))
         self.bias = linear.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -34,6 +37,9 @@ class Int8Linear(nn.Module):
 
 class Int4Linear(nn.Module):
     """Asymmetric int4 weights in groups of 32 inputs."""
+
+    weight: Tensor
+    scales_and_zeros: Tensor
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -47,14 +53,14 @@ class Int4Linear(nn.Module):
         low, high = groups.amin(dim=2), groups.amax(dim=2)
         scales = ((high - low) / 15).clamp(min=1e-6)
         codes = ((groups - low[..., None]) / scales[..., None]).round().clamp(0, 15)
-        self.weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
             codes.flatten(1).to(torch.int32), 1
         )
+        self.register_buffer("weight", packed)
         # The kernel computes (code - 8) * scale + zero.
         zeros = low + 8 * scales
-        self.scales_and_zeros = (
-            torch.stack([scales, zeros], dim=2).transpose(0, 1).contiguous().to(torch.bfloat16)
-        )
+        both = torch.stack([scales, zeros], dim=2).transpose(0, 1).contiguous()
+        self.register_buffer("scales_and_zeros", both.to(torch.bfloat16))
         self.bias = linear.bias
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from kvcast.decoding.drafts import Draft, Endings, Stopwatch
 from kvcast.decoding.readers import Reader
 from kvcast.decoding.rows import Tokens
 from kvcast.decoding.sampling import TokenChoice
-from kvcast.errors import UsageError
+from kvcast.errors import KvcastError, UsageError
 from kvcast.tasks.generations import TextGeneration, TextPieces, finished
 from kvcast.text.base import TextTokenizer
 from kvcast.text.stops import StopStrings
@@ -66,14 +66,27 @@ class Limits:
         """Return how many tokens a text can have."""
         return self.sequence - len(preceding)
 
-    def check(self, length: int) -> None:
-        """Raise UsageError for a prompt of so many tokens that is empty or too long."""
+    def check(self, tokens: Tokens, held: int = 0) -> None:
+        """Raise UsageError for a prompt, `held` tokens and these, that is empty or too long.
+
+        Raises KvcastError for a token that the model does not have.
+        """
+        length = held + len(tokens)
         if not length:
             raise UsageError("the prompt is empty: give at least one character")
         if length > self.prompt:
             raise UsageError(
                 f"the prompt has {length} tokens and the model takes {self.prompt} "
                 "at most: shorten it"
+            )
+        self.check_known(tokens)
+
+    def check_known(self, tokens: Tokens) -> None:
+        """Raise KvcastError for a token that the model does not have."""
+        if (last := max(tokens, default=0)) >= self.vocabulary:
+            raise KvcastError(
+                f"the tokenizer has a token {last}, but the model only {self.vocabulary} tokens: "
+                "the files belong to two models"
             )
 
 
@@ -133,6 +146,7 @@ class Call:
 
         Raises:
             UsageError: for no prompt, or one that is empty, or too long for the model.
+            KvcastError: for a prompt's token that the model does not have.
 
         """
         if not prompts:
@@ -226,7 +240,7 @@ class Call:
         return len(self.reader.held) + len(prompt)
 
     def _check(self, prompt: Tokens) -> None:
-        self.limits.check(self._length(prompt))
+        self.limits.check(prompt, len(self.reader.held))
 
 
 class Author:
@@ -235,7 +249,11 @@ class Author:
     def __init__(
         self, reader: Callable[[int | None], Reader], tokenizer: TextTokenizer, limits: Limits
     ) -> None:
-        """`reader` makes one from the keyword `chunk`, which is None where it was not given."""
+        """`reader` makes one from the keyword `chunk`, which is None where it was not given.
+
+        Raises KvcastError for a token that ends texts and that the model does not have.
+        """
+        limits.check_known(tokenizer.end_tokens)
         self._reader = reader
         self._tokenizer = tokenizer
         self.limits = limits

@@ -272,7 +272,7 @@ class UnilmFamily:
         """See the protocol."""
         from kvcast.nn.quantize import quantize_linears
 
-        # All programs hold the same model; the pooler is read once a source.
+        # All programs hold the same model, its pooler included.
         quantize_linears(programs.decode, quantize)
 
     def lower(self, programs: "UnilmPrograms", quantize: str, cache: str, folder: Path) -> Lowered:

@@ -156,7 +156,7 @@ class TextModel:
         """
         reader = PromptReader(Nothing(self.runtime), chunk)
         tokens = self.tokenizer.encode(prefix)
-        self._author.limits.check(len(tokens))
+        self._author.limits.check(tokens)
         return TextSession(reader.compute(tokens), self.tokenizer, self.dimensions)
 
     def score(self, text: str | Sequence[int], *, chunk: int = 128) -> NDArray[np.float32]:

@@ -39,7 +39,7 @@ def prove_whisper(
         exact: refuse a candidate whose tokens or logits differ (fp32 bundles).
 
     Raises:
-        KvcastError: `exact`, and the candidate differs.
+        KvcastError: `exact`, and the candidate differs; or there are logits that are no numbers.
 
     """
     dimensions = programs.dimensions
@@ -66,21 +66,22 @@ def prove_decoder(
 ) -> dict[str, Any]:
     """Compare greedy tokens and logits of two prompts; otherwise as `prove_whisper`.
 
-    Prompts are as long as the longest window of up to 600 positions, so that all steps go past it;
-    the rings of longer windows do not turn here.
+    Prompts are as long as the longest window of up to 600 positions, so that all steps go past it,
+    if the model has as many positions; the rings of longer windows do not turn here.
     """
     dimensions = programs.dimensions
     windows = [window for window in dimensions.windows if window and window <= _LONGEST_PROMPT]
     length = max(min(max(windows, default=_PROMPT), dimensions.max_positions - _STEPS), 1)
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, dimensions.vocab_size, length) for _ in range(_INPUTS)]
-    written_rs, stepped_rsv = _continued(candidate, prompts)
+    steps = _steps(dimensions.max_positions, length)
+    written_rs, stepped_rsv = _continued(candidate, prompts, steps)
     reference = EagerDecoderOnly(programs)
     whole = [np.concatenate([prompts[i], written_rs[i, :-1]]) for i in range(_INPUTS)]
     whole_rsv, _ = reference.decode(
         whole,
-        reference.new_cache(_INPUTS, length + _STEPS),
-        positions=range(length - 1, length + _STEPS - 1),
+        reference.new_cache(_INPUTS, length + steps - 1),
+        positions=range(length - 1, length + steps - 1),
     )
     return _record(written_rs, stepped_rsv, whole_rsv, exact=exact)
 
@@ -90,14 +91,15 @@ def prove_unilm(
 ) -> dict[str, Any]:
     """Compare greedy tokens and logits of two sources of different lengths; as `prove_whisper`."""
     dimensions = programs.dimensions
-    longest = max(min(_SOURCE, dimensions.max_positions - _STEPS), 2)
-    lengths = [longest, longest // 2]
+    longest = max(min(_SOURCE, dimensions.max_positions - _STEPS), min(2, dimensions.max_positions))
+    lengths = [longest, max(longest // 2, 1)]
     generator = np.random.default_rng(0)
     sources = [generator.integers(0, dimensions.vocab_size, length) for length in lengths]
-    written_rs, stepped_rsv = _continued(candidate, sources)
+    steps = _steps(dimensions.max_positions, longest)
+    written_rs, stepped_rsv = _continued(candidate, sources, steps)
     rows = zip(sources, written_rs, strict=True)
     wholes = [programs.whole(source, target[:-1]) for source, target in rows]
-    whole_rsv = np.stack([whole_sv[-_STEPS:] for whole_sv in wholes])
+    whole_rsv = np.stack([whole_sv[-steps:] for whole_sv in wholes])
     return _record(written_rs, stepped_rsv, whole_rsv, exact=exact)
 
 
@@ -110,10 +112,11 @@ def _compare(
     exact: bool,
 ) -> dict[str, Any]:
     rows, prompt = prompt_rs.shape
-    tokens_rs, stepped_rsv = _greedy(candidate, source, prompt_rs)
+    steps = _steps(programs.dimensions.target_positions, prompt)
+    tokens_rs, stepped_rsv = _greedy(candidate, source, prompt_rs, steps)
     reference = EagerEncoderDecoder(programs)
     cache = reference.new_cache(reference.encode(*source), rows)
-    asked = range(prompt - 1, prompt + _STEPS - 1)
+    asked = range(prompt - 1, prompt + steps - 1)
     whole_rsv, _ = reference.decode(tokens_rs[:, :-1], cache, asked)
     return _record(tokens_rs[:, prompt:], stepped_rsv, whole_rsv, exact=exact)
 
@@ -121,11 +124,13 @@ def _compare(
 def _record(
     written_rs: Int64, stepped_rsv: Float32, whole_rsv: Float32, *, exact: bool
 ) -> dict[str, Any]:
+    if not np.isfinite(whole_rsv).all():
+        raise KvcastError("the model's logits are not all finite: fetch its weights again")
     error = float(np.abs(stepped_rsv - whole_rsv).max())
     # A token whose logit is within the tolerance of the reference's best is the same token.
     chosen_rs = np.take_along_axis(whole_rsv, written_rs[..., None], axis=-1)[..., 0]
     equal = int((chosen_rs >= whole_rsv.max(axis=-1) - TOLERANCE).sum())
-    if exact and (error > TOLERANCE or equal < written_rs.size):
+    if np.isnan(error) or (exact and (error > TOLERANCE or equal < written_rs.size)):
         raise KvcastError(
             f"the exported graphs differ from the model: {equal} of {written_rs.size} tokens "
             f"equal, logits off by up to {error:.2g}; please report this with the model's name"
@@ -138,12 +143,17 @@ def _record(
     }
 
 
-def _continued(runtime: DecoderOnly, prompts: Sequence[Int64]) -> tuple[Int64, Float32]:
+def _steps(positions: int, prompt: int) -> int:
+    """Return how many tokens to write in so many positions; the last one is never fed."""
+    return min(_STEPS, positions - prompt + 1)
+
+
+def _continued(runtime: DecoderOnly, prompts: Sequence[Int64], steps: int) -> tuple[Int64, Float32]:
     """Return written tokens [rows, steps], and the logits of each."""
-    cache = runtime.new_cache(len(prompts), max(map(len, prompts)) + _STEPS)
+    cache = runtime.new_cache(len(prompts), max(map(len, prompts)) + steps - 1)
     step, cache = runtime.decode(prompts, cache)
     logits, written = [step], [step[:, -1].argmax(axis=-1)]
-    for _ in range(_STEPS - 1):
+    for _ in range(steps - 1):
         step, cache = runtime.decode([token[None] for token in written[-1]], cache)
         logits.append(step)
         written.append(step[:, -1].argmax(axis=-1))
@@ -151,12 +161,12 @@ def _continued(runtime: DecoderOnly, prompts: Sequence[Int64]) -> tuple[Int64, F
 
 
 def _greedy(
-    runtime: EncoderDecoder, source: tuple[NDArray[Any], ...], prompt_rs: Int64
+    runtime: EncoderDecoder, source: tuple[NDArray[Any], ...], prompt_rs: Int64, steps: int
 ) -> tuple[Int64, Float32]:
     """Return prompt and written tokens [rows, prompt + steps], and the logits of each written."""
     cache = runtime.new_cache(runtime.encode(*source), len(prompt_rs))
     written, logits = [prompt_rs], []
-    for _ in range(_STEPS):
+    for _ in range(steps):
         step, cache = runtime.decode(written[-1], cache)
         logits.append(step)
         written.append(step[:, -1].argmax(axis=-1)[:, None])

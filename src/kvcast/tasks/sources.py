@@ -149,26 +149,21 @@ class UnilmModel(SourceTextModel):
         each = super().generate_each(prompts, chat=chat, system=system, **keywords)
         return map(self._ranked, prompts, each) if keywords.get("n", 1) > 1 else each
 
-    def embed(self, texts: str | Sequence[str], *, batch: int = 8) -> Float32:
+    def embed(self, texts: str | Sequence[str]) -> Float32:
         """Return the embeddings of a text or several, fp32 [texts, width], as the model pools them.
 
-        `batch` is how many are computed at once. Raises UsageError for no texts, and texts that
-        are empty or longer than the model takes.
+        Raises UsageError for no texts, and texts that are empty or longer than the model takes.
         """
         several = [texts] if isinstance(texts, str) else texts
         if not several:
             raise UsageError("there is no text: give at least one")
-        if batch < 1:
-            raise UsageError(f"batch must be 1 or more, not {batch}")
         sources = [self._tokens(text) for text in several]
         for source in sources:
-            replace(self._limits, prompt=self.dimensions.max_positions).check(len(source))
-        return self._embedded(sources, batch)
+            replace(self._limits, prompt=self.dimensions.max_positions).check(source)
+        return self._embedded(sources)
 
-    def _embedded(self, sources: Sequence[Sequence[int]], batch: int) -> Float32:
-        arrays = [np.array(source, np.int64) for source in sources]
-        parts = [arrays[i : i + batch] for i in range(0, len(arrays), batch)]
-        return np.concatenate([self.runtime.embed(part) for part in parts])
+    def _embedded(self, sources: Sequence[Sequence[int]]) -> Float32:
+        return self.runtime.embed([np.array(source, np.int64) for source in sources])
 
     def _ranked(self, source: str, texts: Sequence[TextGeneration]) -> list[TextGeneration]:
         """Return different texts, the most similar to their source first."""
@@ -182,7 +177,7 @@ class UnilmModel(SourceTextModel):
         # What was written within the model's positions may not be, when it is spelled anew.
         most = self.dimensions.max_positions
         anew = [self.tokenizer.encode(text.text)[:most] for text in kept]
-        embeddings_nd = self._embedded([encoded, *anew], batch=8)
+        embeddings_nd = self._embedded([encoded, *anew])
         embeddings_nd /= np.linalg.norm(embeddings_nd, axis=1, keepdims=True)
         similarities_n = embeddings_nd[1:] @ embeddings_nd[0]
         best_first = np.argsort(-similarities_n, kind="stable")

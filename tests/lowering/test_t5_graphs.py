@@ -1,0 +1,120 @@
+"""What a T5's ONNX graphs hold, and what quantisation leaves of their results."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from kvcast.checkpoints import t5_names
+from kvcast.nn.quantize import quantize_linears
+from kvcast.programs.t5 import T5Programs
+from kvcast.runtimes.eager import EagerEncoderDecoder
+from kvcast.runtimes.onnx import OnnxEncoderDecoder
+from random_models import CROSS_BIASED_T5, SMALL_T5, random_t5_programs, text, write_t5_bundle
+
+# Sizes that every way to quantise takes.
+VOCAB = 320
+MODELS = [replace(sizes, inner=128, vocab_size=VOCAB) for sizes in (SMALL_T5, CROSS_BIASED_T5)]
+
+
+def programs_of(dimensions, part, size):
+    """Random programs; numbers of matrices with `part` in their names are of this size."""
+    generator = np.random.default_rng(0)
+    tensors = {
+        name: generator.normal("norm" in name, size if part in name else 0.2, shape)
+        for name, shape in t5_names.tensor_shapes(dimensions).items()
+    }
+    return T5Programs.from_tensors(dimensions, tensors)
+
+
+def opened(programs, folder, quantize="none"):
+    manifest = write_t5_bundle(programs, folder, quantize)
+    return OnnxEncoderDecoder(folder, manifest, threads=1)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(dimensions, quantize) for dimensions in MODELS for quantize in ("none", "int8")],
+    ids=str,
+)
+def bundle(request, tmp_path_factory):
+    """Dimensions, and the graphs of `encode` and `decode`."""
+    dimensions, quantize = request.param
+    folder = tmp_path_factory.mktemp("bundles") / "t5"
+    write_t5_bundle(random_t5_programs(dimensions), folder, quantize)
+    graphs = (ir.load(folder / "onnx" / f"{name}.onnx").graph for name in ("encode", "decode"))
+    return dimensions, *graphs
+
+
+def test_one_bias_serves_all_layers_and_nothing_touches_a_whole_cache(bundle):
+    dimensions, _, graph = bundle
+    nodes = [node for node in graph if node.op_type == "GroupQueryAttention"]
+    assert len(nodes) == dimensions.decoder_layers
+    assert len({node.inputs[10].producer().inputs[0].name for node in nodes}) == 1
+    crossing = [node for node in graph if node.op_type == "MultiHeadAttention"]
+    assert len(crossing) == dimensions.decoder_layers
+    assert {len(node.inputs) > 5 for node in crossing} == {dimensions.cross_bias}
+    for kind, readers in (
+        ("past", {"GroupQueryAttention", "Shape"}),
+        ("cross", {"MultiHeadAttention", "Shape"}),
+    ):
+        caches = [value for value in graph.inputs if value.name.startswith(kind)]
+        assert len(caches) == 2 * dimensions.decoder_layers
+        assert {use.node.op_type for value in caches for use in value.uses()} <= readers
+    writers = {value.producer().op_type for value in graph.outputs if "present" in value.name}
+    assert writers == {"GroupQueryAttention"}
+
+
+def test_the_embedding_lies_once_on_disk_for_both_graphs(bundle):
+    dimensions, *graphs = bundle
+    encoding, decoding = (
+        {
+            (value.const_value.location, value.const_value.offset)
+            for value in graph.initializers.values()
+            if VOCAB in value.shape and value.const_value.nbytes >= VOCAB * dimensions.width
+        }
+        for graph in graphs
+    )
+    assert len(encoding) == 1
+    assert len(decoding) == (1 if dimensions.tied else 2)
+    assert encoding <= decoding
+    assert {location for location, _ in decoding} == {"decode.onnx.data"}
+
+
+def stepped(runtime):
+    """Logits of sources of different lengths, step by step."""
+    source = text(3, 4)
+    cache = runtime.new_cache(runtime.encode(*source), 3)
+    found = []
+    for tokens_r in np.random.default_rng(5).integers(0, VOCAB, (12, 3)):
+        logits, cache = runtime.decode(tokens_r[:, None], cache)
+        found.append(logits)
+    return np.concatenate(found).ravel()
+
+
+@pytest.mark.parametrize("dimensions", MODELS)
+@pytest.mark.parametrize(("quantize", "least"), [("int8", 0.98), ("int4", 0.8)])
+def test_quantised_models_follow_fp32(dimensions, quantize, least, tmp_path):
+    # Nothing scales products of attention: with larger numbers a rounding picks other positions.
+    programs = programs_of(dimensions, "attention", 0.05)
+    exact = stepped(EagerEncoderDecoder(programs))
+    bundled = stepped(opened(programs, tmp_path / "bundle", quantize))
+    quantize_linears(programs.decode, quantize)
+    for candidate in (bundled, stepped(EagerEncoderDecoder(programs))):
+        assert not np.array_equal(exact, candidate)
+        assert np.corrcoef(exact, candidate)[0, 1] > least
+
+
+@pytest.mark.parametrize("part", ["encoder.layers.0.self_attention.qkv", "cross_attention.query"])
+def test_padding_is_not_seen_however_large_products_are(part, tmp_path):
+    programs = programs_of(SMALL_T5, part, 200)
+    lengths = np.array([5, 38], np.int32)
+    source_bt = np.random.default_rng(0).integers(0, SMALL_T5.vocab_size, (2, 38))
+    tokens_rs = np.zeros((2, 1), np.int64)
+    for runtime in (EagerEncoderDecoder(programs), opened(programs, tmp_path / "bundle")):
+        padded = runtime.new_cache(runtime.encode(source_bt, lengths), 2)
+        alone = runtime.new_cache(runtime.encode(source_bt[:1, :5], lengths[:1]), 1)
+        together, _ = runtime.decode(tokens_rs, padded)
+        expected, _ = runtime.decode(tokens_rs[:1], alone)
+        np.testing.assert_allclose(together[0], expected[0], atol=1e-3)
