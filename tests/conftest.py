@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from compiled import compile_decoder, compile_t5, compile_unilm, compile_whisper
+from kvcast.bundle.manifest import read_bundle
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.programs.t5 import T5Programs
 from kvcast.programs.whisper import WhisperPrograms
+from kvcast.runtimes.aoti import AotiEncoderDecoder
 from kvcast.runtimes.eager import EagerEncoderDecoder
 from kvcast.runtimes.onnx import OnnxEncoderDecoder
+from random_decoders import GEMMA3, MIXTRAL, random_decoder
 from random_models import (
     CROSS_BIASED_T5,
     SMALL,
@@ -22,6 +26,7 @@ from random_models import (
     write_bundle,
     write_t5_bundle,
 )
+from random_unilms import ROFORMER, random_unilm
 
 
 @pytest.fixture(scope="session")
@@ -46,12 +51,56 @@ def cross_biased_t5_programs() -> T5Programs:
     return random_t5_programs(CROSS_BIASED_T5)
 
 
+@pytest.fixture(scope="session")
+def compiled_small(
+    small_programs: WhisperPrograms, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A bundle of AOTInductor; so are those that follow."""
+    folder = tmp_path_factory.mktemp("bundles") / "compiled"
+    compile_whisper(small_programs, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def compiled_cross_biased_t5(
+    cross_biased_t5_programs: T5Programs, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("bundles") / "compiled"
+    compile_t5(cross_biased_t5_programs, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def compiled_gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundles") / "compiled"
+    compile_decoder(random_decoder(GEMMA3), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def compiled_mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundles") / "compiled"
+    compile_decoder(random_decoder(MIXTRAL), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def compiled_roformer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundles") / "compiled"
+    compile_unilm(random_unilm(ROFORMER), folder)
+    return folder
+
+
 @pytest.fixture(
     scope="session",
     params=[
-        f"{model} {runtime}"
-        for model in ("whisper", "t5", "cross-biased t5")
-        for runtime in ("eager", "onnx")
+        *(
+            f"{model} {runtime}"
+            for model in ("whisper", "t5", "cross-biased t5")
+            for runtime in ("eager", "onnx")
+        ),
+        "whisper aoti",
+        "cross-biased t5 aoti",
     ],
 )
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
@@ -62,6 +111,9 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         "t5": (text, write_t5_bundle, "small_t5_programs"),
         "cross-biased t5": (text, write_t5_bundle, "cross_biased_t5_programs"),
     }[model]
+    if runtime == "aoti":
+        folder = request.getfixturevalue(f"compiled_{fixture.removesuffix('_programs')}")
+        return Subject(AotiEncoderDecoder(folder, read_bundle(folder), threads=1), source)
     programs = request.getfixturevalue(fixture)
     if runtime == "eager":
         return Subject(EagerEncoderDecoder(programs), source)

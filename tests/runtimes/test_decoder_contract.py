@@ -3,31 +3,57 @@
 All of it compares with one computation that uses no cached position: the whole sequence at once.
 """
 
+from functools import cache
+
 import numpy as np
 import pytest
 
+from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
-from random_decoders import MISTRAL, MODELS, open_runtimes
+from kvcast.runtimes.aoti_decoder import AotiDecoderOnly
+from random_decoders import GEMMA3, MISTRAL, MIXTRAL, MODELS, open_runtimes
 
-RUNTIMES = ("eager", "onnx")
 TOLERANCE = 1e-4
+COMPILED = {GEMMA3: "compiled_gemma3", MIXTRAL: "compiled_mixtral"}
+SUBJECTS = [(dimensions, runtime) for dimensions in MODELS for runtime in ("eager", "onnx")]
+SUBJECTS += [(dimensions, "aoti") for dimensions in COMPILED]
+RINGS = [(MISTRAL, "eager"), (MISTRAL, "onnx"), (MIXTRAL, "aoti")]
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda dimensions: dimensions.architecture)
-def family(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("decoder") / "bundle"
-    return request.param, open_runtimes(request.param, folder)
+def name(subject):
+    return f"{subject[0].architecture}-{subject[1]}"
 
 
-@pytest.fixture(params=RUNTIMES)
-def runtime(request, family):
-    return family[1][request.param]
+@pytest.fixture(scope="module")
+def opened(request, tmp_path_factory):
+    """All runtimes of a model, opened once."""
+
+    @cache
+    def open_all(dimensions):
+        runtimes = open_runtimes(dimensions, tmp_path_factory.mktemp("decoder") / "bundle")
+        if dimensions in COMPILED:
+            folder = request.getfixturevalue(COMPILED[dimensions])
+            runtimes["aoti"] = AotiDecoderOnly(folder, read_bundle(folder), threads=1)
+        return runtimes
+
+    return open_all
+
+
+@pytest.fixture(scope="module", params=SUBJECTS, ids=name)
+def subject_runtimes(request, opened):
+    return opened(request.param[0]), request.param[1]
 
 
 @pytest.fixture
-def whole(family):
+def runtime(subject_runtimes):
+    runtimes, name = subject_runtimes
+    return runtimes[name]
+
+
+@pytest.fixture
+def whole(subject_runtimes):
     """A sequence's logits [s, vocab], all positions at once on a fresh eager cache."""
-    _, runtimes = family
+    runtimes, _ = subject_runtimes
 
     def compute(tokens):
         cache = runtimes["eager"].new_cache(1, len(tokens))
@@ -179,17 +205,12 @@ def test_too_many_positions_are_one_line(runtime):
         runtime.decode([random_tokens(6)], cache)
 
 
-@pytest.fixture(scope="module")
-def ring_runtimes(tmp_path_factory):
-    return open_runtimes(MISTRAL, tmp_path_factory.mktemp("rings") / "bundle")
-
-
-@pytest.mark.parametrize("name", RUNTIMES)
-def test_two_thousand_tokens_past_the_window_stay_equal(ring_runtimes, name):
+@pytest.mark.parametrize("subject", RINGS, ids=name)
+def test_two_thousand_tokens_past_the_window_stay_equal(opened, subject):
+    dimensions, runtime_name = subject
     tokens = random_tokens(2050, seed=6)
-    eager = ring_runtimes["eager"]
+    eager, runtime = (opened(dimensions)[name] for name in ("eager", runtime_name))
     whole_1sv, _ = eager.decode([tokens], eager.new_cache(1, 2050), positions=range(2050))
-    runtime = ring_runtimes[name]
     cache = runtime.new_cache(1, 2050)
     stepped = []
     for token in tokens:
@@ -198,8 +219,10 @@ def test_two_thousand_tokens_past_the_window_stay_equal(ring_runtimes, name):
     np.testing.assert_allclose(stepped, whole_1sv[0], atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", RUNTIMES)
-def test_a_ring_takes_as_much_memory_for_a_long_text_as_for_a_short_one(ring_runtimes, name):
-    short, long = (ring_runtimes[name].new_cache(2, capacity) for capacity in (300, 4000))
+@pytest.mark.parametrize("subject", RINGS, ids=name)
+def test_a_ring_takes_as_much_memory_for_a_long_text_as_for_a_short_one(opened, subject):
+    dimensions, runtime_name = subject
+    runtime = opened(dimensions)[runtime_name]
+    short, long = (runtime.new_cache(2, capacity) for capacity in (300, 4000))
     sizes = [[array.nbytes for array in arrays(cache)] for cache in (short, long)]
     assert sizes[0] == sizes[1]

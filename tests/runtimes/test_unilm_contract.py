@@ -3,25 +3,56 @@
 All of it compares with one computation without a cached position: source and target at once.
 """
 
+from functools import cache
+
 import numpy as np
 import pytest
 
+from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
-from random_unilms import MODELS, VOCAB, open_unilm, random_unilm
+from kvcast.runtimes.aoti_unilm import AotiUnilm
+from random_unilms import MODELS, ROFORMER, VOCAB, open_unilm, random_unilm
 
 TOLERANCE = 1e-4
 NOTHING = np.zeros(0, np.int64)
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda dimensions: dimensions.architecture)
-def model(request, tmp_path_factory):
-    programs = random_unilm(request.param)
-    return programs, open_unilm(programs, tmp_path_factory.mktemp("unilm") / "bundle")
+SUBJECTS = [(dimensions, runtime) for dimensions in MODELS for runtime in ("eager", "onnx")]
+SUBJECTS += [(ROFORMER, "aoti")]
 
 
-@pytest.fixture(params=["eager", "onnx"])
-def runtime(request, model):
-    return model[1][request.param]
+@pytest.fixture(scope="module")
+def opened(request, tmp_path_factory):
+    """Programs of a model and all its runtimes, opened once."""
+
+    @cache
+    def open_all(dimensions):
+        programs = random_unilm(dimensions)
+        runtimes = open_unilm(programs, tmp_path_factory.mktemp("unilm") / "bundle")
+        if dimensions == ROFORMER:
+            folder = request.getfixturevalue("compiled_roformer")
+            runtimes["aoti"] = AotiUnilm(folder, read_bundle(folder), threads=1)
+        return programs, runtimes
+
+    return open_all
+
+
+@pytest.fixture(
+    scope="module", params=SUBJECTS, ids=lambda subject: f"{subject[0].architecture}-{subject[1]}"
+)
+def model_and_name(request, opened):
+    return opened(request.param[0]), request.param[1]
+
+
+@pytest.fixture
+def runtime(model_and_name):
+    (_, runtimes), name = model_and_name
+    return runtimes[name]
+
+
+@pytest.fixture
+def model(model_and_name):
+    return model_and_name[0]
 
 
 @pytest.fixture
@@ -217,10 +248,10 @@ def test_a_batch_of_embeddings_equals_each_alone_and_leaves_caches_alone(runtime
     np.testing.assert_allclose(logits, last(sources, targets), atol=TOLERANCE)
 
 
-def test_runtimes_agree_on_embeddings(model):
+def test_embeddings_are_those_of_eager(model, runtime):
     sources = random_rows(12, 3, 128)
-    eager, onnx = (model[1][name].embed(sources) for name in ("eager", "onnx"))
-    np.testing.assert_allclose(eager, onnx, atol=TOLERANCE)
+    expected = model[1]["eager"].embed(sources)
+    np.testing.assert_allclose(runtime.embed(sources), expected, atol=TOLERANCE)
 
 
 def test_no_sources_have_no_embeddings(runtime):
@@ -238,13 +269,13 @@ def test_too_many_positions_are_one_line(runtime):
         runtime.decode([random_tokens(6)], runtime.new_cache(1, 5))
 
 
-def test_greedy_targets_are_the_same_tokens_on_every_runtime(model):
-    written = {}
-    for name, runtime in model[1].items():
-        logits, cache = filled(runtime, random_rows(8, 3, 20))
+def test_greedy_targets_are_the_same_tokens_as_eager(model, runtime):
+    written = []
+    for one in (model[1]["eager"], runtime):
+        logits, cache = filled(one, random_rows(8, 3, 20))
         tokens = [logits.argmax(-1)]
         for _ in range(40):
-            logits, cache = runtime.decode(one_each(tokens[-1]), cache)
+            logits, cache = one.decode(one_each(tokens[-1]), cache)
             tokens.append(logits[:, 0].argmax(-1))
-        written[name] = np.stack(tokens)
-    np.testing.assert_array_equal(written["eager"], written["onnx"])
+        written.append(np.stack(tokens))
+    np.testing.assert_array_equal(*written)

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         type=filled,
         help="a Hugging Face, CTranslate2 or Mistral folder, a GGUF file, a hub id "
-        "org/name[@revision], or demo, demo-base, demo-chat",
+        "org/name[@revision], or demo, demo-base, demo-chat, demo-t5, demo-unilm",
     )
     EXPORTING.add_to(parser)
     parser.add_argument("--quiet", "-q", action="store_true", help="no progress")

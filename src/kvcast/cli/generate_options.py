@@ -12,7 +12,7 @@ from kvcast.cli.prompts import is_text
 
 MODEL_CHOICES = (
     "a kvcast bundle, a Hugging Face, Mistral or bert4keras folder, a GGUF file, "
-    "a hub id org/name[@revision], or demo-chat"
+    "a hub id org/name[@revision], or demo-chat, demo-t5 or demo-unilm"
 )
 
 

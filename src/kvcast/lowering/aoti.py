@@ -1,0 +1,209 @@
+"""Programs to one AOTInductor package in a bundle's folder, with their weights in a file beside it.
+
+Each program is exported with every size that callers vary left open, kvcast's operators are
+replaced by plain ones, and Inductor compiles it to native code for this machine. Weights stay out
+of the code: both programs are given the same tensors when they are loaded. Knows no model.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch._inductor import aot_compile
+from torch.export.pt2_archive._package import package_pt2
+from torch.export.pt2_archive._package_weights import Weights
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.lowering.aoti_operators import reading, table
+from kvcast.lowering.aoti_precision import Precision, reduce_matrices
+from kvcast.lowering.replace import replace_operators
+from kvcast.lowering.signatures import CAPACITIES, Signature
+
+PACKAGE, WEIGHTS = "aoti/model.pt2", "aoti/weights.safetensors"
+_SLOTS = "slots_"
+_OPTIONS = {
+    "aot_inductor.package": True,
+    "aot_inductor.package_constants_in_so": False,
+    # Hands constants over; nothing is pickled as they are no part of the package.
+    "aot_inductor.package_constants_on_disk_format": "pickle_weights",
+    # As many threads as whoever runs it wants, and loops cut for up to this many.
+    "cpp.dynamic_threads": True,
+    "cpp.threads": 16,
+    "aot_inductor.check_lowerbound": False,
+    # For debuggers: larger files, and names of folders.
+    "aot_inductor.enable_line_tables": False,
+    "aot_inductor.enable_frame_pointer": False,
+}
+
+
+class _Results(nn.Module):
+    """A program with operators replaced: slots to read and its arguments, to its first results."""
+
+    def __init__(self, program: nn.Module, signature: Signature, numbers: torch.dtype) -> None:
+        super().__init__()
+        self.program = program
+        self._kinds = signature.kinds
+        self._numbers = [
+            numbers if name.startswith("cross_") else torch.float32
+            for name in result_names(signature)
+        ]
+
+    def forward(self, slots: Sequence[Tensor], *arguments: Any) -> list[Tensor]:
+        """Flattened results, without the caches, which were written in place."""
+        held = {kind: part.shape[0] for kind, part in zip(self._kinds, slots, strict=True)}
+        with reading(held):
+            results = tree_leaves(self.program(*arguments))
+        return [part.to(numbers) for part, numbers in zip(results, self._numbers, strict=False)]
+
+
+def lower(
+    signatures: Mapping[str, Signature], precision: Precision, folder: Path
+) -> dict[str, Graph]:
+    """Write `aoti/model.pt2` and `aoti/weights.safetensors` under `folder`.
+
+    Args:
+        signatures: programs by the names that the runtime knows.
+        precision: what numbers the programs have.
+        folder: an existing folder.
+
+    Returns:
+        What the manifest says of the programs. Caches are inputs that are written in place;
+        inputs `slots_linear` and `slots_ring` come first, of which only the size matters: how
+        many slots of such a cache are read. `prefill` is `decode` for many tokens.
+
+    Raises:
+        KvcastError: a matrix has a size that int4 does not take.
+
+    """
+    (folder / PACKAGE).parent.mkdir()
+    wanted = dict(signatures)
+    if precision.has_prefill:
+        wanted["prefill"] = signatures["decode"]
+    files: dict[str, list[str | Weights]] = {}
+    weights: dict[str, Tensor] = {}
+    for name, signature in wanted.items():
+        module, arguments = export_program(signature, precision, name)
+        compiled, constants = compile_program(module, arguments)
+        # The sources name this machine's folders, and nobody needs them to run.
+        files[name] = [file for file in compiled if not file.endswith(".cpp")]
+        weights |= _weights(module) | constants
+    package_pt2(str(folder / PACKAGE), aoti_files=files)
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / WEIGHTS)
+    return {
+        name: Graph(
+            file=PACKAGE,
+            inputs=(*(_SLOTS + kind for kind in signature.kinds), *signature.inputs),
+            outputs=tuple(result_names(signature)),
+        )
+        for name, signature in wanted.items()
+    }
+
+
+def cache_layers(layers: Iterable[CacheLayers], precision: Precision) -> tuple[CacheLayers, ...]:
+    """Describe the same caches in the precision's numbers."""
+    return tuple(replace(layer, dtype=precision.cache) for layer in layers)
+
+
+def result_names(signature: Signature) -> list[str]:
+    """Name what a compiled program returns: no caches that it wrote."""
+    return [name for name in signature.outputs if not name.startswith("present_")]
+
+
+def export_program(
+    signature: Signature, precision: Precision, name: str
+) -> tuple[torch.fx.GraphModule, tuple[Any, ...]]:
+    """Return what is to be compiled, of slots and the program's arguments, and examples of them."""
+    given = _with_caches_in(precision.numbers, signature)
+    # Fewer slots than the examples' caches have.
+    slots = [torch.zeros(CAPACITIES[kind] - 2, dtype=torch.int8) for kind in signature.kinds]
+    slot_sizes = [{0: torch.export.Dim(_SLOTS + kind)} for kind in signature.kinds]
+    arguments = (slots, *given)
+    with _quiet(), torch.no_grad():
+        exported = _export(signature.program, given, signature.sizes)
+        replaced = replace_operators(exported, table(precision.numbers))
+        reduce_matrices(replaced, precision, name)
+        results = _Results(replaced, signature, precision.numbers)
+        pure = _export(results, arguments, (slot_sizes, signature.sizes))
+    module = pure.module(check_guards=False)
+    if not isinstance(module, torch.fx.GraphModule):
+        raise TypeError("torch.export gave no graph module")
+    _drop_assertions(module)
+    return module, arguments
+
+
+def compile_program(
+    module: torch.fx.GraphModule, arguments: tuple[Any, ...]
+) -> tuple[list[str], dict[str, Tensor]]:
+    """Return the files that Inductor writes (native code, its sources, metadata) and its constants.
+
+    Those constants are such as are no weights of the module: the size of int4's groups.
+    """
+    with _quiet(), torch.no_grad():
+        produced = aot_compile(module, arguments, options=_OPTIONS)
+    if not isinstance(produced, list):
+        raise TypeError("AOTInductor gave no files")
+    files: list[str] = []
+    constants: dict[str, Tensor] = {}
+    for part in produced:
+        if isinstance(part, str):
+            files.append(part)
+        else:
+            own = [name for name in part if name.startswith("constant")]
+            constants |= {name: part.get_weight(name)[0] for name in own}
+    return files, constants
+
+
+def _export(
+    program: nn.Module, arguments: tuple[Any, ...], sizes: tuple[Any, ...]
+) -> torch.export.ExportedProgram:
+    return torch.export.export(
+        program,
+        arguments,
+        dynamic_shapes=sizes,
+        strict=False,
+        prefer_deferred_runtime_asserts_over_guards=True,
+    )
+
+
+def _with_caches_in(numbers: torch.dtype, signature: Signature) -> tuple[Any, ...]:
+    flat, structure = tree_flatten(signature.arguments)
+    given = [
+        part.to(numbers) if name.startswith(("past_", "cross_")) else part
+        for name, part in zip(signature.inputs, flat, strict=True)
+    ]
+    arguments: tuple[Any, ...] = tree_unflatten(given, structure)
+    return arguments
+
+
+def _drop_assertions(module: torch.fx.GraphModule) -> None:
+    """Remove what torch.export wants to hold of sizes: not 0 or 1, or not one another.
+
+    What it assumes there it does so that layouts look general; 1 is no special case then.
+    """
+    for node in list(module.graph.nodes):
+        if node.target is torch.ops.aten._assert_scalar.default:
+            module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _weights(module: torch.fx.GraphModule) -> dict[str, Tensor]:
+    """Whatever constants the program reads, by name."""
+    read = {node.target for node in module.graph.nodes if node.op == "get_attr"}
+    named = {**module.state_dict(), **dict(module.named_buffers())}
+    return {name: tensor for name, tensor in named.items() if name in read}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep notes for torch's own developers from a user's terminal."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,190 @@
+"""kvcast's operators as plain PyTorch ones, which AOTInductor compiles.
+
+What a write does to a cache is `index_put_` on the caller's own buffer: torch.export makes it a
+value and a copy back, and Inductor makes that one write in place again. Unlike the eager kernels
+these never look at data, so a program has no branch: how many slots are worth reading comes with
+every call, and a ring has room for all new positions beside those that they see.
+
+Letters in shapes: see `kvcast.ops.attention`.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial, update_wrapper
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
+
+from kvcast.lowering.replace import Table
+from kvcast.ops.attention import (
+    _complete,
+    _held_positions,
+    _rotated,
+    _split_heads,
+    _visible,
+    cross_attention,
+    encoder_attention,
+    self_attention,
+)
+from kvcast.ops.experts import mixture_of_experts
+
+_SLOTS: ContextVar[Mapping[str, int]] = ContextVar("slots")
+
+
+@contextmanager
+def reading(slots: Mapping[str, int]) -> Iterator[None]:
+    """Let self-attention read so many slots of a cache, from the first, by the cache's kind."""
+    token = _SLOTS.set(slots)
+    try:
+        yield
+    finally:
+        _SLOTS.reset(token)
+
+
+def _self_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    cosines: Tensor | None = None,
+    sines: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    head_dim, capacity, numbers = key_cache.shape[-1], key_cache.shape[2], key_cache.dtype
+    query, key, value = (_split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
+    positions_rs = lengths[:, None].long() + torch.arange(query.shape[2], device=query.device)
+    if cosines is not None and sines is not None:
+        angles = cosines[positions_rs][:, None], sines[positions_rs][:, None]
+        query, key = _rotated(query, *angles), _rotated(key, *angles)
+    row_index = torch.arange(query.shape[0], device=query.device)[:, None]
+    slots_rs = positions_rs % capacity
+    key_cache[row_index, :, slots_rs] = key.transpose(1, 2).to(numbers)
+    value_cache[row_index, :, slots_rs] = value.transpose(1, 2).to(numbers)
+    held = _SLOTS.get()["ring" if window else "linear"]
+    torch._check(held <= capacity)  # type: ignore[no-untyped-call]
+    keys, values = (cache.narrow(2, 0, held) for cache in (key_cache, value_cache))
+    last_r = positions_rs[:, -1]
+    positions_rc = _held_positions(last_r, capacity, held)
+    seen_from_rs = positions_rs if causal else last_r[:, None].expand_as(positions_rs)
+    seen = _visible(seen_from_rs, positions_rc, window)
+    summands = 0.0 if bias is None else bias.narrow(3, 0, held)
+    mask = torch.where(seen, summands, -torch.inf).to(numbers)
+    mixed = _attend(query.to(numbers), keys, values, mask, scale, softcap)
+    return mixed.to(query.dtype).transpose(1, 2).flatten(2), key_cache, value_cache
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Attend with [r, h, s, d] to [r, kv_heads, c, d], under a mask of summands [r, 1 or h, s, c].
+
+    The fused kernel is slow for single queries of less than fp32: eight times as slow as two
+    products with 1,500 keys. For those, queries that share keys fold into one axis, so that keys
+    are never repeated.
+    """
+    rows, heads, new, head_dim = query.shape
+    kv_heads, held = key.shape[1:3]
+    groups = heads // kv_heads
+    if not softcap and key.dtype == torch.float32:
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scale, enable_gqa=groups > 1
+        )
+    folded = query.reshape(rows, kv_heads, groups * new, head_dim)
+    products = (folded @ key.transpose(-1, -2)).float() * scale
+    if softcap:
+        products = softcap * torch.tanh(products / softcap)
+    logits = products.view(rows, kv_heads, groups, new, held)
+    if mask is not None:
+        per_group = groups if mask.shape[1] > 1 else 1
+        logits = logits + mask.unflatten(1, (-1, per_group))  # type: ignore[no-untyped-call]
+    weights = logits.softmax(-1).to(value.dtype).view(rows, kv_heads, groups * new, held)
+    return (weights @ value).view(rows, heads, new, head_dim)
+
+
+def _cross_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    lengths: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    rows, new, _ = query.shape
+    batch, heads, positions, head_dim = key.shape
+    each = rows // batch
+    torch._check(rows == batch * each)  # type: ignore[no-untyped-call]
+    folded_bqhd = query.view(batch, each * new, heads, head_dim)
+    mask = _complete(key, lengths)
+    if mask is not None:
+        summands: Tensor | float = 0.0
+        if bias is not None:
+            by_input_bhest = bias.view(batch, each, heads, new, positions).transpose(1, 2)
+            summands = by_input_bhest.reshape(batch, heads, each * new, positions)
+        mask = torch.where(mask, summands, -torch.inf).to(key.dtype)
+    mixed = _attend(folded_bqhd.transpose(1, 2).to(key.dtype), key, value, mask, scale)
+    return mixed.to(query.dtype).transpose(1, 2).reshape(query.shape)
+
+
+def _encoder_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    scale: float,
+    lengths: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    numbers: torch.dtype,
+) -> Tensor:
+    result = query.dtype
+    query, key, value = (
+        _split_heads(flat, flat.shape[-1] // heads).transpose(1, 2).to(numbers)
+        for flat in (query, key, value)
+    )
+    mask = _complete(key, lengths)
+    if mask is not None:
+        mask = torch.where(mask, 0.0 if bias is None else bias, -torch.inf).to(numbers)
+    mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    return mixed.to(result).transpose(1, 2).flatten(2)
+
+
+def _mixture_of_experts(
+    hidden: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, per_token: int
+) -> Tensor:
+    """Every expert sees every token: which ones a token takes is in the data."""
+    logits_nk, chosen_nk = router_logits.topk(per_token, dim=-1)
+    weights_ne = torch.zeros_like(router_logits).scatter(-1, chosen_nk, logits_nk.softmax(dim=-1))
+    mixed = torch.zeros_like(hidden)
+    for expert in range(gate_up.shape[0]):
+        gate, up = linear(hidden, gate_up[expert]).chunk(2, dim=-1)
+        mixed = mixed + weights_ne[:, expert, None] * linear(silu(gate) * up, down[expert])
+    return mixed
+
+
+def table(numbers: torch.dtype) -> Table:
+    """Return the functions; attention that has no cache computes in `numbers`."""
+    # A graph calls functions by their names.
+    without_cache = update_wrapper(partial(_encoder_attention, numbers=numbers), _encoder_attention)
+    return {
+        torch.ops.kvcast.self_attention.default: _self_attention,
+        torch.ops.kvcast.cross_attention.default: _cross_attention,
+        torch.ops.kvcast.encoder_attention.default: without_cache,
+        torch.ops.kvcast.mixture_of_experts.default: _mixture_of_experts,
+    }
+
+
+# Importing the module registers the operators; naming them keeps that visible.
+OPERATORS = (self_attention, cross_attention, encoder_attention, mixture_of_experts)

@@ -1,0 +1,156 @@
+"""Fewer bits for the matrices of an exported program: products and tables that read them.
+
+Between products all stays fp32; a product's input is cast to what the kernel takes and its result
+back. Packed products are made for few tokens, so a program for many of them widens int8 weights
+as it goes. Knows no model: matrices are found by the nodes that read them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.nn.functional import embedding, linear
+
+from kvcast.nn.quantize import Int4Linear, Int8Linear
+
+_LINEAR = torch.ops.aten.linear.default
+_EMBEDDING = torch.ops.aten.embedding.default
+_WEIGHT_OF = {_LINEAR: 1, _EMBEDDING: 0}  # which argument it is
+# Tables that are only looked up in stay as precise as they were unless they are large.
+_LARGE_TABLE = 4096
+
+Form = Callable[[nn.Linear], nn.Module]
+
+
+class _CastLinear(nn.Module):
+    """Weights of fewer bits, fp32 outside."""
+
+    weight: Tensor
+
+    def __init__(self, matrix: nn.Linear, numbers: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("weight", matrix.weight.to(numbers))
+        self.bias = matrix.bias
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., inputs] to [..., outputs], fp32."""
+        product = linear(hidden.to(self.weight.dtype), self.weight).float()
+        return product if self.bias is None else product + self.bias
+
+
+class _WidenedInt8Linear(Int8Linear):
+    """The same weights, for many tokens: widened to bf16 for the product."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., inputs] to [..., outputs], fp32."""
+        product = linear(hidden.to(torch.bfloat16), self.weight.to(torch.bfloat16)).float()
+        scaled = product * self.scales.float()
+        return scaled if self.bias is None else scaled + self.bias
+
+
+def _look_up(tokens: Tensor, weight: Tensor) -> Tensor:
+    return embedding(tokens, weight).float()
+
+
+def _look_up_int8(tokens: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    return weight[tokens].float() * scales[tokens].float()[..., None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Numbers of a compiled program.
+
+    Attributes:
+        dtype: "fp32", "bf16" or "fp16": of caches, attention and matrices that are not quantised.
+        quantize: "none", "int8" or "int4": of matrices in steps.
+
+    """
+
+    dtype: str = "fp32"
+    quantize: str = "none"
+
+    @property
+    def numbers(self) -> torch.dtype:
+        """As torch has them."""
+        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.dtype]
+
+    @property
+    def cache(self) -> str:
+        """As the manifest has the caches'."""
+        return str(self.numbers).removeprefix("torch.")
+
+    @property
+    def has_prefill(self) -> bool:
+        """Whether many tokens are worth a program of their own, over the same weights."""
+        return self.quantize == "int8"
+
+    def forms(self, program: str) -> tuple[Form, Form] | None:
+        """Return what becomes of a program's matrices and of its tables; None leaves all."""
+        if program == "pool" or (self.quantize == "none" and self.dtype == "fp32"):
+            return None
+        if program == "encode" or self.quantize == "none":
+            return self._cast, self._cast
+        int8 = _WidenedInt8Linear if program == "prefill" else Int8Linear
+        # A table that is looked up in, as a head or not, keeps 8 bits.
+        return (Int4Linear if self.quantize == "int4" else int8), int8
+
+    def _cast(self, matrix: nn.Linear) -> nn.Module:
+        return _CastLinear(matrix, self.numbers)
+
+
+def reduce_matrices(module: GraphModule, precision: Precision, program: str) -> None:
+    """Give a program's products and lookups other weights, in place.
+
+    Raises KvcastError for sizes that the int4 kernel does not take.
+    """
+    forms = precision.forms(program)
+    if forms is None:
+        return
+    for owner, products, lookups in list(_matrices(module)):
+        matrix = _linear(module, owner, products)
+        if not products and len(matrix.weight) < _LARGE_TABLE:
+            continue
+        module.set_submodule(owner, forms[bool(lookups)](matrix))
+        for node in products:
+            with module.graph.inserting_before(node):
+                node.replace_all_uses_with(module.graph.call_module(owner, (node.args[0],)))
+        for node in lookups:
+            with module.graph.inserting_before(node):
+                node.replace_all_uses_with(_look_up_in(module, owner, node.args[1]))
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _matrices(module: GraphModule) -> Iterator[tuple[str, list[Node], list[Node]]]:
+    """Yield whose weight is read, the products with it, and the lookups in it."""
+    users: dict[str, list[Node]] = {}
+    for node in module.graph.nodes:
+        place = _WEIGHT_OF.get(node.target)
+        if place is not None and str(node.args[place].target).endswith(".weight"):
+            owner = str(node.args[place].target).removesuffix(".weight")
+            users.setdefault(owner, []).append(node)
+    for owner, nodes in users.items():
+        products = [node for node in nodes if node.target is _LINEAR]
+        yield owner, products, [node for node in nodes if node.target is _EMBEDDING]
+
+
+def _linear(module: GraphModule, owner: str, products: Sequence[Node]) -> nn.Linear:
+    """Return what is read there as a linear, with the bias of the product if there is one."""
+    held = module.get_submodule(owner)
+    weight = held.get_parameter("weight")
+    outputs, inputs = weight.shape
+    matrix = nn.Linear(inputs, outputs, bias=False, device="meta")
+    matrix.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if any(len(product.args) > 2 for product in products):
+        matrix.bias = held.get_parameter("bias")
+    return matrix
+
+
+def _look_up_in(module: GraphModule, owner: str, tokens: Any) -> Node:
+    names = [name for name, _ in module.get_submodule(owner).named_buffers()]
+    parts = [module.graph.get_attr(f"{owner}.{name}") for name in names]
+    function = _look_up_int8 if "scales" in names else _look_up
+    return module.graph.call_function(function, (tokens, *parts))

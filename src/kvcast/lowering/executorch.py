@@ -1,0 +1,213 @@
+"""Programs to one ExecuTorch file (.pte) in a bundle's folder, a method for each program.
+
+Caches are arguments that methods write in place. The file has no memory of them: the caller's
+buffers are the state, so one loaded file serves any number of rows and sessions, and to reset,
+reorder or fork is the caller's own doing. A call is one row's. Matrices are XNNPACK's. Knows no
+model.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.fx import GraphModule
+
+from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.lowering.executorch_operators import TABLE
+from kvcast.lowering.executorch_quantize import quantize_matrices
+from kvcast.lowering.replace import replace_operators
+from kvcast.lowering.signatures import Signature
+from kvcast.runtimes.executorch_quiet import quiet
+
+with quiet():
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import (
+        EdgeCompileConfig,
+        ExecutorchBackendConfig,
+        to_edge_transform_and_lower,
+    )
+    from executorch.exir.passes import MemoryPlanningPass
+
+FOLDER = "executorch"
+FILE = f"{FOLDER}/model.pte"
+# How `executorch_operators` wants a cache [1, heads, c, d] to lie.
+BY_POSITION = (0, 2, 1, 3)
+BY_HEAD = (1, 2, 0, 3)
+# Most positions that one call can be asked for: memory for their logits is set aside.
+_MOST_ASKED = 8
+
+Argument = tuple[Any, Any]
+"""An example, and its open sizes as torch.export has them."""
+Results = Any
+
+
+def new_positions(chunk: int) -> list[Argument]:
+    """Tokens [1, s] of up to `chunk` new positions, lengths [1], and offsets asked for."""
+    return [
+        (torch.zeros(1, 3, dtype=torch.int64), {1: Dim("new", max=chunk)}),
+        (torch.zeros(1, dtype=torch.int32), None),
+        (torch.tensor([0, 2]), {0: Dim("asked", max=_MOST_ASKED)}),
+    ]
+
+
+def facts_of(
+    vocab: int, layers: Sequence[CacheLayers], chunk: int, end_tokens: Sequence[int]
+) -> dict[str, Any]:
+    """Return what a caller of any `decode` must know; `layers` are the self caches."""
+    return {
+        "vocab_size": vocab,
+        "layers": sum(run.layers for run in layers),
+        "capacity": max(run.capacity for run in layers),
+        "chunk": chunk,
+        "most_asked": _MOST_ASKED,
+        "end_tokens": list(end_tokens),
+    }
+
+
+def caches(
+    layers: Sequence[CacheLayers], open_size: Any, order: tuple[int, ...] = BY_POSITION
+) -> Argument:
+    """Key and value of some layers, of which all but rings have an open capacity.
+
+    Args:
+        layers: what the caches are like; a ring is one of exactly its capacity.
+        open_size: name of the others' capacity.
+        order: how they lie.
+
+    """
+    examples, sizes = [], []
+    for run in layers:
+        shape = (1, run.heads, run.capacity, run.head_dim)
+        lying = [shape[axis] for axis in order]
+        part = None if run.kind == "ring" else {order.index(2): open_size}
+        for _ in range(run.layers):
+            examples.append((torch.zeros(lying), torch.zeros(lying)))
+            sizes.append((part, part))
+    return examples, sizes
+
+
+def without_caches(results: Results) -> Results:
+    """Return what `decode` gives before its caches, which it wrote where they lie."""
+    return results[:-1]
+
+
+def lying(order: tuple[int, ...]) -> Callable[[Results], Results]:
+    """Return a function that makes `encode`'s caches lie in an order, all in one list."""
+    return lambda layers: [part.permute(order).contiguous() for pair in layers for part in pair]
+
+
+def export_method(
+    signature: Signature,
+    arguments: Sequence[Argument],
+    finish: Callable[[Results], Results],
+    quantize: str,
+) -> ExportedProgram:
+    """Export a program with kvcast's operators replaced by ExecuTorch's.
+
+    Args:
+        signature: the program's.
+        arguments: one row's, with caches as `executorch_operators` has them.
+        finish: what becomes of the results.
+        quantize: "none", "8da8w" or "8da4w".
+
+    Raises:
+        KvcastError: the program has something for which ExecuTorch has no operator.
+
+    """
+    with quiet(), torch.no_grad():
+        exported = torch.export.export(
+            signature.program,
+            signature.arguments,
+            dynamic_shapes=signature.sizes,
+            strict=False,
+        )
+        replaced = replace_operators(exported, TABLE)
+        quantize_matrices(replaced, quantize)
+        method = _Method(replaced, finish)
+        examples, sizes = zip(*arguments, strict=True)
+        return torch.export.export(method, examples, dynamic_shapes=(sizes,), strict=False)
+
+
+class _Method(nn.Module):
+    """A program's graph, of other arguments than it was exported with."""
+
+    def __init__(self, graph: GraphModule, finish: Callable[[Results], Results]) -> None:
+        super().__init__()
+        _read_positions_on_their_axis(graph)
+        # A module anew, which does not check shapes.
+        self.program = GraphModule(graph, graph.graph)
+        self.finish = finish
+
+    def forward(self, *arguments: Any) -> Results:
+        """See the program."""
+        return self.finish(self.program(*arguments))
+
+
+def save_methods(
+    methods: Mapping[str, ExportedProgram],
+    program: Mapping[str, Signature],
+    facts: Mapping[str, Any],
+    folder: Path,
+) -> dict[str, Graph]:
+    """Write `executorch/model.pte` under an existing folder.
+
+    Args:
+        methods: by name.
+        program: their signatures.
+        facts: methods without arguments, each of which gives a number or several: what a caller
+            that reads no `bundle.json` must know.
+        folder: the bundle's.
+
+    Returns:
+        What the manifest says of the methods.
+
+    """
+    with quiet(), torch.no_grad():
+        manager = to_edge_transform_and_lower(
+            dict(methods),
+            partitioner=[XnnpackPartitioner()],
+            constant_methods=dict(facts),
+            # The operators of `llama` are none that the verifier knows.
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+        )
+        for name in methods:
+            _drop_written_arguments(manager.exported_program(name))
+        # Arguments lie in the caller's memory: in planned memory they would be copies.
+        planning = MemoryPlanningPass(alloc_graph_input=False)
+        result = manager.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))
+    (folder / FOLDER).mkdir()
+    with (folder / FILE).open("wb") as file:
+        result.write_to_file(file)
+    return {
+        name: Graph(
+            file=FILE,
+            inputs=tuple(program[name].inputs),
+            outputs=tuple(x for x in program[name].outputs if not x.startswith("present_")),
+        )
+        for name in methods
+    }
+
+
+def _read_positions_on_their_axis(module: GraphModule) -> None:
+    """Let what asks an argument for axis 2, of which only caches have one, ask for axis 1."""
+    for node in module.graph.nodes:
+        if node.target is torch.ops.aten.sym_size.int and node.args[0].op == "placeholder":
+            source, axis = node.args
+            if source.meta["val"].dim() == 4 and axis == 2:
+                node.args = (source, 1)
+    module.recompile()
+
+
+def _drop_written_arguments(program: ExportedProgram) -> None:
+    """Let a method not return what it wrote in place, which would be copies of whole caches."""
+    graph, specs = program.graph_module.graph, program.graph_signature.output_specs
+    kept = [i for i, spec in enumerate(specs) if spec.kind is not OutputKind.USER_INPUT_MUTATION]
+    output = graph.output_node()
+    output.args = (tuple(output.args[0][i] for i in kept),)
+    specs[:] = [specs[i] for i in kept]
+    graph.eliminate_dead_code()
+    program.graph_module.recompile()

@@ -1,0 +1,62 @@
+"""A decoder-only program to the method of an ExecuTorch file in a bundle's folder.
+
+Knows the program's signature; nothing of checkpoints, and of bundles only the manifest's
+vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torch.export import Dim
+
+from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.lowering import signatures
+from kvcast.lowering.executorch import (
+    caches,
+    export_method,
+    facts_of,
+    new_positions,
+    save_methods,
+    without_caches,
+)
+from kvcast.programs.decoder import DecoderPrograms
+
+_CHUNK = 128
+
+
+def lower(
+    programs: DecoderPrograms,
+    layers: Sequence[CacheLayers],
+    quantize: str,
+    folder: Path,
+    end_tokens: Sequence[int] = (),
+) -> dict[str, Graph]:
+    """Write `executorch/model.pte` with a method `decode` under an existing folder.
+
+    Args:
+        programs: fp32 programs.
+        layers: one entry a layer, in order; a ring's capacity is its window.
+        quantize: "none", "8da8w" or "8da4w".
+        folder: an existing folder.
+        end_tokens: which end a text, for a caller that reads nothing but the file.
+
+    Returns:
+        What the manifest says of the method.
+
+    Raises:
+        KvcastError: attention has a soft cap, or feed-forwards are mixtures.
+
+    """
+    longest = programs.dimensions.max_positions
+    chunk = min(_CHUNK, longest)
+    signature = signatures.decoder(programs, layers)
+    # A chunk is written before it is read, so a ring has room for both (`kvcast.spec.ring`).
+    lying = [
+        replace(layer, capacity=layer.capacity + chunk - 1) if layer.kind == "ring" else layer
+        for layer in layers
+    ]
+    arguments = [*new_positions(chunk), caches(lying, Dim("capacity", max=longest))]
+    methods = {"decode": export_method(signature["decode"], arguments, without_caches, quantize)}
+    facts = facts_of(programs.dimensions.vocab_size, lying, chunk, end_tokens)
+    return save_methods(methods, signature, facts, folder)

@@ -1,0 +1,185 @@
+"""kvcast's operators as ExecuTorch has them, for one row at a time.
+
+`llama::update_cache` writes new keys and values into a cache in place and `llama::custom_sdpa`
+attends to it as it lies, reading no slot after the last; both come with ExecuTorch's wheel. Their
+kernels take one start position and one mask for all rows and heads, so a call serves one row, and
+attention whose bias differs from head to head is products of matrices instead.
+
+Caches are given here with positions on axis 1: [1, c, heads, d], and where a bias differs from head
+to head [heads, c, 1, d], so that no cache is ever transposed. A source has the length it has: one
+row needs no padding, and `lengths` of sources say nothing new.
+
+Letters in shapes as in `kvcast.ops.attention`.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from kvcast.errors import KvcastError
+from kvcast.lowering.replace import Table
+from kvcast.ops.attention import cross_attention, encoder_attention, self_attention
+from kvcast.ops.experts import mixture_of_experts
+from kvcast.runtimes.executorch_quiet import quiet
+
+with quiet():
+    from executorch.extension.llm.custom_ops import custom_ops
+
+
+def _self_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    cosines: Tensor | None = None,
+    sines: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if softcap:
+        raise KvcastError("ExecuTorch's attention has no soft cap: use --runtime onnx or eager")
+    head_dim = key_cache.shape[-1]
+    query, key, value = (flat.unflatten(-1, (-1, head_dim)) for flat in (query, key, value))
+    positions_s = lengths + torch.arange(query.shape[1])
+    if cosines is not None and sines is not None:
+        angles = cosines[positions_s][:, None], sines[positions_s][:, None]
+        query, key = _rotated(query, *angles), _rotated(key, *angles)
+    if window:
+        mixed = _attend_to_ring(
+            query, key, value, key_cache, value_cache, positions_s, window, scale
+        )
+    elif bias is not None and bias.shape[1] > 1:
+        mask_hsc = _causal(bias[0], positions_s) if causal else bias[0]
+        _append(key.permute(2, 1, 0, 3), key_cache, lengths)
+        _append(value.permute(2, 1, 0, 3), value_cache, lengths)
+        mixed = _attend_by_head(query, key_cache, value_cache, mask_hsc, scale)
+    else:
+        start = _append(key, key_cache, lengths)
+        _append(value, value_cache, lengths)
+        mask_sc = None if bias is None else bias[0, 0]
+        by_start = causal and mask_sc is None
+        mixed = torch.ops.llama.custom_sdpa(
+            query, key_cache, value_cache, start if by_start else 0, mask_sc, 0.0, by_start, scale
+        )
+    return mixed.flatten(2), key_cache, value_cache
+
+
+def _append(new: Tensor, cache: Tensor, lengths: Tensor) -> Any:
+    """Write `new` [x, s, y, d] after what the cache [x, c, y, d] holds; return how much that is."""
+    start: Any = lengths[0].item()
+    torch._check(start >= 0)
+    torch._check(start < cache.shape[1])
+    torch._check(start + new.shape[1] <= cache.shape[1])
+    torch.ops.llama.update_cache(new, cache, start)
+    return start
+
+
+def _attend_to_ring(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    positions_s: Tensor,
+    window: int,
+    scale: float,
+) -> Tensor:
+    """Write first and read afterwards: c is at least window + s - 1."""
+    capacity = key_cache.shape[1]
+    slots_1s = (positions_s % capacity)[None]
+    torch.ops.llama.update_cache_with_indices(key, key_cache, 0, slots_1s)
+    torch.ops.llama.update_cache_with_indices(value, value_cache, 0, slots_1s)
+    last = positions_s[-1:]
+    held_c = last - (last - torch.arange(capacity)) % capacity
+    distance_sc = positions_s[:, None] - held_c
+    visible_sc = (distance_sc >= 0) & (distance_sc < window) & (held_c >= 0)
+    mask_sc = torch.where(visible_sc, 0.0, -torch.inf)
+    return torch.ops.llama.custom_sdpa(query, key_cache, value_cache, 0, mask_sc, 0.0, False, scale)
+
+
+def _causal(bias_hsc: Tensor, positions_s: Tensor) -> Tensor:
+    slots_c = torch.arange(bias_hsc.shape[-1])
+    return torch.where(slots_c <= positions_s[:, None], bias_hsc, -torch.inf)
+
+
+def _attend_by_head(
+    query_1shd: Tensor, key_hc1d: Tensor, value_hc1d: Tensor, mask_hsc: Tensor, scale: float
+) -> Tensor:
+    """[1, s, h, d]. Products are [h, c, s] first, so that it is they that are transposed."""
+    query_hds = query_1shd[0].permute(1, 2, 0) * scale
+    products_hsc = torch.bmm(key_hc1d.squeeze(2), query_hds).transpose(1, 2)
+    weights_hsc = (products_hsc + mask_hsc).softmax(-1)
+    return torch.bmm(weights_hsc, value_hc1d.squeeze(2)).transpose(0, 1)[None]
+
+
+def _rotated(heads_1shd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Turn pairs (i, i + d / 2) by angles [s, 1, d / 2]."""
+    first, second = heads_1shd.chunk(2, dim=-1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
+
+
+def _cross_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    lengths: Tensor | None = None,  # noqa: ARG001
+    bias: Tensor | None = None,
+) -> Tensor:
+    by_head = query.unflatten(-1, (-1, key.shape[-1]))
+    if bias is not None:
+        return _attend_by_head(by_head, key, value, bias[0], scale).flatten(2)
+    return _attend_to_all(by_head, key, value, scale).flatten(2)
+
+
+def _encoder_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    scale: float,
+    lengths: Tensor | None = None,  # noqa: ARG001
+    bias: Tensor | None = None,
+) -> Tensor:
+    query, key, value = (flat.unflatten(-1, (heads, -1)) for flat in (query, key, value))
+    if bias is not None:
+        key, value = (part.permute(2, 1, 0, 3) for part in (key, value))
+        return _attend_by_head(query, key, value, bias[0], scale).flatten(2)
+    return _attend_to_all(query, key, value, scale).flatten(2)
+
+
+def _attend_to_all(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    # Without a mask the kernel reads as many keys as there are positions up to the last query.
+    start = key.shape[1] - query.shape[1]
+    return torch.ops.llama.custom_sdpa(query, key, value, start, None, 0.0, False, scale)
+
+
+def _mixture_of_experts(*_: object) -> Tensor:
+    raise KvcastError("mixtures of experts cannot run on ExecuTorch: use --runtime onnx or eager")
+
+
+def _gelu(hidden: Tensor, *, approximate: str = "none") -> Tensor:
+    if approximate == "none":
+        return gelu(hidden)
+    # XNNPACK's takes no notice of which one was asked for (errors of 4e-4).
+    inner = math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden * hidden * hidden)
+    return 0.5 * hidden * (1 + torch.tanh(inner))
+
+
+TABLE: Table = {
+    torch.ops.aten.gelu.default: _gelu,
+    torch.ops.kvcast.self_attention.default: _self_attention,
+    torch.ops.kvcast.cross_attention.default: _cross_attention,
+    torch.ops.kvcast.encoder_attention.default: _encoder_attention,
+    torch.ops.kvcast.mixture_of_experts.default: _mixture_of_experts,
+}
+# Importing these modules registers the operators; naming them keeps that visible.
+OPERATORS = (self_attention, cross_attention, encoder_attention, mixture_of_experts, custom_ops)

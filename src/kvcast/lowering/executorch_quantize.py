@@ -1,0 +1,112 @@
+"""Quantised matrices for XNNPACK: int8 activations, each token with a scale of its own.
+
+Products and tables of an exported graph become layers, which torchao then quantises; XNNPACK's
+partitioner knows what comes of that. Knows no model.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.nn.functional import embedding
+
+from kvcast.runtimes.executorch_quiet import quiet
+
+with quiet():
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
+    from torchao.quantization.granularity import PerAxis, PerGroup
+
+_PRODUCT, _TABLE = torch.ops.aten.linear.default, torch.ops.aten.embedding.default
+_GROUP = 32
+# Smaller tables are of positions or segments and hold little.
+_LEAST_ROWS = 1024
+
+
+def quantize_matrices(module: GraphModule, quantize: str) -> None:
+    """Quantise products with constant matrices, and vocabularies, in place.
+
+    Args:
+        module: a program in fp32.
+        quantize: "none"; "8da8w", which keeps int8 weights with a scale a row; or "8da4w", which
+            keeps int4 ones with a scale for 32, where rows divide into such groups. Vocabularies
+            become int8 either way.
+
+    """
+    if quantize == "none":
+        return
+    for i, node in enumerate(list(module.graph.nodes)):
+        if node.target in (_PRODUCT, _TABLE):
+            _make_layer(module, node, f"quantized_{i}")
+    module.graph.lint()
+    module.recompile()
+    by_row = PerAxis(0)
+    eight = Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=torch.int8, weight_granularity=by_row
+    )
+    four = Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=torch.int4,  # type: ignore[attr-defined]
+        weight_granularity=PerGroup(_GROUP),
+    )
+    in_groups = four if quantize == "8da4w" else eight
+    quantize_(module, in_groups, lambda layer, _: _is_product(layer, divisible=True))
+    quantize_(module, eight, lambda layer, _: _is_product(layer, divisible=False))
+
+
+class _Table(nn.Module):
+    """Rows of numbers in int8 with a scale a row."""
+
+    rows: torch.Tensor
+    scales: torch.Tensor
+
+    def __init__(self, rows_vx: torch.Tensor) -> None:
+        super().__init__()
+        scales_v1 = rows_vx.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
+        self.register_buffer("rows", (rows_vx / scales_v1).round().to(torch.int8))
+        self.register_buffer("scales", scales_v1)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[...] to fp32 [..., width]."""
+        return embedding(tokens, self.rows).float() * embedding(tokens, self.scales)
+
+
+def _make_layer(module: GraphModule, node: Node, name: str) -> None:
+    """Let a layer of its own compute what a node does, from a constant matrix."""
+    values = [_constant(module, argument) for argument in node.args]
+    if node.target is _TABLE:
+        table, source = values[0], node.args[1]
+        if table is None or len(table) < _LEAST_ROWS:
+            return
+        layer: nn.Module = _Table(table)
+    else:
+        matrix, source = values[1], node.args[0]
+        if matrix is None:
+            return
+        bias = values[2] if len(values) > 2 else None
+        outputs, inputs = matrix.shape
+        product = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+        product.weight = nn.Parameter(matrix, requires_grad=False)
+        if bias is not None:
+            product.bias = nn.Parameter(bias, requires_grad=False)
+        layer = product
+    module.add_submodule(name, layer)
+    with module.graph.inserting_before(node):
+        call = module.graph.call_module(name, (source,))
+    node.replace_all_uses_with(call)
+    module.graph.erase_node(node)
+
+
+def _constant(module: GraphModule, argument: Any) -> torch.Tensor | None:
+    if not isinstance(argument, Node) or argument.op != "get_attr":
+        return None
+    path, _, name = str(argument.target).rpartition(".")
+    value: torch.Tensor = getattr(module.get_submodule(path), name)
+    return value.detach()
+
+
+def _is_product(layer: nn.Module, *, divisible: bool) -> bool:
+    return (
+        isinstance(layer, nn.Linear)
+        and type(layer.weight) is nn.Parameter
+        and (layer.in_features % _GROUP == 0) == divisible
+    )

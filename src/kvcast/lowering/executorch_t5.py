@@ -1,0 +1,82 @@
+"""T5's programs to the methods of an ExecuTorch file in a bundle's folder.
+
+Knows the programs' signatures; nothing of checkpoints, and of bundles only the manifest's
+vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.export import Dim
+
+from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.lowering import signatures
+from kvcast.lowering.executorch import (
+    BY_HEAD,
+    BY_POSITION,
+    caches,
+    export_method,
+    facts_of,
+    lying,
+    new_positions,
+    save_methods,
+    without_caches,
+)
+from kvcast.lowering.onnx_t5 import cache_layers
+from kvcast.programs.t5 import T5Programs
+from kvcast.spec.t5 import T5Dimensions
+
+# A bias of all positions by all positions is set aside for the longest source.
+_LONGEST_SOURCE = 512
+_CHUNK = 16
+
+
+def bounded_layers(dimensions: T5Dimensions) -> tuple[CacheLayers, ...]:
+    """Describe the caches for the manifest: cross caches for sources of up to 512 tokens."""
+    own, cross = cache_layers(dimensions)
+    return own, replace(cross, capacity=min(cross.capacity, _LONGEST_SOURCE))
+
+
+def lower(
+    programs: T5Programs,
+    layers: Sequence[CacheLayers],
+    quantize: str,
+    folder: Path,
+    end_tokens: Sequence[int] = (),
+) -> dict[str, Graph]:
+    """Write `executorch/model.pte` with methods `encode` and `decode` under an existing folder.
+
+    Args:
+        programs: fp32 programs.
+        layers: `bounded_layers`.
+        quantize: "none", "8da8w" or "8da4w".
+        folder: an existing folder.
+        end_tokens: which end a text, for a caller that reads nothing but the file.
+
+    Returns:
+        What the manifest says of the methods.
+
+    """
+    own, cross = layers
+    dimensions = programs.dimensions
+    signature = signatures.t5(programs)
+    source = Dim("source", max=cross.capacity)
+    lengths = (torch.ones(1, dtype=torch.int32), None)
+    chunk = min(_CHUNK, own.capacity)
+    crossed = BY_HEAD if dimensions.cross_bias else BY_POSITION
+    encoded = [(torch.zeros(1, 5, dtype=torch.int64), {1: source}), lengths]
+    decoded = [
+        *new_positions(chunk),
+        caches([own], Dim("capacity", max=own.capacity), BY_HEAD),
+        caches([cross], source, crossed),
+        lengths,
+    ]
+    methods = {
+        "encode": export_method(signature["encode"], encoded, lying(crossed), quantize),
+        "decode": export_method(signature["decode"], decoded, without_caches, quantize),
+    }
+    facts = facts_of(dimensions.vocab_size, [own], chunk, end_tokens)
+    facts["start_token"] = dimensions.start_token
+    return save_methods(methods, signature, facts, folder)

@@ -1,0 +1,67 @@
+"""Whisper's programs to the methods of an ExecuTorch file in a bundle's folder.
+
+Knows the programs' signatures; nothing of checkpoints, and of bundles only the manifest's
+vocabulary.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch.export import Dim
+
+from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.lowering import signatures
+from kvcast.lowering.executorch import (
+    BY_POSITION,
+    caches,
+    export_method,
+    facts_of,
+    lying,
+    new_positions,
+    save_methods,
+    without_caches,
+)
+from kvcast.programs.whisper import WhisperPrograms
+
+_CHUNK = 128
+
+
+def lower(
+    programs: WhisperPrograms,
+    layers: Sequence[CacheLayers],
+    quantize: str,
+    folder: Path,
+    end_tokens: Sequence[int] = (),
+) -> dict[str, Graph]:
+    """Write `executorch/model.pte` with methods `encode` and `decode` under an existing folder.
+
+    Args:
+        programs: fp32 programs.
+        layers: the self caches and the cross caches.
+        quantize: "none", "8da8w" or "8da4w".
+        folder: an existing folder.
+        end_tokens: which end a text, for a caller that reads nothing but the file.
+
+    Returns:
+        What the manifest says of the methods.
+
+    """
+    own, cross = layers
+    signature = signatures.whisper(programs)
+    features = torch.zeros(1, *signature["encode"].arguments[0].shape[1:])
+    chunk = min(_CHUNK, own.capacity)
+    capacity = Dim("capacity", max=own.capacity)
+    methods = {
+        "encode": export_method(
+            signature["encode"], [(features, None)], lying(BY_POSITION), quantize
+        ),
+        "decode": export_method(
+            signature["decode"],
+            [*new_positions(chunk), caches([own], capacity), caches([cross], None)],
+            without_caches,
+            quantize,
+        ),
+    }
+    facts = facts_of(programs.dimensions.vocab_size, [own], chunk, end_tokens)
+    return save_methods(methods, signature, facts, folder)

@@ -1,0 +1,155 @@
+"""Encoder-decoder bundles of AOTInductor: compiled programs where eager has modules.
+
+A package holds native code, so it is opened only after the bundle's checksums were found right.
+All its programs are given the same weights, mapped from their file. Caches belong to the caller,
+so several of them share one package. Knows programs by the names in the bundle's manifest and
+nothing of models.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.export.pt2_archive._package import load_pt2
+
+from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
+from kvcast.errors import KvcastError
+from kvcast.runtimes.eager import EagerCache, EagerCrossCache, EagerEncoderDecoder, LayerCache
+from kvcast.runtimes.lineage import Lineage
+
+_WEIGHTS = "weights.safetensors"
+_SLOTS = "slots_"
+_FEW_TOKENS = 16  # that packed products are made for
+
+
+class CompiledProgram:
+    """One program of a package: flat tensors in, flat tensors out."""
+
+    def __init__(self, loader: Any, graph: Graph) -> None:
+        self._loader = loader
+        self._kinds = [
+            name.removeprefix(_SLOTS) for name in graph.inputs if name.startswith(_SLOTS)
+        ]
+        self._slots = torch.empty(0, dtype=torch.int8)
+
+    def __call__(self, inputs: Sequence[Tensor], slots: Mapping[str, int]) -> list[Tensor]:
+        """Run; `slots` says for each kind of self cache how many slots are read."""
+        sizes = [self._slots_of(slots[kind]) for kind in self._kinds]
+        results: list[Tensor] = self._loader.run([*sizes, *inputs])
+        return results
+
+    def _slots_of(self, count: int) -> Tensor:
+        """Only its size is looked at."""
+        if len(self._slots) < count:
+            self._slots = torch.empty(2 * count, dtype=torch.int8)
+        return self._slots[:count]
+
+
+class DecodeProgram:
+    """`decode`, which has a form for many tokens where their products differ: `prefill`."""
+
+    def __init__(self, programs: Mapping[str, CompiledProgram]) -> None:
+        self._step = programs["decode"]
+        self._prefill = programs.get("prefill", self._step)
+
+    def __call__(self, inputs: Sequence[Tensor], slots: Mapping[str, int]) -> list[Tensor]:
+        """Run; tokens are the first of the inputs."""
+        program = self._step if inputs[0].numel() <= _FEW_TOKENS else self._prefill
+        return program(inputs, slots)
+
+
+def open_programs(folder: Path, manifest: Manifest, threads: int) -> dict[str, CompiledProgram]:
+    """Load every program of a bundle whose checksums were verified; all share one set of weights.
+
+    Raises KvcastError for a package that does not fit this machine or its weights.
+    """
+    torch.set_num_threads(threads)
+    files = {graph.file for graph in manifest.graphs.values()}
+    weights_name = Path(min(files)).with_name(_WEIGHTS).as_posix()
+    if len(files) != 1 or weights_name not in manifest.files:
+        raise KvcastError(f"{folder} has no {weights_name} with a checksum; export it again")
+    weights = load_file(folder / weights_name)
+    try:
+        package = load_pt2(str(folder / min(files))).aoti_runners
+        for runner in package.values():
+            own = {name: weights[name] for name in runner.get_constant_fqns()}
+            runner.load_constants(own, check_full_update=True, user_managed=True)
+        return {
+            name: CompiledProgram(package[name].loader, graph)
+            for name, graph in manifest.graphs.items()
+        }
+    except (KeyError, RuntimeError) as error:
+        raise KvcastError(
+            f"{folder / min(files)} cannot be loaded here ({str(error).splitlines()[0]}); "
+            "export it again on this machine"
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Dimensions:
+    """What of a model's sizes the self cache of an encoder-decoder follows from."""
+
+    decoder_layers: int
+    decoder_heads: int
+    head_dim: int
+    target_positions: int
+
+    @classmethod
+    def of(cls, layers: CacheLayers) -> "_Dimensions":
+        return cls(layers.layers, layers.heads, layers.head_dim, layers.capacity)
+
+
+class _EncoderDecoderPrograms:
+    """Meets `kvcast.runtimes.eager.Programs`."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        programs = open_programs(folder, manifest, threads)
+        self._encode, self._decode = programs["encode"], DecodeProgram(programs)
+        self.dimensions = _Dimensions.of(manifest.cache_layers("linear"))
+
+    def encode(self, *source: Tensor) -> list[LayerCache]:
+        """See `kvcast.programs`."""
+        return _pairs(self._encode(source, {}))
+
+    def decode(
+        self,
+        tokens_rs: Tensor,
+        lengths: Tensor,
+        offsets: Tensor,
+        self_caches: Sequence[LayerCache],
+        cross_caches: Sequence[LayerCache],
+        *given: Tensor,
+    ) -> tuple[Tensor, Sequence[LayerCache]]:
+        """See `kvcast.programs`."""
+        own = (part for layer in self_caches for part in layer)
+        cross = (part for layer in cross_caches for part in layer)
+        held = int(lengths.max()) + tokens_rs.shape[1]
+        inputs = [tokens_rs, lengths, offsets, *own, *cross, *given]
+        (logits,) = self._decode(inputs, {"linear": held})
+        return logits, self_caches
+
+
+def _pairs(flat: Sequence[Tensor]) -> list[LayerCache]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+class AotiEncoderDecoder(EagerEncoderDecoder):
+    """Meets `kvcast.runtimes.base.EncoderDecoder`."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        super().__init__(_EncoderDecoderPrograms(folder, manifest, threads))
+        self._numbers = getattr(torch, manifest.cache_layers("linear").dtype)
+
+    def new_cache(
+        self, cross: EagerCrossCache, rows: int, capacity: int | None = None
+    ) -> EagerCache:
+        """See the protocol."""
+        dimensions = self._programs.dimensions
+        positions = min(capacity or dimensions.target_positions, dimensions.target_positions)
+        shape = (dimensions.decoder_layers, 2, rows, dimensions.decoder_heads, positions)
+        cells = torch.zeros(*shape, dimensions.head_dim, dtype=self._numbers)
+        return EagerCache(cells, cross, Lineage.empty(rows, positions))

@@ -1,0 +1,117 @@
+"""What AOTInductor makes of programs: in place, no copies, weights apart, refused when changed."""
+
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from kvcast.bundle.manifest import read_bundle
+from kvcast.errors import KvcastError
+from kvcast.lowering import aoti, onnx_decoder, signatures
+from kvcast.lowering.aoti_precision import Precision
+from kvcast.runtimes.aoti import AotiEncoderDecoder
+from random_decoders import GEMMA3, random_decoder
+
+# Whatever copies a tensor, or makes a longer one of two.
+COPIES = re.compile(r"aoti_torch_(?:cpu_)?(?:copy_?|clone\w*|cat\w*|repeat\w*|expand_copy\w*)\(")
+
+
+def generated(signature: signatures.Signature) -> str:
+    """The C++ of a program."""
+    module, arguments = aoti.export_program(signature, Precision(), "decode")
+    files, _ = aoti.compile_program(module, arguments)
+    return "".join(Path(file).read_text() for file in files if file.endswith(".cpp"))
+
+
+@pytest.fixture(scope="module")
+def whisper_decode(small_programs):
+    return generated(signatures.whisper(small_programs)["decode"])
+
+
+@pytest.fixture(scope="module")
+def ring_decode():
+    programs = random_decoder(GEMMA3)
+    layers = onnx_decoder.cache_layers(programs.dimensions)
+    return generated(signatures.decoder(programs, layers)["decode"])
+
+
+@pytest.fixture(params=["whisper_decode", "ring_decode"])
+def source(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_no_step_copies_a_cache(source):
+    assert len(source) > 10_000
+    assert not COPIES.findall(source)
+
+
+def test_a_step_allocates_nothing_of_a_caches_size(source):
+    """Its buffers follow from new tokens and slots that are read, none from a capacity."""
+    arrays = dict(re.findall(r"const(?:expr)? int64_t (int_array_\d+)\[\] = \{([^}]*)\}", source))
+    capacities = set(re.findall(r"int64_t (s\d+) = arg\d+_1_size\[2\]", source))
+    allocated = re.findall(r"empty_strided\w*\(\d+, (int_array_\d+),", source)
+    assert capacities
+    assert len(allocated) > 10
+    for name in allocated:
+        assert capacities.isdisjoint(re.findall(r"s\d+", arrays[name]))
+
+
+def test_cross_keys_are_projected_by_encode_alone(small_programs):
+    module, _ = aoti.export_program(
+        signatures.whisper(small_programs)["decode"], Precision(), "decode"
+    )
+    read = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    assert any("cross_attention.query" in name for name in read)
+    assert not any("cross_attention.key_value" in name for name in read)
+
+
+def test_weights_are_kept_once_and_apart(compiled_small, small_programs):
+    with safe_open(compiled_small / aoti.WEIGHTS, "pt") as weights:
+        stored = list(weights.keys())
+    parameters = dict(small_programs.decode.named_parameters())
+    parameters |= dict(small_programs.encode.named_parameters())
+    assert {name.removeprefix("program.") for name in stored} == set(parameters)
+    with zipfile.ZipFile(compiled_small / aoti.PACKAGE) as package:
+        names = package.namelist()
+    assert sum(name.endswith(".so") for name in names) == 2
+    assert not any(name.endswith((".cpp", ".pt", ".pkl")) for name in names)
+
+
+def test_nothing_in_the_package_names_a_folder_of_this_machine(compiled_small):
+    with zipfile.ZipFile(compiled_small / aoti.PACKAGE) as package:
+        content = b"".join(package.read(name) for name in package.namelist())
+    assert str(Path(aoti.__file__).parents[2]).encode() not in content
+
+
+@pytest.mark.parametrize("file", [aoti.PACKAGE, aoti.WEIGHTS])
+@pytest.mark.parametrize("damage", ["changed", "truncated", "foreign"])
+def test_a_damaged_package_is_refused_before_it_is_opened(compiled_small, file, damage, tmp_path):
+    folder = tmp_path / "bundle"
+    for path in compiled_small.rglob("*"):
+        if path.is_file():
+            target = folder / path.relative_to(compiled_small)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    content = (folder / file).read_bytes()
+    changed = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+    damages = {"changed": changed, "truncated": content[:-1], "foreign": b"PK\x03\x04"}
+    (folder / file).write_bytes(damages[damage])
+    with pytest.raises(KvcastError, match="was changed since the export"):
+        read_bundle(folder)
+
+
+def test_weights_without_a_checksum_are_refused(compiled_small):
+    manifest = read_bundle(compiled_small)
+    del manifest.files[aoti.WEIGHTS]
+    with pytest.raises(KvcastError, match=r"no .*weights\.safetensors with a checksum"):
+        AotiEncoderDecoder(compiled_small, manifest, threads=1)
+
+
+def test_operators_that_are_left_are_none_of_ours(small_programs):
+    signature = signatures.whisper(small_programs)["decode"]
+    module, _ = aoti.export_program(signature, Precision(), "decode")
+    assert not [node for node in module.graph.nodes if "kvcast" in str(node.target)]
+    assert torch.ops.aten.index_put_.default in {node.target for node in module.graph.nodes}
