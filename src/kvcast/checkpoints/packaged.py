@@ -35,8 +35,18 @@ _CHAT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _CHAT_DIGESTS = {_CHAT_FILE: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"}
 # These come with kvcast; demos/README.md says how they were made.
 _OWN = Path(__file__).parents[1] / "demos"
-_T5_DIGESTS: Mapping[str, str] = {}
-_UNILM_DIGESTS: Mapping[str, str] = {}
+_T5_DIGESTS = {
+    "config.json": "586fae2c4aee13604f35fe726b73edd7fc4b09a5ecb76ad8c3d3d69de2c83b24",
+    "generation_config.json": "48835e3d207d2cc33a2c9793d8ba053bf96d19fb444f6e6403b8cde00437cccd",
+    "model.safetensors": "57a06d439ba3e21a410e7921abb556a0b6f7362cd359e846ce0a806ba4463ea3",
+    "tokenizer_config.json": "1e2e39891364a2c4d15c72a3734ef2880836910142fd554ddffc23cb7abead40",
+}
+_UNILM_DIGESTS = {
+    "config.json": "4a365bd9987e588f971ba916a42352f040d50cba8630ad71527f3a402d6ef5d5",
+    "model.safetensors": "fc239ecd6f4a08e2337c7a51fad8e04d5e17bb9ec0fd12ff9451b42a075b1a47",
+    "tokenizer_config.json": "19a26196e3edfec001103bb32ca287f1105cdfb1fd33e79d2b79e94f726aed08",
+    "vocab.txt": "5caa3c6df2a3e657743f88b9ead5a2c4cd74d938c5eb19283406b0d34c309aa5",
+}
 
 
 def demo() -> Path:
@@ -85,12 +95,12 @@ def demo_chat() -> Path:
 
 
 def demo_t5() -> Path:
-    """A T5 of a million parameters that writes dates in ISO form (Hugging Face, 2 MB)."""
+    """Return a T5 of a million parameters that writes dates in ISO form (Hugging Face, 2 MB)."""
     return _own("demo-t5", _T5_DIGESTS)
 
 
 def demo_unilm() -> Path:
-    """A RoFormer of a million parameters that paraphrases dates (Hugging Face, 2 MB)."""
+    """Return a RoFormer of a million parameters that paraphrases dates (Hugging Face, 2 MB)."""
     return _own("demo-unilm", _UNILM_DIGESTS)
 
 
