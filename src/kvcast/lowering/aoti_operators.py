@@ -19,14 +19,14 @@ from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from kvcast.lowering.replace import Table
 from kvcast.ops.attention import (
-    _complete,
-    _held_positions,
-    _rotated,
-    _split_heads,
-    _visible,
+    complete,
     cross_attention,
     encoder_attention,
+    held_positions,
+    rotated,
     self_attention,
+    split_heads,
+    visible,
 )
 from kvcast.ops.experts import mixture_of_experts
 
@@ -59,11 +59,11 @@ def _self_attention(
     causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     head_dim, capacity, numbers = key_cache.shape[-1], key_cache.shape[2], key_cache.dtype
-    query, key, value = (_split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
+    query, key, value = (split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
     positions_rs = lengths[:, None].long() + torch.arange(query.shape[2], device=query.device)
     if cosines is not None and sines is not None:
         angles = cosines[positions_rs][:, None], sines[positions_rs][:, None]
-        query, key = _rotated(query, *angles), _rotated(key, *angles)
+        query, key = rotated(query, *angles), rotated(key, *angles)
     row_index = torch.arange(query.shape[0], device=query.device)[:, None]
     slots_rs = positions_rs % capacity
     key_cache[row_index, :, slots_rs] = key.transpose(1, 2).to(numbers)
@@ -72,9 +72,9 @@ def _self_attention(
     torch._check(held <= capacity)  # type: ignore[no-untyped-call]
     keys, values = (cache.narrow(2, 0, held) for cache in (key_cache, value_cache))
     last_r = positions_rs[:, -1]
-    positions_rc = _held_positions(last_r, capacity, held)
+    positions_rc = held_positions(last_r, capacity, held)
     seen_from_rs = positions_rs if causal else last_r[:, None].expand_as(positions_rs)
-    seen = _visible(seen_from_rs, positions_rc, window)
+    seen = visible(seen_from_rs, positions_rc, window)
     summands = 0.0 if bias is None else bias.narrow(3, 0, held)
     mask = torch.where(seen, summands, -torch.inf).to(numbers)
     mixed = _attend(query.to(numbers), keys, values, mask, scale, softcap)
@@ -127,7 +127,7 @@ def _cross_attention(
     each = rows // batch
     torch._check(rows == batch * each)  # type: ignore[no-untyped-call]
     folded_bqhd = query.view(batch, each * new, heads, head_dim)
-    mask = _complete(key, lengths)
+    mask = complete(key, lengths)
     if mask is not None:
         summands: Tensor | float = 0.0
         if bias is not None:
@@ -151,10 +151,10 @@ def _encoder_attention(
 ) -> Tensor:
     result = query.dtype
     query, key, value = (
-        _split_heads(flat, flat.shape[-1] // heads).transpose(1, 2).to(numbers)
+        split_heads(flat, flat.shape[-1] // heads).transpose(1, 2).to(numbers)
         for flat in (query, key, value)
     )
-    mask = _complete(key, lengths)
+    mask = complete(key, lengths)
     if mask is not None:
         mask = torch.where(mask, 0.0 if bias is None else bias, -torch.inf).to(numbers)
     mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)

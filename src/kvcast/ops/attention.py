@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 
-def _split_heads(flat_rsx: Tensor, head_dim: int) -> Tensor:
+def split_heads(flat_rsx: Tensor, head_dim: int) -> Tensor:
+    """[r, s, heads * d] to [r, s, heads, d]."""
     return flat_rsx.unflatten(-1, (-1, head_dim))
 
 
@@ -68,11 +69,11 @@ def self_attention(
 
     """
     head_dim = key_cache.shape[-1]
-    query, key, value = (_split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
+    query, key, value = (split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
     positions_rs = lengths[:, None].long() + torch.arange(query.shape[2], device=query.device)
     if cosines is not None and sines is not None:
         angles = cosines[positions_rs][:, None], sines[positions_rs][:, None]
-        query, key = _rotated(query, *angles), _rotated(key, *angles)
+        query, key = rotated(query, *angles), rotated(key, *angles)
     capacity, new = key_cache.shape[2], query.shape[2]
     if capacity >= window + new - 1 or int(positions_rs.max()) < capacity:
         # No new position displaces one that a query may see: the cache alone is read.
@@ -82,19 +83,19 @@ def self_attention(
         # what has been seen and not at the capacity.
         held = min(int(last_r.max()) + 1, capacity)
         keys, values = key_cache[:, :, :held], value_cache[:, :, :held]
-        positions_rc = _held_positions(last_r, capacity, held)
+        positions_rc = held_positions(last_r, capacity, held)
         seen_from_rs = positions_rs if causal else last_r[:, None].expand_as(positions_rs)
-        mask = _visible(seen_from_rs, positions_rc, window)
+        mask = visible(seen_from_rs, positions_rc, window)
         if bias is not None:
             mask = torch.where(mask, bias[..., :held], -torch.inf)
         mixed = _attend(query, keys, values, mask, scale, softcap)
     else:
         # The old ring and the new positions side by side; the latest of them are kept.
         keys, values = torch.cat([key_cache, key], dim=2), torch.cat([value_cache, value], dim=2)
-        old_rc = _held_positions(positions_rs[:, 0] - 1, capacity, capacity)
+        old_rc = held_positions(positions_rs[:, 0] - 1, capacity, capacity)
         positions_rc = torch.cat([old_rc, positions_rs], dim=1)
         mixed = _attend(
-            query, keys, values, _visible(positions_rs, positions_rc, window), scale, softcap
+            query, keys, values, visible(positions_rs, positions_rc, window), scale, softcap
         )
         kept = slice(-capacity, None)
         _write(key_cache, value_cache, key[:, :, kept], value[:, :, kept], positions_rs[:, kept])
@@ -206,7 +207,7 @@ def _(
     return torch.empty_like(query)
 
 
-def _rotated(heads_rhsd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+def rotated(heads_rhsd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Turn pairs (i, i + d / 2) by angles [r, 1, s, d / 2]."""
     first, second = heads_rhsd.chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
@@ -221,7 +222,7 @@ def _write(
     value_cache[row_index, :, slots_rs] = value.transpose(1, 2)
 
 
-def _held_positions(last_r: Tensor, capacity: int, held: int) -> Tensor:
+def held_positions(last_r: Tensor, capacity: int, held: int) -> Tensor:
     """Position in each of the first `held` slots [r, held] once `last` was written.
 
     Negative for a slot without one.
@@ -230,7 +231,7 @@ def _held_positions(last_r: Tensor, capacity: int, held: int) -> Tensor:
     return last_r[:, None] - (last_r[:, None] - slots_c) % capacity
 
 
-def _visible(query_rs: Tensor, key_rc: Tensor, window: int) -> Tensor:
+def visible(query_rs: Tensor, key_rc: Tensor, window: int) -> Tensor:
     """[r, 1, s, c], from positions; negative ones are nobody's."""
     distance = query_rs[:, :, None] - key_rc[:, None]
     visible_rsc = (distance >= 0) & (key_rc >= 0)[:, None]
@@ -282,8 +283,8 @@ def cross_attention(
 
     """
     batch, heads, _, head_dim = key.shape
-    folded_bqhd = _split_heads(query, head_dim).reshape(batch, -1, heads, head_dim)
-    mask = _complete(key, lengths)
+    folded_bqhd = split_heads(query, head_dim).reshape(batch, -1, heads, head_dim)
+    mask = complete(key, lengths)
     if bias is not None:
         folded_bhqt = bias.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
         mask = folded_bhqt if mask is None else torch.where(mask, folded_bhqt, -torch.inf)
@@ -332,9 +333,9 @@ def encoder_attention(
 
     """
     query, key, value = (
-        _split_heads(flat, flat.shape[-1] // heads).transpose(1, 2) for flat in (query, key, value)
+        split_heads(flat, flat.shape[-1] // heads).transpose(1, 2) for flat in (query, key, value)
     )
-    mask = _complete(key, lengths)
+    mask = complete(key, lengths)
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
     mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
@@ -354,7 +355,7 @@ def _(
     return torch.empty_like(query)
 
 
-def _complete(key_bhtd: Tensor, lengths: Tensor | None) -> Tensor | None:
+def complete(key_bhtd: Tensor, lengths: Tensor | None) -> Tensor | None:
     """[b, 1, 1, t]: which positions an input has; None where it has all."""
     if lengths is None:
         return None

@@ -8,7 +8,7 @@ target.
 Pure: caches are arguments and results, nothing else remembers.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from kvcast.models.unilm import Unilm
 from kvcast.ops.attention import self_attention
 from kvcast.programs.weights import load_weights
+from kvcast.spec.rows import neighbours
 from kvcast.spec.unilm import UnilmDimensions
 
 LayerCache = tuple[Tensor, Tensor]
@@ -133,7 +134,7 @@ class DecodePacked(nn.Module):
 
         """
         hidden, first = [], 0
-        for part, count in _neighbours(rows, counts):
+        for part, count in neighbours(rows, counts):
             stop = first + count * (part.stop - part.start)
             tokens_rs = tokens_n[first:stop].view(-1, count)
             views = [(key[part], value[part]) for key, value in caches]
@@ -158,15 +159,6 @@ class Pool(nn.Module):
 def _sources(tokens_rs: Tensor, lengths: Tensor) -> Tensor:
     """[rows]: an empty row's source is what comes now; any other's came before."""
     return torch.where(lengths == 0, tokens_rs.shape[1], lengths)
-
-
-def _neighbours(rows: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Yield runs of rows side by side that have equally many new tokens, and how many."""
-    first = 0
-    for i in range(1, len(rows) + 1):
-        if i == len(rows) or (rows[i], counts[i]) != (rows[i - 1] + 1, counts[i - 1]):
-            yield slice(rows[first], rows[i - 1] + 1), counts[first]
-            first = i
 
 
 @dataclass(frozen=True, kw_only=True)

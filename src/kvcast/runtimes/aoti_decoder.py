@@ -17,6 +17,7 @@ from torch import Tensor
 from kvcast.bundle.manifest import CacheLayers, Manifest
 from kvcast.runtimes.aoti import DecodeProgram, open_programs
 from kvcast.runtimes.eager_decoder import EagerDecoderCache, EagerDecoderOnly, LayerCache
+from kvcast.spec.rows import neighbours
 
 # A ring takes a chunk of one position more than it has slots to spare.
 _SPARE = 127
@@ -106,7 +107,7 @@ class PackedProgram:
         """See `kvcast.programs.decoder.DecodePacked`; all rows are asked for as many positions."""
         asked_rp = asked.view(len(rows), -1)
         logits, first, row = [], 0, 0
-        for part, count in _neighbours(rows, counts):
+        for part, count in neighbours(rows, counts):
             size = part.stop - part.start
             tokens_rs = tokens_n[first : first + size * count].view(size, count)
             views = [(key[part], value[part]) for key, value in caches]
@@ -114,15 +115,6 @@ class PackedProgram:
             logits.append(results[0].flatten(0, 1))
             first, row = first + size * count, row + size
         return torch.cat(logits), caches
-
-
-def _neighbours(rows: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Yield runs of rows side by side that have equally many new tokens, and how many."""
-    first = 0
-    for i in range(1, len(rows) + 1):
-        if i == len(rows) or (rows[i], counts[i]) != (rows[i - 1] + 1, counts[i - 1]):
-            yield slice(rows[first], rows[i - 1] + 1), counts[first]
-            first = i
 
 
 @dataclass(frozen=True)
