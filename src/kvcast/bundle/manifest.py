@@ -66,7 +66,11 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The content of `bundle.json`; `files` is filled in when the bundle is sealed."""
+    """The content of `bundle.json`; `files` is filled in when the bundle is sealed.
+
+    `processor` lists what native code in the bundle asks of the processor that runs it; nothing
+    where there is none.
+    """
 
     family: str
     runtime: str
@@ -76,6 +80,7 @@ class Manifest:
     graphs: dict[str, Graph]
     source: dict[str, str]
     tools: dict[str, str]
+    processor: tuple[str, ...] = ()
     verification: dict[str, Any] = field(default_factory=dict)
     files: dict[str, FileRecord] = field(default_factory=dict)
 
@@ -121,6 +126,7 @@ class Manifest:
                 )
                 for name, graph in fields["graphs"].items()
             }
+            fields["processor"] = tuple(fields.get("processor", ()))
             fields["files"] = {
                 name: FileRecord(**record) for name, record in fields["files"].items()
             }

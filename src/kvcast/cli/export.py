@@ -23,8 +23,9 @@ EXPORTING = OptionGroup(
         option(
             "--runtime",
             default="onnx",
-            choices=("onnx",),
-            help="what the bundle runs on (default: onnx)",
+            choices=("onnx", "aoti"),
+            help="what the bundle runs on (default: onnx; aoti is AOTInductor, native code for "
+            "this machine, and needs g++)",
         ),
         option(
             "--output",
@@ -38,13 +39,13 @@ EXPORTING = OptionGroup(
             "--quantize",
             default="int8",
             choices=("none", "int8", "int4"),
-            help="how weights are stored (default: int8)",
+            help="how weights are stored (default: int8); aoti takes none",
         ),
         option(
             "--cache",
             default="fp32",
             choices=("fp32", "int8"),
-            help="numbers of a text model's keys and values (default: fp32)",
+            help="numbers of a text model's keys and values on onnx (default: fp32)",
         ),
         option(
             "--force",

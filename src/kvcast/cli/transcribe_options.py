@@ -46,14 +46,15 @@ LOADING = OptionGroup(
         option(
             "--runtime",
             default="onnx",
-            choices=("onnx", "eager"),
-            help="what computes (default: onnx; eager is PyTorch and needs kvcast[export])",
+            choices=("onnx", "aoti", "eager"),
+            help="what computes (default: onnx; aoti is AOTInductor and eager PyTorch, which need "
+            "kvcast[export])",
         ),
         option(
             "--quantize",
             choices=("none", "int8", "int4"),
             help="how weights are stored (default: as a bundle has them; else int8 on onnx, "
-            "none on eager)",
+            "none on the others)",
         ),
         option(
             "--threads",

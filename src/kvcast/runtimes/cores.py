@@ -1,4 +1,4 @@
-"""How many threads are worth starting: the physical cores that this process may use."""
+"""The processor: how many of its cores this process may use, and which instructions it has."""
 
 import math
 import os
@@ -6,6 +6,9 @@ from pathlib import Path
 
 CPU_FOLDER = Path("/sys/devices/system/cpu")
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+CPU_INFO = Path("/proc/cpuinfo")
+# What compilers choose instructions by.
+_EXTENSIONS = ("sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "asimd", "sve")
 
 
 def available_cores(cpu_folder: Path = CPU_FOLDER, quota_file: Path = CGROUP_QUOTA) -> int:
@@ -17,6 +20,17 @@ def available_cores(cpu_folder: Path = CPU_FOLDER, quota_file: Path = CGROUP_QUO
     allowed = _allowed_processors()
     cores = {_core(cpu_folder, processor) for processor in allowed}
     return max(1, min(len(cores), _quota(quota_file)))
+
+
+def instruction_sets(cpu_info: Path = CPU_INFO) -> tuple[str, ...]:
+    """Names of the processor's vector and matrix instructions, sorted; none where unknown."""
+    try:
+        lines = cpu_info.read_text().splitlines()
+    except OSError:  # Linux only
+        return ()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), ":")
+    names = set(flags.partition(":")[2].split())
+    return tuple(sorted(name for name in names if name.startswith(_EXTENSIONS)))
 
 
 def _allowed_processors() -> set[int]:

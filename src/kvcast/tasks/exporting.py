@@ -10,12 +10,9 @@ from pathlib import Path
 from kvcast.bundle.manifest import Manifest
 from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.source import locate, open_checkpoint
-from kvcast.errors import KvcastError, UsageError
+from kvcast.errors import KvcastError
 from kvcast.tasks.families import family_of
-
-QUANTIZE = ("none", "int8", "int4")
-CACHES = ("fp32", "int8")
-EXPORT_RUNTIMES = ("onnx",)
+from kvcast.tasks.targets import TARGETS, Numbers, check_choice
 
 
 def export_bundle(
@@ -35,42 +32,39 @@ def export_bundle(
     Args:
         model: a checkpoint folder, a hub id `org/name[@revision]`, or a packaged model's name.
         output: the bundle's folder; an existing one is replaced only with `overwrite`.
-        runtime: "onnx".
-        quantize: "none" (fp32), "int8" or "int4".
-        cache: numbers of the self caches, "fp32" or "int8" (not for Whisper).
+        runtime: "onnx" or "aoti" (AOTInductor: native code for this machine; needs g++).
+        quantize: "none", "int8" or "int4"; AOTInductor takes "none".
+        cache: numbers of the self caches on ONNX Runtime, "fp32" or "int8" (neither Whisper nor
+            T5 takes it).
         overwrite: replace an existing bundle.
 
     Raises:
         KvcastError: with one line, for anything that cannot be read, exported or written.
 
     """
-    check_choice("runtime", runtime, EXPORT_RUNTIMES)
-    check_choice("quantize", quantize, QUANTIZE)
-    check_choice("cache", cache, CACHES)
+    numbers = Numbers(quantize=quantize, cache=cache)
     return export_folder(
-        locate(str(model)),
-        str(model),
-        Path(output),
-        quantize=quantize,
-        cache=cache,
-        overwrite=overwrite,
+        locate(str(model)), str(model), Path(output), runtime, numbers, overwrite=overwrite
     )
 
 
 def export_folder(
-    source: Path, name: str, output: Path, *, quantize: str, cache: str, overwrite: bool
+    source: Path, name: str, output: Path, runtime: str, numbers: Numbers, *, overwrite: bool
 ) -> Path:
-    """Export the checkpoint in `source`, which the user calls `name`, to ONNX Runtime."""
+    """Export the checkpoint in `source`, which the user calls `name`; see `export_bundle`."""
+    check_choice("runtime", runtime, tuple(TARGETS))
+    numbers.check()
     require_export_extra()
     checkpoint = open_checkpoint(source)
-    family = family_of(checkpoint.family)
+    family, target = family_of(checkpoint.family), TARGETS[runtime]
     with staged(output, overwrite=overwrite) as folder:
         programs = family.programs(checkpoint)
-        graphs, layers = family.lower(programs, quantize, cache, folder)
+        graphs, layers = target.lower(checkpoint.family, programs, numbers, folder)
         manifest = Manifest(
             family=checkpoint.family,
-            runtime="onnx",
-            quantize=quantize,
+            runtime=runtime,
+            quantize=numbers.quantize,
+            processor=target.processor(),
             dimensions=asdict(checkpoint.dimensions),
             cache=layers,
             graphs=graphs,
@@ -81,10 +75,10 @@ def export_folder(
         for file, content in text.items():
             (folder / file).write_bytes(content)
         sealed = seal(folder, manifest)
-        candidate = family.onnx(folder, sealed, 2)
+        candidate = target.open(checkpoint.family, folder, sealed, 2)
         # What a user will open is opened here, so that a damaged tokenizer is told now.
         family.model(candidate, checkpoint.dimensions, text)
-        record = family.prove(candidate, programs, exact=(quantize, cache) == ("none", "fp32"))
+        record = family.prove(candidate, programs, exact=numbers.exact)
         seal(folder, replace(manifest, verification=record))
     return output
 
@@ -105,9 +99,3 @@ def require_export_extra() -> None:
             f"this model must be exported first, which needs {error.name}: "
             "pip install 'kvcast[export]', or give a bundle exported elsewhere"
         ) from None
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise UsageError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r}")

@@ -5,11 +5,9 @@ eager needs it.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
-from kvcast.errors import KvcastError, UsageError
+from kvcast.errors import KvcastError
 from kvcast.runtimes.base import DecoderOnly, EncoderDecoder
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.t5 import T5Dimensions
@@ -22,12 +20,10 @@ if TYPE_CHECKING:
     from kvcast.programs.unilm import UnilmPrograms
     from kvcast.programs.whisper import WhisperPrograms
     from kvcast.runtimes.eager_unilm import EagerUnilm
-    from kvcast.runtimes.onnx_unilm import OnnxUnilm
     from kvcast.tasks.generate import TextModel
     from kvcast.tasks.model import WhisperModel
     from kvcast.tasks.sources import T5Model, UnilmModel, UnilmRuntime
 
-Lowered = tuple[dict[str, Graph], tuple[CacheLayers, ...]]
 TOKENIZER = "tokenizer.json"
 
 
@@ -43,14 +39,8 @@ class Family(Protocol):
     def quantize_eager(self, programs: Any, quantize: str) -> None:
         """Give the programs weight-only linears, in place."""
 
-    def lower(self, programs: Any, quantize: str, cache: str, folder: Path) -> Lowered:
-        """Write the graphs for ONNX Runtime, with self caches of a kind of numbers."""
-
     def prove(self, candidate: Any, programs: Any, *, exact: bool) -> dict[str, Any]:
         """Compare a runtime with the programs run without a cache."""
-
-    def onnx(self, folder: Path, manifest: Manifest, threads: int) -> Any:
-        """Open a bundle's graphs."""
 
     def eager(self, programs: Any) -> Any:
         """Run programs as they are."""
@@ -82,16 +72,6 @@ class WhisperFamily:
         quantize_linears(programs.encode, quantize)
         quantize_linears(programs.decode, quantize)
 
-    def lower(
-        self, programs: "WhisperPrograms", quantize: str, cache: str, folder: Path
-    ) -> Lowered:
-        """See the protocol."""
-        if cache != "fp32":
-            raise UsageError(f"Whisper keeps its self cache in fp32: drop --cache {cache}")
-        from kvcast.lowering.onnx_whisper import cache_layers, lower
-
-        return lower(programs, quantize, folder), cache_layers(programs.dimensions)
-
     def prove(
         self, candidate: EncoderDecoder, programs: "WhisperPrograms", *, exact: bool
     ) -> dict[str, Any]:
@@ -99,12 +79,6 @@ class WhisperFamily:
         from kvcast.tasks.proof import prove_whisper
 
         return prove_whisper(candidate, programs, exact=exact)
-
-    def onnx(self, folder: Path, manifest: Manifest, threads: int) -> EncoderDecoder:
-        """See the protocol."""
-        from kvcast.runtimes.onnx import OnnxEncoderDecoder
-
-        return OnnxEncoderDecoder(folder, manifest, threads)
 
     def eager(self, programs: "WhisperPrograms") -> EncoderDecoder:
         """See the protocol."""
@@ -148,15 +122,6 @@ class DecoderFamily:
         # Both programs hold the same model.
         quantize_linears(programs.decode, quantize)
 
-    def lower(
-        self, programs: "DecoderPrograms", quantize: str, cache: str, folder: Path
-    ) -> Lowered:
-        """See the protocol."""
-        from kvcast.lowering.onnx_decoder import cache_layers, lower
-
-        graphs = lower(programs, quantize, folder, cache)
-        return graphs, cache_layers(programs.dimensions, cache)
-
     def prove(
         self, candidate: DecoderOnly, programs: "DecoderPrograms", *, exact: bool
     ) -> dict[str, Any]:
@@ -164,12 +129,6 @@ class DecoderFamily:
         from kvcast.tasks.proof import prove_decoder
 
         return prove_decoder(candidate, programs, exact=exact)
-
-    def onnx(self, folder: Path, manifest: Manifest, threads: int) -> DecoderOnly:
-        """See the protocol."""
-        from kvcast.runtimes.onnx_decoder import OnnxDecoderOnly
-
-        return OnnxDecoderOnly(folder, manifest, threads)
 
     def eager(self, programs: "DecoderPrograms") -> DecoderOnly:
         """See the protocol."""
@@ -212,14 +171,6 @@ class T5Family:
         # Both programs hold the same model.
         quantize_linears(programs.decode, quantize)
 
-    def lower(self, programs: "T5Programs", quantize: str, cache: str, folder: Path) -> Lowered:
-        """See the protocol."""
-        if cache != "fp32":
-            raise UsageError(f"T5 keeps its self cache in fp32: drop --cache {cache}")
-        from kvcast.lowering.onnx_t5 import cache_layers, lower
-
-        return lower(programs, quantize, folder), cache_layers(programs.dimensions)
-
     def prove(
         self, candidate: EncoderDecoder, programs: "T5Programs", *, exact: bool
     ) -> dict[str, Any]:
@@ -227,12 +178,6 @@ class T5Family:
         from kvcast.tasks.proof import prove_t5
 
         return prove_t5(candidate, programs, exact=exact)
-
-    def onnx(self, folder: Path, manifest: Manifest, threads: int) -> EncoderDecoder:
-        """See the protocol."""
-        from kvcast.runtimes.onnx import OnnxEncoderDecoder
-
-        return OnnxEncoderDecoder(folder, manifest, threads)
 
     def eager(self, programs: "T5Programs") -> EncoderDecoder:
         """See the protocol."""
@@ -275,14 +220,6 @@ class UnilmFamily:
         # All programs hold the same model, its pooler included.
         quantize_linears(programs.decode, quantize)
 
-    def lower(self, programs: "UnilmPrograms", quantize: str, cache: str, folder: Path) -> Lowered:
-        """See the protocol."""
-        from kvcast.lowering.onnx_decoder import cache_layers
-        from kvcast.lowering.onnx_unilm import lower
-
-        graphs = lower(programs, quantize, folder, cache)
-        return graphs, cache_layers(programs.dimensions, cache)
-
     def prove(
         self, candidate: DecoderOnly, programs: "UnilmPrograms", *, exact: bool
     ) -> dict[str, Any]:
@@ -290,12 +227,6 @@ class UnilmFamily:
         from kvcast.tasks.proof import prove_unilm
 
         return prove_unilm(candidate, programs, exact=exact)
-
-    def onnx(self, folder: Path, manifest: Manifest, threads: int) -> "OnnxUnilm":
-        """See the protocol."""
-        from kvcast.runtimes.onnx_unilm import OnnxUnilm
-
-        return OnnxUnilm(folder, manifest, threads)
 
     def eager(self, programs: "UnilmPrograms") -> "EagerUnilm":
         """See the protocol."""

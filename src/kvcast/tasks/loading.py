@@ -15,14 +15,9 @@ from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.cores import available_cores
 from kvcast.spec.paths import cache_dir
-from kvcast.tasks.exporting import (
-    CACHES,
-    QUANTIZE,
-    check_choice,
-    export_folder,
-    require_export_extra,
-)
+from kvcast.tasks.exporting import export_folder, require_export_extra
 from kvcast.tasks.families import family_of
+from kvcast.tasks.targets import CACHES, QUANTIZE, TARGETS, Numbers, Target, check_choice
 
 if TYPE_CHECKING:
     from kvcast.tasks.generate import TextModel
@@ -31,8 +26,8 @@ if TYPE_CHECKING:
 
 Model: TypeAlias = "WhisperModel | TextModel | T5Model | UnilmModel"
 
-RUNTIMES = ("onnx", "eager")
-_DEFAULT_QUANTIZE = {"onnx": "int8", "eager": "none"}
+RUNTIMES = (*TARGETS, "eager")
+_DEFAULT_QUANTIZE = {"onnx": "int8", "aoti": "none", "eager": "none"}
 
 
 def load(
@@ -51,9 +46,10 @@ def load(
         model: a bundle, a checkpoint folder (Hugging Face, CTranslate2 or Mistral layout), a GGUF
             file, a hub id `org/name[@revision]`, or a packaged model: `demo`, `demo-chat`,
             `demo-t5`, `demo-unilm`.
-        runtime: "onnx" (no torch needed for a bundle) or "eager" (PyTorch).
-        quantize: "none", "int8" or "int4"; by default what the bundle has, int8 for ONNX Runtime
-            and none for eager.
+        runtime: "onnx" (no torch needed for a bundle), "aoti" (AOTInductor, compiled for this
+            machine) or "eager" (PyTorch).
+        quantize: "none", "int8" or "int4"; by default what the bundle has, int8 on ONNX Runtime,
+            none on the others.
         cache: numbers of a text model's self caches on ONNX Runtime, "fp32" or "int8"; by default
             what the bundle has, and fp32.
         threads: of the runtime; by default the physical cores that this process may use.
@@ -79,7 +75,8 @@ def load(
         if cache == "int8":
             raise UsageError("int8 caches are ONNX Runtime's: drop --cache int8 or --runtime eager")
         return _open_eager(folder, chosen, workers)
-    bundle, manifest = _exported_once(folder, str(model), chosen, cache or "fp32")
+    numbers = Numbers(quantize=chosen, cache=cache or "fp32")
+    bundle, manifest = _exported_once(folder, str(model), runtime, numbers)
     return _open_bundle(bundle, manifest, {}, workers)
 
 
@@ -97,8 +94,15 @@ def _open_bundle(
     # Text files lie beside the manifest, graphs in folders of their own.
     text = {name: (folder / name).read_bytes() for name in manifest.files if "/" not in name}
     dimensions = family.dimensions(manifest.dimensions)
-    model: Model = family.model(family.onnx(folder, manifest, threads), dimensions, text)
+    runtime = _target(manifest).open(manifest.family, folder, manifest, threads)
+    model: Model = family.model(runtime, dimensions, text)
     return model
+
+
+def _target(manifest: Manifest) -> Target:
+    if manifest.runtime not in TARGETS:
+        raise KvcastError(f"this kvcast knows no runtime {manifest.runtime}: update it")
+    return TARGETS[manifest.runtime]
 
 
 def _open_eager(folder: Path, quantize: str, threads: int) -> Model:
@@ -120,11 +124,15 @@ def _cache(manifest: Manifest) -> str:
     return "int8" if any(layer.dtype == "int8" for layer in manifest.cache) else "fp32"
 
 
-def _exported_once(folder: Path, name: str, quantize: str, cache: str) -> tuple[Path, Manifest]:
-    key = "\n".join((fingerprint(folder), "onnx", quantize, cache, str(VERSION), __version__))
-    bundle = cache_dir() / "bundles" / hashlib.sha256(key.encode()).hexdigest()[:24]
+def _exported_once(
+    folder: Path, name: str, runtime: str, numbers: Numbers
+) -> tuple[Path, Manifest]:
+    made_for = TARGETS[runtime].processor()
+    parts = (fingerprint(folder), runtime, repr(numbers), *made_for, str(VERSION), __version__)
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+    bundle = cache_dir() / "bundles" / key
     try:
         return bundle, read_bundle(bundle)
     except KvcastError:  # not there yet, or damaged: both are mended by exporting
-        export_folder(folder, name, bundle, quantize=quantize, cache=cache, overwrite=True)
+        export_folder(folder, name, bundle, runtime, numbers, overwrite=True)
     return bundle, read_bundle(bundle)

@@ -1,0 +1,73 @@
+"""Bundles of AOTInductor through the public functions: exported, proven, opened, refused."""
+
+import json
+
+import pytest
+
+import kvcast
+from kvcast.bundle.manifest import read_bundle
+from kvcast.bundle.writing import seal
+from kvcast.errors import KvcastError, UsageError
+from kvcast.runtimes.cores import instruction_sets
+from written_dates import dates_split, write_date
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundles") / "compiled"
+    return kvcast.export_bundle("demo-t5", folder, runtime="aoti", quantize="none")
+
+
+def test_a_compiled_bundle_is_proven_and_writes_the_right_dates(compiled):
+    record = read_bundle(compiled).verification
+    assert record["tokens_equal"] == record["tokens"] > 0
+    _, held_back = dates_split()
+    days = held_back[:: len(held_back) // 40]
+    model = kvcast.load(compiled, runtime="aoti", threads=1)
+    for beam in (1, 3):
+        texts = model.generate([write_date(day, "{d} {month} {y}") for day in days], beam=beam)
+        assert [text.text for text in texts] == [day.isoformat() for day in days]
+
+
+def test_its_runtime_must_be_asked_for(compiled):
+    with pytest.raises(UsageError, match="exported with --runtime aoti"):
+        kvcast.load(compiled)
+
+
+def test_another_processors_code_is_refused_before_it_is_loaded(compiled, tmp_path):
+    manifest = read_bundle(compiled)
+    assert manifest.processor == instruction_sets()
+    path = compiled / "bundle.json"
+    fields = json.loads(path.read_text())
+    try:
+        path.write_text(json.dumps(fields | {"processor": [*fields["processor"], "avx9000"]}))
+        with pytest.raises(KvcastError, match="a processor with avx9000, which this one lacks"):
+            kvcast.load(compiled, runtime="aoti")
+    finally:
+        seal(compiled, manifest)
+
+
+@pytest.mark.parametrize("numbers", [{"quantize": "int8"}, {"quantize": "none", "cache": "int8"}])
+def test_other_numbers_than_fp32_are_refused(tmp_path, numbers):
+    with pytest.raises(UsageError, match="in fp32 so far: add --quantize none"):
+        kvcast.export_bundle("demo-t5", tmp_path / "bundle", runtime="aoti", **numbers)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_bundle_of_an_unknown_runtime_is_refused(compiled):
+    path = compiled / "bundle.json"
+    manifest = read_bundle(compiled)
+    fields = json.loads(path.read_text())
+    try:
+        path.write_text(json.dumps(fields | {"runtime": "abacus"}))
+        with pytest.raises(KvcastError, match="abacus"):
+            kvcast.load(compiled)
+    finally:
+        seal(compiled, manifest)
+
+
+def test_instruction_sets_are_read_from_the_system(tmp_path):
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor : 0\nflags\t\t: fpu avx2 sse4_2 vme amx_int8\n\nflags : sse2\n")
+    assert instruction_sets(info) == ("amx_int8", "avx2", "sse4_2")
+    assert instruction_sets(tmp_path / "nothing") == ()
