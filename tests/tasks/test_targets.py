@@ -54,6 +54,13 @@ def test_other_numbers_than_fp32_are_refused(tmp_path, numbers):
     assert not (tmp_path / "bundle").exists()
 
 
+def test_a_missing_compiler_is_told_in_one_line(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(KvcastError, match="compiling needs g"):
+        kvcast.export_bundle("demo-t5", tmp_path / "b", runtime="aoti", quantize="none")
+
+
 def test_a_bundle_of_an_unknown_runtime_is_refused(compiled):
     path = compiled / "bundle.json"
     manifest = read_bundle(compiled)

@@ -4,6 +4,8 @@ A table of families a runtime, so that neither exporting nor loading has cases. 
 that needs it is imported inside the functions: opening a bundle of ONNX Runtime needs none of it.
 """
 
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +95,9 @@ class AotiTarget:
             raise UsageError(
                 "bundles of AOTInductor are in fp32 so far: add --quantize none, drop --cache int8"
             )
+        compilers = (os.environ.get("CXX"), "g++", "clang++")
+        if not any(shutil.which(compiler) for compiler in compilers if compiler):
+            raise KvcastError("compiling needs g++: install it, or use --runtime onnx")
         from kvcast.lowering import aoti, onnx_decoder, onnx_t5, onnx_whisper, signatures
         from kvcast.lowering.aoti_precision import Precision
 
