@@ -13,7 +13,7 @@ from kvcast.programs.whisper import WhisperPrograms
 from kvcast.runtimes.aoti import AotiEncoderDecoder
 from kvcast.runtimes.eager import EagerEncoderDecoder
 from kvcast.runtimes.onnx import OnnxEncoderDecoder
-from random_decoders import GEMMA3, MIXTRAL, random_decoder
+from random_decoders import GEMMA3, random_decoder
 from random_models import (
     CROSS_BIASED_T5,
     SMALL,
@@ -74,13 +74,6 @@ def compiled_cross_biased_t5(
 def compiled_gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundles") / "compiled"
     compile_decoder(random_decoder(GEMMA3), folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def compiled_mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bundles") / "compiled"
-    compile_decoder(random_decoder(MIXTRAL), folder)
     return folder
 
 

@@ -11,13 +11,14 @@ import pytest
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.runtimes.aoti_decoder import AotiDecoderOnly
-from random_decoders import GEMMA3, MISTRAL, MIXTRAL, MODELS, open_runtimes
+from random_decoders import GEMMA3, MISTRAL, MODELS, open_runtimes
 
 TOLERANCE = 1e-4
-COMPILED = {GEMMA3: "compiled_gemma3", MIXTRAL: "compiled_mixtral"}
+# Compiling takes half a minute a model: the one with the most kinds of things in it.
+COMPILED = {GEMMA3: "compiled_gemma3"}
 SUBJECTS = [(dimensions, runtime) for dimensions in MODELS for runtime in ("eager", "onnx")]
 SUBJECTS += [(dimensions, "aoti") for dimensions in COMPILED]
-RINGS = [(MISTRAL, "eager"), (MISTRAL, "onnx"), (MIXTRAL, "aoti")]
+RINGS = [(MISTRAL, "eager"), (MISTRAL, "onnx")]
 
 
 def name(subject):
