@@ -101,26 +101,30 @@ class WhisperFamily:
         return WhisperModel(runtime, tokenizer, dimensions)
 
 
-class DecoderFamily:
-    """Text to text that goes on: Mistral, Llama, Qwen, Gemma 3, Mixtral."""
+class _TextFamily:
+    """What families of text have in common."""
 
     def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:
         """See the protocol."""
         files: Mapping[str, bytes] = checkpoint.text
         return files
 
+    def quantize_eager(self, programs: Any, quantize: str) -> None:
+        """See the protocol."""
+        from kvcast.nn.quantize import quantize_linears
+
+        # All programs hold the same model, a pooler included.
+        quantize_linears(programs.decode, quantize)
+
+
+class DecoderFamily(_TextFamily):
+    """Text to text that goes on: Mistral, Llama, Qwen, Gemma 3, Mixtral."""
+
     def programs(self, checkpoint: Any) -> "DecoderPrograms":
         """See the protocol."""
         from kvcast.programs.decoder import DecoderPrograms
 
         return DecoderPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
-
-    def quantize_eager(self, programs: "DecoderPrograms", quantize: str) -> None:
-        """See the protocol."""
-        from kvcast.nn.quantize import quantize_linears
-
-        # Both programs hold the same model.
-        quantize_linears(programs.decode, quantize)
 
     def prove(
         self, candidate: DecoderOnly, programs: "DecoderPrograms", *, exact: bool
@@ -150,26 +154,14 @@ class DecoderFamily:
         return TextModel(runtime, open_text(text), dimensions)
 
 
-class T5Family:
+class T5Family(_TextFamily):
     """Text to text, through an encoder."""
-
-    def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:
-        """See the protocol."""
-        files: Mapping[str, bytes] = checkpoint.text
-        return files
 
     def programs(self, checkpoint: Any) -> "T5Programs":
         """See the protocol."""
         from kvcast.programs.t5 import T5Programs
 
         return T5Programs.from_tensors(checkpoint.dimensions, checkpoint.tensors)
-
-    def quantize_eager(self, programs: "T5Programs", quantize: str) -> None:
-        """See the protocol."""
-        from kvcast.nn.quantize import quantize_linears
-
-        # Both programs hold the same model.
-        quantize_linears(programs.decode, quantize)
 
     def prove(
         self, candidate: EncoderDecoder, programs: "T5Programs", *, exact: bool
@@ -199,26 +191,14 @@ class T5Family:
         return T5Model(runtime, open_text(text), dimensions)
 
 
-class UnilmFamily:
+class UnilmFamily(_TextFamily):
     """Text to text, through a mask: RoFormer, SimBERT."""
-
-    def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:
-        """See the protocol."""
-        files: Mapping[str, bytes] = checkpoint.text
-        return files
 
     def programs(self, checkpoint: Any) -> "UnilmPrograms":
         """See the protocol."""
         from kvcast.programs.unilm import UnilmPrograms
 
         return UnilmPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
-
-    def quantize_eager(self, programs: "UnilmPrograms", quantize: str) -> None:
-        """See the protocol."""
-        from kvcast.nn.quantize import quantize_linears
-
-        # All programs hold the same model, its pooler included.
-        quantize_linears(programs.decode, quantize)
 
     def prove(
         self, candidate: DecoderOnly, programs: "UnilmPrograms", *, exact: bool
