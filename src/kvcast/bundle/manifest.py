@@ -68,8 +68,8 @@ class FileRecord:
 class Manifest:
     """The content of `bundle.json`; `files` is filled in when the bundle is sealed.
 
-    `processor` lists what native code in the bundle asks of the processor that runs it; nothing
-    where there is none.
+    `dtype` is of what is not quantised, `device` what the graphs run on. `processor` lists what
+    native code in the bundle asks of the processor that runs it; nothing where there is none.
     """
 
     family: str
@@ -80,6 +80,8 @@ class Manifest:
     graphs: dict[str, Graph]
     source: dict[str, str]
     tools: dict[str, str]
+    dtype: str = "fp32"
+    device: str = "cpu"
     processor: tuple[str, ...] = ()
     verification: dict[str, Any] = field(default_factory=dict)
     files: dict[str, FileRecord] = field(default_factory=dict)

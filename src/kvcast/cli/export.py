@@ -10,6 +10,7 @@ import kvcast
 from kvcast.cli import console
 from kvcast.cli.arguments import OptionGroup, filled, option
 from kvcast.cli.progress import progress
+from kvcast.cli.transcribe_options import QUANTIZATIONS
 
 EPILOG = """\
 An existing bundle is replaced with --force; a folder that holds anything else never is.
@@ -23,9 +24,9 @@ EXPORTING = OptionGroup(
         option(
             "--runtime",
             default="onnx",
-            choices=("onnx", "aoti"),
+            choices=("onnx", "aoti", "executorch"),
             help="what the bundle runs on (default: onnx; aoti is AOTInductor, native code for "
-            "this machine, and needs g++)",
+            "this machine, and needs g++; executorch needs kvcast[executorch])",
         ),
         option(
             "--output",
@@ -37,15 +38,31 @@ EXPORTING = OptionGroup(
         ),
         option(
             "--quantize",
-            default="int8",
-            choices=("none", "int8", "int4"),
-            help="how weights are stored (default: int8); aoti takes none",
+            choices=QUANTIZATIONS,
+            help="how weights are stored (default: int8 on onnx, none on aoti, 8da8w on "
+            "executorch; the last two are executorch's)",
+        ),
+        option(
+            "--dtype",
+            choices=("fp32", "bf16", "fp16"),
+            help="numbers of what is not quantised, on aoti (default: fp32; bf16 where weights "
+            "are quantised)",
         ),
         option(
             "--cache",
-            default="fp32",
             choices=("fp32", "int8"),
             help="numbers of a text model's keys and values on onnx (default: fp32)",
+        ),
+        option(
+            "--device",
+            default="cpu",
+            choices=("cpu", "cuda"),
+            help="what aoti compiles for (default: cpu)",
+        ),
+        option(
+            "--max-autotune",
+            action="store_true",
+            help="let aoti try several forms of every product and keep the fastest; takes minutes",
         ),
         option(
             "--force",

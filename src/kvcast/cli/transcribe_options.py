@@ -33,6 +33,7 @@ BEAM = option(
     metavar="N",
     help="beams at temperature 0 (default: 1, greedy)",
 )
+QUANTIZATIONS = ("none", "int8", "int4", "8da8w", "8da4w")
 LOADING = OptionGroup(
     "model and runtime",
     (
@@ -46,15 +47,21 @@ LOADING = OptionGroup(
         option(
             "--runtime",
             default="onnx",
-            choices=("onnx", "aoti", "eager"),
+            choices=("onnx", "aoti", "executorch", "eager"),
             help="what computes (default: onnx; aoti is AOTInductor and eager PyTorch, which need "
-            "kvcast[export])",
+            "kvcast[export]; executorch needs kvcast[executorch])",
         ),
         option(
             "--quantize",
-            choices=("none", "int8", "int4"),
+            choices=QUANTIZATIONS,
             help="how weights are stored (default: as a bundle has them; else int8 on onnx, "
-            "none on the others)",
+            "8da8w on executorch, none on the others)",
+        ),
+        option(
+            "--dtype",
+            choices=("fp32", "bf16", "fp16"),
+            help="numbers of what is not quantised, on aoti (default: as a bundle has them; else "
+            "fp32, or bf16 where weights are quantised)",
         ),
         option(
             "--threads",

@@ -12,7 +12,8 @@ from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import KvcastError
 from kvcast.tasks.families import family_of
-from kvcast.tasks.targets import TARGETS, Numbers, check_choice
+from kvcast.tasks.targets import TARGETS
+from kvcast.tasks.targets.base import Asked, Build, Numbers, Order, check_choice
 
 
 def export_bundle(
@@ -20,8 +21,11 @@ def export_bundle(
     output: str | Path,
     *,
     runtime: str = "onnx",
-    quantize: str = "int8",
-    cache: str = "fp32",
+    quantize: str | None = None,
+    dtype: str | None = None,
+    cache: str | None = None,
+    device: str = "cpu",
+    max_autotune: bool = False,
     overwrite: bool = False,
 ) -> Path:
     """Export a checkpoint to a bundle folder and return it.
@@ -32,38 +36,61 @@ def export_bundle(
     Args:
         model: a checkpoint folder, a hub id `org/name[@revision]`, or a packaged model's name.
         output: the bundle's folder; an existing one is replaced only with `overwrite`.
-        runtime: "onnx" or "aoti" (AOTInductor: native code for this machine; needs g++).
-        quantize: "none", "int8" or "int4"; AOTInductor takes "none".
+        runtime: "onnx", "aoti" (AOTInductor: native code for this machine; needs g++) or
+            "executorch" (needs kvcast[executorch]).
+        quantize: of matrices: "none", "int8" or "int4"; on ExecuTorch "none", "8da8w" or "8da4w".
+            By default int8 on ONNX Runtime, none on AOTInductor, 8da8w on ExecuTorch.
+        dtype: of what is not quantised, on AOTInductor: "fp32", "bf16" or "fp16".
         cache: numbers of the self caches on ONNX Runtime, "fp32" or "int8" (neither Whisper nor
             T5 takes it).
+        device: what AOTInductor compiles for, "cpu" or "cuda".
+        max_autotune: let AOTInductor try several forms of every product and keep the fastest.
         overwrite: replace an existing bundle.
 
     Raises:
         KvcastError: with one line, for anything that cannot be read, exported or written.
 
     """
-    numbers = Numbers(quantize=quantize, cache=cache)
+    check_choice("runtime", runtime, tuple(TARGETS))
+    numbers = TARGETS[runtime].numbers(Asked(quantize=quantize, dtype=dtype, cache=cache))
+    build = Build(device=device, max_autotune=max_autotune)
     return export_folder(
-        locate(str(model)), str(model), Path(output), runtime, numbers, overwrite=overwrite
+        locate(str(model)), str(model), Path(output), runtime, numbers, build, overwrite=overwrite
     )
 
 
 def export_folder(
-    source: Path, name: str, output: Path, runtime: str, numbers: Numbers, *, overwrite: bool
+    source: Path,
+    name: str,
+    output: Path,
+    runtime: str,
+    numbers: Numbers,
+    build: Build,
+    *,
+    overwrite: bool,
 ) -> Path:
     """Export the checkpoint in `source`, which the user calls `name`; see `export_bundle`."""
-    check_choice("runtime", runtime, tuple(TARGETS))
-    numbers.check()
     require_export_extra()
+    target = TARGETS[runtime]
+    target.check_build(build)
     checkpoint = open_checkpoint(source)
-    family, target = family_of(checkpoint.family), TARGETS[runtime]
+    family = family_of(checkpoint.family)
     with staged(output, overwrite=overwrite) as folder:
         programs = family.programs(checkpoint)
-        graphs, layers = target.lower(checkpoint.family, programs, numbers, folder)
+        order = Order(
+            family=checkpoint.family,
+            programs=programs,
+            numbers=numbers,
+            build=build,
+            special_tokens=family.special_tokens(checkpoint),
+        )
+        graphs, layers = target.lower(order, folder)
         manifest = Manifest(
             family=checkpoint.family,
             runtime=runtime,
             quantize=numbers.quantize,
+            dtype=numbers.dtype,
+            device=build.device,
             processor=target.processor(),
             dimensions=asdict(checkpoint.dimensions),
             cache=layers,

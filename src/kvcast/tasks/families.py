@@ -4,7 +4,7 @@ torch and everything that needs it is imported inside the functions: only whoeve
 eager needs it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvcast.errors import KvcastError
@@ -33,6 +33,9 @@ class Family(Protocol):
     def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:
         """Return what a bundle needs of the checkpoint's text, by file name."""
 
+    def special_tokens(self, checkpoint: Any) -> Mapping[str, Sequence[int]]:
+        """Return the tokens that begin, steer and end a text, by what they are called."""
+
     def programs(self, checkpoint: Any) -> Any:
         """Build the fp32 programs."""
 
@@ -58,6 +61,13 @@ class WhisperFamily:
     def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:
         """See the protocol."""
         return {TOKENIZER: checkpoint.tokenizer_json}
+
+    def special_tokens(self, checkpoint: Any) -> Mapping[str, Sequence[int]]:
+        """See the protocol."""
+        from kvcast.text.whisper import WhisperTokenizer
+
+        tokenizer = WhisperTokenizer(checkpoint.tokenizer_json, checkpoint.dimensions.vocab_size)
+        return {"end_tokens": [tokenizer.eot], "start_tokens": [tokenizer.sot]}
 
     def programs(self, checkpoint: Any) -> "WhisperPrograms":
         """See the protocol."""
@@ -108,6 +118,12 @@ class _TextFamily:
         """See the protocol."""
         files: Mapping[str, bytes] = checkpoint.text
         return files
+
+    def special_tokens(self, checkpoint: Any) -> Mapping[str, Sequence[int]]:
+        """See the protocol."""
+        from kvcast.text.opening import open_text
+
+        return {"end_tokens": sorted(open_text(checkpoint.text).end_tokens)}
 
     def quantize_eager(self, programs: Any, quantize: str) -> None:
         """See the protocol."""

@@ -17,7 +17,8 @@ from kvcast.runtimes.cores import available_cores
 from kvcast.spec.paths import cache_dir
 from kvcast.tasks.exporting import export_folder, require_export_extra
 from kvcast.tasks.families import family_of
-from kvcast.tasks.targets import CACHES, QUANTIZE, TARGETS, Numbers, Target, check_choice
+from kvcast.tasks.targets import TARGETS
+from kvcast.tasks.targets.base import Asked, Build, Numbers, Target, check_choice
 
 if TYPE_CHECKING:
     from kvcast.tasks.generate import TextModel
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 Model: TypeAlias = "WhisperModel | TextModel | T5Model | UnilmModel"
 
 RUNTIMES = (*TARGETS, "eager")
-_DEFAULT_QUANTIZE = {"onnx": "int8", "aoti": "none", "eager": "none"}
 
 
 def load(
@@ -35,6 +35,7 @@ def load(
     *,
     runtime: str = "onnx",
     quantize: str | None = None,
+    dtype: str | None = None,
     cache: str | None = None,
     threads: int | None = None,
 ) -> Model:
@@ -47,9 +48,11 @@ def load(
             file, a hub id `org/name[@revision]`, or a packaged model: `demo`, `demo-chat`,
             `demo-t5`, `demo-unilm`.
         runtime: "onnx" (no torch needed for a bundle), "aoti" (AOTInductor, compiled for this
-            machine) or "eager" (PyTorch).
-        quantize: "none", "int8" or "int4"; by default what the bundle has, int8 on ONNX Runtime,
-            none on the others.
+            machine), "executorch" or "eager" (PyTorch).
+        quantize: "none", "int8" or "int4"; on ExecuTorch "none", "8da8w" or "8da4w". By default
+            what the bundle has; int8 on ONNX Runtime, 8da8w on ExecuTorch, none on the others.
+        dtype: of what is not quantised, on AOTInductor: "fp32", "bf16" or "fp16"; by default what
+            the bundle has; fp32 unless matrices are quantised, else bf16.
         cache: numbers of a text model's self caches on ONNX Runtime, "fp32" or "int8"; by default
             what the bundle has, and fp32.
         threads: of the runtime; by default the physical cores that this process may use.
@@ -59,35 +62,34 @@ def load(
 
     """
     check_choice("runtime", runtime, RUNTIMES)
-    if quantize is not None:
-        check_choice("quantize", quantize, QUANTIZE)
-    if cache is not None:
-        check_choice("cache", cache, CACHES)
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be 1 or more, not {threads}")
     workers = threads or available_cores()
     folder = locate(str(model))
     if is_bundle(folder):
-        asked = {"runtime": runtime, "quantize": quantize, "cache": cache}
-        return _open_bundle(folder, read_bundle(folder), asked, workers)
-    chosen = quantize or _DEFAULT_QUANTIZE[runtime]
+        wanted = {"runtime": runtime, "quantize": quantize, "dtype": dtype, "cache": cache}
+        return _open_bundle(folder, read_bundle(folder), wanted, workers)
+    asked = Asked(quantize=quantize, dtype=dtype, cache=cache)
     if runtime == "eager":
-        if cache == "int8":
-            raise UsageError("int8 caches are ONNX Runtime's: drop --cache int8 or --runtime eager")
-        return _open_eager(folder, chosen, workers)
-    numbers = Numbers(quantize=chosen, cache=cache or "fp32")
+        return _open_eager(folder, asked, workers)
+    numbers = TARGETS[runtime].numbers(asked)
     bundle, manifest = _exported_once(folder, str(model), runtime, numbers)
     return _open_bundle(bundle, manifest, {}, workers)
 
 
 def _open_bundle(
-    folder: Path, manifest: Manifest, asked: Mapping[str, str | None], threads: int
+    folder: Path, manifest: Manifest, wanted: Mapping[str, str | None], threads: int
 ) -> Model:
-    has = {"runtime": manifest.runtime, "quantize": manifest.quantize, "cache": _cache(manifest)}
-    for option, wanted in asked.items():
-        if wanted not in (None, has[option]):
+    has = {
+        "runtime": manifest.runtime,
+        "quantize": manifest.quantize,
+        "dtype": manifest.dtype,
+        "cache": _cache(manifest),
+    }
+    for option, value in wanted.items():
+        if value not in (None, has[option]):
             raise UsageError(
-                f"{folder} was exported with --{option} {has[option]}; drop --{option} {wanted} or "
+                f"{folder} was exported with --{option} {has[option]}; drop --{option} {value} or "
                 "export the checkpoint again"
             )
     family = family_of(manifest.family)
@@ -105,7 +107,12 @@ def _target(manifest: Manifest) -> Target:
     return TARGETS[manifest.runtime]
 
 
-def _open_eager(folder: Path, quantize: str, threads: int) -> Model:
+def _open_eager(folder: Path, asked: Asked, threads: int) -> Model:
+    quantize = asked.quantize or "none"
+    check_choice("quantize", quantize, ("none", "int8", "int4"))
+    for name in ("dtype", "cache"):
+        if (value := getattr(asked, name)) not in (None, "fp32"):
+            raise UsageError(f"eager computes in fp32: drop --{name} {value} or --runtime eager")
     require_export_extra()
     import torch
 
@@ -121,7 +128,7 @@ def _open_eager(folder: Path, quantize: str, threads: int) -> Model:
 
 
 def _cache(manifest: Manifest) -> str:
-    return "int8" if any(layer.dtype == "int8" for layer in manifest.cache) else "fp32"
+    return "int8" if any(layer.dtype == "int8" for layer in manifest.cache) else manifest.dtype
 
 
 def _exported_once(
@@ -134,5 +141,5 @@ def _exported_once(
     try:
         return bundle, read_bundle(bundle)
     except KvcastError:  # not there yet, or damaged: both are mended by exporting
-        export_folder(folder, name, bundle, runtime, numbers, overwrite=True)
+        export_folder(folder, name, bundle, runtime, numbers, Build(), overwrite=True)
     return bundle, read_bundle(bundle)

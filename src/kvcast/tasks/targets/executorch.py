@@ -1,0 +1,88 @@
+"""ExecuTorch as a target. torch is imported inside functions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from kvcast.bundle.manifest import Manifest
+from kvcast.errors import KvcastError, UsageError
+from kvcast.tasks.targets.base import Asked, Build, Lowered, Numbers, Order, check_choice
+
+
+class ExecutorchTarget:
+    """ExecuTorch: one file that phones and embedded machines run."""
+
+    def numbers(self, asked: Asked) -> Numbers:
+        """See the protocol."""
+        quantize = asked.quantize or "8da8w"
+        check_choice("quantize", quantize, ("none", "8da8w", "8da4w"))
+        for name in ("dtype", "cache"):
+            if getattr(asked, name) not in (None, "fp32"):
+                raise UsageError(
+                    f"bundles of ExecuTorch are in fp32: drop --{name} {getattr(asked, name)}"
+                )
+        return Numbers(quantize=quantize)
+
+    def check_build(self, build: Build) -> None:
+        """See the protocol."""
+        if build != Build():
+            raise UsageError(
+                "bundles of ExecuTorch are no native code: drop --device and --max-autotune"
+            )
+        if find_spec("executorch") is None:
+            raise KvcastError(
+                "exporting to ExecuTorch needs it installed: pip install 'kvcast[executorch]'"
+            )
+
+    def lower(self, order: Order, folder: Path) -> Lowered:
+        """See the protocol."""
+        lower, layers = _LOWERINGS[order.family](order.programs.dimensions)
+        ends = order.special_tokens["end_tokens"]
+        graphs = lower(order.programs, layers, order.numbers.quantize, folder, ends)
+        return graphs, tuple(layers)
+
+    def processor(self) -> tuple[str, ...]:
+        """See the protocol."""
+        return ()
+
+    def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
+        """See the protocol."""
+        from kvcast.runtimes.executorch import ExecutorchEncoderDecoder
+        from kvcast.runtimes.executorch_decoder import ExecutorchDecoderOnly
+        from kvcast.runtimes.executorch_unilm import ExecutorchUnilm
+
+        runtimes = {"decoder": ExecutorchDecoderOnly, "unilm": ExecutorchUnilm}
+        return runtimes.get(family, ExecutorchEncoderDecoder)(folder, manifest, threads)
+
+
+def _whisper(dimensions: Any) -> tuple[Callable[..., Any], Sequence[Any]]:
+    from kvcast.lowering import executorch_whisper, onnx_whisper
+
+    return executorch_whisper.lower, onnx_whisper.cache_layers(dimensions)
+
+
+def _t5(dimensions: Any) -> tuple[Callable[..., Any], Sequence[Any]]:
+    from kvcast.lowering import executorch_t5
+
+    return executorch_t5.lower, executorch_t5.bounded_layers(dimensions)
+
+
+def _decoder(dimensions: Any) -> tuple[Callable[..., Any], Sequence[Any]]:
+    from kvcast.lowering import executorch_decoder, onnx_decoder
+
+    return executorch_decoder.lower, onnx_decoder.cache_layers(dimensions)
+
+
+def _unilm(dimensions: Any) -> tuple[Callable[..., Any], Sequence[Any]]:
+    from kvcast.lowering import executorch_unilm, onnx_decoder
+
+    return executorch_unilm.lower, onnx_decoder.cache_layers(dimensions)
+
+
+_LOWERINGS: Mapping[str, Callable[[Any], tuple[Callable[..., Any], Sequence[Any]]]] = {
+    "whisper": _whisper,
+    "t5": _t5,
+    "decoder": _decoder,
+    "unilm": _unilm,
+}
