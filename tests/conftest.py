@@ -1,9 +1,15 @@
 """Fixtures that several folders of tests share: random and real models, and bundles of them."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Workers share the cores: more threads, or ones that wait by spinning, would take them from others.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from compiled import compile_decoder, compile_t5, compile_unilm, compile_whisper
 from kvcast.bundle.manifest import read_bundle

@@ -35,8 +35,11 @@ def test_export_prints_every_file_with_its_size(exported, tmp_path, capsys):
             "model": "demo",
             "output": out,
             "runtime": "onnx",
-            "quantize": "int8",
-            "cache": "fp32",
+            "quantize": None,
+            "dtype": None,
+            "cache": None,
+            "device": "cpu",
+            "max_autotune": False,
             "overwrite": False,
         }
     ]
@@ -47,6 +50,13 @@ def test_force_and_quantize_reach_the_export(exported, tmp_path):
     assert main(["export", "folder", *words]) == 0
     assert exported[0]["overwrite"] is True
     assert exported[0]["quantize"] == "none"
+
+
+def test_what_aoti_is_told_reaches_the_export(exported, tmp_path):
+    words = ["--runtime", "aoti", "--dtype", "bf16", "--device", "cuda", "--max-autotune"]
+    assert main(["export", "folder", "--output", str(tmp_path / "b"), *words]) == 0
+    asked = {"runtime": "aoti", "dtype": "bf16", "device": "cuda", "max_autotune": True}
+    assert exported[0].items() >= asked.items()
 
 
 def test_a_refused_destination_is_one_line(monkeypatch, tmp_path, capsys):

@@ -25,8 +25,10 @@ LOADED = {
     "--model mine": ("model", "mine"),
     "--runtime eager": ("runtime", "eager"),
     "--quantize int4": ("quantize", "int4"),
+    "--dtype bf16": ("dtype", "bf16"),
     "--cache int8": ("cache", "int8"),
     "--threads 3": ("threads", 3),
+    "--trust": ("trust", True),
 }
 STREAMED = {
     "--chat": ("chat", True),
@@ -92,8 +94,8 @@ def test_the_walk_below_meets_every_option():
 
 @pytest.mark.parametrize("words", LOADED)
 def test_each_loading_option_is_a_keyword_of_load(words: str, text_model):
-    options = ("quantize", "cache", "threads")
-    before = {"model": "demo-chat", "runtime": "onnx"} | dict.fromkeys(options)
+    options = ("quantize", "dtype", "cache", "threads")
+    before = {"model": "demo-chat", "runtime": "onnx", "trust": False} | dict.fromkeys(options)
     assert main(["generate", "hello", *words.split()]) == 0
     assert text_model.calls[0] == ("load", before | dict([LOADED[words]]))
 

@@ -44,7 +44,7 @@ def test_the_model_is_loaded_with_the_options_asked_for(model, recording):
     words = ["--runtime", "eager", "--quantize", "int4", "--threads", "3"]
     assert transcribe(recording("a.wav"), *words) == 0
     loading = {"model": "demo", "runtime": "eager", "quantize": "int4", "threads": 3}
-    assert model.calls[0] == ("load", loading)
+    assert model.calls[0] == ("load", loading | {"dtype": None, "trust": False})
 
 
 def test_one_model_serves_all_inputs(model, recording):

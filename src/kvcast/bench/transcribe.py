@@ -13,9 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvcast.audio.decode import SAMPLE_RATE, open_audio
+from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.bench.arena import Arena, Quiet, pids, players
 from kvcast.bench.command import require, say
 from kvcast.bench.speech.document import Measured, document
@@ -23,11 +22,11 @@ from kvcast.bench.speech.limits import limits, machine_rates
 from kvcast.bench.speech.peers import CONTENDERS, PEERS
 from kvcast.bench.speech.peers.base import Task
 from kvcast.bench.speech.peers.ours import Kvcast
+from kvcast.bench.speech.recording import read_reference, read_samples
 from kvcast.bench.speech.report import render
-from kvcast.bench.speech.wer import normalise
 from kvcast.bench.turns import take_turns
 from kvcast.checkpoints.source import locate
-from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
+from kvcast.errors import KvcastError, UsageError
 
 NEEDED = ("jiwer", "psutil")
 _CONTESTANT = "kvcast.bench.speech.contestant:Transcriber"
@@ -69,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
     if min(args.beam) < 1:
         raise UsageError(f"beam must be 1 or more, not {min(args.beam)}")
     require(NEEDED)
-    reference = None if args.reference is None else _read_reference(args.reference)
-    samples = _read_samples(args.audio)
+    reference = None if args.reference is None else read_reference(args.reference)
+    samples = read_samples(args.audio)
     task = Task(
         model=args.model,
         folder=str(locate(args.model)),
@@ -122,27 +121,3 @@ def _measure(
     breakdowns = dict(zip(beams, found, strict=True))
     floor = limits(folder, breakdowns, [before, machine_rates(arena, folder)])
     return Measured(seats, absent, results, breakdowns, floor)
-
-
-def _read_reference(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputMissingError(f"{path} does not exist") from None
-    except (OSError, UnicodeDecodeError):
-        raise InputOutputError(f"{path} cannot be read as UTF-8 text") from None
-    if not normalise(text):
-        raise UsageError(f"{path} holds no words")
-    return text
-
-
-def _read_samples(source: str) -> NDArray[np.float32]:
-    audio = open_audio(source)
-    try:
-        blocks = list(audio.blocks())
-    finally:
-        audio.close()
-    samples = np.concatenate([np.empty(0, np.float32), *blocks])
-    if not len(samples):
-        raise InputOutputError(f"{source} holds no sound")
-    return samples

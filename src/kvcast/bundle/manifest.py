@@ -9,14 +9,17 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from dataclasses import fields as dataclass_fields
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
+from typing import Any, Self, TypeVar, get_origin
 
 from kvcast.errors import InputMissingError, KvcastError
 
 MANIFEST = "bundle.json"
 FORMAT = "kvcast-bundle"
 VERSION = 1
+
+_Part = TypeVar("_Part")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +113,7 @@ class Manifest:
         try:
             fields = json.loads(text)
             version = (fields.pop("format"), fields.pop("version"))
-        except (ValueError, KeyError, AttributeError, TypeError):
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise KvcastError(f"{MANIFEST} is not a kvcast manifest; export again") from None
         if version != (FORMAT, VERSION):
             raise KvcastError(
@@ -118,23 +121,36 @@ class Manifest:
                 f"{VERSION}; export it again"
             )
         try:
-            fields["cache"] = tuple(CacheLayers(**layers) for layers in fields["cache"])
+            fields["cache"] = tuple(_made(CacheLayers, layers) for layers in fields["cache"])
             fields["graphs"] = {
-                name: Graph(
-                    file=graph["file"],
-                    inputs=tuple(graph["inputs"]),
-                    outputs=tuple(graph["outputs"]),
-                    aliases=dict(graph["aliases"]),
+                name: _made(
+                    Graph,
+                    {
+                        "file": graph["file"],
+                        "inputs": tuple(graph["inputs"]),
+                        "outputs": tuple(graph["outputs"]),
+                        "aliases": graph["aliases"],
+                    },
                 )
                 for name, graph in fields["graphs"].items()
             }
             fields["processor"] = tuple(fields.get("processor", ()))
             fields["files"] = {
-                name: FileRecord(**record) for name, record in fields["files"].items()
+                name: _made(FileRecord, record) for name, record in fields["files"].items()
             }
-            return cls(**fields)
+            return _made(cls, fields)
         except (KeyError, TypeError, AttributeError) as error:
             raise KvcastError(f"{MANIFEST} lacks or misspells a field: {error}") from None
+
+
+def _made(kind: type[_Part], values: dict[str, Any]) -> _Part:
+    """Make one of our dataclasses of what JSON holds; raises TypeError where it does not fit."""
+    made = kind(**values)
+    for part in dataclass_fields(kind):  # type: ignore[arg-type]
+        expected: Any = get_origin(part.type) or part.type
+        if not isinstance(getattr(made, part.name), expected):
+            raise TypeError(f"{part.name} is no {expected.__name__}")
+    return made
 
 
 def is_bundle(folder: Path) -> bool:
@@ -159,9 +175,20 @@ def read_bundle(folder: Path) -> Manifest:
         raise KvcastError(f"{path} is not text; export the bundle again") from None
     if unlisted := {graph.file for graph in manifest.graphs.values()} - manifest.files.keys():
         raise KvcastError(f"{path} gives no checksum for {min(unlisted)}; export again")
-    for name, record in manifest.files.items():
-        _check_file(folder, name, record)
+    check_files(folder, manifest.files)
     return manifest
+
+
+def check_files(folder: Path, files: Mapping[str, FileRecord]) -> None:
+    """Raise KvcastError unless every file is there, unchanged and inside the folder."""
+    for name, record in files.items():
+        _check_file(folder, name, record)
+
+
+def stays_inside(name: str) -> bool:
+    """Tell whether a relative path with `/` leads to a place inside the folder it starts in."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and "\\" not in name
 
 
 def file_records(folder: Path, names: Iterable[str]) -> Mapping[str, FileRecord]:
@@ -172,7 +199,7 @@ def file_records(folder: Path, names: Iterable[str]) -> Mapping[str, FileRecord]
 def _check_file(folder: Path, name: str, record: FileRecord) -> None:
     path = folder / name
     # A link may lead to a hub's blob store: what it leads to must still have the checksum.
-    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+    if not stays_inside(name):
         raise KvcastError(f"{MANIFEST} names {name}, which lies outside {folder}")
     if not path.is_file():
         raise KvcastError(f"{folder} lacks {name}, which {MANIFEST} lists; export it again")

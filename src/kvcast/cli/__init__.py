@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 DESCRIPTION = (
     "Turn recordings into text with Whisper models, and continue text with language models, "
-    "on ONNX Runtime or PyTorch."
+    "on ONNX Runtime, AOTInductor, ExecuTorch or PyTorch."
 )
 
 
@@ -53,11 +53,19 @@ def _add_inspect(parser: Parser) -> None:
     inspect.add_arguments(parser)
 
 
+def _add_doctor(parser: Parser) -> None:
+    from kvcast.cli import doctor
+
+    parser.set_defaults(run=doctor.run)
+    doctor.add_arguments(parser)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "transcribe": ("turn recordings into text", _add_transcribe),
     "generate": ("continue text with a language model", _add_generate),
     "export": ("turn a model into a bundle that runs without PyTorch", _add_export),
     "inspect": ("show how caching works: masks, caches, costs", _add_inspect),
+    "doctor": ("tell which runtimes work here, and why others do not", _add_doctor),
     "bench": ("time kvcast against other programs", _add_bench),
 }
 

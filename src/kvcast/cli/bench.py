@@ -2,7 +2,10 @@
 
 import argparse
 
-from kvcast.bench import generate, transcribe
+from kvcast.bench import generate, gpu, transcribe
+from kvcast.bench.runtimes import command as runtimes
+from kvcast.cli.arguments import Parser
+from kvcast.errors import UsageError
 
 _BENCHMARKS = {
     "transcribe": (
@@ -13,13 +16,30 @@ _BENCHMARKS = {
         generate,
         "time generation against the installed peers with the same weights",
     ),
+    "runtimes": (
+        runtimes,
+        "time a model on every runtime, beside recomputing what caches hold",
+    ),
+    "gpu": (gpu, "time decoding steps on a CUDA device, beside its memory's limit"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare one command per benchmark; each sets `run`."""
-    benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+    parser.add_argument(
+        "--device", choices=["cuda"], help="without a BENCHMARK: the same as bench gpu"
+    )
+    parser.set_defaults(run=_run_alone)
+    benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK")
     for name, (benchmark, summary) in _BENCHMARKS.items():
         command = benchmarks.add_parser(name, help=summary, description=benchmark.__doc__)
         benchmark.add_arguments(command)
         command.set_defaults(run=benchmark.run)
+
+
+def _run_alone(args: argparse.Namespace) -> int:
+    if args.device is None:
+        raise UsageError(f"a benchmark is missing: {', '.join(_BENCHMARKS)}")
+    parser = Parser(prog="kvcast bench gpu")
+    gpu.add_arguments(parser)
+    return gpu.run(parser.parse_args([]))

@@ -92,3 +92,13 @@ def one_line(text: str) -> str:
 def printable(text: str) -> str:
     """Return the text with escapes for whatever is no visible character or space."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def readable_size(count: int) -> str:
+    """Return bytes as people read them, in decimal units as disks are sold."""
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

@@ -94,16 +94,8 @@ def run(args: argparse.Namespace) -> int:
         bundle = kvcast.export_bundle(args.model, **EXPORTING.keywords(args))
     written = sorted(path for path in bundle.rglob("*") if path.is_file())
     for path in written:
-        console.emit(f"{_size(path.stat().st_size):>10}  {path}\n")
-    console.emit(f"{_size(sum(path.stat().st_size for path in written)):>10}  {bundle}\n")
+        console.emit(f"{console.readable_size(path.stat().st_size):>10}  {path}\n")
+    console.emit(
+        f"{console.readable_size(sum(path.stat().st_size for path in written)):>10}  {bundle}\n"
+    )
     return 0
-
-
-def _size(count: int) -> str:
-    """Return bytes as people read them, in decimal units as disks are sold."""
-    size = float(count)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"

@@ -11,7 +11,6 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import kvcast
 from kvcast.cli import console, files, prompts
 from kvcast.cli.files import STANDARD_INPUT
 from kvcast.cli.generate_options import (
@@ -22,6 +21,7 @@ from kvcast.cli.generate_options import (
     SEVERAL,
     add_prompt_arguments,
 )
+from kvcast.cli.opening import opened
 from kvcast.cli.progress import Progress, progress
 from kvcast.cli.prompts import Prompt
 from kvcast.errors import InputOutputError, KvcastError, UsageError
@@ -106,7 +106,7 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
 
 
 def _load(args: argparse.Namespace) -> "TextGenerator":
-    model = kvcast.load(**LOADING.keywords(args))
+    model = opened(args, LOADING)
     if model.task != "generate":
         raise UsageError(
             f"{args.model} turns recordings into text and takes no prompt: "

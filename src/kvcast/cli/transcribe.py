@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import kvcast
 from kvcast.cli import console
 from kvcast.cli.files import STANDARD_INPUT
+from kvcast.cli.opening import opened
 from kvcast.cli.outputs import Outputs
 from kvcast.cli.progress import Progress, progress
 from kvcast.cli.transcribe_options import (
@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
     return _exit_code(failures, inputs=len(args.audio))
 
 
-def _load(args: argparse.Namespace) -> "kvcast.WhisperModel":
-    model = kvcast.load(**LOADING.keywords(args))
+def _load(args: argparse.Namespace) -> "WhisperModel":
+    model = opened(args, LOADING)
     if model.task != "transcribe":
         raise UsageError(
             f"{args.model} continues text and does not hear: use kvcast generate, or another model"

@@ -69,6 +69,12 @@ LOADING = OptionGroup(
             metavar="N",
             help="threads to compute with (default: the physical cores at hand)",
         ),
+        option(
+            "--trust",
+            action="store_true",
+            help="open a .pt2 or .pte without bundle.json, which nothing vouches for and which "
+            "can carry native code",
+        ),
     ),
 )
 RECOGNITION = OptionGroup(

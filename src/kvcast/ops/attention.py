@@ -252,7 +252,7 @@ def _attend(
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     logits = softcap * torch.tanh(query @ key.transpose(-1, -2) * scale / softcap)
     if mask.dtype == torch.bool:
-        mask = torch.zeros(()).masked_fill(~mask, -torch.inf)
+        mask = torch.zeros((), device=mask.device).masked_fill(~mask, -torch.inf)
     return (logits + mask).softmax(-1) @ value
 
 

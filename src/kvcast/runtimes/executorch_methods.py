@@ -26,10 +26,12 @@ class Methods:
     """A loaded file. Its methods share nothing but weights."""
 
     def __init__(self, path: Path, threads: int) -> None:
-        runtime = _runtime()
+        runtime = open_runtime()
         # Threads are the process's.
         if runtime._legacy_module._threadpool_get_thread_count() != threads:
             runtime._legacy_module._unsafe_reset_threadpool(threads)
+        # Kernels' matrix products are torch's, whose own threads would come on top of these.
+        torch.set_num_threads(1)
         try:
             self._program = runtime.load_program(path)
         except RuntimeError:
@@ -58,9 +60,18 @@ class DecodeMethod:
         # Each has positions on axis 1.
         self.cache_shapes = shapes[_FIRST_CACHE:]
 
+    def logits(self, rows: int, positions: int) -> Float32:
+        """Return memory for the logits [rows, positions, vocab] of a call for each row."""
+        return np.empty((rows, positions, self._vocab), np.float32)
+
     def run(
-        self, tokens_s: Int64, length: int, positions: Sequence[int], caches: Sequence[Tensor]
-    ) -> Float32:
+        self,
+        tokens_s: Int64,
+        length: int,
+        positions: Sequence[int],
+        caches: Sequence[Tensor],
+        logits_pv: Float32,
+    ) -> None:
         """Append to a row that holds `length` positions.
 
         Args:
@@ -68,13 +79,10 @@ class DecodeMethod:
             length: positions that the row held before.
             positions: offsets into the new tokens; negative ones count from the end.
             caches: as `cache_shapes`, with as many positions as they like.
-
-        Returns:
-            Logits fp32 [len(positions), vocab].
+            logits_pv: fp32 [len(positions), vocab], is filled.
 
         """
         asked = np.asarray(positions, np.int64) % len(tokens_s)
-        logits_pv = np.empty((len(asked), self._vocab), np.float32)
         first = 0
         while first < len(tokens_s):
             stop = min(first + self._chunk, len(tokens_s))
@@ -86,7 +94,6 @@ class DecodeMethod:
             results = self.call(tokens_s[first:stop], length + first, offsets, caches)
             logits_pv[here] = results[0][0, : len(here)].numpy()
             first = stop
-        return logits_pv
 
     def call(
         self, tokens_s: Int64, length: int, offsets: Int64, caches: Sequence[Tensor]
@@ -101,7 +108,7 @@ class DecodeMethod:
 
 
 @cache
-def _runtime() -> Any:
+def open_runtime() -> Any:
     """Return ExecuTorch's runtime with the operators of `llama`."""
     try:
         with quiet():

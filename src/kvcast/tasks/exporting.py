@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from kvcast.bundle.manifest import Manifest
+from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import KvcastError
@@ -101,6 +102,7 @@ def export_folder(
         text = family.text_files(checkpoint)
         for file, content in text.items():
             (folder / file).write_bytes(content)
+        describe_packages(folder, manifest)
         sealed = seal(folder, manifest)
         candidate = target.open(checkpoint.family, folder, sealed, 2)
         # What a user will open is opened here, so that a damaged tokenizer is told now.
@@ -123,6 +125,6 @@ def require_export_extra() -> None:
         import torch  # noqa: F401
     except ModuleNotFoundError as error:
         raise KvcastError(
-            f"this model must be exported first, which needs {error.name}: "
-            "pip install 'kvcast[export]', or give a bundle exported elsewhere"
+            f"exporting needs {error.name}: pip install 'kvcast[export]', "
+            "or give a bundle exported elsewhere"
         ) from None

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvcast import __version__
-from kvcast.bundle.manifest import VERSION, Manifest, is_bundle, read_bundle
+from kvcast.bundle.manifest import MANIFEST, VERSION, Manifest, is_bundle, read_bundle
+from kvcast.bundle.packages import bundle_of, is_package, read_on_trust, unvouched_package
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.cores import available_cores
@@ -38,6 +39,7 @@ def load(
     dtype: str | None = None,
     cache: str | None = None,
     threads: int | None = None,
+    trust: bool = False,
 ) -> Model:
     """Open a model, exporting it first where that was not done yet.
 
@@ -56,6 +58,9 @@ def load(
         cache: numbers of a text model's self caches on ONNX Runtime, "fp32" or "int8"; by default
             what the bundle has, and fp32.
         threads: of the runtime; by default the physical cores that this process may use.
+        trust: open a package (.pt2, .pte) of native code whose folder lacks `bundle.json`, so
+            that nothing vouches for it. A file that differs from an existing `bundle.json` is
+            refused all the same.
 
     Raises:
         KvcastError: with one line, for anything that cannot be found, read, exported or run.
@@ -65,9 +70,13 @@ def load(
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be 1 or more, not {threads}")
     workers = threads or available_cores()
-    folder = locate(str(model))
+    folder = bundle_of(_located(model))
+    wanted = {"runtime": runtime, "quantize": quantize, "dtype": dtype, "cache": cache}
+    package = package_on_trust(model, runtime)
+    if package is not None:
+        _check_trust(package, trust)
+        return _open_bundle(folder, read_on_trust(package), wanted, workers)
     if is_bundle(folder):
-        wanted = {"runtime": runtime, "quantize": quantize, "dtype": dtype, "cache": cache}
         return _open_bundle(folder, read_bundle(folder), wanted, workers)
     asked = Asked(quantize=quantize, dtype=dtype, cache=cache)
     if runtime == "eager":
@@ -75,6 +84,23 @@ def load(
     numbers = TARGETS[runtime].numbers(asked)
     bundle, manifest = _exported_once(folder, str(model), runtime, numbers)
     return _open_bundle(bundle, manifest, {}, workers)
+
+
+def package_on_trust(model: str | Path, runtime: str) -> Path | None:
+    """Return the package that `load` opens only with `trust`, if `model` means one."""
+    return unvouched_package(_located(model), runtime)
+
+
+def _located(model: str | Path) -> Path:
+    return Path(model) if is_package(Path(model)) else locate(str(model))
+
+
+def _check_trust(package: Path, trust: bool) -> None:
+    if not trust:
+        raise KvcastError(
+            f"{package} can carry native code and has no {MANIFEST} to check it by: "
+            "give --trust if you trust whoever made it, or export the model here"
+        )
 
 
 def _open_bundle(

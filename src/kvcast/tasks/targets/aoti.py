@@ -9,7 +9,8 @@ from typing import Any
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.cores import instruction_sets
-from kvcast.tasks.targets.base import Asked, Build, Lowered, Numbers, Order
+from kvcast.tasks.targets.base import Asked, Build, Lowered, Numbers, Order, check_choice
+from kvcast.tasks.targets.trial import Trial, compile_tiny, double_on_torch, versions
 
 
 class AotiTarget:
@@ -19,19 +20,26 @@ class AotiTarget:
         """See the protocol."""
         quantize = asked.quantize or "none"
         dtype = asked.dtype or ("fp32" if quantize == "none" else "bf16")
-        cache = asked.cache or dtype
-        # The lowering knows bf16, int8 and int4 too, but compiled T5s and UniLMs crash in them.
-        numbers = Numbers(quantize=quantize, dtype=dtype, cache=cache)
-        if not numbers.exact:
+        check_choice("quantize", quantize, ("none", "int8", "int4"))
+        check_choice("dtype", dtype, ("fp32", "bf16", "fp16"))
+        if asked.cache not in (None, dtype):
             raise UsageError(
-                "bundles of AOTInductor are in fp32 so far: add --quantize none, drop --cache int8"
+                f"caches of AOTInductor have the numbers of --dtype {dtype}: "
+                f"drop --cache {asked.cache}"
             )
-        return numbers
+        return Numbers(quantize=quantize, dtype=dtype, cache=dtype)
 
     def check_build(self, build: Build) -> None:
         """See the protocol."""
-        if build != Build():
-            raise UsageError("code for other devices and --max-autotune are not there yet")
+        check_choice("device", build.device, ("cpu", "cuda"))
+        if build.device == "cuda":
+            import torch
+
+            if not torch.cuda.is_available():
+                raise UsageError(
+                    "--device cuda needs a CUDA device and there is none here: export where it "
+                    "will run, or drop it"
+                )
         compilers = (os.environ.get("CXX"), "g++", "clang++")
         if not any(shutil.which(compiler) for compiler in compilers if compiler):
             raise KvcastError("compiling needs g++: install it, or use --runtime onnx")
@@ -42,6 +50,10 @@ class AotiTarget:
         from kvcast.lowering.aoti_precision import Precision
 
         programs, numbers = order.programs, order.numbers
+        if order.build.device == "cuda" and numbers.quantize != "none":
+            raise UsageError(
+                f"{numbers.quantize} matrices are for the CPU: add --quantize none --dtype bf16"
+            )
         precision = Precision(dtype=numbers.dtype, quantize=numbers.quantize)
         layers = {"whisper": onnx_whisper, "t5": onnx_t5}.get(
             order.family, onnx_decoder
@@ -52,8 +64,25 @@ class AotiTarget:
             "decoder": lambda: signatures.decoder(programs, layers),
             "unilm": lambda: signatures.unilm(programs, layers),
         }
-        graphs = aoti.lower(signed[order.family](), precision, folder)
+        graphs = aoti.lower(
+            signed[order.family](),
+            precision,
+            folder,
+            device=order.build.device,
+            max_autotune=order.build.max_autotune,
+        )
         return graphs, aoti.cache_layers(layers, precision)
+
+    def try_out(self) -> Trial:
+        """See the protocol."""
+        found = versions("torch", "safetensors")
+        double_on_torch()
+        import torch.export.pt2_archive._package  # noqa: F401 - opens packages
+
+        try:
+            return Trial(versions=found | compile_tiny())
+        except KvcastError as error:
+            return Trial(versions=found, no_export=str(error))
 
     def processor(self) -> tuple[str, ...]:
         """See the protocol."""

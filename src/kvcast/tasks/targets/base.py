@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
 from kvcast.errors import UsageError
+from kvcast.tasks.targets.trial import Trial
 
 Lowered = tuple[dict[str, Graph], tuple[CacheLayers, ...]]
 
@@ -93,6 +94,9 @@ class Target(Protocol):
 
     def lower(self, order: Order, folder: Path) -> Lowered:
         """Write the graphs of a family's programs; raises KvcastError for what cannot be had."""
+
+    def try_out(self) -> Trial:
+        """Compute something tiny; raises KvcastError or ImportError for what lacks, or anything."""
 
     def processor(self) -> tuple[str, ...]:
         """Name what the graphs will ask of a processor: this one's instructions, if anything."""

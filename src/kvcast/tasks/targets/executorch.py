@@ -8,6 +8,7 @@ from typing import Any
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError, UsageError
 from kvcast.tasks.targets.base import Asked, Build, Lowered, Numbers, Order, check_choice
+from kvcast.tasks.targets.trial import Trial, versions
 
 
 class ExecutorchTarget:
@@ -38,9 +39,17 @@ class ExecutorchTarget:
     def lower(self, order: Order, folder: Path) -> Lowered:
         """See the protocol."""
         lower, layers = _LOWERINGS[order.family](order.programs.dimensions)
-        ends = order.special_tokens["end_tokens"]
-        graphs = lower(order.programs, layers, order.numbers.quantize, folder, ends)
+        graphs = lower(order.programs, layers, order.numbers.quantize, folder, order.special_tokens)
         return graphs, tuple(layers)
+
+    def try_out(self) -> Trial:
+        """See the protocol."""
+        found = versions("executorch", "torch")
+        from kvcast.runtimes.executorch_methods import open_runtime
+
+        if "XnnpackBackend" not in open_runtime().backend_registry.registered_backend_names:
+            raise KvcastError("this ExecuTorch lacks XNNPACK: pip install 'kvcast[executorch]'")
+        return Trial(versions=found)
 
     def processor(self) -> tuple[str, ...]:
         """See the protocol."""

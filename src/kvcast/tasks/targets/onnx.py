@@ -10,6 +10,7 @@ from typing import Any
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import UsageError
 from kvcast.tasks.targets.base import Asked, Build, Lowered, Numbers, Order, check_choice
+from kvcast.tasks.targets.trial import Trial, double_on_onnx, versions
 
 
 class OnnxTarget:
@@ -32,6 +33,12 @@ class OnnxTarget:
     def lower(self, order: Order, folder: Path) -> Lowered:
         """See the protocol."""
         return _LOWERINGS[order.family](order.programs, order.numbers, folder)
+
+    def try_out(self) -> Trial:
+        """See the protocol."""
+        found = versions("onnxruntime")
+        double_on_onnx()
+        return Trial(versions=found)
 
     def processor(self) -> tuple[str, ...]:
         """See the protocol."""

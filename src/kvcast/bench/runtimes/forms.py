@@ -1,0 +1,126 @@
+"""Runtimes and precisions: each pair is a form that a model can take, or why it cannot.
+
+What numbers a runtime has is for `kvcast.tasks.targets` to say; here is what the pairs are called
+and asked for. Knows no model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvcast.errors import KvcastError
+from kvcast.tasks.targets import TARGETS
+from kvcast.tasks.targets.base import Asked, Build, Numbers
+
+PRECISIONS = {"fp32": "none", "bf16": "none", "int8": "int8", "int4": "int4"}
+"""Classes to compare within, and how each is quantised where a runtime has no word of its own."""
+
+EAGER = "eager"
+REFERENCE = "onnx"
+"""The runtime whose times the others' are divided by, in the same precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """What is known of a runtime beside its target.
+
+    Attributes:
+        packages: distributions that it needs.
+        module: what is imported before a model can be loaded.
+        words: the kind of numbers of each precision.
+        quantize: its own names for quantisations.
+        bf16: precisions in which attention is computed in bf16.
+
+    """
+
+    packages: tuple[str, ...]
+    module: str
+    words: Mapping[str, str]
+    quantize: Mapping[str, str] = field(default_factory=dict)
+    bf16: tuple[str, ...] = ()
+
+
+RUNTIMES: Mapping[str, Runtime] = {
+    EAGER: Runtime(
+        packages=("torch", "kvcast"),
+        module="kvcast.runtimes.eager",
+        words={
+            "int8": "int8 linears over bf16 activations; fp32 head, attention and caches",
+            "int4": "int4 linears over bf16 activations; fp32 head, attention and caches",
+        },
+    ),
+    "onnx": Runtime(
+        packages=("onnxruntime", "kvcast"),
+        module="kvcast.runtimes.onnx",
+        words={
+            "int8": "int8 matrices, int8 activations; fp32 attention",
+            "int4": "int4 decoder, int8 activations; fp32 attention",
+        },
+    ),
+    "aoti": Runtime(
+        packages=("torch", "kvcast"),
+        module="kvcast.runtimes.aoti",
+        words={
+            "bf16": "bf16 matrices, attention and caches",
+            "int8": "int8 matrices in steps; bf16 activations, attention and caches",
+            "int4": "int4 matrices in steps; bf16 activations, attention and caches",
+        },
+        bf16=("bf16", "int8", "int4"),
+    ),
+    "executorch": Runtime(
+        packages=("executorch", "torch", "kvcast"),
+        module="kvcast.runtimes.executorch",
+        words={
+            "int8": "8da8w: int8 matrices, int8 activations; fp32 attention and caches",
+            "int4": "8da4w: int4 matrices, int8 activations; fp32 attention and caches",
+        },
+        quantize={"int8": "8da8w", "int4": "8da4w"},
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A runtime with a precision."""
+
+    runtime: str
+    precision: str
+
+    @property
+    def name(self) -> str:
+        """As tables have it."""
+        return f"{self.runtime}-{self.precision}"
+
+    @property
+    def of(self) -> Runtime:
+        """The runtime."""
+        return RUNTIMES[self.runtime]
+
+    @property
+    def dtype(self) -> str:
+        """Kind of numbers, in words."""
+        return self.of.words.get(self.precision, self.precision)
+
+    @property
+    def asked(self) -> Asked:
+        """What is asked of the runtime."""
+        quantize = PRECISIONS[self.precision]
+        return Asked(
+            quantize=self.of.quantize.get(quantize, quantize),
+            dtype="bf16" if self.precision == "bf16" else None,
+        )
+
+    @property
+    def numbers(self) -> Numbers:
+        """What the runtime makes of it; raises UsageError where it has no such numbers."""
+        return TARGETS[self.runtime].numbers(self.asked)
+
+    def refused(self) -> str | None:
+        """Say why there is no such form, or not here; None if there is."""
+        if self.runtime == EAGER:
+            return "eager computes in fp32" if self.precision == "bf16" else None
+        try:
+            self.numbers  # noqa: B018 - raises what is to be said
+            TARGETS[self.runtime].check_build(Build())
+        except KvcastError as error:
+            return str(error)
+        return None

@@ -1,0 +1,111 @@
+"""Native packages (.pt2, .pte) that tell themselves what they are, for want of a `bundle.json`.
+
+An export leaves the bundle's manifest, without the package's own checksum, in the package: as one
+more record of a .pt2, which is a ZIP archive, and as an archive behind a .pte, whose reader knows
+where it ends. Nothing can vouch for a package that describes itself, so reading it so is for a
+user who trusts it. Nothing is unpacked or run here.
+"""
+
+import zipfile
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from kvcast.bundle.manifest import (
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    check_files,
+    is_bundle,
+    stays_inside,
+)
+from kvcast.errors import KvcastError
+
+PACKAGES = ("aoti/model.pt2", "executorch/model.pte")
+"""Files of a bundle that can carry native code, by the names that they always have."""
+_RECORD = "extra/kvcast.json"  # where a .pt2 has what its maker adds
+_LONGEST = 4 << 20  # bytes of a description; a model of 100 layers has a tenth of it
+_MADE = (1980, 1, 1, 0, 0, 0)  # ZIP's first day, so that equal packages have equal bytes
+
+
+def describe_packages(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest, with checksums of all other files, into the packages of `folder`."""
+    for name in PACKAGES:
+        if not (folder / name).is_file():
+            continue
+        others = [path for path in folder.rglob("*") if path.is_file() and path != folder / name]
+        records = {path.relative_to(folder).as_posix(): FileRecord.of(path) for path in others}
+        text = replace(manifest, files=dict(sorted(records.items()))).to_json()
+        # Mode "a" puts an archive behind what is none.
+        with zipfile.ZipFile(folder / name, "a") as archive:
+            root = (archive.namelist() or ["model"])[0].partition("/")[0]
+            archive.writestr(zipfile.ZipInfo(f"{root}/{_RECORD}", _MADE), text)
+
+
+def is_package(path: Path) -> bool:
+    """Tell whether a path is that of a package's file."""
+    return "/".join(path.parts[-2:]) in PACKAGES and path.is_file()
+
+
+def bundle_of(path: Path) -> Path:
+    """Return the bundle's folder that a path means: the path, or that which holds the package."""
+    return path.absolute().parents[1] if is_package(path) else path
+
+
+def unvouched_package(path: Path, runtime: str) -> Path | None:
+    """Return the package that a path means if no manifest says what it must be.
+
+    Args:
+        path: a folder, or a package's file.
+        runtime: whose package is taken where a folder has several.
+
+    """
+    if is_bundle(bundle_of(path)):
+        return None
+    if is_package(path):
+        return path.absolute()
+    found = [path / name for name in PACKAGES if (path / name).is_file()]
+    return min(found, key=lambda package: package.parent.name != runtime, default=None)
+
+
+def read_on_trust(package: Path) -> Manifest:
+    """Return the description in a package whose folder has no manifest.
+
+    The package is taken as it is; the files beside it must be those that it was exported with.
+
+    Raises:
+        KvcastError: it has no description, or one that is malformed or of another version, or
+            names files that are missing, changed or outside its folder.
+
+    """
+    folder = package.parents[1]
+    name = package.relative_to(folder).as_posix()
+    try:
+        manifest = Manifest.from_json(_description(package))
+    except KvcastError as error:
+        raise KvcastError(f"{package}: {error}") from None
+    if {graph.file for graph in manifest.graphs.values()} != {name}:
+        raise KvcastError(f"{package} describes another file; export it again")
+    check_files(folder, manifest.files)
+    return replace(manifest, files={**manifest.files, name: FileRecord.of(package)})
+
+
+def _description(package: Path) -> str:
+    try:
+        with zipfile.ZipFile(package) as archive:
+            records = archive.infolist()
+            if outside := [part.filename for part in records if not stays_inside(part.filename)]:
+                raise KvcastError(f"it has a record outside of itself, {outside[0]!r}: refused")
+            found = [part for part in records if _is_description(part.filename)]
+            if len(found) == 1 and found[0].file_size <= _LONGEST:
+                with archive.open(found[0]) as stream:
+                    return stream.read(_LONGEST).decode()
+    except OSError as error:
+        raise KvcastError(f"cannot be read: {error.strerror or error}") from None
+    # zipfile's for a damaged archive, for a method or an encryption that it does not know.
+    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError):
+        pass
+    raise KvcastError(f"it does not say what it is, and there is no {MANIFEST}; export it again")
+
+
+def _is_description(record: str) -> bool:
+    return PurePosixPath(record).parts[1:] == PurePosixPath(_RECORD).parts

@@ -1,0 +1,1 @@
+"""Building blocks that make other libraries' models exportable with caches."""

@@ -1,0 +1,310 @@
+"""What of kvcast works on this machine, and why the rest does not.
+
+A runtime counts as usable when it has computed something tiny, in a process of its own with a time
+limit: a broken package may end its process, or hang. Knows nothing of how findings are shown.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import requires, version
+from pathlib import Path
+from typing import Any
+
+from kvcast.bundle.manifest import read_bundle
+from kvcast.errors import KvcastError
+from kvcast.runtimes.cores import available_cores, instruction_sets
+from kvcast.spec.paths import cache_dir
+from kvcast.tasks.exporting import require_export_extra
+from kvcast.tasks.loading import RUNTIMES, load
+from kvcast.tasks.targets import TARGETS
+from kvcast.tasks.targets.trial import Trial, double_on_torch, versions
+
+DEFAULT = "onnx"
+_SECONDS = 120  # a first import from a slow disk takes a while
+_CHILD = "import sys; from kvcast.tasks.doctor import answer; answer(*sys.argv[1:])"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """One runtime.
+
+    Attributes:
+        name: as `--runtime` takes it.
+        usable: whether it computes here.
+        versions: of what it is made of.
+        problem: why it is not usable, or what to know about it; empty if nothing.
+        no_export: why nothing can be exported to it here; empty if it can, None where there is
+            nothing to export.
+
+    """
+
+    name: str
+    usable: bool
+    versions: Mapping[str, str]
+    problem: str = ""
+    no_export: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A package that only some inputs need; `versions` is empty if it is not usable."""
+
+    name: str
+    use: str
+    versions: Mapping[str, str]
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processor:
+    """Cores that this process may use, vector instructions, and what they mean for numbers."""
+
+    cores: int
+    instructions: Sequence[str]
+    bf16: str
+    int8: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cuda:
+    """Names of the CUDA devices that PyTorch sees; `problem` says why there are none."""
+
+    devices: Sequence[str]
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """Where exported models are kept, and the bytes there; `problem` if it cannot be written."""
+
+    folder: str
+    bytes: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A bundle, opened here or refused."""
+
+    path: str
+    runtime: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """All of it."""
+
+    runtimes: Sequence[Runtime]
+    processor: Processor
+    cuda: Cuda
+    parts: Sequence[Part]
+    cache: Cache
+    bundle: Opened | None
+
+    @property
+    def well(self) -> bool:
+        """Whether the default runtime works, and the bundle if one was asked about."""
+        default = next(runtime for runtime in self.runtimes if runtime.name == DEFAULT)
+        return default.usable and not (self.bundle and self.bundle.problem)
+
+
+_EXTRAS = {"onnx": "", "eager": "export", "aoti": "export", "executorch": "executorch"}
+# Name, modules, distributions, use, extra.
+_PARTS = (
+    ("audio", ("soundfile", "soxr"), "wav, flac, ogg and mp3", ""),
+    ("media", ("av",), "mp4, m4a and webm; brings its own ffmpeg", "media"),
+    ("mistral", ("mistral_common",), "tekken.json and tokenizer.model", "mistral"),
+    ("chinese", ("rjieba",), "words of T5-PEGASUS and RoFormer", "chinese"),
+)
+
+
+def examine(bundle: str | None = None) -> Findings:
+    """Try everything, a few things at a time; takes seconds and raises nothing.
+
+    Args:
+        bundle: a folder that is to be opened as well.
+
+    """
+    with ThreadPoolExecutor(max(2, available_cores())) as pool:
+        opened = pool.submit(_opened, bundle) if bundle is not None else None
+        # In a process of its own: a broken torch is no fault of ONNX Runtime's.
+        exporters = pool.submit(_ask, "exporters")
+        runtimes = [pool.submit(_runtime, name) for name in RUNTIMES]
+        cuda = pool.submit(_cuda)
+        parts = [pool.submit(_part, *part) for part in _PARTS]
+        return Findings(
+            runtimes=[_with_exporters(one.result(), exporters.result()[1]) for one in runtimes],
+            processor=processor(instruction_sets()),
+            cuda=cuda.result(),
+            parts=[part.result() for part in parts],
+            cache=_cache(cache_dir()),
+            bundle=opened.result() if opened else None,
+        )
+
+
+def processor(instructions: Sequence[str]) -> Processor:
+    """Say what instructions, as Linux names them, mean for bf16 and int8."""
+    has = set(instructions).intersection
+    unknown = "unknown: this system does not name the processor's instructions"
+    if has({"amx_bf16"}):
+        bf16 = "matrix units (amx_bf16): prefill and encoders several times as fast as in fp32"
+    elif has({"avx512_bf16"}):
+        bf16 = "dot products (avx512_bf16): faster than fp32"
+    else:
+        bf16 = "no instructions for it: half the memory, but slower than fp32"
+    if has({"amx_int8"}):
+        int8 = "matrix units (amx_int8)"
+    elif names := has({"avx512_vnni", "avx_vnni", "asimddp"}):
+        int8 = f"dot products ({', '.join(sorted(names))})"
+    else:
+        int8 = "no instructions for it: a quarter of the memory, little gain in time"
+    if not instructions:
+        bf16 = int8 = unknown
+    return Processor(cores=available_cores(), instructions=list(instructions), bf16=bf16, int8=int8)
+
+
+def answer(question: str, *words: str) -> None:
+    """Answer one question of `examine`, in a process of its own, on the last line of its output."""
+    try:
+        reply = {"found": _ANSWERS[question](*words)}
+    except KvcastError as error:
+        reply = {"problem": str(error)}
+    except ModuleNotFoundError as error:
+        reply = {"problem": f"{error.name} is not installed"}
+    except Exception as error:  # whatever a broken package raises
+        reply = {"problem": f"{type(error).__name__}: {error}"}
+    print("\n" + json.dumps(reply), flush=True)
+    # A broken package may fail once more when it is torn down.
+    os._exit(0)
+
+
+def _try_out(name: str) -> dict[str, Any]:
+    trial = TARGETS[name].try_out() if name in TARGETS else _try_out_eager()
+    return asdict(trial)
+
+
+def _try_out_eager() -> Trial:
+    found = versions("torch", "safetensors")
+    double_on_torch()
+    return Trial(versions=found)
+
+
+def _import_all(*modules: str) -> dict[str, str]:
+    for name in modules:
+        importlib.import_module(name)
+    return {name: version(name.replace("_", "-")) for name in modules}
+
+
+def _cuda_devices() -> list[str]:
+    import torch
+
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def _open(path: str, runtime: str) -> None:
+    load(path, runtime=runtime, threads=1)
+
+
+_ANSWERS: Mapping[str, Callable[..., Any]] = {
+    "runtime": _try_out,
+    "exporters": require_export_extra,
+    "part": _import_all,
+    "cuda": _cuda_devices,
+    "bundle": _open,
+}
+
+
+def _ask(*question: str) -> tuple[Any, str]:
+    """Return what another process found, and its problem in one line, empty if there is none."""
+    try:
+        done = subprocess.run(  # noqa: S603 - this package
+            [sys.executable, "-W", "ignore", "-c", _CHILD, *question],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"no answer within {_SECONDS} s"
+    except OSError as error:
+        return None, f"cannot start {sys.executable}: {error.strerror}"
+    with contextlib.suppress(ValueError, IndexError, AttributeError):
+        reply = json.loads(done.stdout.splitlines()[-1])
+        return reply.get("found"), " ".join(reply.get("problem", "").split())
+    ending = f"signal {-done.returncode}" if done.returncode < 0 else f"code {done.returncode}"
+    return None, f"its process ended with {ending}"
+
+
+def _runtime(name: str) -> Runtime:
+    found, problem = _ask("runtime", name)
+    if problem:
+        why = _advised(problem, _EXTRAS[name])
+        return Runtime(name=name, usable=False, versions={}, problem=why)
+    return Runtime(name=name, usable=True, problem=_unproven(found["versions"]), **found)
+
+
+def _with_exporters(runtime: Runtime, problem: str) -> Runtime:
+    if not runtime.usable or runtime.name not in TARGETS:
+        return replace(runtime, no_export=None)
+    return replace(runtime, no_export=_advised(problem, "export") or runtime.no_export)
+
+
+def _advised(problem: str, extra: str) -> str:
+    package = f"'kvcast[{extra}]'" if extra else "kvcast"
+    advice = "" if not problem or "pip install" in problem else f": pip install {package}"
+    return problem + advice
+
+
+def _unproven(found: Mapping[str, str]) -> str:
+    """Name what has another version than kvcast asks for, which nobody has tried."""
+    from packaging.requirements import Requirement
+
+    asked = [Requirement(text) for text in requires("kvcast") or ()]
+    other = [
+        f"{one.name} {found[one.name]} is not the version proven ({one.specifier})"
+        for one in asked
+        if one.name in found and not one.specifier.contains(found[one.name], prereleases=True)
+    ]
+    return "; ".join(dict.fromkeys(other))
+
+
+def _part(name: str, modules: Iterable[str], use: str, extra: str) -> Part:
+    found, problem = _ask("part", *modules)
+    return Part(name=name, use=use, versions=found or {}, problem=_advised(problem, extra))
+
+
+def _cuda() -> Cuda:
+    devices, problem = _ask("cuda")
+    return Cuda(devices=devices or [], problem=problem or ("" if devices else "PyTorch sees none"))
+
+
+def _cache(folder: Path) -> Cache:
+    held, problem = 0, ""
+    try:
+        held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        problem = f"cannot write it ({error.strerror}): set KVCAST_CACHE to another folder"
+    return Cache(folder=str(folder), bytes=held, problem=problem)
+
+
+def _opened(path: str) -> Opened:
+    try:
+        runtime = read_bundle(Path(path)).runtime
+    except (KvcastError, OSError) as error:
+        return Opened(path=path, runtime="", problem=str(error))
+    _, problem = _ask("bundle", path, runtime)
+    return Opened(path=path, runtime=runtime, problem=problem)

@@ -1,0 +1,93 @@
+"""Trying a runtime on something tiny: what every target's `try_out` is made of.
+
+Broken packages fail in any way there is, also by ending the process: whoever calls this does so in
+a process of its own.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from kvcast.errors import KvcastError
+
+# An ONNX model of one node, y = x + x, for fp32 x [1]; as onnx.helper writes it.
+_DOUBLE = (
+    b'\x08\x08\x12\x00:5\n\x0e\n\x01x\n\x01x\x12\x01y"\x03Add\x12\x01gZ\x0f\n\x01x\x12\n\n'
+    b"\x08\x08\x01\x12\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01"
+    b"B\x04\n\x00\x10\x11"
+)
+_SECONDS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What was found of a runtime that works.
+
+    Attributes:
+        versions: of what it is made of, by name.
+        no_export: why nothing can be exported to it here; empty if it can.
+
+    """
+
+    versions: dict[str, str]
+    no_export: str = ""
+
+
+def versions(*names: str) -> dict[str, str]:
+    """Return the versions of installed distributions; raises KvcastError for the first missing."""
+    try:
+        return {name: version(name) for name in names}
+    except PackageNotFoundError as error:
+        raise KvcastError(f"{error.name} is not installed") from None
+
+
+def double_on_onnx() -> None:
+    """Run a graph on ONNX Runtime; raises whatever a broken one raises."""
+    import numpy as np
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(_DOUBLE, providers=["CPUExecutionProvider"])
+    (sums,) = session.run(None, {"x": np.ones(1, np.float32)})
+    _check(sums.tolist() == [2.0])
+
+
+def double_on_torch() -> None:
+    """Multiply matrices with PyTorch; raises whatever a broken one raises."""
+    import torch
+
+    _check(bool((torch.ones(2, 3) @ torch.ones(3, 2) == 3).all()))
+
+
+def compile_tiny() -> dict[str, str]:
+    """Compile a file of C++ to a library, as AOTInductor does; returns the compiler's version.
+
+    Raises KvcastError where there is no compiler or it fails.
+    """
+    candidates = (os.environ.get("CXX"), "g++", "clang++")
+    found = next((name for name in candidates if name and shutil.which(name)), None)
+    if found is None:
+        raise KvcastError("compiling needs g++: install it (Debian: apt install g++)")
+    with tempfile.TemporaryDirectory(prefix="kvcast-") as folder:
+        source = Path(folder) / "tiny.cpp"
+        source.write_text("#include <cmath>\n#include <vector>\nint tiny() { return 1; }\n")
+        output = ["-shared", "-fPIC", "-o", str(source.with_suffix(".so"))]
+        try:
+            for words in ([found, str(source), *output], [found, "-dumpfullversion"]):
+                done = subprocess.run(  # noqa: S603 - the user's compiler
+                    words, capture_output=True, text=True, check=True, timeout=_SECONDS
+                )
+        except subprocess.CalledProcessError as error:
+            said = error.stderr.strip().splitlines() or ["nothing"]
+            raise KvcastError(f"{found} does not compile C++ here, it says: {said[0]}") from None
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise KvcastError(f"{found} does not run: {error}") from None
+    return {Path(found).name: done.stdout.strip()}
+
+
+def _check(as_computed_by_hand: bool) -> None:
+    if not as_computed_by_hand:
+        raise KvcastError("it computes wrong numbers: install it again")

@@ -1,0 +1,145 @@
+"""Steps that keep their state on the device: every form writes the same tokens."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from math import prod
+
+import pytest
+import torch
+
+from kvcast.bench.device.forms import Steps, Writer, ways
+from kvcast.bench.device.steps import (
+    PRODUCTS,
+    arguments_of,
+    compiled,
+    make_step,
+    slots_for,
+    summed,
+)
+from kvcast.bench.device.subjects import Subject, decoder_subject, whisper_subject
+from random_decoders import MISTRAL
+from random_models import SMALL
+
+NEW = 12
+FP32 = torch.float32
+SHALLOW = replace(SMALL, decoder_layers=1)
+# Longer than the fewest slots, and a ring that goes round.
+LINEAR = replace(MISTRAL, windows=(None, None), max_positions=300)
+MAKERS: Mapping[str, partial[Subject]] = {
+    "whisper": partial(whisper_subject, "whisper", SHALLOW, 4, FP32, "cpu"),
+    "ring": partial(decoder_subject, "ring", MISTRAL, 5, FP32, "cpu"),
+    "linear": partial(decoder_subject, "linear", LINEAR, 122, FP32, "cpu"),
+}
+
+
+@pytest.fixture(scope="module", params=list(MAKERS))
+def subject(request: pytest.FixtureRequest) -> Subject:
+    return MAKERS[request.param]()
+
+
+@torch.no_grad()
+def eager(subject: Subject) -> list[int]:
+    """What kvcast's own operators write."""
+    text = subject.begun.copied()
+    tokens = []
+    for _ in range(NEW):
+        offsets = torch.zeros(1, dtype=torch.int64)
+        logits, _ = subject.decode(
+            text.token_rs, text.lengths, offsets, text.caches, *subject.given
+        )
+        text.token_rs.copy_(logits[:, -1].argmax(-1)[:, None])
+        text.lengths.add_(1)
+        tokens.append(int(text.token_rs))
+    return tokens
+
+
+def uncompiled(module, arguments):
+    return module
+
+
+def test_every_form_writes_what_the_eager_programs_write(subject: Subject):
+    expected = eager(subject)
+    assert len(set(expected)) > 3  # a text that says something
+    forms, _ = ways(subject)
+    others = [replace(forms["programs"], products=products) for products in PRODUCTS]
+    for way in [*forms.values(), *others]:
+        with torch.no_grad():
+            writer = Writer(subject, way, Steps(uncompiled))
+            writer.prepare(NEW)
+            for _ in range(2):  # the second time over what the first has left
+                writer.begin()
+                writer.write(NEW)
+                assert writer.tokens(NEW) == expected
+
+
+def test_forms_that_need_a_cuda_device_are_absent_and_say_so(subject: Subject):
+    _, absent = ways(subject)
+    assert absent["graphs"] == "CUDA graphs need a CUDA device"
+
+
+def test_whisper_has_the_forms_of_its_cross_keys():
+    forms, absent = ways(MAKERS["whisper"]())
+    assert list(forms) == ["recompute", "cond", "programs"]
+    assert list(absent) == ["graphs", "graphs-library"]
+
+
+def test_slots_are_powers_of_two_up_to_the_capacity():
+    assert [slots_for(n, 448) for n in (1, 128, 129, 256, 257, 448)] == [
+        128,
+        128,
+        256,
+        256,
+        448,
+        448,
+    ]
+
+
+def test_a_sum_is_the_product():
+    torch.manual_seed(0)
+    weight, bias = torch.randn(6, 5), torch.randn(6)
+    for shape in ((1, 1, 5), (2, 3, 5)):
+        hidden = torch.randn(shape)
+        expected = torch.nn.functional.linear(hidden, weight, bias)
+        torch.testing.assert_close(summed(hidden, weight, bias), expected)
+
+
+def test_a_step_reads_no_more_slots_than_it_was_made_for():
+    subject = MAKERS["linear"]()
+    with torch.no_grad():
+        text = subject.begun.copied()
+        arguments = arguments_of(text, subject.given)
+        step = make_step(subject.decode, text, subject.given, 128, "sums")
+        for key, value in text.caches:
+            for cache in (key, value):
+                cache[:, :, 128:] = torch.nan
+        step(*arguments)
+    assert int(text.token_rs) == eager(subject)[0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_a_compiled_step_writes_its_caches_in_place_and_the_same_tokens():
+    from torch._inductor.utils import run_and_get_code
+
+    subject = MAKERS["whisper"]()
+    with torch.no_grad():
+        text = subject.begun.copied()
+        arguments = arguments_of(text, subject.given)
+        module = make_step(subject.decode, text, subject.given, 32, "sums")
+        step, (code,) = run_and_get_code(partial(compiled, module, arguments))
+        for _ in range(NEW):
+            step(*arguments)
+    assert text.written[5 : 5 + NEW].tolist() == eager(subject)
+    shapes = re.findall(r"empty_strided_cpu\(\(([\d, ]+)\)", code)
+    buffers = [prod(map(int, re.findall(r"\d+", shape))) for shape in shapes]
+    assert buffers
+    assert max(buffers) < text.caches[0][0].numel()  # so none is a copy of a cache
+
+
+def test_bytes_of_a_step_are_counted():
+    subject = MAKERS["ring"]()
+    matrices = 2 * (64 * (64 + 64) + 64 * 64 + 64 * 192 + 96 * 64) + 160 * 64
+    norms = 5 * 64
+    assert subject.step_bytes(3) == 4 * (matrices + norms + 2 * 2 * 2 * 3 * 16)
+    assert subject.step_bytes(50) == subject.step_bytes(7)  # the ring holds no more

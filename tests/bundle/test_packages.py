@@ -1,0 +1,206 @@
+"""A package without a manifest opens only on trust, and then says itself what it is."""
+
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import kvcast
+from kvcast.bundle import packages
+from kvcast.bundle.manifest import MANIFEST, Graph, Manifest, read_bundle
+from kvcast.bundle.packages import describe_packages, read_on_trust
+from kvcast.bundle.writing import seal
+from kvcast.cli import main
+from kvcast.errors import KvcastError
+
+RECORD = "model/extra/kvcast.json"
+
+
+def write_fake(folder: Path, package: str) -> Path:
+    """A bundle whose package is an archive of one record, or for a .pte just bytes."""
+    path = folder / package
+    path.parent.mkdir(parents=True)
+    if package.endswith(".pt2"):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("model/archive_version", "0")
+    else:
+        path.write_bytes(bytes(1000))
+    (folder / "tokenizer.json").write_text("{}")
+    manifest = Manifest(
+        family="t5",
+        runtime=package.partition("/")[0],
+        quantize="none",
+        dimensions={},
+        cache=(),
+        graphs={"decode": Graph(file=package, inputs=("tokens",), outputs=("logits",))},
+        source={},
+        tools={},
+    )
+    describe_packages(folder, manifest)
+    seal(folder, manifest)
+    return path
+
+
+@pytest.fixture(params=packages.PACKAGES)
+def package(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write_fake(tmp_path / "bundle", request.param)
+
+
+@pytest.fixture
+def unvouched(package: Path) -> Path:
+    (package.parents[1] / MANIFEST).unlink()
+    return package
+
+
+def rewrite(package: Path, change: Callable[[str], str], record: str = RECORD) -> None:
+    with zipfile.ZipFile(package) as archive:
+        text = archive.read(RECORD).decode()
+    package.unlink()
+    with zipfile.ZipFile(package, "w") as archive:
+        archive.writestr(record, change(text))
+
+
+def test_names_are_those_that_exports_write():
+    torch_needed = pytest.importorskip("torch")
+    assert torch_needed is not None
+    from kvcast.lowering.aoti import PACKAGE
+
+    assert PACKAGE in packages.PACKAGES
+
+
+def test_a_package_describes_itself_as_its_manifest_did(package: Path):
+    manifest = read_bundle(package.parents[1])
+    assert read_on_trust(package) == manifest
+    if package.suffix == ".pte":  # what was there before is where it was
+        assert package.read_bytes()[:1000] == bytes(1000)
+
+
+@pytest.mark.parametrize("lone", [False, True])
+def test_without_trust_it_is_refused_by_a_line_that_names_it(unvouched: Path, lone: bool, capsys):
+    model = str(unvouched if lone else unvouched.parents[1])
+    runtime = unvouched.parent.name
+    assert main(["generate", "--model", model, "--runtime", runtime, "x"]) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "can carry native code and has no bundle.json" in told
+    assert "give --trust" in told
+
+
+def test_a_package_that_differs_from_its_manifest_is_refused_with_trust_too(package: Path):
+    package.write_bytes(package.read_bytes() + b"x")
+    for model in (package, package.parents[1]):
+        with pytest.raises(KvcastError, match="changed since the export"):
+            kvcast.load(model, runtime=package.parent.name, trust=True)
+
+
+def test_a_changed_or_missing_file_beside_it_is_refused(unvouched: Path):
+    beside = unvouched.parents[1] / "tokenizer.json"
+    beside.write_text("[]")
+    with pytest.raises(KvcastError, match="changed since the export"):
+        read_on_trust(unvouched)
+    beside.unlink()
+    with pytest.raises(KvcastError, match=r"lacks tokenizer\.json"):
+        read_on_trust(unvouched)
+
+
+def test_a_foreign_package_does_not_say_what_it_is(unvouched: Path):
+    with zipfile.ZipFile(unvouched, "w") as archive:
+        archive.writestr("model/data/program", "x")
+    with pytest.raises(KvcastError, match="does not say what it is"):
+        read_on_trust(unvouched)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x05\x06", bytes(5000)])
+def test_a_damaged_package_does_not_say_what_it_is(unvouched: Path, content: bytes):
+    unvouched.write_bytes(content)
+    with pytest.raises(KvcastError, match="does not say what it is"):
+        read_on_trust(unvouched)
+
+
+def test_truncated_anywhere_it_is_one_line(unvouched: Path):
+    whole = unvouched.read_bytes()
+    for length in range(0, len(whole), 41):
+        unvouched.write_bytes(whole[:length])
+        with pytest.raises(KvcastError, match=r"^[^\n]+$"):
+            read_on_trust(unvouched)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"version": 99},
+        {"family": ["t5"]},
+        {"graphs": {"decode": {"file": ["x"], "inputs": [], "outputs": [], "aliases": {}}}},
+        {"graphs": 7},
+        {"files": {"tokenizer.json": {"size": "2", "sha256": 1}}},
+        {"files": {"../other": {"size": 1, "sha256": "0"}}},
+        {"cache": [{"kind": "linear"}]},
+        {"more": 1},
+    ],
+)
+def test_a_malformed_description_is_one_line(unvouched: Path, fields: dict):
+    rewrite(unvouched, lambda text: json.dumps(json.loads(text) | fields))
+    with pytest.raises(KvcastError, match=r"^[^\n]+$"):
+        read_on_trust(unvouched)
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "[]", "\ud800", '{"a": 1e999999}'])
+def test_a_description_that_is_no_manifest_is_one_line(unvouched: Path, text: str):
+    rewrite(unvouched, lambda _: text.encode(errors="surrogatepass"))
+    with pytest.raises(KvcastError, match=r"^[^\n]+$"):
+        read_on_trust(unvouched)
+
+
+def test_a_description_without_end_is_not_read(unvouched: Path):
+    rewrite(unvouched, lambda text: text + " " * (4 << 20))
+    with pytest.raises(KvcastError, match="does not say what it is"):
+        read_on_trust(unvouched)
+
+
+@pytest.mark.parametrize("name", ["model/../../x", "/x", "model\\..\\x"])
+def test_records_that_lead_outside_are_refused(unvouched: Path, name: str):
+    with zipfile.ZipFile(unvouched, "a") as archive:
+        archive.writestr(name, "x")
+    with pytest.raises(KvcastError, match="outside"):
+        read_on_trust(unvouched)
+
+
+def test_another_packages_description_is_refused(unvouched: Path):
+    other = next(name for name in packages.PACKAGES if not unvouched.match(name))
+    moved = unvouched.parents[1] / other
+    moved.parent.mkdir()
+    unvouched.rename(moved)
+    with pytest.raises(KvcastError, match="describes another file"):
+        read_on_trust(moved)
+
+
+def test_an_equal_export_gives_equal_packages(package: Path, tmp_path: Path):
+    again = write_fake(tmp_path / "again", package.relative_to(package.parents[1]).as_posix())
+    if package.suffix == ".pte":
+        assert again.read_bytes() == package.read_bytes()
+    with zipfile.ZipFile(again) as one, zipfile.ZipFile(package) as other:
+        assert one.read(RECORD) == other.read(RECORD)
+
+
+def test_what_is_trusted_runs_and_is_told(tmp_path: Path, capsys):
+    pytest.importorskip("executorch", reason="ExecuTorch is not installed")
+    folder = kvcast.export_bundle(
+        "demo-t5", tmp_path / "bundle", runtime="executorch", quantize="none"
+    )
+    manifest = read_bundle(folder)
+    unvouched = shutil.copytree(folder, tmp_path / "unvouched")
+    (unvouched / MANIFEST).unlink()
+    described = read_on_trust(unvouched / "executorch/model.pte")
+    assert described == replace(manifest, verification={})
+    words = ["generate", "--runtime", "executorch", "3 March 2021", "--trust", "--model"]
+    for model in (unvouched, unvouched / "executorch/model.pte"):
+        assert main([*words, str(model)]) == 0
+        printed = capsys.readouterr()
+        assert printed.out == "2021-03-03\n"
+        assert "model.pte is taken on trust: no bundle.json vouches for it" in printed.err
+    assert main([*words, str(folder), "--quantize", "none"]) == 0
+    assert "trust" not in capsys.readouterr().err

@@ -1,0 +1,127 @@
+"""`kvcast doctor` tells what works and what is broken, whatever way it is broken in."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from kvcast.bundle.manifest import read_bundle
+from kvcast.cli import main
+from kvcast.tasks import doctor
+
+SCHEMA = json.loads(
+    (Path(__file__).parents[2] / "docs/doctor.schema.json").read_text(encoding="utf-8")
+)
+ABSENT = "raise ModuleNotFoundError('none', name='{name}')"
+ENDS = "import os; os.kill(os.getpid(), 6)"
+HANGS = "import time; time.sleep(600)"
+BROKEN = "raise OSError('libtiny.so: cannot open\\nshared object file')"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Put packages before the installed ones: `installed(torch="what it does on import")`."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "cache"))
+
+    def install(**packages: str) -> None:
+        # No test needs the real ones, which take seconds to import.
+        asked = dict.fromkeys(("torch", "executorch", "av", "mistral_common"), ABSENT) | packages
+        for name, content in asked.items():
+            folder = tmp_path / "packages" / name
+            folder.mkdir(parents=True)
+            (folder / "__init__.py").write_text(content.format(name=name))
+
+    return install
+
+
+def examined(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict]:
+    code = main(["doctor", "--json", *words])
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    document = json.loads(printed.out)
+    jsonschema.validate(document, SCHEMA)
+    return code, document | {one["name"]: one for one in document["runtimes"]}
+
+
+def test_without_torch_onnx_works_and_the_rest_says_what_to_install(installed, capsys):
+    installed()
+    code, found = examined(capsys)
+    assert code == 0
+    assert found["well"] is found["onnx"]["usable"] is True
+    assert "onnxruntime" in found["onnx"]["versions"]
+    assert "pip install 'kvcast[export]'" in found["onnx"]["no_export"]
+    assert found["eager"] == {
+        "name": "eager",
+        "usable": False,
+        "versions": {},
+        "problem": "torch is not installed: pip install 'kvcast[export]'",
+        "no_export": None,
+    }
+    assert "pip install 'kvcast[executorch]'" in found["executorch"]["problem"]
+    assert found["cuda"] == {"devices": [], "problem": "torch is not installed"}
+
+
+def test_a_package_that_never_answers_is_given_up(installed, monkeypatch):
+    monkeypatch.setattr(doctor, "_SECONDS", 1)
+    installed(av=HANGS)
+    assert doctor._ask("part", "av") == (None, "no answer within 1 s")
+
+
+def test_a_package_that_ends_its_process_or_fails_is_one_line(installed, capsys):
+    installed(torch=ENDS, mistral_common=BROKEN)
+    assert main(["doctor"]) == 0
+    told = capsys.readouterr().out
+    assert "eager       no: its process ended with signal 6" in told
+    assert "onnx        yes: onnxruntime" in told
+    assert "mistral     no: OSError: libtiny.so: cannot open shared object file" in told
+    assert "Traceback" not in told
+
+
+def test_a_broken_default_runtime_is_exit_code_1(installed, capsys):
+    installed(onnxruntime=BROKEN)
+    code, found = examined(capsys)
+    assert (code, found["well"], found["onnx"]["usable"]) == (1, False, False)
+    assert found["onnx"]["problem"].endswith("shared object file: pip install kvcast")
+
+
+def test_a_bundle_is_opened_after_its_checksums(installed, small_bundle, capsys):
+    installed()
+    code, found = examined(capsys, str(small_bundle))
+    # It has no tokenizer: its files are right, and opening it says what lacks.
+    assert (code, found["bundle"]["runtime"]) == (1, read_bundle(small_bundle).runtime)
+    assert "tokenizer" in found["bundle"]["problem"]
+    assert main(["doctor", str(small_bundle / "onnx")]) == 1
+    assert "is no bundle: it has no bundle.json" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_cache_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("x")
+    assert "KVCAST_CACHE" in doctor._cache(tmp_path / "file").problem
+    (tmp_path / "held").write_bytes(bytes(7))
+    assert doctor._cache(tmp_path) == doctor.Cache(folder=str(tmp_path), bytes=8)
+    assert doctor._cache(tmp_path / "not" / "yet").problem == ""
+    assert not (tmp_path / "not").exists()
+
+
+@pytest.mark.parametrize(
+    ("instructions", "bf16", "int8"),
+    [
+        (("amx_bf16", "amx_int8", "avx512_bf16"), "matrix units", "matrix units"),
+        (("avx512_bf16", "avx_vnni"), "dot products", r"dot products (avx_vnni)"),
+        (("avx2",), "slower than fp32", "little gain"),
+        ((), "unknown", "unknown"),
+    ],
+)
+def test_instructions_are_explained(instructions, bf16, int8):
+    told = doctor.processor(instructions)
+    assert bf16 in told.bf16
+    assert int8 in told.int8
+
+
+def test_a_version_other_than_the_proven_one_is_told():
+    assert doctor._unproven({"onnxruntime": "1.2.3"}).startswith(
+        "onnxruntime 1.2.3 is not the version proven ("
+    )
+    assert doctor._unproven({"g++": "12"}) == ""

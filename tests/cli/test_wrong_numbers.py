@@ -1,0 +1,57 @@
+"""Numbers that a runtime lacks are refused in one line, with exit code 2, before any work."""
+
+import re
+
+import pytest
+
+from kvcast.cli import main
+
+LOADED = {
+    "--runtime onnx --dtype bf16": "ONNX Runtime are in fp32: drop --dtype bf16",
+    "--runtime onnx --quantize 8da8w": "one of none, int8, int4, not '8da8w'",
+    "--runtime executorch --quantize int8": "one of none, 8da8w, 8da4w, not 'int8'",
+    "--runtime executorch --dtype bf16": "ExecuTorch are in fp32: drop --dtype bf16",
+    "--runtime executorch --cache int8": "ExecuTorch are in fp32: drop --cache int8",
+    "--runtime aoti --quantize 8da4w": "one of none, int8, int4, not '8da4w'",
+    "--runtime aoti --cache int8": "drop --cache int8",
+    "--runtime eager --quantize 8da8w": "one of none, int8, int4, not '8da8w'",
+    "--runtime eager --dtype fp16": "eager computes in fp32: drop --dtype fp16",
+    "--runtime eager --cache int8": "eager computes in fp32: drop --cache int8",
+    "--runtime abacus": "invalid choice: 'abacus'",
+    "--dtype int8": "invalid choice: 'int8'",
+}
+EXPORTED = {words: told for words, told in LOADED.items() if "eager" not in words} | {
+    "--runtime eager": "invalid choice: 'eager'",
+    "--runtime onnx --device cuda": "drop --device and --max-autotune",
+    "--runtime onnx --max-autotune": "drop --device and --max-autotune",
+    "--runtime executorch --device cuda": "drop --device and --max-autotune",
+    "--device tpu": "invalid choice: 'tpu'",
+}
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(r"kvcast: [^\n]+\n", printed.err)
+    return printed.err
+
+
+@pytest.mark.parametrize("words", LOADED)
+def test_generate_refuses(words: str, capsys):
+    told = refused(["generate", "--model", "demo-t5", *words.split(), "1 May 2020"], capsys)
+    assert LOADED[words] in told
+
+
+@pytest.mark.parametrize("words", EXPORTED)
+def test_export_refuses(words: str, tmp_path, capsys):
+    told = refused(["export", "demo-t5", "-o", str(tmp_path / "b"), *words.split()], capsys)
+    assert EXPORTED[words] in told
+    assert not (tmp_path / "b").exists()
+
+
+def test_export_refuses_cuda_where_there_is_none(tmp_path, capsys, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    words = ["export", "demo-t5", "-o", str(tmp_path / "b"), "--runtime", "aoti"]
+    assert "there is none here" in refused([*words, "--device", "cuda"], capsys)
