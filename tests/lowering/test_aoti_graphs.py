@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from torch import nn
 
-from kvcast.bundle.manifest import read_bundle
+from kvcast.bundle.manifest import Manifest, read_bundle
+from kvcast.bundle.writing import seal
 from kvcast.errors import KvcastError
 from kvcast.lowering import aoti, onnx_decoder, signatures
 from kvcast.lowering.aoti_precision import Precision
-from kvcast.runtimes.aoti import AotiEncoderDecoder
+from kvcast.runtimes.aoti import AotiEncoderDecoder, open_programs
 from random_decoders import GEMMA3, random_decoder
+from random_models import SMALL, random_programs
 
 # Whatever copies a tensor, or makes a longer one of two.
 COPIES = re.compile(r"aoti_torch_(?:cpu_)?(?:copy_?|clone\w*|cat\w*|repeat\w*|expand_copy\w*)\(")
@@ -115,3 +118,41 @@ def test_operators_that_are_left_are_none_of_ours(small_programs):
     module, _ = aoti.export_program(signature, Precision(), "decode")
     assert not [node for node in module.graph.nodes if "kvcast" in str(node.target)]
     assert torch.ops.aten.index_put_.default in {node.target for node in module.graph.nodes}
+
+
+def test_programs_that_mean_different_weights_by_one_name_are_refused(small_programs, tmp_path):
+    """A program given another's weights reads past their end: it does not look at sizes."""
+    both = signatures.whisper(small_programs)
+    other = signatures.whisper(random_programs(SMALL, seed=1))
+    wrong = {"encode": both["encode"], "pool": other["encode"]}
+    with pytest.raises(RuntimeError, match="two programs have different weights of the name"):
+        aoti.lower(wrong, Precision(), tmp_path)
+
+
+def test_a_tuned_program_finds_its_own_layout_of_its_weights_and_tells_nothing(tmp_path, capfd):
+    linear = nn.Linear(64, 96, bias=False).requires_grad_(False).bfloat16()
+    examples = (torch.zeros(4, 64, dtype=torch.bfloat16),)
+    sizes = ({0: torch.export.Dim("rows")},)
+    signature = signatures.Signature(
+        program=linear, arguments=examples, sizes=sizes, inputs=["hidden"], outputs=["product"]
+    )
+    graphs = aoti.lower({"encode": signature}, Precision(), tmp_path, max_autotune=True)
+    assert "AUTOTUNE" not in "".join(capfd.readouterr()).upper()
+    manifest = seal(
+        tmp_path,
+        Manifest(
+            family="t5",
+            runtime="aoti",
+            quantize="none",
+            dimensions={},
+            cache=(),
+            graphs=graphs,
+            source={},
+            tools={},
+        ),
+    )
+    hidden = torch.randn(3, 64).bfloat16()
+    (product,) = open_programs(tmp_path, manifest, threads=1)["encode"]([hidden], {})
+    torch.testing.assert_close(product, linear(hidden).float(), atol=0.02, rtol=0.02)
+    with safe_open(tmp_path / aoti.WEIGHTS, "pt") as weights:
+        assert any(name.startswith("encode/") for name in weights.keys())  # noqa: SIM118

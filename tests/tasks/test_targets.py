@@ -1,6 +1,7 @@
 """Bundles of AOTInductor through the public functions: exported, proven, opened, refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,8 @@ from kvcast.bundle.manifest import read_bundle
 from kvcast.bundle.writing import seal
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.cores import instruction_sets
+from kvcast.tasks.targets import TARGETS
+from kvcast.tasks.targets.base import Asked
 from written_dates import dates_split, write_date
 
 
@@ -47,11 +50,50 @@ def test_another_processors_code_is_refused_before_it_is_loaded(compiled, tmp_pa
         seal(compiled, manifest)
 
 
-@pytest.mark.parametrize("numbers", [{"quantize": "int8"}, {"quantize": "none", "cache": "int8"}])
-def test_other_numbers_than_fp32_are_refused(tmp_path, numbers):
-    with pytest.raises(UsageError, match="in fp32 so far: add --quantize none"):
+@pytest.mark.parametrize(
+    ("numbers", "line"),
+    [
+        ({"quantize": "none", "cache": "int8"}, "numbers of --dtype fp32: drop --cache int8"),
+        ({"quantize": "int8", "cache": "fp32"}, "numbers of --dtype bf16: drop --cache fp32"),
+        ({"quantize": "8da8w"}, "quantize must be one of none, int8, int4"),
+        ({"dtype": "fp64"}, "dtype must be one of fp32, bf16, fp16"),
+        ({"device": "tpu"}, "device must be one of cpu, cuda"),
+    ],
+)
+def test_what_cannot_be_had_is_told_in_one_line(tmp_path, numbers, line):
+    with pytest.raises(UsageError, match=line):
         kvcast.export_bundle("demo-t5", tmp_path / "bundle", runtime="aoti", **numbers)
     assert not (tmp_path / "bundle").exists()
+
+
+def test_matrices_are_in_fp32_unless_asked_for_otherwise_and_the_rest_follows():
+    target = TARGETS["aoti"]
+    assert target.numbers(Asked()).exact
+    assert target.numbers(Asked(quantize="int4")).dtype == "bf16"
+    assert target.numbers(Asked(quantize="int8", dtype="fp32")).cache == "fp32"
+    assert target.numbers(Asked(dtype="fp16", cache="fp16")).quantize == "none"
+
+
+def test_without_a_cuda_device_nothing_is_compiled_for_one(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(KvcastError, match="--device cuda needs a CUDA device"):
+        kvcast.export_bundle("demo-t5", tmp_path / "b", runtime="aoti", device="cuda")
+    assert not (tmp_path / "b").exists()
+
+
+def test_without_a_cuda_device_nothing_that_was_compiled_for_one_is_loaded(compiled, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    manifest = replace(read_bundle(compiled), device="cuda")
+    with pytest.raises(KvcastError, match="compiled for a CUDA device, and there is none here"):
+        TARGETS["aoti"].open("t5", compiled, manifest, 1)
+
+
+def test_quantised_matrices_are_refused_on_a_cuda_device(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(UsageError, match="int8 matrices are for the CPU: add --quantize none"):
+        kvcast.export_bundle(
+            "demo-t5", tmp_path / "b", runtime="aoti", device="cuda", quantize="int8"
+        )
 
 
 def test_a_missing_compiler_is_told_in_one_line(monkeypatch, tmp_path):

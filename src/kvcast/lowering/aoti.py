@@ -16,9 +16,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch._inductor import aot_compile
+from torch.export.passes import move_to_device_pass
 from torch.export.pt2_archive._package import package_pt2
 from torch.export.pt2_archive._package_weights import Weights
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from kvcast.bundle.manifest import CacheLayers, Graph
 from kvcast.lowering.aoti_operators import reading, table
@@ -40,6 +41,12 @@ _OPTIONS = {
     # For debuggers: larger files, and names of folders.
     "aot_inductor.enable_line_tables": False,
     "aot_inductor.enable_frame_pointer": False,
+}
+# Without reports for Inductor's developers.
+_TUNED = {
+    "max_autotune": True,
+    "autotune_num_choices_displayed": 0,
+    "max_autotune_report_choices_stats": False,
 }
 
 
@@ -64,7 +71,12 @@ class _Results(nn.Module):
 
 
 def lower(
-    signatures: Mapping[str, Signature], precision: Precision, folder: Path
+    signatures: Mapping[str, Signature],
+    precision: Precision,
+    folder: Path,
+    *,
+    device: str = "cpu",
+    max_autotune: bool = False,
 ) -> dict[str, Graph]:
     """Write `aoti/model.pt2` and `aoti/weights.safetensors` under `folder`.
 
@@ -72,6 +84,8 @@ def lower(
         signatures: programs by the names that the runtime knows.
         precision: what numbers the programs have.
         folder: an existing folder.
+        device: what the programs run on, as torch names it.
+        max_autotune: let Inductor try several forms of every product and keep the fastest.
 
     Returns:
         What the manifest says of the programs. Caches are inputs that are written in place;
@@ -86,14 +100,19 @@ def lower(
     wanted = dict(signatures)
     if precision.has_prefill:
         wanted["prefill"] = signatures["decode"]
-    files: dict[str, list[str | Weights]] = {}
+    exported = {
+        name: export_program(signature, precision, name, device)
+        for name, signature in wanted.items()
+    }
     weights: dict[str, Tensor] = {}
-    for name, signature in wanted.items():
-        module, arguments = export_program(signature, precision, name)
-        compiled, constants = compile_program(module, arguments)
+    for module, _ in exported.values():
+        _add(weights, _weights(module))
+    files: dict[str, list[str | Weights]] = {}
+    for name, (module, arguments) in exported.items():
+        compiled, constants = compile_program(module, arguments, max_autotune=max_autotune)
         # The sources name this machine's folders, and nobody needs them to run.
         files[name] = [file for file in compiled if not file.endswith(".cpp")]
-        weights |= _weights(module) | constants
+        weights |= {f"{name}/{constant}": tensor for constant, tensor in constants.items()}
     package_pt2(str(folder / PACKAGE), aoti_files=files)
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / WEIGHTS)
     return {
@@ -117,7 +136,7 @@ def result_names(signature: Signature) -> list[str]:
 
 
 def export_program(
-    signature: Signature, precision: Precision, name: str
+    signature: Signature, precision: Precision, name: str, device: str = "cpu"
 ) -> tuple[torch.fx.GraphModule, tuple[Any, ...]]:
     """Return what is to be compiled, of slots and the program's arguments, and examples of them."""
     given = _with_caches_in(precision.numbers, signature)
@@ -127,26 +146,31 @@ def export_program(
     arguments = (slots, *given)
     with _quiet(), torch.no_grad():
         exported = _export(signature.program, given, signature.sizes)
-        replaced = replace_operators(exported, table(precision.numbers))
+        operators = table(precision.numbers, few=name == "decode", device=device)
+        replaced = replace_operators(exported, operators)
         reduce_matrices(replaced, precision, name)
         results = _Results(replaced, signature, precision.numbers)
         pure = _export(results, arguments, (slot_sizes, signature.sizes))
+        pure = move_to_device_pass(pure, device)
     module = pure.module(check_guards=False)
     if not isinstance(module, torch.fx.GraphModule):
         raise TypeError("torch.export gave no graph module")
     _drop_assertions(module)
-    return module, arguments
+    return module, tree_map(lambda tensor: tensor.to(device), arguments)
 
 
 def compile_program(
-    module: torch.fx.GraphModule, arguments: tuple[Any, ...]
+    module: torch.fx.GraphModule, arguments: tuple[Any, ...], *, max_autotune: bool = False
 ) -> tuple[list[str], dict[str, Tensor]]:
     """Return the files that Inductor writes (native code, its sources, metadata) and its constants.
 
-    Those constants are such as are no weights of the module: the size of int4's groups.
+    Those constants are such as are no weights of the module: the size of int4's groups, or weights
+    laid out for a product that was tuned.
     """
     with _quiet(), torch.no_grad():
-        produced = aot_compile(module, arguments, options=_OPTIONS)
+        produced = aot_compile(
+            module, arguments, options=_OPTIONS | (_TUNED if max_autotune else {})
+        )
     if not isinstance(produced, list):
         raise TypeError("AOTInductor gave no files")
     files: list[str] = []
@@ -199,6 +223,17 @@ def _weights(module: torch.fx.GraphModule) -> dict[str, Tensor]:
     read = {node.target for node in module.graph.nodes if node.op == "get_attr"}
     named = {**module.state_dict(), **dict(module.named_buffers())}
     return {name: tensor for name, tensor in named.items() if name in read}
+
+
+def _add(weights: dict[str, Tensor], others: Mapping[str, Tensor]) -> None:
+    """Add in place. Raises RuntimeError where programs mean different tensors by one name.
+
+    The loader gives both the same one, and compiled code does not look at what it is given.
+    """
+    for name, tensor in others.items():
+        known = weights.setdefault(name, tensor)
+        if known.dtype != tensor.dtype or not torch.equal(known, tensor):
+            raise RuntimeError(f"two programs have different weights of the name {name}")
 
 
 @contextmanager

@@ -159,7 +159,14 @@ def _new_token_sizes() -> tuple[dict[int, Any], ...]:
 def _self_caches(
     kinds: Sequence[str], heads: int, head_dim: int
 ) -> tuple[list[tuple[Tensor, Tensor]], list[Any]]:
-    rows, open_capacities = Dim("rows"), {"linear": Dim("capacity"), "ring": Dim("ring")}
+    rows, open_capacities = (
+        Dim("rows"),
+        {
+            # Fewer are no special case, but torch.export takes 0 and 1 for such.
+            "linear": Dim("capacity", min=3),
+            "ring": Dim("ring", min=3),
+        },
+    )
     caches, sizes = [], []
     for kind in kinds:
         caches += _caches(1, _ROWS, CAPACITIES[kind], (heads, head_dim))

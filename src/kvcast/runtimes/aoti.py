@@ -1,9 +1,9 @@
 """Encoder-decoder bundles of AOTInductor: compiled programs where eager has modules.
 
 A package holds native code, so it is opened only after the bundle's checksums were found right.
-All its programs are given the same weights, mapped from their file. Caches belong to the caller,
-so several of them share one package. Knows programs by the names in the bundle's manifest and
-nothing of models.
+All its programs are given the same weights, which are in memory once. Caches belong to the
+caller, so several of them share one package. Knows programs by the names in the bundle's manifest
+and nothing of models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,23 +29,36 @@ _FEW_TOKENS = 16  # that packed products are made for
 class CompiledProgram:
     """One program of a package: flat tensors in, flat tensors out."""
 
-    def __init__(self, loader: Any, graph: Graph) -> None:
+    def __init__(self, loader: Any, graph: Graph, device: str) -> None:
         self._loader = loader
+        self._device = device
         self._kinds = [
             name.removeprefix(_SLOTS) for name in graph.inputs if name.startswith(_SLOTS)
         ]
-        self._slots = torch.empty(0, dtype=torch.int8)
+        # Caches are made where they are used; to look at all of them would take as long as a layer.
+        self._brought = [
+            i
+            for i, name in enumerate(graph.inputs[len(self._kinds) :])
+            if not name.startswith(("past_", "cross_"))
+        ]
+        self._slots = torch.empty(0, dtype=torch.int8, device=device)
 
     def __call__(self, inputs: Sequence[Tensor], slots: Mapping[str, int]) -> list[Tensor]:
-        """Run; `slots` says for each kind of self cache how many slots are read."""
+        """Run; `slots` says for each kind of self cache how many slots are read.
+
+        Caches must be on the device, all else is brought there.
+        """
         sizes = [self._slots_of(slots[kind]) for kind in self._kinds]
-        results: list[Tensor] = self._loader.run([*sizes, *inputs])
+        given = list(inputs)
+        for i in self._brought:
+            given[i] = given[i].to(self._device)
+        results: list[Tensor] = self._loader.run([*sizes, *given])
         return results
 
     def _slots_of(self, count: int) -> Tensor:
         """Only its size is looked at."""
         if len(self._slots) < count:
-            self._slots = torch.empty(2 * count, dtype=torch.int8)
+            self._slots = torch.empty(2 * count, dtype=torch.int8, device=self._device)
         return self._slots[:count]
 
 
@@ -57,9 +70,9 @@ class DecodeProgram:
         self._prefill = programs.get("prefill", self._step)
 
     def __call__(self, inputs: Sequence[Tensor], slots: Mapping[str, int]) -> list[Tensor]:
-        """Run; tokens are the first of the inputs."""
+        """Run; tokens are the first of the inputs. Results come to the CPU."""
         program = self._step if inputs[0].numel() <= _FEW_TOKENS else self._prefill
-        return program(inputs, slots)
+        return [result.cpu() for result in program(inputs, slots)]
 
 
 def open_programs(folder: Path, manifest: Manifest, threads: int) -> dict[str, CompiledProgram]:
@@ -67,19 +80,28 @@ def open_programs(folder: Path, manifest: Manifest, threads: int) -> dict[str, C
 
     Raises KvcastError for a package that does not fit this machine or its weights.
     """
+    if manifest.device == "cuda" and not torch.cuda.is_available():
+        raise KvcastError(
+            f"{folder} was compiled for a CUDA device, and there is none here: export it again "
+            "with --device cpu"
+        )
     torch.set_num_threads(threads)
     files = {graph.file for graph in manifest.graphs.values()}
     weights_name = Path(min(files)).with_name(_WEIGHTS).as_posix()
     if len(files) != 1 or weights_name not in manifest.files:
         raise KvcastError(f"{folder} has no {weights_name} with a checksum; export it again")
-    weights = load_file(folder / weights_name)
+    weights = load_weights(folder / weights_name, manifest.device)
     try:
         package = load_pt2(str(folder / min(files))).aoti_runners
-        for runner in package.values():
-            own = {name: weights[name] for name in runner.get_constant_fqns()}
+        for program, runner in package.items():
+            own = {
+                # A program's own constants, which have no names, are under its name.
+                name: weights[name if name in weights else f"{program}/{name}"]
+                for name in runner.get_constant_fqns()
+            }
             runner.load_constants(own, check_full_update=True, user_managed=True)
         return {
-            name: CompiledProgram(package[name].loader, graph)
+            name: CompiledProgram(package[name].loader, graph, manifest.device)
             for name, graph in manifest.graphs.items()
         }
     except (KeyError, RuntimeError) as error:
@@ -87,6 +109,15 @@ def open_programs(folder: Path, manifest: Manifest, threads: int) -> dict[str, C
             f"{folder / min(files)} cannot be loaded here ({str(error).splitlines()[0]}); "
             "export it again on this machine"
         ) from None
+
+
+def load_weights(path: Path, device: str) -> dict[str, Tensor]:
+    """Read tensors to `device`, each in memory of torch's own.
+
+    Mapped from the file they would begin anywhere, and PyTorch's kernel for int8 matrices, which
+    reads them with aligned loads, crashes (`_mm_load_si128` in int8mm_kernel.cpp).
+    """
+    return {name: mapped.to(device, copy=True) for name, mapped in load_file(path).items()}
 
 
 @dataclass(frozen=True)
@@ -143,6 +174,7 @@ class AotiEncoderDecoder(EagerEncoderDecoder):
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         super().__init__(_EncoderDecoderPrograms(folder, manifest, threads))
         self._numbers = getattr(torch, manifest.cache_layers("linear").dtype)
+        self._device = manifest.device
 
     def new_cache(
         self, cross: EagerCrossCache, rows: int, capacity: int | None = None
@@ -151,5 +183,5 @@ class AotiEncoderDecoder(EagerEncoderDecoder):
         dimensions = self._programs.dimensions
         positions = min(capacity or dimensions.target_positions, dimensions.target_positions)
         shape = (dimensions.decoder_layers, 2, rows, dimensions.decoder_heads, positions)
-        cells = torch.zeros(*shape, dimensions.head_dim, dtype=self._numbers)
+        cells = torch.zeros(*shape, dimensions.head_dim, dtype=self._numbers, device=self._device)
         return EagerCache(cells, cross, Lineage.empty(rows, positions))

@@ -25,9 +25,10 @@ _SPARE = 127
 
 @dataclass(frozen=True)
 class CacheBuilder:
-    """Makes caches as a manifest describes them, one entry a layer."""
+    """Makes caches as a manifest describes them, one entry a layer, on a device."""
 
     layers: Sequence[CacheLayers]
+    device: str
 
     @property
     def window(self) -> int:
@@ -44,7 +45,7 @@ class CacheBuilder:
 
         def part(layer: CacheLayers) -> Tensor:
             shape = (rows, layer.heads, slots[layer.kind], layer.head_dim)
-            return torch.zeros(shape, dtype=getattr(torch, layer.dtype))
+            return torch.zeros(shape, dtype=getattr(torch, layer.dtype), device=self.device)
 
         return [(part(layer), part(layer)) for layer in self.layers]
 
@@ -129,7 +130,7 @@ class AotiDecoderOnly(EagerDecoderOnly):
     """Meets `kvcast.runtimes.base.DecoderOnly`. A ring has slots to spare beside the window."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
-        self._caches = CacheBuilder(manifest.cache)
+        self._caches = CacheBuilder(manifest.cache, manifest.device)
         decode = DecodeProgram(open_programs(folder, manifest, threads))
         packed = PackedProgram(RowsProgram(decode, self._caches))
         super().__init__(DecoderPrograms(manifest.dimensions, packed))

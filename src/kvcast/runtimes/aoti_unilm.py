@@ -28,7 +28,8 @@ class _UnilmPrograms:
     def __init__(self, programs: dict[str, CompiledProgram], manifest: Manifest) -> None:
         sizes = manifest.dimensions
         self.dimensions = _Dimensions(sizes["width"], sizes["max_positions"])
-        self._rows = RowsProgram(DecodeProgram(programs), CacheBuilder(manifest.cache))
+        caches = CacheBuilder(manifest.cache, manifest.device)
+        self._rows = RowsProgram(DecodeProgram(programs), caches)
         self.decode_packed = PackedProgram(self._rows)
         self._pool = programs.get("pool")
 
@@ -39,14 +40,14 @@ class _UnilmPrograms:
 
     def pool(self, hidden_nx: Tensor) -> Tensor:
         """See `kvcast.programs.unilm.Pool`."""
-        return hidden_nx if self._pool is None else self._pool([hidden_nx], {})[0]
+        return hidden_nx if self._pool is None else self._pool([hidden_nx], {})[0].cpu()
 
 
 class AotiUnilm(EagerUnilm):
     """Meets `kvcast.runtimes.base.DecoderOnly`; the first call of an empty row is its source."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
-        self._caches = CacheBuilder(manifest.cache)
+        self._caches = CacheBuilder(manifest.cache, manifest.device)
         super().__init__(_UnilmPrograms(open_programs(folder, manifest, threads), manifest))
 
     def new_cache(self, rows: int, capacity: int) -> EagerDecoderCache:
