@@ -18,10 +18,10 @@ from kvcast.spec.whisper import WhisperDimensions
 
 
 def with_cast_projections(programs: WhisperPrograms, numbers: torch.dtype) -> WhisperPrograms:
-    """Return programs whose projections of cross keys and values are as in a compiled `encode`.
+    """Return programs whose projections of cross keys and values are cast and not quantised.
 
-    There they are cast and not quantised, for they multiply many tokens. A lowering that quantises
-    what `decode` multiplies knows matrices by the name of `weight`, and leaves these alone.
+    int4 products are made for few tokens, and these are of many. A lowering that quantises what
+    `decode` multiplies knows matrices by the name of `weight`, and leaves these alone.
     """
     copied = deepcopy(programs)
     for layer in copied.decode.decoder.layers:

@@ -148,8 +148,9 @@ def _lower_aoti(programs: "WhisperPrograms", numbers: Numbers, folder: Path) -> 
     from kvcast.lowering.onnx_whisper import cache_layers
 
     precision = Precision(dtype=numbers.dtype, quantize=numbers.quantize)
-    cast = with_cast_projections(programs, precision.numbers)
-    graphs = aoti.lower(RecomputingPrograms.of(cast).signatures(), precision, folder)
+    if numbers.quantize == "int4":
+        programs = with_cast_projections(programs, precision.numbers)
+    graphs = aoti.lower(RecomputingPrograms.of(programs).signatures(), precision, folder)
     return graphs, aoti.cache_layers(cache_layers(programs.dimensions), precision)
 
 
