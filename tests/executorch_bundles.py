@@ -1,46 +1,100 @@
-"""Bundles of random models for ExecuTorch."""
+"""Bundles of random models for ExecuTorch. Lowering takes 10 s a model: once a process each."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from kvcast.bundle.manifest import CacheLayers, Manifest
+from decoding.letters import VOCAB
+from kvcast.bundle.manifest import Manifest
 from kvcast.bundle.writing import seal, staged
+from kvcast.tasks.families import family_of
+from kvcast.tasks.targets import TARGETS
+from kvcast.tasks.targets.base import Build, Numbers, Order
+from random_decoders import MISTRAL, random_decoder
+from random_models import CROSS_BIASED_T5, SMALL, SMALL_T5, random_programs, random_t5_programs
+from random_unilms import ROFORMER, random_unilm
 
 NEEDED = "ExecuTorch is not installed: pip install executorch==1.5.1"
+SPECIAL_TOKENS = {
+    "start_tokens": [3, 1, 4],
+    "end_tokens": [7, 9],
+    "language_tokens": [],
+    "suppressed_tokens": [5, 6, 11],
+    "blank_tokens": [8, 7],
+}
+WHISPER = replace(SMALL, encoder_layers=1, decoder_layers=2, vocab_size=2000)
+# A ring and a linear cache side by side.
+MIXED = replace(MISTRAL, windows=(7, None), vocab_size=VOCAB)
+MODELS: Mapping[str, tuple[str, Callable[[], Any]]] = {
+    "whisper": ("whisper", lambda: random_programs(WHISPER)),
+    "t5": ("t5", lambda: random_t5_programs(replace(SMALL_T5, encoder_layers=1))),
+    "cross-biased t5": (
+        "t5",
+        lambda: random_t5_programs(replace(CROSS_BIASED_T5, encoder_layers=1, decoder_layers=1)),
+    ),
+    "decoder": ("decoder", lambda: random_decoder(MIXED)),
+    "unilm": ("unilm", lambda: random_unilm(replace(ROFORMER, layers=2))),
+}
 
 
-def lowering(family: str) -> ModuleType:
-    """The module `kvcast.lowering.executorch_<family>`, or a skipped test."""
+@dataclass(frozen=True)
+class Exported:
+    """A bundle, opened, and the same model in eager."""
+
+    folder: Path
+    manifest: Manifest
+    runtime: Any
+    eager: Any
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "executorch" / "model.pte"
+
+
+def lowering(name: str) -> ModuleType:
+    """The module `kvcast.lowering.executorch_<name>`, or a skipped test."""
     pytest.importorskip("executorch", reason=NEEDED)
-    return __import__(f"kvcast.lowering.executorch_{family}", fromlist=["lower"])
+    return __import__(f"kvcast.lowering.executorch_{name}", fromlist=["lower"])
 
 
-def write_executorch_bundle(
-    family: str,
-    programs: Any,
-    layers: tuple[CacheLayers, ...],
-    folder: Path,
-    quantize: str = "none",
-    dimensions: Mapping[str, Any] | None = None,
-) -> Manifest:
-    """Lower and seal, without the proof that `kvcast.export_bundle` adds."""
-    lower = lowering(family).lower
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="executorch-")
+
+
+@cache
+def exported(name: str, quantize: str = "none") -> Exported:
+    """Lower and seal one of MODELS, without the proof that `kvcast.export_bundle` adds."""
+    pytest.importorskip("executorch", reason=NEEDED)
+    family, programs = MODELS[name][0], MODELS[name][1]()
+    order = Order(
+        family=family,
+        programs=programs,
+        numbers=Numbers(quantize=quantize),
+        build=Build(),
+        special_tokens=SPECIAL_TOKENS,
+    )
+    folder, target = Path(_folder().name) / f"{name}-{quantize}", TARGETS["executorch"]
     with staged(folder, overwrite=False) as staging:
-        return seal(
+        graphs, layers = target.lower(order, staging)
+        manifest = seal(
             staging,
             Manifest(
                 family=family,
                 runtime="executorch",
                 quantize=quantize,
-                dimensions=dict(dimensions or asdict(programs.dimensions)),
+                dimensions=asdict(programs.dimensions),
                 cache=layers,
-                graphs=lower(programs, layers, quantize, staging, end_tokens=[7, 9]),
+                graphs=graphs,
                 source={},
                 tools={},
             ),
         )
+    runtime = target.open(family, folder, manifest, 1)
+    return Exported(folder, manifest, runtime, family_of(family).eager(programs))

@@ -1,5 +1,7 @@
 """What an ExecuTorch file holds: caches written in place, facts for callers, small matrices."""
 
+import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -8,98 +10,135 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executorch_bundles import NEEDED, lowering, write_executorch_bundle
-from kvcast.bundle.manifest import Manifest
+from executorch_bundles import MIXED, MODELS, SPECIAL_TOKENS, WHISPER, exported, lowering
 from kvcast.errors import KvcastError
-from kvcast.lowering import onnx_decoder, onnx_whisper
+from kvcast.lowering import onnx_decoder
 from random_decoders import GEMMA3, MIXTRAL, random_decoder
-from random_models import SMALL, random_programs, speech
+from random_models import speech
 
-_WORDY = replace(SMALL, vocab_size=2000, decoder_layers=1, encoder_layers=1)
-_TOLERANCES = {"none": 1e-3, "8da8w": 0.5, "8da4w": 4.0}
-
-
-@pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Manifest]]:
-    """The same Whisper in every precision."""
-    pytest.importorskip("executorch", reason=NEEDED)
-    folder = tmp_path_factory.mktemp("executorch")
-    programs, layers = random_programs(_WORDY), onnx_whisper.cache_layers(_WORDY)
-    return {
-        quantize: (
-            folder / quantize,
-            write_executorch_bundle("whisper", programs, layers, folder / quantize, quantize),
-        )
-        for quantize in _TOLERANCES
-    }
+_PAGE = Path(__file__).parents[2] / "docs" / "executorch.md"
+# What reads or writes caches where they lie, gives them another shape without moving anything,
+# or asks for a size.
+_IN_PLACE = {
+    "llama::update_cache",
+    "llama::update_cache_with_indices",
+    "llama::custom_sdpa",
+    "aten::bmm",
+    "executorch_prim::et_view",
+    "aten::sym_size",
+}
 
 
-def _plan(folder: Path, method: str) -> Any:
+def _plan(name: str, method: str = "decode") -> Any:
+    file = exported(name).file
     from executorch.exir._serialize._program import deserialize_pte_binary
 
-    file = deserialize_pte_binary((folder / "executorch" / "model.pte").read_bytes())
-    return next(plan for plan in file.program.execution_plan if plan.name == method)
+    program = deserialize_pte_binary(file.read_bytes()).program
+    return next(plan for plan in program.execution_plan if plan.name == method)
+
+
+def _calls(plan: Any) -> list[tuple[str, list[int]]]:
+    """Name and values of each instruction; what XNNPACK does is "delegate"."""
+    instructions = [instruction.instr_args for instruction in plan.chains[0].instructions]
+    return [
+        (
+            plan.operators[call.op_index].name if hasattr(call, "op_index") else "delegate",
+            list(call.args),
+        )
+        for call in instructions
+        if hasattr(call, "args")
+    ]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_step_writes_new_positions_and_copies_no_cache(
-    bundles: dict[str, tuple[Path, Manifest]],
-) -> None:
-    plan = _plan(bundles["none"][0], "decode")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_copies_no_cache_and_projects_none(name: str) -> None:
+    plan = _plan(name)
     values = [value.val for value in plan.values]
-    caches = set(plan.inputs[3:])
+    # Only T5's last input is not a cache: how long its source is.
+    caches = {i for i in plan.inputs[3:] if len(values[i].sizes) == 4}
+    lying_elsewhere = [i for i in caches if values[i].allocation_info]
     operators: Counter[str] = Counter()
-    for instruction in plan.chains[0].instructions:
-        call = instruction.instr_args
-        if caches.intersection(getattr(call, "args", ())):
-            operators[plan.operators[call.op_index].name] += 1
-    layers = _WORDY.decoder_layers
-    assert operators["llama::update_cache"] == 2 * layers
-    assert operators["llama::custom_sdpa"] == 2 * layers
-    # What else there is asks for a size.
-    assert set(operators) <= {"llama::update_cache", "llama::custom_sdpa", "aten::sym_size"}
-    # They lie in the caller's memory.
-    assert not any(values[i].allocation_info for i in caches)
+    for operator, arguments in _calls(plan):
+        if caches.intersection(arguments):
+            operators[operator] += 1
+            if operator == "executorch_prim::et_view":
+                caches.add(arguments[-1])
+    assert set(operators) <= _IN_PLACE
+    layers = exported(name).runtime._decode.cache_shapes
+    written = operators["llama::update_cache"] + operators["llama::update_cache_with_indices"]
+    # A cross cache of each layer is an input as well, and never written.
+    assert written == len(layers) // (2 if "encode" in exported(name).manifest.graphs else 1)
+    assert not lying_elsewhere
 
 
-def test_a_caller_finds_what_it_must_know_in_the_file(
-    bundles: dict[str, tuple[Path, Manifest]],
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_ring_has_a_window_and_a_chunk_of_slots_however_long_the_text() -> None:
+    from executorch.exir.schema import TensorShapeDynamism
+
+    plan = _plan("decoder")
+    ring, linear = (plan.values[plan.inputs[i]].val for i in (3, 5))
+    assert (ring.sizes[1], ring.shape_dynamism) == (7 + 128 - 1, TensorShapeDynamism.STATIC)
+    assert linear.sizes[1] == MIXED.max_positions
+    assert linear.shape_dynamism == TensorShapeDynamism.DYNAMIC_BOUND
+
+
+@pytest.mark.parametrize("name", ["whisper", "t5", "decoder"])
+def test_a_caller_finds_what_it_must_know_in_the_file_in_the_bundle_and_on_the_page(
+    name: str,
 ) -> None:
+    subject = exported(name)
+    facts = json.loads((subject.file.parent / "constants.json").read_text("utf-8"))
     from kvcast.runtimes.executorch_methods import Methods
 
-    methods = Methods(bundles["none"][0] / "executorch" / "model.pte", threads=1)
-    facts = {"vocab_size": [2000], "layers": [1], "capacity": [32], "end_tokens": [7, 9]}
-    assert {name: methods.run(name, []) for name in facts} == facts
+    methods = Methods(subject.file, threads=1)
+    told = {fact: methods.run(fact, []) for fact in facts}
+    assert told == {
+        fact: value if isinstance(value, list) else [value] for fact, value in facts.items()
+    }
+    first = {"start_tokens": [subject.manifest.dimensions["start_token"]]} if name == "t5" else {}
+    assert SPECIAL_TOKENS | first == {token: facts[token] for token in SPECIAL_TOKENS}
+    assert facts.keys() <= set(re.findall(r"`(\w+)`", _PAGE.read_text("utf-8")))
+    shapes = methods.shapes("decode")
+    assert [shape[1] for shape in shapes[3:][: 2 * facts["layers"] : 2]] == facts["capacities"]
+    assert shapes[0] == (1, facts["chunk"])
+    assert shapes[3][::3] == (facts["kv_heads"], facts["head_dim"])
 
 
-@pytest.mark.parametrize("quantize", _TOLERANCES)
-def test_quantised_logits_stay_near_eagers(
-    bundles: dict[str, tuple[Path, Manifest]], quantize: str
-) -> None:
-    from kvcast.runtimes.eager import EagerEncoderDecoder
-    from kvcast.runtimes.executorch import ExecutorchEncoderDecoder
+def test_whispers_file_tells_the_shape_of_features_and_the_decoders_which_caches_are_rings() -> (
+    None
+):
+    facts = [
+        json.loads((exported(name).file.parent / "constants.json").read_text("utf-8"))
+        for name in ("whisper", "decoder")
+    ]
+    assert (facts[0]["mel_bins"], facts[0]["mel_frames"]) == (80, 2 * WHISPER.source_positions)
+    assert [fact["rings"] for fact in facts] == [[0, 0], [1, 0]]
 
-    runtime = ExecutorchEncoderDecoder(*bundles[quantize], threads=1)
+
+def test_quantised_logits_stay_near_eagers_and_the_file_is_smaller() -> None:
+    subject = exported("whisper", "8da8w")
     logits = []
-    for candidate in (runtime, EagerEncoderDecoder(random_programs(_WORDY))):
+    for candidate in (subject.runtime, subject.eager):
         cache = candidate.new_cache(candidate.encode(*speech(1, 0)), 1)
         logits.append(candidate.decode(np.array([[1, 2, 3]]), cache)[0])
-    np.testing.assert_allclose(*logits, atol=_TOLERANCES[quantize])
-
-
-def test_quantised_files_are_smaller(bundles: dict[str, tuple[Path, Manifest]]) -> None:
-    sizes = [manifest.files["executorch/model.pte"].size for _, manifest in bundles.values()]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[1] < 0.5 * sizes[0]
+    np.testing.assert_allclose(*logits, atol=0.5)
+    assert subject.file.stat().st_size < 0.5 * exported("whisper").file.stat().st_size
 
 
 @pytest.mark.parametrize(
-    ("dimensions", "reason"),
-    [(GEMMA3, "soft cap"), (MIXTRAL, "mixtures")],
-    ids=["gemma", "mixtral"],
+    ("dimensions", "quantize", "reason"),
+    [
+        (GEMMA3, "none", "soft cap"),
+        (MIXTRAL, "none", "mixtures"),
+        (replace(MIXED, inner=80), "8da4w", "rows of 80: use --quantize 8da8w"),
+    ],
+    ids=["gemma", "mixtral", "groups"],
 )
-def test_what_executorch_lacks_is_one_line(dimensions: Any, reason: str, tmp_path: Path) -> None:
+def test_what_executorch_lacks_is_one_line(
+    dimensions: Any, quantize: str, reason: str, tmp_path: Path
+) -> None:
     lower = lowering("decoder").lower
     layers = onnx_decoder.cache_layers(dimensions)
     with pytest.raises(KvcastError, match=reason):
-        lower(random_decoder(dimensions), layers, "none", tmp_path)
+        lower(random_decoder(dimensions), layers, quantize, tmp_path, SPECIAL_TOKENS)

@@ -1,6 +1,8 @@
 """Encoder-decoder models on ExecuTorch give what eager gives, over caches that are the caller's."""
 
-from collections.abc import Sequence
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,43 +10,38 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from executorch_bundles import lowering, write_executorch_bundle
+from executorch_bundles import NEEDED, SPECIAL_TOKENS, Exported, exported
+from executorch_callers import built
 from kvcast.bundle.manifest import read_bundle
+from kvcast.decoding.filters import SuppressBlank, SuppressTokens
+from kvcast.decoding.loop import generate
+from kvcast.decoding.strategies import BeamSearch, Greedy, Sampling, Strategy
 from kvcast.errors import KvcastError
-from kvcast.lowering.onnx_whisper import cache_layers
 from kvcast.runtimes.base import EncoderDecoder
-from kvcast.runtimes.eager import EagerEncoderDecoder
-from random_models import (
-    CROSS_BIASED_T5,
-    SMALL,
-    SMALL_T5,
-    random_programs,
-    random_t5_programs,
-    speech,
-    text,
-)
+from random_models import speech, text
 
 _CLOSE = 1e-3
 _PROMPT = np.array([[3, 1, 4], [1, 5, 9]])
+_SOURCES: dict[str, Callable[[int, int], Sequence[NDArray[Any]]]] = {
+    "whisper": speech,
+    "t5": text,
+    "cross-biased t5": text,
+}
+
+
+@pytest.fixture(params=_SOURCES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def whisper_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("executorch") / "whisper"
-    write_executorch_bundle("whisper", random_programs(SMALL), cache_layers(SMALL), folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def whisper(whisper_folder: Path) -> EncoderDecoder:
-    from kvcast.runtimes.executorch import ExecutorchEncoderDecoder
-
-    return ExecutorchEncoderDecoder(whisper_folder, read_bundle(whisper_folder), threads=1)
+def whisper() -> EncoderDecoder:
+    return exported("whisper").runtime
 
 
 @pytest.fixture(scope="module")
 def eager() -> EncoderDecoder:
-    return EagerEncoderDecoder(random_programs(SMALL))
+    return exported("whisper").eager
 
 
 def _written(
@@ -70,11 +67,47 @@ def _assert_as_eager(
     np.testing.assert_array_equal(tokens, expected_tokens)
 
 
-def test_whisper_writes_what_eager_writes_also_for_a_second_input(
-    whisper: EncoderDecoder, eager: EncoderDecoder
-) -> None:
+def test_tokens_are_eagers_also_for_a_second_input(name: str) -> None:
+    subject = exported(name)
     for seed in (0, 1):
-        _assert_as_eager(whisper, eager, speech(2, seed))
+        _assert_as_eager(subject.runtime, subject.eager, _SOURCES[name](2, seed))
+
+
+@pytest.mark.parametrize(
+    "strategy", [Greedy(), BeamSearch(3, 1.0), Sampling(0.8, 2, (0, 0, 0))], ids=repr
+)
+def test_the_decoding_loop_finds_eagers_candidates(name: str, strategy: Strategy) -> None:
+    subject = exported(name)
+    found = []
+    for runtime in (subject.runtime, subject.eager):
+        cross = runtime.encode(*_SOURCES[name](2, 4))
+        generation = generate(
+            runtime, cross, _PROMPT, strategy=strategy, filters=[], eot=7, max_new_tokens=20
+        )
+        found.append(generation.candidates)
+    for one, other in zip(*found, strict=True):
+        assert [candidate.tokens for candidate in one] == [candidate.tokens for candidate in other]
+        np.testing.assert_allclose(
+            [candidate.sum_logprob for candidate in one],
+            [candidate.sum_logprob for candidate in other],
+            atol=_CLOSE,
+        )
+
+
+def test_what_is_encoded_afterwards_and_inputs_that_become_nan_change_nothing(
+    whisper: EncoderDecoder,
+) -> None:
+    (features,) = speech(2, 0)
+    expected = _written(whisper, [features])[1]
+    cache = whisper.new_cache(whisper.encode(features), 2)
+    features[:] = np.nan
+    # The same memory holds an encoder's output again, which is of no numbers now.
+    whisper.encode(features)
+    new = _PROMPT
+    for step in range(5):
+        logits, cache = whisper.decode(new, cache)
+        np.testing.assert_array_equal(logits[:, 0], expected[:, step])
+        new = logits[:, -1].argmax(axis=-1)[:, None]
 
 
 def test_a_decode_after_one_that_stopped_early_sees_nothing_of_it(
@@ -132,25 +165,33 @@ def test_a_full_cache_says_so(whisper: EncoderDecoder) -> None:
         whisper.decode(_PROMPT[:1], cache)
 
 
-def test_a_truncated_file_is_refused_before_it_is_loaded(
-    whisper_folder: Path, tmp_path: Path
+def _cut(content: bytes) -> bytes:
+    return content[:-100]
+
+
+def _changed(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+def _foreign(content: bytes) -> bytes:
+    return exported("t5").file.read_bytes()[: len(content)]
+
+
+@pytest.mark.parametrize("damage", [_cut, _changed, _foreign])
+def test_another_file_than_was_exported_is_refused_before_it_is_loaded(
+    damage: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in whisper_folder.rglob("*"):
-        if path.is_file():
-            target = copy / path.relative_to(whisper_folder)
-            target.parent.mkdir(exist_ok=True)
-            target.write_bytes(path.read_bytes())
+    copy = shutil.copytree(exported("whisper").folder, tmp_path / "copy")
     assert read_bundle(copy)
     model = copy / "executorch" / "model.pte"
-    model.write_bytes(model.read_bytes()[:-100])
+    model.write_bytes(damage(model.read_bytes()))
     with pytest.raises(KvcastError, match="checksum"):
         read_bundle(copy)
 
 
 def test_a_file_that_is_none_of_executorchs_is_one_line(tmp_path: Path) -> None:
-    lowering("whisper")
+    pytest.importorskip("executorch", reason=NEEDED)
     from kvcast.runtimes.executorch_methods import Methods
 
     path = tmp_path / "model.pte"
@@ -159,16 +200,37 @@ def test_a_file_that_is_none_of_executorchs_is_one_line(tmp_path: Path) -> None:
         Methods(path, threads=1)
 
 
-@pytest.mark.parametrize("dimensions", [SMALL_T5, CROSS_BIASED_T5], ids=["gated", "cross-biased"])
-def test_t5_writes_what_eager_writes(dimensions: Any, tmp_path: Path) -> None:
-    layers = lowering("t5").bounded_layers(dimensions)
-    from kvcast.runtimes.executorch import ExecutorchEncoderDecoder
-
-    programs = random_t5_programs(dimensions)
-    manifest = write_executorch_bundle("t5", programs, layers, tmp_path / "t5")
-    t5 = ExecutorchEncoderDecoder(tmp_path / "t5", manifest, threads=1)
-    for seed in (0, 1):
-        _assert_as_eager(t5, EagerEncoderDecoder(programs), text(2, seed))
+def test_a_source_that_is_too_long_is_one_line() -> None:
     long = np.zeros((1, 600), np.int64), np.array([600], np.int32)
     with pytest.raises(KvcastError, match="600 tokens and the bundle takes up to 512"):
-        t5.encode(*long)
+        exported("t5").runtime.encode(*long)
+
+
+def test_the_caller_in_cpp_transcribes_as_python_does(tmp_path: Path) -> None:
+    subject: Exported = exported("whisper")
+    caller = built("transcribe", tmp_path)
+    expected, paths = [], []
+    for seed in (0, 1):
+        features = speech(1, seed)[0]
+        paths.append(tmp_path / f"{seed}.f32")
+        features.astype("<f4").tofile(paths[-1])
+        generation = generate(
+            subject.eager,
+            subject.eager.encode(features),
+            np.array([SPECIAL_TOKENS["start_tokens"]]),
+            strategy=Greedy(),
+            filters=[
+                SuppressBlank(tuple(SPECIAL_TOKENS["blank_tokens"])),
+                SuppressTokens(SPECIAL_TOKENS["suppressed_tokens"]),
+            ],
+            eot=7,
+            max_new_tokens=16,
+        )
+        tokens = list(generation.candidates[0][0].tokens)
+        # 9 ends a text as well.
+        expected.append(tokens[: tokens.index(9)] if 9 in tokens else tokens)
+    done = subprocess.run(
+        [caller, subject.file, *paths], capture_output=True, text=True, check=True
+    )
+    assert [list(map(int, line.split())) for line in done.stdout.splitlines()] == expected
+    assert all(expected)

@@ -6,6 +6,7 @@ reorder or fork is the caller's own doing. A call is one row's. Matrices are XNN
 model.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,11 @@ from kvcast.lowering.signatures import Signature
 from kvcast.runtimes.executorch_quiet import quiet
 
 with quiet():
+    from executorch.backends.xnnpack.partition.config import (
+        ALL_PARTITIONER_CONFIGS,
+        BMMConfig,
+        ViewCopyConfig,
+    )
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import (
         EdgeCompileConfig,
@@ -34,11 +40,14 @@ with quiet():
 
 FOLDER = "executorch"
 FILE = f"{FOLDER}/model.pte"
+CONSTANTS = f"{FOLDER}/constants.json"
 # How `executorch_operators` wants a cache [1, heads, c, d] to lie.
-BY_POSITION = (0, 2, 1, 3)
-BY_HEAD = (1, 2, 0, 3)
+_LYING = (1, 2, 0, 3)
 # Most positions that one call can be asked for: memory for their logits is set aside.
 _MOST_ASKED = 8
+# Whole caches would be copied: XNNPACK does so to give one another shape, which costs nothing
+# elsewhere, and to rearrange the second of two factors.
+_COPYING = (BMMConfig, ViewCopyConfig)
 
 Argument = tuple[Any, Any]
 """An example, and its open sizes as torch.export has them."""
@@ -55,37 +64,42 @@ def new_positions(chunk: int) -> list[Argument]:
 
 
 def facts_of(
-    vocab: int, layers: Sequence[CacheLayers], chunk: int, end_tokens: Sequence[int]
+    vocab: int,
+    layers: Sequence[CacheLayers],
+    chunk: int,
+    special_tokens: Mapping[str, Sequence[int]],
 ) -> dict[str, Any]:
     """Return what a caller of any `decode` must know; `layers` are the self caches."""
+    each = [run for run in layers for _ in range(run.layers)]
     return {
         "vocab_size": vocab,
-        "layers": sum(run.layers for run in layers),
-        "capacity": max(run.capacity for run in layers),
+        "dtype": "float32",
+        "layers": len(each),
+        "kv_heads": each[0].heads,
+        "head_dim": each[0].head_dim,
+        # Of each layer; a ring has as many slots whatever the longest text.
+        "capacities": [run.capacity for run in each],
+        "rings": [int(run.kind == "ring") for run in each],
         "chunk": chunk,
         "most_asked": _MOST_ASKED,
-        "end_tokens": list(end_tokens),
+        **{name: list(tokens) for name, tokens in special_tokens.items()},
     }
 
 
-def caches(
-    layers: Sequence[CacheLayers], open_size: Any, order: tuple[int, ...] = BY_POSITION
-) -> Argument:
+def caches(layers: Sequence[CacheLayers], open_size: Any) -> Argument:
     """Key and value of some layers, of which all but rings have an open capacity.
 
     Args:
         layers: what the caches are like; a ring is one of exactly its capacity.
         open_size: name of the others' capacity.
-        order: how they lie.
 
     """
     examples, sizes = [], []
     for run in layers:
-        shape = (1, run.heads, run.capacity, run.head_dim)
-        lying = [shape[axis] for axis in order]
-        part = None if run.kind == "ring" else {order.index(2): open_size}
+        shape = (run.heads, run.capacity, 1, run.head_dim)
+        part = None if run.kind == "ring" else {1: open_size}
         for _ in range(run.layers):
-            examples.append((torch.zeros(lying), torch.zeros(lying)))
+            examples.append((torch.zeros(shape), torch.zeros(shape)))
             sizes.append((part, part))
     return examples, sizes
 
@@ -95,9 +109,9 @@ def without_caches(results: Results) -> Results:
     return results[:-1]
 
 
-def lying(order: tuple[int, ...]) -> Callable[[Results], Results]:
-    """Return a function that makes `encode`'s caches lie in an order, all in one list."""
-    return lambda layers: [part.permute(order).contiguous() for pair in layers for part in pair]
+def as_caches(layers: Results) -> Results:
+    """Make `encode`'s caches lie as `decode` has them, all in one list."""
+    return [part.permute(_LYING).contiguous() for pair in layers for part in pair]
 
 
 def export_method(
@@ -137,7 +151,7 @@ class _Method(nn.Module):
 
     def __init__(self, graph: GraphModule, finish: Callable[[Results], Results]) -> None:
         super().__init__()
-        _read_positions_on_their_axis(graph)
+        _ask_for_sizes_where_they_are(graph)
         # A module anew, which does not check shapes.
         self.program = GraphModule(graph, graph.graph)
         self.finish = finish
@@ -158,18 +172,19 @@ def save_methods(
     Args:
         methods: by name.
         program: their signatures.
-        facts: methods without arguments, each of which gives a number or several: what a caller
-            that reads no `bundle.json` must know.
+        facts: methods without arguments, each of which gives numbers or a text: what a caller
+            that reads nothing but the file must know. `executorch/constants.json` has them too.
         folder: the bundle's.
 
     Returns:
         What the manifest says of the methods.
 
     """
+    delegated = [config for config in ALL_PARTITIONER_CONFIGS if config not in _COPYING]
     with quiet(), torch.no_grad():
         manager = to_edge_transform_and_lower(
             dict(methods),
-            partitioner=[XnnpackPartitioner()],
+            partitioner=[XnnpackPartitioner(delegated)],
             constant_methods=dict(facts),
             # The operators of `llama` are none that the verifier knows.
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
@@ -182,6 +197,7 @@ def save_methods(
     (folder / FOLDER).mkdir()
     with (folder / FILE).open("wb") as file:
         result.write_to_file(file)
+    (folder / CONSTANTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     return {
         name: Graph(
             file=FILE,
@@ -192,13 +208,14 @@ def save_methods(
     }
 
 
-def _read_positions_on_their_axis(module: GraphModule) -> None:
-    """Let what asks an argument for axis 2, of which only caches have one, ask for axis 1."""
-    for node in module.graph.nodes:
-        if node.target is torch.ops.aten.sym_size.int and node.args[0].op == "placeholder":
-            source, axis = node.args
-            if source.meta["val"].dim() == 4 and axis == 2:
-                node.args = (source, 1)
+def _ask_for_sizes_where_they_are(module: GraphModule) -> None:
+    """Let what asks a cache, of four axes as nothing else, for its size ask where that is now."""
+    arguments = module.graph.find_nodes(op="placeholder")
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int):
+        source, axis = node.args
+        if source in arguments and source.meta["val"].dim() == 4:
+            # Positions are on another axis; a row is every argument's first.
+            node.args = (source, 1) if axis == 2 else (arguments[0], axis)
     module.recompile()
 
 

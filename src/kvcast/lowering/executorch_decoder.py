@@ -4,7 +4,7 @@ Knows the program's signature; nothing of checkpoints, and of bundles only the m
 vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def lower(
     layers: Sequence[CacheLayers],
     quantize: str,
     folder: Path,
-    end_tokens: Sequence[int] = (),
+    special_tokens: Mapping[str, Sequence[int]],
 ) -> dict[str, Graph]:
     """Write `executorch/model.pte` with a method `decode` under an existing folder.
 
@@ -39,7 +39,7 @@ def lower(
         layers: one entry a layer, in order; a ring's capacity is its window.
         quantize: "none", "8da8w" or "8da4w".
         folder: an existing folder.
-        end_tokens: which end a text, for a caller that reads nothing but the file.
+        special_tokens: by name, for a caller that reads nothing but the file.
 
     Returns:
         What the manifest says of the method.
@@ -58,5 +58,5 @@ def lower(
     ]
     arguments = [*new_positions(chunk), caches(lying, Dim("capacity", max=longest))]
     methods = {"decode": export_method(signature["decode"], arguments, without_caches, quantize)}
-    facts = facts_of(programs.dimensions.vocab_size, lying, chunk, end_tokens)
+    facts = facts_of(programs.dimensions.vocab_size, lying, chunk, special_tokens)
     return save_methods(methods, signature, facts, folder)

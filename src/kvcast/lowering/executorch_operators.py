@@ -5,11 +5,12 @@ attends to it as it lies, reading no slot after the last; both come with ExecuTo
 kernels take one start position and one mask for all rows and heads, so a call serves one row, and
 attention whose bias differs from head to head is products of matrices instead.
 
-Caches are given here with positions on axis 1: [1, c, heads, d], and where a bias differs from head
-to head [heads, c, 1, d], so that no cache is ever transposed. A source has the length it has: one
-row needs no padding, and `lengths` of sources say nothing new.
+Caches are given here as [heads, c, 1, d]: heads stand where the kernels have rows, so that a head's
+positions lie side by side and are read as fast as memory gives them (a third faster than position
+by position), and products of matrices need no transposed cache. A source has the length it has:
+one row needs no padding, and `lengths` of sources say nothing new.
 
-Letters in shapes as in `kvcast.ops.attention`.
+Letters in shapes as in `kvcast.ops.attention`; k is heads of keys, g how many queries share each.
 """
 
 import math
@@ -46,8 +47,7 @@ def _self_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if softcap:
         raise KvcastError("ExecuTorch's attention has no soft cap: use --runtime onnx or eager")
-    head_dim = key_cache.shape[-1]
-    query, key, value = (flat.unflatten(-1, (-1, head_dim)) for flat in (query, key, value))
+    query, key, value = (_by_head(flat, key_cache) for flat in (query, key, value))
     positions_s = lengths + torch.arange(query.shape[1])
     if cosines is not None and sines is not None:
         angles = cosines[positions_s][:, None], sines[positions_s][:, None]
@@ -56,24 +56,34 @@ def _self_attention(
         mixed = _attend_to_ring(
             query, key, value, key_cache, value_cache, positions_s, window, scale
         )
-    elif bias is not None and bias.shape[1] > 1:
+        return _side_by_side(mixed), key_cache, value_cache
+    start = _append(key, key_cache, lengths)
+    _append(value, value_cache, lengths)
+    if bias is not None and bias.shape[1] > 1:
         mask_hsc = _causal(bias[0], positions_s) if causal else bias[0]
-        _append(key.permute(2, 1, 0, 3), key_cache, lengths)
-        _append(value.permute(2, 1, 0, 3), value_cache, lengths)
-        mixed = _attend_by_head(query, key_cache, value_cache, mask_hsc, scale)
+        mixed = _attend_with_bias(query, key_cache, value_cache, mask_hsc, scale)
     else:
-        start = _append(key, key_cache, lengths)
-        _append(value, value_cache, lengths)
         mask_sc = None if bias is None else bias[0, 0]
         by_start = causal and mask_sc is None
         mixed = torch.ops.llama.custom_sdpa(
             query, key_cache, value_cache, start if by_start else 0, mask_sc, 0.0, by_start, scale
         )
-    return mixed.flatten(2), key_cache, value_cache
+    return _side_by_side(mixed), key_cache, value_cache
+
+
+def _by_head(flat_1sx: Tensor, cache_kc1d: Tensor) -> Tensor:
+    """[1, s, k * g * d] to [k, s, g, d]."""
+    heads, head_dim = cache_kc1d.shape[0], cache_kc1d.shape[-1]
+    return flat_1sx[0].unflatten(-1, (heads, -1, head_dim)).transpose(0, 1)
+
+
+def _side_by_side(mixed_ksgd: Tensor) -> Tensor:
+    """[k, s, g, d] to [1, s, k * g * d]."""
+    return mixed_ksgd.transpose(0, 1).flatten(1)[None]
 
 
 def _append(new: Tensor, cache: Tensor, lengths: Tensor) -> Any:
-    """Write `new` [x, s, y, d] after what the cache [x, c, y, d] holds; return how much that is."""
+    """Write `new` [k, s, 1, d] after what the cache holds; return how much that is."""
     start: Any = lengths[0].item()
     torch._check(start >= 0)
     torch._check(start < cache.shape[1])
@@ -94,9 +104,9 @@ def _attend_to_ring(
 ) -> Tensor:
     """Write first and read afterwards: c is at least window + s - 1."""
     capacity = key_cache.shape[1]
-    slots_1s = (positions_s % capacity)[None]
-    torch.ops.llama.update_cache_with_indices(key, key_cache, 0, slots_1s)
-    torch.ops.llama.update_cache_with_indices(value, value_cache, 0, slots_1s)
+    slots_ks = (positions_s % capacity).expand(len(key), -1)
+    torch.ops.llama.update_cache_with_indices(key, key_cache, 0, slots_ks)
+    torch.ops.llama.update_cache_with_indices(value, value_cache, 0, slots_ks)
     last = positions_s[-1:]
     held_c = last - (last - torch.arange(capacity)) % capacity
     distance_sc = positions_s[:, None] - held_c
@@ -110,19 +120,22 @@ def _causal(bias_hsc: Tensor, positions_s: Tensor) -> Tensor:
     return torch.where(slots_c <= positions_s[:, None], bias_hsc, -torch.inf)
 
 
-def _attend_by_head(
-    query_1shd: Tensor, key_hc1d: Tensor, value_hc1d: Tensor, mask_hsc: Tensor, scale: float
+def _attend_with_bias(
+    query_hs1d: Tensor, key_hc1d: Tensor, value_hc1d: Tensor, mask_hsc: Tensor, scale: float
 ) -> Tensor:
-    """[1, s, h, d]. Products are [h, c, s] first, so that it is they that are transposed."""
-    query_hds = query_1shd[0].permute(1, 2, 0) * scale
-    products_hsc = torch.bmm(key_hc1d.squeeze(2), query_hds).transpose(1, 2)
+    """[h, s, 1, d]. Products are [h, c, s] first, so that it is they that are transposed."""
+    # Views: to squeeze would copy whole caches.
+    heads, head_dim = key_hc1d.shape[0], key_hc1d.shape[-1]
+    key_hcd, value_hcd = (x.reshape(heads, -1, head_dim) for x in (key_hc1d, value_hc1d))
+    query_hds = query_hs1d.squeeze(2).transpose(1, 2) * scale
+    products_hsc = torch.bmm(key_hcd, query_hds).transpose(1, 2)
     weights_hsc = (products_hsc + mask_hsc).softmax(-1)
-    return torch.bmm(weights_hsc, value_hc1d.squeeze(2)).transpose(0, 1)[None]
+    return torch.bmm(weights_hsc, value_hcd).unsqueeze(2)
 
 
-def _rotated(heads_1shd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+def _rotated(heads_ksgd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Turn pairs (i, i + d / 2) by angles [s, 1, d / 2]."""
-    first, second = heads_1shd.chunk(2, dim=-1)
+    first, second = heads_ksgd.chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
 
@@ -134,10 +147,7 @@ def _cross_attention(
     lengths: Tensor | None = None,  # noqa: ARG001
     bias: Tensor | None = None,
 ) -> Tensor:
-    by_head = query.unflatten(-1, (-1, key.shape[-1]))
-    if bias is not None:
-        return _attend_by_head(by_head, key, value, bias[0], scale).flatten(2)
-    return _attend_to_all(by_head, key, value, scale).flatten(2)
+    return _side_by_side(_attend_to_all(_by_head(query, key), key, value, bias, scale))
 
 
 def _encoder_attention(
@@ -149,14 +159,17 @@ def _encoder_attention(
     lengths: Tensor | None = None,  # noqa: ARG001
     bias: Tensor | None = None,
 ) -> Tensor:
-    query, key, value = (flat.unflatten(-1, (heads, -1)) for flat in (query, key, value))
+    query_ht1d, key_ht1d, value_ht1d = (
+        flat[0].unflatten(-1, (heads, 1, -1)).transpose(0, 1) for flat in (query, key, value)
+    )
+    return _side_by_side(_attend_to_all(query_ht1d, key_ht1d, value_ht1d, bias, scale))
+
+
+def _attend_to_all(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
+) -> Tensor:
     if bias is not None:
-        key, value = (part.permute(2, 1, 0, 3) for part in (key, value))
-        return _attend_by_head(query, key, value, bias[0], scale).flatten(2)
-    return _attend_to_all(query, key, value, scale).flatten(2)
-
-
-def _attend_to_all(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        return _attend_with_bias(query, key, value, bias[0], scale)
     # Without a mask the kernel reads as many keys as there are positions up to the last query.
     start = key.shape[1] - query.shape[1]
     return torch.ops.llama.custom_sdpa(query, key, value, start, None, 0.0, False, scale)

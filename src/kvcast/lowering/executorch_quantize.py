@@ -4,6 +4,7 @@ Products and tables of an exported graph become layers, which torchao then quant
 partitioner knows what comes of that. Knows no model.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.nn.functional import embedding
 
+from kvcast.errors import KvcastError
 from kvcast.runtimes.executorch_quiet import quiet
 
 with quiet():
@@ -29,8 +31,10 @@ def quantize_matrices(module: GraphModule, quantize: str) -> None:
     Args:
         module: a program in fp32.
         quantize: "none"; "8da8w", which keeps int8 weights with a scale a row; or "8da4w", which
-            keeps int4 ones with a scale for 32, where rows divide into such groups. Vocabularies
-            become int8 either way.
+            keeps int4 ones with a scale for 32. Tables of tokens become int8 either way.
+
+    Raises:
+        KvcastError: "8da4w", and rows of a matrix do not divide into groups of 32.
 
     """
     if quantize == "none":
@@ -40,17 +44,32 @@ def quantize_matrices(module: GraphModule, quantize: str) -> None:
             _make_layer(module, node, f"quantized_{i}")
     module.graph.lint()
     module.recompile()
-    by_row = PerAxis(0)
-    eight = Int8DynamicActivationIntxWeightConfig(
-        weight_dtype=torch.int8, weight_granularity=by_row
-    )
-    four = Int8DynamicActivationIntxWeightConfig(
-        weight_dtype=torch.int4,  # type: ignore[attr-defined]
-        weight_granularity=PerGroup(_GROUP),
-    )
-    in_groups = four if quantize == "8da4w" else eight
-    quantize_(module, in_groups, lambda layer, _: _is_product(layer, divisible=True))
-    quantize_(module, eight, lambda layer, _: _is_product(layer, divisible=False))
+    products = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if quantize == "8da4w":
+        _check_groups(products)
+        weights = Int8DynamicActivationIntxWeightConfig(
+            weight_dtype=torch.int4,  # type: ignore[attr-defined]
+            weight_granularity=PerGroup(_GROUP),
+        )
+    else:
+        weights = Int8DynamicActivationIntxWeightConfig(
+            weight_dtype=torch.int8, weight_granularity=PerAxis(0)
+        )
+    quantize_(module, weights)
+
+
+def _check_groups(products: Sequence[nn.Linear]) -> None:
+    for product in products:
+        if product.in_features % _GROUP:
+            raise KvcastError(
+                f"8da4w keeps a scale for each {_GROUP} weights of a row and this model has "
+                f"rows of {product.in_features}: use --quantize 8da8w"
+            )
+
+
+def for_many_tokens(quantize: str) -> str:
+    """Return how to quantise what multiplies many tokens, as encoders do: int4 gains nothing."""
+    return "8da8w" if quantize == "8da4w" else quantize
 
 
 class _Table(nn.Module):
@@ -102,11 +121,3 @@ def _constant(module: GraphModule, argument: Any) -> torch.Tensor | None:
     path, _, name = str(argument.target).rpartition(".")
     value: torch.Tensor = getattr(module.get_submodule(path), name)
     return value.detach()
-
-
-def _is_product(layer: nn.Module, *, divisible: bool) -> bool:
-    return (
-        isinstance(layer, nn.Linear)
-        and type(layer.weight) is nn.Parameter
-        and (layer.in_features % _GROUP == 0) == divisible
-    )

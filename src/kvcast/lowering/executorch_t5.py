@@ -4,7 +4,7 @@ Knows the programs' signatures; nothing of checkpoints, and of bundles only the 
 vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +14,15 @@ from torch.export import Dim
 from kvcast.bundle.manifest import CacheLayers, Graph
 from kvcast.lowering import signatures
 from kvcast.lowering.executorch import (
-    BY_HEAD,
-    BY_POSITION,
+    as_caches,
     caches,
     export_method,
     facts_of,
-    lying,
     new_positions,
     save_methods,
     without_caches,
 )
+from kvcast.lowering.executorch_quantize import for_many_tokens
 from kvcast.lowering.onnx_t5 import cache_layers
 from kvcast.programs.t5 import T5Programs
 from kvcast.spec.t5 import T5Dimensions
@@ -44,16 +43,17 @@ def lower(
     layers: Sequence[CacheLayers],
     quantize: str,
     folder: Path,
-    end_tokens: Sequence[int] = (),
+    special_tokens: Mapping[str, Sequence[int]],
 ) -> dict[str, Graph]:
     """Write `executorch/model.pte` with methods `encode` and `decode` under an existing folder.
 
     Args:
         programs: fp32 programs.
         layers: `bounded_layers`.
-        quantize: "none", "8da8w" or "8da4w".
+        quantize: "none", "8da8w" or "8da4w", which leaves the encoder and the cross projections
+            in int8.
         folder: an existing folder.
-        end_tokens: which end a text, for a caller that reads nothing but the file.
+        special_tokens: by name, for a caller that reads nothing but the file.
 
     Returns:
         What the manifest says of the methods.
@@ -65,18 +65,17 @@ def lower(
     source = Dim("source", max=cross.capacity)
     lengths = (torch.ones(1, dtype=torch.int32), None)
     chunk = min(_CHUNK, own.capacity)
-    crossed = BY_HEAD if dimensions.cross_bias else BY_POSITION
     encoded = [(torch.zeros(1, 5, dtype=torch.int64), {1: source}), lengths]
     decoded = [
         *new_positions(chunk),
-        caches([own], Dim("capacity", max=own.capacity), BY_HEAD),
-        caches([cross], source, crossed),
+        caches([own], Dim("capacity", max=own.capacity)),
+        caches([cross], source),
         lengths,
     ]
     methods = {
-        "encode": export_method(signature["encode"], encoded, lying(crossed), quantize),
+        "encode": export_method(signature["encode"], encoded, as_caches, for_many_tokens(quantize)),
         "decode": export_method(signature["decode"], decoded, without_caches, quantize),
     }
-    facts = facts_of(dimensions.vocab_size, [own], chunk, end_tokens)
-    facts["start_token"] = dimensions.start_token
+    facts = facts_of(dimensions.vocab_size, [own], chunk, special_tokens)
+    facts |= {"longest_source": cross.capacity, "start_tokens": [dimensions.start_token]}
     return save_methods(methods, signature, facts, folder)

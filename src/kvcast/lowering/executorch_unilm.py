@@ -4,7 +4,7 @@ Knows the programs' signatures; nothing of checkpoints, and of bundles only the 
 vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ def lower(
     layers: Sequence[CacheLayers],
     quantize: str,
     folder: Path,
-    end_tokens: Sequence[int] = (),
+    special_tokens: Mapping[str, Sequence[int]],
 ) -> dict[str, Graph]:
     """Write `executorch/model.pte` with `decode` and, of a pooled model, `pool`.
 
@@ -37,7 +37,7 @@ def lower(
         layers: one entry a layer, in order.
         quantize: "none", "8da8w" or "8da4w".
         folder: an existing folder.
-        end_tokens: which end a text, for a caller that reads nothing but the file.
+        special_tokens: by name, for a caller that reads nothing but the file.
 
     Returns:
         What the manifest says of the methods.
@@ -53,5 +53,5 @@ def lower(
         methods["pool"] = export_method(
             signature["pool"], [hidden], lambda pooled: pooled, quantize
         )
-    facts = facts_of(programs.dimensions.vocab_size, layers, chunk, end_tokens)
+    facts = facts_of(programs.dimensions.vocab_size, layers, chunk, special_tokens)
     return save_methods(methods, signature, facts, folder)

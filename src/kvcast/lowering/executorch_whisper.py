@@ -4,7 +4,7 @@ Knows the programs' signatures; nothing of checkpoints, and of bundles only the 
 vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,15 +13,15 @@ from torch.export import Dim
 from kvcast.bundle.manifest import CacheLayers, Graph
 from kvcast.lowering import signatures
 from kvcast.lowering.executorch import (
-    BY_POSITION,
+    as_caches,
     caches,
     export_method,
     facts_of,
-    lying,
     new_positions,
     save_methods,
     without_caches,
 )
+from kvcast.lowering.executorch_quantize import for_many_tokens
 from kvcast.programs.whisper import WhisperPrograms
 
 _CHUNK = 128
@@ -32,16 +32,17 @@ def lower(
     layers: Sequence[CacheLayers],
     quantize: str,
     folder: Path,
-    end_tokens: Sequence[int] = (),
+    special_tokens: Mapping[str, Sequence[int]],
 ) -> dict[str, Graph]:
     """Write `executorch/model.pte` with methods `encode` and `decode` under an existing folder.
 
     Args:
         programs: fp32 programs.
         layers: the self caches and the cross caches.
-        quantize: "none", "8da8w" or "8da4w".
+        quantize: "none", "8da8w" or "8da4w", which leaves the encoder and the cross projections
+            in int8.
         folder: an existing folder.
-        end_tokens: which end a text, for a caller that reads nothing but the file.
+        special_tokens: by name, for a caller that reads nothing but the file.
 
     Returns:
         What the manifest says of the methods.
@@ -54,7 +55,7 @@ def lower(
     capacity = Dim("capacity", max=own.capacity)
     methods = {
         "encode": export_method(
-            signature["encode"], [(features, None)], lying(BY_POSITION), quantize
+            signature["encode"], [(features, None)], as_caches, for_many_tokens(quantize)
         ),
         "decode": export_method(
             signature["decode"],
@@ -63,5 +64,6 @@ def lower(
             quantize,
         ),
     }
-    facts = facts_of(programs.dimensions.vocab_size, [own], chunk, end_tokens)
+    facts = facts_of(programs.dimensions.vocab_size, [own], chunk, special_tokens)
+    facts |= {"mel_bins": features.shape[1], "mel_frames": features.shape[2]}
     return save_methods(methods, signature, facts, folder)

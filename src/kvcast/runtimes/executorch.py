@@ -93,16 +93,11 @@ class ExecutorchEncoderDecoder:
         if cache.lengths.max(initial=0) + new > capacity:
             raise KvcastError(f"the cache holds {capacity} positions and is full")
         of_input = rows // cache.cross.batch
-        logits = [
-            self._decode.run(
-                tokens_rs[row],
-                int(cache.lengths[row]),
-                positions,
-                [*cache.cells[:, row], *cache.cross.inputs[row // of_input]],
-            )
-            for row in range(rows)
-        ]
-        return np.stack(logits), replace(cache, lineage=cache.lineage.append(new))
+        logits_rpv = self._decode.logits(rows, len(positions))
+        for row, logits_pv in enumerate(logits_rpv):
+            caches = [*cache.cells[:, row], *cache.cross.inputs[row // of_input]]
+            self._decode.run(tokens_rs[row], int(cache.lengths[row]), positions, caches, logits_pv)
+        return logits_rpv, replace(cache, lineage=cache.lineage.append(new))
 
     def reorder(self, cache: ExecutorchCache, sources: Sequence[int]) -> ExecutorchCache:
         """See the protocol."""

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,13 +64,11 @@ class ExecutorchDecoderOnly:
         """See the protocol."""
         taking_part = list(range(len(cache.lengths)) if rows is None else rows)
         grown = cache.history.append(taking_part, tokens)
-        logits = [
-            self._decode.run(
-                new, int(cache.lengths[row]), positions, [cell[row] for cell in cache.cells]
-            )
-            for row, new in zip(taking_part, tokens, strict=True)
-        ]
-        return np.stack(logits), replace(cache, history=grown)
+        logits_rpv = self._decode.logits(len(taking_part), len(positions))
+        for row, new, logits_pv in zip(taking_part, tokens, logits_rpv, strict=True):
+            caches = [cell[row] for cell in cache.cells]
+            self._decode.run(new, int(cache.lengths[row]), positions, caches, logits_pv)
+        return logits_rpv, replace(cache, history=grown)
 
     def reorder(
         self, cache: ExecutorchDecoderCache, sources: Sequence[int]

@@ -67,7 +67,20 @@ class WhisperFamily:
         from kvcast.text.whisper import WhisperTokenizer
 
         tokenizer = WhisperTokenizer(checkpoint.tokenizer_json, checkpoint.dimensions.vocab_size)
-        return {"end_tokens": [tokenizer.eot], "start_tokens": [tokenizer.sot]}
+        return {
+            # To write English without timestamps; another language's token takes the second place.
+            "start_tokens": tokenizer.sot_sequence("en", "transcribe", timestamps=False),
+            "end_tokens": [tokenizer.eot],
+            "language_tokens": tokenizer.language_tokens if tokenizer.is_multilingual else (),
+            "transcribe_tokens": [tokenizer.transcribe],
+            "translate_tokens": [tokenizer.translate],
+            "no_timestamps_tokens": [tokenizer.no_timestamps],
+            "no_speech_tokens": [tokenizer.no_speech],
+            "previous_text_tokens": [tokenizer.sot_prev],
+            # What is never chosen, and what is not chosen first.
+            "suppressed_tokens": sorted({*tokenizer.non_speech_tokens, *tokenizer.control_tokens}),
+            "blank_tokens": tokenizer.blank,
+        }
 
     def programs(self, checkpoint: Any) -> "WhisperPrograms":
         """See the protocol."""

@@ -1,0 +1,24 @@
+"""The C++ callers of the documentation, built as it says."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_FOLDER = Path(__file__).parents[1] / "docs" / "executorch"
+
+
+def built(name: str, folder: Path) -> Path:
+    """Return the program of `docs/executorch/<name>.cpp`, or skip the test where g++ lacks."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++")
+    program = folder / name
+    subprocess.run(
+        ["sh", _FOLDER / "build.sh", _FOLDER / f"{name}.cpp", program],
+        env=os.environ | {"PYTHON": sys.executable},
+        check=True,
+    )
+    return program
