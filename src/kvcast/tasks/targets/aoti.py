@@ -48,12 +48,15 @@ class AotiTarget:
         """See the protocol."""
         from kvcast.lowering import aoti, onnx_decoder, onnx_t5, onnx_whisper, signatures
         from kvcast.lowering.aoti_precision import Precision
+        from kvcast.lowering.smoothing import smooth
 
         programs, numbers = order.programs, order.numbers
         if order.build.device == "cuda" and numbers.quantize != "none":
             raise UsageError(
                 f"{numbers.quantize} matrices are for the CPU: add --quantize none --dtype bf16"
             )
+        if (order.family, numbers.quantize) == ("decoder", "int8"):
+            smooth(programs)
         precision = Precision(dtype=numbers.dtype, quantize=numbers.quantize)
         layers = {"whisper": onnx_whisper, "t5": onnx_t5}.get(
             order.family, onnx_decoder
