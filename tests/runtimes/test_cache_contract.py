@@ -83,6 +83,22 @@ def test_second_input_equals_itself_alone(subject: Subject) -> None:
     np.testing.assert_array_equal(run(subject.runtime, subject.source(1, 10), given), alone)
 
 
+def test_what_becomes_of_an_input_after_it_was_encoded_changes_nothing(subject: Subject) -> None:
+    given = tokens(1, 6, seed=19)
+    whole = run(subject.runtime, subject.source(1, 20), given)
+    source = subject.source(1, 20)
+    cache = subject.runtime.new_cache(subject.runtime.encode(*source), 1)
+    for part in source:
+        part[...] = np.nan if part.dtype.kind == "f" else 1
+    # The same memory holds an encoder's output again, for speech one of NaN.
+    subject.runtime.encode(*source)
+    stepped = []
+    for position in range(6):
+        logits, cache = subject.runtime.decode(given[:, position : position + 1], cache)
+        stepped.append(logits)
+    np.testing.assert_allclose(np.concatenate(stepped, axis=1), whole, atol=TOLERANCE)
+
+
 def test_interleaved_caches_do_not_see_each_other(subject: Subject) -> None:
     given = [tokens(1, 6, seed=12), tokens(1, 6, seed=13)]
     inputs = [subject.source(1, 14), subject.source(1, 15)]

@@ -6,7 +6,9 @@ where it ends. Nothing can vouch for a package that describes itself, so reading
 user who trusts it. Nothing is unpacked or run here.
 """
 
+import lzma
 import zipfile
+import zlib
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -102,7 +104,15 @@ def _description(package: Path) -> str:
     except OSError as error:
         raise KvcastError(f"cannot be read: {error.strerror or error}") from None
     # zipfile's for a damaged archive, for a method or an encryption that it does not know.
-    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError):
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+        EOFError,
+        ValueError,
+        NotImplementedError,
+        RuntimeError,
+    ):
         pass
     raise KvcastError(f"it does not say what it is, and there is no {MANIFEST}; export it again")
 

@@ -63,7 +63,7 @@ def _add_doctor(parser: Parser) -> None:
 COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "transcribe": ("turn recordings into text", _add_transcribe),
     "generate": ("continue text with a language model", _add_generate),
-    "export": ("turn a model into a bundle that runs without PyTorch", _add_export),
+    "export": ("turn a model into a bundle for one of the runtimes", _add_export),
     "inspect": ("show how caching works: masks, caches, costs", _add_inspect),
     "doctor": ("tell which runtimes work here, and why others do not", _add_doctor),
     "bench": ("time kvcast against other programs", _add_bench),

@@ -1,6 +1,7 @@
 """`kvcast bench …`: hands over to kvcast.bench, which is imported only here."""
 
 import argparse
+from functools import partial
 
 from kvcast.bench import generate, gpu, transcribe
 from kvcast.bench.runtimes import command as runtimes
@@ -34,7 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (benchmark, summary) in _BENCHMARKS.items():
         command = benchmarks.add_parser(name, help=summary, description=benchmark.__doc__)
         benchmark.add_arguments(command)
-        command.set_defaults(run=benchmark.run)
+        command.set_defaults(run=partial(_run, name))
+
+
+def _run(name: str, args: argparse.Namespace) -> int:
+    benchmark, _ = _BENCHMARKS[name]
+    if args.device is not None and benchmark is not gpu:
+        raise UsageError(f"--device {args.device} is bench gpu's alone: drop it")
+    code: int = benchmark.run(args)
+    return code
 
 
 def _run_alone(args: argparse.Namespace) -> int:

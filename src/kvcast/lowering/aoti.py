@@ -98,7 +98,7 @@ def lower(
     """
     (folder / PACKAGE).parent.mkdir()
     wanted = dict(signatures)
-    if precision.has_prefill:
+    if precision.has_prefill and device == "cpu":
         wanted["prefill"] = signatures["decode"]
     exported = {
         name: export_program(signature, precision, name, device)

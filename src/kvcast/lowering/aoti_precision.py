@@ -1,7 +1,7 @@
 """Fewer bits for the matrices of an exported program: products and tables that read them.
 
-Between products all stays fp32; a product's input is cast to what the kernel takes and its result
-back. Knows no model: matrices are found by the nodes that read them.
+Between products all stays fp32; a product's input is cast, or rounded to int8, for the kernel and
+its result cast back. Knows no model: matrices are found by the nodes that read them.
 """
 
 from collections.abc import Callable, Iterator, Sequence

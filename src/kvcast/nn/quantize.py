@@ -1,4 +1,4 @@
-"""Weight-only linears for eager PyTorch on the CPU.
+"""Weight-only linears on the CPU: eager PyTorch's, and int4's on AOTInductor.
 
 int8 and int4 weights with bf16 activations, through the packed products that PyTorch has for
 them (`aten._weight_int8pack_mm`, `aten._weight_int4pack_mm_for_cpu`, the ones that torchao and

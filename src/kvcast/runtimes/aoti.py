@@ -23,7 +23,7 @@ from kvcast.runtimes.lineage import Lineage
 
 _WEIGHTS = "weights.safetensors"
 _SLOTS = "slots_"
-_FEW_TOKENS = 16  # that packed products are made for
+_FEW_TOKENS = 16  # that decode's attention by sums is made for
 
 
 class CompiledProgram:
@@ -63,7 +63,7 @@ class CompiledProgram:
 
 
 class DecodeProgram:
-    """`decode`, which has a form for many tokens where their products differ: `prefill`."""
+    """`decode`, which has a form for many tokens, `prefill`, where their attention differs."""
 
     def __init__(self, programs: Mapping[str, CompiledProgram]) -> None:
         self._step = programs["decode"]
@@ -114,8 +114,8 @@ def open_programs(folder: Path, manifest: Manifest, threads: int) -> dict[str, C
 def load_weights(path: Path, device: str) -> dict[str, Tensor]:
     """Read tensors to `device`, each in memory of torch's own.
 
-    Mapped from the file they would begin anywhere, and PyTorch's kernel for int8 matrices, which
-    reads them with aligned loads, crashes (`_mm_load_si128` in int8mm_kernel.cpp).
+    Mapped from the file they would begin anywhere, and kernels may want them aligned: PyTorch's for
+    packed int8 crashes then (`_mm_load_si128` in int8mm_kernel.cpp).
     """
     return {name: mapped.to(device, copy=True) for name, mapped in load_file(path).items()}
 

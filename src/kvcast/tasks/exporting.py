@@ -97,7 +97,7 @@ def export_folder(
             cache=layers,
             graphs=graphs,
             source={"name": _public_name(name), "sha256": checkpoint.content_hash},
-            tools={name: version(name) for name in ("kvcast", "onnxruntime", "torch")},
+            tools={name: version(name) for name in ("kvcast", "torch", *target.tools)},
         )
         text = family.text_files(checkpoint)
         for file, content in text.items():

@@ -115,8 +115,8 @@ def _open_bundle(
     for option, value in wanted.items():
         if value not in (None, has[option]):
             raise UsageError(
-                f"{folder} was exported with --{option} {has[option]}; drop --{option} {value} or "
-                "export the checkpoint again"
+                f"{folder} was exported with --{option} {has[option]}: use that, not --{option} "
+                f"{value}, or export the checkpoint again"
             )
     family = family_of(manifest.family)
     # Text files lie beside the manifest, graphs in folders of their own.

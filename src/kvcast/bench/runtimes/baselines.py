@@ -2,7 +2,8 @@
 
 The same machinery as for kvcast's own programs, and the same numbers: a matrix has the form that
 it has there, so projections of cross keys and values have that of `encode`, which is the one for
-many tokens. A table by runtime. torch is imported inside functions.
+many tokens; only AOTInductor's int4 has them in bf16. A table by runtime. torch is imported inside
+functions.
 """
 
 import hashlib

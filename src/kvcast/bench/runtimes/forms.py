@@ -62,7 +62,7 @@ RUNTIMES: Mapping[str, Runtime] = {
         words={
             "bf16": "bf16 matrices, attention and caches",
             "int8": "int8 matrices, int8 activations; bf16 attention and caches",
-            "int4": "int4 matrices in steps; bf16 activations, attention and caches",
+            "int4": "int4 decoder, int8 encoder and table; bf16 activations and caches",
         },
         bf16=("bf16", "int8", "int4"),
     ),

@@ -16,6 +16,8 @@ from kvcast.tasks.targets.trial import Trial, compile_tiny, double_on_torch, ver
 class AotiTarget:
     """AOTInductor: native code for the machine that exports."""
 
+    tools: tuple[str, ...] = ()
+
     def numbers(self, asked: Asked) -> Numbers:
         """See the protocol."""
         quantize = asked.quantize or "none"

@@ -84,7 +84,14 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 class Target(Protocol):
-    """One runtime."""
+    """One runtime.
+
+    Attributes:
+        tools: packages beside torch whose versions a bundle names.
+
+    """
+
+    tools: tuple[str, ...]
 
     def numbers(self, asked: Asked) -> Numbers:
         """Choose what was left open; raises UsageError for numbers that the runtime lacks."""

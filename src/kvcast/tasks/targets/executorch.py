@@ -14,6 +14,8 @@ from kvcast.tasks.targets.trial import Trial, versions
 class ExecutorchTarget:
     """ExecuTorch: one file that phones and embedded machines run."""
 
+    tools: tuple[str, ...] = ("executorch",)
+
     def numbers(self, asked: Asked) -> Numbers:
         """See the protocol."""
         quantize = asked.quantize or "8da8w"

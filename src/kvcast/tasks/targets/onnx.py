@@ -16,6 +16,8 @@ from kvcast.tasks.targets.trial import Trial, double_on_onnx, versions
 class OnnxTarget:
     """ONNX Runtime."""
 
+    tools: tuple[str, ...] = ("onnxruntime", "onnx")
+
     def numbers(self, asked: Asked) -> Numbers:
         """See the protocol."""
         if asked.dtype not in (None, "fp32"):
