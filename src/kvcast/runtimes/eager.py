@@ -74,7 +74,8 @@ class EagerEncoderDecoder:
     @torch.inference_mode()
     def encode(self, *source: NDArray[Any]) -> EagerCrossCache:
         """See the protocol."""
-        first, *given = (torch.from_numpy(np.ascontiguousarray(part)) for part in source)
+        # Copies: a cache keeps lengths, and the caller's arrays may become something else.
+        first, *given = (torch.from_numpy(np.array(part, order="C")) for part in source)
         return EagerCrossCache(self._programs.encode(first, *given), tuple(given))
 
     def new_cache(

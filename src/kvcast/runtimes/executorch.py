@@ -69,7 +69,7 @@ class ExecutorchEncoderDecoder:
                     f"source {i} has {len(whole)} tokens and the bundle takes up to "
                     f"{self._longest_source}"
                 )
-            given = [torch.from_numpy(part[i : i + 1]) for part in lengths]
+            given = [torch.from_numpy(part[i : i + 1].copy()) for part in lengths]
             argument = torch.from_numpy(np.ascontiguousarray(whole)[None])
             inputs.append([*self._methods.run("encode", [argument, *given]), *given])
         return ExecutorchCrossCache(inputs)

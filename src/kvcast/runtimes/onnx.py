@@ -121,7 +121,8 @@ class OnnxEncoderDecoder:
 
     def encode(self, *source: NDArray[Any]) -> OnnxCrossCache:
         """See the protocol."""
-        arrays = [ort_value(np.ascontiguousarray(part)) for part in source]
+        # Copies: a cache keeps lengths, and the caller's arrays may become something else.
+        arrays = [ort_value(np.array(part, order="C")) for part in source]
         feed = dict(zip(self._encode_graph.inputs, arrays, strict=True))
         outputs = list(self._encode_graph.outputs)
         values = self._encode_session.run_with_ort_values(outputs, feed)
