@@ -25,7 +25,7 @@ from kvcast.bundle.manifest import CacheLayers, Graph
 from kvcast.lowering.aoti_operators import reading, table
 from kvcast.lowering.aoti_precision import Precision, reduce_matrices
 from kvcast.lowering.replace import replace_operators
-from kvcast.lowering.signatures import CAPACITIES, Signature
+from kvcast.lowering.signatures import Signature
 
 PACKAGE, WEIGHTS = "aoti/model.pt2", "aoti/weights.safetensors"
 _SLOTS = "slots_"
@@ -38,10 +38,26 @@ _OPTIONS = {
     "cpp.dynamic_threads": True,
     "cpp.threads": 16,
     "aot_inductor.check_lowerbound": False,
+    # A mask that all layers share is made once, not in every loop that reads it.
+    "realize_opcount_threshold": 20,
     # For debuggers: larger files, and names of folders.
     "aot_inductor.enable_line_tables": False,
     "aot_inductor.enable_frame_pointer": False,
 }
+# Sizes as callers have them, no two alike: Inductor cuts loops for threads by the examples' sizes.
+_TYPICAL = {
+    "rows": 4,
+    "batch": 2,
+    "new": 3,
+    "asked": 5,
+    "n": 6,
+    "source": 96,
+    "capacity": 480,
+    "ring": 490,
+    _SLOTS + "linear": 470,
+    _SLOTS + "ring": 460,
+}
+_PREFILL = {"new": 256}
 # Without reports for Inductor's developers.
 _TUNED = {
     "max_autotune": True,
@@ -139,9 +155,9 @@ def export_program(
     signature: Signature, precision: Precision, name: str, device: str = "cpu"
 ) -> tuple[torch.fx.GraphModule, tuple[Any, ...]]:
     """Return what is to be compiled, of slots and the program's arguments, and examples of them."""
-    given = _with_caches_in(precision.numbers, signature)
-    # Fewer slots than the examples' caches have.
-    slots = [torch.zeros(CAPACITIES[kind] - 2, dtype=torch.int8) for kind in signature.kinds]
+    typical = _TYPICAL | (_PREFILL if name == "prefill" else {})
+    given = _examples(signature, precision.numbers, typical)
+    slots = [torch.zeros(typical[_SLOTS + kind], dtype=torch.int8) for kind in signature.kinds]
     slot_sizes = [{0: torch.export.Dim(_SLOTS + kind)} for kind in signature.kinds]
     arguments = (slots, *given)
     with _quiet(), torch.no_grad():
@@ -196,12 +212,20 @@ def _export(
     )
 
 
-def _with_caches_in(numbers: torch.dtype, signature: Signature) -> tuple[Any, ...]:
+def _examples(
+    signature: Signature, numbers: torch.dtype, typical: Mapping[str, int]
+) -> tuple[Any, ...]:
+    """Return arguments of typical sizes, with caches in `numbers`."""
     flat, structure = tree_flatten(signature.arguments)
-    given = [
-        part.to(numbers) if name.startswith(("past_", "cross_")) else part
-        for name, part in zip(signature.inputs, flat, strict=True)
-    ]
+    open_sizes = tree_leaves(signature.sizes, is_leaf=lambda part: isinstance(part, dict))
+    given = []
+    for name, part, open_here in zip(signature.inputs, flat, open_sizes, strict=True):
+        shape = [
+            typical[open_here[i].__name__] if i in open_here else size
+            for i, size in enumerate(part.shape)
+        ]
+        is_cache = name.startswith(("past_", "cross_"))
+        given.append(torch.zeros(shape, dtype=numbers if is_cache else part.dtype))
     arguments: tuple[Any, ...] = tree_unflatten(given, structure)
     return arguments
 

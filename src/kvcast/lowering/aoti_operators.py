@@ -11,6 +11,7 @@ Letters in shapes: see `kvcast.ops.attention`.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from typing import Any, TypeAlias
 
@@ -35,17 +36,27 @@ Attend: TypeAlias = Callable[..., Tensor]
 """(query, key, value, mask, scale[, softcap]) to what is mixed, all [rows, heads, positions, d]."""
 # Heads of an encoder that attend at once are an eighth of all.
 _PARTS = 8
-_SLOTS: ContextVar[Mapping[str, int]] = ContextVar("slots")
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What all layers of a program share: slots that are read by kind of cache, and masks."""
+
+    slots: Mapping[str, int]
+    masks: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
+
+
+_CALL: ContextVar[_Call] = ContextVar("call")
 
 
 @contextmanager
 def reading(slots: Mapping[str, int]) -> Iterator[None]:
     """Let self-attention read so many slots of a cache, from the first, by the cache's kind."""
-    token = _SLOTS.set(slots)
+    token = _CALL.set(_Call(slots))
     try:
         yield
     finally:
-        _SLOTS.reset(token)
+        _CALL.reset(token)
 
 
 def _self_attention(
@@ -75,17 +86,26 @@ def _self_attention(
     slots_rs = positions_rs % capacity
     key_cache[row_index, :, slots_rs] = key.transpose(1, 2).to(numbers)
     value_cache[row_index, :, slots_rs] = value.transpose(1, 2).to(numbers)
-    held = _SLOTS.get()["ring" if window else "linear"]
+    held = _CALL.get().slots["ring" if window else "linear"]
     torch._check(held <= capacity)  # type: ignore[no-untyped-call]
     keys, values = (cache.narrow(2, 0, held) for cache in (key_cache, value_cache))
-    last_r = positions_rs[:, -1]
-    positions_rc = held_positions(last_r, capacity, held)
-    seen_from_rs = positions_rs if causal else last_r[:, None].expand_as(positions_rs)
-    seen = visible(seen_from_rs, positions_rc, window)
-    summands = 0.0 if bias is None else bias.narrow(3, 0, held)
-    mask = torch.where(seen, summands, -torch.inf).to(numbers)
+    mask = _self_mask(positions_rs, capacity, held, window, causal)
+    if bias is not None:
+        mask = mask + bias.narrow(3, 0, held)
     mixed = attend(query.to(numbers), keys, values, mask, scale, softcap)
     return mixed.to(query.dtype).transpose(1, 2).flatten(2), key_cache, value_cache
+
+
+def _self_mask(positions_rs: Tensor, capacity: int, held: int, window: int, causal: bool) -> Tensor:
+    """Summands [r, 1, s, held], made for the first layer that asks: all have the same positions."""
+    masks = _CALL.get().masks
+    if (window, causal) not in masks:
+        last_r = positions_rs[:, -1]
+        positions_rc = held_positions(last_r, capacity, held)
+        seen_from_rs = positions_rs if causal else last_r[:, None].expand_as(positions_rs)
+        seen = visible(seen_from_rs, positions_rc, window)
+        masks[window, causal] = torch.where(seen, 0.0, -torch.inf)
+    return masks[window, causal]
 
 
 def _attend_by_products(
@@ -110,14 +130,10 @@ def _attend_by_products(
             query, key, value, attn_mask=mask, scale=scale, enable_gqa=groups > 1
         )
     folded = query.reshape(rows, kv_heads, groups * new, head_dim)
-    products = (folded @ key.transpose(-1, -2)).float() * scale
-    if softcap:
-        products = softcap * torch.tanh(products / softcap)
-    logits = products.view(rows, kv_heads, groups, new, held)
-    if mask is not None:
-        logits = logits + _by_group(mask, groups)
-    weights = logits.softmax(-1).to(value.dtype).view(rows, kv_heads, groups * new, held)
-    return (weights @ value).view(rows, heads, new, head_dim)
+    products = (folded @ key.transpose(-1, -2)).float().view(rows, kv_heads, groups, new, held)
+    weights, sums = _weights(_logits(products, mask, scale, softcap), value.dtype)
+    mixed = weights.view(*folded.shape[:3], held) @ value
+    return (mixed.view(rows, kv_heads, groups, new, head_dim) / sums).view(query.shape)
 
 
 def _attend_by_sums(
@@ -137,20 +153,35 @@ def _attend_by_sums(
     kv_heads, held = key.shape[1:3]
     shape = (rows, kv_heads, heads // kv_heads, new, held, head_dim)
     grouped = query.view(*shape[:4], 1, head_dim).float().expand(shape)
-    logits = (grouped * key[:, :, None, None].float().expand(shape)).sum(-1) * scale
+    products = (grouped * key[:, :, None, None].float().expand(shape)).sum(-1)
+    weights, sums = _weights(_logits(products, mask, scale, softcap), torch.float32)
+    mixed = (weights[..., None] * value[:, :, None, None].float().expand(shape)).sum(-2)
+    return (mixed / sums).view(query.shape)
+
+
+def _logits(products: Tensor, mask: Tensor | None, scale: float, softcap: float) -> Tensor:
+    """Scale, cap and mask [r, kv_heads, groups, s, c]; the mask's heads are 1 or all."""
+    logits = products * scale
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
-    if mask is not None:
-        logits = logits + _by_group(mask, shape[2])
-    weights = logits.softmax(-1)[..., None].expand(shape)
-    mixed = (weights * value[:, :, None, None].float().expand(shape)).sum(-2)
-    return mixed.view(rows, heads, new, head_dim).to(value.dtype)
+    if mask is None:
+        return logits
+    per_group = products.shape[2] if mask.shape[1] > 1 else 1
+    return logits + mask.unflatten(1, (-1, per_group))  # type: ignore[no-untyped-call, no-any-return]
 
 
-def _by_group(mask: Tensor, groups: int) -> Tensor:
-    """[r, 1 or h, s, c] to [r, 1 or kv_heads, 1 or groups, s, c]."""
-    per_group = groups if mask.shape[1] > 1 else 1
-    return mask.unflatten(1, (-1, per_group))  # type: ignore[no-untyped-call, no-any-return]
+def _weights(logits: Tensor, numbers: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return softmax's numerators in `numbers`, and what to divide by once they mixed the values.
+
+    So nothing of the logits' size is kept in fp32: that took twice as long as all of softmax does
+    now.
+    """
+    exponents = logits - logits.amax(-1, keepdim=True)
+    if numbers == torch.float16:
+        # Mixed values that are not divided yet may leave its range.
+        exponents = exponents - exponents.exp().sum(-1, keepdim=True).log()
+    weights = exponents.exp().to(numbers)
+    return weights, weights.float().sum(-1, keepdim=True)
 
 
 def _cross_attention(

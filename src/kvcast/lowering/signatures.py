@@ -20,7 +20,7 @@ from kvcast.programs.whisper import WhisperPrograms
 
 # Examples' sizes; a size that is open must not look like another one.
 _ROWS, _BATCH, _SOURCE = 4, 2, 5
-CAPACITIES = {"linear": 9, "ring": 11}
+_CAPACITIES = {"linear": 9, "ring": 11}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +169,7 @@ def _self_caches(
     )
     caches, sizes = [], []
     for kind in kinds:
-        caches += _caches(1, _ROWS, CAPACITIES[kind], (heads, head_dim))
+        caches += _caches(1, _ROWS, _CAPACITIES[kind], (heads, head_dim))
         part = {0: rows, 2: open_capacities[kind]}
         sizes.append((part, part))
     return caches, sizes

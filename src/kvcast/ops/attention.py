@@ -228,7 +228,11 @@ def held_positions(last_r: Tensor, capacity: int, held: int) -> Tensor:
     Negative for a slot without one.
     """
     slots_c = torch.arange(held, device=last_r.device)
-    return last_r[:, None] - (last_r[:, None] - slots_c) % capacity
+    last_r1 = last_r[:, None]
+    newest_r1 = last_r1 % capacity
+    # One division a row: a slot's own would cost compiled loops more than the rest of attention.
+    lap_rc = torch.where(slots_c > newest_r1, capacity, 0)
+    return last_r1 - newest_r1 + slots_c - lap_rc
 
 
 def visible(query_rs: Tensor, key_rc: Tensor, window: int) -> Tensor:
