@@ -191,6 +191,8 @@ def _cross_attention(
     scale: float,
     lengths: Tensor | None = None,
     bias: Tensor | None = None,
+    *,
+    attend: Attend,
 ) -> Tensor:
     rows, new, _ = query.shape
     batch, heads, positions, head_dim = key.shape
@@ -204,7 +206,7 @@ def _cross_attention(
             by_input_bhest = bias.view(batch, each, heads, new, positions).transpose(1, 2)
             summands = by_input_bhest.reshape(batch, heads, each * new, positions)
         mask = torch.where(mask, summands, -torch.inf).to(key.dtype)
-    mixed = _attend_by_products(folded_bqhd.transpose(1, 2).to(key.dtype), key, value, mask, scale)
+    mixed = attend(folded_bqhd.transpose(1, 2).to(key.dtype), key, value, mask, scale)
     return mixed.to(query.dtype).transpose(1, 2).reshape(query.shape)
 
 
@@ -279,11 +281,11 @@ def table(numbers: torch.dtype, *, few: bool = False, device: str = "cpu") -> Ta
 
     """
     reduced = numbers != torch.float32 and device == "cpu"
-    own = _attend_by_sums if few and reduced else _attend_by_products
+    cached = _attend_by_sums if few and reduced else _attend_by_products
     encode = _attend_in_parts if reduced else _attend_fused
     return {
-        torch.ops.kvcast.self_attention.default: _given(_self_attention, attend=own),
-        torch.ops.kvcast.cross_attention.default: _cross_attention,
+        torch.ops.kvcast.self_attention.default: _given(_self_attention, attend=cached),
+        torch.ops.kvcast.cross_attention.default: _given(_cross_attention, attend=cached),
         torch.ops.kvcast.encoder_attention.default: _given(
             _encoder_attention, numbers=numbers, attend=encode
         ),
