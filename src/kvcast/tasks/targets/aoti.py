@@ -1,7 +1,5 @@
 """AOTInductor as a target. torch is imported inside functions."""
 
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,13 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.cores import instruction_sets
 from kvcast.tasks.targets.base import Asked, Build, Lowered, Numbers, Order, check_choice
-from kvcast.tasks.targets.trial import Trial, compile_tiny, double_on_torch, versions
+from kvcast.tasks.targets.trial import (
+    Trial,
+    compile_tiny,
+    double_on_torch,
+    find_compiler,
+    versions,
+)
 
 
 class AotiTarget:
@@ -42,8 +46,7 @@ class AotiTarget:
                     "--device cuda needs a CUDA device and there is none here: export where it "
                     "will run, or drop it"
                 )
-        compilers = (os.environ.get("CXX"), "g++", "clang++")
-        if not any(shutil.which(compiler) for compiler in compilers if compiler):
+        if find_compiler() is None:
             raise KvcastError("compiling needs g++: install it, or use --runtime onnx")
 
     def lower(self, order: Order, folder: Path) -> Lowered:

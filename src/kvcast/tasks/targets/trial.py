@@ -62,13 +62,18 @@ def double_on_torch() -> None:
     _check(bool((torch.ones(2, 3) @ torch.ones(3, 2) == 3).all()))
 
 
+def find_compiler() -> str | None:
+    """Return the command of the C++ compiler that AOTInductor would use; None if there is none."""
+    candidates = (os.environ.get("CXX"), "g++", "clang++")
+    return next((name for name in candidates if name and shutil.which(name)), None)
+
+
 def compile_tiny() -> dict[str, str]:
     """Compile a file of C++ to a library, as AOTInductor does; returns the compiler's version.
 
     Raises KvcastError where there is no compiler or it fails.
     """
-    candidates = (os.environ.get("CXX"), "g++", "clang++")
-    found = next((name for name in candidates if name and shutil.which(name)), None)
+    found = find_compiler()
     if found is None:
         raise KvcastError("compiling needs g++: install it (Debian: apt install g++)")
     with tempfile.TemporaryDirectory(prefix="kvcast-") as folder:
