@@ -25,6 +25,7 @@ EXPORTED = {words: told for words, told in LOADED.items() if "eager" not in word
     "--runtime onnx --device cuda": "drop --device and --max-autotune",
     "--runtime onnx --max-autotune": "drop --device and --max-autotune",
     "--runtime executorch --device cuda": "drop --device and --max-autotune",
+    "--runtime aoti --quantize int4 --device cuda": "int4 matrices are for the CPU",
     "--device tpu": "invalid choice: 'tpu'",
 }
 

@@ -55,9 +55,16 @@ def export_bundle(
     check_choice("runtime", runtime, tuple(TARGETS))
     numbers = TARGETS[runtime].numbers(Asked(quantize=quantize, dtype=dtype, cache=cache))
     build = Build(device=device, max_autotune=max_autotune)
+    check_export(runtime, numbers, build)
     return export_folder(
         locate(str(model)), str(model), Path(output), runtime, numbers, build, overwrite=overwrite
     )
+
+
+def check_export(runtime: str, numbers: Numbers, build: Build) -> None:
+    """Raise KvcastError for what cannot be exported, or not here, whatever the model is."""
+    require_export_extra()
+    TARGETS[runtime].check_build(numbers, build)
 
 
 def export_folder(
@@ -70,10 +77,11 @@ def export_folder(
     *,
     overwrite: bool,
 ) -> Path:
-    """Export the checkpoint in `source`, which the user calls `name`; see `export_bundle`."""
-    require_export_extra()
+    """Export the checkpoint in `source`, which the user calls `name`; see `export_bundle`.
+
+    `check_export` has passed the runtime, the numbers and the build.
+    """
     target = TARGETS[runtime]
-    target.check_build(build)
     checkpoint = open_checkpoint(source)
     family = family_of(checkpoint.family)
     with staged(output, overwrite=overwrite) as folder:

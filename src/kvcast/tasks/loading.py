@@ -16,7 +16,7 @@ from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.cores import available_cores
 from kvcast.spec.paths import cache_dir
-from kvcast.tasks.exporting import export_folder, require_export_extra
+from kvcast.tasks.exporting import check_export, export_folder, require_export_extra
 from kvcast.tasks.families import family_of
 from kvcast.tasks.targets import TARGETS
 from kvcast.tasks.targets.base import Asked, Build, Numbers, Target, check_choice
@@ -167,5 +167,6 @@ def _exported_once(
     try:
         return bundle, read_bundle(bundle)
     except KvcastError:  # not there yet, or damaged: both are mended by exporting
+        check_export(runtime, numbers, Build())
         export_folder(folder, name, bundle, runtime, numbers, Build(), overwrite=True)
     return bundle, read_bundle(bundle)

@@ -119,8 +119,7 @@ class Form:
         if self.runtime == EAGER:
             return "eager computes in fp32" if self.precision == "bf16" else None
         try:
-            self.numbers  # noqa: B018 - raises what is to be said
-            TARGETS[self.runtime].check_build(Build())
+            TARGETS[self.runtime].check_build(self.numbers, Build())
         except KvcastError as error:
             return str(error)
         return None

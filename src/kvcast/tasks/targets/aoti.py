@@ -35,10 +35,15 @@ class AotiTarget:
             )
         return Numbers(quantize=quantize, dtype=dtype, cache=dtype)
 
-    def check_build(self, build: Build) -> None:
+    def check_build(self, numbers: Numbers, build: Build) -> None:
         """See the protocol."""
         check_choice("device", build.device, ("cpu", "cuda"))
         if build.device == "cuda":
+            if numbers.quantize != "none":
+                raise UsageError(
+                    f"{numbers.quantize} matrices are for the CPU: "
+                    "add --quantize none --dtype bf16, or drop --device cuda"
+                )
             import torch
 
             if not torch.cuda.is_available():
@@ -56,10 +61,6 @@ class AotiTarget:
         from kvcast.lowering.smoothing import smooth
 
         programs, numbers = order.programs, order.numbers
-        if order.build.device == "cuda" and numbers.quantize != "none":
-            raise UsageError(
-                f"{numbers.quantize} matrices are for the CPU: add --quantize none --dtype bf16"
-            )
         if (order.family, numbers.quantize) == ("decoder", "int8"):
             smooth(programs)
         precision = Precision(dtype=numbers.dtype, quantize=numbers.quantize)

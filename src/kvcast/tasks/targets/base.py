@@ -96,8 +96,8 @@ class Target(Protocol):
     def numbers(self, asked: Asked) -> Numbers:
         """Choose what was left open; raises UsageError for numbers that the runtime lacks."""
 
-    def check_build(self, build: Build) -> None:
-        """Raise UsageError or KvcastError for what cannot be made, or not here."""
+    def check_build(self, numbers: Numbers, build: Build) -> None:
+        """Raise UsageError for what cannot be made, KvcastError for what cannot be made here."""
 
     def lower(self, order: Order, folder: Path) -> Lowered:
         """Write the graphs of a family's programs; raises KvcastError for what cannot be had."""

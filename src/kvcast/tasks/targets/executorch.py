@@ -27,7 +27,7 @@ class ExecutorchTarget:
                 )
         return Numbers(quantize=quantize)
 
-    def check_build(self, build: Build) -> None:
+    def check_build(self, numbers: Numbers, build: Build) -> None:  # noqa: ARG002
         """See the protocol."""
         if build != Build():
             raise UsageError(

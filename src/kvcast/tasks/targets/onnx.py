@@ -27,7 +27,7 @@ class OnnxTarget:
         check_choice("cache", cache, ("fp32", "int8"))
         return Numbers(quantize=quantize, cache=cache)
 
-    def check_build(self, build: Build) -> None:
+    def check_build(self, numbers: Numbers, build: Build) -> None:  # noqa: ARG002
         """See the protocol."""
         if build != Build():
             raise UsageError("ONNX Runtime compiles nothing: drop --device and --max-autotune")
