@@ -15,7 +15,7 @@ from kvcast.bundle.manifest import MANIFEST, Graph, Manifest, read_bundle
 from kvcast.bundle.packages import describe_packages, read_on_trust
 from kvcast.bundle.writing import seal
 from kvcast.cli import main
-from kvcast.errors import KvcastError
+from kvcast.errors import KvcastError, UsageError
 
 RECORD = "model/extra/kvcast.json"
 
@@ -82,19 +82,41 @@ def test_a_package_describes_itself_as_its_manifest_did(package: Path):
 @pytest.mark.parametrize("lone", [False, True])
 def test_without_trust_it_is_refused_by_a_line_that_names_it(unvouched: Path, lone: bool, capsys):
     model = str(unvouched if lone else unvouched.parents[1])
-    runtime = unvouched.parent.name
-    assert main(["generate", "--model", model, "--runtime", runtime, "x"]) == 1
+    assert main(["generate", "--model", model, "x"]) == 1
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert "can carry native code and has no bundle.json" in told
     assert "give --trust" in told
 
 
+def test_it_runs_on_no_other_runtime(package: Path):
+    line = f"exported with --runtime {package.parent.name}: use that, not --runtime onnx"
+    for vouched in (True, False):
+        if not vouched:
+            (package.parents[1] / MANIFEST).unlink()
+        for model in (package, package.parents[1]):
+            with pytest.raises(UsageError, match=line):
+                kvcast.load(model, runtime="onnx", trust=True)
+
+
+def test_a_model_is_looked_for_once(unvouched: Path, monkeypatch, capsys):
+    asked: list[str] = []
+
+    def locate(model: str) -> Path:
+        asked.append(model)
+        return Path(model)
+
+    monkeypatch.setattr("kvcast.tasks.loading.locate", locate)
+    words = ["generate", "--trust", "--model", str(unvouched.parents[1]), "x"]
+    assert main(words) == 1  # its dimensions are missing
+    assert asked == [str(unvouched.parents[1])]
+
+
 def test_a_package_that_differs_from_its_manifest_is_refused_with_trust_too(package: Path):
     package.write_bytes(package.read_bytes() + b"x")
     for model in (package, package.parents[1]):
         with pytest.raises(KvcastError, match="changed since the export"):
-            kvcast.load(model, runtime=package.parent.name, trust=True)
+            kvcast.load(model, trust=True)
 
 
 def test_a_changed_or_missing_file_beside_it_is_refused(unvouched: Path):
@@ -196,7 +218,7 @@ def test_what_is_trusted_runs_and_is_told(tmp_path: Path, capsys):
     (unvouched / MANIFEST).unlink()
     described = read_on_trust(unvouched / "executorch/model.pte")
     assert described == replace(manifest, verification={})
-    words = ["generate", "--runtime", "executorch", "3 March 2021", "--trust", "--model"]
+    words = ["generate", "3 March 2021", "--trust", "--model"]
     for model in (unvouched, unvouched / "executorch/model.pte"):
         assert main([*words, str(model)]) == 0
         printed = capsys.readouterr()

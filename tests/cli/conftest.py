@@ -1,22 +1,33 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import kvcast
 from cli.cli_fakes import FakeModel
+from kvcast.tasks.loading import Opened
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> FakeModel:
-    """The model that every `kvcast.load` gives in this test; it remembers how it was loaded."""
+def open_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make every command open this model, a bundle for `runtime`; `calls` remembers how."""
+
+    def script(model: Any, *, runtime: str = "onnx", calls: list | None = None) -> None:
+        def open_model(**keywords: Any) -> Opened:
+            if calls is not None:
+                calls.append(("load", keywords))
+            return Opened(model=model, runtime=keywords["runtime"] or runtime)
+
+        monkeypatch.setattr("kvcast.tasks.loading.open_model", open_model)
+
+    return script
+
+
+@pytest.fixture
+def model(open_as: Callable[..., None]) -> FakeModel:
+    """The model that is opened in this test; it remembers how."""
     scripted = FakeModel()
-    monkeypatch.setattr(
-        kvcast,
-        "load",
-        lambda **keywords: scripted.calls.append(("load", keywords)) or scripted,
-        raising=False,
-    )
+    open_as(scripted, calls=scripted.calls)
     return scripted
 
 

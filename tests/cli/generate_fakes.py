@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import kvcast
 from kvcast.cli import main
 from kvcast.errors import KvcastError, UsageError
+from kvcast.tasks import loading
 
 PIECES = (" in", " 東京,\n", "well")
 TEXT = "".join(PIECES)
@@ -103,5 +103,5 @@ class FakeTextModel:
 
 
 if __name__ == "__main__":
-    kvcast.load = lambda **_: FakeTextModel()
+    loading.open_model = lambda **_: loading.Opened(model=FakeTextModel(), runtime="onnx")
     raise SystemExit(main())

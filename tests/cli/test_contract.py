@@ -12,6 +12,7 @@ from cli.cli_fakes import FakeSegment
 from kvcast.cli import export, main, transcribe
 from kvcast.cli.arguments import OptionGroup, Parser
 from kvcast.cli.transcribe_options import LOADING, TRANSCRIBING
+from kvcast.tasks.loading import open_model
 
 
 def keywords(command: ModuleType, words: list[str], *groups: OptionGroup) -> dict[str, object]:
@@ -21,8 +22,15 @@ def keywords(command: ModuleType, words: list[str], *groups: OptionGroup) -> dic
     return {k: v for group in groups for k, v in group.keywords(args).items()}
 
 
-def test_load_takes_the_loading_options():
-    inspect.signature(kvcast.load).bind(**keywords(transcribe, ["a"], LOADING))
+def test_load_takes_the_loading_options_and_has_the_same_defaults():
+    given = keywords(transcribe, ["a"], LOADING)
+    for function in (kvcast.load, open_model):
+        parameters = dict(inspect.signature(function).parameters)
+        assert parameters.pop("model").default is inspect.Parameter.empty
+        assert parameters.pop("cache").default is None  # an option of generate's alone
+        assert {"model": given["model"]} | {
+            name: parameter.default for name, parameter in parameters.items()
+        } == given
 
 
 def test_export_takes_the_export_options():

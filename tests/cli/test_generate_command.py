@@ -7,7 +7,6 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-import kvcast
 from cli.generate_fakes import LONGEST, PIECES, TEXT, FakeTextModel
 from kvcast.cli import console, main
 from kvcast.errors import KvcastError, UsageError
@@ -18,9 +17,9 @@ TIMES = "kvcast: 3 tokens: first token after 0.250 s, 125.0 ms per token, 6.0 to
 
 
 @pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> FakeTextModel:
+def scripted(open_as) -> FakeTextModel:
     made = FakeTextModel()
-    monkeypatch.setattr(kvcast, "load", lambda **_: made, raising=False)
+    open_as(made)
     return made
 
 
@@ -100,6 +99,13 @@ def test_several_texts_have_headings(scripted, capsys):
         "kvcast: 6 tokens in 2 texts: first token after 0.250 s, 125.0 ms per token, "
         "12.0 tokens/s\n"
     )
+
+
+def test_json_tells_what_a_bundle_ran_on(open_as, capsys):
+    open_as(FakeTextModel(), runtime="aoti")
+    assert generate("hello", "--json") == 0
+    (document,) = documents(capsys.readouterr().out)
+    assert document["runtime"] == "aoti"
 
 
 def test_json_is_one_object_that_fits_the_schema(scripted, capsys):
@@ -274,7 +280,7 @@ def test_a_failure_to_load_is_one_line(monkeypatch, capsys):
     def fail(**_):
         raise KvcastError("no model like that")
 
-    monkeypatch.setattr(kvcast, "load", fail, raising=False)
+    monkeypatch.setattr("kvcast.tasks.loading.open_model", fail)
     assert generate("hello") == 1
     assert capsys.readouterr() == ("", "kvcast: no model like that\n")
 

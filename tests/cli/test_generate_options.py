@@ -55,14 +55,9 @@ SEARCHED = {
 
 
 @pytest.fixture
-def text_model(monkeypatch: pytest.MonkeyPatch) -> FakeTextModel:
+def text_model(open_as) -> FakeTextModel:
     scripted = FakeTextModel()
-    monkeypatch.setattr(
-        kvcast,
-        "load",
-        lambda **keywords: scripted.calls.append(("load", keywords)) or scripted,
-        raising=False,
-    )
+    open_as(scripted, calls=scripted.calls)
     return scripted
 
 
@@ -94,8 +89,8 @@ def test_the_walk_below_meets_every_option():
 
 @pytest.mark.parametrize("words", LOADED)
 def test_each_loading_option_is_a_keyword_of_load(words: str, text_model):
-    options = ("quantize", "dtype", "cache", "threads")
-    before = {"model": "demo-chat", "runtime": "onnx", "trust": False} | dict.fromkeys(options)
+    options = ("runtime", "quantize", "dtype", "cache", "threads")
+    before = {"model": "demo-chat", "trust": False} | dict.fromkeys(options)
     assert main(["generate", "hello", *words.split()]) == 0
     assert text_model.calls[0] == ("load", before | dict([LOADED[words]]))
 

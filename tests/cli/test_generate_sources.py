@@ -1,20 +1,19 @@
 """`kvcast generate` with a text-to-text model: sources in, targets out, one line for mistakes."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import kvcast
 from decoding.letters import VOCAB
 from kvcast.cli import main
 from tasks.test_source_models import POSITIONS, answering
 
 
 @pytest.fixture(autouse=True)
-def _model(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = answering({"hello there": "yes.", "you": "no."})
-    monkeypatch.setattr(kvcast, "load", lambda **_: made, raising=False)
+def _model(open_as: Callable[..., None]) -> None:
+    open_as(answering({"hello there": "yes.", "you": "no."}))
 
 
 @pytest.mark.parametrize("words", [[], ["--beam", "3"], ["--json", "--beam", "3"]])

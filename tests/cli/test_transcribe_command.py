@@ -6,8 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-import kvcast
-from cli.cli_fakes import SEGMENTS
+from cli.cli_fakes import SEGMENTS, FakeModel
 from kvcast.cli import files, main
 from kvcast.errors import InputOutputError, KvcastError
 
@@ -45,6 +44,12 @@ def test_the_model_is_loaded_with_the_options_asked_for(model, recording):
     assert transcribe(recording("a.wav"), *words) == 0
     loading = {"model": "demo", "runtime": "eager", "quantize": "int4", "threads": 3}
     assert model.calls[0] == ("load", loading | {"dtype": None, "trust": False})
+
+
+def test_json_tells_what_a_bundle_ran_on(open_as, recording, capsys):
+    open_as(FakeModel(), runtime="aoti")
+    assert transcribe(recording("a.wav"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["runtime"] == "aoti"
 
 
 def test_one_model_serves_all_inputs(model, recording):
@@ -172,7 +177,7 @@ def test_a_failure_to_load_is_told_once_without_a_file(monkeypatch, recording, c
     def fail(**_):
         raise KvcastError("no model like that")
 
-    monkeypatch.setattr(kvcast, "load", fail, raising=False)
+    monkeypatch.setattr("kvcast.tasks.loading.open_model", fail)
     assert transcribe(recording("a.wav"), recording("b.wav")) == 1
     assert capsys.readouterr().err == "kvcast: no model like that\n"
 

@@ -26,15 +26,17 @@ def test_a_compiled_bundle_is_proven_and_writes_the_right_dates(compiled):
     assert record["tokens_equal"] == record["tokens"] > 0
     _, held_back = dates_split()
     days = held_back[:: len(held_back) // 40]
-    model = kvcast.load(compiled, runtime="aoti", threads=1)
+    model = kvcast.load(compiled, threads=1)
     for beam in (1, 3):
         texts = model.generate([write_date(day, "{d} {month} {y}") for day in days], beam=beam)
         assert [text.text for text in texts] == [day.isoformat() for day in days]
 
 
-def test_its_runtime_must_be_asked_for(compiled):
-    with pytest.raises(UsageError, match="exported with --runtime aoti"):
-        kvcast.load(compiled)
+@pytest.mark.parametrize("runtime", ["onnx", "eager"])
+def test_a_bundle_runs_on_no_other_runtime(runtime, compiled):
+    line = f"exported with --runtime aoti: use that, not --runtime {runtime}"
+    with pytest.raises(UsageError, match=line):
+        kvcast.load(compiled, runtime=runtime)
 
 
 def test_another_processors_code_is_refused_before_it_is_loaded(compiled, tmp_path):

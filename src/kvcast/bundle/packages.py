@@ -53,12 +53,12 @@ def bundle_of(path: Path) -> Path:
     return path.absolute().parents[1] if is_package(path) else path
 
 
-def unvouched_package(path: Path, runtime: str) -> Path | None:
+def unvouched_package(path: Path, runtime: str | None) -> Path | None:
     """Return the package that a path means if no manifest says what it must be.
 
     Args:
         path: a folder, or a package's file.
-        runtime: whose package is taken where a folder has several.
+        runtime: whose package is taken where a folder has several; None for the first.
 
     """
     if is_bundle(bundle_of(path)):

@@ -68,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
         _prepare(args.output, source=args.prompts or args.prompt_file)
     watcher = progress(quiet=args.quiet)
     with watcher.waiting(f"loading {args.model}"):
-        model = _load(args)
+        model, runtime = _load(args)
     if in_json:
-        texts = _write_json(model, asked, args, watcher)
+        texts = _write_json(model, runtime, asked, args, watcher)
     elif (args.n, args.beam, args.length_penalty, args.early_stopping) == (1, 1, 1, False):
         texts = [_stream(model, asked[0], args)]
     else:
@@ -105,14 +105,16 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
     return [prompt.told(args.system) for prompt in found]
 
 
-def _load(args: argparse.Namespace) -> "TextGenerator":
-    model = opened(args, LOADING)
+def _load(args: argparse.Namespace) -> "tuple[TextGenerator, str]":
+    """Return the model and the name of what runs it."""
+    found = opened(args, LOADING)
+    model = found.model
     if model.task != "generate":
         raise UsageError(
             f"{args.model} turns recordings into text and takes no prompt: "
             "use kvcast transcribe, or another model"
         )
-    return model
+    return model, found.runtime
 
 
 def _stream(model: "TextGenerator", prompt: Prompt, args: argparse.Namespace) -> "TextGeneration":
@@ -143,13 +145,17 @@ def _write_texts(
 
 
 def _write_json(
-    model: "TextGenerator", asked: Sequence[Prompt], args: argparse.Namespace, watcher: Progress
+    model: "TextGenerator",
+    runtime: str,
+    asked: Sequence[Prompt],
+    args: argparse.Namespace,
+    watcher: Progress,
 ) -> "list[TextGeneration]":
     """Print one document per prompt as soon as its turn is done, or save them all at the end."""
     found: list[TextGeneration] = []
     lines: list[str] = []
     for prompt, texts in zip(asked, _generate(model, asked, args, watcher), strict=True):
-        document = _document(prompt, texts, args)
+        document = _document(prompt, texts, args, runtime)
         line = json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
         if args.output is None:
             console.emit(line)
@@ -208,7 +214,7 @@ def _conversation(prompt: Prompt, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _document(
-    prompt: Prompt, texts: "Sequence[TextGeneration]", args: argparse.Namespace
+    prompt: Prompt, texts: "Sequence[TextGeneration]", args: argparse.Namespace, runtime: str
 ) -> dict[str, Any]:
     """Return what docs/generation.schema.json describes."""
     first, *others = [_fields(text, logprobs=args.logprobs) for text in texts]
@@ -217,7 +223,7 @@ def _document(
         "version": JSON_VERSION,
         "id": prompt.id,
         "model": args.model,
-        "runtime": args.runtime,
+        "runtime": runtime,
         "prompt": prompt.text,
         **_conversation(prompt, args),
         "prompt_tokens": texts[0].prompt_tokens,

@@ -3,19 +3,18 @@
 import argparse
 from typing import TYPE_CHECKING
 
-import kvcast
 from kvcast.cli import console
 from kvcast.cli.arguments import OptionGroup
 
 if TYPE_CHECKING:
-    from kvcast.tasks.loading import Model
+    from kvcast.tasks.loading import Opened
 
 
-def opened(args: argparse.Namespace, loading: OptionGroup) -> "Model":
-    """Load the model; says what is taken on trust, unless asked to be quiet."""
-    if args.trust and not args.quiet:
-        from kvcast.tasks.loading import package_on_trust
+def opened(args: argparse.Namespace, loading: OptionGroup) -> "Opened":
+    """Load the model; says what was taken on trust, unless asked to be quiet."""
+    from kvcast.tasks.loading import open_model
 
-        if package := package_on_trust(args.model, args.runtime):
-            console.say(f"{package} is taken on trust: no bundle.json vouches for it")
-    return kvcast.load(**loading.keywords(args))
+    found = open_model(**loading.keywords(args))
+    if found.on_trust is not None and not args.quiet:
+        console.say(f"{found.on_trust} is taken on trust: no bundle.json vouches for it")
+    return found

@@ -69,10 +69,10 @@ def run(args: argparse.Namespace) -> int:
     present = [source for source in args.audio if not _is_missing(source)]
     if present:
         with watcher.waiting(f"loading {args.model}"):
-            model = _load(args)
+            model, runtime = _load(args)
     for source in present:
         try:
-            _transcribe(model, source, args, outputs, watcher)
+            _transcribe(model, runtime, source, args, outputs, watcher)
         except console.OutputStreamError:
             raise
         except Exception as error:
@@ -80,13 +80,15 @@ def run(args: argparse.Namespace) -> int:
     return _exit_code(failures, inputs=len(args.audio))
 
 
-def _load(args: argparse.Namespace) -> "WhisperModel":
-    model = opened(args, LOADING)
+def _load(args: argparse.Namespace) -> "tuple[WhisperModel, str]":
+    """Return the model and the name of what runs it."""
+    found = opened(args, LOADING)
+    model = found.model
     if model.task != "transcribe":
         raise UsageError(
             f"{args.model} continues text and does not hear: use kvcast generate, or another model"
         )
-    return model
+    return model, found.runtime
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -114,6 +116,7 @@ def _is_missing(source: str) -> bool:
 
 def _transcribe(
     model: "WhisperModel",
+    runtime: str,
     source: str,
     args: argparse.Namespace,
     outputs: Outputs,
@@ -136,7 +139,7 @@ def _transcribe(
     transcript = Transcript(
         source=source,
         model=args.model,
-        runtime=args.runtime,
+        runtime=runtime,
         task=args.task,
         language=transcription.language,
         duration=transcription.duration,

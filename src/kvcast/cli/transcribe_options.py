@@ -46,10 +46,10 @@ LOADING = OptionGroup(
         ),
         option(
             "--runtime",
-            default="onnx",
             choices=("onnx", "aoti", "executorch", "eager"),
-            help="what computes (default: onnx; aoti is AOTInductor and eager PyTorch, which need "
-            "kvcast[export]; executorch needs kvcast[executorch])",
+            help="what computes (default: what a bundle was exported for; else onnx; aoti is "
+            "AOTInductor and eager PyTorch, which need kvcast[export]; executorch needs "
+            "kvcast[executorch])",
         ),
         option(
             "--quantize",

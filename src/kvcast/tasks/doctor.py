@@ -23,11 +23,10 @@ from kvcast.errors import KvcastError
 from kvcast.runtimes.cores import available_cores, instruction_sets
 from kvcast.spec.paths import cache_dir
 from kvcast.tasks.exporting import require_export_extra
-from kvcast.tasks.loading import RUNTIMES, load
+from kvcast.tasks.loading import DEFAULT_RUNTIME, RUNTIMES, load
 from kvcast.tasks.targets import TARGETS
 from kvcast.tasks.targets.trial import Trial, double_on_torch, versions
 
-DEFAULT = "onnx"
 _SECONDS = 120  # a first import from a slow disk takes a while
 _CHILD = "import sys; from kvcast.tasks.doctor import answer; answer(*sys.argv[1:])"
 
@@ -113,7 +112,7 @@ class Findings:
     @property
     def well(self) -> bool:
         """Whether the default runtime works, and the bundle if one was asked about."""
-        default = next(runtime for runtime in self.runtimes if runtime.name == DEFAULT)
+        default = next(runtime for runtime in self.runtimes if runtime.name == DEFAULT_RUNTIME)
         return default.usable and not (self.bundle and self.bundle.problem)
 
 
@@ -210,8 +209,8 @@ def _cuda_devices() -> list[str]:
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
-def _open(path: str, runtime: str) -> None:
-    load(path, runtime=runtime, threads=1)
+def _open(path: str) -> None:
+    load(path, threads=1)
 
 
 _ANSWERS: Mapping[str, Callable[..., Any]] = {
@@ -306,5 +305,6 @@ def _opened(path: str) -> Opened:
         runtime = read_bundle(Path(path)).runtime
     except (KvcastError, OSError) as error:
         return Opened(path=path, runtime="", problem=str(error))
-    _, problem = _ask("bundle", path, runtime)
+    # Absolute, or a folder called demo would be taken for the packaged model.
+    _, problem = _ask("bundle", str(Path(path).absolute()))
     return Opened(path=path, runtime=runtime, problem=problem)

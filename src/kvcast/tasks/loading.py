@@ -5,7 +5,7 @@ made of its content and the options, and found there the next time. Eager needs 
 """
 
 import hashlib
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,7 +19,7 @@ from kvcast.spec.paths import cache_dir
 from kvcast.tasks.exporting import check_export, export_folder, require_export_extra
 from kvcast.tasks.families import family_of
 from kvcast.tasks.targets import TARGETS
-from kvcast.tasks.targets.base import Asked, Build, Numbers, Target, check_choice
+from kvcast.tasks.targets.base import Asked, Build, Target, check_choice
 
 if TYPE_CHECKING:
     from kvcast.tasks.generate import TextModel
@@ -29,12 +29,29 @@ if TYPE_CHECKING:
 Model: TypeAlias = "WhisperModel | TextModel | T5Model | UnilmModel"
 
 RUNTIMES = (*TARGETS, "eager")
+DEFAULT_RUNTIME = "onnx"  # of models that are no bundles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A model, and what it was opened from.
+
+    Attributes:
+        model: what a user calls.
+        runtime: what runs it, as `load` takes it.
+        on_trust: the package that no manifest vouches for, if it was opened from one.
+
+    """
+
+    model: Model
+    runtime: str
+    on_trust: Path | None = None
 
 
 def load(
     model: str | Path,
     *,
-    runtime: str = "onnx",
+    runtime: str | None = None,
     quantize: str | None = None,
     dtype: str | None = None,
     cache: str | None = None,
@@ -46,11 +63,12 @@ def load(
     A Whisper model transcribes, any other generates: the result's `task` says which.
 
     Args:
-        model: a bundle, a checkpoint folder (Hugging Face, CTranslate2 or Mistral layout), a GGUF
-            file, a hub id `org/name[@revision]`, or a packaged model: `demo`, `demo-chat`,
-            `demo-t5`, `demo-unilm`.
+        model: a bundle, a checkpoint folder (Hugging Face, CTranslate2, Mistral or bert4keras
+            layout), a GGUF file, a hub id `org/name[@revision]`, or a packaged model: `demo`,
+            `demo-base`, `demo-chat`, `demo-t5`, `demo-unilm`.
         runtime: "onnx" (no torch needed for a bundle), "aoti" (AOTInductor, compiled for this
-            machine), "executorch" or "eager" (PyTorch).
+            machine), "executorch" or "eager" (PyTorch). By default what a bundle was exported
+            for, which no other opens; for another model "onnx".
         quantize: "none", "int8" or "int4"; on ExecuTorch "none", "8da8w" or "8da4w". By default
             what the bundle has; int8 on ONNX Runtime, 8da8w on ExecuTorch, none on the others.
         dtype: of what is not quantised, on AOTInductor: "fp32", "bf16" or "fp16"; by default what
@@ -66,33 +84,50 @@ def load(
         KvcastError: with one line, for anything that cannot be found, read, exported or run.
 
     """
-    check_choice("runtime", runtime, RUNTIMES)
+    return open_model(
+        model,
+        runtime=runtime,
+        quantize=quantize,
+        dtype=dtype,
+        cache=cache,
+        threads=threads,
+        trust=trust,
+    ).model
+
+
+def open_model(
+    model: str | Path,
+    *,
+    runtime: str | None = None,
+    quantize: str | None = None,
+    dtype: str | None = None,
+    cache: str | None = None,
+    threads: int | None = None,
+    trust: bool = False,
+) -> Opened:
+    """Do what `load` does, and tell what the model was opened from."""
+    if runtime is not None:
+        check_choice("runtime", runtime, RUNTIMES)
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be 1 or more, not {threads}")
     workers = threads or available_cores()
-    folder = bundle_of(_located(model))
-    wanted = {"runtime": runtime, "quantize": quantize, "dtype": dtype, "cache": cache}
-    package = package_on_trust(model, runtime)
+    asked = Asked(quantize=quantize, dtype=dtype, cache=cache)
+    place = Path(model) if is_package(Path(model)) else locate(str(model))
+    folder = bundle_of(place)
+    package = unvouched_package(place, runtime)
     if package is not None:
         _check_trust(package, trust)
-        return _open_bundle(folder, read_on_trust(package), wanted, workers)
-    if is_bundle(folder):
-        return _open_bundle(folder, read_bundle(folder), wanted, workers)
-    asked = Asked(quantize=quantize, dtype=dtype, cache=cache)
-    if runtime == "eager":
-        return _open_eager(folder, asked, workers)
-    numbers = TARGETS[runtime].numbers(asked)
-    bundle, manifest = _exported_once(folder, str(model), runtime, numbers)
-    return _open_bundle(bundle, manifest, {}, workers)
-
-
-def package_on_trust(model: str | Path, runtime: str) -> Path | None:
-    """Return the package that `load` opens only with `trust`, if `model` means one."""
-    return unvouched_package(_located(model), runtime)
-
-
-def _located(model: str | Path) -> Path:
-    return Path(model) if is_package(Path(model)) else locate(str(model))
+        manifest = read_on_trust(package)
+    elif is_bundle(folder):
+        manifest = read_bundle(folder)
+    elif runtime == "eager":
+        return Opened(model=_open_eager(folder, asked, workers), runtime=runtime)
+    else:
+        folder, manifest = _exported_once(folder, str(model), runtime or DEFAULT_RUNTIME, asked)
+    _check_asked(folder, manifest, runtime, asked)
+    return Opened(
+        model=_open_bundle(folder, manifest, workers), runtime=manifest.runtime, on_trust=package
+    )
 
 
 def _check_trust(package: Path, trust: bool) -> None:
@@ -103,21 +138,23 @@ def _check_trust(package: Path, trust: bool) -> None:
         )
 
 
-def _open_bundle(
-    folder: Path, manifest: Manifest, wanted: Mapping[str, str | None], threads: int
-) -> Model:
-    has = {
-        "runtime": manifest.runtime,
-        "quantize": manifest.quantize,
-        "dtype": manifest.dtype,
-        "cache": _cache(manifest),
+def _check_asked(folder: Path, manifest: Manifest, runtime: str | None, asked: Asked) -> None:
+    """Raise UsageError for what was asked of a bundle that was exported otherwise."""
+    options = {
+        "runtime": (runtime, manifest.runtime),
+        "quantize": (asked.quantize, manifest.quantize),
+        "dtype": (asked.dtype, manifest.dtype),
+        "cache": (asked.cache, _cache(manifest)),
     }
-    for option, value in wanted.items():
-        if value not in (None, has[option]):
+    for option, (value, has) in options.items():
+        if value not in (None, has):
             raise UsageError(
-                f"{folder} was exported with --{option} {has[option]}: use that, not --{option} "
+                f"{folder} was exported with --{option} {has}: use that, not --{option} "
                 f"{value}, or export the checkpoint again"
             )
+
+
+def _open_bundle(folder: Path, manifest: Manifest, threads: int) -> Model:
     family = family_of(manifest.family)
     # Text files lie beside the manifest, graphs in folders of their own.
     text = {name: (folder / name).read_bytes() for name in manifest.files if "/" not in name}
@@ -158,15 +195,18 @@ def _cache(manifest: Manifest) -> str:
 
 
 def _exported_once(
-    folder: Path, name: str, runtime: str, numbers: Numbers
+    checkpoint: Path, name: str, runtime: str, asked: Asked
 ) -> tuple[Path, Manifest]:
-    made_for = TARGETS[runtime].processor()
-    parts = (fingerprint(folder), runtime, repr(numbers), *made_for, str(VERSION), __version__)
+    """Return the bundle of a checkpoint in the cache folder, exported now if it is not there."""
+    target, build = TARGETS[runtime], Build()
+    numbers = target.numbers(asked)
+    made_for = target.processor()
+    parts = (fingerprint(checkpoint), runtime, repr(numbers), *made_for, str(VERSION), __version__)
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
     bundle = cache_dir() / "bundles" / key
     try:
         return bundle, read_bundle(bundle)
     except KvcastError:  # not there yet, or damaged: both are mended by exporting
-        check_export(runtime, numbers, Build())
-        export_folder(folder, name, bundle, runtime, numbers, Build(), overwrite=True)
+        check_export(runtime, numbers, build)
+        export_folder(checkpoint, name, bundle, runtime, numbers, build, overwrite=True)
     return bundle, read_bundle(bundle)
