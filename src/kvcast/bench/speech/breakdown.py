@@ -28,7 +28,7 @@ class Breakdown:
     """A model and the recording that it is given."""
 
     def __init__(self, model: str, threads: int, language: str, samples: str) -> None:
-        loaded = load(model, threads=threads)
+        loaded = load(model, runtime="onnx", threads=threads)
         if not isinstance(loaded, WhisperModel):
             raise KvcastError(f"{model} is no Whisper, so it cannot transcribe")
         self._model = loaded

@@ -54,7 +54,7 @@ def open_t5(model: str, quantize: str, threads: int) -> T5Model:
     """Load a model; raises KvcastError if it is no T5."""
     from kvcast.tasks.loading import load
 
-    loaded = load(model, quantize=quantize, threads=threads)
+    loaded = load(model, runtime="onnx", quantize=quantize, threads=threads)
     if isinstance(loaded, T5Model):
         return loaded
     raise KvcastError(f"{model} is no T5")

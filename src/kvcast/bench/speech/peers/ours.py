@@ -50,7 +50,7 @@ class Kvcast:
         import kvcast
         from kvcast.tasks.model import WhisperModel
 
-        loaded = kvcast.load(self._task.model, threads=self._task.threads)
+        loaded = kvcast.load(self._task.model, runtime="onnx", threads=self._task.threads)
         if not isinstance(loaded, WhisperModel):
             raise KvcastError(f"{self._task.model} is no Whisper, so it cannot transcribe")
         self._model = loaded

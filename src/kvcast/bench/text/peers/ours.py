@@ -96,7 +96,7 @@ def open_text_model(model: str, quantize: str, threads: int) -> TextModel:
     """Load a model; raises KvcastError if it generates no text."""
     from kvcast.tasks.loading import load
 
-    loaded = load(model, quantize=quantize, threads=threads)
+    loaded = load(model, runtime="onnx", quantize=quantize, threads=threads)
     if isinstance(loaded, TextModel):
         return loaded
     raise KvcastError(f"{model} is no decoder-only model, so it cannot generate")
