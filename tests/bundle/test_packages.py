@@ -89,6 +89,11 @@ def test_without_trust_it_is_refused_by_a_line_that_names_it(unvouched: Path, lo
     assert "give --trust" in told
 
 
+def test_a_package_is_known_by_its_place_from_wherever_it_is_named(package: Path, monkeypatch):
+    monkeypatch.chdir(package.parent)
+    assert packages.bundle_of(Path(package.name)) == package.parents[1]
+
+
 def test_it_runs_on_no_other_runtime(package: Path):
     line = f"exported with --runtime {package.parent.name}: use that, not --runtime onnx"
     for vouched in (True, False):

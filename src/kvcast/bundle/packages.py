@@ -45,7 +45,7 @@ def describe_packages(folder: Path, manifest: Manifest) -> None:
 
 def is_package(path: Path) -> bool:
     """Tell whether a path is that of a package's file."""
-    return "/".join(path.parts[-2:]) in PACKAGES and path.is_file()
+    return "/".join(path.absolute().parts[-2:]) in PACKAGES and path.is_file()
 
 
 def bundle_of(path: Path) -> Path:
