@@ -74,5 +74,5 @@ if __name__ == "__main__":
             self.pause = 600.0 if name == "slow.wav" else 0.0
             return super()._segments(name)
 
-    loading.open_model = lambda **_: loading.Opened(model=Patient(), runtime="onnx")
+    loading.open_model = lambda **_: loading.OpenedModel(model=Patient(), runtime="onnx")
     raise SystemExit(main())

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cli.cli_fakes import FakeModel
-from kvcast.tasks.loading import Opened
+from kvcast.tasks.loading import OpenedModel
 
 
 @pytest.fixture
@@ -13,10 +13,10 @@ def open_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make every command open this model, a bundle for `runtime`; `calls` remembers how."""
 
     def script(model: Any, *, runtime: str = "onnx", calls: list | None = None) -> None:
-        def open_model(**keywords: Any) -> Opened:
+        def open_model(**keywords: Any) -> OpenedModel:
             if calls is not None:
                 calls.append(("load", keywords))
-            return Opened(model=model, runtime=keywords["runtime"] or runtime)
+            return OpenedModel(model=model, runtime=keywords["runtime"] or runtime)
 
         monkeypatch.setattr("kvcast.tasks.loading.open_model", open_model)
 

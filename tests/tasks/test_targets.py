@@ -12,6 +12,7 @@ from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.cores import instruction_sets
 from kvcast.tasks.targets import TARGETS
 from kvcast.tasks.targets.base import Asked
+from kvcast.tasks.targets.trial import compile_tiny, find_compiler
 from written_dates import dates_split, write_date
 
 
@@ -57,8 +58,8 @@ def test_another_processors_code_is_refused_before_it_is_loaded(compiled, tmp_pa
     [
         ({"quantize": "none", "cache": "int8"}, "numbers of --dtype fp32: drop --cache int8"),
         ({"quantize": "int8", "cache": "fp32"}, "numbers of --dtype bf16: drop --cache fp32"),
-        ({"quantize": "8da8w"}, "quantize must be one of none, int8, int4"),
-        ({"dtype": "fp64"}, "dtype must be one of fp32, bf16, fp16"),
+        ({"quantize": "8da8w"}, "quantize of AOTInductor must be one of none, int8, int4"),
+        ({"dtype": "fp64"}, "dtype of AOTInductor must be one of fp32, bf16, fp16"),
         ({"device": "tpu"}, "device must be one of cpu, cuda"),
     ],
 )
@@ -102,6 +103,22 @@ def test_a_missing_compiler_is_told_in_one_line(monkeypatch, tmp_path):
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(KvcastError, match="compiling needs g"):
         kvcast.export_bundle("demo-t5", tmp_path / "b", runtime="aoti", quantize="none")
+
+
+def test_any_compiler_serves_that_aotinductor_would_use(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    compiler = tmp_path / "clang++"
+    # It does not know -dumpfullversion, as g++ does.
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *-dumpversion) echo 14.0.6 ;; *-shared*) ;; *) exit 1 ;; esac\n'
+    )
+    compiler.chmod(0o755)
+    assert compile_tiny() == {"clang++": "14.0.6"}
+    monkeypatch.setenv("CXX", str(compiler))
+    (tmp_path / "g++").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "g++").chmod(0o755)
+    assert find_compiler() == str(compiler)
 
 
 def test_a_bundle_of_an_unknown_runtime_is_refused(compiled):

@@ -7,10 +7,10 @@ from kvcast.cli import console
 from kvcast.cli.arguments import OptionGroup
 
 if TYPE_CHECKING:
-    from kvcast.tasks.loading import Opened
+    from kvcast.tasks.loading import OpenedModel
 
 
-def opened(args: argparse.Namespace, loading: OptionGroup) -> "Opened":
+def opened(args: argparse.Namespace, loading: OptionGroup) -> "OpenedModel":
     """Load the model; says what was taken on trust, unless asked to be quiet."""
     from kvcast.tasks.loading import open_model
 

@@ -33,7 +33,7 @@ DEFAULT_RUNTIME = "onnx"  # of models that are no bundles
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class OpenedModel:
     """A model, and what it was opened from.
 
     Attributes:
@@ -104,7 +104,7 @@ def open_model(
     cache: str | None = None,
     threads: int | None = None,
     trust: bool = False,
-) -> Opened:
+) -> OpenedModel:
     """Do what `load` does, and tell what the model was opened from."""
     if runtime is not None:
         check_choice("runtime", runtime, RUNTIMES)
@@ -121,11 +121,11 @@ def open_model(
     elif is_bundle(folder):
         manifest = read_bundle(folder)
     elif runtime == "eager":
-        return Opened(model=_open_eager(folder, asked, workers), runtime=runtime)
+        return OpenedModel(model=_open_eager(folder, asked, workers), runtime=runtime)
     else:
         folder, manifest = _exported_once(folder, str(model), runtime or DEFAULT_RUNTIME, asked)
     _check_asked(folder, manifest, runtime, asked)
-    return Opened(
+    return OpenedModel(
         model=_open_bundle(folder, manifest, workers), runtime=manifest.runtime, on_trust=package
     )
 
@@ -172,7 +172,7 @@ def _target(manifest: Manifest) -> Target:
 
 def _open_eager(folder: Path, asked: Asked, threads: int) -> Model:
     quantize = asked.quantize or "none"
-    check_choice("quantize", quantize, ("none", "int8", "int4"))
+    check_choice("quantize of eager", quantize, ("none", "int8", "int4"))
     for name in ("dtype", "cache"):
         if (value := getattr(asked, name)) not in (None, "fp32"):
             raise UsageError(f"eager computes in fp32: drop --{name} {value} or --runtime eager")

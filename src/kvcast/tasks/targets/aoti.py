@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvcast.bundle.manifest import Manifest
+from kvcast.bundle.manifest import CacheLayers, Manifest
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.cores import instruction_sets
 from kvcast.tasks.targets.base import Asked, Build, Lowered, Numbers, Order, check_choice
@@ -26,8 +26,8 @@ class AotiTarget:
         """See the protocol."""
         quantize = asked.quantize or "none"
         dtype = asked.dtype or ("fp32" if quantize == "none" else "bf16")
-        check_choice("quantize", quantize, ("none", "int8", "int4"))
-        check_choice("dtype", dtype, ("fp32", "bf16", "fp16"))
+        check_choice("quantize of AOTInductor", quantize, ("none", "int8", "int4"))
+        check_choice("dtype of AOTInductor", dtype, ("fp32", "bf16", "fp16"))
         if asked.cache not in (None, dtype):
             raise UsageError(
                 f"caches of AOTInductor have the numbers of --dtype {dtype}: "
@@ -39,24 +39,13 @@ class AotiTarget:
         """See the protocol."""
         check_choice("device", build.device, ("cpu", "cuda"))
         if build.device == "cuda":
-            if numbers.quantize != "none":
-                raise UsageError(
-                    f"{numbers.quantize} matrices are for the CPU: "
-                    "add --quantize none --dtype bf16, or drop --device cuda"
-                )
-            import torch
-
-            if not torch.cuda.is_available():
-                raise UsageError(
-                    "--device cuda needs a CUDA device and there is none here: export where it "
-                    "will run, or drop it"
-                )
+            _check_cuda(numbers)
         if find_compiler() is None:
             raise KvcastError("compiling needs g++: install it, or use --runtime onnx")
 
     def lower(self, order: Order, folder: Path) -> Lowered:
         """See the protocol."""
-        from kvcast.lowering import aoti, onnx_decoder, onnx_t5, onnx_whisper, signatures
+        from kvcast.lowering import aoti
         from kvcast.lowering.aoti_precision import Precision
         from kvcast.lowering.smoothing import smooth
 
@@ -64,17 +53,9 @@ class AotiTarget:
         if (order.family, numbers.quantize) == ("decoder", "int8"):
             smooth(programs)
         precision = Precision(dtype=numbers.dtype, quantize=numbers.quantize)
-        layers = {"whisper": onnx_whisper, "t5": onnx_t5}.get(
-            order.family, onnx_decoder
-        ).cache_layers(programs.dimensions)
-        signed: Mapping[str, Callable[[], Any]] = {
-            "whisper": lambda: signatures.whisper(programs),
-            "t5": lambda: signatures.t5(programs),
-            "decoder": lambda: signatures.decoder(programs, layers),
-            "unilm": lambda: signatures.unilm(programs, layers),
-        }
+        signed, layers = _SIGNED[order.family](programs)
         graphs = aoti.lower(
-            signed[order.family](),
+            signed,
             precision,
             folder,
             device=order.build.device,
@@ -110,3 +91,56 @@ class AotiTarget:
 
         runtimes = {"decoder": AotiDecoderOnly, "unilm": AotiUnilm}
         return runtimes.get(family, AotiEncoderDecoder)(folder, manifest, threads)
+
+
+def _check_cuda(numbers: Numbers) -> None:
+    if numbers.quantize != "none":
+        raise UsageError(
+            f"{numbers.quantize} matrices are for the CPU: "
+            "add --quantize none --dtype bf16, or drop --device cuda"
+        )
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "--device cuda needs a CUDA device and there is none here: export where it will run, "
+            "or drop it"
+        )
+
+
+# Programs with what exporting must know of them (kvcast.lowering.signatures), and their caches.
+_Signed = tuple[Any, tuple[CacheLayers, ...]]
+
+
+def _whisper(programs: Any) -> _Signed:
+    from kvcast.lowering import onnx_whisper, signatures
+
+    return signatures.whisper(programs), onnx_whisper.cache_layers(programs.dimensions)
+
+
+def _t5(programs: Any) -> _Signed:
+    from kvcast.lowering import onnx_t5, signatures
+
+    return signatures.t5(programs), onnx_t5.cache_layers(programs.dimensions)
+
+
+def _decoder(programs: Any) -> _Signed:
+    from kvcast.lowering import onnx_decoder, signatures
+
+    layers = onnx_decoder.cache_layers(programs.dimensions)
+    return signatures.decoder(programs, layers), layers
+
+
+def _unilm(programs: Any) -> _Signed:
+    from kvcast.lowering import onnx_decoder, signatures
+
+    layers = onnx_decoder.cache_layers(programs.dimensions)
+    return signatures.unilm(programs, layers), layers
+
+
+_SIGNED: Mapping[str, Callable[[Any], _Signed]] = {
+    "whisper": _whisper,
+    "t5": _t5,
+    "decoder": _decoder,
+    "unilm": _unilm,
+}

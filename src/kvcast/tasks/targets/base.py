@@ -10,6 +10,7 @@ from kvcast.errors import UsageError
 from kvcast.tasks.targets.trial import Trial
 
 Lowered = tuple[dict[str, Graph], tuple[CacheLayers, ...]]
+"""Graphs by the names that the runtime knows, and the caches that they have."""
 
 
 @dataclass(frozen=True, kw_only=True)

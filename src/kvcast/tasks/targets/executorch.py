@@ -19,7 +19,7 @@ class ExecutorchTarget:
     def numbers(self, asked: Asked) -> Numbers:
         """See the protocol."""
         quantize = asked.quantize or "8da8w"
-        check_choice("quantize", quantize, ("none", "8da8w", "8da4w"))
+        check_choice("quantize of ExecuTorch", quantize, ("none", "8da8w", "8da4w"))
         for name in ("dtype", "cache"):
             if getattr(asked, name) not in (None, "fp32"):
                 raise UsageError(
@@ -30,9 +30,7 @@ class ExecutorchTarget:
     def check_build(self, numbers: Numbers, build: Build) -> None:  # noqa: ARG002
         """See the protocol."""
         if build != Build():
-            raise UsageError(
-                "bundles of ExecuTorch are no native code: drop --device and --max-autotune"
-            )
+            raise UsageError("ExecuTorch compiles nothing: drop --device and --max-autotune")
         if find_spec("executorch") is None:
             raise KvcastError(
                 "exporting to ExecuTorch needs it installed: pip install 'kvcast[executorch]'"

@@ -23,8 +23,8 @@ class OnnxTarget:
         if asked.dtype not in (None, "fp32"):
             raise UsageError(f"bundles of ONNX Runtime are in fp32: drop --dtype {asked.dtype}")
         quantize, cache = asked.quantize or "int8", asked.cache or "fp32"
-        check_choice("quantize", quantize, ("none", "int8", "int4"))
-        check_choice("cache", cache, ("fp32", "int8"))
+        check_choice("quantize of ONNX Runtime", quantize, ("none", "int8", "int4"))
+        check_choice("cache of ONNX Runtime", cache, ("fp32", "int8"))
         return Numbers(quantize=quantize, cache=cache)
 
     def check_build(self, numbers: Numbers, build: Build) -> None:  # noqa: ARG002

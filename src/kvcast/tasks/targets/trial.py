@@ -80,8 +80,10 @@ def compile_tiny() -> dict[str, str]:
         source = Path(folder) / "tiny.cpp"
         source.write_text("#include <cmath>\n#include <vector>\nint tiny() { return 1; }\n")
         output = ["-shared", "-fPIC", "-o", str(source.with_suffix(".so"))]
+        # g++ answers the first of both, clang++ the second.
+        asked = ["-dumpfullversion", "-dumpversion"]
         try:
-            for words in ([found, str(source), *output], [found, "-dumpfullversion"]):
+            for words in ([found, str(source), *output], [found, *asked]):
                 done = subprocess.run(  # noqa: S603 - the user's compiler
                     words, capture_output=True, text=True, check=True, timeout=_SECONDS
                 )
