@@ -158,7 +158,7 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(words: list[str], capsys):
 def test_without_a_model_the_choices_are_told(monkeypatch, recording, capsys):
     monkeypatch.setitem(LOADING.options[0].settings, "default", None)
     assert main(["transcribe", recording("a.wav")]) == 2
-    assert "demo; or set KVCAST_MODEL" in capsys.readouterr().err
+    assert "demo or demo-base; or set KVCAST_MODEL" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from cli.cli_fakes import FakeSegment
 from kvcast.cli import export, main, transcribe
 from kvcast.cli.arguments import OptionGroup, Parser
 from kvcast.cli.transcribe_options import LOADING, TRANSCRIBING
-from kvcast.tasks.loading import open_model
+from kvcast.tasks.loading import RUNTIMES, open_model
+from kvcast.tasks.targets import TARGETS
 
 
 def keywords(command: ModuleType, words: list[str], *groups: OptionGroup) -> dict[str, object]:
@@ -31,6 +32,15 @@ def test_load_takes_the_loading_options_and_has_the_same_defaults():
         assert {"model": given["model"]} | {
             name: parameter.default for name, parameter in parameters.items()
         } == given
+
+
+def test_runtimes_are_those_that_open_and_export():
+    def choices(group: OptionGroup) -> list[str]:
+        (found,) = [item for item in group.options if item.keyword == "runtime"]
+        return sorted(found.settings["choices"])
+
+    assert choices(LOADING) == sorted(RUNTIMES)
+    assert choices(export.EXPORTING) == sorted(TARGETS)
 
 
 def test_export_takes_the_export_options():

@@ -27,7 +27,7 @@ class CacheLayers:
     """A run of alike cache layers, each a key and a value [rows, heads, capacity, head_dim].
 
     `kind` is "linear" (capacity is the longest sequence), "ring" (capacity is the window) or
-    "cross" (filled once by encode). `dtype` is NumPy's name for a self cache's numbers.
+    "cross" (filled once by encode). `dtype` names a self cache's numbers, as in float32.
     """
 
     kind: str

@@ -2,6 +2,7 @@
 
 import argparse
 from functools import partial
+from typing import Any
 
 from kvcast.bench import generate, gpu, transcribe
 from kvcast.bench.runtimes import command as runtimes
@@ -35,11 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (benchmark, summary) in _BENCHMARKS.items():
         command = benchmarks.add_parser(name, help=summary, description=benchmark.__doc__)
         benchmark.add_arguments(command)
-        command.set_defaults(run=partial(_run, name))
+        command.set_defaults(run=partial(_run, benchmark))
 
 
-def _run(name: str, args: argparse.Namespace) -> int:
-    benchmark, _ = _BENCHMARKS[name]
+def _run(benchmark: Any, args: argparse.Namespace) -> int:
     if args.device is not None and benchmark is not gpu:
         raise UsageError(f"--device {args.device} is bench gpu's alone: drop it")
     code: int = benchmark.run(args)
@@ -48,7 +48,9 @@ def _run(name: str, args: argparse.Namespace) -> int:
 
 def _run_alone(args: argparse.Namespace) -> int:
     if args.device is None:
-        raise UsageError(f"a benchmark is missing: {', '.join(_BENCHMARKS)}")
+        raise UsageError(
+            f"a benchmark is missing: {', '.join(_BENCHMARKS)}; see kvcast bench --help"
+        )
     parser = Parser(prog="kvcast bench gpu")
     gpu.add_arguments(parser)
     return gpu.run(parser.parse_args([]))

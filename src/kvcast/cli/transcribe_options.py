@@ -22,7 +22,7 @@ from kvcast.cli.outputs import FORMATS
 MODEL_VARIABLE = "KVCAST_MODEL"
 MODEL_CHOICES = (
     "a kvcast bundle, a Hugging Face or CTranslate2 Whisper folder, "
-    "a hub id org/name[@revision], or demo"
+    "a hub id org/name[@revision], demo or demo-base"
 )
 
 BEAM = option(

@@ -40,8 +40,8 @@ class Runtime:
         usable: whether it computes here.
         versions: of what it is made of.
         problem: why it is not usable, or what to know about it; empty if nothing.
-        no_export: why nothing can be exported to it here; empty if it can, None where there is
-            nothing to export.
+        no_export: why nothing can be exported to it here; empty if it can, None where it is not
+            usable or has no bundles.
 
     """
 
@@ -153,7 +153,6 @@ def examine(bundle: str | None = None) -> Findings:
 def processor(instructions: Sequence[str]) -> Processor:
     """Say what instructions, as Linux names them, mean for bf16 and int8."""
     has = set(instructions).intersection
-    unknown = "unknown: this system does not name the processor's instructions"
     if has({"amx_bf16"}):
         bf16 = "matrix units (amx_bf16): prefill and encoders several times as fast as in fp32"
     elif has({"avx512_bf16"}):
@@ -167,7 +166,7 @@ def processor(instructions: Sequence[str]) -> Processor:
     else:
         int8 = "no instructions for it: a quarter of the memory, little gain in time"
     if not instructions:
-        bf16 = int8 = unknown
+        bf16 = int8 = "unknown: this system does not name the processor's instructions"
     return Processor(cores=available_cores(), instructions=list(instructions), bf16=bf16, int8=int8)
 
 

@@ -35,7 +35,8 @@ def export_bundle(
     is in its manifest under `verification`.
 
     Args:
-        model: a checkpoint folder, a hub id `org/name[@revision]`, or a packaged model's name.
+        model: a checkpoint folder, a GGUF file, a hub id `org/name[@revision]`, or a packaged
+            model's name.
         output: the bundle's folder; an existing one is replaced only with `overwrite`.
         runtime: "onnx", "aoti" (AOTInductor: native code for this machine; needs g++) or
             "executorch" (needs kvcast[executorch]).
@@ -44,7 +45,7 @@ def export_bundle(
         dtype: of what is not quantised, on AOTInductor: "fp32", "bf16" or "fp16".
         cache: numbers of the self caches on ONNX Runtime, "fp32" or "int8" (neither Whisper nor
             T5 takes it).
-        device: what AOTInductor compiles for, "cpu" or "cuda".
+        device: what AOTInductor compiles for, "cpu" or "cuda", which takes no quantised matrices.
         max_autotune: let AOTInductor try several forms of every product and keep the fastest.
         overwrite: replace an existing bundle.
 
