@@ -38,8 +38,8 @@ _OPTIONS = {
     "cpp.dynamic_threads": True,
     "cpp.threads": 16,
     "aot_inductor.check_lowerbound": False,
-    # A mask that all layers share is made once, not in every loop that reads it.
-    "realize_opcount_threshold": 20,
+    # What has several readers is made once if it is much work: the mask of all layers, GELU.
+    "realize_opcount_threshold": 15,
     # For debuggers: larger files, and names of folders.
     "aot_inductor.enable_line_tables": False,
     "aot_inductor.enable_frame_pointer": False,

@@ -152,6 +152,9 @@ def _attend_by_sums(
     rows, heads, new, head_dim = query.shape
     kv_heads, held = key.shape[1:3]
     shape = (rows, kv_heads, heads // kv_heads, new, held, head_dim)
+    query = query.contiguous()
+    # Kept, or every key's loop would work it out again from the product that it comes of.
+    query = torch.ops.prims.copy_strided(query, query.stride())
     grouped = query.view(*shape[:4], 1, head_dim).float().expand(shape)
     products = (grouped * key[:, :, None, None].float().expand(shape)).sum(-1)
     weights, sums = _weights(_logits(products, mask, scale, softcap), torch.float32)
