@@ -38,7 +38,7 @@ _OPTIONS = {
     "cpp.dynamic_threads": True,
     "cpp.threads": 16,
     "aot_inductor.check_lowerbound": False,
-    # What has several readers is made once if it is much work: the mask of all layers, GELU.
+    # GELU has two readers, the largest of a token and its rounding: worked out once.
     "realize_opcount_threshold": 15,
     # For debuggers: larger files, and names of folders.
     "aot_inductor.enable_line_tables": False,
