@@ -120,6 +120,15 @@ def test_operators_that_are_left_are_none_of_ours(small_programs):
     assert torch.ops.aten.index_put_.default in {node.target for node in module.graph.nodes}
 
 
+def test_layers_share_the_mask_of_their_window():
+    programs = random_decoder(GEMMA3)
+    layers = onnx_decoder.cache_layers(programs.dimensions)
+    signature = signatures.decoder(programs, layers)["decode"]
+    module, _ = aoti.export_program(signature, Precision(), "decode")
+    kept = module.graph.find_nodes(op="call_function", target=torch.ops.prims.copy_strided.default)
+    assert len(kept) == len(set(programs.dimensions.windows)) < len(layers)
+
+
 def test_programs_that_mean_different_weights_by_one_name_are_refused(small_programs, tmp_path):
     """A program given another's weights reads past their end: it does not look at sizes."""
     both = signatures.whisper(small_programs)
