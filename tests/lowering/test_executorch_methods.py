@@ -29,12 +29,29 @@ _IN_PLACE = {
 }
 
 
-def _plan(name: str, method: str = "decode") -> Any:
+def _program(name: str) -> Any:
     file = exported(name).file
     from executorch.exir._serialize._program import deserialize_pte_binary
 
-    program = deserialize_pte_binary(file.read_bytes()).program
-    return next(plan for plan in program.execution_plan if plan.name == method)
+    return deserialize_pte_binary(file.read_bytes()).program
+
+
+def _plan(name: str, method: str = "decode") -> Any:
+    return next(plan for plan in _program(name).execution_plan if plan.name == method)
+
+
+def _delegated(blob: bytes, folder: Path) -> Any:
+    """XNNPACK's graph in a delegate's bytes."""
+    from executorch.backends.xnnpack.serialization import xnnpack_graph_serialize as form
+    from executorch.exir._serialize._flatbuffer import _flatc_decompile
+
+    header = form.XNNHeader.from_bytes(blob[: form.XNNHeader.EXPECTED_LENGTH])
+    start = header.flatbuffer_offset
+    schema, binary = folder / "schema.fbs", folder / "graph.bin"
+    schema.write_bytes(form._get_schema_bytes())
+    binary.write_bytes(blob[start : start + header.flatbuffer_size])
+    _flatc_decompile(str(folder), str(schema), str(binary), ["--raw-binary"])
+    return json.loads(binary.with_suffix(".json").read_text("utf-8"))
 
 
 def _calls(plan: Any) -> list[tuple[str, list[int]]]:
@@ -55,7 +72,7 @@ def _calls(plan: Any) -> list[tuple[str, list[int]]]:
 def test_a_step_copies_no_cache_and_projects_none(name: str) -> None:
     plan = _plan(name)
     values = [value.val for value in plan.values]
-    # Only T5's last input is not a cache: how long its source is.
+    # Cross caches have three axes and a test of their own.
     caches = {i for i in plan.inputs[3:] if len(values[i].sizes) == 4}
     lying_elsewhere = [i for i in caches if values[i].allocation_info]
     operators: Counter[str] = Counter()
@@ -70,6 +87,42 @@ def test_a_step_copies_no_cache_and_projects_none(name: str) -> None:
     # A cross cache of each layer is an input as well, and never written.
     assert written == len(layers) // (2 if "encode" in exported(name).manifest.graphs else 1)
     assert not lying_elsewhere
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["whisper", "t5", "cross-biased t5"])
+def test_a_step_multiplies_by_each_cross_cache_once_and_does_nothing_else_with_it(
+    name: str, tmp_path: Path
+) -> None:
+    program = _program(name)
+    plan = next(plan for plan in program.execution_plan if plan.name == "decode")
+    values = [value.val for value in plan.values]
+    cross = {i for i in plan.inputs[3:] if len(values[i].sizes) == 3}
+    layers = exported(name).manifest.cache_layers("cross").layers
+    assert len(cross) == 2 * layers
+    assert not any(values[i].allocation_info for i in cross)
+    uses: Counter[int] = Counter()
+    for instruction in plan.chains[0].instructions:
+        call = instruction.instr_args
+        if not cross.intersection(getattr(call, "args", ())):
+            continue
+        if hasattr(call, "op_index"):
+            assert plan.operators[call.op_index].name == "aten::sym_size"
+            continue
+        delegate = plan.delegates[call.delegate_index]
+        blob = program.backend_delegate_data[delegate.processed.index].data
+        graph = _delegated(blob, tmp_path)
+        inside = {
+            value["xvalue_union"]["id_out"]: call.args[value["xvalue_union"]["external_id"]]
+            for value in graph["xvalues"]
+            if value["xvalue_union"]["id_out"] in graph["input_ids"]
+        }
+        for node in graph["xnodes"]:
+            numbers = [x for x in node["xnode_union"].values() if isinstance(x, int)]
+            touched = cross.intersection(inside.get(number) for number in numbers)
+            uses.update(touched)
+            assert not touched or node["xnode_union_type"] == "XNNBatchMatrixMultiply"
+    assert uses == dict.fromkeys(cross, 1)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import OutputKind
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from kvcast.bundle.manifest import CacheLayers, Graph
 from kvcast.lowering.executorch_operators import TABLE
@@ -36,18 +36,14 @@ with quiet():
         ExecutorchBackendConfig,
         to_edge_transform_and_lower,
     )
+    from executorch.exir.dialects._ops import ops as exir_ops
     from executorch.exir.passes import MemoryPlanningPass
 
 FOLDER = "executorch"
 FILE = f"{FOLDER}/model.pte"
 CONSTANTS = f"{FOLDER}/constants.json"
-# How `executorch_operators` wants a cache [1, heads, c, d] to lie.
-_LYING = (1, 2, 0, 3)
 # Most positions that one call can be asked for: memory for their logits is set aside.
 _MOST_ASKED = 8
-# Whole caches would be copied: XNNPACK does so to give one another shape, which costs nothing
-# elsewhere, and to rearrange the second of two factors.
-_COPYING = (BMMConfig, ViewCopyConfig)
 
 Argument = tuple[Any, Any]
 """An example, and its open sizes as torch.export has them."""
@@ -104,14 +100,44 @@ def caches(layers: Sequence[CacheLayers], open_size: Any) -> Argument:
     return examples, sizes
 
 
+def cross_caches(run: CacheLayers, source: Any, dtype: torch.dtype) -> Argument:
+    """Key [heads, d, t] and value [heads, t, d] of some layers, as products read them best.
+
+    Args:
+        run: what the caches are like.
+        source: name of an open t, or None.
+        dtype: of their numbers.
+
+    """
+    positions, dim = run.capacity, run.head_dim
+    sizes = (None, None) if source is None else ({2: source}, {1: source})
+    # Arguments that are one tensor would be one argument.
+    examples = [
+        tuple(
+            torch.zeros(run.heads, *shape, dtype=dtype)
+            for shape in ((dim, positions), (positions, dim))
+        )
+        for _ in range(run.layers)
+    ]
+    return examples, [sizes] * run.layers
+
+
 def without_caches(results: Results) -> Results:
     """Return what `decode` gives before its caches, which it wrote where they lie."""
     return results[:-1]
 
 
-def as_caches(layers: Results) -> Results:
-    """Make `encode`'s caches lie as `decode` has them, all in one list."""
-    return [part.permute(_LYING).contiguous() for pair in layers for part in pair]
+def as_cross_caches(dtype: torch.dtype) -> Callable[[Results], Results]:
+    """Make `encode`'s caches lie as `decode` has them, all in one list of such numbers."""
+
+    def finish(layers: Results) -> Results:
+        return [
+            part.to(dtype).contiguous()
+            for key, value in layers
+            for part in (key[0].transpose(1, 2), value[0])
+        ]
+
+    return finish
 
 
 def export_method(
@@ -141,7 +167,7 @@ def export_method(
         )
         replaced = replace_operators(exported, TABLE)
         quantize_matrices(replaced, quantize)
-        method = _Method(replaced, finish)
+        method = _Method(replaced, signature.inputs, finish)
         examples, sizes = zip(*arguments, strict=True)
         return torch.export.export(method, examples, dynamic_shapes=(sizes,), strict=False)
 
@@ -149,9 +175,11 @@ def export_method(
 class _Method(nn.Module):
     """A program's graph, of other arguments than it was exported with."""
 
-    def __init__(self, graph: GraphModule, finish: Callable[[Results], Results]) -> None:
+    def __init__(
+        self, graph: GraphModule, inputs: Sequence[str], finish: Callable[[Results], Results]
+    ) -> None:
         super().__init__()
-        _ask_for_sizes_where_they_are(graph)
+        _ask_for_sizes_where_they_are(graph, inputs)
         # A module anew, which does not check shapes.
         self.program = GraphModule(graph, graph.graph)
         self.finish = finish
@@ -180,11 +208,12 @@ def save_methods(
         What the manifest says of the methods.
 
     """
-    delegated = [config for config in ALL_PARTITIONER_CONFIGS if config not in _COPYING]
+    # A view costs nothing elsewhere; XNNPACK would copy a whole cache to give it another shape.
+    others = [c for c in ALL_PARTITIONER_CONFIGS if c not in (BMMConfig, ViewCopyConfig)]
     with quiet(), torch.no_grad():
         manager = to_edge_transform_and_lower(
             dict(methods),
-            partitioner=[XnnpackPartitioner(delegated)],
+            partitioner=[XnnpackPartitioner([*others, _Products])],
             constant_methods=dict(facts),
             # The operators of `llama` are none that the verifier knows.
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
@@ -208,14 +237,27 @@ def save_methods(
     }
 
 
-def _ask_for_sizes_where_they_are(module: GraphModule) -> None:
+class _Products(BMMConfig):  # type: ignore[misc]
+    """Products that XNNPACK takes: not those with a self cache, all of which it would rearrange."""
+
+    def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
+        """See XNNPACK's."""
+        # Nothing but a self cache comes as a view.
+        view = exir_ops.edge.aten.view_copy.default
+        is_ours = all(factor.target is not view for factor in node.all_input_nodes)
+        return is_ours and super().check_constraints(node, ep)
+
+
+def _ask_for_sizes_where_they_are(module: GraphModule, inputs: Sequence[str]) -> None:
     """Let what asks a cache, of four axes as nothing else, for its size ask where that is now."""
     arguments = module.graph.find_nodes(op="placeholder")
+    names = dict(zip(arguments, inputs, strict=True))
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int):
         source, axis = node.args
         if source in arguments and source.meta["val"].dim() == 4:
             # Positions are on another axis; a row is every argument's first.
-            node.args = (source, 1) if axis == 2 else (arguments[0], axis)
+            positions = 2 if names[source].startswith("cross_key_") else 1
+            node.args = (source, positions) if axis == 2 else (arguments[0], axis)
     module.recompile()
 
 

@@ -72,6 +72,11 @@ def for_many_tokens(quantize: str) -> str:
     return "8da8w" if quantize == "8da4w" else quantize
 
 
+def cross_dtype(quantize: str) -> torch.dtype:
+    """Return the numbers of cross caches: a step reads all of them, and half as many bytes."""
+    return torch.float32 if quantize == "none" else torch.float16
+
+
 class _Table(nn.Module):
     """Rows of numbers in int8 with a scale a row."""
 

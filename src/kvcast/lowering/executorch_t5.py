@@ -14,15 +14,16 @@ from torch.export import Dim
 from kvcast.bundle.manifest import CacheLayers, Graph
 from kvcast.lowering import signatures
 from kvcast.lowering.executorch import (
-    as_caches,
+    as_cross_caches,
     caches,
+    cross_caches,
     export_method,
     facts_of,
     new_positions,
     save_methods,
     without_caches,
 )
-from kvcast.lowering.executorch_quantize import for_many_tokens
+from kvcast.lowering.executorch_quantize import cross_dtype, for_many_tokens
 from kvcast.lowering.onnx_t5 import cache_layers
 from kvcast.programs.t5 import T5Programs
 from kvcast.spec.t5 import T5Dimensions
@@ -60,6 +61,7 @@ def lower(
 
     """
     own, cross = layers
+    numbers = cross_dtype(quantize)
     dimensions = programs.dimensions
     signature = signatures.t5(programs)
     source = Dim("source", max=cross.capacity)
@@ -69,11 +71,13 @@ def lower(
     decoded = [
         *new_positions(chunk),
         caches([own], Dim("capacity", max=own.capacity)),
-        caches([cross], source),
+        cross_caches(cross, source, numbers),
         lengths,
     ]
     methods = {
-        "encode": export_method(signature["encode"], encoded, as_caches, for_many_tokens(quantize)),
+        "encode": export_method(
+            signature["encode"], encoded, as_cross_caches(numbers), for_many_tokens(quantize)
+        ),
         "decode": export_method(signature["decode"], decoded, without_caches, quantize),
     }
     facts = facts_of(dimensions.vocab_size, [own], chunk, special_tokens)

@@ -13,15 +13,16 @@ from torch.export import Dim
 from kvcast.bundle.manifest import CacheLayers, Graph
 from kvcast.lowering import signatures
 from kvcast.lowering.executorch import (
-    as_caches,
+    as_cross_caches,
     caches,
+    cross_caches,
     export_method,
     facts_of,
     new_positions,
     save_methods,
     without_caches,
 )
-from kvcast.lowering.executorch_quantize import for_many_tokens
+from kvcast.lowering.executorch_quantize import cross_dtype, for_many_tokens
 from kvcast.programs.whisper import WhisperPrograms
 
 _CHUNK = 128
@@ -49,17 +50,21 @@ def lower(
 
     """
     own, cross = layers
+    numbers = cross_dtype(quantize)
     signature = signatures.whisper(programs)
     features = torch.zeros(1, *signature["encode"].arguments[0].shape[1:])
     chunk = min(_CHUNK, own.capacity)
     capacity = Dim("capacity", max=own.capacity)
     methods = {
         "encode": export_method(
-            signature["encode"], [(features, None)], as_caches, for_many_tokens(quantize)
+            signature["encode"],
+            [(features, None)],
+            as_cross_caches(numbers),
+            for_many_tokens(quantize),
         ),
         "decode": export_method(
             signature["decode"],
-            [*new_positions(chunk), caches([own], capacity), caches([cross], None)],
+            [*new_positions(chunk), caches([own], capacity), cross_caches(cross, None, numbers)],
             without_caches,
             quantize,
         ),
