@@ -22,7 +22,7 @@ from torch.export.pt2_archive._package_weights import Weights
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from kvcast.bundle.manifest import CacheLayers, Graph
-from kvcast.lowering.aoti_operators import reading, table
+from kvcast.lowering.aoti_operators import multiply_by_onednn, reading, table
 from kvcast.lowering.aoti_precision import Precision, reduce_matrices
 from kvcast.lowering.replace import replace_operators
 from kvcast.lowering.signatures import Signature
@@ -165,6 +165,8 @@ def export_program(
         operators = table(precision.numbers, few=name == "decode", device=device)
         replaced = replace_operators(exported, operators)
         reduce_matrices(replaced, precision, name)
+        if device == "cpu":
+            multiply_by_onednn(replaced)
         results = _Results(replaced, signature, precision.numbers)
         pure = _export(results, arguments, (slot_sizes, signature.sizes))
         pure = move_to_device_pass(pure, device)
