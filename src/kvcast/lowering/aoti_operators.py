@@ -52,7 +52,10 @@ _CALL: ContextVar[_Call] = ContextVar("call")
 
 @contextmanager
 def reading(slots: Mapping[str, int]) -> Iterator[None]:
-    """Let self-attention read so many slots of a cache, from the first, by the cache's kind."""
+    """Let self-attention read so many slots of a cache, from the first, by the cache's kind.
+
+    For one call of a program, whose layers have their masks in common.
+    """
     token = _CALL.set(_Call(slots))
     try:
         yield

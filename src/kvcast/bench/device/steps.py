@@ -59,16 +59,18 @@ class _Greedy(nn.Module):
 
     offsets: Tensor
 
-    def __init__(self, program: nn.Module, device: torch.device) -> None:
+    def __init__(self, program: nn.Module, slots: int, device: torch.device) -> None:
         super().__init__()
         self.program = program
+        self._slots = {"linear": slots, "ring": slots}
         self.register_buffer("offsets", torch.zeros(1, dtype=torch.int64, device=device))
 
     def forward(
         self, token_rs: Tensor, lengths: Tensor, written: Tensor, caches: Any, given: Any
     ) -> Tensor:
         """Append the token to the caches, and choose the next."""
-        logits_rpv, _ = self.program(token_rs, lengths, self.offsets, caches, *given)
+        with reading(self._slots):
+            logits_rpv, _ = self.program(token_rs, lengths, self.offsets, caches, *given)
         newest_r: Tensor = logits_rpv[:, -1].argmax(-1)
         lengths.add_(1)
         written.index_put_((lengths.long(),), newest_r)
@@ -100,10 +102,9 @@ def make_step(
         program, (text.token_rs, text.lengths, offsets, list(text.caches), *given), strict=False
     )
     replaced = replace_operators(exported, _table(text, products))
-    step = _Greedy(replaced, text.lengths.device)
+    step = _Greedy(replaced, slots, text.lengths.device)
     _cut_before_products(replaced)
-    with reading({"linear": slots, "ring": slots}):
-        pure = torch.export.export(step, arguments_of(text, given), strict=False)
+    pure = torch.export.export(step, arguments_of(text, given), strict=False)
     module = pure.module(check_guards=False)
     if not isinstance(module, GraphModule):
         raise TypeError("torch.export gave no graph module")
