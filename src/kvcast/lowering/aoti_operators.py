@@ -108,11 +108,11 @@ def _self_mask(positions_rs: Tensor, capacity: int, held: int, window: int, caus
         positions_rc = held_positions(last_r, capacity, held)
         seen_from_rs = positions_rs if causal else last_r[:, None].expand_as(positions_rs)
         seen = visible(seen_from_rs, positions_rc, window)
-        masks[window, causal] = _kept(torch.where(seen, 0.0, -torch.inf))
+        masks[window, causal] = kept(torch.where(seen, 0.0, -torch.inf))
     return masks[window, causal]
 
 
-def _kept(tensor: Tensor) -> Tensor:
+def kept(tensor: Tensor) -> Tensor:
     """Return the same, written to memory once: loops that read it don't work it out again."""
     tensor = tensor.contiguous()
     return torch.ops.prims.copy_strided(tensor, tensor.stride())  # type: ignore[no-any-return]
@@ -162,7 +162,7 @@ def _attend_by_sums(
     rows, heads, new, head_dim = query.shape
     kv_heads, held = key.shape[1:3]
     shape = (rows, kv_heads, heads // kv_heads, new, held, head_dim)
-    grouped = _kept(query).view(*shape[:4], 1, head_dim).float().expand(shape)
+    grouped = kept(query).view(*shape[:4], 1, head_dim).float().expand(shape)
     products = (grouped * key[:, :, None, None].float().expand(shape)).sum(-1)
     weights, sums = _weights(_logits(products, mask, scale, softcap), torch.float32)
     mixed = (weights[..., None] * value[:, :, None, None].float().expand(shape)).sum(-2)

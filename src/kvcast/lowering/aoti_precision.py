@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.nn.functional import conv1d, embedding, linear
 
+from kvcast.lowering.aoti_operators import kept
 from kvcast.nn.quantize import Int4Linear
 
 _LINEAR = torch.ops.aten.linear.default
@@ -70,12 +71,13 @@ class _Int8Linear(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., inputs] to [..., outputs], fp32."""
-        tokens_ni = hidden.flatten(0, -2)
+        tokens_ni = kept(hidden.flatten(0, -2))
         low_n = tokens_ni.amin(dim=1, keepdim=True).clamp(max=0)
         high_n = tokens_ni.amax(dim=1, keepdim=True).clamp(min=0)
-        scales_n = ((high_n - low_n) / _STEPS).clamp(min=_SMALLEST)
+        # Kept as well: loops work a token's numbers out for each of its inputs otherwise.
+        scales_n = kept(((high_n - low_n) / _STEPS).clamp(min=_SMALLEST))
         # What int8's zero stands for, in whole steps.
-        middle_n = (low_n / scales_n).round() + _STEPS // 2
+        middle_n = kept((low_n / scales_n).round() + _STEPS // 2)
         rounded_ni = ((tokens_ni / scales_n).round() - middle_n).to(torch.int8)
         product = torch._int_mm(rounded_ni, self.weight.t()).float() + middle_n * self.sums
         scaled = product * scales_n * self.scales
