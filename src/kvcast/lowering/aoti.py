@@ -38,7 +38,7 @@ _OPTIONS = {
     "cpp.dynamic_threads": True,
     "cpp.threads": 16,
     "aot_inductor.check_lowerbound": False,
-    # GELU has two readers, the largest of a token and its rounding: worked out once.
+    # GELU has several readers, a token's range and its rounding, and is worked out once so.
     "realize_opcount_threshold": 15,
     # For debuggers: larger files, and names of folders.
     "aot_inductor.enable_line_tables": False,
