@@ -70,8 +70,8 @@ RUNTIMES: Mapping[str, Runtime] = {
         packages=("executorch", "torch", "kvcast"),
         module="kvcast.runtimes.executorch",
         words={
-            "int8": "8da8w: int8 matrices, int8 activations; fp32 attention and caches",
-            "int4": "8da4w: int4 matrices, int8 activations; fp32 attention and caches",
+            "int8": "8da8w: int8 matrices, int8 activations; fp16 cross caches, else fp32",
+            "int4": "8da4w: int4 matrices, int8 activations; fp16 cross caches, else fp32",
         },
         quantize={"int8": "8da8w", "int4": "8da4w"},
     ),
