@@ -33,10 +33,15 @@ WHISPER = replace(SMALL, encoder_layers=1, decoder_layers=2, vocab_size=2000)
 MIXED = replace(MISTRAL, windows=(7, None), vocab_size=VOCAB)
 MODELS: Mapping[str, tuple[str, Callable[[], Any]]] = {
     "whisper": ("whisper", lambda: random_programs(WHISPER)),
-    "t5": ("t5", lambda: random_t5_programs(replace(SMALL_T5, encoder_layers=1))),
+    "t5": (
+        "t5",
+        lambda: random_t5_programs(replace(SMALL_T5, heads=2, encoder_layers=1, decoder_layers=2)),
+    ),
     "cross-biased t5": (
         "t5",
-        lambda: random_t5_programs(replace(CROSS_BIASED_T5, encoder_layers=1, decoder_layers=1)),
+        lambda: random_t5_programs(
+            replace(CROSS_BIASED_T5, heads=2, encoder_layers=1, decoder_layers=1)
+        ),
     ),
     "decoder": ("decoder", lambda: random_decoder(MIXED)),
     "unilm": ("unilm", lambda: random_unilm(replace(ROFORMER, layers=2))),

@@ -13,6 +13,7 @@ from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.writing import seal
 from kvcast.errors import KvcastError
 from kvcast.lowering import aoti, onnx_decoder, signatures
+from kvcast.lowering.aoti_operators import kept
 from kvcast.lowering.aoti_precision import Precision
 from kvcast.runtimes.aoti import AotiEncoderDecoder, open_programs
 from random_decoders import GEMMA3, random_decoder
@@ -127,6 +128,23 @@ def test_layers_share_the_mask_of_their_window():
     module, _ = aoti.export_program(signature, Precision(), "decode")
     kept = module.graph.find_nodes(op="call_function", target=torch.ops.prims.copy_strided.default)
     assert len(kept) == len(set(programs.dimensions.windows)) < len(layers)
+
+
+class Loops(nn.Module):
+    """A loop over a few numbers, and one over many that uses what the first gives."""
+
+    def forward(self, few: torch.Tensor, many: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = kept(few * 2).sum()
+        return total, many * total
+
+
+def test_only_loops_over_many_numbers_take_all_threads():
+    examples = torch.ones(64), torch.ones(1 << 20)
+    module = torch.export.export(Loops(), examples).module()
+    with aoti.short_loops_on_one_thread():
+        files, _ = aoti.compile_program(module, examples)
+    (code,) = (Path(file).read_text() for file in files if file.endswith(".kernel.cpp"))
+    assert code.count("for(") > code.count("#pragma omp for") == 1
 
 
 def test_programs_that_mean_different_weights_by_one_name_are_refused(small_programs, tmp_path):

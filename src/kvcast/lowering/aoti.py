@@ -7,15 +7,17 @@ of the code: both programs are given the same tensors when they are loaded. Know
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch._inductor import aot_compile
+from torch._inductor import aot_compile, config
+from torch._inductor.codegen.cpp import CppKernel
 from torch.export.passes import move_to_device_pass
 from torch.export.pt2_archive._package import package_pt2
 from torch.export.pt2_archive._package_weights import Weights
@@ -125,7 +127,10 @@ def lower(
         _add(weights, _weights(module))
     files: dict[str, list[str | Weights]] = {}
     for name, (module, arguments) in exported.items():
-        compiled, constants = compile_program(module, arguments, max_autotune=max_autotune)
+        # With a prefill of its own, decode only ever sees few tokens.
+        is_step = name == "decode" and "prefill" in exported
+        with short_loops_on_one_thread() if is_step else nullcontext():
+            compiled, constants = compile_program(module, arguments, max_autotune=max_autotune)
         # The sources name this machine's folders, and nobody needs them to run.
         files[name] = [file for file in compiled if not file.endswith(".cpp")]
         weights |= {f"{name}/{constant}": tensor for constant, tensor in constants.items()}
@@ -200,6 +205,23 @@ def compile_program(
             own = [name for name in part if name.startswith("constant")]
             constants |= {name: part.get_weight(name)[0] for name in own}
     return files, constants
+
+
+@contextmanager
+def short_loops_on_one_thread() -> Iterator[None]:
+    """Let no program that is compiled here take all threads to a loop over few numbers.
+
+    `cpp.dynamic_threads` has all wait for one another even around a loop over a single token, some
+    twenty times a layer; Inductor's own rule, which it overrules, asks how much there is to do.
+    """
+    decide = CppKernel.decide_parallel_depth
+
+    def by_what_there_is_to_do(*arguments: Any) -> Any:
+        with config.patch({"cpp.dynamic_threads": False}):
+            return decide(*arguments)  # type: ignore[no-untyped-call]
+
+    with patch.object(CppKernel, "decide_parallel_depth", by_what_there_is_to_do):
+        yield
 
 
 def _export(
