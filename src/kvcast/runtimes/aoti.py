@@ -18,6 +18,7 @@ from torch.export.pt2_archive._package import load_pt2
 
 from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
 from kvcast.errors import KvcastError
+from kvcast.runtimes import torch_settings
 from kvcast.runtimes.eager import EagerCache, EagerCrossCache, EagerEncoderDecoder, LayerCache
 from kvcast.runtimes.lineage import Lineage
 
@@ -85,7 +86,7 @@ def open_programs(folder: Path, manifest: Manifest, threads: int) -> dict[str, C
             f"{folder} was compiled for a CUDA device, and there is none here: export it again "
             "with --device cpu"
         )
-    torch.set_num_threads(threads)
+    torch_settings.use(threads)
     files = {graph.file for graph in manifest.graphs.values()}
     weights_name = Path(min(files)).with_name(_WEIGHTS).as_posix()
     if len(files) != 1 or weights_name not in manifest.files:

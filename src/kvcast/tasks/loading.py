@@ -177,9 +177,9 @@ def _open_eager(folder: Path, asked: Asked, threads: int) -> Model:
         if (value := getattr(asked, name)) not in (None, "fp32"):
             raise UsageError(f"eager computes in fp32: drop --{name} {value} or --runtime eager")
     require_export_extra()
-    import torch
+    from kvcast.runtimes import torch_settings
 
-    torch.set_num_threads(threads)
+    torch_settings.use(threads)
     checkpoint = open_checkpoint(folder)
     family = family_of(checkpoint.family)
     programs = family.programs(checkpoint)

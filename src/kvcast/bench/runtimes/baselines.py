@@ -36,12 +36,11 @@ Open = Callable[[Path, Manifest, int], EncoderDecoder]
 
 def open_eager(checkpoint: WhisperCheckpoint, quantize: str, threads: int) -> EncoderDecoder:
     """Run the recomputing programs in PyTorch, as `kvcast.load` runs the cached ones."""
-    import torch
-
     from kvcast.bench.runtimes.recompute import RecomputingPrograms
+    from kvcast.runtimes import torch_settings
     from kvcast.runtimes.eager import EagerEncoderDecoder
 
-    torch.set_num_threads(threads)
+    torch_settings.use(threads)
     family = family_of(checkpoint.family)
     programs = family.programs(checkpoint)
     if quantize != "none":
