@@ -8,7 +8,7 @@ from kvcast.bench.text.peers.base import Contender, Task
 from kvcast.bench.text.peers.ctranslate2 import CTranslate2
 from kvcast.bench.text.peers.genai import OnnxRuntimeGenAI
 from kvcast.bench.text.peers.llamacpp import LlamaCpp
-from kvcast.bench.text.peers.ours import RING, Kvcast, KvcastRing
+from kvcast.bench.text.peers.ours import COMPILED, RING, Compiled, Kvcast, KvcastRing
 from kvcast.bench.text.peers.transformers import Transformers
 
 __all__ = ["CONTENDERS", "PEERS", "RING"]
@@ -16,6 +16,7 @@ __all__ = ["CONTENDERS", "PEERS", "RING"]
 Make = Callable[[Task], Contender]
 
 _PEERS: Mapping[str, Make] = {
+    **{name: partial(Compiled, quantize=quantize) for quantize, name in COMPILED.items()},
     "llama.cpp-q8_0": partial(LlamaCpp, kind="Q8_0"),
     "llama.cpp-q4_0": partial(LlamaCpp, kind="Q4_0"),
     "onnxruntime-genai-int4": OnnxRuntimeGenAI,

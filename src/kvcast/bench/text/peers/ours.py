@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kvcast.bench.contender import made_beside, other_bundle
+from kvcast.bench.contender import made_beside, needs_checkpoint, other_bundle
 from kvcast.bench.precision import OURS, PRECISIONS
+from kvcast.bench.runtimes.forms import Form
 from kvcast.bench.text.huggingface import write_hugging_face
 from kvcast.bench.text.peers.base import Task, Tick
 from kvcast.bench.text.trials import Tokens
@@ -25,6 +26,8 @@ from kvcast.text.stops import StopStrings
 
 _CHUNK = 512
 RING = "kvcast-int8-ring"
+COMPILED = {"int8": "kvcast-aoti-int8", "int4": "kvcast-aoti-int4"}
+"""Names of the compiled ones, by quantisation."""
 _DTYPES = {
     "none": "fp32",
     "int8": "int8 weights, fp32 attention and cache",
@@ -64,6 +67,28 @@ class Kvcast:
         return generate(self.model.runtime, self.model.tokenizer, prompts, new, tick)
 
 
+class Compiled(Kvcast):
+    """AOTInductor with a bundle of one quantisation, which compiling for minutes makes once."""
+
+    packages = ("kvcast", "torch")
+    modules = ("kvcast.tasks.loading", "kvcast.tasks.generate", "kvcast.runtimes.aoti_decoder")
+
+    def __init__(self, task: Task, quantize: str) -> None:
+        super().__init__(task, quantize)
+        self._form = Form(runtime="aoti", precision=quantize)
+        self.name = COMPILED[quantize]
+        self.dtype = self._form.dtype
+
+    def unfit(self) -> str | None:
+        """See the protocol."""
+        return needs_checkpoint(Path(self._task.folder)) or self._form.refused()
+
+    def load(self) -> None:
+        """See the protocol."""
+        task = self._task
+        self.model = open_text_model(task.model, self._quantize, task.threads, runtime="aoti")
+
+
 class KvcastRing(Kvcast):
     """A model of the same sizes with random weights, each of whose layers has a window."""
 
@@ -92,11 +117,11 @@ class KvcastRing(Kvcast):
         return self._task.made(f"window-{self._task.window}")
 
 
-def open_text_model(model: str, quantize: str, threads: int) -> TextModel:
+def open_text_model(model: str, quantize: str, threads: int, *, runtime: str = "onnx") -> TextModel:
     """Load a model; raises KvcastError if it generates no text."""
     from kvcast.tasks.loading import load
 
-    loaded = load(model, runtime="onnx", quantize=quantize, threads=threads)
+    loaded = load(model, runtime=runtime, quantize=quantize, threads=threads)
     if isinstance(loaded, TextModel):
         return loaded
     raise KvcastError(f"{model} is no decoder-only model, so it cannot generate")
