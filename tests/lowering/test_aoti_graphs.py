@@ -52,6 +52,12 @@ def test_no_step_copies_a_cache(source):
     assert not COPIES.findall(source)
 
 
+def test_a_steps_mask_lies_as_its_logits_do(ring_decode):
+    """Loops over both would turn blocks around otherwise, one number at a time for one token."""
+    assert ".exp()" in ring_decode
+    assert "transpose_mxn" not in ring_decode
+
+
 def test_a_step_allocates_nothing_of_a_caches_size(source):
     """Its buffers follow from new tokens and slots that are read, none from a capacity."""
     arrays = dict(re.findall(r"const(?:expr)? int64_t (int_array_\d+)\[\] = \{([^}]*)\}", source))

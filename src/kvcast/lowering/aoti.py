@@ -42,6 +42,9 @@ _OPTIONS = {
     "aot_inductor.check_lowerbound": False,
     # GELU has several readers, a token's range and its rounding, and is worked out once so.
     "realize_opcount_threshold": 15,
+    # A gate and its values, or a query and a key, are two readers of one product, whose scales they
+    # may well apply twice: written out in fp32 first it took three times as long.
+    "realize_reads_threshold": 8,
     # For debuggers: larger files, and names of folders.
     "aot_inductor.enable_line_tables": False,
     "aot_inductor.enable_frame_pointer": False,

@@ -107,13 +107,17 @@ def _self_mask(positions_rs: Tensor, capacity: int, held: int, window: int, caus
         last_r = positions_rs[:, -1]
         positions_rc = held_positions(last_r, capacity, held)
         seen_from_rs = positions_rs if causal else last_r[:, None].expand_as(positions_rs)
-        seen = visible(seen_from_rs, positions_rc, window)
-        masks[window, causal] = kept(torch.where(seen, 0.0, -torch.inf))
+        seen_rsc = visible(seen_from_rs, positions_rc, window).squeeze(1)
+        masks[window, causal] = kept(torch.where(seen_rsc, 0.0, -torch.inf)).unsqueeze(1)
     return masks[window, causal]
 
 
 def kept(tensor: Tensor) -> Tensor:
-    """Return the same, written to memory once: loops that read it don't work it out again."""
+    """Return the same, written to memory once: loops that read it don't work it out again.
+
+    No axis but the last may be of size 1: Inductor orders axes by their strides and mistakes the
+    order where two are equal, so that the last one would no longer lie together.
+    """
     tensor = tensor.contiguous()
     return torch.ops.prims.copy_strided(tensor, tensor.stride())  # type: ignore[no-any-return]
 
