@@ -33,6 +33,7 @@ from random_models import (
     write_t5_bundle,
 )
 from random_unilms import ROFORMER, random_unilm
+from shared import once, share
 
 
 @pytest.fixture(scope="session")
@@ -58,36 +59,24 @@ def cross_biased_t5_programs() -> T5Programs:
 
 
 @pytest.fixture(scope="session")
-def compiled_small(
-    small_programs: WhisperPrograms, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def compiled_small(small_programs: WhisperPrograms) -> Path:
     """A bundle of AOTInductor; so are those that follow."""
-    folder = tmp_path_factory.mktemp("bundles") / "compiled"
-    compile_whisper(small_programs, folder)
-    return folder
+    return once("whisper", lambda folder: compile_whisper(small_programs, folder))
 
 
 @pytest.fixture(scope="session")
-def compiled_cross_biased_t5(
-    cross_biased_t5_programs: T5Programs, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    folder = tmp_path_factory.mktemp("bundles") / "compiled"
-    compile_t5(cross_biased_t5_programs, folder)
-    return folder
+def compiled_cross_biased_t5(cross_biased_t5_programs: T5Programs) -> Path:
+    return once("t5", lambda folder: compile_t5(cross_biased_t5_programs, folder))
 
 
 @pytest.fixture(scope="session")
-def compiled_gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bundles") / "compiled"
-    compile_decoder(random_decoder(GEMMA3), folder)
-    return folder
+def compiled_gemma3() -> Path:
+    return once("gemma3", lambda folder: compile_decoder(random_decoder(GEMMA3), folder))
 
 
 @pytest.fixture(scope="session")
-def compiled_roformer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bundles") / "compiled"
-    compile_unilm(random_unilm(ROFORMER), folder)
-    return folder
+def compiled_roformer() -> Path:
+    return once("roformer", lambda folder: compile_unilm(random_unilm(ROFORMER), folder))
 
 
 @pytest.fixture(
@@ -125,6 +114,12 @@ def demo_programs() -> WhisperPrograms:
     """Whisper tiny.en with its real weights."""
     checkpoint = open_checkpoint(locate("demo"))
     return WhisperPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    own = tmp_path_factory.getbasetemp()
+    share(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,6 +1,5 @@
-"""Bundles of random models for ExecuTorch. Lowering takes 10 s a model: once a process each."""
+"""Bundles of random models for ExecuTorch. Lowering takes 10 s a model: once a run each."""
 
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -11,7 +10,8 @@ from typing import Any
 import pytest
 
 from decoding.letters import VOCAB
-from kvcast.bundle.manifest import Manifest
+from kvcast.bundle.manifest import Manifest, read_bundle
+from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
 from kvcast.tasks.families import family_of
 from kvcast.tasks.targets import TARGETS
@@ -19,6 +19,7 @@ from kvcast.tasks.targets.base import Build, Numbers, Order
 from random_decoders import MISTRAL, random_decoder
 from random_models import CROSS_BIASED_T5, SMALL, SMALL_T5, random_programs, random_t5_programs
 from random_unilms import ROFORMER, random_unilm
+from shared import once
 
 NEEDED = "ExecuTorch is not installed: pip install executorch==1.5.1"
 SPECIAL_TOKENS = {
@@ -69,11 +70,6 @@ def lowering(name: str) -> ModuleType:
 
 
 @cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="executorch-")
-
-
-@cache
 def exported(name: str, quantize: str = "none") -> Exported:
     """Lower and seal one of MODELS, without the proof that `kvcast.export_bundle` adds."""
     pytest.importorskip("executorch", reason=NEEDED)
@@ -85,21 +81,24 @@ def exported(name: str, quantize: str = "none") -> Exported:
         build=Build(),
         special_tokens=SPECIAL_TOKENS,
     )
-    folder, target = Path(_folder().name) / f"{name}-{quantize}", TARGETS["executorch"]
-    with staged(folder, overwrite=False) as staging:
-        graphs, layers = target.lower(order, staging)
-        manifest = seal(
-            staging,
-            Manifest(
-                family=family,
-                runtime="executorch",
-                quantize=quantize,
-                dimensions=asdict(programs.dimensions),
-                cache=layers,
-                graphs=graphs,
-                source={},
-                tools={},
-            ),
-        )
-    runtime = target.open(family, folder, manifest, 1)
+    folder = once(f"executorch-{name}-{quantize}", lambda path: _write(order, path))
+    manifest = read_bundle(folder)
+    runtime = TARGETS["executorch"].open(family, folder, manifest, 1)
     return Exported(folder, manifest, runtime, family_of(family).eager(programs))
+
+
+def _write(order: Order, folder: Path) -> None:
+    with staged(folder, overwrite=False) as staging:
+        graphs, layers = TARGETS["executorch"].lower(order, staging)
+        manifest = Manifest(
+            family=order.family,
+            runtime="executorch",
+            quantize=order.numbers.quantize,
+            dimensions=asdict(order.programs.dimensions),
+            cache=layers,
+            graphs=graphs,
+            source={},
+            tools={},
+        )
+        describe_packages(staging, manifest)
+        seal(staging, manifest)

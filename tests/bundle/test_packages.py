@@ -1,10 +1,8 @@
 """A package without a manifest opens only on trust, and then says itself what it is."""
 
 import json
-import shutil
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -211,23 +209,3 @@ def test_an_equal_export_gives_equal_packages(package: Path, tmp_path: Path):
         assert again.read_bytes() == package.read_bytes()
     with zipfile.ZipFile(again) as one, zipfile.ZipFile(package) as other:
         assert one.read(RECORD) == other.read(RECORD)
-
-
-def test_what_is_trusted_runs_and_is_told(tmp_path: Path, capsys):
-    pytest.importorskip("executorch", reason="ExecuTorch is not installed")
-    folder = kvcast.export_bundle(
-        "demo-t5", tmp_path / "bundle", runtime="executorch", quantize="none"
-    )
-    manifest = read_bundle(folder)
-    unvouched = shutil.copytree(folder, tmp_path / "unvouched")
-    (unvouched / MANIFEST).unlink()
-    described = read_on_trust(unvouched / "executorch/model.pte")
-    assert described == replace(manifest, verification={})
-    words = ["generate", "3 March 2021", "--trust", "--model"]
-    for model in (unvouched, unvouched / "executorch/model.pte"):
-        assert main([*words, str(model)]) == 0
-        printed = capsys.readouterr()
-        assert printed.out == "2021-03-03\n"
-        assert "model.pte is taken on trust: no bundle.json vouches for it" in printed.err
-    assert main([*words, str(folder), "--quantize", "none"]) == 0
-    assert "trust" not in capsys.readouterr().err

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from executorch_bundles import NEEDED, SPECIAL_TOKENS, Exported, exported
 from executorch_callers import built
-from kvcast.bundle.manifest import read_bundle
+from kvcast.bundle.manifest import MANIFEST, read_bundle
+from kvcast.bundle.packages import read_on_trust
 from kvcast.decoding.filters import SuppressBlank, SuppressTokens
 from kvcast.decoding.loop import generate
 from kvcast.decoding.strategies import BeamSearch, Greedy, Sampling, Strategy
@@ -188,6 +189,13 @@ def test_another_file_than_was_exported_is_refused_before_it_is_loaded(
     model.write_bytes(damage(model.read_bytes()))
     with pytest.raises(KvcastError, match="checksum"):
         read_bundle(copy)
+
+
+def test_a_file_without_a_manifest_describes_itself_beside_what_runs(tmp_path: Path) -> None:
+    subject = exported("whisper")
+    unvouched = shutil.copytree(subject.folder, tmp_path / "unvouched")
+    (unvouched / MANIFEST).unlink()
+    assert read_on_trust(unvouched / "executorch" / "model.pte") == subject.manifest
 
 
 def test_a_file_that_is_none_of_executorchs_is_one_line(tmp_path: Path) -> None:

@@ -1,14 +1,18 @@
 """Bundles of AOTInductor through the public functions: exported, proven, opened, refused."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 
 import kvcast
-from kvcast.bundle.manifest import read_bundle
+from kvcast.bundle.manifest import MANIFEST, read_bundle
+from kvcast.bundle.packages import read_on_trust
 from kvcast.bundle.writing import seal
+from kvcast.cli import main
 from kvcast.errors import KvcastError, UsageError
+from kvcast.lowering.aoti import PACKAGE
 from kvcast.runtimes.cores import instruction_sets
 from kvcast.tasks.targets import TARGETS
 from kvcast.tasks.targets.base import Asked
@@ -31,6 +35,21 @@ def test_a_compiled_bundle_is_proven_and_writes_the_right_dates(compiled):
     for beam in (1, 3):
         texts = model.generate([write_date(day, "{d} {month} {y}") for day in days], beam=beam)
         assert [text.text for text in texts] == [day.isoformat() for day in days]
+
+
+def test_what_is_trusted_runs_and_is_told(compiled, tmp_path, capsys):
+    unvouched = shutil.copytree(compiled, tmp_path / "unvouched")
+    (unvouched / MANIFEST).unlink()
+    described = read_on_trust(unvouched / PACKAGE)
+    assert described == replace(read_bundle(compiled), verification={})
+    words = ["generate", "3 March 2021", "--trust", "--model"]
+    for model in (unvouched, unvouched / PACKAGE):
+        assert main([*words, str(model)]) == 0
+        printed = capsys.readouterr()
+        assert printed.out == "2021-03-03\n"
+        assert "model.pt2 is taken on trust: no bundle.json vouches for it" in printed.err
+    assert main([*words, str(compiled), "--quantize", "none"]) == 0
+    assert "trust" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("runtime", ["onnx", "eager"])
