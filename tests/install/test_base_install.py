@@ -9,6 +9,7 @@ import pytest
 
 import kvcast
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/sense-and-sensibility.flac"
 EXPORT_ONLY = ("torch", "onnx", "onnxscript", "safetensors", "transformers")

@@ -8,7 +8,7 @@ from tokenizers import decoders
 
 from kvcast.errors import InputMissingError, KvcastError
 from kvcast.text.opening import open_text
-from text.generation_tokenizers import byte_level, text_files
+from text.decoder_tokenizers import byte_level, text_files
 
 
 def line(files: dict[str, bytes]) -> str:

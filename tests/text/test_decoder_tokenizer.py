@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, normalizers
 
 from kvcast.text.base import TextTokenizer
 from kvcast.text.opening import open_text
-from text.generation_tokenizers import ALL_SPECIALS, KINDS, SENTENCES, byte_level, text_files
+from text.decoder_tokenizers import ALL_SPECIALS, KINDS, SENTENCES, byte_level, text_files
 
 _PAIRS = {name: (kind(), open_text(text_files(kind()))) for name, kind in KINDS.items()}
 

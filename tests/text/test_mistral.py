@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvcast.errors import KvcastError
 from kvcast.text.base import TextTokenizer
 from kvcast.text.opening import open_text
-from text.generation_tokenizers import user
+from text.decoder_tokenizers import user
 
 pytest.importorskip("mistral_common", reason="the extra mistral is not installed")
 
