@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Protocol, cast
 import numpy as np
 import soxr
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kvcast.audio.reader import BLOCK_VALUES, DamagedError, Reader, UnreadableError
 from kvcast.audio.sndfile import SndfileReader
@@ -68,7 +69,7 @@ def open_audio(source: AudioInput) -> AudioSource:
     return AudioFile(source)
 
 
-class ArrayAudio:
+class ArrayAudio(AudioSource):
     """Samples that are in memory already."""
 
     def __init__(self, samples: NDArray[Any]) -> None:
@@ -81,8 +82,8 @@ class ArrayAudio:
         self.notices: tuple[str, ...] = ()
         self._samples = samples
 
+    @override
     def blocks(self) -> Iterator[NDArray[np.float32]]:
-        """See `AudioSource.blocks`."""
         integers = self._samples.dtype.kind == "i"
         scale = np.float32(-1.0 / np.iinfo(self._samples.dtype).min if integers else 1.0)
         for start in range(0, len(self._samples), BLOCK_VALUES):
@@ -90,11 +91,12 @@ class ArrayAudio:
             with np.errstate(over="ignore"):  # a number too large becomes infinite, and is refused
                 yield block.astype(np.float32) * scale
 
+    @override
     def close(self) -> None:
-        """See `AudioSource.close`."""
+        pass
 
 
-class AudioFile:
+class AudioFile(AudioSource):
     """A sound file in any format that libsndfile or, where installed, PyAV can read.
 
     What cannot be sought in (a pipe) is copied to an unnamed temporary file on disk first.
@@ -114,8 +116,9 @@ class AudioFile:
                 raise InputOutputError(f"{self.name} is empty: it has 0 bytes")
             self._close = opened.pop_all()
 
+    @override
     def blocks(self) -> Iterator[NDArray[np.float32]]:
-        """See `AudioSource.blocks`.
+        """Yield the recording.
 
         Raises:
             InputOutputError: nothing in it can be decoded, or it has no channel, no samples or a
@@ -126,8 +129,8 @@ class AudioFile:
             self._check_header(reader)
             yield from resampled(self._mono(reader), reader.rate)
 
+    @override
     def close(self) -> None:
-        """See `AudioSource.close`."""
         self._close.close()
 
     def _check_header(self, reader: Reader) -> None:

@@ -9,8 +9,9 @@ from typing import BinaryIO
 import av
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from kvcast.audio.reader import BLOCK_VALUES, DamagedError, UnreadableError
+from kvcast.audio.reader import BLOCK_VALUES, DamagedError, Reader, UnreadableError
 
 # Playlists and scripts (hls, concat, dash) would let a file name others, or a network address, to
 # be opened in its place: only plain containers are let in, and no protocol at all.
@@ -23,7 +24,7 @@ _TOLERANCE = 0.5
 """Seconds by which a container's duration may be off in a file that is whole."""
 
 
-class MediaReader:
+class MediaReader(Reader):
     """One pass over the first audio stream of a seekable file.
 
     Raises:
@@ -45,8 +46,8 @@ class MediaReader:
         self.rate = int(self._stream.rate or 0)
         self.channels = int(self._stream.channels or 0)
 
+    @override
     def blocks(self) -> Iterator[NDArray[np.float32]]:
-        """See `Reader.blocks`."""
         held: list[NDArray[np.float32]] = []
         values = frames = 0
         complaint = ""
@@ -73,8 +74,8 @@ class MediaReader:
         if complaint:
             raise DamagedError(complaint)
 
+    @override
     def close(self) -> None:
-        """See `Reader.close`."""
         self._container.close()
 
     def _pieces(self) -> Iterator[NDArray[np.float32]]:

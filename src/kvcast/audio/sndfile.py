@@ -14,8 +14,9 @@ from typing import BinaryIO, Protocol
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from kvcast.audio.reader import BLOCK_VALUES, DamagedError, UnreadableError
+from kvcast.audio.reader import BLOCK_VALUES, DamagedError, Reader, UnreadableError
 
 _STREAMED_SIZE = 0x7FFF0000
 """Programs that write to a pipe put a size of this order, or all ones, where a size is unknown."""
@@ -37,7 +38,7 @@ _MP3_LENGTH_FACTOR = 64
 _stderr_lock = threading.Lock()
 
 
-class SndfileReader:
+class SndfileReader(Reader):
     """One pass over a seekable file by libsndfile.
 
     Raises:
@@ -61,8 +62,8 @@ class SndfileReader:
         self.rate = int(self._sound.samplerate)
         self.channels = int(self._sound.channels)
 
+    @override
     def blocks(self) -> Iterator[NDArray[np.float32]]:
-        """See `Reader.blocks`."""
         read = 0
         while True:
             block, complaint = self._read()
@@ -80,8 +81,8 @@ class SndfileReader:
         if self._sound.format == "OGG" and not _ogg_is_complete(self._file):
             raise DamagedError("is cut short: its last page does not end the stream")
 
+    @override
     def close(self) -> None:
-        """See `Reader.close`."""
         self._sound.close()
 
     def _read(self) -> tuple[NDArray[np.float32], str]:

@@ -4,18 +4,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+from typing_extensions import override
+
 from kvcast.checkpoints import t5_names, unilm_names
 from kvcast.errors import UsageError
-from kvcast.inspect.work import CacheKind, Work, pairs
+from kvcast.inspect.work import CacheKind, Counted, Work, pairs
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
 
 
 @dataclass(frozen=True, kw_only=True)
-class T5Work:
+class T5Work(Counted):
     """A T5 and a source of `source` tokens; a prompt is what its target begins with.
 
-    Meets `Counted`. Tables of positions are looked up, which counts as nothing.
+    Tables of positions are looked up, which counts as nothing.
     """
 
     dimensions: T5Dimensions
@@ -29,27 +31,28 @@ class T5Work:
             )
 
     @cached_property
+    @override
     def parameters(self) -> int:
-        """See the protocol."""
         return self._count("")
 
     @property
+    @override
     def most_positions(self) -> int:
-        """See the protocol."""
         return self.dimensions.target_positions
 
     @property
+    @override
     def width(self) -> int:
-        """See the protocol."""
         return self.dimensions.width
 
     @property
+    @override
     def usual_prompt(self) -> int:
         """Count the token that targets begin with."""
         return 1
 
+    @override
     def encode(self) -> Work:
-        """See the protocol."""
         sizes, t = self.dimensions, self.source
         matrices = 4 * self._mixed * sizes.width + self._feed_forward
         products = 2 * t * matrices + 2 * 2 * t * t * self._mixed
@@ -58,14 +61,14 @@ class T5Work:
             weights=self._count("encoder.") - self._table,
         )
 
+    @override
     def project(self) -> Work:
-        """See the protocol."""
         return Work(
             cross_keys_values=2 * self.source * self._cross_weights, weights=self._cross_weights
         )
 
+    @override
     def call(self, length: int, new: int) -> Work:
-        """See the protocol."""
         sizes, t, mixed = self.dimensions, self.source, self._mixed
         layers = sizes.decoder_layers
         seen = pairs(length + new, None) - pairs(length, None) + new * t
@@ -79,12 +82,13 @@ class T5Work:
             cached=layers * 2 * mixed * (length + t),
         )
 
+    @override
     def recompute(self, prompt: int, new: int) -> Work:
-        """See the protocol; the encoder's output is kept in any case."""
+        """Count them with the encoder's output kept, as it is in any case."""
         return replace(self.call(0, prompt + new) + self.project(), cached=0)
 
+    @override
     def cache(self, positions: int) -> tuple[CacheKind, ...]:
-        """See the protocol."""
         layers = self.dimensions.decoder_layers
         return tuple(
             CacheKind(
@@ -126,51 +130,52 @@ class T5Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnilmWork:
-    """A UniLM generator, whose prompt is its source; meets `Counted`."""
+class UnilmWork(Counted):
+    """A UniLM generator, whose prompt is its source."""
 
     dimensions: UnilmDimensions
 
     @cached_property
+    @override
     def parameters(self) -> int:
-        """See the protocol."""
         return sum(map(prod, self._shapes.values()))
 
     @property
+    @override
     def most_positions(self) -> int:
-        """See the protocol."""
         return self.dimensions.max_positions
 
     @property
+    @override
     def width(self) -> int:
-        """See the protocol."""
         return self.dimensions.width
 
     @property
+    @override
     def usual_prompt(self) -> int:
-        """See the protocol."""
         return min(128, self.most_positions)
 
+    @override
     def encode(self) -> Work:
-        """See the protocol."""
         return Work()
 
+    @override
     def project(self) -> Work:
-        """See the protocol."""
         return Work()
 
+    @override
     def call(self, length: int, new: int) -> Work:
-        """See the protocol; a call on an empty cache takes the source, which sees all of itself."""
+        """Count a call; one on an empty cache takes the source, every token of which sees all."""
         seen = pairs(length + new, None) - pairs(length, None) if length else new * new
         return self._work(length, new, seen)
 
+    @override
     def recompute(self, prompt: int, new: int) -> Work:
-        """See the protocol."""
         seen = prompt**2 + pairs(prompt + new, None) - pairs(prompt, None)
         return self._work(0, prompt + new, seen)
 
+    @override
     def cache(self, positions: int) -> tuple[CacheKind, ...]:
-        """See the protocol."""
         sizes = self.dimensions
         numbers = sizes.layers * 2 * sizes.width * positions
         linear = CacheKind(kind="linear", layers=sizes.layers, positions=positions, numbers=numbers)

@@ -12,6 +12,8 @@ from functools import cached_property
 from math import prod
 from typing import Protocol, Self
 
+from typing_extensions import override
+
 from kvcast.checkpoints import decoder_names, names
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.whisper import WhisperDimensions
@@ -109,8 +111,8 @@ class Counted(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderWork:
-    """A decoder-only model; meets `Counted`. Of experts a token multiplies those it takes.
+class DecoderWork(Counted):
+    """A decoder-only model. Of experts a token multiplies those it takes.
 
     A call reads each expert that its tokens may take once: as many as there are at most.
     """
@@ -118,35 +120,35 @@ class DecoderWork:
     dimensions: DecoderDimensions
 
     @cached_property
+    @override
     def parameters(self) -> int:
-        """See the protocol."""
         return sum(map(prod, decoder_names.tensor_shapes(self.dimensions).values()))
 
     @property
+    @override
     def most_positions(self) -> int:
-        """See the protocol."""
         return self.dimensions.max_positions
 
     @property
+    @override
     def width(self) -> int:
-        """See the protocol."""
         return self.dimensions.width
 
     @property
+    @override
     def usual_prompt(self) -> int:
-        """See the protocol."""
         return 1000
 
+    @override
     def encode(self) -> Work:
-        """See the protocol."""
         return Work()
 
+    @override
     def project(self) -> Work:
-        """See the protocol."""
         return Work()
 
+    @override
     def call(self, length: int, new: int) -> Work:
-        """See the protocol."""
         sizes = self.dimensions
         mixed, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         routed = max(sizes.experts_per_token, 1) * self._expert + sizes.experts * sizes.width
@@ -168,12 +170,12 @@ class DecoderWork:
             cached=2 * keys * held,
         )
 
+    @override
     def recompute(self, prompt: int, new: int) -> Work:
-        """See the protocol."""
         return self.call(0, prompt + new)
 
+    @override
     def cache(self, positions: int) -> tuple[CacheKind, ...]:
-        """See the protocol."""
         keys = self.dimensions.kv_heads * self.dimensions.head_dim
         kinds = []
         for window, layers in self._windows.items():
@@ -206,33 +208,34 @@ class DecoderWork:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhisperWork:
-    """A Whisper and one window of sound; meets `Counted`."""
+class WhisperWork(Counted):
+    """A Whisper and one window of sound."""
 
     dimensions: WhisperDimensions
 
     @cached_property
+    @override
     def parameters(self) -> int:
-        """See the protocol."""
         return self._count("")
 
     @property
+    @override
     def most_positions(self) -> int:
-        """See the protocol."""
         return self.dimensions.target_positions
 
     @property
+    @override
     def width(self) -> int:
-        """See the protocol."""
         return self.dimensions.d_model
 
     @property
+    @override
     def usual_prompt(self) -> int:
         """Count the start of the transcript, language, task and no timestamps."""
         return 4
 
+    @override
     def encode(self) -> Work:
-        """See the protocol."""
         sizes = self.dimensions
         t, d = sizes.source_positions, sizes.d_model
         # Kernels of 3; the second convolution halves the positions.
@@ -240,16 +243,16 @@ class WhisperWork:
         layers = sizes.encoder_layers * (2 * 12 * t * d * d + 2 * 2 * t * t * d)
         return Work(encoder=convolutions + layers, weights=self._count("encoder."))
 
+    @override
     def project(self) -> Work:
-        """See the protocol."""
         sizes = self.dimensions
         matrices = sizes.decoder_layers * 2 * sizes.d_model**2
         return Work(
             cross_keys_values=2 * sizes.source_positions * matrices, weights=self._cross_weights
         )
 
+    @override
     def call(self, length: int, new: int) -> Work:
-        """See the protocol."""
         sizes = self.dimensions
         t, d, layers = sizes.source_positions, sizes.d_model, sizes.decoder_layers
         seen = pairs(length + new, None) - pairs(length, None) + new * t
@@ -263,13 +266,14 @@ class WhisperWork:
             cached=layers * 2 * d * (length + t),
         )
 
+    @override
     def recompute(self, prompt: int, new: int) -> Work:
-        """See the protocol; the encoder's output is kept in any case."""
+        """Count them with the encoder's output kept, as it is in any case."""
         work = self.call(0, prompt + new) + self.project()
         return replace(work, cached=0)
 
+    @override
     def cache(self, positions: int) -> tuple[CacheKind, ...]:
-        """See the protocol."""
         sizes = self.dimensions
         held = {"linear": positions, "cross": sizes.source_positions}
         return tuple(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.nn.functional import conv1d, embedding, linear
+from typing_extensions import override
 
 from kvcast.lowering.aoti_operators import kept
 from kvcast.nn.quantize import Int4Linear
@@ -106,8 +107,8 @@ class _Int8Table(_Int8Linear):
         super().__init__(evened)
         self.register_buffer("columns", columns_i)
 
+    @override
     def forward(self, hidden: Tensor) -> Tensor:
-        """See `_Int8Linear`."""
         return super().forward(hidden * self.columns)
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
+from typing_extensions import override
 
 from kvcast.bundle.manifest import CacheLayers, Graph
 from kvcast.lowering.executorch_operators import TABLE
@@ -185,7 +186,7 @@ class _Method(nn.Module):
         self.finish = finish
 
     def forward(self, *arguments: Any) -> Results:
-        """See the program."""
+        """Run the program; return what `finish` makes of its results."""
         return self.finish(self.program(*arguments))
 
 
@@ -240,8 +241,8 @@ def save_methods(
 class _Products(BMMConfig):  # type: ignore[misc]
     """Products that XNNPACK takes: not those with a self cache, all of which it would rearrange."""
 
+    @override
     def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
-        """See XNNPACK's."""
         # Nothing but a self cache comes as a view.
         view = exir_ops.edge.aten.view_copy.default
         is_ours = all(factor.target is not view for factor in node.all_input_nodes)

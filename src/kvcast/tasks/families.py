@@ -7,6 +7,8 @@ eager needs it.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from typing_extensions import override
+
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import DecoderOnly, EncoderDecoder
 from kvcast.spec.decoder import DecoderDimensions
@@ -55,15 +57,15 @@ class Family(Protocol):
         """Make what a user calls."""
 
 
-class WhisperFamily:
+class WhisperFamily(Family):
     """Speech to text."""
 
+    @override
     def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:
-        """See the protocol."""
         return {TOKENIZER: checkpoint.tokenizer_json}
 
+    @override
     def special_tokens(self, checkpoint: Any) -> Mapping[str, Sequence[int]]:
-        """See the protocol."""
         from kvcast.text.whisper import WhisperTokenizer
 
         tokenizer = WhisperTokenizer(checkpoint.tokenizer_json, checkpoint.dimensions.vocab_size)
@@ -82,41 +84,41 @@ class WhisperFamily:
             "blank_tokens": tokenizer.blank,
         }
 
+    @override
     def programs(self, checkpoint: Any) -> "WhisperPrograms":
-        """See the protocol."""
         from kvcast.programs.whisper import WhisperPrograms
 
         return WhisperPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
 
+    @override
     def quantize_eager(self, programs: "WhisperPrograms", quantize: str) -> None:
-        """See the protocol."""
         from kvcast.nn.quantize import quantize_linears
 
         quantize_linears(programs.encode, quantize)
         quantize_linears(programs.decode, quantize)
 
+    @override
     def prove(
         self, candidate: EncoderDecoder, programs: "WhisperPrograms", *, exact: bool
     ) -> dict[str, Any]:
-        """See the protocol."""
         from kvcast.tasks.proof import prove_whisper
 
         return prove_whisper(candidate, programs, exact=exact)
 
+    @override
     def eager(self, programs: "WhisperPrograms") -> EncoderDecoder:
-        """See the protocol."""
         from kvcast.runtimes.eager import EagerEncoderDecoder
 
         return EagerEncoderDecoder(programs)
 
+    @override
     def dimensions(self, fields: dict[str, Any]) -> WhisperDimensions:
-        """See the protocol."""
         return WhisperDimensions.from_json(fields)
 
+    @override
     def model(
         self, runtime: EncoderDecoder, dimensions: WhisperDimensions, text: Mapping[str, bytes]
     ) -> "WhisperModel":
-        """See the protocol."""
         from kvcast.tasks.model import WhisperModel
         from kvcast.text.whisper import WhisperTokenizer
 
@@ -124,22 +126,22 @@ class WhisperFamily:
         return WhisperModel(runtime, tokenizer, dimensions)
 
 
-class _TextFamily:
+class _TextFamily(Family):
     """What families of text have in common."""
 
+    @override
     def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:
-        """See the protocol."""
         files: Mapping[str, bytes] = checkpoint.text
         return files
 
+    @override
     def special_tokens(self, checkpoint: Any) -> Mapping[str, Sequence[int]]:
-        """See the protocol."""
         from kvcast.text.opening import open_text
 
         return {"end_tokens": sorted(open_text(checkpoint.text).end_tokens)}
 
+    @override
     def quantize_eager(self, programs: Any, quantize: str) -> None:
-        """See the protocol."""
         from kvcast.nn.quantize import quantize_linears
 
         # All programs hold the same model, a pooler included.
@@ -149,34 +151,34 @@ class _TextFamily:
 class DecoderFamily(_TextFamily):
     """Text to text that goes on: Mistral, Llama, Qwen, Gemma 3, Mixtral."""
 
+    @override
     def programs(self, checkpoint: Any) -> "DecoderPrograms":
-        """See the protocol."""
         from kvcast.programs.decoder import DecoderPrograms
 
         return DecoderPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
 
+    @override
     def prove(
         self, candidate: DecoderOnly, programs: "DecoderPrograms", *, exact: bool
     ) -> dict[str, Any]:
-        """See the protocol."""
         from kvcast.tasks.proof import prove_decoder
 
         return prove_decoder(candidate, programs, exact=exact)
 
+    @override
     def eager(self, programs: "DecoderPrograms") -> DecoderOnly:
-        """See the protocol."""
         from kvcast.runtimes.eager_decoder import EagerDecoderOnly
 
         return EagerDecoderOnly(programs)
 
+    @override
     def dimensions(self, fields: dict[str, Any]) -> DecoderDimensions:
-        """See the protocol."""
         return DecoderDimensions.from_json(fields)
 
+    @override
     def model(
         self, runtime: DecoderOnly, dimensions: DecoderDimensions, text: Mapping[str, bytes]
     ) -> "TextModel":
-        """See the protocol."""
         from kvcast.tasks.generate import TextModel
         from kvcast.text.opening import open_text
 
@@ -186,34 +188,34 @@ class DecoderFamily(_TextFamily):
 class T5Family(_TextFamily):
     """Text to text, through an encoder."""
 
+    @override
     def programs(self, checkpoint: Any) -> "T5Programs":
-        """See the protocol."""
         from kvcast.programs.t5 import T5Programs
 
         return T5Programs.from_tensors(checkpoint.dimensions, checkpoint.tensors)
 
+    @override
     def prove(
         self, candidate: EncoderDecoder, programs: "T5Programs", *, exact: bool
     ) -> dict[str, Any]:
-        """See the protocol."""
         from kvcast.tasks.proof import prove_t5
 
         return prove_t5(candidate, programs, exact=exact)
 
+    @override
     def eager(self, programs: "T5Programs") -> EncoderDecoder:
-        """See the protocol."""
         from kvcast.runtimes.eager import EagerEncoderDecoder
 
         return EagerEncoderDecoder(programs)
 
+    @override
     def dimensions(self, fields: dict[str, Any]) -> T5Dimensions:
-        """See the protocol."""
         return T5Dimensions.from_json(fields)
 
+    @override
     def model(
         self, runtime: EncoderDecoder, dimensions: T5Dimensions, text: Mapping[str, bytes]
     ) -> "T5Model":
-        """See the protocol."""
         from kvcast.tasks.sources import T5Model
         from kvcast.text.opening import open_text
 
@@ -223,34 +225,34 @@ class T5Family(_TextFamily):
 class UnilmFamily(_TextFamily):
     """Text to text, through a mask: RoFormer, SimBERT."""
 
+    @override
     def programs(self, checkpoint: Any) -> "UnilmPrograms":
-        """See the protocol."""
         from kvcast.programs.unilm import UnilmPrograms
 
         return UnilmPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
 
+    @override
     def prove(
         self, candidate: DecoderOnly, programs: "UnilmPrograms", *, exact: bool
     ) -> dict[str, Any]:
-        """See the protocol."""
         from kvcast.tasks.proof import prove_unilm
 
         return prove_unilm(candidate, programs, exact=exact)
 
+    @override
     def eager(self, programs: "UnilmPrograms") -> "EagerUnilm":
-        """See the protocol."""
         from kvcast.runtimes.eager_unilm import EagerUnilm
 
         return EagerUnilm(programs)
 
+    @override
     def dimensions(self, fields: dict[str, Any]) -> UnilmDimensions:
-        """See the protocol."""
         return UnilmDimensions.from_json(fields)
 
+    @override
     def model(
         self, runtime: "UnilmRuntime", dimensions: UnilmDimensions, text: Mapping[str, bytes]
     ) -> "UnilmModel":
-        """See the protocol."""
         from kvcast.tasks.sources import UnilmModel
         from kvcast.text.opening import open_text
 

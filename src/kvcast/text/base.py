@@ -26,13 +26,12 @@ class TextStream(Protocol):
 class TextTokenizer(Protocol):
     """Text to tokens and back."""
 
+    end_tokens: tuple[int, ...]
+    """Tokens that end a generation: one or more."""
+
     @property
     def vocab_size(self) -> int:
         """Number of tokens that have a text."""
-
-    @property
-    def end_tokens(self) -> tuple[int, ...]:
-        """Tokens that end a generation: one or more."""
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a plain prompt, with the beginning-of-text token where there is one.

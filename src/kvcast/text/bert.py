@@ -16,9 +16,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
+from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.text.base import Message, TextStream
+from kvcast.text.base import Message, TextStream, TextTokenizer
 from kvcast.text.characters import whole_characters
 from kvcast.text.chat import NO_TEMPLATE
 from kvcast.text.word_pieces import WordPieceStream, is_special
@@ -26,8 +27,8 @@ from kvcast.text.word_pieces import WordPieceStream, is_special
 _BEGIN, _END, _UNKNOWN = "[CLS]", "[SEP]", "[UNK]"
 
 
-class BertTokenizer:
-    """A vocabulary of word pieces; a `TextTokenizer`."""
+class BertTokenizer(TextTokenizer):
+    """A vocabulary of word pieces."""
 
     def __init__(
         self, vocabulary: Mapping[str, int], end_tokens: Sequence[int], *, lowercase: bool
@@ -51,10 +52,11 @@ class BertTokenizer:
         self._tokenizer.pre_tokenizer = BertPreTokenizer()
 
     @property
+    @override
     def vocab_size(self) -> int:
-        """Number of tokens that have a text."""
         return len(self._pieces)
 
+    @override
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a source, [CLS] and [SEP] around them.
 
@@ -62,17 +64,18 @@ class BertTokenizer:
         """
         return [self._begin, *self._split(whole_characters(text)), self._end]
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:  # noqa: ARG002, the protocol's
+    @override
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Raise KvcastError: there is no chat template."""
         raise KvcastError(NO_TEMPLATE)
 
+    @override
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without special ones."""
         stream = self.stream()
         return "".join([*map(stream.push, tokens), stream.finish()])
 
+    @override
     def stream(self) -> TextStream:
-        """Begin a text."""
         return WordPieceStream(self._pieces)
 
     def _split(self, text: str) -> list[int]:
@@ -81,7 +84,7 @@ class BertTokenizer:
 
 
 class ChineseWordTokenizer(BertTokenizer):
-    """Word pieces after words of Chinese; a `TextTokenizer`."""
+    """Chinese words first, then word pieces."""
 
     def __init__(
         self, vocabulary: Mapping[str, int], end_tokens: Sequence[int], *, lowercase: bool

@@ -6,8 +6,10 @@ follow, numbered as in transformers' ByT5Tokenizer. Knows no model.
 
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from kvcast.errors import KvcastError
-from kvcast.text.base import Message, TextStream
+from kvcast.text.base import Message, TextStream, TextTokenizer
 from kvcast.text.characters import whole_characters
 from kvcast.text.chat import NO_TEMPLATE
 from kvcast.text.decoder import TokenDecoder
@@ -19,8 +21,8 @@ _FIRST_SENTINEL = _FIRST_BYTE + 256
 _SENTINELS = 125
 
 
-class ByteTokenizer:
-    """Bytes as tokens; a `TextTokenizer`."""
+class ByteTokenizer(TextTokenizer):
+    """Bytes as tokens."""
 
     def __init__(self, end_tokens: Sequence[int]) -> None:
         """Raise KvcastError for an end token that is none of these."""
@@ -30,10 +32,12 @@ class ByteTokenizer:
         self._decoder = TokenDecoder(token_bytes=_token_bytes, leading_spaces=0)
 
     @property
+    @override
     def vocab_size(self) -> int:
         """Number of tokens, sentinels included."""
         return _FIRST_SENTINEL + _SENTINELS
 
+    @override
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a source with </s> after it; only sentinels are read in it."""
         whole = whole_characters(text)
@@ -45,16 +49,17 @@ class ByteTokenizer:
                 start = found.end()
         return [*tokens, *_bytes(whole[start:]), _END]
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:  # noqa: ARG002, the protocol's
+    @override
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Raise KvcastError: there is no chat template."""
         raise KvcastError(NO_TEMPLATE)
 
+    @override
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without special ones."""
         return self._decoder.decode(tokens)
 
+    @override
     def stream(self) -> TextStream:
-        """Begin a text."""
         return self._decoder.stream()
 
 

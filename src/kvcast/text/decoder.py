@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
+from kvcast.text.base import TextStream
 from kvcast.text.characters import BYTES_BY_CHARACTER
 
 SPACE_MARK = "\u2581"
@@ -43,20 +46,20 @@ class TokenDecoder:
         return DecoderStream(self.token_bytes, self.leading_spaces)
 
 
-class DecoderStream:
-    """One text that is being decoded; a `kvcast.text.base.TextStream`."""
+class DecoderStream(TextStream):
+    """One text that is being decoded."""
 
     def __init__(self, token_bytes: Callable[[int], bytes], leading_spaces: int) -> None:
         self._token_bytes = token_bytes
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._leading_spaces = leading_spaces
 
+    @override
     def push(self, token: int) -> str:
-        """Take one token; return the text that is certain now, possibly none."""
         return self._begun(self._utf8.decode(self._token_bytes(token)))
 
+    @override
     def finish(self) -> str:
-        """Return what was held back, with U+FFFD for bytes that make no character."""
         return self._begun(self._utf8.decode(b"", final=True))
 
     def _begun(self, text: str) -> str:

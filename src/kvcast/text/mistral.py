@@ -11,8 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from kvcast.errors import KvcastError
-from kvcast.text.base import Message, TextStream
+from kvcast.text.base import Message, TextStream, TextTokenizer
 from kvcast.text.characters import whole_characters
 from kvcast.text.chat import checked_messages
 from kvcast.text.decoder import TokenDecoder, sentencepiece
@@ -26,8 +28,8 @@ def is_tokenizer_file(name: str) -> bool:
     return name == _TEKKEN or _SENTENCEPIECE.fullmatch(name) is not None
 
 
-class MistralTokenizer:
-    """A tokenizer and the conversations of its version; a `TextTokenizer`."""
+class MistralTokenizer(TextTokenizer):
+    """A tokenizer and the conversations of its version."""
 
     def __init__(self, name: str, content: bytes) -> None:
         """Read a file, whose name says which version it is of.
@@ -48,6 +50,7 @@ class MistralTokenizer:
             except Exception as error:  # it asserts, and its libraries raise what they like
                 raise KvcastError(f"{name} is damaged: {_line(error)}; fetch it again") from None
         self._tokenizer = self._whole.instruct_tokenizer.tokenizer
+        self.end_tokens: tuple[int, ...] = (self._tokenizer.eos_id,)
         self._decoder = (
             TokenDecoder(token_bytes=self._tokenizer.id_to_byte_piece, leading_spaces=0)
             if name == _TEKKEN
@@ -57,21 +60,18 @@ class MistralTokenizer:
         )
 
     @property
+    @override
     def vocab_size(self) -> int:
-        """Number of tokens that have a text."""
         size: int = self._tokenizer.n_words
         return size
 
-    @property
-    def end_tokens(self) -> tuple[int, ...]:
-        """The end-of-text token."""
-        return (self._tokenizer.eos_id,)
-
+    @override
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a plain prompt after the beginning-of-text token."""
         ids: list[int] = self._tokenizer.encode(whole_characters(text), bos=True, eos=False)
         return ids
 
+    @override
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens of a conversation, up to where the assistant's answer begins.
 
@@ -87,12 +87,12 @@ class MistralTokenizer:
             raise KvcastError(f"this model cannot take the conversation: {_line(error)}") from None
         return ids
 
+    @override
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without special ones."""
         return self._decoder.decode(tokens)
 
+    @override
     def stream(self) -> TextStream:
-        """Begin a text."""
         return self._decoder.stream()
 
 

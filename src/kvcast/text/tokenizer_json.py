@@ -24,9 +24,10 @@ from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer
+from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.text.base import Message, TextStream
+from kvcast.text.base import Message, TextStream, TextTokenizer
 from kvcast.text.characters import whole_characters
 from kvcast.text.charsmap import check_charsmap
 from kvcast.text.chat import NO_TEMPLATE, ChatTemplate, checked_messages
@@ -36,8 +37,8 @@ from kvcast.text.sentinels import SENTINEL
 _FIRST_STAND_IN = 0x10F000  # in the last plane of private use
 
 
-class JsonTokenizer:
-    """A tokenizer.json, what ends a text, and a chat template; a `TextTokenizer`."""
+class JsonTokenizer(TextTokenizer):
+    """A tokenizer.json, what ends a text, and a chat template."""
 
     def __init__(
         self,
@@ -73,19 +74,17 @@ class JsonTokenizer:
             )
 
     @property
+    @override
     def vocab_size(self) -> int:
-        """Number of tokens that have a text."""
         size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         return size
 
+    @override
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a plain prompt, with the beginning-of-text token where there is one.
-
-        Special tokens written out in the text are taken as plain text.
-        """
         whole = whole_characters(text)
         return self._encode(self._neutral(whole), [whole], add_special_tokens=True)
 
+    @override
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens of a conversation, up to where the assistant's answer begins.
 
@@ -99,12 +98,12 @@ class JsonTokenizer:
         texts = [text for turn in whole for text in turn.values()]
         return self._encode(self._template.render(neutral), texts, add_special_tokens=False)
 
+    @override
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without special ones."""
         return self._decoder.decode(tokens)
 
+    @override
     def stream(self) -> TextStream:
-        """Begin a text."""
         return self._decoder.stream()
 
     def _encode(self, prompt: str, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:

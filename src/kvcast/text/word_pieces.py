@@ -9,6 +9,10 @@ follows it ("it's."), and every number between two points (1.2.3). Knows no voca
 import unicodedata
 from collections.abc import Mapping
 
+from typing_extensions import override
+
+from kvcast.text.base import TextStream
+
 _CONTINUATION = "##"
 _CONTRACTIONS = frozenset(["re", "m", "s", "t", "ve", "d", "ll"])
 _CHINESE = (  # first and last character of each block
@@ -53,8 +57,8 @@ def is_special(piece: str) -> bool:
     return piece.startswith("[") and piece.endswith("]")
 
 
-class WordPieceStream:
-    """One text that is being decoded; a `kvcast.text.base.TextStream`."""
+class WordPieceStream(TextStream):
+    """One text that is being decoded."""
 
     def __init__(self, pieces: Mapping[int, str]) -> None:
         """Begin a text; `pieces`: id to what the vocabulary calls the token."""
@@ -62,6 +66,7 @@ class WordPieceStream:
         self._end = ""  # the last two characters so far
         self._after_mark = False
 
+    @override
     def push(self, token: int) -> str:
         """Take one token; return its text, with the space that belongs before it."""
         piece = self._pieces.get(token, "")
@@ -77,6 +82,7 @@ class WordPieceStream:
         self._after_mark = is_mark
         return gap + text
 
+    @override
     def finish(self) -> str:
         """Return nothing: no text is held back."""
         return ""

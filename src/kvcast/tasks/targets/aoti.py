@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from kvcast.bundle.manifest import CacheLayers, Manifest
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.cores import instruction_sets
-from kvcast.tasks.targets.base import Asked, Build, Lowered, Numbers, Order, check_choice
+from kvcast.tasks.targets.base import Asked, Build, Lowered, Numbers, Order, Target, check_choice
 from kvcast.tasks.targets.trial import (
     Trial,
     compile_tiny,
@@ -17,13 +19,13 @@ from kvcast.tasks.targets.trial import (
 )
 
 
-class AotiTarget:
+class AotiTarget(Target):
     """AOTInductor: native code for the machine that exports."""
 
     tools: tuple[str, ...] = ()
 
+    @override
     def numbers(self, asked: Asked) -> Numbers:
-        """See the protocol."""
         quantize = asked.quantize or "none"
         dtype = asked.dtype or ("fp32" if quantize == "none" else "bf16")
         check_choice("quantize of AOTInductor", quantize, ("none", "int8", "int4"))
@@ -35,16 +37,16 @@ class AotiTarget:
             )
         return Numbers(quantize=quantize, dtype=dtype, cache=dtype)
 
+    @override
     def check_build(self, numbers: Numbers, build: Build) -> None:
-        """See the protocol."""
         check_choice("device", build.device, ("cpu", "cuda"))
         if build.device == "cuda":
             _check_cuda(numbers)
         if find_compiler() is None:
             raise KvcastError("compiling needs g++: install it, or use --runtime onnx")
 
+    @override
     def lower(self, order: Order, folder: Path) -> Lowered:
-        """See the protocol."""
         from kvcast.lowering import aoti
         from kvcast.lowering.aoti_precision import Precision
         from kvcast.lowering.smoothing import smooth
@@ -63,8 +65,8 @@ class AotiTarget:
         )
         return graphs, aoti.cache_layers(layers, precision)
 
+    @override
     def try_out(self) -> Trial:
-        """See the protocol."""
         found = versions("torch", "safetensors")
         double_on_torch()
         import torch.export.pt2_archive._package  # noqa: F401 - opens packages
@@ -74,12 +76,12 @@ class AotiTarget:
         except KvcastError as error:
             return Trial(versions=found, no_export=str(error))
 
+    @override
     def processor(self) -> tuple[str, ...]:
-        """See the protocol."""
         return instruction_sets()
 
+    @override
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
-        """See the protocol."""
         if missing := set(manifest.processor) - set(instruction_sets()):
             raise KvcastError(
                 f"{folder} was compiled for a processor with {min(missing)}, which this one lacks: "

@@ -5,19 +5,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError, UsageError
-from kvcast.tasks.targets.base import Asked, Build, Lowered, Numbers, Order, check_choice
+from kvcast.tasks.targets.base import Asked, Build, Lowered, Numbers, Order, Target, check_choice
 from kvcast.tasks.targets.trial import Trial, versions
 
 
-class ExecutorchTarget:
+class ExecutorchTarget(Target):
     """ExecuTorch: one file that phones and embedded machines run."""
 
     tools: tuple[str, ...] = ("executorch",)
 
+    @override
     def numbers(self, asked: Asked) -> Numbers:
-        """See the protocol."""
         quantize = asked.quantize or "8da8w"
         check_choice("quantize of ExecuTorch", quantize, ("none", "8da8w", "8da4w"))
         for name in ("dtype", "cache"):
@@ -27,8 +29,8 @@ class ExecutorchTarget:
                 )
         return Numbers(quantize=quantize)
 
-    def check_build(self, numbers: Numbers, build: Build) -> None:  # noqa: ARG002
-        """See the protocol."""
+    @override
+    def check_build(self, numbers: Numbers, build: Build) -> None:
         if build != Build():
             raise UsageError("ExecuTorch compiles nothing: drop --device and --max-autotune")
         if find_spec("executorch") is None:
@@ -36,14 +38,14 @@ class ExecutorchTarget:
                 "exporting to ExecuTorch needs it installed: pip install 'kvcast[executorch]'"
             )
 
+    @override
     def lower(self, order: Order, folder: Path) -> Lowered:
-        """See the protocol."""
         lower, layers = _LOWERINGS[order.family](order.programs.dimensions)
         graphs = lower(order.programs, layers, order.numbers.quantize, folder, order.special_tokens)
         return graphs, tuple(layers)
 
+    @override
     def try_out(self) -> Trial:
-        """See the protocol."""
         found = versions("executorch", "torch")
         from kvcast.runtimes.executorch_methods import open_runtime
 
@@ -51,12 +53,12 @@ class ExecutorchTarget:
             raise KvcastError("this ExecuTorch lacks XNNPACK: pip install 'kvcast[executorch]'")
         return Trial(versions=found)
 
+    @override
     def processor(self) -> tuple[str, ...]:
-        """See the protocol."""
         return ()
 
+    @override
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
-        """See the protocol."""
         from kvcast.runtimes.executorch import ExecutorchEncoderDecoder
         from kvcast.runtimes.executorch_decoder import ExecutorchDecoderOnly
         from kvcast.runtimes.executorch_unilm import ExecutorchUnilm

@@ -7,19 +7,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import UsageError
-from kvcast.tasks.targets.base import Asked, Build, Lowered, Numbers, Order, check_choice
+from kvcast.tasks.targets.base import Asked, Build, Lowered, Numbers, Order, Target, check_choice
 from kvcast.tasks.targets.trial import Trial, double_on_onnx, versions
 
 
-class OnnxTarget:
+class OnnxTarget(Target):
     """ONNX Runtime."""
 
     tools: tuple[str, ...] = ("onnxruntime", "onnx")
 
+    @override
     def numbers(self, asked: Asked) -> Numbers:
-        """See the protocol."""
         if asked.dtype not in (None, "fp32"):
             raise UsageError(f"bundles of ONNX Runtime are in fp32: drop --dtype {asked.dtype}")
         quantize, cache = asked.quantize or "int8", asked.cache or "fp32"
@@ -27,27 +29,27 @@ class OnnxTarget:
         check_choice("cache of ONNX Runtime", cache, ("fp32", "int8"))
         return Numbers(quantize=quantize, cache=cache)
 
-    def check_build(self, numbers: Numbers, build: Build) -> None:  # noqa: ARG002
-        """See the protocol."""
+    @override
+    def check_build(self, numbers: Numbers, build: Build) -> None:
         if build != Build():
             raise UsageError("ONNX Runtime compiles nothing: drop --device and --max-autotune")
 
+    @override
     def lower(self, order: Order, folder: Path) -> Lowered:
-        """See the protocol."""
         return _LOWERINGS[order.family](order.programs, order.numbers, folder)
 
+    @override
     def try_out(self) -> Trial:
-        """See the protocol."""
         found = versions("onnxruntime")
         double_on_onnx()
         return Trial(versions=found)
 
+    @override
     def processor(self) -> tuple[str, ...]:
-        """See the protocol."""
         return ()
 
+    @override
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
-        """See the protocol."""
         from kvcast.runtimes.onnx import OnnxEncoderDecoder
         from kvcast.runtimes.onnx_decoder import OnnxDecoderOnly
         from kvcast.runtimes.onnx_unilm import OnnxUnilm
