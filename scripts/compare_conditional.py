@@ -80,7 +80,7 @@ class Step(nn.Module):
 
 def compile_step(form: str, path: Path) -> None:
     """Write one program of transformers' decoder."""
-    from kvcast.export.cross_attention import use_cached_cross_attention
+    from kvcast.conditional.cross_attention import use_cached_cross_attention
 
     model = demo()
     caches = use_cached_cross_attention(model) if form == "conditional" else None

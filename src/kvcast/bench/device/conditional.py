@@ -1,4 +1,4 @@
-"""Whisper's decode with `kvcast.export`'s cross-attention: one program, torch.cond on a flag.
+"""Whisper's decode with `kvcast.conditional`'s cross-attention: one program, torch.cond on a flag.
 
 The same weights as the two programs, so the same tokens.
 """
@@ -40,7 +40,7 @@ class Conditional(nn.Module):
 class _Cached(nn.Module):
     def __init__(self, cross: CrossAttention, source_btx: Tensor) -> None:
         super().__init__()
-        from kvcast.export.cross_attention import CachedCrossAttention
+        from kvcast.conditional.cross_attention import CachedCrossAttention
 
         rows, positions, _ = source_btx.shape
         self.cached = CachedCrossAttention(

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvcast.conditional.operators import fill, keep
 from kvcast.errors import KvcastError, UsageError
-from kvcast.export.operators import fill, keep
 
 _ANOTHER_SOURCE = "these encoder states are not those that the keys were computed from: reset first"
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch._inductor.lowering import lowerings, register_lowering
 from torch._inductor.virtualized import V
 
-# `torch.library.custom_op` would refuse results that are arguments.
+# `torch.library.custom_op` refuses results that are arguments. The namespace stays `kvcast_export`,
+# the package's former name, because programs saved by torch.export name it.
 _LIBRARY = torch.library.Library("kvcast_export", "FRAGMENT")
 _LIBRARY.define("fill(Tensor buffer, Tensor part) -> Tensor")
 _LIBRARY.define("keep(Tensor buffer) -> Tensor")

@@ -9,8 +9,8 @@ import transformers
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
+from kvcast.conditional.cross_attention import CachedCrossAttention, use_cached_cross_attention
 from kvcast.errors import KvcastError, UsageError
-from kvcast.export.cross_attention import CachedCrossAttention, use_cached_cross_attention
 from tiny_transformers import (
     FRESH,
     LAYERS,
