@@ -15,7 +15,7 @@ from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
 from kvcast.tasks.families import family_of
 from kvcast.tasks.targets import TARGETS
-from kvcast.tasks.targets.base import Build, Numbers, Order
+from kvcast.tasks.targets.base import BuildOptions, BundlePrecision, LoweringJob
 from random_decoders import MISTRAL, random_decoder
 from random_models import CROSS_BIASED_T5, SMALL, SMALL_T5, random_programs, random_t5_programs
 from random_unilms import ROFORMER, random_unilm
@@ -74,27 +74,27 @@ def exported(name: str, quantize: str = "none") -> Exported:
     """Lower and seal one of MODELS, without the proof that `kvcast.export_bundle` adds."""
     pytest.importorskip("executorch", reason=NEEDED)
     family, programs = MODELS[name][0], MODELS[name][1]()
-    order = Order(
+    job = LoweringJob(
         family=family,
         programs=programs,
-        numbers=Numbers(quantize=quantize),
-        build=Build(),
+        precision=BundlePrecision(quantize=quantize),
+        build=BuildOptions(),
         special_tokens=SPECIAL_TOKENS,
     )
-    folder = once(f"executorch-{name}-{quantize}", lambda path: _write(order, path))
+    folder = once(f"executorch-{name}-{quantize}", lambda path: _write(job, path))
     manifest = read_bundle(folder)
     runtime = TARGETS["executorch"].open(family, folder, manifest, 1)
     return Exported(folder, manifest, runtime, family_of(family).eager(programs))
 
 
-def _write(order: Order, folder: Path) -> None:
+def _write(job: LoweringJob, folder: Path) -> None:
     with staged(folder, overwrite=False) as staging:
-        graphs, layers = TARGETS["executorch"].lower(order, staging)
+        graphs, layers = TARGETS["executorch"].lower(job, staging)
         manifest = Manifest(
-            family=order.family,
+            family=job.family,
             runtime="executorch",
-            quantize=order.numbers.quantize,
-            dimensions=asdict(order.programs.dimensions),
+            quantize=job.precision.quantize,
+            dimensions=asdict(job.programs.dimensions),
             cache=layers,
             graphs=graphs,
             source={},

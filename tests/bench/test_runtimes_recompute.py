@@ -9,10 +9,10 @@ import pytest
 from kvcast.bench.runtimes.baselines import open_bundle, write_bundle
 from kvcast.bench.runtimes.recompute import STATES, RecomputingPrograms
 from kvcast.runtimes.eager import EagerEncoderDecoder
-from kvcast.tasks.targets.base import Numbers
+from kvcast.tasks.targets.base import BundlePrecision
 from random_models import SMALL, random_programs, speech
 
-FP32 = Numbers(quantize="none")
+FP32 = BundlePrecision(quantize="none")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_exported_logits_equal_the_cached_ones(programs, runtime, tmp_path):
 
 
 def test_products_of_the_encoders_states_are_int8_as_in_an_int4_bundles_encode(programs, tmp_path):
-    write_bundle(programs, "onnx", Numbers(quantize="int4"), tmp_path / "bundle")
+    write_bundle(programs, "onnx", BundlePrecision(quantize="int4"), tmp_path / "bundle")
     graph = ir.load(tmp_path / "bundle" / "onnx" / "decode.onnx").graph
     (states,) = (value for value in graph.inputs if value.name == STATES)
     kinds = [use.node.op_type for use in states.uses()]

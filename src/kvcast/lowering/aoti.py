@@ -74,12 +74,12 @@ _TUNED = {
 class _Results(nn.Module):
     """A program with operators replaced: slots to read and its arguments, to its first results."""
 
-    def __init__(self, program: nn.Module, signature: Signature, numbers: torch.dtype) -> None:
+    def __init__(self, program: nn.Module, signature: Signature, dtype: torch.dtype) -> None:
         super().__init__()
         self.program = program
         self._kinds = signature.kinds
-        self._numbers = [
-            numbers if name.startswith("cross_") else torch.float32
+        self._dtypes = [
+            dtype if name.startswith("cross_") else torch.float32
             for name in result_names(signature)
         ]
 
@@ -88,7 +88,7 @@ class _Results(nn.Module):
         held = {kind: part.shape[0] for kind, part in zip(self._kinds, slots, strict=True)}
         with reading(held):
             results = tree_leaves(self.program(*arguments))
-        return [part.to(numbers) for part, numbers in zip(results, self._numbers, strict=False)]
+        return [part.to(dtype) for part, dtype in zip(results, self._dtypes, strict=False)]
 
 
 def lower(
@@ -103,7 +103,7 @@ def lower(
 
     Args:
         signatures: programs by the names that the runtime knows.
-        precision: what numbers the programs have.
+        precision: of the programs.
         folder: an existing folder.
         device: what the programs run on, as torch names it.
         max_autotune: let Inductor try several forms of every product and keep the fastest.
@@ -150,8 +150,8 @@ def lower(
 
 
 def cache_layers(layers: Iterable[CacheLayers], precision: Precision) -> tuple[CacheLayers, ...]:
-    """Describe the same caches in the precision's numbers."""
-    return tuple(replace(layer, dtype=precision.cache) for layer in layers)
+    """Return the same caches in the dtype that `precision` gives them."""
+    return tuple(replace(layer, dtype=precision.cache_dtype) for layer in layers)
 
 
 def result_names(signature: Signature) -> list[str]:
@@ -164,18 +164,18 @@ def export_program(
 ) -> tuple[torch.fx.GraphModule, tuple[Any, ...]]:
     """Return what is to be compiled, of slots and the program's arguments, and examples of them."""
     typical = _TYPICAL | (_PREFILL if name == "prefill" else {})
-    given = _examples(signature, precision.numbers, typical)
+    given = _examples(signature, precision.torch_dtype, typical)
     slots = [torch.zeros(typical[_SLOTS + kind], dtype=torch.int8) for kind in signature.kinds]
     slot_sizes = [{0: torch.export.Dim(_SLOTS + kind)} for kind in signature.kinds]
     arguments = (slots, *given)
     with _quiet(), torch.no_grad():
         exported = _export(signature.program, given, signature.sizes)
-        operators = table(precision.numbers, few=name == "decode", device=device)
+        operators = table(precision.torch_dtype, few=name == "decode", device=device)
         replaced = replace_operators(exported, operators)
         reduce_matrices(replaced, precision, name)
         if device == "cpu":
             multiply_by_onednn(replaced)
-        results = _Results(replaced, signature, precision.numbers)
+        results = _Results(replaced, signature, precision.torch_dtype)
         pure = _export(results, arguments, (slot_sizes, signature.sizes))
         pure = move_to_device_pass(pure, device)
     module = pure.module(check_guards=False)
@@ -240,9 +240,9 @@ def _export(
 
 
 def _examples(
-    signature: Signature, numbers: torch.dtype, typical: Mapping[str, int]
+    signature: Signature, dtype: torch.dtype, typical: Mapping[str, int]
 ) -> tuple[Any, ...]:
-    """Return arguments of typical sizes, with caches in `numbers`."""
+    """Return arguments of typical sizes, with caches in `dtype`."""
     flat, structure = tree_flatten(signature.arguments)
     open_sizes = tree_leaves(signature.sizes, is_leaf=lambda part: isinstance(part, dict))
     given = []
@@ -252,7 +252,7 @@ def _examples(
             for i, size in enumerate(part.shape)
         ]
         is_cache = name.startswith(("past_", "cross_"))
-        given.append(torch.zeros(shape, dtype=numbers if is_cache else part.dtype))
+        given.append(torch.zeros(shape, dtype=dtype if is_cache else part.dtype))
     arguments: tuple[Any, ...] = tree_unflatten(given, structure)
     return arguments
 

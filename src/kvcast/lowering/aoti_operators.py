@@ -80,7 +80,7 @@ def _self_attention(
     *,
     attend: Attend,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    head_dim, capacity, numbers = key_cache.shape[-1], key_cache.shape[2], key_cache.dtype
+    head_dim, capacity, dtype = key_cache.shape[-1], key_cache.shape[2], key_cache.dtype
     query, key, value = (split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
     positions_rs = lengths[:, None].long() + torch.arange(query.shape[2], device=query.device)
     if cosines is not None and sines is not None:
@@ -88,15 +88,15 @@ def _self_attention(
         query, key = rotated(query, *angles), rotated(key, *angles)
     row_index = torch.arange(query.shape[0], device=query.device)[:, None]
     slots_rs = positions_rs % capacity
-    key_cache[row_index, :, slots_rs] = key.transpose(1, 2).to(numbers)
-    value_cache[row_index, :, slots_rs] = value.transpose(1, 2).to(numbers)
+    key_cache[row_index, :, slots_rs] = key.transpose(1, 2).to(dtype)
+    value_cache[row_index, :, slots_rs] = value.transpose(1, 2).to(dtype)
     held = _CALL.get().slots["ring" if window else "linear"]
     torch._check(held <= capacity)  # type: ignore[no-untyped-call]
     keys, values = (cache.narrow(2, 0, held) for cache in (key_cache, value_cache))
     mask = _self_mask(positions_rs, capacity, held, window, causal)
     if bias is not None:
         mask = mask + bias.narrow(3, 0, held)
-    mixed = attend(query.to(numbers), keys, values, mask, scale, softcap)
+    mixed = attend(query.to(dtype), keys, values, mask, scale, softcap)
     return mixed.to(query.dtype).transpose(1, 2).flatten(2), key_cache, value_cache
 
 
@@ -184,17 +184,17 @@ def _logits(products: Tensor, mask: Tensor | None, scale: float, softcap: float)
     return logits + mask.unflatten(1, (-1, per_group))  # type: ignore[no-untyped-call, no-any-return]
 
 
-def _weights(logits: Tensor, numbers: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return softmax's numerators in `numbers`, and what to divide by once they mixed the values.
+def _weights(logits: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return softmax's numerators in `dtype`, and what to divide by once they mixed the values.
 
     So nothing of the logits' size is kept in fp32: that took twice as long as all of softmax does
     now.
     """
     exponents = logits - logits.amax(-1, keepdim=True)
-    if numbers == torch.float16:
+    if dtype == torch.float16:
         # Mixed values that are not divided yet may leave its range.
         exponents = exponents - exponents.exp().sum(-1, keepdim=True).log()
-    weights = exponents.exp().to(numbers)
+    weights = exponents.exp().to(dtype)
     return weights, weights.float().sum(-1, keepdim=True)
 
 
@@ -233,17 +233,17 @@ def _encoder_attention(
     lengths: Tensor | None = None,
     bias: Tensor | None = None,
     *,
-    numbers: torch.dtype,
+    dtype: torch.dtype,
     attend: Attend,
 ) -> Tensor:
     result = query.dtype
     query, key, value = (
-        split_heads(flat, flat.shape[-1] // heads).transpose(1, 2).to(numbers)
+        split_heads(flat, flat.shape[-1] // heads).transpose(1, 2).to(dtype)
         for flat in (query, key, value)
     )
     mask = complete(key, lengths)
     if mask is not None:
-        mask = torch.where(mask, 0.0 if bias is None else bias, -torch.inf).to(numbers)
+        mask = torch.where(mask, 0.0 if bias is None else bias, -torch.inf).to(dtype)
     mixed = attend(query, key, value, mask, scale)
     return mixed.to(result).transpose(1, 2).flatten(2)
 
@@ -300,23 +300,23 @@ def multiply_by_onednn(module: GraphModule) -> None:
     module.recompile()
 
 
-def table(numbers: torch.dtype, *, few: bool = False, device: str = "cpu") -> Table:
+def table(dtype: torch.dtype, *, few: bool = False, device: str = "cpu") -> Table:
     """Return the functions.
 
     Args:
-        numbers: what attention that has no cache computes in; caches have their own.
+        dtype: what attention that has no cache computes in; caches have their own.
         few: whether steps are to be fast, rather than many new tokens.
         device: what the program will run on.
 
     """
-    reduced = numbers != torch.float32 and device == "cpu"
+    reduced = dtype != torch.float32 and device == "cpu"
     cached = _attend_by_sums if few and reduced else _attend_by_products
     encode = _attend_in_parts if reduced else _attend_fused
     return {
         torch.ops.kvcast.self_attention.default: _given(_self_attention, attend=cached),
         torch.ops.kvcast.cross_attention.default: _given(_cross_attention, attend=cached),
         torch.ops.kvcast.encoder_attention.default: _given(
-            _encoder_attention, numbers=numbers, attend=encode
+            _encoder_attention, dtype=dtype, attend=encode
         ),
         torch.ops.kvcast.mixture_of_experts.default: _mixture_of_experts,
     }

@@ -35,9 +35,9 @@ class _CastLinear(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, matrix: nn.Linear, numbers: torch.dtype) -> None:
+    def __init__(self, matrix: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
-        self.register_buffer("weight", matrix.weight.to(numbers))
+        self.register_buffer("weight", matrix.weight.to(dtype))
         self.bias = matrix.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -118,9 +118,9 @@ class _CastConvolution(nn.Module):
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor, numbers: torch.dtype) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
-        self.register_buffer("weight", weight.to(numbers))
+        self.register_buffer("weight", weight.to(dtype))
         self.register_buffer("bias", bias)
 
     def forward(self, hidden: Tensor, *settings: Any) -> Tensor:
@@ -139,11 +139,11 @@ def _look_up_int8(tokens: Tensor, weight: Tensor, scales: Tensor, columns: Tenso
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """Numbers of a compiled program.
+    """The precision of a compiled program.
 
     Attributes:
-        dtype: "fp32", "bf16" or "fp16": of caches, attention and matrices that are not quantised.
-        quantize: "none", "int8" or "int4": of matrices in steps.
+        dtype: of caches, attention and matrices that are not quantised: "fp32", "bf16" or "fp16".
+        quantize: how the decoder's matrices are quantised: "none", "int8" or "int4".
 
     """
 
@@ -151,18 +151,18 @@ class Precision:
     quantize: str = "none"
 
     @property
-    def numbers(self) -> torch.dtype:
-        """As torch has them."""
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as a torch dtype."""
         return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.dtype]
 
     @property
-    def cache(self) -> str:
-        """As the manifest has the caches'."""
-        return str(self.numbers).removeprefix("torch.")
+    def cache_dtype(self) -> str:
+        """The caches' dtype as the manifest spells it."""
+        return str(self.torch_dtype).removeprefix("torch.")
 
     @property
     def has_prefill(self) -> bool:
-        """Whether many tokens are worth a program of their own, over the same weights."""
+        """Whether many tokens get a program of their own, over the same weights."""
         return self.dtype != "fp32"
 
     def forms(self, program: str) -> tuple[Form, Form] | None:
@@ -176,7 +176,7 @@ class Precision:
         return (Int4Linear if few_bits else _Int8Linear), _Int8Table
 
     def _cast(self, matrix: nn.Linear) -> nn.Module:
-        return _CastLinear(matrix, self.numbers)
+        return _CastLinear(matrix, self.torch_dtype)
 
 
 def reduce_matrices(module: GraphModule, precision: Precision, program: str) -> None:
@@ -192,7 +192,7 @@ def reduce_matrices(module: GraphModule, precision: Precision, program: str) -> 
         if not products and len(matrix.weight) < _LARGE_TABLE:
             continue
         form = forms[bool(lookups)](matrix)
-        # Of its own name: another program may read the same matrix in other numbers.
+        # A name of its own: another program may read the same matrix in another dtype.
         reduced = f"{owner}_{str(form.weight.dtype).removeprefix('torch.')}"
         module.set_submodule(reduced, form)
         for node in products:
@@ -202,18 +202,18 @@ def reduce_matrices(module: GraphModule, precision: Precision, program: str) -> 
             with module.graph.inserting_before(node):
                 node.replace_all_uses_with(_look_up_in(module, reduced, node.args[1]))
     for node in module.graph.find_nodes(op="call_function", target=_CONVOLUTION):
-        _reduce_convolution(module, node, precision.numbers)
+        _reduce_convolution(module, node, precision.torch_dtype)
     module.graph.eliminate_dead_code()
     module.recompile()
 
 
-def _reduce_convolution(module: GraphModule, node: Node, numbers: torch.dtype) -> None:
+def _reduce_convolution(module: GraphModule, node: Node, dtype: torch.dtype) -> None:
     hidden, weight, _, *settings = node.args
     owner = str(weight.target).removesuffix(".weight")  # type: ignore[union-attr]
     held = module.get_submodule(owner)
-    reduced = f"{owner}_{str(numbers).removeprefix('torch.')}"
+    reduced = f"{owner}_{str(dtype).removeprefix('torch.')}"
     parts = held.get_parameter("weight").detach(), held.get_parameter("bias").detach()
-    module.set_submodule(reduced, _CastConvolution(*parts, numbers))
+    module.set_submodule(reduced, _CastConvolution(*parts, dtype))
     with module.graph.inserting_before(node):
         node.replace_all_uses_with(module.graph.call_module(reduced, (hidden, *settings)))
 

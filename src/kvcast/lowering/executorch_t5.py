@@ -61,7 +61,7 @@ def lower(
 
     """
     own, cross = layers
-    numbers = cross_dtype(quantize)
+    dtype = cross_dtype(quantize)
     dimensions = programs.dimensions
     signature = signatures.t5(programs)
     source = Dim("source", max=cross.capacity)
@@ -71,12 +71,12 @@ def lower(
     decoded = [
         *new_positions(chunk),
         caches([own], Dim("capacity", max=own.capacity)),
-        cross_caches(cross, source, numbers),
+        cross_caches(cross, source, dtype),
         lengths,
     ]
     methods = {
         "encode": export_method(
-            signature["encode"], encoded, as_cross_caches(numbers), for_many_tokens(quantize)
+            signature["encode"], encoded, as_cross_caches(dtype), for_many_tokens(quantize)
         ),
         "decode": export_method(signature["decode"], decoded, without_caches, quantize),
     }

@@ -50,7 +50,7 @@ def lower(
 
     """
     own, cross = layers
-    numbers = cross_dtype(quantize)
+    dtype = cross_dtype(quantize)
     signature = signatures.whisper(programs)
     features = torch.zeros(1, *signature["encode"].arguments[0].shape[1:])
     chunk = min(_CHUNK, own.capacity)
@@ -59,12 +59,12 @@ def lower(
         "encode": export_method(
             signature["encode"],
             [(features, None)],
-            as_cross_caches(numbers),
+            as_cross_caches(dtype),
             for_many_tokens(quantize),
         ),
         "decode": export_method(
             signature["decode"],
-            [*new_positions(chunk), caches([own], capacity), cross_caches(cross, None, numbers)],
+            [*new_positions(chunk), caches([own], capacity), cross_caches(cross, None, dtype)],
             without_caches,
             quantize,
         ),

@@ -25,7 +25,7 @@ from kvcast.spec.paths import cache_dir
 from kvcast.tasks.exporting import require_export_extra
 from kvcast.tasks.loading import DEFAULT_RUNTIME, RUNTIMES, load
 from kvcast.tasks.targets import TARGETS
-from kvcast.tasks.targets.trial import Trial, double_on_torch, versions
+from kvcast.tasks.targets.self_test import SelfTestResult, double_on_torch, versions
 
 _SECONDS = 120  # a first import from a slow disk takes a while
 _CHILD = "import sys; from kvcast.tasks.doctor import answer; answer(*sys.argv[1:])"
@@ -185,15 +185,15 @@ def answer(question: str, *words: str) -> None:
     os._exit(0)
 
 
-def _try_out(name: str) -> dict[str, Any]:
-    trial = TARGETS[name].try_out() if name in TARGETS else _try_out_eager()
-    return asdict(trial)
+def _self_test(name: str) -> dict[str, Any]:
+    result = TARGETS[name].self_test() if name in TARGETS else _self_test_eager()
+    return asdict(result)
 
 
-def _try_out_eager() -> Trial:
+def _self_test_eager() -> SelfTestResult:
     found = versions("torch", "safetensors")
     double_on_torch()
-    return Trial(versions=found)
+    return SelfTestResult(versions=found)
 
 
 def _import_all(*modules: str) -> dict[str, str]:
@@ -213,7 +213,7 @@ def _open(path: str) -> None:
 
 
 _ANSWERS: Mapping[str, Callable[..., Any]] = {
-    "runtime": _try_out,
+    "runtime": _self_test,
     "exporters": require_export_extra,
     "part": _import_all,
     "cuda": _cuda_devices,

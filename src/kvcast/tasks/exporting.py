@@ -14,7 +14,13 @@ from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import KvcastError
 from kvcast.tasks.families import family_of
 from kvcast.tasks.targets import TARGETS
-from kvcast.tasks.targets.base import Asked, Build, Numbers, Order, check_choice
+from kvcast.tasks.targets.base import (
+    BuildOptions,
+    BundlePrecision,
+    LoweringJob,
+    PrecisionRequest,
+    check_choice,
+)
 
 
 def export_bundle(
@@ -43,7 +49,7 @@ def export_bundle(
         quantize: of matrices: "none", "int8" or "int4"; on ExecuTorch "none", "8da8w" or "8da4w".
             By default int8 on ONNX Runtime, none on AOTInductor, 8da8w on ExecuTorch.
         dtype: of what is not quantised, on AOTInductor: "fp32", "bf16" or "fp16".
-        cache: numbers of the self caches on ONNX Runtime, "fp32" or "int8" (neither Whisper nor
+        cache: dtype of the self caches on ONNX Runtime, "fp32" or "int8" (neither Whisper nor
             T5 takes it).
         device: what AOTInductor compiles for, "cpu" or "cuda", which takes no quantised matrices.
         max_autotune: let AOTInductor try several forms of every product and keep the fastest.
@@ -54,18 +60,19 @@ def export_bundle(
 
     """
     check_choice("runtime", runtime, tuple(TARGETS))
-    numbers = TARGETS[runtime].numbers(Asked(quantize=quantize, dtype=dtype, cache=cache))
-    build = Build(device=device, max_autotune=max_autotune)
-    check_export(runtime, numbers, build)
+    request = PrecisionRequest(quantize=quantize, dtype=dtype, cache=cache)
+    precision = TARGETS[runtime].choose_precision(request)
+    build = BuildOptions(device=device, max_autotune=max_autotune)
+    check_export(runtime, precision, build)
     return export_folder(
-        locate(str(model)), str(model), Path(output), runtime, numbers, build, overwrite=overwrite
+        locate(str(model)), str(model), Path(output), runtime, precision, build, overwrite=overwrite
     )
 
 
-def check_export(runtime: str, numbers: Numbers, build: Build) -> None:
+def check_export(runtime: str, precision: BundlePrecision, build: BuildOptions) -> None:
     """Raise KvcastError for what cannot be exported, or not here, whatever the model is."""
     require_export_extra()
-    TARGETS[runtime].check_build(numbers, build)
+    TARGETS[runtime].check_build(precision, build)
 
 
 def export_folder(
@@ -73,33 +80,33 @@ def export_folder(
     name: str,
     output: Path,
     runtime: str,
-    numbers: Numbers,
-    build: Build,
+    precision: BundlePrecision,
+    build: BuildOptions,
     *,
     overwrite: bool,
 ) -> Path:
     """Export the checkpoint in `source`, which the user calls `name`; see `export_bundle`.
 
-    `check_export` has passed the runtime, the numbers and the build.
+    `check_export` must have accepted the runtime, the precision and the build options.
     """
     target = TARGETS[runtime]
     checkpoint = open_checkpoint(source)
     family = family_of(checkpoint.family)
     with staged(output, overwrite=overwrite) as folder:
         programs = family.programs(checkpoint)
-        order = Order(
+        job = LoweringJob(
             family=checkpoint.family,
             programs=programs,
-            numbers=numbers,
+            precision=precision,
             build=build,
             special_tokens=family.special_tokens(checkpoint),
         )
-        graphs, layers = target.lower(order, folder)
+        graphs, layers = target.lower(job, folder)
         manifest = Manifest(
             family=checkpoint.family,
             runtime=runtime,
-            quantize=numbers.quantize,
-            dtype=numbers.dtype,
+            quantize=precision.quantize,
+            dtype=precision.dtype,
             device=build.device,
             processor=target.processor(),
             dimensions=asdict(checkpoint.dimensions),
@@ -116,7 +123,7 @@ def export_folder(
         candidate = target.open(checkpoint.family, folder, sealed, 2)
         # What a user will open is opened here, so that a damaged tokenizer is told now.
         family.model(candidate, checkpoint.dimensions, text)
-        record = family.prove(candidate, programs, exact=numbers.exact)
+        record = family.prove(candidate, programs, exact=precision.exact)
         seal(folder, replace(manifest, verification=record))
     return output
 

@@ -19,7 +19,7 @@ from kvcast.spec.paths import cache_dir
 from kvcast.tasks.exporting import check_export, export_folder, require_export_extra
 from kvcast.tasks.families import family_of
 from kvcast.tasks.targets import TARGETS
-from kvcast.tasks.targets.base import Asked, Build, Target, check_choice
+from kvcast.tasks.targets.base import BuildOptions, PrecisionRequest, Target, check_choice
 
 if TYPE_CHECKING:
     from kvcast.tasks.generate import TextModel
@@ -73,7 +73,7 @@ def load(
             what the bundle has; int8 on ONNX Runtime, 8da8w on ExecuTorch, none on the others.
         dtype: of what is not quantised, on AOTInductor: "fp32", "bf16" or "fp16"; by default what
             the bundle has; fp32 unless matrices are quantised, else bf16.
-        cache: numbers of a text model's self caches on ONNX Runtime, "fp32" or "int8"; by default
+        cache: dtype of a text model's self caches on ONNX Runtime, "fp32" or "int8"; by default
             what the bundle has, and fp32.
         threads: of the runtime; by default the physical cores that this process may use.
         trust: open a package (.pt2, .pte) of native code whose folder lacks `bundle.json`, so
@@ -111,7 +111,7 @@ def open_model(
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be 1 or more, not {threads}")
     workers = threads or available_cores()
-    asked = Asked(quantize=quantize, dtype=dtype, cache=cache)
+    request = PrecisionRequest(quantize=quantize, dtype=dtype, cache=cache)
     place = Path(model) if is_package(Path(model)) else locate(str(model))
     folder = bundle_of(place)
     package = unvouched_package(place, runtime)
@@ -121,10 +121,10 @@ def open_model(
     elif is_bundle(folder):
         manifest = read_bundle(folder)
     elif runtime == "eager":
-        return OpenedModel(model=_open_eager(folder, asked, workers), runtime=runtime)
+        return OpenedModel(model=_open_eager(folder, request, workers), runtime=runtime)
     else:
-        folder, manifest = _exported_once(folder, str(model), runtime or DEFAULT_RUNTIME, asked)
-    _check_asked(folder, manifest, runtime, asked)
+        folder, manifest = _exported_once(folder, str(model), runtime or DEFAULT_RUNTIME, request)
+    _check_request(folder, manifest, runtime, request)
     return OpenedModel(
         model=_open_bundle(folder, manifest, workers), runtime=manifest.runtime, on_trust=package
     )
@@ -138,13 +138,15 @@ def _check_trust(package: Path, trust: bool) -> None:
         )
 
 
-def _check_asked(folder: Path, manifest: Manifest, runtime: str | None, asked: Asked) -> None:
-    """Raise UsageError for what was asked of a bundle that was exported otherwise."""
+def _check_request(
+    folder: Path, manifest: Manifest, runtime: str | None, request: PrecisionRequest
+) -> None:
+    """Raise UsageError for a request that an existing bundle does not meet."""
     options = {
         "runtime": (runtime, manifest.runtime),
-        "quantize": (asked.quantize, manifest.quantize),
-        "dtype": (asked.dtype, manifest.dtype),
-        "cache": (asked.cache, _cache(manifest)),
+        "quantize": (request.quantize, manifest.quantize),
+        "dtype": (request.dtype, manifest.dtype),
+        "cache": (request.cache, _cache(manifest)),
     }
     for option, (value, has) in options.items():
         if value not in (None, has):
@@ -170,11 +172,11 @@ def _target(manifest: Manifest) -> Target:
     return TARGETS[manifest.runtime]
 
 
-def _open_eager(folder: Path, asked: Asked, threads: int) -> Model:
-    quantize = asked.quantize or "none"
+def _open_eager(folder: Path, request: PrecisionRequest, threads: int) -> Model:
+    quantize = request.quantize or "none"
     check_choice("quantize of eager", quantize, ("none", "int8", "int4"))
     for name in ("dtype", "cache"):
-        if (value := getattr(asked, name)) not in (None, "fp32"):
+        if (value := getattr(request, name)) not in (None, "fp32"):
             raise UsageError(f"eager computes in fp32: drop --{name} {value} or --runtime eager")
     require_export_extra()
     from kvcast.runtimes import torch_settings
@@ -195,18 +197,19 @@ def _cache(manifest: Manifest) -> str:
 
 
 def _exported_once(
-    checkpoint: Path, name: str, runtime: str, asked: Asked
+    checkpoint: Path, name: str, runtime: str, request: PrecisionRequest
 ) -> tuple[Path, Manifest]:
     """Return the bundle of a checkpoint in the cache folder, exported now if it is not there."""
-    target, build = TARGETS[runtime], Build()
-    numbers = target.numbers(asked)
+    target, build = TARGETS[runtime], BuildOptions()
+    precision = target.choose_precision(request)
     made_for = target.processor()
-    parts = (fingerprint(checkpoint), runtime, repr(numbers), *made_for, str(VERSION), __version__)
+    versions = (str(VERSION), __version__)
+    parts = (fingerprint(checkpoint), runtime, repr(precision), *made_for, *versions)
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
     bundle = cache_dir() / "bundles" / key
     try:
         return bundle, read_bundle(bundle)
     except KvcastError:  # not there yet, or damaged: both are mended by exporting
-        check_export(runtime, numbers, build)
-        export_folder(checkpoint, name, bundle, runtime, numbers, build, overwrite=True)
+        check_export(runtime, precision, build)
+        export_folder(checkpoint, name, bundle, runtime, precision, build, overwrite=True)
     return bundle, read_bundle(bundle)

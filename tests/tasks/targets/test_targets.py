@@ -15,8 +15,8 @@ from kvcast.errors import KvcastError, UsageError
 from kvcast.lowering.aoti import PACKAGE
 from kvcast.runtimes.cores import instruction_sets
 from kvcast.tasks.targets import TARGETS
-from kvcast.tasks.targets.base import Asked
-from kvcast.tasks.targets.trial import compile_tiny, find_compiler
+from kvcast.tasks.targets.base import PrecisionRequest
+from kvcast.tasks.targets.self_test import compile_tiny, find_compiler
 from written_dates import dates_split, write_date
 
 
@@ -90,10 +90,10 @@ def test_what_cannot_be_had_is_told_in_one_line(tmp_path, numbers, line):
 
 def test_matrices_are_in_fp32_unless_asked_for_otherwise_and_the_rest_follows():
     target = TARGETS["aoti"]
-    assert target.numbers(Asked()).exact
-    assert target.numbers(Asked(quantize="int4")).dtype == "bf16"
-    assert target.numbers(Asked(quantize="int8", dtype="fp32")).cache == "fp32"
-    assert target.numbers(Asked(dtype="fp16", cache="fp16")).quantize == "none"
+    assert target.choose_precision(PrecisionRequest()).exact
+    assert target.choose_precision(PrecisionRequest(quantize="int4")).dtype == "bf16"
+    assert target.choose_precision(PrecisionRequest(quantize="int8", dtype="fp32")).cache == "fp32"
+    assert target.choose_precision(PrecisionRequest(dtype="fp16", cache="fp16")).quantize == "none"
 
 
 def test_without_a_cuda_device_nothing_is_compiled_for_one(monkeypatch, tmp_path):

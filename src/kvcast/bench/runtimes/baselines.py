@@ -23,14 +23,14 @@ from kvcast.errors import KvcastError
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.tasks.families import family_of
 from kvcast.tasks.targets import TARGETS
-from kvcast.tasks.targets.base import Lowered, Numbers
+from kvcast.tasks.targets.base import BundlePrecision, Lowered
 
 if TYPE_CHECKING:
     from kvcast.programs.whisper import WhisperPrograms
 
 _TIED_TABLE = "decoder.embedding.weight"
 _EXECUTORCH_CHUNK = 128
-Lower = Callable[["WhisperPrograms", Numbers, Path], Lowered]
+Lower = Callable[["WhisperPrograms", BundlePrecision, Path], Lowered]
 Open = Callable[[Path, Manifest, int], EncoderDecoder]
 
 
@@ -49,7 +49,11 @@ def open_eager(checkpoint: WhisperCheckpoint, quantize: str, threads: int) -> En
 
 
 def open_exported(
-    checkpoint: WhisperCheckpoint, folder: Path, runtime: str, numbers: Numbers, threads: int
+    checkpoint: WhisperCheckpoint,
+    folder: Path,
+    runtime: str,
+    numbers: BundlePrecision,
+    threads: int,
 ) -> EncoderDecoder:
     """Lower the recomputing programs of the checkpoint in `folder` once, and open them."""
     bundle = made_path(f"recompute-{_key(folder, runtime, numbers)}")
@@ -62,7 +66,7 @@ def open_exported(
 
 
 def write_bundle(
-    programs: "WhisperPrograms", runtime: str, numbers: Numbers, bundle: Path
+    programs: "WhisperPrograms", runtime: str, numbers: BundlePrecision, bundle: Path
 ) -> Manifest:
     """Lower and seal; a bundle that only this module opens."""
     lower, _ = _RUNTIMES[runtime]
@@ -88,13 +92,13 @@ def open_bundle(bundle: Path, manifest: Manifest, threads: int) -> EncoderDecode
     return opening(bundle, manifest, threads)
 
 
-def _key(folder: Path, runtime: str, numbers: Numbers) -> str:
+def _key(folder: Path, runtime: str, numbers: BundlePrecision) -> str:
     made_for = TARGETS[runtime].processor()
     parts = (fingerprint(folder), runtime, repr(numbers), *made_for, str(VERSION), __version__)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
-def _lower_onnx(programs: "WhisperPrograms", numbers: Numbers, folder: Path) -> Lowered:
+def _lower_onnx(programs: "WhisperPrograms", numbers: BundlePrecision, folder: Path) -> Lowered:
     from kvcast.bench.runtimes.recompute import RecomputingPrograms
     from kvcast.lowering.onnx import FOLDER, export_graph, save_graph
     from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
@@ -140,7 +144,7 @@ def _open_onnx(folder: Path, manifest: Manifest, threads: int) -> EncoderDecoder
     return OnnxEncoderDecoder(folder, manifest, threads)
 
 
-def _lower_aoti(programs: "WhisperPrograms", numbers: Numbers, folder: Path) -> Lowered:
+def _lower_aoti(programs: "WhisperPrograms", numbers: BundlePrecision, folder: Path) -> Lowered:
     from kvcast.bench.runtimes.aoti import with_cast_projections
     from kvcast.bench.runtimes.recompute import RecomputingPrograms
     from kvcast.lowering import aoti
@@ -149,7 +153,7 @@ def _lower_aoti(programs: "WhisperPrograms", numbers: Numbers, folder: Path) -> 
 
     precision = Precision(dtype=numbers.dtype, quantize=numbers.quantize)
     if numbers.quantize == "int4":
-        programs = with_cast_projections(programs, precision.numbers)
+        programs = with_cast_projections(programs, precision.torch_dtype)
     graphs = aoti.lower(RecomputingPrograms.of(programs).signatures(), precision, folder)
     return graphs, aoti.cache_layers(cache_layers(programs.dimensions), precision)
 
@@ -160,7 +164,9 @@ def _open_aoti(folder: Path, manifest: Manifest, threads: int) -> EncoderDecoder
     return RecomputingAoti(folder, manifest, threads)
 
 
-def _lower_executorch(programs: "WhisperPrograms", numbers: Numbers, folder: Path) -> Lowered:
+def _lower_executorch(
+    programs: "WhisperPrograms", numbers: BundlePrecision, folder: Path
+) -> Lowered:
     import torch
     from torch.export import Dim
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kvcast.errors import KvcastError
 from kvcast.tasks.targets import TARGETS
-from kvcast.tasks.targets.base import Asked, Build, Numbers
+from kvcast.tasks.targets.base import BuildOptions, BundlePrecision, PrecisionRequest
 
 PRECISIONS = {"fp32": "none", "bf16": "none", "int8": "int8", "int4": "int4"}
 """Classes to compare within, and how each is quantised where a runtime has no word of its own."""
@@ -101,25 +101,25 @@ class Form:
         return self.of.words.get(self.precision, self.precision)
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> PrecisionRequest:
         """What is asked of the runtime."""
         quantize = PRECISIONS[self.precision]
-        return Asked(
+        return PrecisionRequest(
             quantize=self.of.quantize.get(quantize, quantize),
             dtype="bf16" if self.precision == "bf16" else None,
         )
 
     @property
-    def numbers(self) -> Numbers:
+    def numbers(self) -> BundlePrecision:
         """What the runtime makes of it; raises UsageError where it has no such numbers."""
-        return TARGETS[self.runtime].numbers(self.asked)
+        return TARGETS[self.runtime].choose_precision(self.asked)
 
     def refused(self) -> str | None:
         """Say why there is no such form, or not here; None if there is."""
         if self.runtime == EAGER:
             return "eager computes in fp32" if self.precision == "bf16" else None
         try:
-            TARGETS[self.runtime].check_build(self.numbers, Build())
+            TARGETS[self.runtime].check_build(self.numbers, BuildOptions())
         except KvcastError as error:
             return str(error)
         return None

@@ -1,6 +1,6 @@
-"""What bundles are exported to: for each runtime how a family's programs are lowered and opened.
+"""Export targets: for each runtime, how a family's programs are lowered and how bundles are opened.
 
-One class a runtime, so that neither exporting nor loading has cases.
+Each runtime has one class, so exporting and loading need no special cases.
 """
 
 from collections.abc import Mapping

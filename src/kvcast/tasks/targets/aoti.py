@@ -9,9 +9,17 @@ from typing_extensions import override
 from kvcast.bundle.manifest import CacheLayers, Manifest
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.cores import instruction_sets
-from kvcast.tasks.targets.base import Asked, Build, Lowered, Numbers, Order, Target, check_choice
-from kvcast.tasks.targets.trial import (
-    Trial,
+from kvcast.tasks.targets.base import (
+    BuildOptions,
+    BundlePrecision,
+    Lowered,
+    LoweringJob,
+    PrecisionRequest,
+    Target,
+    check_choice,
+)
+from kvcast.tasks.targets.self_test import (
+    SelfTestResult,
     compile_tiny,
     double_on_torch,
     find_compiler,
@@ -25,56 +33,55 @@ class AotiTarget(Target):
     tools: tuple[str, ...] = ()
 
     @override
-    def numbers(self, asked: Asked) -> Numbers:
-        quantize = asked.quantize or "none"
-        dtype = asked.dtype or ("fp32" if quantize == "none" else "bf16")
+    def choose_precision(self, request: PrecisionRequest) -> BundlePrecision:
+        quantize = request.quantize or "none"
+        dtype = request.dtype or ("fp32" if quantize == "none" else "bf16")
         check_choice("quantize of AOTInductor", quantize, ("none", "int8", "int4"))
         check_choice("dtype of AOTInductor", dtype, ("fp32", "bf16", "fp16"))
-        if asked.cache not in (None, dtype):
+        if request.cache not in (None, dtype):
             raise UsageError(
-                f"caches of AOTInductor have the numbers of --dtype {dtype}: "
-                f"drop --cache {asked.cache}"
+                f"AOTInductor keeps caches in --dtype {dtype}: drop --cache {request.cache}"
             )
-        return Numbers(quantize=quantize, dtype=dtype, cache=dtype)
+        return BundlePrecision(quantize=quantize, dtype=dtype, cache=dtype)
 
     @override
-    def check_build(self, numbers: Numbers, build: Build) -> None:
+    def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
         check_choice("device", build.device, ("cpu", "cuda"))
         if build.device == "cuda":
-            _check_cuda(numbers)
+            _check_cuda(precision)
         if find_compiler() is None:
             raise KvcastError("compiling needs g++: install it, or use --runtime onnx")
 
     @override
-    def lower(self, order: Order, folder: Path) -> Lowered:
+    def lower(self, job: LoweringJob, folder: Path) -> Lowered:
         from kvcast.lowering import aoti
         from kvcast.lowering.aoti_precision import Precision
         from kvcast.lowering.smoothing import smooth
 
-        programs, numbers = order.programs, order.numbers
-        if (order.family, numbers.quantize) == ("decoder", "int8"):
+        programs, precision = job.programs, job.precision
+        if (job.family, precision.quantize) == ("decoder", "int8"):
             smooth(programs)
-        precision = Precision(dtype=numbers.dtype, quantize=numbers.quantize)
-        signed, layers = _SIGNED[order.family](programs)
+        compiled = Precision(dtype=precision.dtype, quantize=precision.quantize)
+        signed, layers = _SIGNED[job.family](programs)
         graphs = aoti.lower(
             signed,
-            precision,
+            compiled,
             folder,
-            device=order.build.device,
-            max_autotune=order.build.max_autotune,
+            device=job.build.device,
+            max_autotune=job.build.max_autotune,
         )
-        return graphs, aoti.cache_layers(layers, precision)
+        return graphs, aoti.cache_layers(layers, compiled)
 
     @override
-    def try_out(self) -> Trial:
+    def self_test(self) -> SelfTestResult:
         found = versions("torch", "safetensors")
         double_on_torch()
         import torch.export.pt2_archive._package  # noqa: F401 - opens packages
 
         try:
-            return Trial(versions=found | compile_tiny())
+            return SelfTestResult(versions=found | compile_tiny())
         except KvcastError as error:
-            return Trial(versions=found, no_export=str(error))
+            return SelfTestResult(versions=found, no_export=str(error))
 
     @override
     def processor(self) -> tuple[str, ...]:
@@ -95,10 +102,10 @@ class AotiTarget(Target):
         return runtimes.get(family, AotiEncoderDecoder)(folder, manifest, threads)
 
 
-def _check_cuda(numbers: Numbers) -> None:
-    if numbers.quantize != "none":
+def _check_cuda(precision: BundlePrecision) -> None:
+    if precision.quantize != "none":
         raise UsageError(
-            f"{numbers.quantize} matrices are for the CPU: "
+            f"{precision.quantize} matrices are for the CPU: "
             "add --quantize none --dtype bf16, or drop --device cuda"
         )
     import torch
@@ -110,7 +117,7 @@ def _check_cuda(numbers: Numbers) -> None:
         )
 
 
-# Programs with what exporting must know of them (kvcast.lowering.signatures), and their caches.
+# Programs with their signatures (kvcast.lowering.signatures), and the layout of their caches.
 _Signed = tuple[Any, tuple[CacheLayers, ...]]
 
 

@@ -1,4 +1,4 @@
-"""What exporting and loading ask of a runtime. Knows no runtime."""
+"""The interface through which exporting and loading use a runtime. Knows no runtime."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ from typing import Any, Protocol
 
 from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
 from kvcast.errors import UsageError
-from kvcast.tasks.targets.trial import Trial
+from kvcast.tasks.targets.self_test import SelfTestResult
 
 Lowered = tuple[dict[str, Graph], tuple[CacheLayers, ...]]
-"""Graphs by the names that the runtime knows, and the caches that they have."""
+"""Graphs by the names that the runtime looks up, and the layout of their caches."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers:
-    """What numbers a bundle has.
+class BundlePrecision:
+    """The precision of a bundle.
 
     Attributes:
-        quantize: of matrices: "none" or one of the target's.
-        dtype: of what is not quantised, "fp32", "bf16" or "fp16".
-        cache: of self caches: `dtype`, or "int8".
+        quantize: how weight matrices are quantised: "none" or one of the target's schemes.
+        dtype: of everything that is not quantised: "fp32", "bf16" or "fp16".
+        cache: of self caches: the same as `dtype`, or "int8".
 
     """
 
@@ -30,17 +30,18 @@ class Numbers:
 
     @property
     def exact(self) -> bool:
-        """Whether all are fp32, so that results must be equal."""
+        """Whether everything is fp32, so results must equal the reference."""
         return (self.quantize, self.dtype, self.cache) == ("none", "fp32", "fp32")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Build:
-    """How native code is made.
+class BuildOptions:
+    """Options for compiling native code.
 
     Attributes:
-        device: "cpu" or "cuda": what it runs on.
-        max_autotune: whether the compiler tries several forms of a product and keeps the fastest.
+        device: "cpu" or "cuda": where the code will run.
+        max_autotune: whether the compiler times several kernels for each matrix product and keeps
+            the fastest.
 
     """
 
@@ -49,29 +50,29 @@ class Build:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """What is to be lowered.
+class LoweringJob:
+    """The programs to lower, and how.
 
     Attributes:
-        family: of the programs.
-        programs: of one checkpoint, in fp32.
-        numbers: those to have.
-        build: how native code is made.
-        special_tokens: for callers that read no other file than the graphs': what begins, steers
-            and ends a text.
+        family: the model family that the programs belong to.
+        programs: the programs of one checkpoint, in fp32.
+        precision: the precision to lower them to.
+        build: options for compiling native code.
+        special_tokens: tokens that start, steer and end a text, for callers that read only the
+            graphs' files.
 
     """
 
     family: str
     programs: Any
-    numbers: Numbers
-    build: Build
+    precision: BundlePrecision
+    build: BuildOptions
     special_tokens: Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """Numbers as a user asks for them; None leaves the choice to the target."""
+class PrecisionRequest:
+    """The precision that a user asks for; None leaves the choice to the target."""
 
     quantize: str | None = None
     dtype: str | None = None
@@ -85,29 +86,33 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 class Target(Protocol):
-    """One runtime.
+    """One runtime that models are exported to.
 
     Attributes:
-        tools: packages beside torch whose versions a bundle names.
+        tools: packages, beside torch, whose versions the manifest records.
 
     """
 
     tools: tuple[str, ...]
 
-    def numbers(self, asked: Asked) -> Numbers:
-        """Choose what was left open; raises UsageError for numbers that the runtime lacks."""
+    def choose_precision(self, request: PrecisionRequest) -> BundlePrecision:
+        """Fill in what was left open; raises UsageError for a precision the runtime lacks."""
 
-    def check_build(self, numbers: Numbers, build: Build) -> None:
-        """Raise UsageError for what cannot be made, KvcastError for what cannot be made here."""
+    def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
+        """Raise UsageError if no machine can build this, KvcastError if this machine cannot."""
 
-    def lower(self, order: Order, folder: Path) -> Lowered:
-        """Write the graphs of a family's programs; raises KvcastError for what cannot be had."""
+    def lower(self, job: LoweringJob, folder: Path) -> Lowered:
+        """Write the graphs of a family's programs; raises KvcastError if the target cannot."""
 
-    def try_out(self) -> Trial:
-        """Compute something tiny; raises KvcastError or ImportError for what lacks, or anything."""
+    def self_test(self) -> SelfTestResult:
+        """Run something tiny on this machine.
+
+        Raises KvcastError or ImportError if something is missing; a broken package may raise
+        anything.
+        """
 
     def processor(self) -> tuple[str, ...]:
-        """Name what the graphs will ask of a processor: this one's instructions, if anything."""
+        """Return the processor instructions that graphs built here will need; empty if none."""
 
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
-        """Open a bundle whose files have been checked."""
+        """Open a bundle whose checksums have been verified."""

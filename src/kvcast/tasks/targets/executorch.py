@@ -9,8 +9,16 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError, UsageError
-from kvcast.tasks.targets.base import Asked, Build, Lowered, Numbers, Order, Target, check_choice
-from kvcast.tasks.targets.trial import Trial, versions
+from kvcast.tasks.targets.base import (
+    BuildOptions,
+    BundlePrecision,
+    Lowered,
+    LoweringJob,
+    PrecisionRequest,
+    Target,
+    check_choice,
+)
+from kvcast.tasks.targets.self_test import SelfTestResult, versions
 
 
 class ExecutorchTarget(Target):
@@ -19,19 +27,19 @@ class ExecutorchTarget(Target):
     tools: tuple[str, ...] = ("executorch",)
 
     @override
-    def numbers(self, asked: Asked) -> Numbers:
-        quantize = asked.quantize or "8da8w"
+    def choose_precision(self, request: PrecisionRequest) -> BundlePrecision:
+        quantize = request.quantize or "8da8w"
         check_choice("quantize of ExecuTorch", quantize, ("none", "8da8w", "8da4w"))
         for name in ("dtype", "cache"):
-            if getattr(asked, name) not in (None, "fp32"):
+            if getattr(request, name) not in (None, "fp32"):
                 raise UsageError(
-                    f"bundles of ExecuTorch are in fp32: drop --{name} {getattr(asked, name)}"
+                    f"bundles of ExecuTorch are in fp32: drop --{name} {getattr(request, name)}"
                 )
-        return Numbers(quantize=quantize)
+        return BundlePrecision(quantize=quantize)
 
     @override
-    def check_build(self, numbers: Numbers, build: Build) -> None:
-        if build != Build():
+    def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
+        if build != BuildOptions():
             raise UsageError("ExecuTorch compiles nothing: drop --device and --max-autotune")
         if find_spec("executorch") is None:
             raise KvcastError(
@@ -39,19 +47,19 @@ class ExecutorchTarget(Target):
             )
 
     @override
-    def lower(self, order: Order, folder: Path) -> Lowered:
-        lower, layers = _LOWERINGS[order.family](order.programs.dimensions)
-        graphs = lower(order.programs, layers, order.numbers.quantize, folder, order.special_tokens)
+    def lower(self, job: LoweringJob, folder: Path) -> Lowered:
+        lower, layers = _LOWERINGS[job.family](job.programs.dimensions)
+        graphs = lower(job.programs, layers, job.precision.quantize, folder, job.special_tokens)
         return graphs, tuple(layers)
 
     @override
-    def try_out(self) -> Trial:
+    def self_test(self) -> SelfTestResult:
         found = versions("executorch", "torch")
         from kvcast.runtimes.executorch_methods import open_runtime
 
         if "XnnpackBackend" not in open_runtime().backend_registry.registered_backend_names:
             raise KvcastError("this ExecuTorch lacks XNNPACK: pip install 'kvcast[executorch]'")
-        return Trial(versions=found)
+        return SelfTestResult(versions=found)
 
     @override
     def processor(self) -> tuple[str, ...]:

@@ -11,8 +11,16 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import UsageError
-from kvcast.tasks.targets.base import Asked, Build, Lowered, Numbers, Order, Target, check_choice
-from kvcast.tasks.targets.trial import Trial, double_on_onnx, versions
+from kvcast.tasks.targets.base import (
+    BuildOptions,
+    BundlePrecision,
+    Lowered,
+    LoweringJob,
+    PrecisionRequest,
+    Target,
+    check_choice,
+)
+from kvcast.tasks.targets.self_test import SelfTestResult, double_on_onnx, versions
 
 
 class OnnxTarget(Target):
@@ -21,28 +29,28 @@ class OnnxTarget(Target):
     tools: tuple[str, ...] = ("onnxruntime", "onnx")
 
     @override
-    def numbers(self, asked: Asked) -> Numbers:
-        if asked.dtype not in (None, "fp32"):
-            raise UsageError(f"bundles of ONNX Runtime are in fp32: drop --dtype {asked.dtype}")
-        quantize, cache = asked.quantize or "int8", asked.cache or "fp32"
+    def choose_precision(self, request: PrecisionRequest) -> BundlePrecision:
+        if request.dtype not in (None, "fp32"):
+            raise UsageError(f"bundles of ONNX Runtime are in fp32: drop --dtype {request.dtype}")
+        quantize, cache = request.quantize or "int8", request.cache or "fp32"
         check_choice("quantize of ONNX Runtime", quantize, ("none", "int8", "int4"))
         check_choice("cache of ONNX Runtime", cache, ("fp32", "int8"))
-        return Numbers(quantize=quantize, cache=cache)
+        return BundlePrecision(quantize=quantize, cache=cache)
 
     @override
-    def check_build(self, numbers: Numbers, build: Build) -> None:
-        if build != Build():
+    def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
+        if build != BuildOptions():
             raise UsageError("ONNX Runtime compiles nothing: drop --device and --max-autotune")
 
     @override
-    def lower(self, order: Order, folder: Path) -> Lowered:
-        return _LOWERINGS[order.family](order.programs, order.numbers, folder)
+    def lower(self, job: LoweringJob, folder: Path) -> Lowered:
+        return _LOWERINGS[job.family](job.programs, job.precision, folder)
 
     @override
-    def try_out(self) -> Trial:
+    def self_test(self) -> SelfTestResult:
         found = versions("onnxruntime")
         double_on_onnx()
-        return Trial(versions=found)
+        return SelfTestResult(versions=found)
 
     @override
     def processor(self) -> tuple[str, ...]:
@@ -58,41 +66,41 @@ class OnnxTarget(Target):
         return runtimes.get(family, OnnxEncoderDecoder)(folder, manifest, threads)
 
 
-def _whisper(programs: Any, numbers: Numbers, folder: Path) -> Lowered:
-    _refuse_int8_cache("Whisper", numbers)
+def _whisper(programs: Any, precision: BundlePrecision, folder: Path) -> Lowered:
+    _refuse_int8_cache("Whisper", precision)
     from kvcast.lowering.onnx_whisper import cache_layers, lower
 
-    return lower(programs, numbers.quantize, folder), cache_layers(programs.dimensions)
+    return lower(programs, precision.quantize, folder), cache_layers(programs.dimensions)
 
 
-def _t5(programs: Any, numbers: Numbers, folder: Path) -> Lowered:
-    _refuse_int8_cache("T5", numbers)
+def _t5(programs: Any, precision: BundlePrecision, folder: Path) -> Lowered:
+    _refuse_int8_cache("T5", precision)
     from kvcast.lowering.onnx_t5 import cache_layers, lower
 
-    return lower(programs, numbers.quantize, folder), cache_layers(programs.dimensions)
+    return lower(programs, precision.quantize, folder), cache_layers(programs.dimensions)
 
 
-def _decoder(programs: Any, numbers: Numbers, folder: Path) -> Lowered:
+def _decoder(programs: Any, precision: BundlePrecision, folder: Path) -> Lowered:
     from kvcast.lowering.onnx_decoder import cache_layers, lower
 
-    graphs = lower(programs, numbers.quantize, folder, numbers.cache)
-    return graphs, cache_layers(programs.dimensions, numbers.cache)
+    graphs = lower(programs, precision.quantize, folder, precision.cache)
+    return graphs, cache_layers(programs.dimensions, precision.cache)
 
 
-def _unilm(programs: Any, numbers: Numbers, folder: Path) -> Lowered:
+def _unilm(programs: Any, precision: BundlePrecision, folder: Path) -> Lowered:
     from kvcast.lowering.onnx_decoder import cache_layers
     from kvcast.lowering.onnx_unilm import lower
 
-    graphs = lower(programs, numbers.quantize, folder, numbers.cache)
-    return graphs, cache_layers(programs.dimensions, numbers.cache)
+    graphs = lower(programs, precision.quantize, folder, precision.cache)
+    return graphs, cache_layers(programs.dimensions, precision.cache)
 
 
-def _refuse_int8_cache(family: str, numbers: Numbers) -> None:
-    if numbers.cache != "fp32":
-        raise UsageError(f"{family} keeps its self cache in fp32: drop --cache {numbers.cache}")
+def _refuse_int8_cache(family: str, precision: BundlePrecision) -> None:
+    if precision.cache != "fp32":
+        raise UsageError(f"{family} keeps its self cache in fp32: drop --cache {precision.cache}")
 
 
-_LOWERINGS: Mapping[str, Callable[[Any, Numbers, Path], Lowered]] = {
+_LOWERINGS: Mapping[str, Callable[[Any, BundlePrecision, Path], Lowered]] = {
     "whisper": _whisper,
     "t5": _t5,
     "decoder": _decoder,

@@ -1,7 +1,7 @@
-"""Trying a runtime on something tiny: what every target's `try_out` is made of.
+"""Building blocks of every target's `self_test`: run something tiny on each library.
 
-Broken packages fail in any way there is, also by ending the process: whoever calls this does so in
-a process of its own.
+A broken package can fail in any way, including ending the process, so callers use a process of its
+own for this.
 """
 
 import os
@@ -24,12 +24,12 @@ _SECONDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """What was found of a runtime that works.
+class SelfTestResult:
+    """What a self-test found out about a runtime that works.
 
     Attributes:
-        versions: of what it is made of, by name.
-        no_export: why nothing can be exported to it here; empty if it can.
+        versions: of the packages that it consists of, by name.
+        no_export: why nothing can be exported to it here; empty if exporting works.
 
     """
 
@@ -80,21 +80,21 @@ def compile_tiny() -> dict[str, str]:
         source = Path(folder) / "tiny.cpp"
         source.write_text("#include <cmath>\n#include <vector>\nint tiny() { return 1; }\n")
         output = ["-shared", "-fPIC", "-o", str(source.with_suffix(".so"))]
-        # g++ answers the first of both, clang++ the second.
-        asked = ["-dumpfullversion", "-dumpversion"]
+        # g++ prints its full version for the first, clang++ for the second.
+        version_flags = ["-dumpfullversion", "-dumpversion"]
         try:
-            for words in ([found, str(source), *output], [found, *asked]):
+            for words in ([found, str(source), *output], [found, *version_flags]):
                 done = subprocess.run(  # noqa: S603 - the user's compiler
                     words, capture_output=True, text=True, check=True, timeout=_SECONDS
                 )
         except subprocess.CalledProcessError as error:
-            said = error.stderr.strip().splitlines() or ["nothing"]
-            raise KvcastError(f"{found} does not compile C++ here, it says: {said[0]}") from None
+            said = error.stderr.strip().splitlines() or ["it gives no reason"]
+            raise KvcastError(f"{found} cannot compile C++ here: {said[0]}") from None
         except (OSError, subprocess.TimeoutExpired) as error:
             raise KvcastError(f"{found} does not run: {error}") from None
     return {Path(found).name: done.stdout.strip()}
 
 
-def _check(as_computed_by_hand: bool) -> None:
-    if not as_computed_by_hand:
-        raise KvcastError("it computes wrong numbers: install it again")
+def _check(correct: bool) -> None:
+    if not correct:
+        raise KvcastError("it computes wrong results: install it again")
