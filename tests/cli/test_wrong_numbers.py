@@ -25,7 +25,7 @@ EXPORTED = {words: told for words, told in LOADED.items() if "eager" not in word
     "--runtime onnx --device cuda": "drop --device and --max-autotune",
     "--runtime onnx --max-autotune": "drop --device and --max-autotune",
     "--runtime executorch --device cuda": "drop --device and --max-autotune",
-    "--runtime aoti --quantize int4 --device cuda": "int4 matrices are for the CPU",
+    "--runtime aoti --quantize int4 --device cuda": "int4 matrices run on the CPU only",
     "--device tpu": "invalid choice: 'tpu'",
 }
 

@@ -1,8 +1,8 @@
-"""Programs to one AOTInductor package in a bundle's folder, with their weights in a file beside it.
+"""Compiles programs to one AOTInductor package, with their weights in a file beside it.
 
-Each program is exported with every size that callers vary left open, kvcast's operators are
-replaced by plain ones, and Inductor compiles it to native code for this machine. Weights stay out
-of the code: both programs are given the same tensors when they are loaded. Knows no model.
+Each program is exported with dynamic shapes wherever callers vary a size, kvcast's operators are
+replaced by plain ones, and Inductor compiles the result to native code for this machine. Weights
+stay out of the code: on loading, all programs receive the same tensors. Knows no model.
 """
 
 import warnings
@@ -34,22 +34,23 @@ _SLOTS = "slots_"
 _OPTIONS = {
     "aot_inductor.package": True,
     "aot_inductor.package_constants_in_so": False,
-    # Hands constants over; nothing is pickled as they are no part of the package.
+    # Returns the constants to us; they stay out of the package, so nothing is pickled.
     "aot_inductor.package_constants_on_disk_format": "pickle_weights",
-    # As many threads as whoever runs it wants, and loops cut for up to this many.
+    # The caller decides on the number of threads; loops are divided for up to this many.
     "cpp.dynamic_threads": True,
     "cpp.threads": 16,
     "aot_inductor.check_lowerbound": False,
-    # GELU has several readers, a token's range and its rounding, and is worked out once so.
+    # GELU is read twice, for a token's range and for its rounding: this stores it once.
     "realize_opcount_threshold": 15,
-    # A gate and its values, or a query and a key, are two readers of one product, whose scales they
-    # may well apply twice: written out in fp32 first it took three times as long.
+    # A gate and its values, or a query and a key, both read one product. Applying the product's
+    # scales twice is cheap; storing it in fp32 first took three times as long.
     "realize_reads_threshold": 8,
-    # For debuggers: larger files, and names of folders.
+    # Both serve debuggers; they make files larger and reveal this machine's folders.
     "aot_inductor.enable_line_tables": False,
     "aot_inductor.enable_frame_pointer": False,
 }
-# Sizes as callers have them, no two alike: Inductor cuts loops for threads by the examples' sizes.
+# Typical sizes, because Inductor divides loops among threads by the sizes of the examples. All
+# differ, so that torch.export does not take two of them for one.
 _TYPICAL = {
     "rows": 4,
     "batch": 2,
@@ -63,7 +64,7 @@ _TYPICAL = {
     _SLOTS + "ring": 460,
 }
 _PREFILL = {"new": 256}
-# Without reports for Inductor's developers.
+# Tuning without the reports meant for Inductor's developers.
 _TUNED = {
     "max_autotune": True,
     "autotune_num_choices_displayed": 0,
@@ -72,7 +73,7 @@ _TUNED = {
 
 
 class _Results(nn.Module):
-    """A program with operators replaced: slots to read and its arguments, to its first results."""
+    """A program with its operators replaced; takes the slots to read before its own arguments."""
 
     def __init__(self, program: nn.Module, signature: Signature, dtype: torch.dtype) -> None:
         super().__init__()
@@ -84,7 +85,7 @@ class _Results(nn.Module):
         ]
 
     def forward(self, slots: Sequence[Tensor], *arguments: Any) -> list[Tensor]:
-        """Flattened results, without the caches, which were written in place."""
+        """Return the results as a flat list, without the caches, which are written in place."""
         held = {kind: part.shape[0] for kind, part in zip(self._kinds, slots, strict=True)}
         with reading(held):
             results = tree_leaves(self.program(*arguments))
@@ -102,19 +103,19 @@ def lower(
     """Write `aoti/model.pt2` and `aoti/weights.safetensors` under `folder`.
 
     Args:
-        signatures: programs by the names that the runtime knows.
+        signatures: programs by the names that the runtime looks up.
         precision: of the programs.
         folder: an existing folder.
         device: what the programs run on, as torch names it.
-        max_autotune: let Inductor try several forms of every product and keep the fastest.
+        max_autotune: let Inductor time several kernels for each product and keep the fastest.
 
     Returns:
-        What the manifest says of the programs. Caches are inputs that are written in place;
-        inputs `slots_linear` and `slots_ring` come first, of which only the size matters: how
-        many slots of such a cache are read. `prefill` is `decode` for many tokens.
+        The manifest's entries for the programs. Caches are inputs that are written in place. The
+        inputs `slots_linear` and `slots_ring` come first; only their size matters, which says how
+        many slots of such a cache to read. `prefill` is `decode` compiled for many tokens.
 
     Raises:
-        KvcastError: a matrix has a size that int4 does not take.
+        KvcastError: the int4 kernel does not support the size of a matrix.
 
     """
     (folder / PACKAGE).parent.mkdir()
@@ -130,11 +131,11 @@ def lower(
         _add(weights, _weights(module))
     files: dict[str, list[str | Weights]] = {}
     for name, (module, arguments) in exported.items():
-        # With a prefill of its own, decode only ever sees few tokens.
+        # Where a separate prefill takes the long calls, decode only sees few tokens.
         is_step = name == "decode" and "prefill" in exported
         with short_loops_on_one_thread() if is_step else nullcontext():
             compiled, constants = compile_program(module, arguments, max_autotune=max_autotune)
-        # The sources name this machine's folders, and nobody needs them to run.
+        # The C++ sources name this machine's folders, and running does not need them.
         files[name] = [file for file in compiled if not file.endswith(".cpp")]
         weights |= {f"{name}/{constant}": tensor for constant, tensor in constants.items()}
     package_pt2(str(folder / PACKAGE), aoti_files=files)
@@ -155,14 +156,14 @@ def cache_layers(layers: Iterable[CacheLayers], precision: Precision) -> tuple[C
 
 
 def result_names(signature: Signature) -> list[str]:
-    """Name what a compiled program returns: no caches that it wrote."""
+    """Name what a compiled program returns: everything but the caches that it wrote."""
     return [name for name in signature.outputs if not name.startswith("present_")]
 
 
 def export_program(
     signature: Signature, precision: Precision, name: str, device: str = "cpu"
 ) -> tuple[torch.fx.GraphModule, tuple[Any, ...]]:
-    """Return what is to be compiled, of slots and the program's arguments, and examples of them."""
+    """Return the graph to compile and example arguments for it: slots, then the program's own."""
     typical = _TYPICAL | (_PREFILL if name == "prefill" else {})
     given = _examples(signature, precision.torch_dtype, typical)
     slots = [torch.zeros(typical[_SLOTS + kind], dtype=torch.int8) for kind in signature.kinds]
@@ -190,8 +191,8 @@ def compile_program(
 ) -> tuple[list[str], dict[str, Tensor]]:
     """Return the files that Inductor writes (native code, its sources, metadata) and its constants.
 
-    Those constants are such as are no weights of the module: the size of int4's groups, or weights
-    laid out for a product that was tuned.
+    These are the constants that are not weights of the module: the group size of int4, or weights
+    rearranged for a tuned product.
     """
     with _quiet(), torch.no_grad():
         produced = aot_compile(
@@ -212,18 +213,19 @@ def compile_program(
 
 @contextmanager
 def short_loops_on_one_thread() -> Iterator[None]:
-    """Let no program that is compiled here take all threads to a loop over few numbers.
+    """Compile so that a loop with little work stays on one thread.
 
-    `cpp.dynamic_threads` has all wait for one another even around a loop over a single token, some
-    twenty times a layer; Inductor's own rule, which it overrules, asks how much there is to do.
+    `cpp.dynamic_threads` makes all threads wait for one another even around a loop over a single
+    token, some twenty times a layer. It overrides Inductor's own rule, which weighs the amount of
+    work; this restores that rule.
     """
     decide = CppKernel.decide_parallel_depth
 
-    def by_what_there_is_to_do(*arguments: Any) -> Any:
+    def by_amount_of_work(*arguments: Any) -> Any:
         with config.patch({"cpp.dynamic_threads": False}):
             return decide(*arguments)  # type: ignore[no-untyped-call]
 
-    with patch.object(CppKernel, "decide_parallel_depth", by_what_there_is_to_do):
+    with patch.object(CppKernel, "decide_parallel_depth", by_amount_of_work):
         yield
 
 
@@ -258,9 +260,9 @@ def _examples(
 
 
 def _drop_assertions(module: torch.fx.GraphModule) -> None:
-    """Remove what torch.export wants to hold of sizes: not 0 or 1, or not one another.
+    """Remove torch.export's assertions about sizes: not 0 or 1, not equal to one another.
 
-    What it assumes there it does so that layouts look general; 1 is no special case then.
+    It makes them to keep layouts general; the code it generates works for those sizes as well.
     """
     for node in list(module.graph.nodes):
         if node.target is torch.ops.aten._assert_scalar.default:
@@ -270,26 +272,26 @@ def _drop_assertions(module: torch.fx.GraphModule) -> None:
 
 
 def _weights(module: torch.fx.GraphModule) -> dict[str, Tensor]:
-    """Whatever constants the program reads, by name."""
+    """Return the constants that the program reads, by name."""
     read = {node.target for node in module.graph.nodes if node.op == "get_attr"}
     named = {**module.state_dict(), **dict(module.named_buffers())}
     return {name: tensor for name, tensor in named.items() if name in read}
 
 
 def _add(weights: dict[str, Tensor], others: Mapping[str, Tensor]) -> None:
-    """Add in place. Raises RuntimeError where programs mean different tensors by one name.
+    """Add in place. Raises RuntimeError if programs use one name for different tensors.
 
-    The loader gives both the same one, and compiled code does not look at what it is given.
+    The loader would give both the same tensor, and compiled code does not check what it receives.
     """
     for name, tensor in others.items():
         known = weights.setdefault(name, tensor)
         if known.dtype != tensor.dtype or not torch.equal(known, tensor):
-            raise RuntimeError(f"two programs have different weights of the name {name}")
+            raise RuntimeError(f"two programs have different weights named {name}")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep notes for torch's own developers from a user's terminal."""
+    """Hide warnings that are meant for torch's own developers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

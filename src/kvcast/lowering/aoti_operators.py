@@ -1,9 +1,9 @@
-"""kvcast's operators as plain PyTorch ones, which AOTInductor compiles.
+"""kvcast's operators in terms of plain PyTorch ones, which AOTInductor compiles.
 
-What a write does to a cache is `index_put_` on the caller's own buffer: torch.export makes it a
-value and a copy back, and Inductor makes that one write in place again. Unlike the eager kernels
-these never look at data, so a program has no branch: how many slots are worth reading comes with
-every call, and a ring has room for all new positions beside those that they see.
+A cache is written by `index_put_` on the caller's own buffer: torch.export turns that into a value
+and a copy back, and Inductor fuses these into one write in place again. Unlike the eager kernels,
+these never look at data, so programs have no branches: each call says how many slots to read, and
+a ring has room for all new positions beside the ones they see.
 
 Letters in shapes: see `kvcast.ops.attention`.
 """
@@ -34,14 +34,14 @@ from kvcast.ops.attention import (
 from kvcast.ops.experts import mixture_of_experts
 
 Attend: TypeAlias = Callable[..., Tensor]
-"""(query, key, value, mask, scale[, softcap]) to what is mixed, all [rows, heads, positions, d]."""
-# Heads of an encoder that attend at once are an eighth of all.
+"""(query, key, value, mask, scale[, softcap]) to mixed values, all [rows, heads, positions, d]."""
+# An encoder's heads attend in this many groups.
 _PARTS = 8
 
 
 @dataclass(frozen=True)
 class _Call:
-    """What all layers of a program share: slots that are read by kind of cache, and masks."""
+    """What all layers share during a call: slots to read by kind of cache, and masks."""
 
     slots: Mapping[str, int]
     masks: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
@@ -52,9 +52,9 @@ _CALL: ContextVar[_Call] = ContextVar("call")
 
 @contextmanager
 def reading(slots: Mapping[str, int]) -> Iterator[None]:
-    """Let self-attention read so many slots of a cache, from the first, by the cache's kind.
+    """Set how many slots, from the first, self-attention reads of each kind of cache.
 
-    For one call of a program, whose layers have their masks in common.
+    Holds for one call of a program; its layers share their masks.
     """
     token = _CALL.set(_Call(slots))
     try:
@@ -101,7 +101,7 @@ def _self_attention(
 
 
 def _self_mask(positions_rs: Tensor, capacity: int, held: int, window: int, causal: bool) -> Tensor:
-    """Summands [r, 1, s, held], made for the first layer that asks: all have the same positions."""
+    """Return an additive mask [r, 1, s, held], made once: all layers have the same positions."""
     masks = _CALL.get().masks
     if (window, causal) not in masks:
         last_r = positions_rs[:, -1]
@@ -113,10 +113,10 @@ def _self_mask(positions_rs: Tensor, capacity: int, held: int, window: int, caus
 
 
 def kept(tensor: Tensor) -> Tensor:
-    """Return the same, written to memory once: loops that read it don't work it out again.
+    """Return the same tensor, stored once; Inductor recomputes whatever is not marked `kept`.
 
-    No axis but the last may be of size 1: Inductor orders axes by their strides and mistakes the
-    order where two are equal, so that the last one would no longer lie together.
+    Only the last axis may have size 1: Inductor orders axes by their strides and confuses two that
+    are equal, so the last axis would no longer be contiguous.
     """
     tensor = tensor.contiguous()
     return torch.ops.prims.copy_strided(tensor, tensor.stride())  # type: ignore[no-any-return]
@@ -130,11 +130,11 @@ def _attend_by_products(
     scale: float,
     softcap: float = 0.0,
 ) -> Tensor:
-    """Attend with [r, h, s, d] to [r, kv_heads, c, d], under a mask of summands [r, 1 or h, s, c].
+    """Attend with [r, h, s, d] to [r, kv_heads, c, d], with an additive mask [r, 1 or h, s, c].
 
-    The fused kernel is slow for single queries of less than fp32: eight times as slow as two
-    products with 1,500 keys. For those, queries that share keys fold into one axis, so that keys
-    are never repeated.
+    PyTorch's fused kernel is slow for single queries below fp32: with 1,500 keys it takes eight
+    times as long as two matrix products. So those use products, and queries that share keys fold
+    into one axis, so keys are never repeated.
     """
     rows, heads, new, head_dim = query.shape
     kv_heads, held = key.shape[1:3]
@@ -160,8 +160,8 @@ def _attend_by_sums(
 ) -> Tensor:
     """As `_attend_by_products`, for few queries: one pass over the keys and one over the values.
 
-    Inductor makes loops of it that read them where they lie, where a product of matrices copies the
-    slots that it reads of a larger cache.
+    Inductor turns this into loops that read the cache in place, while a matrix product first copies
+    the slots that it reads out of a larger cache.
     """
     rows, heads, new, head_dim = query.shape
     kv_heads, held = key.shape[1:3]
@@ -174,7 +174,7 @@ def _attend_by_sums(
 
 
 def _logits(products: Tensor, mask: Tensor | None, scale: float, softcap: float) -> Tensor:
-    """Scale, cap and mask [r, kv_heads, groups, s, c]; the mask's heads are 1 or all."""
+    """Scale, cap and mask [r, kv_heads, groups, s, c]; the mask has 1 head or all."""
     logits = products * scale
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
@@ -185,14 +185,14 @@ def _logits(products: Tensor, mask: Tensor | None, scale: float, softcap: float)
 
 
 def _weights(logits: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return softmax's numerators in `dtype`, and what to divide by once they mixed the values.
+    """Return softmax's numerators in `dtype`, and the sums by which to divide the mixed values.
 
-    So nothing of the logits' size is kept in fp32: that took twice as long as all of softmax does
-    now.
+    Dividing last means that nothing of the logits' size is stored in fp32, which alone took twice
+    as long as all of softmax takes now.
     """
     exponents = logits - logits.amax(-1, keepdim=True)
     if dtype == torch.float16:
-        # Mixed values that are not divided yet may leave its range.
+        # Before the division, mixed values may overflow fp16.
         exponents = exponents - exponents.exp().sum(-1, keepdim=True).log()
     weights = exponents.exp().to(dtype)
     return weights, weights.float().sum(-1, keepdim=True)
@@ -257,10 +257,10 @@ def _attend_fused(
 def _attend_in_parts(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
-    """As `_attend_fused`, some heads at a time, so that their weights stay in a core's cache.
+    """As `_attend_fused`, some heads at a time, so that attention weights stay in a core's cache.
 
-    The fused kernel has no use for bf16's dot products where there are no matrix units: with 1,500
-    positions it takes 2.4 times as long.
+    On a processor without matrix units the fused kernel makes no use of bf16 dot products: with
+    1,500 positions it takes 2.4 times as long.
     """
     each = -(-query.shape[1] // _PARTS)
     mixed = []
@@ -275,7 +275,7 @@ def _attend_in_parts(
 def _mixture_of_experts(
     hidden: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, per_token: int
 ) -> Tensor:
-    """Every expert sees every token: which ones a token takes is in the data."""
+    """Run every expert on every token, since the routing depends on data."""
     logits_nk, chosen_nk = router_logits.topk(per_token, dim=-1)
     weights_ne = torch.zeros_like(router_logits).scatter(-1, chosen_nk, logits_nk.softmax(dim=-1))
     mixed = torch.zeros_like(hidden)
@@ -286,10 +286,10 @@ def _mixture_of_experts(
 
 
 def multiply_by_onednn(module: GraphModule) -> None:
-    """Let oneDNN compute the products that are left, in place: fp32's, where torch would ask MKL.
+    """Let oneDNN compute the remaining fp32 products, for which torch would call MKL; in place.
 
-    On a processor that is not Intel's MKL takes twice as long for many rows and 2.4 times for one
-    row by a large matrix; on theirs both are fast.
+    On processors that are not Intel's, MKL takes twice as long for many rows, and 2.4 times as long
+    for one row by a large matrix. On Intel's, both are fast.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
@@ -301,12 +301,12 @@ def multiply_by_onednn(module: GraphModule) -> None:
 
 
 def table(dtype: torch.dtype, *, few: bool = False, device: str = "cpu") -> Table:
-    """Return the functions.
+    """Return the function that replaces each operator.
 
     Args:
-        dtype: what attention that has no cache computes in; caches have their own.
-        few: whether steps are to be fast, rather than many new tokens.
-        device: what the program will run on.
+        dtype: the dtype of attention without a cache; caches bring their own.
+        few: optimise for steps of few tokens rather than for many new ones.
+        device: the device that the program will run on.
 
     """
     reduced = dtype != torch.float32 and device == "cpu"
@@ -323,7 +323,7 @@ def table(dtype: torch.dtype, *, few: bool = False, device: str = "cpu") -> Tabl
 
 
 def _given(function: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
-    """Return a partial function of the same name, by which a graph calls it."""
+    """Return a partial function that keeps its name, by which graphs call it."""
     return update_wrapper(partial(function, **arguments), function)
 
 

@@ -1,7 +1,7 @@
-"""Fewer bits for the matrices of an exported program: products and tables that read them.
+"""Lowers the precision of an exported program's matrices, in products and embedding lookups.
 
-Between products all stays fp32; a product's input is cast, or rounded to int8, for the kernel and
-its result cast back. Knows no model: matrices are found by the nodes that read them.
+Everything between products stays fp32: a product's input is cast, or rounded to int8, for the
+kernel, and its result is cast back. Knows no model: matrices are found by the nodes that read them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,17 +21,17 @@ _LINEAR = torch.ops.aten.linear.default
 _EMBEDDING = torch.ops.aten.embedding.default
 _CONVOLUTION = torch.ops.aten.conv1d.default
 _WEIGHT_OF = {_LINEAR: 1, _EMBEDDING: 0}  # which argument it is
-# Tables that are only looked up in stay as precise as they were unless they are large.
+# Tables of fewer rows that serve lookups alone keep their precision.
 _LARGE_TABLE = 4096
 _LARGEST, _SMALLEST = 127, 1e-12
-# From a token's lowest number to its highest: two fewer than int8 has, as both ends are rounded.
+# Steps from a token's lowest value to its highest: fewer than int8's 255, as both ends are rounded.
 _STEPS = 252
 
 Form = Callable[[nn.Linear], nn.Module]
 
 
 class _CastLinear(nn.Module):
-    """Weights of fewer bits, fp32 outside."""
+    """A linear layer with weights in bf16 or fp16, and fp32 in and out."""
 
     weight: Tensor
 
@@ -47,14 +47,14 @@ class _CastLinear(nn.Module):
 
 
 class _Int8Linear(nn.Module):
-    """int8 weights, a scale an output, by int8 activations, a scale and a middle a token.
+    """int8 weights with a scale per output, int8 activations with a scale and zero point per token.
 
-    Every token has its own, so what comes of it does not depend on the tokens beside it. Its
-    numbers lie unevenly about zero, behind a GELU nearly all above: int8 reaches from the lowest to
-    the highest rather than as far on either side. Zero, which many of them are, stays zero.
+    Each token has its own scale, so its result does not depend on the tokens beside it. Activations
+    are asymmetric, after a GELU nearly all positive, so int8 covers the range from the lowest value
+    to the highest. Zeros, of which there are many, stay exactly zero.
 
-    Products of int8 are twice as fast as those of int8 weights and bf16 activations
-    (`aten._weight_int8pack_mm`), and unlike those fast for many tokens, too.
+    int8 products are twice as fast as int8 weights with bf16 activations
+    (`aten._weight_int8pack_mm`), and unlike those they are also fast for many tokens.
     """
 
     weight: Tensor
@@ -75,9 +75,9 @@ class _Int8Linear(nn.Module):
         tokens_ni = kept(hidden.flatten(0, -2))
         low_n = tokens_ni.amin(dim=1, keepdim=True).clamp(max=0)
         high_n = tokens_ni.amax(dim=1, keepdim=True).clamp(min=0)
-        # Kept as well: loops work a token's numbers out for each of its inputs otherwise.
+        # Also `kept`: otherwise loops recompute a token's scale for each of its values.
         scales_n = kept(((high_n - low_n) / _STEPS).clamp(min=_SMALLEST))
-        # What int8's zero stands for, in whole steps.
+        # The value that int8's zero stands for, in whole steps.
         middle_n = kept((low_n / scales_n).round() + _STEPS // 2)
         rounded_ni = ((tokens_ni / scales_n).round() - middle_n).to(torch.int8)
         product = torch._int_mm(rounded_ni, self.weight.t()).float() + middle_n * self.sums
@@ -87,12 +87,13 @@ class _Int8Linear(nn.Module):
 
 
 class _Int8Table(_Int8Linear):
-    """As `_Int8Linear`, to be looked up in as well, without the few columns that are too large.
+    """As `_Int8Linear`, for tables that also serve lookups, with outlier columns scaled down.
 
-    Nearly every row of Whisper's table has its largest number in one column, 30 times the usual:
-    one scale would leave 3 bits to the others. Columns of more than twice the usual magnitude are
-    divided by what is too much, and their inputs multiplied. More, with no look at the inputs, is
-    worse: those of such columns get too large.
+    Nearly every row of Whisper's table has its largest value in one column, 30 times the usual
+    magnitude: a single scale would leave the other columns 3 bits. Columns of more than twice the
+    median magnitude are divided down to that, and their inputs multiplied by the same factor.
+    Evening out further, without looking at the inputs, makes results worse: the inputs of those
+    columns become too large.
     """
 
     columns: Tensor
@@ -113,7 +114,7 @@ class _Int8Table(_Int8Linear):
 
 
 class _CastConvolution(nn.Module):
-    """As `_CastLinear`, over neighbouring positions."""
+    """As `_CastLinear`, for a convolution."""
 
     weight: Tensor
     bias: Tensor
@@ -124,7 +125,7 @@ class _CastConvolution(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, hidden: Tensor, *settings: Any) -> Tensor:
-        """[b, inputs, t] to [b, outputs, t / stride], fp32; `settings` as `conv1d` has them."""
+        """[b, inputs, t] to [b, outputs, t / stride], fp32; `settings` are those of `conv1d`."""
         given = hidden.to(self.weight.dtype)
         return conv1d(given, self.weight, None, *settings).float() + self.bias[:, None]
 
@@ -166,12 +167,12 @@ class Precision:
         return self.dtype != "fp32"
 
     def forms(self, program: str) -> tuple[Form, Form] | None:
-        """Return what becomes of a program's matrices and of its tables; None leaves all."""
+        """Return the forms for a program's matrices and for its tables; None: leave all as is."""
         if program == "pool" or (self.quantize == "none" and self.dtype == "fp32"):
             return None
         if self.quantize == "none":
             return self._cast, self._cast
-        # int4 is for steps; and a table that is looked up in, as a head or not, keeps 8 bits.
+        # int4 pays off in steps, so encoders keep 8 bits; so do tables that serve lookups.
         few_bits = self.quantize == "int4" and program != "encode"
         return (Int4Linear if few_bits else _Int8Linear), _Int8Table
 
@@ -180,9 +181,9 @@ class Precision:
 
 
 def reduce_matrices(module: GraphModule, precision: Precision, program: str) -> None:
-    """Give a program's products and lookups other weights, in place.
+    """Replace the weights of a program's products and lookups, in place.
 
-    Raises KvcastError for sizes that the int4 kernel does not take.
+    Raises KvcastError for matrix sizes that the int4 kernel does not support.
     """
     forms = precision.forms(program)
     if forms is None:
@@ -219,7 +220,7 @@ def _reduce_convolution(module: GraphModule, node: Node, dtype: torch.dtype) -> 
 
 
 def _matrices(module: GraphModule) -> Iterator[tuple[str, list[Node], list[Node]]]:
-    """Yield whose weight is read, the products with it, and the lookups in it."""
+    """Yield the owner of each weight, the products with it, and the lookups in it."""
     users: dict[str, list[Node]] = {}
     for node in module.graph.nodes:
         place = _WEIGHT_OF.get(node.target)
@@ -232,7 +233,7 @@ def _matrices(module: GraphModule) -> Iterator[tuple[str, list[Node], list[Node]
 
 
 def _linear(module: GraphModule, owner: str, products: Sequence[Node]) -> nn.Linear:
-    """Return what is read there as a linear, with the bias of the product if there is one."""
+    """Return the owner's weight as a linear layer, with the product's bias if there is one."""
     held = module.get_submodule(owner)
     weight = held.get_parameter("weight")
     outputs, inputs = weight.shape

@@ -1,7 +1,7 @@
-"""What of kvcast works on this machine, and why the rest does not.
+"""Finds out which parts of kvcast work on this machine, and why the others do not.
 
-A runtime counts as usable when it has computed something tiny, in a process of its own with a time
-limit: a broken package may end its process, or hang. Knows nothing of how findings are shown.
+A runtime counts as usable once it has passed its self-test in a child process with a time limit,
+since a broken package may end its process or hang. Knows nothing of how findings are displayed.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ class Runtime:
 
     Attributes:
         name: as `--runtime` takes it.
-        usable: whether it computes here.
-        versions: of what it is made of.
-        problem: why it is not usable, or what to know about it; empty if nothing.
-        no_export: why nothing can be exported to it here; empty if it can, None where it is not
-            usable or has no bundles.
+        usable: whether it passed its self-test.
+        versions: versions of its packages, by name.
+        problem: why it is not usable, or a caveat; empty if there is none.
+        no_export: why nothing can be exported to it here; empty if exporting works, None if the
+            runtime is not usable or has no bundles.
 
     """
 
@@ -54,7 +54,7 @@ class Runtime:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A package that only some inputs need; `versions` is empty if it is not usable."""
+    """A package that only some inputs need; `versions` is empty if it cannot be used."""
 
     name: str
     use: str
@@ -64,7 +64,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Processor:
-    """Cores that this process may use, vector instructions, and what they mean for numbers."""
+    """Cores that this process may use, vector instructions, and what they mean for bf16 and int8."""
 
     cores: int
     instructions: Sequence[str]
@@ -74,7 +74,7 @@ class Processor:
 
 @dataclass(frozen=True, kw_only=True)
 class Cuda:
-    """Names of the CUDA devices that PyTorch sees; `problem` says why there are none."""
+    """Names of the CUDA devices that PyTorch finds; `problem` says why there are none."""
 
     devices: Sequence[str]
     problem: str = ""
@@ -82,7 +82,7 @@ class Cuda:
 
 @dataclass(frozen=True, kw_only=True)
 class Cache:
-    """Where exported models are kept, and the bytes there; `problem` if it cannot be written."""
+    """The folder of exported models and its size in bytes; `problem` if it is not writable."""
 
     folder: str
     bytes: int
@@ -91,7 +91,7 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A bundle, opened here or refused."""
+    """The result of opening a bundle; `problem` says why it failed."""
 
     path: str
     runtime: str
@@ -100,7 +100,7 @@ class Opened:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """All of it."""
+    """Everything that `examine` finds out."""
 
     runtimes: Sequence[Runtime]
     processor: Processor
@@ -111,7 +111,7 @@ class Findings:
 
     @property
     def well(self) -> bool:
-        """Whether the default runtime works, and the bundle if one was asked about."""
+        """Whether the default runtime works, and the bundle if one was given."""
         default = next(runtime for runtime in self.runtimes if runtime.name == DEFAULT_RUNTIME)
         return default.usable and not (self.bundle and self.bundle.problem)
 
@@ -127,15 +127,15 @@ _PARTS = (
 
 
 def examine(bundle: str | None = None) -> Findings:
-    """Try everything, a few things at a time; takes seconds and raises nothing.
+    """Test everything, a few parts at a time; takes some seconds and never raises.
 
     Args:
-        bundle: a folder that is to be opened as well.
+        bundle: a bundle's folder, to be opened as well.
 
     """
     with ThreadPoolExecutor(max(2, available_cores())) as pool:
         opened = pool.submit(_opened, bundle) if bundle is not None else None
-        # In a process of its own: a broken torch is no fault of ONNX Runtime's.
+        # In a process of its own, so a broken torch does not count against ONNX Runtime.
         exporters = pool.submit(_ask, "exporters")
         runtimes = [pool.submit(_runtime, name) for name in RUNTIMES]
         cuda = pool.submit(_cuda)
@@ -151,7 +151,7 @@ def examine(bundle: str | None = None) -> Findings:
 
 
 def processor(instructions: Sequence[str]) -> Processor:
-    """Say what instructions, as Linux names them, mean for bf16 and int8."""
+    """Describe what instructions, by their Linux names, mean for the speed of bf16 and int8."""
     has = set(instructions).intersection
     if has({"amx_bf16"}):
         bf16 = "matrix units (amx_bf16): prefill and encoders several times as fast as in fp32"
@@ -171,7 +171,7 @@ def processor(instructions: Sequence[str]) -> Processor:
 
 
 def answer(question: str, *words: str) -> None:
-    """Answer one question of `examine`, in a process of its own, on the last line of its output."""
+    """Answer a question of `examine` as JSON on the last line of output, then end the process."""
     try:
         reply = {"found": _ANSWERS[question](*words)}
     except KvcastError as error:
@@ -181,7 +181,7 @@ def answer(question: str, *words: str) -> None:
     except Exception as error:  # whatever a broken package raises
         reply = {"problem": f"{type(error).__name__}: {error}"}
     print("\n" + json.dumps(reply), flush=True)
-    # A broken package may fail once more when it is torn down.
+    # Skip the interpreter's shutdown, where a broken package may fail once more.
     os._exit(0)
 
 
@@ -222,7 +222,7 @@ _ANSWERS: Mapping[str, Callable[..., Any]] = {
 
 
 def _ask(*question: str) -> tuple[Any, str]:
-    """Return what another process found, and its problem in one line, empty if there is none."""
+    """Return what a child process found, and its problem in one line, empty if there is none."""
     try:
         done = subprocess.run(  # noqa: S603 - this package
             [sys.executable, "-W", "ignore", "-c", _CHILD, *question],
@@ -265,12 +265,12 @@ def _advised(problem: str, extra: str) -> str:
 
 
 def _unproven(found: Mapping[str, str]) -> str:
-    """Name what has another version than kvcast asks for, which nobody has tried."""
+    """Name packages whose version kvcast does not ask for, and so was not tested with."""
     from packaging.requirements import Requirement
 
     asked = [Requirement(text) for text in requires("kvcast") or ()]
     other = [
-        f"{one.name} {found[one.name]} is not the version proven ({one.specifier})"
+        f"{one.name} {found[one.name]} is not a tested version ({one.specifier})"
         for one in asked
         if one.name in found and not one.specifier.contains(found[one.name], prereleases=True)
     ]
@@ -295,7 +295,7 @@ def _cache(folder: Path) -> Cache:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        problem = f"cannot write it ({error.strerror}): set KVCAST_CACHE to another folder"
+        problem = f"not writable ({error.strerror}): set KVCAST_CACHE to another folder"
     return Cache(folder=str(folder), bytes=held, problem=problem)
 
 
@@ -304,6 +304,6 @@ def _opened(path: str) -> Opened:
         runtime = read_bundle(Path(path)).runtime
     except (KvcastError, OSError) as error:
         return Opened(path=path, runtime="", problem=str(error))
-    # Absolute, or a folder called demo would be taken for the packaged model.
+    # An absolute path, so a folder named demo is not mistaken for the packaged model.
     _, problem = _ask("bundle", str(Path(path).absolute()))
     return Opened(path=path, runtime=runtime, problem=problem)

@@ -1,6 +1,6 @@
-"""Checkpoint to bundle: lower, prove, seal.
+"""Exports a checkpoint to a bundle: lower, prove, seal.
 
-torch is imported inside the functions: only whoever exports needs it.
+torch is imported inside functions, since only exporting needs it.
 """
 
 from dataclasses import asdict, replace
@@ -37,8 +37,8 @@ def export_bundle(
 ) -> Path:
     """Export a checkpoint to a bundle folder and return it.
 
-    The bundle is run against the same weights without a cache before it appears; what came out
-    is in its manifest under `verification`.
+    Before the bundle appears, its results are compared with the same weights run without a cache.
+    The manifest records the outcome under `verification`.
 
     Args:
         model: a checkpoint folder, a GGUF file, a hub id `org/name[@revision]`, or a packaged
@@ -46,17 +46,17 @@ def export_bundle(
         output: the bundle's folder; an existing one is replaced only with `overwrite`.
         runtime: "onnx", "aoti" (AOTInductor: native code for this machine; needs g++) or
             "executorch" (needs kvcast[executorch]).
-        quantize: of matrices: "none", "int8" or "int4"; on ExecuTorch "none", "8da8w" or "8da4w".
-            By default int8 on ONNX Runtime, none on AOTInductor, 8da8w on ExecuTorch.
-        dtype: of what is not quantised, on AOTInductor: "fp32", "bf16" or "fp16".
-        cache: dtype of the self caches on ONNX Runtime, "fp32" or "int8" (neither Whisper nor
-            T5 takes it).
-        device: what AOTInductor compiles for, "cpu" or "cuda", which takes no quantised matrices.
-        max_autotune: let AOTInductor try several forms of every product and keep the fastest.
+        quantize: weight quantisation: "none", "int8" or "int4"; on ExecuTorch "none", "8da8w" or
+            "8da4w". Default: int8 on ONNX Runtime, none on AOTInductor, 8da8w on ExecuTorch.
+        dtype: of everything that is not quantised, on AOTInductor: "fp32", "bf16" or "fp16".
+        cache: dtype of the self caches on ONNX Runtime, "fp32" or "int8"; Whisper and T5 support
+            "fp32" only.
+        device: what AOTInductor compiles for: "cpu", or "cuda", which has no quantised matrices.
+        max_autotune: let AOTInductor time several kernels for each product and keep the fastest.
         overwrite: replace an existing bundle.
 
     Raises:
-        KvcastError: with one line, for anything that cannot be read, exported or written.
+        KvcastError: the model cannot be read, exported or written; the message is one line.
 
     """
     check_choice("runtime", runtime, tuple(TARGETS))
@@ -70,7 +70,7 @@ def export_bundle(
 
 
 def check_export(runtime: str, precision: BundlePrecision, build: BuildOptions) -> None:
-    """Raise KvcastError for what cannot be exported, or not here, whatever the model is."""
+    """Raise KvcastError if no model can be exported like this, or none on this machine."""
     require_export_extra()
     TARGETS[runtime].check_build(precision, build)
 
@@ -121,7 +121,7 @@ def export_folder(
         describe_packages(folder, manifest)
         sealed = seal(folder, manifest)
         candidate = target.open(checkpoint.family, folder, sealed, 2)
-        # What a user will open is opened here, so that a damaged tokenizer is told now.
+        # Opened as a user will open it, so a damaged tokenizer is reported now.
         family.model(candidate, checkpoint.dimensions, text)
         record = family.prove(candidate, programs, exact=precision.exact)
         seal(folder, replace(manifest, verification=record))
@@ -129,7 +129,7 @@ def export_folder(
 
 
 def _public_name(name: str) -> str:
-    """Hub ids and packaged models as they are; of a folder only its last part."""
+    """Return a hub id or packaged model's name as it is; only the last part of a folder's path."""
     return Path(name).resolve().name if Path(name).exists() else name
 
 

@@ -1,7 +1,7 @@
-"""What each family of models brings to loading and exporting: a table, so that neither has cases.
+"""A table of model families, so loading and exporting need no special cases.
 
-torch and everything that needs it is imported inside the functions: only whoever exports or runs
-eager needs it.
+torch, and everything that needs it, is imported inside functions: only exporting and the eager
+runtime use it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,31 +30,31 @@ TOKENIZER = "tokenizer.json"
 
 
 class Family(Protocol):
-    """One family. Programs, runtimes and dimensions are its own kinds."""
+    """What loading and exporting need of a family; it has its own programs and dimensions."""
 
     def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:
-        """Return what a bundle needs of the checkpoint's text, by file name."""
+        """Return the tokenizer files that a bundle needs from the checkpoint, by file name."""
 
     def special_tokens(self, checkpoint: Any) -> Mapping[str, Sequence[int]]:
-        """Return the tokens that begin, steer and end a text, by what they are called."""
+        """Return the tokens that start, steer and end a text, by role."""
 
     def programs(self, checkpoint: Any) -> Any:
         """Build the fp32 programs."""
 
     def quantize_eager(self, programs: Any, quantize: str) -> None:
-        """Give the programs weight-only linears, in place."""
+        """Replace the programs' linear layers with weight-only quantised ones, in place."""
 
     def prove(self, candidate: Any, programs: Any, *, exact: bool) -> dict[str, Any]:
-        """Compare a runtime with the programs run without a cache."""
+        """Compare a runtime with the programs run without a cache; see `kvcast.tasks.proof`."""
 
     def eager(self, programs: Any) -> Any:
-        """Run programs as they are."""
+        """Return an eager runtime for the programs."""
 
     def dimensions(self, fields: dict[str, Any]) -> Any:
-        """Rebuild dimensions from the manifest's."""
+        """Build dimensions from the manifest's fields."""
 
     def model(self, runtime: Any, dimensions: Any, text: Mapping[str, bytes]) -> Any:
-        """Make what a user calls."""
+        """Return the model that users call."""
 
 
 class WhisperFamily(Family):
@@ -70,7 +70,7 @@ class WhisperFamily(Family):
 
         tokenizer = WhisperTokenizer(checkpoint.tokenizer_json, checkpoint.dimensions.vocab_size)
         return {
-            # To write English without timestamps; another language's token takes the second place.
+            # For English without timestamps; another language's token replaces the second one.
             "start_tokens": tokenizer.sot_sequence("en", "transcribe", timestamps=False),
             "end_tokens": [tokenizer.eot],
             "language_tokens": tokenizer.language_tokens if tokenizer.is_multilingual else (),
@@ -79,7 +79,7 @@ class WhisperFamily(Family):
             "no_timestamps_tokens": [tokenizer.no_timestamps],
             "no_speech_tokens": [tokenizer.no_speech],
             "previous_text_tokens": [tokenizer.sot_prev],
-            # What is never chosen, and what is not chosen first.
+            # Tokens that are never chosen, and tokens that are not chosen first.
             "suppressed_tokens": sorted({*tokenizer.non_speech_tokens, *tokenizer.control_tokens}),
             "blank_tokens": tokenizer.blank,
         }
@@ -127,7 +127,7 @@ class WhisperFamily(Family):
 
 
 class _TextFamily(Family):
-    """What families of text have in common."""
+    """What the text families have in common."""
 
     @override
     def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:
@@ -144,12 +144,12 @@ class _TextFamily(Family):
     def quantize_eager(self, programs: Any, quantize: str) -> None:
         from kvcast.nn.quantize import quantize_linears
 
-        # All programs hold the same model, a pooler included.
+        # All programs share one model, including the pooler.
         quantize_linears(programs.decode, quantize)
 
 
 class DecoderFamily(_TextFamily):
-    """Text to text that goes on: Mistral, Llama, Qwen, Gemma 3, Mixtral."""
+    """Decoder-only text generation: Mistral, Llama, Qwen, Gemma 3, Mixtral."""
 
     @override
     def programs(self, checkpoint: Any) -> "DecoderPrograms":
@@ -186,7 +186,7 @@ class DecoderFamily(_TextFamily):
 
 
 class T5Family(_TextFamily):
-    """Text to text, through an encoder."""
+    """Text to text with an encoder and a decoder."""
 
     @override
     def programs(self, checkpoint: Any) -> "T5Programs":
@@ -223,7 +223,7 @@ class T5Family(_TextFamily):
 
 
 class UnilmFamily(_TextFamily):
-    """Text to text, through a mask: RoFormer, SimBERT."""
+    """Text to text with one stack and a prefix mask: RoFormer, SimBERT."""
 
     @override
     def programs(self, checkpoint: Any) -> "UnilmPrograms":

@@ -1,7 +1,7 @@
-"""From what a user calls a model to one that runs.
+"""Opens whatever a user names as a model.
 
 A bundle is opened as it is. Anything else is exported once into the cache folder, under a name
-made of its content and the options, and found there the next time. Eager needs no bundle.
+derived from its content and the options, and found there the next time. Eager needs no bundle.
 """
 
 import hashlib
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 Model: TypeAlias = "WhisperModel | TextModel | T5Model | UnilmModel"
 
 RUNTIMES = (*TARGETS, "eager")
-DEFAULT_RUNTIME = "onnx"  # of models that are no bundles
+DEFAULT_RUNTIME = "onnx"  # for models that are not bundles
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedModel:
-    """A model, and what it was opened from.
+    """A model and where it came from.
 
     Attributes:
-        model: what a user calls.
-        runtime: what runs it, as `load` takes it.
-        on_trust: the package that no manifest vouches for, if it was opened from one.
+        model: the model.
+        runtime: the runtime that runs it, by the name that `load` takes.
+        on_trust: the package it was opened from, if no manifest vouches for that package.
 
     """
 
@@ -58,30 +58,31 @@ def load(
     threads: int | None = None,
     trust: bool = False,
 ) -> Model:
-    """Open a model, exporting it first where that was not done yet.
+    """Open a model, exporting it first if necessary.
 
-    A Whisper model transcribes, any other generates: the result's `task` says which.
+    A Whisper model transcribes, any other generates; its `task` says which.
 
     Args:
         model: a bundle, a checkpoint folder (Hugging Face, CTranslate2, Mistral or bert4keras
             layout), a GGUF file, a hub id `org/name[@revision]`, or a packaged model: `demo`,
             `demo-base`, `demo-chat`, `demo-t5`, `demo-unilm`.
-        runtime: "onnx" (no torch needed for a bundle), "aoti" (AOTInductor, compiled for this
-            machine), "executorch" or "eager" (PyTorch). By default what a bundle was exported
-            for, which no other opens; for another model "onnx".
-        quantize: "none", "int8" or "int4"; on ExecuTorch "none", "8da8w" or "8da4w". By default
-            what the bundle has; int8 on ONNX Runtime, 8da8w on ExecuTorch, none on the others.
-        dtype: of what is not quantised, on AOTInductor: "fp32", "bf16" or "fp16"; by default what
-            the bundle has; fp32 unless matrices are quantised, else bf16.
-        cache: dtype of a text model's self caches on ONNX Runtime, "fp32" or "int8"; by default
-            what the bundle has, and fp32.
-        threads: of the runtime; by default the physical cores that this process may use.
-        trust: open a package (.pt2, .pte) of native code whose folder lacks `bundle.json`, so
-            that nothing vouches for it. A file that differs from an existing `bundle.json` is
-            refused all the same.
+        runtime: "onnx" (bundles need no torch), "aoti" (AOTInductor, compiled for this machine),
+            "executorch" or "eager" (PyTorch). A bundle runs only on the runtime that it was
+            exported for, which is its default; other models default to "onnx".
+        quantize: weight quantisation: "none", "int8" or "int4"; on ExecuTorch "none", "8da8w" or
+            "8da4w". Default: the bundle's; otherwise int8 on ONNX Runtime, 8da8w on ExecuTorch,
+            none elsewhere.
+        dtype: of everything that is not quantised, on AOTInductor: "fp32", "bf16" or "fp16".
+            Default: the bundle's; otherwise bf16 if matrices are quantised, else fp32.
+        cache: dtype of a text model's self caches on ONNX Runtime, "fp32" or "int8". Default: the
+            bundle's; otherwise fp32.
+        threads: threads of the runtime; default: the physical cores that this process may use.
+        trust: open a package (.pt2, .pte) of native code even though its folder has no
+            `bundle.json` to verify it by. A file that differs from an existing `bundle.json` is
+            always refused.
 
     Raises:
-        KvcastError: with one line, for anything that cannot be found, read, exported or run.
+        KvcastError: the model cannot be found, read, exported or run; the message is one line.
 
     """
     return open_model(
@@ -105,7 +106,7 @@ def open_model(
     threads: int | None = None,
     trust: bool = False,
 ) -> OpenedModel:
-    """Do what `load` does, and tell what the model was opened from."""
+    """Open a model as `load` does, and say what it was opened from."""
     if runtime is not None:
         check_choice("runtime", runtime, RUNTIMES)
     if threads is not None and threads < 1:
@@ -133,8 +134,8 @@ def open_model(
 def _check_trust(package: Path, trust: bool) -> None:
     if not trust:
         raise KvcastError(
-            f"{package} can carry native code and has no {MANIFEST} to check it by: "
-            "give --trust if you trust whoever made it, or export the model here"
+            f"{package} can contain native code and has no {MANIFEST} to verify it by: "
+            "give --trust if you trust its maker, or export the model here"
         )
 
 
@@ -199,7 +200,7 @@ def _cache(manifest: Manifest) -> str:
 def _exported_once(
     checkpoint: Path, name: str, runtime: str, request: PrecisionRequest
 ) -> tuple[Path, Manifest]:
-    """Return the bundle of a checkpoint in the cache folder, exported now if it is not there."""
+    """Return a checkpoint's bundle in the cache folder, exporting it if it is not there yet."""
     target, build = TARGETS[runtime], BuildOptions()
     precision = target.choose_precision(request)
     made_for = target.processor()
@@ -209,7 +210,7 @@ def _exported_once(
     bundle = cache_dir() / "bundles" / key
     try:
         return bundle, read_bundle(bundle)
-    except KvcastError:  # not there yet, or damaged: both are mended by exporting
+    except KvcastError:  # missing or damaged: exporting mends both
         check_export(runtime, precision, build)
         export_folder(checkpoint, name, bundle, runtime, precision, build, overwrite=True)
     return bundle, read_bundle(bundle)

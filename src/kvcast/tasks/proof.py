@@ -1,7 +1,7 @@
-"""Proof that a bundle gives what its model gives without a cache.
+"""Proves that an exported model gives the same results as its programs without a cache.
 
-The candidate writes tokens one by one through its caches. The reference sees them all at once, in
-eager fp32, so none of its results comes from a cached step. Knows only the programs.
+The candidate generates tokens one by one through its caches. The reference processes them all at
+once in eager fp32, so none of its results comes from a cached step. Knows only the programs.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvcast.programs.unilm import UnilmPrograms
     from kvcast.programs.whisper import WhisperPrograms
 
-# Largest difference of fp32 logits between two orders of the same sums, seen up to 1e-4.
+# Largest difference of fp32 logits that comes from summing in another order; 1e-4 was seen.
 TOLERANCE = 1e-3
 _PROMPT, _STEPS, _INPUTS = 4, 28, 2
 _LONGEST_PROMPT = 600
@@ -39,7 +39,8 @@ def prove_whisper(
         exact: refuse a candidate whose tokens or logits differ (fp32 bundles).
 
     Raises:
-        KvcastError: `exact`, and the candidate differs; or there are logits that are no numbers.
+        KvcastError: the reference's logits are not all finite, the candidate's contain NaN, or
+            `exact` is set and the candidate differs.
 
     """
     dimensions = programs.dimensions
@@ -66,8 +67,8 @@ def prove_decoder(
 ) -> dict[str, Any]:
     """Compare greedy tokens and logits of two prompts; otherwise as `prove_whisper`.
 
-    Prompts are as long as the longest window of up to 600 positions, so that all steps go past it,
-    if the model has as many positions; the rings of longer windows do not turn here.
+    Prompts are as long as the longest window of up to 600 positions, if the model has that many
+    positions, so every step wraps around its ring. Rings of longer windows do not wrap here.
     """
     dimensions = programs.dimensions
     windows = [window for window in dimensions.windows if window and window <= _LONGEST_PROMPT]
@@ -116,8 +117,8 @@ def _compare(
     tokens_rs, stepped_rsv = _greedy(candidate, source, prompt_rs, steps)
     reference = EagerEncoderDecoder(programs)
     cache = reference.new_cache(reference.encode(*source), rows)
-    asked = range(prompt - 1, prompt + steps - 1)
-    whole_rsv, _ = reference.decode(tokens_rs[:, :-1], cache, asked)
+    positions = range(prompt - 1, prompt + steps - 1)
+    whole_rsv, _ = reference.decode(tokens_rs[:, :-1], cache, positions)
     return _record(tokens_rs[:, prompt:], stepped_rsv, whole_rsv, exact=exact)
 
 
@@ -127,7 +128,7 @@ def _record(
     if not np.isfinite(whole_rsv).all():
         raise KvcastError("the model's logits are not all finite: fetch its weights again")
     error = float(np.abs(stepped_rsv - whole_rsv).max())
-    # A token whose logit is within the tolerance of the reference's best is the same token.
+    # A token counts as equal if its logit is within the tolerance of the reference's best.
     chosen_rs = np.take_along_axis(whole_rsv, written_rs[..., None], axis=-1)[..., 0]
     equal = int((chosen_rs >= whole_rsv.max(axis=-1) - TOLERANCE).sum())
     if np.isnan(error) or (exact and (error > TOLERANCE or equal < written_rs.size)):
@@ -144,12 +145,12 @@ def _record(
 
 
 def _steps(positions: int, prompt: int) -> int:
-    """Return how many tokens to write in so many positions; the last one is never fed."""
+    """Return how many tokens to generate; the last one is not fed, so it needs no position."""
     return min(_STEPS, positions - prompt + 1)
 
 
 def _continued(runtime: DecoderOnly, prompts: Sequence[Int64], steps: int) -> tuple[Int64, Float32]:
-    """Return written tokens [rows, steps], and the logits of each."""
+    """Return the generated tokens [rows, steps] and their logits."""
     cache = runtime.new_cache(len(prompts), max(map(len, prompts)) + steps - 1)
     step, cache = runtime.decode(prompts, cache)
     logits, written = [step], [step[:, -1].argmax(axis=-1)]
@@ -163,7 +164,7 @@ def _continued(runtime: DecoderOnly, prompts: Sequence[Int64], steps: int) -> tu
 def _greedy(
     runtime: EncoderDecoder, source: tuple[NDArray[Any], ...], prompt_rs: Int64, steps: int
 ) -> tuple[Int64, Float32]:
-    """Return prompt and written tokens [rows, prompt + steps], and the logits of each written."""
+    """Return prompt and generated tokens [rows, prompt + steps], and logits of the generated."""
     cache = runtime.new_cache(runtime.encode(*source), len(prompt_rs))
     written, logits = [prompt_rs], []
     for _ in range(steps):

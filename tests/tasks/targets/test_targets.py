@@ -111,7 +111,7 @@ def test_without_a_cuda_device_nothing_that_was_compiled_for_one_is_loaded(compi
 
 
 def test_quantised_matrices_on_a_cuda_device_are_refused_before_a_model_is_looked_for(tmp_path):
-    with pytest.raises(UsageError, match="int8 matrices are for the CPU: add --quantize none"):
+    with pytest.raises(UsageError, match="int8 matrices run on the CPU only: add --quantize none"):
         kvcast.export_bundle(
             "no such model", tmp_path / "b", runtime="aoti", device="cuda", quantize="int8"
         )

@@ -28,7 +28,7 @@ from kvcast.tasks.targets.self_test import (
 
 
 class AotiTarget(Target):
-    """AOTInductor: native code for the machine that exports."""
+    """AOTInductor: native code for the machine that exports it."""
 
     tools: tuple[str, ...] = ()
 
@@ -92,7 +92,7 @@ class AotiTarget(Target):
         if missing := set(manifest.processor) - set(instruction_sets()):
             raise KvcastError(
                 f"{folder} was compiled for a processor with {min(missing)}, which this one lacks: "
-                "export it here"
+                "export the model here"
             )
         from kvcast.runtimes.aoti import AotiEncoderDecoder
         from kvcast.runtimes.aoti_decoder import AotiDecoderOnly
@@ -105,15 +105,15 @@ class AotiTarget(Target):
 def _check_cuda(precision: BundlePrecision) -> None:
     if precision.quantize != "none":
         raise UsageError(
-            f"{precision.quantize} matrices are for the CPU: "
+            f"{precision.quantize} matrices run on the CPU only: "
             "add --quantize none --dtype bf16, or drop --device cuda"
         )
     import torch
 
     if not torch.cuda.is_available():
         raise UsageError(
-            "--device cuda needs a CUDA device and there is none here: export where it will run, "
-            "or drop it"
+            "--device cuda needs a CUDA device and there is none here: export on the machine that "
+            "has one, or drop it"
         )
 
 

@@ -22,7 +22,7 @@ from kvcast.tasks.targets.self_test import SelfTestResult, versions
 
 
 class ExecutorchTarget(Target):
-    """ExecuTorch: one file that phones and embedded machines run."""
+    """ExecuTorch: one file that also runs on phones and embedded devices."""
 
     tools: tuple[str, ...] = ("executorch",)
 
@@ -33,7 +33,7 @@ class ExecutorchTarget(Target):
         for name in ("dtype", "cache"):
             if getattr(request, name) not in (None, "fp32"):
                 raise UsageError(
-                    f"bundles of ExecuTorch are in fp32: drop --{name} {getattr(request, name)}"
+                    f"bundles for ExecuTorch are in fp32: drop --{name} {getattr(request, name)}"
                 )
         return BundlePrecision(quantize=quantize)
 

@@ -1,7 +1,4 @@
-"""ONNX Runtime as a target.
-
-torch is imported inside functions: opening a bundle needs none of it.
-"""
+"""ONNX Runtime as a target. torch is imported inside functions, as opening a bundle needs none."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,7 +28,7 @@ class OnnxTarget(Target):
     @override
     def choose_precision(self, request: PrecisionRequest) -> BundlePrecision:
         if request.dtype not in (None, "fp32"):
-            raise UsageError(f"bundles of ONNX Runtime are in fp32: drop --dtype {request.dtype}")
+            raise UsageError(f"bundles for ONNX Runtime are in fp32: drop --dtype {request.dtype}")
         quantize, cache = request.quantize or "int8", request.cache or "fp32"
         check_choice("quantize of ONNX Runtime", quantize, ("none", "int8", "int4"))
         check_choice("cache of ONNX Runtime", cache, ("fp32", "int8"))
