@@ -64,7 +64,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Processor:
-    """Cores that this process may use, vector instructions, and what they mean for bf16 and int8."""
+    """Cores that this process may use, vector instructions, and their use for bf16 and int8."""
 
     cores: int
     instructions: Sequence[str]
