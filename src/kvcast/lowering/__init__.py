@@ -1,1 +1,1 @@
-"""Programs to bundles: one module per runtime, and quantisation."""
+"""Lowers programs to the graphs and packages of each runtime, and quantises them."""

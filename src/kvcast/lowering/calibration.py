@@ -1,7 +1,7 @@
-"""What a decoder-only model computes for random tokens: how large its numbers get.
+"""Runs a decoder-only model on random tokens, to see how large its activations get.
 
-Which channels stand out, and by how much, is the weights' doing more than the text's, so no text
-is needed and every model gets the same.
+Which channels stand out, and by how much, depends on the weights more than on the text, so no text
+is needed and every model gets the same tokens.
 """
 
 import torch
@@ -15,7 +15,7 @@ _TOKENS = 256
 
 @torch.no_grad()
 def run_random_tokens(programs: DecoderPrograms | UnilmPrograms) -> list[tuple[Tensor, Tensor]]:
-    """Decode one row of them; return each layer's key and value [1, kv_heads, tokens, d]."""
+    """Decode one row of random tokens; return each layer's keys and values [1, kv_heads, s, d]."""
     dimensions = programs.dimensions
     count = min(_TOKENS, dimensions.max_positions)
     tokens = torch.randint(

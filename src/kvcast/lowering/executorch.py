@@ -1,9 +1,8 @@
-"""Programs to one ExecuTorch file (.pte) in a bundle's folder, a method for each program.
+"""Compiles programs to one ExecuTorch file (.pte) in a bundle's folder, a method for each program.
 
-Caches are arguments that methods write in place. The file has no memory of them: the caller's
-buffers are the state, so one loaded file serves any number of rows and sessions, and to reset,
-reorder or fork is the caller's own doing. A call is one row's. Matrices are XNNPACK's. Knows no
-model.
+Caches are arguments that methods write in place. The file keeps no state: the buffers belong to the
+caller, so one loaded file serves any number of rows and sessions, and the caller resets, reorders
+and forks. Each call processes one row. Matrix products run on XNNPACK. Knows no model.
 """
 
 import json
@@ -43,16 +42,16 @@ with quiet():
 FOLDER = "executorch"
 FILE = f"{FOLDER}/model.pte"
 CONSTANTS = f"{FOLDER}/constants.json"
-# Most positions that one call can be asked for: memory for their logits is set aside.
+# Logits that one call returns at most; memory is planned for so many.
 _MOST_ASKED = 8
 
 Argument = tuple[Any, Any]
-"""An example, and its open sizes as torch.export has them."""
+"""An example and its dynamic shapes, as torch.export takes them."""
 Results = Any
 
 
 def new_positions(chunk: int) -> list[Argument]:
-    """Tokens [1, s] of up to `chunk` new positions, lengths [1], and offsets asked for."""
+    """Tokens [1, s] for up to `chunk` new positions, lengths [1], and offsets that get logits."""
     return [
         (torch.zeros(1, 3, dtype=torch.int64), {1: Dim("new", max=chunk)}),
         (torch.zeros(1, dtype=torch.int32), None),
@@ -66,7 +65,7 @@ def facts_of(
     chunk: int,
     special_tokens: Mapping[str, Sequence[int]],
 ) -> dict[str, Any]:
-    """Return what a caller of any `decode` must know; `layers` are the self caches."""
+    """Return the facts that any caller of `decode` needs; `layers` are the self caches."""
     each = [run for run in layers for _ in range(run.layers)]
     return {
         "vocab_size": vocab,
@@ -74,7 +73,7 @@ def facts_of(
         "layers": len(each),
         "kv_heads": each[0].heads,
         "head_dim": each[0].head_dim,
-        # Of each layer; a ring has as many slots whatever the longest text.
+        # One for each layer; a ring has this many slots however long the text is.
         "capacities": [run.capacity for run in each],
         "rings": [int(run.kind == "ring") for run in each],
         "chunk": chunk,
@@ -84,11 +83,11 @@ def facts_of(
 
 
 def caches(layers: Sequence[CacheLayers], open_size: Any) -> Argument:
-    """Key and value of some layers, of which all but rings have an open capacity.
+    """Return keys and values of layers, with a dynamic capacity for all but rings.
 
     Args:
-        layers: what the caches are like; a ring is one of exactly its capacity.
-        open_size: name of the others' capacity.
+        layers: layout of the caches; rings have exactly their capacity.
+        open_size: the dynamic capacity of the others.
 
     """
     examples, sizes = [], []
@@ -102,17 +101,17 @@ def caches(layers: Sequence[CacheLayers], open_size: Any) -> Argument:
 
 
 def cross_caches(run: CacheLayers, source: Any, dtype: torch.dtype) -> Argument:
-    """Key [heads, d, t] and value [heads, t, d] of some layers, as products read them best.
+    """Return keys [heads, d, t] and values [heads, t, d] of layers, laid out for fast products.
 
     Args:
-        run: what the caches are like.
-        source: name of an open t, or None.
-        dtype: of their numbers.
+        run: layout of the caches.
+        source: the dynamic size t, or None if it is fixed.
+        dtype: of keys and values.
 
     """
     positions, dim = run.capacity, run.head_dim
     sizes = (None, None) if source is None else ({2: source}, {1: source})
-    # Arguments that are one tensor would be one argument.
+    # A tensor for each: torch.export would merge arguments that share one.
     examples = [
         tuple(
             torch.zeros(run.heads, *shape, dtype=dtype)
@@ -124,12 +123,12 @@ def cross_caches(run: CacheLayers, source: Any, dtype: torch.dtype) -> Argument:
 
 
 def without_caches(results: Results) -> Results:
-    """Return what `decode` gives before its caches, which it wrote where they lie."""
+    """Return `decode`'s results without the caches, which it wrote in place."""
     return results[:-1]
 
 
 def as_cross_caches(dtype: torch.dtype) -> Callable[[Results], Results]:
-    """Make `encode`'s caches lie as `decode` has them, all in one list of such numbers."""
+    """Return a function that lays out `encode`'s caches as `decode` takes them, in one list."""
 
     def finish(layers: Results) -> Results:
         return [
@@ -151,12 +150,12 @@ def export_method(
 
     Args:
         signature: the program's.
-        arguments: one row's, with caches as `executorch_operators` has them.
-        finish: what becomes of the results.
+        arguments: one row's, with caches laid out as `executorch_operators` describes.
+        finish: applied to the results.
         quantize: "none", "8da8w" or "8da4w".
 
     Raises:
-        KvcastError: the program has something for which ExecuTorch has no operator.
+        KvcastError: the program needs something for which ExecuTorch has no operator.
 
     """
     with quiet(), torch.no_grad():
@@ -174,14 +173,14 @@ def export_method(
 
 
 class _Method(nn.Module):
-    """A program's graph, of other arguments than it was exported with."""
+    """A program's graph, called with arguments of other shapes than it was exported with."""
 
     def __init__(
         self, graph: GraphModule, inputs: Sequence[str], finish: Callable[[Results], Results]
     ) -> None:
         super().__init__()
         _ask_for_sizes_where_they_are(graph, inputs)
-        # A module anew, which does not check shapes.
+        # Rebuilt, since the exported module would check shapes.
         self.program = GraphModule(graph, graph.graph)
         self.finish = finish
 
@@ -199,29 +198,29 @@ def save_methods(
     """Write `executorch/model.pte` under an existing folder.
 
     Args:
-        methods: by name.
+        methods: exported methods by name.
         program: their signatures.
-        facts: methods without arguments, each of which gives numbers or a text: what a caller
-            that reads nothing but the file must know. `executorch/constants.json` has them too.
-        folder: the bundle's.
+        facts: what a caller that reads only this file needs to know. Each becomes a method without
+            arguments that returns numbers or a text; `executorch/constants.json` has them too.
+        folder: the bundle's folder.
 
     Returns:
-        What the manifest says of the methods.
+        The manifest's entries for the methods.
 
     """
-    # A view costs nothing elsewhere; XNNPACK would copy a whole cache to give it another shape.
+    # Elsewhere a view is free; XNNPACK copies a whole cache to reshape it.
     others = [c for c in ALL_PARTITIONER_CONFIGS if c not in (BMMConfig, ViewCopyConfig)]
     with quiet(), torch.no_grad():
         manager = to_edge_transform_and_lower(
             dict(methods),
             partitioner=[XnnpackPartitioner([*others, _Products])],
             constant_methods=dict(facts),
-            # The operators of `llama` are none that the verifier knows.
+            # The verifier does not know the `llama` operators.
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
         )
         for name in methods:
             _drop_written_arguments(manager.exported_program(name))
-        # Arguments lie in the caller's memory: in planned memory they would be copies.
+        # Arguments stay in the caller's memory; planned memory would mean copying them.
         planning = MemoryPlanningPass(alloc_graph_input=False)
         result = manager.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))
     (folder / FOLDER).mkdir()
@@ -239,31 +238,34 @@ def save_methods(
 
 
 class _Products(BMMConfig):  # type: ignore[misc]
-    """Products that XNNPACK takes: not those with a self cache, all of which it would rearrange."""
+    """The products to give to XNNPACK: not those with a self cache, which it would copy whole."""
 
     @override
     def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
-        # Nothing but a self cache comes as a view.
+        # Only self caches arrive as views.
         view = exir_ops.edge.aten.view_copy.default
         is_ours = all(factor.target is not view for factor in node.all_input_nodes)
         return is_ours and super().check_constraints(node, ep)
 
 
 def _ask_for_sizes_where_they_are(module: GraphModule, inputs: Sequence[str]) -> None:
-    """Let what asks a cache, of four axes as nothing else, for its size ask where that is now."""
+    """Redirect reads of a cache's sizes to the axes where the new layout has them.
+
+    Only caches have four axes.
+    """
     arguments = module.graph.find_nodes(op="placeholder")
     names = dict(zip(arguments, inputs, strict=True))
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int):
         source, axis = node.args
         if source in arguments and source.meta["val"].dim() == 4:
-            # Positions are on another axis; a row is every argument's first.
+            # Positions are on another axis; rows are the first axis of every other argument.
             positions = 2 if names[source].startswith("cross_key_") else 1
             node.args = (source, positions) if axis == 2 else (arguments[0], axis)
     module.recompile()
 
 
 def _drop_written_arguments(program: ExportedProgram) -> None:
-    """Let a method not return what it wrote in place, which would be copies of whole caches."""
+    """Drop results that a method wrote in place, as they would be copies of whole caches."""
     graph, specs = program.graph_module.graph, program.graph_signature.output_specs
     kept = [i for i, spec in enumerate(specs) if spec.kind is not OutputKind.USER_INPUT_MUTATION]
     output = graph.output_node()

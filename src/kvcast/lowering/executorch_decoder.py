@@ -1,7 +1,6 @@
-"""A decoder-only program to the method of an ExecuTorch file in a bundle's folder.
+"""Lowers a decoder-only program to a method of an ExecuTorch file in a bundle's folder.
 
-Knows the program's signature; nothing of checkpoints, and of bundles only the manifest's
-vocabulary.
+Knows the program's signature and the manifest's vocabulary, but no checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,16 +35,16 @@ def lower(
 
     Args:
         programs: fp32 programs.
-        layers: one entry a layer, in order; a ring's capacity is its window.
+        layers: one entry per layer, in order; a ring's capacity is its window.
         quantize: "none", "8da8w" or "8da4w".
         folder: an existing folder.
-        special_tokens: by name, for a caller that reads nothing but the file.
+        special_tokens: by role, for callers that read only this file.
 
     Returns:
-        What the manifest says of the method.
+        The manifest's entry for the method.
 
     Raises:
-        KvcastError: attention has a soft cap, or feed-forwards are mixtures.
+        KvcastError: attention has a soft cap, or the model has a mixture of experts.
 
     """
     longest = programs.dimensions.max_positions

@@ -1,22 +1,21 @@
-"""kvcast's operators as ExecuTorch has them, for one row at a time.
+"""kvcast's operators in terms of ExecuTorch's, for one row at a time.
 
-`llama::update_cache` writes new keys and values into a self cache in place and `llama::custom_sdpa`
-attends to it as it lies, reading no slot after the last; both come with ExecuTorch's wheel. Their
-kernels take one start position and one mask for all rows and heads, so a call serves one row, and
-attention whose bias differs from head to head is products of matrices instead.
+`llama::update_cache` writes new keys and values into a self cache in place, and
+`llama::custom_sdpa` attends to that cache without reading past its last position; both come with
+ExecuTorch's wheel. Their kernels take one start position and one mask for all rows and heads. So
+each call processes one row, and attention whose bias differs between heads uses matrix products.
 
-Self caches are given here as [heads, c, 1, d]: heads stand where the kernels have rows, so that a
-head's positions lie side by side and are read as fast as memory gives them (a third faster than
-position by position), and products of matrices need no transposed cache.
+Self caches have the shape [heads, c, 1, d] here, with heads where the kernels expect rows. A head's
+positions are then contiguous and read at the speed of memory (a third faster than interleaved by
+position), and matrix products need no transposed cache.
 
-What no cache grows in, an encoder and a cross cache, is products and a softmax for XNNPACK. It runs
-them on all threads and in the widest instructions that the processor has, where `custom_sdpa` has
-one thread and no vectors for exponentials: 23 ms instead of 77 for a layer of Whisper tiny's
-encoder. Cross caches are keys [heads, d, t] and values [heads, t, d], which are then second factors
-as they lie. A source has the length it has: one row needs no padding, and `lengths` of sources say
-nothing new.
+Encoders and cross-attention, whose caches do not grow, are products and a softmax on XNNPACK. It
+uses all threads and the processor's widest instructions, while `custom_sdpa` uses one thread and
+scalar exponentials: 23 ms instead of 77 for a layer of Whisper tiny's encoder. Cross caches are
+keys [heads, d, t] and values [heads, t, d], ready to be the products' second factors. One row needs
+no padding, so the `lengths` of sources are not used.
 
-Letters in shapes as in `kvcast.ops.attention`; k is heads of keys, g how many queries share each.
+Letters in shapes as in `kvcast.ops.attention`; k: heads of keys, g: query heads for each of them.
 """
 
 import math
@@ -89,7 +88,7 @@ def _side_by_side(mixed_ksgd: Tensor) -> Tensor:
 
 
 def _append(new: Tensor, cache: Tensor, lengths: Tensor) -> Any:
-    """Write `new` [k, s, 1, d] after what the cache holds; return how much that is."""
+    """Append `new` [k, s, 1, d] to the cache; return the length that it had before."""
     start: Any = lengths[0].item()
     torch._check(start >= 0)
     torch._check(start < cache.shape[1])
@@ -108,7 +107,7 @@ def _attend_to_ring(
     window: int,
     scale: float,
 ) -> Tensor:
-    """Write first and read afterwards: c is at least window + s - 1."""
+    """Write first, then read; this needs a capacity of at least window + s - 1."""
     capacity = key_cache.shape[1]
     slots_ks = (positions_s % capacity).expand(len(key), -1)
     torch.ops.llama.update_cache_with_indices(key, key_cache, 0, slots_ks)
@@ -129,8 +128,8 @@ def _causal(bias_hsc: Tensor, positions_s: Tensor) -> Tensor:
 def _attend_with_bias(
     query_hs1d: Tensor, key_hc1d: Tensor, value_hc1d: Tensor, mask_hsc: Tensor, scale: float
 ) -> Tensor:
-    """[h, s, 1, d]. Products are [h, c, s] first, so that it is they that are transposed."""
-    # Views: to squeeze would copy whole caches.
+    """[h, s, 1, d]. Products are [h, c, s] at first, so that they, not the keys, are transposed."""
+    # Reshaped as views: squeeze would copy whole caches.
     heads, head_dim = key_hc1d.shape[0], key_hc1d.shape[-1]
     key_hcd, value_hcd = (x.reshape(heads, -1, head_dim) for x in (key_hc1d, value_hc1d))
     query_hds = query_hs1d.squeeze(2).transpose(1, 2) * scale
@@ -140,7 +139,7 @@ def _attend_with_bias(
 
 
 def _rotated(heads_ksgd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn pairs (i, i + d / 2) by angles [s, 1, d / 2]."""
+    """Rotate pairs (i, i + d / 2) by angles [s, 1, d / 2]."""
     first, second = heads_ksgd.chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
@@ -172,7 +171,7 @@ def _encoder_attention(
     parts = [query_htd, key_htd.transpose(1, 2), value_htd]
     if bias is not None:
         parts.append(bias[0])
-    # A head at a time: products of t by t positions are the most memory that an encoder takes.
+    # One head at a time: the products of t by t positions dominate an encoder's peak memory.
     each = zip(*(part.split(1) for part in parts), strict=True)
     mixed_htd = torch.cat([_attend(*of_head, scale=scale) for of_head in each])
     return _side_by_side(mixed_htd.unsqueeze(2))
@@ -191,7 +190,7 @@ def _attend(
     *,
     scale: float,
 ) -> Tensor:
-    """[h, s, d] in the query's numbers, with products in the keys'."""
+    """[h, s, d] in the query's dtype, with products in the keys' dtype."""
     products_hst = torch.bmm((query_hsd * scale).to(key_hdt.dtype), key_hdt)
     if bias_hst is not None:
         products_hst = products_hst + bias_hst.to(key_hdt.dtype)
@@ -199,13 +198,13 @@ def _attend(
 
 
 def _mixture_of_experts(*_: object) -> Tensor:
-    raise KvcastError("mixtures of experts cannot run on ExecuTorch: use --runtime onnx or eager")
+    raise KvcastError("ExecuTorch cannot run mixtures of experts: use --runtime onnx or eager")
 
 
 def _gelu(hidden: Tensor, *, approximate: str = "none") -> Tensor:
     if approximate == "none":
         return gelu(hidden)
-    # XNNPACK's takes no notice of which one was asked for (errors of 4e-4).
+    # XNNPACK ignores `approximate`, which gives errors of up to 4e-4.
     inner = math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden * hidden * hidden)
     return 0.5 * hidden * (1 + torch.tanh(inner))
 

@@ -1,7 +1,7 @@
-"""Quantised matrices for XNNPACK: int8 activations, each token with a scale of its own.
+"""Quantises matrices for XNNPACK, with int8 activations that have a scale per token.
 
-Products and tables of an exported graph become layers, which torchao then quantises; XNNPACK's
-partitioner knows what comes of that. Knows no model.
+Products and tables of an exported graph become layers, which torchao then quantises into patterns
+that XNNPACK's partitioner recognises. Knows no model.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,20 @@ with quiet():
 
 _PRODUCT, _TABLE = torch.ops.aten.linear.default, torch.ops.aten.embedding.default
 _GROUP = 32
-# Smaller tables are of positions or segments and hold little.
+# Smaller tables hold positions or segments, where there is little to save.
 _LEAST_ROWS = 1024
 
 
 def quantize_matrices(module: GraphModule, quantize: str) -> None:
-    """Quantise products with constant matrices, and vocabularies, in place.
+    """Quantise products with constant matrices, and token embeddings, in place.
 
     Args:
         module: a program in fp32.
-        quantize: "none"; "8da8w", which keeps int8 weights with a scale a row; or "8da4w", which
-            keeps int4 ones with a scale for 32. Tables of tokens become int8 either way.
+        quantize: "none"; "8da8w": int8 weights with a scale per row; or "8da4w": int4 weights with
+            a scale per group of 32. Token embeddings become int8 with either.
 
     Raises:
-        KvcastError: "8da4w", and rows of a matrix do not divide into groups of 32.
+        KvcastError: with "8da4w", the rows of a matrix do not divide into groups of 32.
 
     """
     if quantize == "none":
@@ -62,23 +62,23 @@ def _check_groups(products: Sequence[nn.Linear]) -> None:
     for product in products:
         if product.in_features % _GROUP:
             raise KvcastError(
-                f"8da4w keeps a scale for each {_GROUP} weights of a row and this model has "
+                f"8da4w needs rows that divide into groups of {_GROUP} weights and this model has "
                 f"rows of {product.in_features}: use --quantize 8da8w"
             )
 
 
 def for_many_tokens(quantize: str) -> str:
-    """Return how to quantise what multiplies many tokens, as encoders do: int4 gains nothing."""
+    """Return the scheme for products over many tokens, as in encoders, where int4 gains nothing."""
     return "8da8w" if quantize == "8da4w" else quantize
 
 
 def cross_dtype(quantize: str) -> torch.dtype:
-    """Return the numbers of cross caches: a step reads all of them, and half as many bytes."""
+    """Return the dtype of cross caches: every step reads all of them, in fp16 half the bytes."""
     return torch.float32 if quantize == "none" else torch.float16
 
 
 class _Table(nn.Module):
-    """Rows of numbers in int8 with a scale a row."""
+    """An embedding table in int8 with a scale per row."""
 
     rows: torch.Tensor
     scales: torch.Tensor
@@ -95,7 +95,7 @@ class _Table(nn.Module):
 
 
 def _make_layer(module: GraphModule, node: Node, name: str) -> None:
-    """Let a layer of its own compute what a node does, from a constant matrix."""
+    """Replace a node that reads a constant matrix by a layer that does the same."""
     values = [_constant(module, argument) for argument in node.args]
     if node.target is _TABLE:
         table, source = values[0], node.args[1]

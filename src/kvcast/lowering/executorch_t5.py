@@ -1,7 +1,6 @@
-"""T5's programs to the methods of an ExecuTorch file in a bundle's folder.
+"""Lowers T5's programs to methods of an ExecuTorch file in a bundle's folder.
 
-Knows the programs' signatures; nothing of checkpoints, and of bundles only the manifest's
-vocabulary.
+Knows the programs' signatures and the manifest's vocabulary, but no checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from kvcast.lowering.onnx_t5 import cache_layers
 from kvcast.programs.t5 import T5Programs
 from kvcast.spec.t5 import T5Dimensions
 
-# A bias of all positions by all positions is set aside for the longest source.
+# Memory is planned for the longest source, whose bias has an entry for each pair of positions.
 _LONGEST_SOURCE = 512
 _CHUNK = 16
 
@@ -54,10 +53,10 @@ def lower(
         quantize: "none", "8da8w" or "8da4w", which leaves the encoder and the cross projections
             in int8.
         folder: an existing folder.
-        special_tokens: by name, for a caller that reads nothing but the file.
+        special_tokens: by role, for callers that read only this file.
 
     Returns:
-        What the manifest says of the methods.
+        The manifest's entries for the methods.
 
     """
     own, cross = layers

@@ -1,7 +1,6 @@
-"""A UniLM's programs to the methods of an ExecuTorch file in a bundle's folder.
+"""Lowers a UniLM's programs to methods of an ExecuTorch file in a bundle's folder.
 
-Knows the programs' signatures; nothing of checkpoints, and of bundles only the manifest's
-vocabulary.
+Knows the programs' signatures and the manifest's vocabulary, but no checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,20 +29,20 @@ def lower(
     folder: Path,
     special_tokens: Mapping[str, Sequence[int]],
 ) -> dict[str, Graph]:
-    """Write `executorch/model.pte` with `decode` and, of a pooled model, `pool`.
+    """Write `executorch/model.pte` with `decode` and, if the model has a pooler, `pool`.
 
     Args:
         programs: fp32 programs.
-        layers: one entry a layer, in order.
+        layers: one entry per layer, in order.
         quantize: "none", "8da8w" or "8da4w".
         folder: an existing folder.
-        special_tokens: by name, for a caller that reads nothing but the file.
+        special_tokens: by role, for callers that read only this file.
 
     Returns:
-        What the manifest says of the methods.
+        The manifest's entries for the methods.
 
     """
-    # A source's positions all see each other, so all of it comes in one call.
+    # All positions of a source see each other, so it takes one call.
     chunk = programs.dimensions.max_positions
     signature = signatures.unilm(programs, layers)
     arguments = [*new_positions(chunk), caches(layers, Dim("capacity", max=chunk))]

@@ -1,7 +1,6 @@
-"""Whisper's programs to the methods of an ExecuTorch file in a bundle's folder.
+"""Lowers Whisper's programs to methods of an ExecuTorch file in a bundle's folder.
 
-Knows the programs' signatures; nothing of checkpoints, and of bundles only the manifest's
-vocabulary.
+Knows the programs' signatures and the manifest's vocabulary, but no checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,10 +42,10 @@ def lower(
         quantize: "none", "8da8w" or "8da4w", which leaves the encoder and the cross projections
             in int8.
         folder: an existing folder.
-        special_tokens: by name, for a caller that reads nothing but the file.
+        special_tokens: by role, for callers that read only this file.
 
     Returns:
-        What the manifest says of the methods.
+        The manifest's entries for the methods.
 
     """
     own, cross = layers
