@@ -158,7 +158,7 @@ def test_programs_that_mean_different_weights_by_one_name_are_refused(small_prog
     both = signatures.whisper(small_programs)
     other = signatures.whisper(random_programs(SMALL, seed=1))
     wrong = {"encode": both["encode"], "pool": other["encode"]}
-    with pytest.raises(RuntimeError, match="two programs have different weights of the name"):
+    with pytest.raises(RuntimeError, match="two programs have different weights named"):
         aoti.lower(wrong, Precision(), tmp_path)
 
 

@@ -1,6 +1,6 @@
-"""A program to an ONNX graph, and a graph to a file in a bundle's folder.
+"""Exports a program to an ONNX graph, and saves a graph in a bundle's folder.
 
-Every size that callers vary is left open, and kvcast's operators are replaced by ONNX Runtime's.
+Every size that callers vary stays dynamic, and kvcast's operators are replaced by ONNX Runtime's.
 Knows no model.
 """
 
@@ -22,7 +22,7 @@ from kvcast.lowering.replace import replace_operators
 from kvcast.lowering.signatures import Signature
 
 FOLDER = "onnx"
-_SMALL = 256  # bytes, that stay in the graph's own file
+_SMALL = 256  # tensors of up to so many bytes stay in the graph's own file
 
 
 def export_graph(signature: Signature) -> ir.Model:
@@ -53,14 +53,14 @@ def export_graph(signature: Signature) -> ir.Model:
 def save_graph(
     model: ir.Model, folder: Path, file: str, aliases: dict[str, str], beside: str | None = None
 ) -> Graph:
-    """Write `file` with its data beside it; return what the manifest says of it.
+    """Write `file` with its data beside it; return the manifest's entry for it.
 
-    Of what the graph `beside`, saved before in the same place, holds under the same name nothing
-    is written again: both read the same bytes, on disk and, being mapped, in memory.
+    `beside` names a graph saved earlier in the same folder. Tensors that both have under one name
+    are not written again: both graphs read the same bytes, on disk and, being mapped, in memory.
     """
     RemoveUnusedNodesPass()(model)
     for node in model.graph:
-        # The exporter notes each node's Python stack, which would put paths into the bundle.
+        # The exporter records each node's Python stack, which would put paths into the bundle.
         node.metadata_props.clear()
     path = folder / file
     held = {} if beside is None else _external_tensors(ir.load(folder / beside))
@@ -96,7 +96,7 @@ def _external_tensors(model: ir.Model) -> dict[str, ir.ExternalTensor]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's notes for its own developers from a user's terminal."""
+    """Hide logs and warnings that are meant for the exporter's developers."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,13 +1,13 @@
-"""int8 cross caches: a quarter of the bytes that a step reads of an encoder's output.
+"""int8 cross caches: a step reads a quarter of the bytes.
 
-`encode` gives each layer's cross keys and values as int8 with one scale a channel, taken from
-this input's largest magnitudes. `decode` reads them with GroupQueryAttention, which takes
-quantised caches: it is given no new keys, so it writes nothing, but it insists on an output for
-each cache, which is bound to the buffer that the cache came in.
+`encode` returns each layer's cross keys and values in int8, with one scale per channel from the
+largest magnitude in this input. `decode` reads them with GroupQueryAttention, which supports
+quantised caches. It receives no new keys, so it writes nothing, but it requires an output for each
+cache; that is bound to the cache's own buffer.
 
-With 8 heads, 1,500 positions and one query a step's cross-attention took 0.10 ms where
-MultiHeadAttention over fp32 took 0.31, and 0.31 against 0.37 with five queries (12 layers read in
-turn, so that none is still in the processor's cache).
+With 8 heads, 1,500 positions and one query, a layer's cross-attention takes 0.10 ms, where
+MultiHeadAttention over fp32 takes 0.31; with five queries 0.31 against 0.37. (12 layers were read
+in turn, so that none was still in the processor's cache.)
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ PARTS = ("key", "value")
 
 
 def quantize_cross_caches(encode: ir.Model, decode: ir.Model) -> dict[str, str]:
-    """Change both graphs in place; return which decode outputs alias which inputs."""
+    """Change both graphs in place; return which of `decode`'s outputs alias which inputs."""
     layers = sum((value.name or "").startswith("cross_key_") for value in decode.graph.inputs)
     for layer in range(layers):
         _quantize_outputs(encode.graph, layer)
@@ -39,12 +39,12 @@ def _quantize_outputs(graph: ir.Graph, layer: int) -> None:
     low = ir.node("ReduceMin", [projection, axes], {"keepdims": 0})
     negated = ir.node("Neg", low.outputs)
     magnitude = ir.node("Max", [high.outputs[0], negated.outputs[0]])
-    # A channel that is zero throughout still needs a scale to divide by.
+    # A channel of zeros still needs a scale to divide by.
     steps = constant(graph, f"cross_steps_{layer}", np.array(127, np.float32))
     least = constant(graph, f"cross_least_{layer}", np.array(1e-8, np.float32))
     divided = ir.node("Div", [magnitude.outputs[0], steps])
     scale = ir.node("Max", [divided.outputs[0], least])
-    # QuantizeLinear by channel takes 26 ms for what a product and one scale do in 1 ms.
+    # QuantizeLinear per channel takes 26 ms; multiplying first and using one scale takes 1 ms.
     inverse = ir.node("Reciprocal", scale.outputs)
     scaled = ir.node("Mul", [projection, inverse.outputs[0]])
     one = constant(graph, f"cross_one_{layer}", np.array(1, np.float32))
@@ -67,7 +67,7 @@ def _read_quantized(graph: ir.Graph, layers: int) -> dict[str, str]:
     first = _reader(inputs["cross_key_0"])
     positions = _size(inputs["cross_key_0"], 2)
     query = first.inputs[0]
-    # Three things that all layers share: no new keys, and how many there are.
+    # Shared by all layers: empty new keys, the last position, and how many positions there are.
     none = constant(graph, "no_positions", np.zeros(1, np.int64))
     axis = constant(graph, "position_axis", np.ones(1, np.int64))
     no_keys = ir.node("Slice", [query, none, none, axis])
@@ -144,12 +144,12 @@ def _size(value: ir.Value, axis: int) -> int:
 
 
 def _channels(cache: ir.Value) -> ir.Shape:
-    """One scale for each number of a position: heads * d."""
+    """Return the shape of a cache's scales, one per channel: heads * d."""
     return ir.Shape([_size(cache, 1) * _size(cache, 3)])
 
 
 def _ancestors(value: ir.Value) -> Iterator[ir.Node]:
-    """Follow first inputs upwards."""
+    """Yield the nodes above a value, along first inputs."""
     node = value.producer()
     while node is not None:
         yield node
@@ -162,7 +162,7 @@ def _ancestor(value: ir.Value, op_type: str) -> ir.Node:
 
 
 def _mark_int8(value: ir.Value, since: ir.Node) -> None:
-    """Give int8 to all that lies in between, which only moves numbers."""
+    """Mark everything between `since` and `value` as int8; those nodes only move data."""
     for node in _ancestors(value):
         for output in node.outputs:
             output.type = ir.TensorType(ir.DataType.INT8)

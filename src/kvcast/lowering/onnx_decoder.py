@@ -1,8 +1,7 @@
-"""A decoder-only program to an ONNX graph in a bundle's folder.
+"""Lowers a decoder-only program to an ONNX graph in a bundle's folder.
 
-One graph serves prefill and step, with rows, new positions, and the capacities of linear caches
-and rings open. Knows the program's signature; nothing of checkpoints, and of bundles only the
-manifest's vocabulary.
+One graph serves prefill and step; rows, new positions and the capacities of linear caches and rings
+are dynamic. Knows the program's signature and the manifest's vocabulary, but no checkpoints.
 """
 
 from collections.abc import Sequence
@@ -24,31 +23,31 @@ from kvcast.lowering.smoothing import smooth
 from kvcast.programs.decoder import DecoderPrograms
 
 CACHE_DTYPES = {"fp32": "float32", "int8": "int8"}
-# Tables are read by every token and decide the last product: with 4 bits SmolLM2-135M's perplexity
-# is 13.6 instead of 10.7.
+# Every token depends on the tables, in the lookup and in the last product: with 4 bits
+# SmolLM2-135M's perplexity is 13.6 instead of 10.7.
 TABLE_BITS = 8
 _HEAD_MULTIPLE = 8
 _TABLES = ("decoder.embedding.weight", "decoder.head.weight")
 
 
 class CacheSizes(Protocol):
-    """What of a model's dimensions its caches follow from."""
+    """The dimensions of a model that determine its caches."""
 
     @property
     def windows(self) -> Sequence[int | None]:
-        """For each layer how many positions a query sees; None for all."""
+        """How many positions a query of each layer sees; None: all of them."""
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of key and value heads."""
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head."""
+        """Size of a head."""
 
     @property
     def max_positions(self) -> int:
-        """Longest sequence."""
+        """Length of the longest sequence."""
 
 
 def lower(
@@ -58,13 +57,13 @@ def lower(
 
     Args:
         programs: fp32 programs.
-        quantize: "none"; "int8", for which the programs' weights are smoothed, which changes no
-            result; or "int4". Experts of a mixture stay in fp32.
+        quantize: "none"; "int8", for which the programs' weights are smoothed in place without
+            changing results; or "int4". Experts of a mixture stay in fp32.
         folder: an existing folder.
-        cache: kind of numbers of keys and values, "fp32" or "int8".
+        cache: dtype of keys and values, "fp32" or "int8".
 
     Returns:
-        What the manifest says of the graph.
+        The manifest's entry for the graph.
 
     """
     (folder / FOLDER).mkdir()
@@ -86,15 +85,15 @@ def lower(
 
 
 def _is_gated(product: ir.Node) -> bool:
-    """Tell whether a product's input is a gate times another: a few of those are huge."""
+    """Tell whether a product's input is a gate times its values, of which a few are huge."""
     source = product.inputs[0].producer() if product.inputs[0] is not None else None
     return source is not None and source.op_type == "Mul"
 
 
 def cache_layers(dimensions: CacheSizes, cache: str = "fp32") -> tuple[CacheLayers, ...]:
-    """Describe the caches for the manifest, one entry a layer, in order.
+    """Describe the caches for the manifest, one entry per layer, in order.
 
-    A ring's capacity is its window, the least that it can have.
+    A ring's capacity is its window, the smallest possible.
     """
     return tuple(
         CacheLayers(
@@ -113,18 +112,18 @@ def decode_graph(signature: Signature, head_dim: int) -> ir.Model:
     """Export a program of tokens, lengths, offsets and caches.
 
     Raises:
-        KvcastError: heads are of a size that ONNX Runtime does not take.
+        KvcastError: ONNX Runtime does not support the head size.
 
     """
     if head_dim % _HEAD_MULTIPLE:
         raise KvcastError(
-            f"heads of {head_dim} numbers cannot run on ONNX Runtime, which takes multiples of "
-            f"{_HEAD_MULTIPLE}: use --runtime eager"
+            f"ONNX Runtime needs a head size that is a multiple of {_HEAD_MULTIPLE}, not "
+            f"{head_dim}: use --runtime eager"
         )
     return export_graph(signature)
 
 
 def save_decode_graph(model: ir.Model, folder: Path, layers: int) -> Graph:
-    """Write `onnx/decode.onnx` with its data; return what the manifest says of it."""
+    """Write `onnx/decode.onnx` with its data; return the manifest's entry for it."""
     aliases = dict(zip(cache_names("present", layers), cache_names("past", layers), strict=True))
     return save_graph(model, folder, f"{FOLDER}/decode.onnx", aliases)

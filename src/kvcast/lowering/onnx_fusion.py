@@ -1,6 +1,6 @@
-"""Fewer operators in a decoder-only graph, where a step's time goes into starting them.
+"""Fuses operators of a decoder-only graph, since a step spends its time on starting them.
 
-Only forms that kvcast's own programs export are looked for. Changes no number: each replacement
+Looks only for patterns that kvcast's own programs export. Results do not change: each replacement
 computes what it replaces.
 """
 
@@ -20,20 +20,20 @@ def fuse(model: ir.Model) -> None:
 
 
 def interleave_experts(model: ir.Model) -> None:
-    """Let gates and ups take turns in experts' weights [e, 2 * i, x], as the kernel wants them."""
+    """Interleave gate and up in the experts' weights [e, 2 * i, x], as the kernel expects them."""
     for node in model.graph:
         if node.op_type == "MoE":
             weights = node.inputs[2]
             if weights is None or weights.const_value is None:
-                raise TypeError("the experts' weights are no constant")
+                raise TypeError("the experts' weights are not constant")
             gate_up_eix = weights.const_value.numpy()
             gate_eix, up_eix = np.split(gate_up_eix, 2, axis=1)
-            turns = np.stack([gate_eix, up_eix], axis=2).reshape(gate_up_eix.shape)
-            weights.const_value = ir.tensor(turns, name=weights.name)
+            interleaved = np.stack([gate_eix, up_eix], axis=2).reshape(gate_up_eix.shape)
+            weights.const_value = ir.tensor(interleaved, name=weights.name)
 
 
 def _take_packed(graph: ir.Graph, node: ir.Node) -> None:
-    """Give attention the product itself instead of its three parts."""
+    """Pass attention the packed product instead of query, key and value."""
     query, key, value = node.inputs[:3]
     split = query.producer() if query is not None else None
     if split is None or split.op_type != "Split" or tuple(split.outputs) != (query, key, value):
@@ -45,7 +45,7 @@ def _take_packed(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _take_residual(graph: ir.Graph, norm: ir.Node) -> None:
-    """Norm and the addition before it in one operator, which gives the sum too."""
+    """Fuse a norm with the addition before it; the fused operator also returns the sum."""
     total = norm.inputs[0]
     add = total.producer() if total is not None else None
     if total is None or add is None or add.op_type != "Add":
@@ -70,5 +70,5 @@ def _take_residual(graph: ir.Graph, norm: ir.Node) -> None:
 
 
 def _is_hidden(value: ir.Value | None) -> bool:
-    """Tell whether a value is computed, and not a constant."""
+    """Tell whether a value is computed rather than constant."""
     return value is not None and value.const_value is None

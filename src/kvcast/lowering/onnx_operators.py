@@ -1,8 +1,8 @@
-"""kvcast's operators as ONNX Runtime has them.
+"""kvcast's operators in terms of ONNX Runtime's.
 
 `com.microsoft.GroupQueryAttention` appends to a cache and attends to it; where past and present
-are bound to the same buffer it writes only the new rows. `com.microsoft.MultiHeadAttention`
-reads keys and values that are complete.
+are bound to the same buffer, it writes only the new positions. `com.microsoft.MultiHeadAttention`
+reads complete keys and values.
 """
 
 from typing import Any
@@ -48,8 +48,8 @@ def _self_attention(
         "scale": scale,
     }
     if window:
-        # The kernel keeps the window's positions together instead of at slots of their own, and
-        # moves them once the buffer is full.
+        # The kernel keeps the window's positions contiguous rather than in fixed slots, and moves
+        # them when the buffer is full.
         attributes |= {"local_window_size": window, "sliding_window_cache": 1}
     if softcap:
         attributes["softcap"] = softcap
@@ -70,7 +70,7 @@ def _self_attention(
 
 
 def _first_positions(bias_rhsc: Tensor | None, total: Tensor) -> Tensor | None:
-    """Cut a bias off after the longest row, as the kernel wants it."""
+    """Cut a bias off after the longest row, as the kernel expects it."""
     if bias_rhsc is None:
         return None
     inputs = (bias_rhsc, torch.tensor([0]), total.to(torch.int64)[None], torch.tensor([3]))
@@ -89,9 +89,9 @@ def _cross_attention(
 ) -> Tensor:
     rows, new, width = query.shape
     batch, heads, positions = key.shape[:3]
-    # Reshape by a shape computed in the graph: that rows is a multiple of batch is the caller's
-    # promise, which torch.export would want to prove. Lengths are what all layers share, so that
-    # ONNX Runtime computes it once.
+    # The graph computes the shape: torch.export would demand a proof that rows is a multiple of
+    # batch, which callers guarantee. It comes from the lengths where there are any, since all
+    # layers share those and ONNX Runtime then computes it once.
     batch_size = onnx_ops.symbolic(
         "Shape",
         (key if lengths is None else lengths,),
@@ -131,7 +131,7 @@ def _folded_bias(
     if bias_rhst is None:
         return None
     rows, heads, new = bias_rhst.shape[:3]
-    # One product of sizes is -1 and a row's own: so as not to divide rows by batch.
+    # -1 stands for rows / batch * new, so the graph divides nothing.
     by_head_rsht = bias_rhst.transpose(1, 2)
     flat_shape = onnx_ops.symbolic(
         "Concat",
@@ -160,8 +160,8 @@ def _encoder_attention(
     lengths: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    # Flat keys and values: given heads apart, the kernel keeps all weights of all heads instead
-    # of working through blocks (72 MB for 8 heads of 1,500 positions).
+    # Keys and values stay flat: if heads are split, the kernel stores the attention weights of all
+    # heads instead of working in blocks (72 MB for 8 heads of 1,500 positions).
     return _multi_head_attention(
         (query, key, value, None, lengths, bias), heads, scale, query.shape
     )
@@ -170,15 +170,15 @@ def _encoder_attention(
 def _multi_head_attention(
     inputs: tuple[Tensor | None, ...], heads: int, scale: float, shape: tuple[Any, ...]
 ) -> Tensor:
-    """Query, key, value, a bias of their products, lengths of keys, a bias of attention."""
+    """Attend; inputs are query, key, value, projection bias, key lengths and attention bias."""
     given = list(inputs)
     while given[-1] is None:
         given.pop()
     return onnx_ops.symbolic(
         "com.microsoft::MultiHeadAttention",
         given,
-        # What is added to the products of padding: by default -10,000, which T5's, that nothing
-        # scales, can outweigh.
+        # Added to the products with padding. The default, -10,000, is too small for T5, whose
+        # products are not scaled.
         {"num_heads": heads, "scale": scale, "mask_filter_value": torch.finfo(torch.float32).min},
         dtype=torch.float32,
         shape=shape,
@@ -187,8 +187,8 @@ def _multi_head_attention(
 
 
 def _rms_norm(hidden: Tensor, normalized_shape: list[int], weight: Tensor, eps: float) -> Tensor:
-    # The operator of this name that the standard has since version 23 is one that ONNX Runtime
-    # does not fuse with the addition before it.
+    # ONNX has RMSNormalization since opset 23, but ONNX Runtime does not fuse that one with the
+    # addition before it.
     del normalized_shape
     return onnx_ops.symbolic(
         "SimplifiedLayerNormalization",
@@ -212,7 +212,7 @@ def _mixture_of_experts(
             "activation_beta": 0.0,
             "k": per_token,
             "normalize_routing_weights": 1,
-            # Gates and ups take turns: `onnx_fusion.interleave_experts` brings them into order.
+            # Gate and up interleaved: see `onnx_fusion.interleave_experts`.
             "swiglu_fusion": 1,
         },
         dtype=hidden.dtype,

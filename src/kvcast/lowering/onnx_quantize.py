@@ -1,16 +1,17 @@
-"""Weight quantisation of an ONNX graph, in ONNX Runtime's own operators.
+"""Quantises the weights of an ONNX graph with ONNX Runtime's own operators.
 
 ONNX Runtime's `quantize_dynamic` is not used: it turns the head's Gemm into a MatMul by
-transposing the weight in place, which destroys the embedding that shares it. What is done here is
-smaller than working around that:
+transposing the weight in place, which destroys the embedding that shares it. This module is
+smaller than a workaround for that:
 
-- int8 matrices become `DynamicQuantizeMatMul`: symmetric weights with one scale a column,
-  activations quantised as they come. Fast for one token and for many.
-- int4 matrices become `MatMulNBits`: blocks of 32 inputs with one scale each. Fewest bytes a step.
-- The embedding that is also the head becomes one table in blocks, read by
-  `GatherBlockQuantized` and `MatMulNBits`, so it stays on disk once.
+- int8 matrices become `DynamicQuantizeMatMul`: symmetric weights with one scale per column,
+  activations quantised on the fly. Fast for one token and for many.
+- int4 matrices become `MatMulNBits`: blocks of 32 inputs with one scale each. A step reads the
+  fewest bytes.
+- A tied embedding and head become one table in blocks, read by `GatherBlockQuantized` and
+  `MatMulNBits`, so it is stored once.
 
-Knows nothing of models: a graph's constant matrices and its tied table are all it sees.
+Knows nothing of models: it sees a graph's constant matrices and its tied table.
 """
 
 from collections.abc import Callable
@@ -22,18 +23,18 @@ from numpy.typing import NDArray
 from kvcast.errors import KvcastError
 
 CONTRIB = "com.microsoft"
-# MatMulNBits computes in int8 too: 4 stands for "activations may be quantised by block".
+# MatMulNBits can compute in int8: level 4 allows it to quantise activations in blocks.
 _INT8_ACTIVATIONS = 4
 _INT4_BLOCK = 32
-# With SmolLM2-135M the search takes perplexity at 4 bits from 11.2 to 10.7 (fp32: 9.2); at 8 bits
-# there is nothing to win.
+# Factors that the search for a block's scale tries. With SmolLM2-135M it lowers the perplexity at
+# 4 bits from 11.2 to 10.7 (fp32: 9.2); at 8 bits it gains nothing.
 _RANGES = {4: (1.0, 0.95, 0.9, 0.85, 0.8, 1.07, 1.14), 8: (1.0,)}
 
 
 def to_int8_columns(
     weight_io: NDArray[np.float32],
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Quantise [inputs, outputs] symmetrically with one scale an output."""
+    """Quantise [inputs, outputs] symmetrically with one scale per output."""
     scales = np.abs(weight_io).max(axis=0) / np.float32(127)
     scales[scales == 0] = 1
     return np.rint(weight_io / scales).astype(np.int8), scales
@@ -44,9 +45,9 @@ def to_blocks(
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Quantise [outputs, inputs] to `MatMulNBits`'s layout.
 
-    The value of largest magnitude in a block maps to the end of the range that has one step more,
-    as llama.cpp's Q4_0 does; of several ranges somewhat narrower and wider than that the one with
-    the least squared error is taken, and its scale fitted.
+    A block's value of largest magnitude maps to the longer end of the integer range, as in
+    llama.cpp's Q4_0. Of several slightly narrower and wider ranges, the one with the least squared
+    error is chosen, and its scale is then fitted.
 
     Returns uint8 [outputs, inputs / block, block * bits / 8] around the zero point 2^(bits-1),
     low bits first, and fp32 scales [outputs, inputs / block].
@@ -65,7 +66,7 @@ def to_blocks(
         error = np.minimum(error, tried_error)
     steps = _steps(blocks, scales, zero_point)
     codes = (steps + zero_point).astype(np.uint8)
-    # For these steps no scale fits better than the one of least squares.
+    # For given steps, the least-squares scale is the best one.
     squares = np.square(steps).sum(axis=-1, keepdims=True)
     products = (steps * blocks).sum(axis=-1, keepdims=True)
     scales = np.where(squares > 0, products / np.maximum(squares, 1), scales)
@@ -77,7 +78,7 @@ def to_blocks(
 def _steps(
     blocks: NDArray[np.float32], scales: NDArray[np.float32], zero_point: int
 ) -> NDArray[np.float32]:
-    """Whole numbers from -zero_point to zero_point - 1."""
+    """Round to integers from -zero_point to zero_point - 1."""
     steps: NDArray[np.float32] = np.rint(blocks / scales).clip(-zero_point, zero_point - 1)
     return steps
 
@@ -99,13 +100,13 @@ def _indivisible(width: int, block: int) -> KvcastError:
 def quantize_matrices(
     model: ir.Model, bits: int, in_blocks: Callable[[ir.Node], bool] = lambda _: False
 ) -> int:
-    """Replace every product with a constant matrix, bias included; return how many.
+    """Replace every product with a constant matrix, including its bias; return how many there are.
 
     Args:
         model: changed in place.
         bits: 8 or 4.
-        in_blocks: which products take blocks of int8 though one scale a column would do for their
-            weights, because one scale would not do for their input. Of no matter to 4 bits.
+        in_blocks: says which products need int8 in blocks, because a single scale does not suit
+            their input. Ignored with 4 bits.
 
     """
     products = [
@@ -205,7 +206,7 @@ def _blocks_product(
 
 
 def _following_bias(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
-    """Return the constant vector that the product's only reader adds, and the last node."""
+    """Return the bias that the product's only reader adds, and the last node of the pattern."""
     uses = list(node.outputs[0].uses())
     if len(uses) == 1 and uses[0].node.op_type == "Add":
         other = uses[0].node.inputs[1 - uses[0].idx]
@@ -231,7 +232,7 @@ def constant(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> ir.Value
 
 
 def put_in_place(graph: ir.Graph, first: ir.Node, last: ir.Node, replacement: ir.Node) -> None:
-    """Let `replacement` give what `last` gave, and drop `first` and `last`."""
+    """Replace the result of `last` with that of `replacement`; remove `first` and `last`."""
     old, new = last.outputs[0], replacement.outputs[0]
     new.name, new.shape, new.type = old.name, old.shape, old.type
     graph.insert_before(last, replacement)

@@ -1,8 +1,8 @@
-"""int8 self caches: a quarter of the bytes that a step reads of what was seen before.
+"""int8 self caches: a step reads a quarter of the bytes of past keys and values.
 
-GroupQueryAttention quantises what it writes and reads it as int8, with one scale a channel that
-is fixed when the graph is made. A rotation turns pairs of a key's numbers, so a pair's scale holds
-its length at any position.
+GroupQueryAttention quantises what it writes and reads it as int8, with one scale per channel that
+is fixed in the graph. Rotary embeddings rotate pairs of a key's channels, so both channels of a
+pair share a scale for the pair's length, which no rotation changes.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from torch import Tensor
 from kvcast.lowering.onnx_quantize import constant
 
 _STEPS = 127
-# Other texts may have larger numbers than the random tokens that were measured.
+# Real texts may have larger activations than the random tokens that were measured.
 _MARGIN = 1.2
 
 
@@ -24,8 +24,8 @@ def quantize_self_caches(model: ir.Model, measured: Sequence[tuple[Tensor, Tenso
     """Make every self cache int8, in place.
 
     Args:
-        model: one GroupQueryAttention a layer, in order.
-        measured: keys and values [rows, kv_heads, positions, d] of each layer, of some text.
+        model: has one GroupQueryAttention per layer, in order.
+        measured: each layer's keys and values [rows, kv_heads, positions, d] for a sample text.
 
     """
     graph = model.graph

@@ -1,8 +1,6 @@
-"""T5's programs to ONNX graphs in a bundle's folder.
+"""Lowers T5's programs to ONNX graphs in a bundle's folder.
 
-Each program is exported once with every size that callers vary left open, its operators are
-replaced by ONNX Runtime's, and its matrices are quantised. Knows the programs' signatures;
-nothing of checkpoints, and of bundles only the manifest's vocabulary.
+Knows the programs' signatures and the manifest's vocabulary, but no checkpoints.
 """
 
 from pathlib import Path
@@ -27,14 +25,14 @@ def lower(programs: T5Programs, quantize: str, folder: Path) -> dict[str, Graph]
     Args:
         programs: fp32 programs.
         quantize: "none", "int8" or "int4"; int4 leaves the encoder and the cross projections in
-            int8, because they multiply many tokens, where int8 is several times faster.
+            int8, which is several times faster for many tokens.
         folder: an existing folder.
 
     Returns:
-        What the manifest says of the graphs.
+        The manifest's entries for the graphs.
 
     Raises:
-        KvcastError: heads are of a size that ONNX Runtime does not take.
+        KvcastError: ONNX Runtime does not support the head size.
 
     """
     (folder / FOLDER).mkdir()
@@ -51,7 +49,7 @@ def lower(programs: T5Programs, quantize: str, folder: Path) -> dict[str, Graph]
                 if table in graph.graph.initializers:
                     quantize_table(graph, table, bits=TABLE_BITS)
     saved = save_decode_graph(decode, folder, programs.dimensions.decoder_layers)
-    # The embedding is both stacks'.
+    # Both stacks share the embedding.
     file = f"{FOLDER}/encode.onnx"
     return {"decode": saved, "encode": save_graph(encode, folder, file, {}, beside=saved.file)}
 
@@ -72,6 +70,6 @@ def cache_layers(dimensions: T5Dimensions) -> tuple[CacheLayers, ...]:
 
 
 def _is_activated(product: ir.Node) -> bool:
-    """Tell whether a product's input is no norm's and no attention's: some of those are huge."""
+    """Tell whether a product's input comes from an activation, which has some huge values."""
     source = product.inputs[0].producer() if product.inputs[0] is not None else None
     return source is not None and source.op_type in ("Relu", "Mul", "Gelu")

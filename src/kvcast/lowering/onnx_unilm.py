@@ -1,9 +1,8 @@
-"""A UniLM's programs to ONNX graphs in a bundle's folder.
+"""Lowers a UniLM's programs to ONNX graphs in a bundle's folder.
 
-`decode.onnx` is that of a decoder-only model, with hidden states as a second result; `pool.onnx`
-is the pooler, where there is one: apart, so that no step computes it. What a cache's layers are is
-`kvcast.lowering.onnx_decoder.cache_layers`'s to say, as for a decoder-only model. Knows the
-programs' signatures; nothing of checkpoints, and of bundles only the manifest's vocabulary.
+`decode.onnx` is that of a decoder-only model, with hidden states as a second result. The pooler,
+if there is one, is a graph of its own, `pool.onnx`, so that no step computes it. Knows the
+programs' signatures and the manifest's vocabulary, but no checkpoints.
 """
 
 from pathlib import Path
@@ -24,16 +23,16 @@ _TIED_TABLE = "rows.model.embedding.weight"
 def lower(
     programs: UnilmPrograms, quantize: str, folder: Path, cache: str = "fp32"
 ) -> dict[str, Graph]:
-    """Write `onnx/decode.onnx` and, of a pooled model, `onnx/pool.onnx` under `folder`.
+    """Write `onnx/decode.onnx` and, if the model has a pooler, `onnx/pool.onnx` under `folder`.
 
     Args:
         programs: fp32 programs.
-        quantize: "none", "int8" or "int4". The pooler stays in fp32: it is read once a source.
+        quantize: "none", "int8" or "int4". The pooler stays in fp32, as it runs once per source.
         folder: an existing folder.
-        cache: kind of numbers of keys and values, "fp32" or "int8".
+        cache: dtype of keys and values, "fp32" or "int8".
 
     Returns:
-        What the manifest says of the graphs.
+        The manifest's entries for the graphs.
 
     """
     (folder / FOLDER).mkdir()

@@ -1,8 +1,6 @@
-"""Whisper's programs to ONNX graphs in a bundle's folder.
+"""Lowers Whisper's programs to ONNX graphs in a bundle's folder.
 
-Each program is exported once with every size that callers vary left open, its operators are
-replaced by ONNX Runtime's, and its matrices are quantised. Knows the programs' signatures;
-nothing of checkpoints, and of bundles only the manifest's vocabulary.
+Knows the programs' signatures and the manifest's vocabulary, but no checkpoints.
 """
 
 from pathlib import Path
@@ -24,13 +22,13 @@ def lower(programs: WhisperPrograms, quantize: str, folder: Path) -> dict[str, G
 
     Args:
         programs: fp32 programs.
-        quantize: "none", "int8" or "int4". Both make the cross caches int8; int4 leaves the
-            encoder and the cross projections in int8 too, because they multiply many tokens,
-            where int8 is several times faster.
+        quantize: "none", "int8" or "int4". The last two make the cross caches int8. int4 leaves
+            the encoder and the cross projections in int8 too, which is several times faster for
+            many tokens.
         folder: an existing folder.
 
     Returns:
-        What the manifest says of the graphs.
+        The manifest's entries for the graphs.
 
     """
     (folder / FOLDER).mkdir()

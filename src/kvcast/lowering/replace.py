@@ -1,9 +1,9 @@
-"""Replace kvcast's operators in an exported program by what a runtime has.
+"""Replaces kvcast's operators in an exported program with a runtime's own.
 
-A lowering is a table: operator -> function of the same arguments. The exported graph shows each
-operator as one node. A function whose operator writes arguments returns, after the result, what
-those arguments have become, so a graph without mutation comes out: the next reader of a cache,
-and the program's result, read the new value.
+A lowering is a table from operators to functions of the same arguments. In the exported graph each
+operator is one node. If an operator writes some of its arguments, its function returns their new
+values after the result. So the new graph has no mutation: later readers of a cache, and the
+program's outputs, read the new value.
 """
 
 import operator
@@ -18,7 +18,7 @@ Table = Mapping[OpOverload[..., Any], Callable[..., Any]]
 
 
 def replace_operators(exported: torch.export.ExportedProgram, table: Table) -> GraphModule:
-    """Return the program as a module in which `table`'s functions stand for its operators."""
+    """Return the program as a module in which `table`'s functions replace its operators."""
     module = exported.module(check_guards=False)
     if not isinstance(module, GraphModule):
         raise TypeError("torch.export gave no graph module")
@@ -51,7 +51,7 @@ def _replace(graph: Graph, node: Node, function: Callable[..., Any]) -> None:
 
 
 def _users_after(call: Node, value: Node) -> set[Node]:
-    """Only what comes after a write reads what was written."""
+    """Return the users of `value` after `call`: only they read what it wrote."""
     users: set[Node] = set()
     node = call.next
     while node.op != "root":

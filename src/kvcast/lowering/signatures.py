@@ -1,7 +1,7 @@
-"""What an exporter must know of each program: examples of its arguments, open sizes, names.
+"""What exporters need to know of each program: example arguments, dynamic shapes, names.
 
-Every size that callers vary is open: rows, new positions, capacities. One place for all targets;
-knows the programs' signatures and no target.
+Every size that callers vary is dynamic: rows, new positions, capacities. All targets share this
+module; it knows the programs' signatures and no target.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,22 +18,22 @@ from kvcast.programs.t5 import T5Programs
 from kvcast.programs.unilm import UnilmPrograms
 from kvcast.programs.whisper import WhisperPrograms
 
-# Examples' sizes; a size that is open must not look like another one.
+# Sizes of the examples. Dynamic sizes all differ, so that torch.export takes no two for one.
 _ROWS, _BATCH, _SOURCE = 4, 2, 5
 _CAPACITIES = {"linear": 9, "ring": 11}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """A program and what an exporter must know of it.
+    """A program and what exporters need to know of it.
 
     Attributes:
-        program: whose operators are to be replaced.
-        arguments: examples.
-        sizes: for each argument its open sizes, as torch.export has them.
-        inputs: names for the flattened arguments.
-        outputs: names for the flattened results; `present_...` are caches that were written.
-        kinds: of the self caches, each once: "linear", "ring".
+        program: the module to export, with kvcast's operators.
+        arguments: example arguments.
+        sizes: dynamic shapes of each argument, as torch.export takes them.
+        inputs: names of the flattened arguments.
+        outputs: names of the flattened results; `present_...` are the caches after the call.
+        kinds: the kinds of its self caches, each once: "linear", "ring".
 
     """
 
@@ -109,12 +109,12 @@ def t5(programs: T5Programs) -> Mapping[str, Signature]:
 
 
 def decoder(programs: DecoderPrograms, layers: Sequence[CacheLayers]) -> Mapping[str, Signature]:
-    """Return the signature of `decode`; `layers` has one entry a layer, in order."""
+    """Return the signature of `decode`; `layers` has one entry per layer, in order."""
     return {"decode": _decode_alone(programs.decode, layers, ["logits"])}
 
 
 def unilm(programs: UnilmPrograms, layers: Sequence[CacheLayers]) -> Mapping[str, Signature]:
-    """Return the signatures of `decode` and, of a pooled model, `pool`; as `decoder`."""
+    """Return the signatures of `decode` and, with a pooler, `pool`; `layers` as in `decoder`."""
     decode = _decode_alone(programs.decode, layers, ["logits", "hidden"])
     if not programs.dimensions.pooled:
         return {"decode": decode}
@@ -162,7 +162,7 @@ def _self_caches(
     rows, open_capacities = (
         Dim("rows"),
         {
-            # Fewer are no special case, but torch.export takes 0 and 1 for such.
+            # Smaller caches work as well, but torch.export treats sizes 0 and 1 as special cases.
             "linear": Dim("capacity", min=3),
             "ring": Dim("ring", min=3),
         },

@@ -1,17 +1,17 @@
-"""Smoothing: the same model with activations that int8 holds better.
+"""SmoothQuant: makes a model's activations easier to quantise without changing its results.
 
-A few numbers of a hidden state are hundreds of times larger than the others, in every token. A
-product that quantises its input with one scale loses the others to them. What an RMS norm gives
-is divided by a factor a channel, and the matrix behind it is multiplied by the same: nothing
-changes but the ranges, and nothing is computed that was not before (SmoothQuant, Xiao et al. 2022,
-arXiv:2211.10438, section 4).
+A few channels of a hidden state are hundreds of times larger than the others, in every token. With
+one scale for its whole input, an int8 product loses the others. So the output of each RMS norm is
+divided by a factor per channel, and the matrix behind it is multiplied by the same factor. Only the
+ranges change, and no computation is added (Xiao et al. 2022, arXiv:2211.10438, section 4).
 
-How large activations get is measured on random tokens: which channels stand out is the weights'
-doing. With SmolLM2-135M tokens of an English text gave the same perplexity within half a percent.
+The ranges of activations are measured on random tokens, since which channels stand out depends on
+the weights. With SmolLM2-135M, tokens of an English text gave the same perplexity within half a
+percent.
 
-SmolLM2-135M on 2,048 tokens of English, prefilled in chunks of 512: perplexity 9.21 in fp32, 10.9
-with all products in int8 under one scale for their input; 9.58 with the second product of the
-feed-forward in blocks; 9.28 with this as well.
+SmolLM2-135M on 2,048 tokens of English, prefilled in chunks of 512: perplexity 9.21 in fp32; 10.9
+with all products in int8 and one scale for their input; 9.58 with the feed-forward's second
+product in blocks; 9.28 with smoothing as well.
 """
 
 from collections.abc import Iterator
@@ -25,14 +25,14 @@ from kvcast.models.decoder import Decoder
 from kvcast.nn.feed_forward import GatedFeedForward
 from kvcast.programs.decoder import DecoderPrograms
 
-# How much of the difficulty goes from activations to weights: 0 none, 1 all.
+# How much of the quantisation difficulty moves from activations to weights: 0 none, 1 all.
 _STRENGTH = 0.65
 _LEAST = 1e-5
 
 
 @torch.no_grad()
 def smooth(programs: DecoderPrograms) -> None:
-    """Change norms and the matrices behind them in place; what they compute together stays."""
+    """Rescale norms and the matrices behind them in place; together they compute the same."""
     decoder = programs.decode.decoder
     with _largest_inputs(decoder) as largest:
         run_random_tokens(programs)
@@ -40,14 +40,14 @@ def smooth(programs: DecoderPrograms) -> None:
         magnitude_x = matrix.weight.abs().amax(dim=0).clamp(min=_LEAST)
         input_x = largest[matrix].clamp(min=_LEAST)
         ratios_x = input_x**_STRENGTH / magnitude_x ** (1 - _STRENGTH)
-        # What all channels have in common is no matter of smoothing.
+        # A factor common to all channels would smooth nothing.
         factors_x = ratios_x / ratios_x.log().mean().exp()
         norm.weight.div_(factors_x)
         matrix.weight.mul_(factors_x)
 
 
 def _pairs(decoder: Decoder) -> Iterator[tuple[nn.RMSNorm, nn.Linear]]:
-    """Norms with the matrix that alone reads them."""
+    """Yield norms, each with the only matrix that reads it."""
     for layer in decoder.layers:
         yield layer.attention_norm, layer.attention.qkv  # type: ignore[misc, union-attr]
         if isinstance(layer.feed_forward, GatedFeedForward):
@@ -56,7 +56,7 @@ def _pairs(decoder: Decoder) -> Iterator[tuple[nn.RMSNorm, nn.Linear]]:
 
 @contextmanager
 def _largest_inputs(decoder: Decoder) -> Iterator[dict[nn.Linear, Tensor]]:
-    """Collect the largest magnitude [width] that each matrix behind a norm is given."""
+    """Record the largest magnitude [width] of the inputs of each matrix behind a norm."""
     largest: dict[nn.Linear, Tensor] = {}
 
     def watch(matrix: nn.Linear, arguments: tuple[Tensor]) -> None:
