@@ -1,1 +1,1 @@
-"""Model definitions: for each family only what is its own."""
+"""Model definitions; each family has a module with what is particular to it."""

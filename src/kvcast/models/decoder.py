@@ -1,7 +1,7 @@
 """Decoder-only models: Mistral, Llama, Qwen, Gemma 3 and Mixtral, which differ in their dimensions.
 
-Parameter names are kvcast's canonical ones, which every checkpoint reader produces. Knows nothing
-of tokens' text, of caches or of how new positions lie: `attend` is given to it.
+Parameters have kvcast's canonical names, which every checkpoint reader produces. Knows nothing of
+text, caches or the layout of new positions, which are all behind the `attend` that it is given.
 """
 
 import torch
@@ -14,7 +14,7 @@ from kvcast.spec.decoder import DecoderDimensions
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward, with norms behind them too where the model has them."""
+    """Pre-norm attention and feed-forward, with post-norms in models that have them."""
 
     def __init__(self, dimensions: DecoderDimensions, layer: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """New tokens to hidden states, and hidden states to logits."""
+    """Maps new tokens to hidden states, and hidden states to logits."""
 
     def __init__(self, dimensions: DecoderDimensions) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Decoder(nn.Module):
 
 
 class DecoderModel(nn.Module):
-    """The decoder under the name that checkpoints give it."""
+    """Holds the decoder under the name that canonical parameter names start with."""
 
     def __init__(self, dimensions: DecoderDimensions) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""T5 (Raffel et al. 2020, arXiv:1910.10683), 1.1 and its kin, which differ in their dimensions.
+"""T5 (Raffel et al. 2020, arXiv:1910.10683), T5 1.1 and relatives, which differ in dimensions.
 
-Pre-norm layers without biases or attention scale, and one relative position bias for all layers
-of a stack. Parameter names are kvcast's canonical ones, which every checkpoint reader produces.
-Knows nothing of tokens' text or runtimes.
+Pre-norm layers without biases or attention scale; all layers of a stack share one relative position
+bias. Parameters have kvcast's canonical names, which every checkpoint reader produces. Knows
+nothing of text or runtimes.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embedded source tokens to source positions."""
+    """Maps embedded source tokens to encoded source positions."""
 
     def __init__(self, dimensions: T5Dimensions) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Encoder(nn.Module):
         self.norm = _norm(dimensions)
 
     def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """[batch, t, width], of which `lengths` [batch] positions are the source's."""
+        """[batch, t, width] to the same shape; `lengths` [batch] counts each source's tokens."""
         size = hidden.shape[1]
         bias_1htt = self.bias(torch.arange(size, device=hidden.device)[None], size)
         for layer in self.layers:
@@ -89,7 +89,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedded target tokens over caches to hidden states."""
+    """Maps embedded target tokens to hidden states, over caches."""
 
     def __init__(self, dimensions: T5Dimensions) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Decoder(nn.Module):
         self.norm = _norm(dimensions)
 
     def project_cross(self, source_btx: Tensor) -> list[LayerCache]:
-        """Every layer's cross key and value [batch, heads, t, d] of an encoder's output."""
+        """Return every layer's cross key and value [batch, heads, t, d] for an encoder's output."""
         return [layer.project_cross(source_btx) for layer in self.layers]  # type: ignore[operator]
 
     def forward(
@@ -112,7 +112,7 @@ class Decoder(nn.Module):
         cross_caches: Sequence[LayerCache],
         source_lengths: Tensor,
     ) -> Tensor:
-        """[rows, s, width] to the same shape, before the last norm."""
+        """[rows, s, width] to the same shape, before the final norm."""
         positions_rs = lengths[:, None] + torch.arange(hidden.shape[1], device=hidden.device)
         bias_rhsc = self.bias(positions_rs, self_caches[0][0].shape[2])
         cross_bias_rhst = None
@@ -127,7 +127,7 @@ class Decoder(nn.Module):
 
 
 class T5(nn.Module):
-    """Both stacks over one embedding, and the head."""
+    """Encoder and decoder with a shared embedding, and the head."""
 
     def __init__(self, dimensions: T5Dimensions) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class T5(nn.Module):
         )
 
     def logits(self, hidden_nx: Tensor) -> Tensor:
-        """Hidden states of the decoder [n, width] to [n, vocab]."""
+        """Hidden states of the decoder [n, width] to logits [n, vocab]."""
         normed_nx = self.decoder.norm(hidden_nx)
         if self.logit_scale != 1:
             normed_nx = normed_nx * self.logit_scale

@@ -1,7 +1,7 @@
-"""UniLM generators: RoFormer, SimBERT, and any BERT used so (Dong et al. 2019, arXiv:1905.03197).
+"""UniLM generators: RoFormer, SimBERT and other BERTs (Dong et al. 2019, arXiv:1905.03197).
 
-Parameter names are kvcast's canonical ones, which every checkpoint reader produces. Knows nothing
-of tokens' text, of caches, or of who sees whom: `attend` is given to it.
+Parameters have kvcast's canonical names, which every checkpoint reader produces. Knows nothing of
+text, caches or masks, which are all behind the `attend` that it is given.
 """
 
 import torch
@@ -14,7 +14,7 @@ from kvcast.spec.unilm import UnilmDimensions
 
 
 class UnilmLayer(nn.Module):
-    """Attention and feed-forward, each added to what it was given and normed after that."""
+    """Post-norm attention and feed-forward: each is added to its input, and the sum is normed."""
 
     def __init__(self, dimensions: UnilmDimensions, layer: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class UnilmLayer(nn.Module):
 
 
 class Head(nn.Module):
-    """What meets the embedding on the way out, and the bias behind it (masked-LM head)."""
+    """The masked-LM head: a transform, the tied embedding and a bias."""
 
     def __init__(self, dimensions: UnilmDimensions) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Head(nn.Module):
 
 
 class Unilm(nn.Module):
-    """Tokens to hidden states, hidden states to logits, and a first one to a sentence's vector."""
+    """Maps tokens to hidden states, and hidden states to logits and sentence vectors."""
 
     def __init__(self, dimensions: UnilmDimensions) -> None:
         super().__init__()
@@ -93,8 +93,8 @@ class Unilm(nn.Module):
         return self.head(hidden, self.embedding.weight)
 
     def pool(self, hidden: Tensor) -> Tensor:
-        """First tokens' hidden states [..., width] to sentences' vectors of the same shape.
+        """First tokens' hidden states [..., width] to sentence vectors of the same shape.
 
-        Without BERT's tanh: as SimBERT and RoFormer-Sim are used (bert4keras with a linear pool).
+        Without BERT's tanh, as bert4keras uses SimBERT and RoFormer-Sim (a linear pooler).
         """
         return hidden if self.pooler is None else self.pooler(hidden)

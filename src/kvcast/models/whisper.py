@@ -1,7 +1,7 @@
 """Whisper (Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision").
 
-Parameter names are kvcast's canonical ones, which every checkpoint reader produces. Knows nothing
-of audio, tokens' meaning or runtimes.
+Parameters have kvcast's canonical names, which every checkpoint reader produces. Knows nothing of
+audio, text or runtimes.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Log-mel features to a sequence of source positions."""
+    """Maps log-mel features to a sequence of encoded positions."""
 
     def __init__(self, dimensions: WhisperDimensions) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """New tokens over caches to logits."""
+    """Maps new tokens to logits, over caches."""
 
     def __init__(self, dimensions: WhisperDimensions) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def project_cross(self, source_btx: Tensor) -> list[LayerCache]:
-        """Every layer's cross key and value [batch, heads, t, d] of an encoder's output."""
+        """Return every layer's cross key and value [batch, heads, t, d] for an encoder's output."""
         return [layer.project_cross(source_btx) for layer in self.layers]  # type: ignore[operator]
 
     def forward(
@@ -112,21 +112,22 @@ class Decoder(nn.Module):
         self_caches: Sequence[LayerCache],
         cross_caches: Sequence[LayerCache],
     ) -> Tensor:
-        """Logits [rows, len(offsets), vocab] at `offsets` into the new tokens [rows, s]."""
+        """Return logits [rows, len(offsets), vocab] at `offsets` within the new tokens [rows, s]."""
         positions_rs = lengths[:, None] + torch.arange(tokens_rs.shape[1], device=tokens_rs.device)
         hidden = self.embedding(tokens_rs) + embedding(positions_rs, self.positions)
         for layer, self_cache, cross_cache in zip(
             self.layers, self_caches, cross_caches, strict=True
         ):
             hidden = layer(hidden, lengths, self_cache, cross_cache)
-        # Only the asked-for positions meet the head: it is as large as all layers of a small model.
+        # Only the requested positions go through the head, which is as large as all layers of a
+        # small model.
         chosen = self.norm(hidden.index_select(1, offsets))
         logits = linear(chosen.flatten(0, 1), self.embedding.weight)
         return logits.unflatten(0, chosen.shape[:2])
 
 
 class Whisper(nn.Module):
-    """Encoder and decoder, as checkpoints hold them."""
+    """Encoder and decoder, as in checkpoints."""
 
     def __init__(self, dimensions: WhisperDimensions) -> None:
         super().__init__()

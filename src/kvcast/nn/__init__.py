@@ -1,1 +1,1 @@
-"""Building blocks that several models share: attention layers and feed-forward."""
+"""Building blocks shared by several models: attention layers, feed-forward, quantised linears."""

@@ -1,8 +1,8 @@
 """Attention layers: projections around the operators of `kvcast.ops`.
 
-Query, key and value of self-attention are one matrix, and so are key and value of
-cross-attention: one product of three times the width is cheaper than three. They know nothing of
-masks or slots, which the operators derive from lengths.
+Self-attention has one matrix for query, key and value, and cross-attention one for key and value:
+a single wide product is cheaper than several. The layers know nothing of masks or slots, which the
+operators derive from lengths.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,12 @@ def split_heads(flat_btx: Tensor, heads: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """What an attention's matrices follow from.
+    """The sizes that determine an attention layer's matrices.
 
     Attributes:
-        width: numbers of a hidden state.
-        count: heads, of queries as of keys and values.
-        dim: numbers of a head; count * dim need not be the width.
+        width: size of a hidden state.
+        count: number of heads, the same for queries, keys and values.
+        dim: size of a head; count * dim may differ from the width.
         scale: factor on the products of queries and keys.
         bias: whether matrices have biases.
 
@@ -43,16 +43,16 @@ class Heads:
 
     @classmethod
     def scaled(cls, width: int, count: int) -> Self:
-        """Heads that share the width, with biases, scaled by the root of their numbers."""
+        """Return heads that divide the width, with biases and the scale 1 / sqrt(dim)."""
         dim = width // count
         return cls(width=width, count=count, dim=dim, scale=dim**-0.5, bias=True)
 
     def in_matrix(self, parts: int) -> nn.Linear:
-        """Make a projection to so many of query, key and value."""
+        """Return a projection to `parts` of query, key and value."""
         return nn.Linear(self.width, parts * self.count * self.dim, bias=self.bias)
 
     def out_matrix(self) -> nn.Linear:
-        """Make the projection back."""
+        """Return the output projection."""
         return nn.Linear(self.count * self.dim, self.width, bias=self.bias)
 
 
@@ -93,7 +93,7 @@ class CachedSelfAttention(nn.Module):
         value_cache: Tensor,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """[rows, s, width] to the same shape; caches [rows, heads, capacity, d] are written."""
+        """[rows, s, width] to the same shape; writes the caches [rows, heads, capacity, d]."""
         query, key, value = self.qkv(hidden_rsx).chunk(3, dim=-1)
         mixed = self_attention(
             query, key, value, key_cache, value_cache, lengths, self.scale, bias=bias
@@ -102,9 +102,9 @@ class CachedSelfAttention(nn.Module):
 
 
 class GroupedQueryAttention(nn.Module):
-    """Causal self-attention with fewer heads of keys and values than of queries.
+    """Causal self-attention with fewer key and value heads than query heads.
 
-    How new positions lie (as rows or packed) and where the cache is, only `attend` knows.
+    Only `attend` knows where the cache is and how new positions are laid out, in rows or packed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Feed-forward blocks: plain, gated, and several of which a token takes a few."""
+"""Feed-forward blocks: plain, gated, and mixtures of experts."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """Widen, activate, narrow; by default an exact GELU, and matrices with biases."""
+    """Up-projection, activation, down-projection; by default with an exact GELU and biases."""
 
     def __init__(
         self, width: int, inner: int, activation: str = "gelu", *, bias: bool = True
@@ -38,7 +38,7 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """Widen twice, gate one by the other, narrow (Shazeer 2020, arXiv:2002.05202)."""
+    """A gated linear unit and a down-projection (Shazeer 2020, arXiv:2002.05202)."""
 
     def __init__(self, width: int, inner: int, activation: str) -> None:
         super().__init__()
@@ -53,14 +53,14 @@ class GatedFeedForward(nn.Module):
 
 
 class Router(nn.Linear):
-    """Says how much each expert is liked. A kind of its own: too few numbers to be quantised."""
+    """Scores the experts. A class of its own, so that it is not quantised: it is small."""
 
 
 class ExpertsFeedForward(nn.Module):
-    """Several gated blocks (SiLU), of which each token takes the few that the router likes best.
+    """Several gated blocks (SiLU); each token goes through the few that the router scores highest.
 
-    The weights of the chosen come from a softmax over their logits only (Mixtral,
-    arXiv:2401.04088, section 2.1).
+    Their weights are a softmax over the chosen experts' logits (Mixtral, arXiv:2401.04088,
+    section 2.1).
     """
 
     def __init__(self, width: int, inner: int, experts: int, per_token: int) -> None:

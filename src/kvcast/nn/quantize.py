@@ -1,8 +1,8 @@
-"""Weight-only linears on the CPU: eager PyTorch's, and int4's on AOTInductor.
+"""Weight-only quantised linear layers for the CPU, in eager mode and, for int4, in AOTInductor.
 
-int8 and int4 weights with bf16 activations, through the packed products that PyTorch has for
-them (`aten._weight_int8pack_mm`, `aten._weight_int4pack_mm_for_cpu`, the ones that torchao and
-gpt-fast use). The product's input is cast to bf16 and its result back.
+int8 and int4 weights with bf16 activations, by PyTorch's kernels for packed weights
+(`aten._weight_int8pack_mm`, `aten._weight_int4pack_mm_for_cpu`), which torchao and gpt-fast use
+too. A product's input is cast to bf16 and its result back to fp32.
 """
 
 import torch
@@ -15,7 +15,7 @@ _INT4_OUTPUTS = 16
 
 
 class Int8Linear(nn.Module):
-    """Symmetric int8 weights, one scale an output."""
+    """Symmetric int8 weights with one scale per output."""
 
     weight: Tensor
     scales: Tensor
@@ -81,10 +81,10 @@ _LINEARS = {"int8": Int8Linear, "int4": Int4Linear}
 
 @torch.inference_mode()
 def quantize_linears(module: nn.Module, quantize: str) -> None:
-    """Replace every `nn.Linear` under `module` in place by its "int8" or "int4" form.
+    """Replace every `nn.Linear` under `module` with its "int8" or "int4" form, in place.
 
-    Kinds of linears of their own, such as a router, stay. Raises KvcastError for sizes that the
-    kernel does not take; what was replaced by then stays replaced.
+    Subclasses, such as a router, stay as they are. Raises KvcastError for sizes that the kernel
+    does not support; layers replaced before that stay replaced.
     """
     build = _LINEARS[quantize]
     for parent in list(module.modules()):

@@ -1,17 +1,17 @@
 """The attention operators that every model is built from.
 
-`self_attention` writes new keys and values into a cache and attends to it, `packed_self_attention`
-does so for rows with different numbers of new tokens, `cross_attention` reads a cache that is
-complete, `encoder_attention` has no cache at all. They are custom operators so that an exported
-program holds one node for each, which a lowering then replaces by what its runtime has (see
-`kvcast.lowering.replace`); the kernels here are the eager ones.
+`self_attention` writes new keys and values into a cache and attends to it. `packed_self_attention`
+does so for rows with different numbers of new tokens. `cross_attention` reads a complete cache,
+and `encoder_attention` has none. They are custom operators so that each is one node in an exported
+program, which a lowering replaces with its runtime's own operators (`kvcast.lowering.replace`). The
+kernels here are the eager ones.
 
-The cache write is a declared mutation. An operator may not return its input, and returning a
-fresh cache would copy all of it at every step; see ARCHITECTURE.md for what was tried.
+The cache write is a declared mutation. An operator may not return its input, and returning a new
+cache would copy all of it at every step; ARCHITECTURE.md discusses the alternatives.
 
-A position's slot is the position modulo the capacity (`kvcast.spec.ring` works an example). In a
-linear cache the capacity is never reached, in a ring it is the window or more. What a slot holds
-follows from the lengths, so masks need nothing else.
+A position's slot is the position modulo the capacity (`kvcast.spec.ring` works an example). A
+linear cache never reaches its capacity; a ring's capacity is its window or more. The lengths alone
+determine what a slot holds, so masks need nothing else.
 
 Letters in shapes: r rows, b batch (rows is a multiple of it), s new positions, n new positions of
 all rows, c capacity, t source positions, h heads, d head_dim.
@@ -43,26 +43,26 @@ def self_attention(
     bias: Tensor | None = None,
     causal: bool = True,
 ) -> Tensor:
-    """Append `key` and `value` to a cache and attend to all that it then holds.
+    """Append `key` and `value` to a cache and attend to everything in it.
 
     Args:
         query: [r, s, heads * d].
         key: [r, s, kv_heads * d]; heads is a multiple of kv_heads.
         value: like `key`.
         key_cache: [r, kv_heads, c, d], written at the slots of positions lengths .. lengths +
-            s - 1 of each row. Keys are kept as rotated.
+            s - 1 of each row. Keys are stored after rotation.
         value_cache: like `key_cache`.
-        lengths: int32 [r], positions that each row held before this call.
+        lengths: int32 [r], positions in each row's cache before this call.
         scale: factor on the products of queries and keys.
-        window: how many positions a query sees, itself included; 0 is all, and then c is at
-            least the longest row.
-        softcap: c in c tanh(x / c) on the scaled products; 0 is none.
-        cosines: [positions, d / 2], to rotate queries and keys by; None leaves them as they are.
+        window: how many positions a query sees, including its own; 0: all, and then c must be at
+            least the length of the longest row.
+        softcap: c in c tanh(x / c), applied to the scaled products; 0: none.
+        cosines: [positions, d / 2], for rotary embeddings; None: no rotation.
         sines: like `cosines`.
         bias: [r or 1, heads or 1, s, c], added to the scaled products with positions 0 .. c - 1;
-            only for a cache that no position leaves.
-        causal: whether a position sees none after it. Otherwise it sees all that its row holds,
-            this call's included.
+            for linear caches only.
+        causal: whether a position sees only those up to itself. If not, it sees all of its row,
+            including this call's positions.
 
     Returns:
         [r, s, heads * d].
@@ -76,11 +76,11 @@ def self_attention(
         query, key = rotated(query, *angles), rotated(key, *angles)
     capacity, new = key_cache.shape[2], query.shape[2]
     if capacity >= window + new - 1 or int(positions_rs.max()) < capacity:
-        # No new position displaces one that a query may see: the cache alone is read.
+        # No new position displaces one that a query sees, so reading the cache is enough.
         _write(key_cache, value_cache, key, value, positions_rs)
         last_r = positions_rs[:, -1]
-        # Slots past the longest row hold nothing valid: not reading them keeps a step's cost at
-        # what has been seen and not at the capacity.
+        # Slots past the longest row are not valid. Skipping them makes a step's cost depend on the
+        # length so far and not on the capacity.
         held = min(int(last_r.max()) + 1, capacity)
         keys, values = key_cache[:, :, :held], value_cache[:, :, :held]
         positions_rc = held_positions(last_r, capacity, held)
@@ -90,7 +90,7 @@ def self_attention(
             mask = torch.where(mask, bias[..., :held], -torch.inf)
         mixed = _attend(query, keys, values, mask, scale, softcap)
     else:
-        # The old ring and the new positions side by side; the latest of them are kept.
+        # Attend to the old ring and the new positions side by side, then store the latest ones.
         keys, values = torch.cat([key_cache, key], dim=2), torch.cat([value_cache, value], dim=2)
         old_rc = held_positions(positions_rs[:, 0] - 1, capacity, capacity)
         positions_rc = torch.cat([old_rc, positions_rs], dim=1)
@@ -137,10 +137,10 @@ def packed_self_attention(
     cosines: Tensor | None = None,
     sines: Tensor | None = None,
 ) -> Tensor:
-    """`self_attention` of some rows of a batch, each with its own number of new positions.
+    """`self_attention` for some rows of a batch, each with its own number of new positions.
 
-    The new positions of all rows lie one after the other; the mask over them is block-diagonal,
-    so each block is computed by itself and nothing outside is touched.
+    The new positions of all rows are concatenated. The mask over them is block-diagonal, so each
+    block is computed separately and nothing outside the blocks is touched.
 
     Args:
         query: [n, heads * d].
@@ -148,14 +148,14 @@ def packed_self_attention(
         value: like `key`.
         key_cache: [r, kv_heads, c, d].
         value_cache: like `key_cache`.
-        rows: which rows of the caches take part, each once.
-        counts: their numbers of new positions, which sum to n.
-        lengths: int32 [r], of all rows of the caches.
-        scale: see `self_attention`, as for what follows.
-        window: see there.
-        softcap: see there.
-        cosines: see there.
-        sines: see there.
+        rows: the rows of the caches that take part, each once.
+        counts: number of new positions of each; they sum to n.
+        lengths: int32 [r], for all rows of the caches.
+        scale: as in `self_attention`.
+        window: as in `self_attention`.
+        softcap: as in `self_attention`.
+        cosines: as in `self_attention`.
+        sines: as in `self_attention`.
 
     Returns:
         [n, heads * d].
@@ -163,7 +163,7 @@ def packed_self_attention(
     """
     first, count = rows[0], counts[0]
     if rows == list(range(first, first + len(rows))) and counts == [count] * len(rows):
-        # Neighbours with equally many new positions are one block of a batch.
+        # Neighbouring rows with the same number of new positions form one batched block.
         blocks = [(slice(first, first + len(rows)), slice(None), count)]
     else:
         ends = torch.tensor(counts).cumsum(0).tolist()
@@ -208,7 +208,7 @@ def _(
 
 
 def rotated(heads_rhsd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn pairs (i, i + d / 2) by angles [r, 1, s, d / 2]."""
+    """Rotate pairs (i, i + d / 2) by angles [r, 1, s, d / 2]."""
     first, second = heads_rhsd.chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
@@ -223,20 +223,20 @@ def _write(
 
 
 def held_positions(last_r: Tensor, capacity: int, held: int) -> Tensor:
-    """Position in each of the first `held` slots [r, held] once `last` was written.
+    """Return the position in each of the first `held` slots [r, held] after `last` was written.
 
-    Negative for a slot without one.
+    Negative for an empty slot.
     """
     slots_c = torch.arange(held, device=last_r.device)
     last_r1 = last_r[:, None]
     newest_r1 = last_r1 % capacity
-    # One division a row: a slot's own would cost compiled loops more than the rest of attention.
+    # One division per row: in compiled loops, one per slot would cost more than all of attention.
     lap_rc = torch.where(slots_c > newest_r1, capacity, 0)
     return last_r1 - newest_r1 + slots_c - lap_rc
 
 
 def visible(query_rs: Tensor, key_rc: Tensor, window: int) -> Tensor:
-    """[r, 1, s, c], from positions; negative ones are nobody's."""
+    """Return which keys each query sees [r, 1, s, c], by position; negative ones are empty slots."""
     distance = query_rs[:, :, None] - key_rc[:, None]
     visible_rsc = (distance >= 0) & (key_rc >= 0)[:, None]
     if window:
@@ -247,7 +247,7 @@ def visible(query_rs: Tensor, key_rc: Tensor, window: int) -> Tensor:
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float
 ) -> Tensor:
-    """[r, h, s, d] over [r, kv_heads, c, d], under a mask of truths or of summands."""
+    """[r, h, s, d] over [r, kv_heads, c, d], with a boolean or additive mask."""
     groups = query.shape[1] // key.shape[1]
     if not softcap:
         return scaled_dot_product_attention(
@@ -269,17 +269,17 @@ def cross_attention(
     lengths: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Attend to complete keys and values, whose positions every query sees alike.
+    """Attend to complete keys and values, all of which every query sees.
 
-    Several rows may read one input: without a causal mask the order of queries is free, so the
-    rows of an input fold into its query axis and the keys are never repeated.
+    Several rows may read one input. Without a causal mask the order of queries does not matter, so
+    an input's rows fold into its query axis and keys are never repeated.
 
     Args:
         query: [r, s, h * d], row i reading input i // (r // b).
         key: [b, h, t, d].
         value: [b, h, t, d].
         scale: factor on the products of queries and keys.
-        lengths: int32 [b], how many of an input's t positions there are; None is all.
+        lengths: int32 [b], how many of an input's t positions are valid; None: all.
         bias: [r, h, s, t], added to the scaled products.
 
     Returns:
@@ -328,8 +328,8 @@ def encoder_attention(
         value: like `query`.
         heads: number of heads.
         scale: factor on the products of queries and keys.
-        lengths: int32 [b], 1 or more: how many of an input's t positions there are; None is all.
-            What comes out for the others is of no meaning.
+        lengths: int32 [b], 1 or more: how many of an input's t positions are valid; None: all. The
+            results for the others are meaningless.
         bias: [b or 1, heads, t, t], added to the scaled products.
 
     Returns:
@@ -360,7 +360,7 @@ def _(
 
 
 def complete(key_bhtd: Tensor, lengths: Tensor | None) -> Tensor | None:
-    """[b, 1, 1, t]: which positions an input has; None where it has all."""
+    """Return the mask [b, 1, 1, t] of valid positions; None if all are valid."""
     if lengths is None:
         return None
     positions_t = torch.arange(key_bhtd.shape[2], device=key_bhtd.device)

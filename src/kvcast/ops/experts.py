@@ -1,4 +1,4 @@
-"""A mixture of experts as a custom operator: how many tokens an expert gets depends on the data.
+"""Mixture of experts as a custom operator, since the tokens per expert depend on the data.
 
 Letters in shapes: n tokens, e experts, x width, i inner width.
 """
@@ -12,14 +12,14 @@ from torch.nn.functional import silu
 def mixture_of_experts(
     hidden: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, per_token: int
 ) -> Tensor:
-    """Send each token through its best experts and sum what they answer, by weight.
+    """Send each token through its best experts and return the weighted sum of their outputs.
 
     Args:
         hidden: [n, x].
         router_logits: [n, e].
         gate_up: [e, 2 * i, x], gate above up.
         down: [e, x, i].
-        per_token: experts that a token takes; their weights are a softmax over their logits.
+        per_token: experts per token; their weights are a softmax over their logits.
 
     Returns:
         [n, x].

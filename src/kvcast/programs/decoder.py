@@ -1,8 +1,8 @@
-"""A decoder-only model's program `decode`, for new positions that lie as rows or packed.
+"""A decoder-only model's program `decode`, for new positions in rows or packed.
 
-Pure: caches are arguments and results, nothing else remembers. Both forms run the same model and
-differ in how they call attention. As rows is what is exported; packed is what eager runs, where
-rows have different numbers of new positions and linear layers see no padding.
+Pure: caches are arguments and results, and there is no other state. Both forms run the same model
+and differ in how they call attention. The form in rows is exported. The eager runtime uses the
+packed one: rows may have different numbers of new positions, and linear layers see no padding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ LayerCache = tuple[Tensor, Tensor]
 
 
 class AttentionConstants(nn.Module):
-    """What attention takes beside caches and lengths: scale, window, soft cap, rotary tables."""
+    """Attention's constants in each layer: scale, window, soft cap and rotary tables."""
 
     def __init__(self, dimensions: DecoderDimensions) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class AttentionConstants(nn.Module):
                 self.register_buffer(f"{name}_{i}", torch.from_numpy(table), persistent=False)
 
     def of(self, layer: int) -> tuple[float, int, float, Tensor, Tensor]:
-        """Scale, window, soft cap, cosines and sines [positions, d / 2] of a layer."""
+        """Return a layer's scale, window, soft cap, cosines and sines [positions, d / 2]."""
         table = self._table_of[layer]
         return (
             self._scale,
@@ -57,18 +57,18 @@ class _Program(nn.Module):
 
 
 class Decode(_Program):
-    """As many new positions for every row."""
+    """Takes the same number of new positions for every row."""
 
     def forward(
         self, tokens_rs: Tensor, lengths: Tensor, offsets: Tensor, caches: Sequence[LayerCache]
     ) -> tuple[Tensor, Sequence[LayerCache]]:
-        """Prefill and step in one: s new tokens a row, s chosen by the caller.
+        """Process s new tokens per row: many for prefill, one for a step.
 
         Args:
             tokens_rs: int64 [rows, s].
-            lengths: int32 [rows], positions held before this call.
+            lengths: int32 [rows], positions in the cache before this call.
             offsets: int64 [p], which of the s new positions get logits.
-            caches: (key, value) [rows, kv_heads, capacity, d] a layer, written in place.
+            caches: (key, value) [rows, kv_heads, capacity, d] per layer, written in place.
 
         Returns:
             Logits fp32 [rows, p, vocab] and the caches.
@@ -81,14 +81,14 @@ class Decode(_Program):
             )
 
         hidden = self.decoder(tokens_rs, attend)
-        # Only the asked-for positions meet the head: it is as large as many layers.
+        # Only the requested positions go through the head, which costs as much as many layers.
         chosen = hidden.index_select(1, offsets)
         logits = self.decoder.logits(chosen.flatten(0, 1))
         return logits.unflatten(0, chosen.shape[:2]), caches
 
 
 class DecodePacked(_Program):
-    """For each row that takes part its own number of new positions, one after the other."""
+    """Takes a different number of new positions for each row, concatenated."""
 
     def forward(
         self,
@@ -99,15 +99,15 @@ class DecodePacked(_Program):
         asked: Tensor,
         caches: Sequence[LayerCache],
     ) -> tuple[Tensor, Sequence[LayerCache]]:
-        """Prefill and step in one.
+        """Process new tokens of some rows: many for prefill, one for a step.
 
         Args:
-            tokens_n: int64 [n], new tokens of all rows that take part.
-            rows: which rows of the caches these are.
-            counts: how many tokens each of them has.
-            lengths: int32 [rows of the caches], positions held before this call.
+            tokens_n: int64 [n], the new tokens of these rows, concatenated.
+            rows: the rows of the caches that take part.
+            counts: the number of new tokens of each.
+            lengths: int32 [rows of the caches], positions in the cache before this call.
             asked: int64 [m], which of the n positions get logits.
-            caches: (key, value) [rows, kv_heads, capacity, d] a layer, written in place.
+            caches: (key, value) [rows, kv_heads, capacity, d] per layer, written in place.
 
         Returns:
             Logits fp32 [m, vocab] and the caches.
@@ -125,7 +125,7 @@ class DecodePacked(_Program):
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderPrograms:
-    """Both forms over one set of weights."""
+    """Both forms of the program, with shared weights."""
 
     dimensions: DecoderDimensions
     decode: Decode
@@ -135,7 +135,7 @@ class DecoderPrograms:
     def from_tensors(
         cls, dimensions: DecoderDimensions, tensors: Mapping[str, NDArray[np.generic]]
     ) -> "DecoderPrograms":
-        """Build in fp32 from canonical names; raises KvcastError where names or shapes differ."""
+        """Build in fp32 from tensors by canonical name; KvcastError if names or shapes differ."""
         with torch.device("meta"):
             model = DecoderModel(dimensions)
         load_weights(model, tensors)

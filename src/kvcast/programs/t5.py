@@ -1,7 +1,7 @@
 """T5's two programs, `encode` and `decode`, and their weights.
 
-Both are pure: caches are arguments and results, nothing else remembers. `decode` writes its self
-caches in place and returns them, so an exported graph has a past and a present for each.
+Both are pure: caches are arguments and results, and there is no other state. `decode` writes its
+self caches in place and returns them, so an exported graph has a past and a present for each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,21 +18,21 @@ from kvcast.spec.t5 import T5Dimensions
 
 
 class Encode(nn.Module):
-    """Source tokens to the cross keys and values of every decoder layer."""
+    """Maps source tokens to the cross keys and values of every decoder layer."""
 
     def __init__(self, model: T5) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, source_bt: Tensor, source_lengths: Tensor) -> list[LayerCache]:
-        """Encode sources once.
+        """Encode sources.
 
         Args:
-            source_bt: int64 [batch, t]; what follows a source may be any token.
-            source_lengths: int32 [batch], tokens of each source, 1 or more.
+            source_bt: int64 [batch, t]; the padding after a source may be any token.
+            source_lengths: int32 [batch], number of tokens of each source, 1 or more.
 
         Returns:
-            One (key, value) [batch, heads, t, d] a layer.
+            One (key, value) [batch, heads, t, d] per layer.
 
         """
         hidden_btx = self.model.encoder(self.model.embedding(source_bt), source_lengths)
@@ -40,7 +40,7 @@ class Encode(nn.Module):
 
 
 class Decode(nn.Module):
-    """New target tokens over caches to logits and caches."""
+    """Maps new target tokens to logits, over caches."""
 
     def __init__(self, model: T5) -> None:
         super().__init__()
@@ -55,15 +55,15 @@ class Decode(nn.Module):
         cross_caches: Sequence[LayerCache],
         source_lengths: Tensor,
     ) -> tuple[Tensor, Sequence[LayerCache]]:
-        """Prefill and step in one: s new tokens a row, s chosen by the caller.
+        """Process s new tokens per row: many for prefill, one for a step.
 
         Args:
             tokens_rs: int64 [rows, s].
-            lengths: int32 [rows], positions held before this call.
+            lengths: int32 [rows], positions in the cache before this call.
             offsets: int64 [p], which of the s new positions get logits.
-            self_caches: (key, value) [rows, heads, capacity, d] a layer, written in place.
-            cross_caches: (key, value) [batch, heads, t, d] a layer; rows a multiple of batch.
-            source_lengths: int32 [batch], as `encode` was given them.
+            self_caches: (key, value) [rows, heads, capacity, d] per layer, written in place.
+            cross_caches: (key, value) [batch, heads, t, d] per layer; rows is a multiple of batch.
+            source_lengths: int32 [batch], the same as for `encode`.
 
         Returns:
             Logits fp32 [rows, p, vocab] and the self caches.
@@ -72,7 +72,7 @@ class Decode(nn.Module):
         hidden_rsx = self.model.decoder(
             self.model.embedding(tokens_rs), lengths, self_caches, cross_caches, source_lengths
         )
-        # Only the asked-for positions meet the head: it is as large as many layers.
+        # Only the requested positions go through the head, which costs as much as many layers.
         chosen = hidden_rsx.index_select(1, offsets)
         logits = self.model.logits(chosen.flatten(0, 1))
         return logits.unflatten(0, chosen.shape[:2]), self_caches
@@ -80,7 +80,7 @@ class Decode(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class T5Programs:
-    """Both programs over one set of weights."""
+    """Both programs, with shared weights."""
 
     dimensions: T5Dimensions
     encode: Encode
@@ -90,7 +90,7 @@ class T5Programs:
     def from_tensors(
         cls, dimensions: T5Dimensions, tensors: Mapping[str, NDArray[np.generic]]
     ) -> "T5Programs":
-        """Build in fp32 from canonical names; raises KvcastError where names or shapes differ."""
+        """Build in fp32 from tensors by canonical name; KvcastError if names or shapes differ."""
         with torch.device("meta"):
             model = T5(dimensions)
         load_weights(model, tensors)

@@ -1,11 +1,11 @@
-"""A UniLM's programs: `decode`, for new positions as rows or packed, and `pool`.
+"""A UniLM's programs: `decode`, for new positions in rows or packed, and `pool`.
 
-What makes a decoder of a BERT is who sees whom (Dong et al. 2019, arXiv:1905.03197, section 2.3):
-a source sees all of itself, a target the source and what comes before. With a cache that is one
-rule of the lengths alone: what comes to an empty row is its whole source, what comes later is
-target.
+The attention mask turns a BERT into a decoder (Dong et al. 2019, arXiv:1905.03197, section 2.3):
+source positions see the whole source, target positions see the source and all positions up to
+themselves. With a cache, the lengths decide which is which: the first call on an empty row is its
+whole source, and everything later is target.
 
-Pure: caches are arguments and results, nothing else remembers.
+Pure: caches are arguments and results, and there is no other state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ Float32 = NDArray[np.float32]
 
 
 class PrefixedRows(nn.Module):
-    """The model over rows of which each says how many of its positions are source."""
+    """The model over rows, with a given number of source positions in each."""
 
     def __init__(self, model: Unilm, dimensions: UnilmDimensions) -> None:
         super().__init__()
@@ -43,17 +43,17 @@ class PrefixedRows(nn.Module):
     def forward(
         self, tokens_rs: Tensor, lengths: Tensor, sources: Tensor, caches: Sequence[LayerCache]
     ) -> Tensor:
-        """Turn new tokens into hidden states [rows, s, width].
+        """Return the hidden states of new tokens, [rows, s, width].
 
         Args:
             tokens_rs: int64 [rows, s].
-            lengths: int32 [rows], positions held before this call.
-            sources: int32 [rows], how many positions of the whole row are its source.
-            caches: (key, value) [rows, heads, capacity, d] a layer, written in place.
+            lengths: int32 [rows], positions in the cache before this call.
+            sources: int32 [rows], how many of the row's positions, from the first, are its source.
+            caches: (key, value) [rows, heads, capacity, d] per layer, written in place.
 
         """
         positions_rs = lengths[:, None] + torch.arange(tokens_rs.shape[1], dtype=torch.int32)
-        # A position sees all of the source, and all up to itself.
+        # A position sees the whole source, and everything up to itself.
         seen_rs = torch.maximum(sources[:, None], positions_rs + 1)
         slots_c = torch.arange(caches[0][0].shape[2], dtype=torch.int32)
         bias_rsc = torch.where(slots_c < seen_rs[..., None], 0.0, -torch.inf)
@@ -77,7 +77,7 @@ class PrefixedRows(nn.Module):
 
 
 class Decode(nn.Module):
-    """As many new positions for every row: a source for an empty row, target for any other."""
+    """Takes the same number of new positions for every row: sources or target tokens."""
 
     def __init__(self, rows: PrefixedRows) -> None:
         super().__init__()
@@ -86,13 +86,13 @@ class Decode(nn.Module):
     def forward(
         self, tokens_rs: Tensor, lengths: Tensor, offsets: Tensor, caches: Sequence[LayerCache]
     ) -> tuple[Tensor, Tensor, Sequence[LayerCache]]:
-        """Take sources and step in one: s new tokens a row, s chosen by the caller.
+        """Process s new tokens per row: a source for an empty row, target tokens for others.
 
         Args:
             tokens_rs: int64 [rows, s].
-            lengths: int32 [rows], positions held before this call.
-            offsets: int64 [p], which of the s new positions are asked for.
-            caches: (key, value) [rows, heads, capacity, d] a layer, written in place.
+            lengths: int32 [rows], positions in the cache before this call.
+            offsets: int64 [p], which of the s new positions get logits.
+            caches: (key, value) [rows, heads, capacity, d] per layer, written in place.
 
         Returns:
             Logits fp32 [rows, p, vocab], hidden states fp32 [rows, p, width], and the caches.
@@ -104,7 +104,7 @@ class Decode(nn.Module):
 
 
 class DecodePacked(nn.Module):
-    """For each row that takes part its own number of new positions, one after the other."""
+    """Takes a different number of new positions for each row, concatenated."""
 
     def __init__(self, rows: PrefixedRows) -> None:
         super().__init__()
@@ -119,15 +119,15 @@ class DecodePacked(nn.Module):
         asked: Tensor,
         caches: Sequence[LayerCache],
     ) -> tuple[Tensor, Sequence[LayerCache]]:
-        """Take sources and step in one.
+        """Process new tokens of some rows: a source for an empty row, target tokens for others.
 
         Args:
-            tokens_n: int64 [n], new tokens of all rows that take part.
-            rows: which rows of the caches these are, ascending.
-            counts: how many tokens each of them has.
-            lengths: int32 [rows of the caches], positions held before this call.
+            tokens_n: int64 [n], the new tokens of these rows, concatenated.
+            rows: the rows of the caches that take part, ascending.
+            counts: the number of new tokens of each.
+            lengths: int32 [rows of the caches], positions in the cache before this call.
             asked: int64 [m], which of the n positions get logits.
-            caches: (key, value) [rows, heads, capacity, d] a layer, written in place.
+            caches: (key, value) [rows, heads, capacity, d] per layer, written in place.
 
         Returns:
             Logits fp32 [m, vocab] and the caches.
@@ -145,7 +145,7 @@ class DecodePacked(nn.Module):
 
 
 class Pool(nn.Module):
-    """Hidden states of first tokens to vectors of their sources."""
+    """Maps the hidden states of first tokens to vectors of their sources."""
 
     def __init__(self, model: Unilm) -> None:
         super().__init__()
@@ -157,13 +157,16 @@ class Pool(nn.Module):
 
 
 def _sources(tokens_rs: Tensor, lengths: Tensor) -> Tensor:
-    """[rows]: an empty row's source is what comes now; any other's came before."""
+    """Return the length of each row's source [rows]: an empty row's source is what comes now.
+
+    The cached positions of other rows all count as source, since a target position sees them all.
+    """
     return torch.where(lengths == 0, tokens_rs.shape[1], lengths)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnilmPrograms:
-    """All programs over one set of weights."""
+    """All programs, with shared weights."""
 
     dimensions: UnilmDimensions
     decode: Decode
@@ -174,7 +177,7 @@ class UnilmPrograms:
     def from_tensors(
         cls, dimensions: UnilmDimensions, tensors: Mapping[str, NDArray[np.generic]]
     ) -> "UnilmPrograms":
-        """Build in fp32 from canonical names; raises KvcastError where names or shapes differ."""
+        """Build in fp32 from tensors by canonical name; KvcastError if names or shapes differ."""
         with torch.device("meta"):
             model = Unilm(dimensions)
         load_weights(model, tensors)
@@ -188,9 +191,9 @@ class UnilmPrograms:
 
     @torch.inference_mode()
     def whole(self, source: Int64, target: Int64) -> Float32:
-        """Return logits fp32 [len(source) + len(target), vocab] of both, seen all at once.
+        """Return logits fp32 [len(source) + len(target), vocab], computed in one call.
 
-        What is source is said and not derived from lengths: this is what steps must equal.
+        The source is given explicitly, not derived from lengths: steps must equal this.
         """
         tokens_rs = torch.from_numpy(np.concatenate([source, target]))[None]
         shape = (1, self.dimensions.kv_heads, tokens_rs.shape[1], self.dimensions.head_dim)

@@ -1,4 +1,4 @@
-"""Canonical tensors into a model, in fp32."""
+"""Loads tensors with canonical names into a model, in fp32."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from kvcast.errors import KvcastError
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, NDArray[np.generic]]) -> None:
-    """Give a model on the meta device its weights; KvcastError where names or shapes differ."""
+    """Load weights into a model on the meta device; KvcastError if names or shapes differ."""
     state = {
         name: torch.from_numpy(np.array(tensor, dtype=np.float32))
         for name, tensor in tensors.items()

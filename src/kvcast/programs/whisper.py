@@ -1,7 +1,7 @@
 """Whisper's two programs, `encode` and `decode`, and their weights.
 
-Both are pure: caches are arguments and results, nothing else remembers. `decode` writes its self
-caches in place and returns them, so an exported graph has a past and a present for each.
+Both are pure: caches are arguments and results, and there is no other state. `decode` writes its
+self caches in place and returns them, so an exported graph has a past and a present for each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from kvcast.spec.whisper import WhisperDimensions
 
 
 class Encode(nn.Module):
-    """Features to the cross keys and values of every decoder layer."""
+    """Maps features to the cross keys and values of every decoder layer."""
 
     def __init__(self, model: Whisper) -> None:
         super().__init__()
@@ -26,12 +26,12 @@ class Encode(nn.Module):
         self.decoder = model.decoder
 
     def forward(self, features_bmt: Tensor) -> list[LayerCache]:
-        """[batch, n_mels, frames] to one (key, value) [batch, heads, frames // 2, d] a layer."""
+        """[batch, n_mels, frames] to one (key, value) [batch, heads, frames // 2, d] per layer."""
         return self.decoder.project_cross(self.encoder(features_bmt))
 
 
 class Decode(nn.Module):
-    """New tokens over caches to logits and caches."""
+    """Maps new tokens to logits, over caches."""
 
     def __init__(self, model: Whisper) -> None:
         super().__init__()
@@ -45,14 +45,14 @@ class Decode(nn.Module):
         self_caches: Sequence[LayerCache],
         cross_caches: Sequence[LayerCache],
     ) -> tuple[Tensor, Sequence[LayerCache]]:
-        """Prefill and step in one: s new tokens a row, s chosen by the caller.
+        """Process s new tokens per row: many for prefill, one for a step.
 
         Args:
             tokens_rs: int64 [rows, s].
-            lengths: int32 [rows], positions held before this call.
+            lengths: int32 [rows], positions in the cache before this call.
             offsets: int64 [p], which of the s new positions get logits.
-            self_caches: (key, value) [rows, heads, capacity, d] a layer, written in place.
-            cross_caches: (key, value) [batch, heads, t, d] a layer; rows a multiple of batch.
+            self_caches: (key, value) [rows, heads, capacity, d] per layer, written in place.
+            cross_caches: (key, value) [batch, heads, t, d] per layer; rows is a multiple of batch.
 
         Returns:
             Logits fp32 [rows, p, vocab] and the self caches.
@@ -64,7 +64,7 @@ class Decode(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperPrograms:
-    """Both programs over one set of weights."""
+    """Both programs, with shared weights."""
 
     dimensions: WhisperDimensions
     encode: Encode
@@ -74,7 +74,7 @@ class WhisperPrograms:
     def from_tensors(
         cls, dimensions: WhisperDimensions, tensors: Mapping[str, NDArray[np.generic]]
     ) -> "WhisperPrograms":
-        """Build in fp32 from canonical names; raises KvcastError where names or shapes differ."""
+        """Build in fp32 from tensors by canonical name; KvcastError if names or shapes differ."""
         with torch.device("meta"):
             model = Whisper(dimensions)
         load_weights(model, tensors)
