@@ -112,7 +112,7 @@ class Decoder(nn.Module):
         self_caches: Sequence[LayerCache],
         cross_caches: Sequence[LayerCache],
     ) -> Tensor:
-        """Return logits [rows, len(offsets), vocab] at `offsets` within the new tokens [rows, s]."""
+        """Return logits [rows, len(offsets), vocab] at `offsets` in the new tokens [rows, s]."""
         positions_rs = lengths[:, None] + torch.arange(tokens_rs.shape[1], device=tokens_rs.device)
         hidden = self.embedding(tokens_rs) + embedding(positions_rs, self.positions)
         for layer, self_cache, cross_cache in zip(

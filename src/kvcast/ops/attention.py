@@ -236,7 +236,7 @@ def held_positions(last_r: Tensor, capacity: int, held: int) -> Tensor:
 
 
 def visible(query_rs: Tensor, key_rc: Tensor, window: int) -> Tensor:
-    """Return which keys each query sees [r, 1, s, c], by position; negative ones are empty slots."""
+    """Return which keys each query sees [r, 1, s, c], by position; negative is an empty slot."""
     distance = query_rs[:, :, None] - key_rc[:, None]
     visible_rsc = (distance >= 0) & (key_rc >= 0)[:, None]
     if window:
