@@ -19,8 +19,9 @@ from recomputing_runtime import (
 from kvcast.decoding.continuous import write
 from kvcast.decoding.drafts import LENGTH, STOP, Draft, Endings, Stopwatch
 from kvcast.decoding.numerics import log_softmax
+from kvcast.decoding.params import SamplingParams
 from kvcast.decoding.prefixes import Nothing, Prefix, Start
-from kvcast.decoding.sampling import TokenChoice
+from kvcast.decoding.sampling import Sampler
 from kvcast.errors import UsageError
 from kvcast.text.stops import StopStrings
 
@@ -42,7 +43,7 @@ def draft(
         (*read, *prompt),
         read=len(read),
         endings=Endings(end_tokens=ends, stops=StopStrings(stop), max_new_tokens=max_new_tokens),
-        choose=TokenChoice(**choice).chooser(stream),
+        choose=Sampler(SamplingParams(**choice), stream),
         tokenizer=Letters(),
         watch=Stopwatch(),
     )

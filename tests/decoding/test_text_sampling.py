@@ -17,7 +17,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from kvcast.decoding.sampling import MinP, RepetitionPenalty, TokenChoice, TopK, TopP, draw
+from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.sampling import MinP, RepetitionPenalty, Sampler, TopK, TopP, draw
 from kvcast.errors import UsageError
 
 VOCAB = 700
@@ -144,7 +145,7 @@ def test_draws_follow_the_distribution_of_the_definition(options: dict[str, Any]
         probabilities = warped(logits_v, seen)
     else:
         probabilities = softmax(logits_v / options["temperature"])
-    choose = TokenChoice(seed=3, **options).chooser()
+    choose = Sampler(SamplingParams(seed=3, **options))
     drawn = [choose(logits_v, seen) for _ in range(4000)]
     counts = np.bincount(drawn, minlength=VOCAB)
     assert is_likely(*chi_squared(counts, probabilities))
@@ -160,26 +161,26 @@ def test_the_chi_squared_test_can_fail():
 def test_what_the_model_gave_stays_as_it_is():
     for temperature in (0.0, 0.7):
         logits_v = logits(4)
-        choose = TokenChoice(**ALL | {"temperature": temperature}).chooser()
+        choose = Sampler(SamplingParams(**ALL | {"temperature": temperature}))
         choose(logits_v, np.array([1, 2, 3]))
         assert (logits_v == logits(4)).all()
 
 
 def test_temperature_0_takes_the_likeliest_whatever_the_truncations():
-    choose = TokenChoice(top_k=3, top_p=0.1, min_p=0.5).chooser()
+    choose = Sampler(SamplingParams(top_k=3, top_p=0.1, min_p=0.5))
     assert choose(logits(5), NOTHING_SEEN) == logits(5).argmax()
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-3])
 def test_the_colder_the_nearer_to_greedy(temperature: float):
     with np.errstate(all="raise", under="ignore"):
-        choose = TokenChoice(temperature=temperature).chooser()
+        choose = Sampler(SamplingParams(temperature=temperature))
         assert [choose(logits(6), NOTHING_SEEN) for _ in range(20)] == [logits(6).argmax()] * 20
 
 
 def test_seed_and_stream_fix_the_draws():
     def draws(seed: int, stream: int) -> list[int]:
-        choose = TokenChoice(temperature=1.0, seed=seed).chooser(stream)
+        choose = Sampler(SamplingParams(temperature=1.0, seed=seed), stream)
         return [choose(logits(i), NOTHING_SEEN) for i in range(12)]
 
     assert draws(1, 2) == draws(1, 2)
@@ -221,5 +222,5 @@ def test_the_ends_of_the_unit_interval_draw_tokens_that_have_weight():
 )
 def test_a_value_out_of_range_is_refused_in_one_line(options: dict[str, Any], says: str):
     with pytest.raises(UsageError) as error:
-        TokenChoice(**options)
+        SamplingParams(**options)
     assert str(error.value) == says

@@ -1,6 +1,5 @@
 """`TextModel`: what its words mean, what comes back, and what is refused."""
 
-import inspect
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from decoding.recomputing_runtime import Model, RecomputingRuntime, random_model
 from kvcast.errors import KvcastError, UsageError
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
-from kvcast.tasks import calls
 from kvcast.tasks.generate import TextGeneration, TextModel
 
 RANDOM = random_model(VOCAB, 0)
@@ -290,7 +288,7 @@ ALWAYS = [
 ]
 OF_ONE_TEXT = [
     ({"max_new_tokens": 0}, "max_new_tokens must be 1 or more, not 0"),
-    ({"min_new_tokens": -1}, "min_new_tokens must be from 0 to 256"),
+    ({"min_new_tokens": -1}, "min_new_tokens must be 0 or more, not -1"),
     (
         {"max_new_tokens": 3, "min_new_tokens": 4},
         "min_new_tokens must be from 0 to 3, which is max_new_tokens, not 4",
@@ -302,7 +300,9 @@ OF_ONE_TEXT = [
     ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0, not 0.0"),
     ({"seed": -1}, "seed must be 0 or more, not -1"),
     ({"chunk": 0}, "chunk must be 1 or more, not 0"),
-    ({"stop": ["a", ""]}, "a stop string is empty"),
+    ({"stop": ["a", ""]}, "stop is empty"),
+    ({"top_k": 2.5}, "top_k must be a whole number, not 2.5"),
+    ({"top_p": "all"}, "top_p must be a number, not 'all'"),
 ]
 OF_A_PROMPT = [({"system": "be kind"}, "system needs chat")]
 
@@ -365,13 +365,19 @@ def test_a_model_without_a_template_cannot_chat():
         text_model(chat=False).generate("hello", chat=True)
 
 
-def test_defaults_are_the_same_wherever_they_are_written():
-    explicit = inspect.signature(TextModel.generate).parameters
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(calls.Author.call).parameters.items()
-        if name != "self"
-    }
-    keywords = {n: p.default for n, p in explicit.items() if p.kind is p.KEYWORD_ONLY}
-    assert keywords == defaults | {"chat": False, "system": None}
-    assert set(defaults) == set(calls.TextsKeywords.__annotations__)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"n": 2, "temperature": 1.0}, "a stream is one text: leave out n"),
+        ({"batch": 4}, "a stream is one text: leave out batch"),
+        (
+            {"beam": 3, "length_penalty": 0.5},
+            "a stream is one text: leave out beam and length_penalty",
+        ),
+    ],
+)
+def test_a_stream_takes_no_options_about_several_texts(options: dict[str, Any], says: str):
+    model = text_model()
+    for say in (model.stream, model.session("hello").stream):
+        refused(lambda say=say: say("hello", **options), says)
+    assert "".join(model.stream("hello", n=1, batch=8)) == model.generate("hello").text

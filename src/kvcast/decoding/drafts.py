@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvcast.decoding.sampling import Chooser
+from kvcast.decoding.sampling import Sampler
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.text.base import TextTokenizer
@@ -133,7 +133,7 @@ class Draft:
         *,
         read: int,
         endings: Endings,
-        choose: Chooser,
+        choose: Sampler,
         tokenizer: TextTokenizer,
         watch: Stopwatch,
         prompt_tokens: int | None = None,

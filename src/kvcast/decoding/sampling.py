@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.decoding.numerics import top_k
-from kvcast.errors import UsageError
+from kvcast.decoding.params import SamplingParams
 from kvcast.runtimes.base import Float32, Int64
 
 _COLDEST = 1e-30
@@ -29,10 +29,6 @@ class RepetitionPenalty:
     """
 
     penalty: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.penalty < np.inf:
-            raise UsageError(f"repetition_penalty must be above 0, not {self.penalty}")
 
     def apply(self, scores_v: Float32, seen: Int64) -> None:
         """Change scores [vocab] in place, given the tokens seen, in any order."""
@@ -56,10 +52,6 @@ class TopK:
 
     k: int
 
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise UsageError(f"top_k must be 1 or more, not {self.k}")
-
     def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
         """See the protocol."""
         least = logits_c[top_k(logits_c, min(self.k, logits_c.size))[-1]]
@@ -75,10 +67,6 @@ class TopP:
     """
 
     p: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.p <= 1:
-            raise UsageError(f"top_p must be above 0 and at most 1, not {self.p}")
 
     def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
         """See the protocol."""
@@ -103,10 +91,6 @@ class MinP:
 
     share: float
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise UsageError(f"min_p must be from 0 to 1, not {self.share}")
-
     def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
         """See the protocol."""
         with np.errstate(divide="ignore"):
@@ -115,64 +99,15 @@ class MinP:
         return kept_c
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenChoice:
-    """What decides the next token.
-
-    Attributes:
-        temperature: 0 takes the likeliest token, whatever the truncations; more samples.
-        top_k: see `TopK`; None keeps all.
-        top_p: see `TopP`; 1 keeps all.
-        min_p: see `MinP`; 0 keeps all.
-        repetition_penalty: see `RepetitionPenalty`; 1 changes nothing.
-        seed: of sampling.
-
-    Raises:
-        UsageError: for a value out of range.
-
-    """
-
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < np.inf:
-            raise UsageError(f"temperature must be 0 or more, not {self.temperature}")
-        if self.seed < 0:
-            raise UsageError(f"seed must be 0 or more, not {self.seed}")
-        self.penalty()
-        self.truncations()
-
-    def penalty(self) -> RepetitionPenalty:
-        """Return what comes first."""
-        return RepetitionPenalty(self.repetition_penalty)
-
-    def truncations(self) -> list[Truncation]:
-        """Return what has an effect, in the order in which it applies."""
-        rules: list[Truncation] = [TopP(self.top_p)] if self.top_p != 1 else []
-        if self.top_k is not None:
-            rules.insert(0, TopK(self.top_k))
-        if self.min_p != 0:
-            rules.append(MinP(self.min_p))
-        return rules
-
-    def chooser(self, stream: int = 0) -> "Chooser":
-        """Begin a sequence; those of different streams draw different numbers."""
-        return Chooser(self, stream)
-
-
-class Chooser:
+class Sampler:
     """Chooses the tokens of one sequence, from numbers that no other sequence draws."""
 
-    def __init__(self, choice: TokenChoice, stream: int) -> None:
-        self._temperature = choice.temperature
-        self._penalty = choice.penalty()
-        self._truncations = choice.truncations()
-        self._rng = np.random.default_rng((choice.seed, stream))
+    def __init__(self, params: SamplingParams, stream: int = 0) -> None:
+        """Begin a sequence; those of different streams draw different numbers."""
+        self._temperature = params.temperature
+        self._penalty = RepetitionPenalty(params.repetition_penalty)
+        self._truncations = truncations(params)
+        self._rng = np.random.default_rng((params.seed, stream))
 
     def __call__(self, logits_v: Float32, seen: Int64) -> int:
         """Choose from the model's logits [vocab], which stay as they are.
@@ -192,6 +127,16 @@ class Chooser:
             kept_c = truncation.keeps(logits_c)
             logits_c, tokens_c = logits_c[kept_c], tokens_c[kept_c]
         return int(tokens_c[draw(logits_c, self._rng)])
+
+
+def truncations(params: SamplingParams) -> list[Truncation]:
+    """Return those that have an effect, in the order in which they apply."""
+    rules: list[Truncation] = [] if params.top_k is None else [TopK(params.top_k)]
+    if params.top_p != 1:
+        rules.append(TopP(params.top_p))
+    if params.min_p != 0:
+        rules.append(MinP(params.min_p))
+    return rules
 
 
 def draw(logits_c: Float32, rng: np.random.Generator) -> int:

@@ -7,44 +7,20 @@ checkpoint, no bundle and no words of prompts.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypedDict
+from functools import cached_property, partial
+from typing import Any
 
 from kvcast.decoding.beam_writing import write_beams
 from kvcast.decoding.beams import Hypothesis, NormalisedBeamSearch
 from kvcast.decoding.drafts import Draft, Endings, Stopwatch
+from kvcast.decoding.params import SamplingParams
 from kvcast.decoding.readers import Reader
 from kvcast.decoding.rows import Tokens
-from kvcast.decoding.sampling import TokenChoice
+from kvcast.decoding.sampling import RepetitionPenalty, Sampler
 from kvcast.errors import KvcastError, UsageError
 from kvcast.tasks.generations import TextGeneration, TextPieces, finished
 from kvcast.text.base import TextTokenizer
 from kvcast.text.stops import StopStrings
-
-
-class TextKeywords(TypedDict, total=False):
-    """Keywords for one text; `kvcast.tasks.generate.TextModel.generate` says what they mean."""
-
-    max_new_tokens: int
-    min_new_tokens: int
-    temperature: float
-    top_k: int | None
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    stop: str | Sequence[str]
-    seed: int
-    chunk: int | None
-
-
-class TextsKeywords(TextKeywords, total=False):
-    """Keywords for several texts."""
-
-    beam: int
-    length_penalty: float
-    early_stopping: bool
-    n: int
-    batch: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +74,7 @@ class Call:
         reader: takes prompts.
         tokenizer: of the model.
         limits: of the model.
-        choice: how a token is chosen.
-        endings: when a text is over.
-        search: beams; with 1, texts are written by `choice` alone.
-        n: texts for each prompt.
-        batch: most texts that are written at once; with beams, most prompts.
+        params: how texts are written.
         watch: when it was asked.
 
     """
@@ -110,34 +82,25 @@ class Call:
     reader: Reader
     tokenizer: TextTokenizer
     limits: Limits
-    choice: TokenChoice
-    endings: Endings
-    search: NormalisedBeamSearch
-    n: int
-    batch: int
+    params: SamplingParams
     watch: Stopwatch
 
     def __post_init__(self) -> None:
-        beams, temperature = self.search.beams, self.choice.temperature
-        for name in ("n", "batch"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be 1 or more, not {getattr(self, name)}")
-        if beams > 1 and temperature > 0:
-            raise UsageError("beam needs temperature 0: above it n samples are drawn")
-        if beams > self.limits.vocabulary:
+        if self.params.beam > self.limits.vocabulary:
             raise UsageError(
-                f"beam must be at most {self.limits.vocabulary}, the model's tokens, not {beams}"
+                f"beam must be at most {self.limits.vocabulary}, the model's tokens, "
+                f"not {self.params.beam}"
             )
-        if beams == 1 and self.search.length_penalty != 1:
-            raise UsageError("length_penalty needs a beam of 2 or more")
-        if beams == 1 and self.search.early_stopping:
-            raise UsageError("early_stopping needs a beam of 2 or more")
-        if beams == 1 and self.n > 1 and temperature == 0:
-            raise UsageError(
-                "n needs a temperature above 0, or a beam of n or more: at 0 all texts are the same"
-            )
-        if 1 < beams < self.n:
-            raise UsageError(f"n must be at most {beams}, the beam, not {self.n}")
+
+    @cached_property
+    def endings(self) -> Endings:
+        """When a text is over."""
+        return Endings(
+            end_tokens=self.tokenizer.end_tokens,
+            stops=StopStrings(self.params.stops),
+            max_new_tokens=self.params.max_new_tokens,
+            min_new_tokens=self.params.min_new_tokens,
+        )
 
     def each(self, prompts: Sequence[Tokens]) -> Iterator[list[TextGeneration]]:
         """Return the texts of each prompt, in order, as they are done.
@@ -153,7 +116,7 @@ class Call:
             raise UsageError("there is no prompt: give at least one")
         for prompt in prompts:
             self._check(prompt)
-        return self._searched(prompts) if self.search.beams > 1 else self._written(prompts)
+        return self._searched(prompts) if self.params.beam > 1 else self._written(prompts)
 
     def pieces(self, prompt: Tokens) -> TextPieces:
         """Return the pieces of one text; raises as `each`."""
@@ -164,7 +127,8 @@ class Call:
     def _written(self, prompts: Sequence[Tokens]) -> Iterator[list[TextGeneration]]:
         streams = self._streams(prompts)
         # Texts of several prompts at once, but of no more than find room.
-        together = len(prompts) if self.n == 1 else max(1, self.batch // self.n)
+        n, batch = self.params.n, self.params.batch
+        together = len(prompts) if n == 1 else max(1, batch // n)
         for first in range(0, len(prompts), together):
             some = prompts[first : first + together]
             drafts = [
@@ -172,28 +136,30 @@ class Call:
                 for prompt, several in zip(some, streams[first:], strict=False)
             ]
             done = 0
-            for _ in self.reader.write(some, drafts, self.batch):
+            for _ in self.reader.write(some, drafts, batch):
                 while done < len(some) and all(draft.finish_reason for draft in drafts[done]):
                     yield [finished(draft) for draft in drafts[done]]
                     done += 1
 
     def _searched(self, prompts: Sequence[Tokens]) -> Iterator[list[TextGeneration]]:
-        for first in range(0, len(prompts), self.batch):
-            some = prompts[first : first + self.batch]
+        params = self.params
+        search = NormalisedBeamSearch(params.beam, params.length_penalty, params.early_stopping)
+        for first in range(0, len(prompts), params.batch):
+            some = prompts[first : first + params.batch]
             preceding = [self.reader.preceding(prompt) for prompt in some]
             rooms = [self._endings(tokens).max_new_tokens for tokens in preceding]
             ends = [len(tokens) + room for tokens, room in zip(preceding, rooms, strict=True)]
             watches = [self.watch.another() for _ in some]
             found = write_beams(
                 self.reader.begin(some, max(ends) - 1),
-                self.search,
+                search,
                 ended=[partial(self._ends, room) for room in rooms],
                 endings=self.endings,
-                penalty=self.choice.penalty(),
+                penalty=RepetitionPenalty(params.repetition_penalty),
                 on_step=lambda i, watches=watches: watches[i].tick(),  # type: ignore[misc]
             )
             for prompt, watch, hypotheses in zip(some, watches, found, strict=True):
-                yield [self._text(prompt, watch, one) for one in hypotheses[: self.n]]
+                yield [self._text(prompt, watch, one) for one in hypotheses[: params.n]]
 
     def _text(self, prompt: Tokens, watch: Stopwatch, hypothesis: Hypothesis) -> TextGeneration:
         draft = self._draft(prompt, 0, watch)
@@ -210,8 +176,8 @@ class Call:
         used: Counter[tuple[int, ...]] = Counter()
         streams = []
         for prompt in map(tuple, prompts):
-            streams.append(range(used[prompt], used[prompt] + self.n))
-            used[prompt] += self.n
+            streams.append(range(used[prompt], used[prompt] + self.params.n))
+            used[prompt] += self.params.n
         return streams
 
     def _draft(self, prompt: Tokens, stream: int, watch: Stopwatch) -> Draft:
@@ -220,7 +186,7 @@ class Call:
             preceding,
             read=len(self.reader.held),
             endings=self._endings(preceding),
-            choose=self.choice.chooser(stream),
+            choose=Sampler(self.params, stream),
             tokenizer=self.tokenizer,
             watch=watch,
             prompt_tokens=self._length(prompt),
@@ -244,12 +210,12 @@ class Call:
 
 
 class Author:
-    """Turns keywords into a call."""
+    """Turns options into a call."""
 
     def __init__(
         self, reader: Callable[[int | None], Reader], tokenizer: TextTokenizer, limits: Limits
     ) -> None:
-        """`reader` makes one from the keyword `chunk`, which is None where it was not given.
+        """`reader` makes one from the option `chunk`, which is None where it was not given.
 
         Raises KvcastError for a token that ends texts and that the model does not have.
         """
@@ -258,48 +224,14 @@ class Author:
         self._tokenizer = tokenizer
         self.limits = limits
 
-    def call(
-        self,
-        *,
-        max_new_tokens: int = 256,
-        min_new_tokens: int = 0,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        stop: str | Sequence[str] = (),
-        seed: int = 0,
-        beam: int = 1,
-        length_penalty: float = 1.0,
-        early_stopping: bool = False,
-        n: int = 1,
-        batch: int = 8,
-        chunk: int | None = None,
-    ) -> Call:
-        """Return what these keywords ask for; raises UsageError where that cannot be served."""
+    def call(self, params: SamplingParams) -> Call:
+        """Return what these options ask for; raises UsageError where that cannot be served."""
         return Call(
             watch=Stopwatch(),
-            reader=self._reader(chunk),
+            reader=self._reader(params.chunk),
             tokenizer=self._tokenizer,
             limits=self.limits,
-            choice=TokenChoice(
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                seed=seed,
-            ),
-            endings=Endings(
-                end_tokens=self._tokenizer.end_tokens,
-                stops=StopStrings((stop,) if isinstance(stop, str) else tuple(stop)),
-                max_new_tokens=max_new_tokens,
-                min_new_tokens=min_new_tokens,
-            ),
-            search=NormalisedBeamSearch(beam, length_penalty, early_stopping),
-            n=n,
-            batch=batch,
+            params=params,
         )
 
 

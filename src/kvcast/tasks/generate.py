@@ -5,19 +5,22 @@ The one place where the words of the API meet the parts that own the options.
 
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.decoding.numerics import log_probabilities
+from kvcast.decoding.params import SamplingParams
 from kvcast.decoding.prefixes import Nothing, Prefix, Start
 from kvcast.decoding.readers import PromptReader
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import DecoderOnly
 from kvcast.spec.decoder import DecoderDimensions
-from kvcast.tasks.calls import Author, Limits, TextKeywords, TextsKeywords, as_asked
+from kvcast.spec.options import keywords_of
+from kvcast.tasks.calls import Author, Limits, as_asked
 from kvcast.tasks.generations import TextGeneration, TextPieces
+from kvcast.tasks.params import PromptParams
 from kvcast.text.base import TextTokenizer
 
 __all__ = ["TextGeneration", "TextModel", "TextPieces", "TextSession"]
@@ -40,56 +43,15 @@ class TextModel:
         self.dimensions = dimensions
         self._author = _author(Nothing(runtime), tokenizer, dimensions)
 
+    @keywords_of(PromptParams)
     def generate(
-        self,
-        prompt: str | Sequence[str],
-        *,
-        chat: bool = False,
-        system: str | None = None,
-        max_new_tokens: int = 256,
-        min_new_tokens: int = 0,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        stop: str | Sequence[str] = (),
-        seed: int = 0,
-        beam: int = 1,
-        length_penalty: float = 1.0,
-        early_stopping: bool = False,
-        n: int = 1,
-        batch: int = 8,
-        chunk: int | None = None,
+        self, prompt: str | Sequence[str], params: PromptParams
     ) -> TextGeneration | list[Any]:
         """Continue a prompt, or several.
 
         In fp32 neither `batch` nor `chunk` nor the order of prompts changes a text; in int8 what
         is multiplied in one call shares a scale. A text that has no room for `max_new_tokens`
         within what the model takes ends sooner, for its length.
-
-        Args:
-            prompt: text to continue, or several.
-            chat: whether a prompt is what a user says to the model, in its own chat template.
-            system: with `chat`, what the model is told before.
-            max_new_tokens: most tokens of a text.
-            min_new_tokens: before a text has so many, no end token can be chosen; a stop string
-                may still end it.
-            temperature: 0 takes the likeliest token always, and `top_k`, `top_p` and `min_p`
-                change nothing; more samples.
-            top_k: sample from this many likeliest tokens; None from all.
-            top_p: sample from the likeliest tokens that together reach this probability.
-            min_p: sample from what has at least this share of the likeliest token's probability.
-            repetition_penalty: above 1 makes tokens of the prompt and the text less likely.
-            stop: one or more strings that end a text before them.
-            seed: of sampling.
-            beam: beams at temperature 0, as Hugging Face transformers searches; 1 is greedy.
-            length_penalty: with beams, exponent of the length that scores are divided by.
-            early_stopping: with beams, whether a prompt's search is over as soon as `beam` texts
-                have ended; otherwise once none under way promises to be among them.
-            n: texts for each prompt: samples, or the best beams.
-            batch: most texts at once, of one prompt with n above 1; with beams, most prompts.
-            chunk: most tokens of a prompt in one call of the model; None is 512.
 
         Returns:
             For one prompt a text, for several a list in their order; with n above 1 a list of n
@@ -100,54 +62,24 @@ class TextModel:
                 or too long.
 
         """
-        texts = self.generate_each(
-            [prompt] if isinstance(prompt, str) else prompt,
-            chat=chat,
-            system=system,
-            max_new_tokens=max_new_tokens,
-            min_new_tokens=min_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            stop=stop,
-            seed=seed,
-            beam=beam,
-            length_penalty=length_penalty,
-            early_stopping=early_stopping,
-            n=n,
-            batch=batch,
-            chunk=chunk,
-        )
-        return as_asked(texts, prompt, n)
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        return as_asked(self._each(prompts, params), prompt, params.n)
 
+    @keywords_of(PromptParams)
     def generate_each(
-        self,
-        prompts: Sequence[str],
-        *,
-        chat: bool = False,
-        system: str | None = None,
-        **keywords: Unpack[TextsKeywords],
+        self, prompts: Sequence[str], params: PromptParams
     ) -> Iterator[list[TextGeneration]]:
         """Return the n texts of each prompt, in order, as they are done; see `generate`."""
-        call = self._author.call(**keywords)
-        return call.each([self._tokens(prompt, chat, system) for prompt in prompts])
+        return self._each(prompts, params)
 
-    def stream(
-        self,
-        prompt: str,
-        *,
-        chat: bool = False,
-        system: str | None = None,
-        **keywords: Unpack[TextKeywords],
-    ) -> TextPieces:
+    @keywords_of(PromptParams)
+    def stream(self, prompt: str, params: PromptParams) -> TextPieces:
         """Return an iterator of the text's pieces, which has the `result` at its end.
 
-        Takes the keywords of `generate`, apart from those that are about several texts.
+        Options that are about several texts stay at their defaults; see `generate`.
         """
-        call = self._author.call(**keywords)
-        return call.pieces(self._tokens(prompt, chat, system))
+        params.check_one_text()
+        return self._author.call(params).pieces(self._tokens(prompt, params))
 
     def session(self, prefix: str, *, chunk: int = CHUNK) -> "TextSession":
         """Compute a prefix once, to continue it any number of times.
@@ -179,7 +111,7 @@ class TextModel:
                 f"the text has {len(tokens)} tokens: a score needs 2, and the model takes "
                 f"{self.dimensions.max_positions} at most"
             )
-        self._author.call(chunk=chunk)
+        SamplingParams(chunk=chunk)  # raises UsageError for one that is out of bounds
         tokens_s = np.array(tokens, np.int64)
         cache = self.runtime.new_cache(1, len(tokens) - 1)
         found = []
@@ -190,13 +122,17 @@ class TextModel:
             found.append(log_probabilities(logits_rsv[0], next_s1)[:, 0])
         return np.concatenate(found)
 
-    def _tokens(self, prompt: str, chat: bool, system: str | None) -> list[int]:
-        if not chat:
-            if system is not None:
+    def _each(self, prompts: Sequence[str], params: PromptParams) -> Iterator[list[TextGeneration]]:
+        call = self._author.call(params)
+        return call.each([self._tokens(prompt, params) for prompt in prompts])
+
+    def _tokens(self, prompt: str, params: PromptParams) -> list[int]:
+        if not params.chat:
+            if params.system is not None:
                 raise UsageError("system needs chat: a plain prompt is continued as it is")
             return self.tokenizer.encode(prompt)
-        messages = [] if system is None else [{"role": "system", "content": system}]
-        return self.tokenizer.encode_chat([*messages, {"role": "user", "content": prompt}])
+        system = [] if params.system is None else [{"role": "system", "content": params.system}]
+        return self.tokenizer.encode_chat([*system, {"role": "user", "content": prompt}])
 
 
 class TextSession:
@@ -218,17 +154,20 @@ class TextSession:
         """Tokens of the prefix."""
         return self._prefix.tokens
 
+    @keywords_of(SamplingParams)
     def generate(
-        self, rest: str | Sequence[str] = "", **keywords: Unpack[TextsKeywords]
+        self, rest: str | Sequence[str] = "", *, params: SamplingParams
     ) -> TextGeneration | list[Any]:
         """Continue prefix and rest, or several rests; see `TextModel.generate`."""
         rests = [rest] if isinstance(rest, str) else rest
-        texts = self._author.call(**keywords).each([self._tokens(one) for one in rests])
-        return as_asked(texts, rest, keywords.get("n", 1))
+        texts = self._author.call(params).each([self._tokens(one) for one in rests])
+        return as_asked(texts, rest, params.n)
 
-    def stream(self, rest: str = "", **keywords: Unpack[TextKeywords]) -> TextPieces:
+    @keywords_of(SamplingParams)
+    def stream(self, rest: str = "", *, params: SamplingParams) -> TextPieces:
         """Continue prefix and rest piece by piece; see `TextModel.stream`."""
-        return self._author.call(**keywords).pieces(self._tokens(rest))
+        params.check_one_text()
+        return self._author.call(params).pieces(self._tokens(rest))
 
     def _tokens(self, rest: str) -> list[int]:
         """Return a continuation's tokens: without those that begin every text."""

@@ -5,18 +5,21 @@ A text answers its source, which is read whole, and does not go on from it.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, Protocol, Unpack
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from kvcast.decoding.prefixes import Nothing
 from kvcast.decoding.readers import PromptReader, Reader, SourceReader
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import DecoderOnly, EncoderDecoder, Float32, Int64
+from kvcast.spec.options import keywords_of
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
-from kvcast.tasks.calls import Author, Limits, TextKeywords, TextsKeywords, as_asked
+from kvcast.tasks.calls import Author, Limits, as_asked
 from kvcast.tasks.generations import TextGeneration, TextPieces
+from kvcast.tasks.params import PromptParams
 from kvcast.text.base import TextTokenizer
 
 
@@ -34,13 +37,9 @@ class SourceTextModel:
         self._limits = limits
         self._author = Author(_only(reader), tokenizer, limits)
 
+    @keywords_of(PromptParams)
     def generate(
-        self,
-        prompt: str | Sequence[str],
-        *,
-        chat: bool = False,
-        system: str | None = None,
-        **keywords: Unpack[TextsKeywords],
+        self, prompt: str | Sequence[str], params: PromptParams
     ) -> TextGeneration | list[Any]:
         """Answer a source, or several; see `kvcast.tasks.generate.TextModel.generate`.
 
@@ -51,37 +50,29 @@ class SourceTextModel:
                 or too long.
 
         """
-        texts = self.generate_each(
-            [prompt] if isinstance(prompt, str) else prompt, chat=chat, system=system, **keywords
-        )
-        return as_asked(texts, prompt, keywords.get("n", 1))
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        return as_asked(self._each(prompts, params), prompt, params.n)
 
+    @keywords_of(PromptParams)
     def generate_each(
-        self,
-        prompts: Sequence[str],
-        *,
-        chat: bool = False,
-        system: str | None = None,
-        **keywords: Unpack[TextsKeywords],
+        self, prompts: Sequence[str], params: PromptParams
     ) -> Iterator[list[TextGeneration]]:
         """Return the n texts of each source, in order, as they are done; see `generate`."""
-        _refuse_conversation(chat, system)
-        return self._author.call(**keywords).each([self._tokens(prompt) for prompt in prompts])
+        return self._each(prompts, params)
 
-    def stream(
-        self,
-        prompt: str,
-        *,
-        chat: bool = False,
-        system: str | None = None,
-        **keywords: Unpack[TextKeywords],
-    ) -> TextPieces:
+    @keywords_of(PromptParams)
+    def stream(self, prompt: str, params: PromptParams) -> TextPieces:
         """Return an iterator of the text's pieces, which has the `result` at its end.
 
-        Takes the keywords of `generate`, apart from those that are about several texts.
+        Options that are about several texts stay at their defaults; see `generate`.
         """
-        _refuse_conversation(chat, system)
-        return self._author.call(**keywords).pieces(self._tokens(prompt))
+        params.check_one_text()
+        _refuse_conversation(params)
+        return self._author.call(params).pieces(self._tokens(prompt))
+
+    def _each(self, prompts: Sequence[str], params: PromptParams) -> Iterator[list[TextGeneration]]:
+        _refuse_conversation(params)
+        return self._author.call(params).each([self._tokens(prompt) for prompt in prompts])
 
     def _tokens(self, source: str) -> list[int]:
         """Return a source's tokens; raises UsageError if all of them are special."""
@@ -137,17 +128,10 @@ class UnilmModel(SourceTextModel):
         self.runtime = runtime
         self.dimensions = dimensions
 
-    def generate_each(
-        self,
-        prompts: Sequence[str],
-        *,
-        chat: bool = False,
-        system: str | None = None,
-        **keywords: Unpack[TextsKeywords],
-    ) -> Iterator[list[TextGeneration]]:
-        """Return the texts of each source, in order, as they are done; see `generate`."""
-        each = super().generate_each(prompts, chat=chat, system=system, **keywords)
-        return map(self._ranked, prompts, each) if keywords.get("n", 1) > 1 else each
+    @override
+    def _each(self, prompts: Sequence[str], params: PromptParams) -> Iterator[list[TextGeneration]]:
+        each = super()._each(prompts, params)
+        return map(self._ranked, prompts, each) if params.n > 1 else each
 
     def embed(self, texts: str | Sequence[str]) -> Float32:
         """Return the embeddings of a text or several, fp32 [texts, width], as the model pools them.
@@ -193,6 +177,6 @@ def _only(reader: Reader) -> Callable[[int | None], Reader]:
     return whole
 
 
-def _refuse_conversation(chat: bool, system: str | None) -> None:
-    if chat or system is not None:
+def _refuse_conversation(params: PromptParams) -> None:
+    if params.chat or params.system is not None:
         raise UsageError("this model answers a source as it is: leave out chat and system")

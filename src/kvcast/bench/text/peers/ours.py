@@ -16,8 +16,9 @@ from kvcast.checkpoints.base import DecoderCheckpoint
 from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.decoding.continuous import write
 from kvcast.decoding.drafts import Draft, Endings, Stopwatch
+from kvcast.decoding.params import SamplingParams
 from kvcast.decoding.prefixes import Nothing
-from kvcast.decoding.sampling import TokenChoice
+from kvcast.decoding.sampling import Sampler
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import DecoderOnly
 from kvcast.tasks.generate import TextModel
@@ -137,7 +138,7 @@ def generate(
             prompt,
             read=0,
             endings=endings,
-            choose=TokenChoice().chooser(),
+            choose=Sampler(SamplingParams()),
             tokenizer=tokenizer,
             watch=Stopwatch(),
         )

@@ -1,0 +1,188 @@
+"""Sampling and search options of text: what they are called, take and mean.
+
+`kvcast.decoding.sampling` and the searches apply them. Knows no library of numbers, so that the
+command line can show its help at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from typing_extensions import override
+
+from kvcast.errors import UsageError
+from kvcast.spec.options import Bounds, Option, Params, Text
+
+CHOICE = "choice of tokens"
+SEVERAL = "beams and several texts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams(Params):
+    """How texts are written after a prompt.
+
+    Raises:
+        UsageError: for a value out of its bounds, and options that exclude each other.
+
+    """
+
+    max_new_tokens: Annotated[
+        int, Option(group=CHOICE, help="most tokens of a text", check=Bounds(least=1))
+    ] = 256
+    min_new_tokens: Annotated[
+        int,
+        Option(
+            group=CHOICE,
+            help="no end token is chosen before a text has so many tokens; a stop string may still "
+            "end it",
+            check=Bounds(least=0),
+        ),
+    ] = 0
+    temperature: Annotated[
+        float,
+        Option(
+            group=CHOICE,
+            help="0 always takes the likeliest token, whatever top_k, top_p and min_p say; more "
+            "samples",
+            check=Bounds(least=0),
+            metavar="T",
+        ),
+    ] = 0.0
+    top_k: Annotated[
+        int | None,
+        Option(
+            group=CHOICE,
+            help="sample from the K likeliest tokens",
+            check=Bounds(least=1),
+            metavar="K",
+            default="all",
+        ),
+    ] = None
+    top_p: Annotated[
+        float,
+        Option(
+            group=CHOICE,
+            help="sample from the likeliest tokens that together reach this probability",
+            check=Bounds(above=0, most=1),
+            metavar="P",
+            default="1, all",
+        ),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        Option(
+            group=CHOICE,
+            help="sample from tokens with at least this share of the likeliest one's probability",
+            check=Bounds(least=0, most=1),
+            metavar="P",
+            default="0, all",
+        ),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Option(
+            group=CHOICE,
+            help="above 1 makes tokens of the prompt and the text less likely",
+            check=Bounds(above=0),
+            metavar="X",
+        ),
+    ] = 1.0
+    stop: Annotated[
+        str | Sequence[str],
+        Option(
+            group=CHOICE,
+            help="end before this text; may be given several times",
+            check=Text(filled=True),
+            metavar="TEXT",
+        ),
+    ] = ()
+    seed: Annotated[int, Option(group=CHOICE, help="seed of sampling", check=Bounds(least=0))] = 0
+    chunk: Annotated[
+        int | None,
+        Option(
+            group=CHOICE,
+            help="most tokens of a prompt in one call of the model; T5 and UniLM read it whole and "
+            "take no chunk",
+            check=Bounds(least=1),
+            default="512",
+        ),
+    ] = None
+    logprobs: Annotated[
+        bool, Option(group=CHOICE, help="also return the log-probability of each token")
+    ] = False
+    beam: Annotated[
+        int,
+        Option(
+            group=SEVERAL,
+            help="beams at temperature 0, as Hugging Face transformers searches",
+            check=Bounds(least=1),
+            flags=("--beam", "--beam-size"),
+            default="1, greedy",
+        ),
+    ] = 1
+    length_penalty: Annotated[
+        float,
+        Option(
+            group=SEVERAL,
+            help="with beams, exponent of the length that scores are divided by",
+            check=Bounds(),
+            metavar="ALPHA",
+        ),
+    ] = 1.0
+    early_stopping: Annotated[
+        bool,
+        Option(
+            group=SEVERAL,
+            help="with beams, end a prompt's search as soon as as many texts as beams have ended; "
+            "otherwise once none under way promises to be among them",
+        ),
+    ] = False
+    n: Annotated[
+        int,
+        Option(
+            group=SEVERAL,
+            help="texts for each prompt: samples, or the best beams; those of a UniLM are ranked "
+            "by similarity to the prompt",
+            check=Bounds(least=1),
+            flags=("--n", "--num-return"),
+        ),
+    ] = 1
+    batch: Annotated[
+        int,
+        Option(
+            group=SEVERAL,
+            help="most texts that are written at once; with beams, prompts",
+            check=Bounds(least=1),
+        ),
+    ] = 8
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_new_tokens > self.max_new_tokens:
+            raise UsageError(
+                f"min_new_tokens must be from 0 to {self.max_new_tokens}, which is "
+                f"max_new_tokens, not {self.min_new_tokens}"
+            )
+        if self.beam > 1 and self.temperature > 0:
+            raise UsageError("beam needs temperature 0: above it n samples are drawn")
+        if self.beam == 1 and self.length_penalty != 1:
+            raise UsageError("length_penalty needs a beam of 2 or more")
+        if self.beam == 1 and self.early_stopping:
+            raise UsageError("early_stopping needs a beam of 2 or more")
+        if self.beam == 1 and self.n > 1 and self.temperature == 0:
+            raise UsageError(
+                "n needs a temperature above 0, or a beam of n or more: at 0 all texts are the same"
+            )
+        if 1 < self.beam < self.n:
+            raise UsageError(f"n must be at most {self.beam}, the beam, not {self.n}")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end a text."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def check_one_text(self) -> None:
+        """Raise UsageError for options that are about several texts."""
+        if names := self.changed(SEVERAL):
+            raise UsageError(f"a stream is one text: leave out {' and '.join(names)}")

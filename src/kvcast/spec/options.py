@@ -1,0 +1,348 @@
+"""Options, each declared once: a field of a frozen dataclass, with its bounds and its help.
+
+`keywords_of` makes the keywords of a public method out of such a dataclass, the command line makes
+arguments of it (`kvcast.cli.arguments`), and the documentation shows it as a table. This module
+knows no option by name, and nothing that an option does.
+"""
+
+import dataclasses
+import inspect
+import math
+import numbers
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, wraps
+from types import NoneType
+from typing import (
+    Annotated,
+    Any,
+    Concatenate,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
+
+from typing_extensions import override
+
+from kvcast.errors import UsageError
+
+__all__ = ["Bounds", "Check", "Choice", "Declared", "Option", "Params", "Text", "keywords_of"]
+
+
+class Check(Protocol):
+    """What a value may be."""
+
+    def problem(self, value: Any, kind: type) -> str | None:
+        """Say what is wrong with a value that should be of `kind`, as in "must be 1 or more"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds(Check):
+    """A finite number: `least` and `most` are inside, `above` is not."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+
+    @override
+    def problem(self, value: Any, kind: type) -> str | None:
+        if kind is int and not isinstance(value, numbers.Integral):
+            return f"must be a whole number, not {value!r}"
+        if not isinstance(value, numbers.Real):
+            return f"must be a number, not {value!r}"
+        return None if self._admits(float(value)) else f"must be {self}, not {value}"
+
+    def _admits(self, value: float) -> bool:
+        low = self.least is not None and value < self.least
+        high = self.most is not None and value > self.most
+        below = self.above is not None and value <= self.above
+        return math.isfinite(value) and not (low or high or below)
+
+    @override
+    def __str__(self) -> str:
+        if self.above is not None:
+            return f"above {self.above}" + (
+                "" if self.most is None else f" and at most {self.most}"
+            )
+        if self.most is not None:
+            return (
+                f"at most {self.most}"
+                if self.least is None
+                else f"from {self.least} to {self.most}"
+            )
+        return "a finite number" if self.least is None else f"{self.least} or more"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Check):
+    """Text that can be encoded, and that is not empty if it must be `filled`."""
+
+    filled: bool = False
+
+    @override
+    def problem(self, value: Any, kind: type) -> str | None:
+        if not isinstance(value, str):
+            return f"must be a string, not {value!r}"
+        if self.filled and not value:
+            return "is empty"
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return "is not valid UTF-8"
+        return None
+
+
+@dataclass(frozen=True)
+class Choice(Check):
+    """One of several words; `words` is called each time, so that a table may grow."""
+
+    words: Callable[[], Sequence[str]]
+
+    @override
+    def problem(self, value: Any, kind: type) -> str | None:
+        words = self.words()
+        return None if value in words else f"must be one of {', '.join(words)}, not {value!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """What is to be said of a field besides its name, type and default.
+
+    Attributes:
+        help: what it means, in half a sentence; called where it depends on a table.
+        group: the heading under which it is listed.
+        check: which values it takes.
+        metavar: the value's name in the command's help.
+        flags: spellings on the command line; by default one that follows from the name.
+        default: the default in words, where the value does not say it.
+        read: turns a word of the command line into the value, where the type does not say how.
+
+    """
+
+    help: str | Callable[[], str]
+    group: str
+    check: Check | None = None
+    metavar: str = "N"
+    flags: tuple[str, ...] = ()
+    default: str | None = None
+    read: Callable[[str], Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """A field of a dataclass that has an `Option`.
+
+    Attributes:
+        name: of the field, and of the keyword.
+        kind: bool, int, float or str.
+        many: whether it takes one or several of them.
+        optional: whether it takes None.
+        type: as annotated.
+        default: value.
+        option: what the annotation says besides.
+
+    """
+
+    name: str
+    kind: type
+    many: bool
+    optional: bool
+    type: Any
+    default: Any
+    option: Option
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Spellings on the command line."""
+        return self.option.flags or ("--" + self.name.replace("_", "-"),)
+
+    @property
+    def help(self) -> str:
+        """What it means, without the default."""
+        return self.option.help if isinstance(self.option.help, str) else self.option.help()
+
+    @property
+    def default_in_words(self) -> str:
+        """The default as documents show it."""
+        if self.option.default is not None:
+            return self.option.default
+        if isinstance(self.default, bool):
+            return "on" if self.default else "off"
+        if isinstance(self.default, tuple):
+            return ",".join(f"{value:g}" for value in self.default) or "none"
+        return (
+            "none"
+            if self.default is None
+            else f"{self.default:g}"
+            if self.kind
+            in (
+                int,
+                float,
+            )
+            else str(self.default)
+        )
+
+    def check(self, value: Any) -> None:
+        """Raise UsageError for a value that the option does not take."""
+        check = self.option.check
+        if check is None or (value is None and self.optional):
+            return
+        single = not self.many or isinstance(value, str) or not isinstance(value, Sequence)
+        for one in [value] if single else value:
+            if problem := check.problem(one, self.kind):
+                raise UsageError(f"{self.name} {problem}")
+
+
+def _in_words(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    """Base of dataclasses whose fields are options.
+
+    Raises:
+        UsageError: for a value out of its bounds.
+
+    """
+
+    def __post_init__(self) -> None:
+        for option in self.declared():
+            option.check(getattr(self, option.name))
+
+    @classmethod
+    def declared(cls) -> tuple[Declared, ...]:
+        """Return the options, in order."""
+        return _declared(cls)  # type: ignore[arg-type]  # classes can be hashed
+
+    def changed(self, group: str) -> list[str]:
+        """Return the names of a group's options that differ from their defaults."""
+        return [
+            option.name
+            for option in self.declared()
+            if option.option.group == group and getattr(self, option.name) != option.default
+        ]
+
+
+@cache
+def _declared(params: type[Params]) -> tuple[Declared, ...]:
+    hints = get_type_hints(params, include_extras=True)
+    return tuple(
+        _declare(field, hints[field.name])
+        for field in dataclasses.fields(params)
+        if get_origin(hints[field.name]) is Annotated
+    )
+
+
+def _declare(field: "dataclasses.Field[Any]", hint: Any) -> Declared:
+    bare, option = get_args(hint)
+    members = get_args(bare) or (bare,)
+    several = [one for one in members if get_origin(one) is Sequence]
+    (kind,) = get_args(several[0]) if several else [one for one in members if one is not NoneType]
+    return Declared(
+        name=field.name,
+        kind=kind,
+        many=bool(several),
+        optional=NoneType in members,
+        type=bare,
+        default=field.default,
+        option=option,
+    )
+
+
+P = ParamSpec("P")
+T = TypeVar("T", bound=Params)
+T_co = TypeVar("T_co", bound=Params, covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
+Owner = TypeVar("Owner")
+Owner_contra = TypeVar("Owner_contra", contravariant=True)
+First = TypeVar("First")
+First_contra = TypeVar("First_contra", contravariant=True)
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class _TakesParams(Protocol[Owner_contra, First_contra, T_contra, R_co]):
+    """A method whose argument beside `params` has a default."""
+
+    def __call__(
+        self, owner: Owner_contra, first: First_contra = ..., /, *, params: T_contra
+    ) -> R_co: ...
+
+
+class _TakesKeywords(Protocol[First_contra, P, R_co]):
+    def __call__(
+        self, first: First_contra = ..., /, *args: P.args, **keywords: P.kwargs
+    ) -> R_co: ...
+
+
+class _Method(Protocol[Owner_contra, First_contra, P, R_co]):
+    """What type checkers take the decorated method for; at run time it is a function."""
+
+    def __get__(
+        self, instance: Owner_contra, owner: type
+    ) -> _TakesKeywords[First_contra, P, R_co]: ...
+
+
+class _Decorator(Protocol[P, T_co]):
+    @overload
+    def __call__(
+        self, function: _TakesParams[Owner, First, T_co, R]
+    ) -> _Method[Owner, First, P, R]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[Owner, First, T_co], R]
+    ) -> Callable[Concatenate[Owner, First, P], R]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[First, T_co], R]
+    ) -> Callable[Concatenate[First, P], R]: ...
+
+
+def keywords_of(params: Callable[P, T]) -> _Decorator[P, T]:
+    """Return a decorator for a function whose last argument, `params`, is one of these.
+
+    The function then takes the fields as keywords, with their types and defaults, and its docstring
+    goes on with what they mean. Type checkers and `inspect.signature` see them one by one.
+    """
+    made = cast("type[T]", params)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        names = frozenset(option.name for option in made.declared())
+
+        @wraps(function)
+        def taking(*given: Any, **keywords: Any) -> Any:
+            options = {name: keywords.pop(name) for name in names & keywords.keys()}
+            return function(*given, **keywords, params=made(**options))
+
+        signature = inspect.signature(function)
+        kept = [one for one in signature.parameters.values() if one.name != "params"]
+        taking.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*kept, *map(_parameter, made.declared())]
+        )
+        taking.__doc__ = "\n".join([*_documented(function, made.declared()), ""])
+        return taking
+
+    return cast("_Decorator[P, T]", decorate)
+
+
+def _parameter(option: Declared) -> inspect.Parameter:
+    return inspect.Parameter(
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=option.type
+    )
+
+
+def _documented(function: Callable[..., Any], options: Sequence[Declared]) -> list[str]:
+    lines = [inspect.getdoc(function) or "", "", "Keywords:"]
+    for option in options:
+        told = f"{option.name}: {option.help} (default: {option.default_in_words})"
+        lines += textwrap.wrap(told, 96, initial_indent="    ", subsequent_indent="        ")
+    return lines
