@@ -1,17 +1,11 @@
-"""Random decoder-only models and bundles of them, for proving that two computations agree."""
+"""Random decoder-only models, for proving that two computations agree."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
-from kvcast.bundle.manifest import Manifest
-from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.decoder_names import tensor_shapes
-from kvcast.lowering.onnx_decoder import cache_layers, lower
 from kvcast.programs.decoder import DecoderPrograms
-from kvcast.runtimes.eager_decoder import EagerDecoderOnly
-from kvcast.runtimes.onnx_decoder import OnnxDecoderOnly
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
 
@@ -56,35 +50,3 @@ def random_decoder(dimensions: DecoderDimensions, seed: int = 0) -> DecoderProgr
         for name, shape in tensor_shapes(dimensions).items()
     }
     return DecoderPrograms.from_tensors(dimensions, tensors)
-
-
-def write_decoder_bundle(
-    programs: DecoderPrograms, folder: Path, quantize: str = "none", cache: str = "fp32"
-) -> Manifest:
-    """Lower and seal, without the proof that `kvcast.export_bundle` adds."""
-    with staged(folder, overwrite=False) as staging:
-        return seal(
-            staging,
-            Manifest(
-                family="decoder",
-                runtime="onnx",
-                quantize=quantize,
-                dimensions=programs.dimensions.to_json(),
-                cache=cache_layers(programs.dimensions, cache),
-                graphs=lower(programs, quantize, staging, cache),
-                source={},
-                tools={},
-            ),
-        )
-
-
-def open_runtimes(
-    dimensions: DecoderDimensions, folder: Path
-) -> dict[str, EagerDecoderOnly | OnnxDecoderOnly]:
-    """The same random model in every runtime."""
-    programs = random_decoder(dimensions)
-    manifest = write_decoder_bundle(programs, folder)
-    return {
-        "eager": EagerDecoderOnly(programs),
-        "onnx": OnnxDecoderOnly(folder, manifest, threads=1),
-    }

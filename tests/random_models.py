@@ -1,18 +1,14 @@
-"""Random Whispers and T5s and bundles of them, for proving that two computations agree."""
+"""Random Whispers and T5s, for proving that two computations agree."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
-from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints import t5_names
-from kvcast.lowering import onnx_t5, onnx_whisper
 from kvcast.models.whisper import Whisper
 from kvcast.programs.t5 import T5Programs
 from kvcast.programs.whisper import WhisperPrograms
@@ -96,39 +92,3 @@ def random_t5_programs(dimensions: T5Dimensions, seed: int = 0) -> T5Programs:
     # Distances matter as much as contents.
     tensors |= {name: 5 * tensor for name, tensor in tensors.items() if ".bias." in name}
     return T5Programs.from_tensors(dimensions, tensors)
-
-
-def write_bundle(programs: WhisperPrograms, folder: Path, quantize: str = "none") -> Manifest:
-    """Lower and seal, without the proof that `kvcast.export_bundle` adds."""
-    layers = onnx_whisper.cache_layers(programs.dimensions)
-    return _sealed("whisper", programs, onnx_whisper.lower, layers, folder, quantize)
-
-
-def write_t5_bundle(programs: T5Programs, folder: Path, quantize: str = "none") -> Manifest:
-    """Like `write_bundle`."""
-    layers = onnx_t5.cache_layers(programs.dimensions)
-    return _sealed("t5", programs, onnx_t5.lower, layers, folder, quantize)
-
-
-def _sealed(
-    family: str,
-    programs: Any,
-    lower: Callable[[Any, str, Path], dict[str, Graph]],
-    layers: tuple[CacheLayers, ...],
-    folder: Path,
-    quantize: str,
-) -> Manifest:
-    with staged(folder, overwrite=False) as staging:
-        return seal(
-            staging,
-            Manifest(
-                family=family,
-                runtime="onnx",
-                quantize=quantize,
-                dimensions=asdict(programs.dimensions),
-                cache=layers,
-                graphs=lower(programs, quantize, staging),
-                source={},
-                tools={},
-            ),
-        )

@@ -1,21 +1,14 @@
-"""Random UniLM generators, their bundles, and models of transformers as UniLM generators."""
+"""Random UniLM generators, and models of transformers as UniLM generators."""
 
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
-from kvcast.bundle.manifest import Manifest
-from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.unilm_names import tensor_shapes
-from kvcast.lowering.onnx_decoder import cache_layers
-from kvcast.lowering.onnx_unilm import lower
 from kvcast.programs.unilm import UnilmPrograms
-from kvcast.runtimes.eager_unilm import EagerUnilm
-from kvcast.runtimes.onnx_unilm import OnnxUnilm
 from kvcast.spec.rotary import Rotary
 from kvcast.spec.unilm import UnilmDimensions
 
@@ -51,35 +44,6 @@ def random_tensors(dimensions: UnilmDimensions, seed: int = 0) -> dict[str, np.n
 
 def random_unilm(dimensions: UnilmDimensions, seed: int = 0) -> UnilmPrograms:
     return UnilmPrograms.from_tensors(dimensions, random_tensors(dimensions, seed))
-
-
-def write_unilm_bundle(
-    programs: UnilmPrograms, folder: Path, quantize: str = "none", cache: str = "fp32"
-) -> Manifest:
-    """Lower and seal, without the proof that `kvcast.export_bundle` adds."""
-    with staged(folder, overwrite=False) as staging:
-        return seal(
-            staging,
-            Manifest(
-                family="unilm",
-                runtime="onnx",
-                quantize=quantize,
-                dimensions=asdict(programs.dimensions),
-                cache=cache_layers(programs.dimensions, cache),
-                graphs=lower(programs, quantize, staging, cache),
-                source={},
-                tools={},
-            ),
-        )
-
-
-def open_unilm(programs: UnilmPrograms, folder: Path) -> dict[str, EagerUnilm | OnnxUnilm]:
-    """The same model in every runtime."""
-    manifest = write_unilm_bundle(programs, folder)
-    return {
-        "eager": EagerUnilm(programs),
-        "onnx": OnnxUnilm(folder, manifest, threads=1),
-    }
 
 
 _PARTS = {

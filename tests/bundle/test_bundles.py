@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+import bundles
 from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle, read_bundle
 from kvcast.bundle.writing import staged
 from kvcast.errors import InputMissingError, KvcastError, UsageError
+from random_models import SMALL
 
 
 @pytest.fixture
-def bundle(small_bundle: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(small_bundle, tmp_path / "bundle"))
+def bundle(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(bundles.bundle(SMALL), tmp_path / "bundle"))
 
 
 def edit(bundle: Path, change: Callable[[dict[str, Any]], None]) -> None:

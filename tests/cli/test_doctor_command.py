@@ -6,9 +6,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from bundles import bundle
 from kvcast.bundle.manifest import read_bundle
 from kvcast.cli import main
 from kvcast.tasks import doctor
+from random_models import SMALL
 
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs/doctor.schema.json").read_text(encoding="utf-8")
@@ -86,7 +88,8 @@ def test_a_broken_default_runtime_is_exit_code_1(installed, capsys):
     assert found["onnx"]["problem"].endswith("shared object file: pip install kvcast")
 
 
-def test_a_bundle_is_opened_after_its_checksums(installed, small_bundle, capsys):
+def test_a_bundle_is_opened_after_its_checksums(installed, capsys):
+    small_bundle = bundle(SMALL)
     installed()
     code, found = examined(capsys, str(small_bundle))
     # It has no tokenizer: its files are right, and opening it says what lacks.

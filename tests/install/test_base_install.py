@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import kvcast
+from bundles import exported
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -27,8 +27,8 @@ def base_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return kvcast.export_bundle("demo", tmp_path_factory.mktemp("bundles") / "tiny.en-int8")
+def bundle() -> Path:
+    return exported("demo")
 
 
 def run(python: Path, *words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -54,10 +54,8 @@ def test_a_bundle_transcribes_without_torch(base_python: Path, bundle: Path) -> 
     assert "He was not an ill-disposed young man." in done.stdout
 
 
-def test_a_bundle_generates_without_torch(
-    base_python: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    bundle = kvcast.export_bundle("demo-chat", tmp_path_factory.mktemp("bundles") / "smollm2")
+def test_a_bundle_generates_without_torch(base_python: Path) -> None:
+    bundle = exported("demo-chat")
     words = ("--model", bundle, "--max-new-tokens", "8", "--quiet")
     plain = run(base_python, "generate", *words, "The capital of France is")
     assert (plain.returncode, plain.stderr) == (0, "")

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from bundles import bundle
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.writing import seal
 from kvcast.errors import KvcastError
@@ -28,6 +29,16 @@ def generated(signature: signatures.Signature) -> str:
     module, arguments = aoti.export_program(signature, Precision(), "decode")
     files, _ = aoti.compile_program(module, arguments)
     return "".join(Path(file).read_text() for file in files if file.endswith(".cpp"))
+
+
+@pytest.fixture(scope="module")
+def small_programs():
+    return random_programs(SMALL)
+
+
+@pytest.fixture(scope="module")
+def compiled_small():
+    return bundle(SMALL, runtime="aoti")
 
 
 @pytest.fixture(scope="module")

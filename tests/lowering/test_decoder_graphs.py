@@ -8,33 +8,24 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from bundles import bundle, opened, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.lowering.onnx_quantize import to_blocks
 from kvcast.lowering.smoothing import smooth
 from kvcast.nn.quantize import quantize_linears
 from kvcast.runtimes.eager_decoder import EagerDecoderOnly
-from kvcast.runtimes.onnx_decoder import OnnxDecoderOnly
-from random_decoders import (
-    GEMMA3,
-    LLAMA,
-    MISTRAL,
-    MIXTRAL,
-    MODELS,
-    random_decoder,
-    write_decoder_bundle,
-)
+from random_decoders import GEMMA3, LLAMA, MISTRAL, MIXTRAL, MODELS, random_decoder
 
 NAME = attrgetter("architecture")
 
 
-def graph_of(dimensions, folder, quantize="none", cache="fp32"):
-    write_decoder_bundle(random_decoder(dimensions), folder, quantize, cache)
-    return ir.load(folder / "onnx" / "decode.onnx").graph
+def graph_of(dimensions, quantize="none"):
+    return ir.load(bundle(dimensions, quantize) / "onnx" / "decode.onnx").graph
 
 
-def test_a_layer_is_ten_operators_and_nothing_touches_a_whole_cache(tmp_path):
-    graph = graph_of(LLAMA, tmp_path / "bundle")
+def test_a_layer_is_ten_operators_and_nothing_touches_a_whole_cache():
+    graph = graph_of(LLAMA)
     count = Counter(node.op_type for node in graph)
     layers = LLAMA.layers
     assert count["GroupQueryAttention"] == layers
@@ -47,16 +38,16 @@ def test_a_layer_is_ten_operators_and_nothing_touches_a_whole_cache(tmp_path):
     assert writers == {"GroupQueryAttention"}
 
 
-def test_attention_takes_the_packed_product(tmp_path):
-    for node in graph_of(LLAMA, tmp_path / "bundle"):
+def test_attention_takes_the_packed_product():
+    for node in graph_of(LLAMA):
         if node.op_type == "GroupQueryAttention":
             assert node.inputs[0].producer().op_type == "MatMul"
             assert node.inputs[1] is None
             assert node.inputs[2] is None
 
 
-def test_layers_with_a_window_evict_and_the_others_do_not(tmp_path):
-    nodes = [n for n in graph_of(GEMMA3, tmp_path / "b") if n.op_type == "GroupQueryAttention"]
+def test_layers_with_a_window_evict_and_the_others_do_not():
+    nodes = [n for n in graph_of(GEMMA3) if n.op_type == "GroupQueryAttention"]
     windows = [
         node.attributes["local_window_size"].as_int()
         if "sliding_window_cache" in node.attributes
@@ -66,9 +57,8 @@ def test_layers_with_a_window_evict_and_the_others_do_not(tmp_path):
     assert windows == list(GEMMA3.windows)
 
 
-def test_a_step_writes_its_own_slot_and_no_other(tmp_path):
-    manifest = write_decoder_bundle(random_decoder(LLAMA), tmp_path / "bundle")
-    runtime = OnnxDecoderOnly(tmp_path / "bundle", manifest, threads=1)
+def test_a_step_writes_its_own_slot_and_no_other():
+    runtime = opened(LLAMA)
     cache = runtime.new_cache(2, 32)
     for cell in cache.buffers.cells:
         cell[...] = 7  # fresh memory may hold NaN, which never equals itself
@@ -101,12 +91,11 @@ def test_smoothing_changes_ranges_and_no_result(dimensions):
     np.testing.assert_allclose(logits(), before, atol=2e-4)
 
 
-def correlation(dimensions, folder, quantize, cache="fp32"):
+def correlation(dimensions, quantize, cache="fp32"):
     """Correlation of a quantised model's logits with those of fp32, prefill and steps."""
-    exact = EagerDecoderOnly(random_decoder(dimensions))
-    manifest = write_decoder_bundle(random_decoder(dimensions), folder, quantize, cache)
-    candidate = OnnxDecoderOnly(folder, read_bundle(folder), threads=1)
-    assert manifest.quantize == quantize
+    exact = opened(dimensions, runtime="eager")
+    candidate = opened(dimensions, quantize, cache=cache)
+    assert read_bundle(bundle(dimensions, quantize, cache=cache)).quantize == quantize
     tokens = np.random.default_rng(1).integers(0, dimensions.vocab_size, 60)
     found = []
     for runtime in (exact, candidate):
@@ -121,15 +110,15 @@ def correlation(dimensions, folder, quantize, cache="fp32"):
 
 
 @pytest.mark.parametrize("dimensions", MODELS, ids=NAME)
-def test_quantised_models_follow_fp32(dimensions, tmp_path):
-    assert correlation(dimensions, tmp_path / "int8", "int8") > 0.99
-    assert correlation(dimensions, tmp_path / "int4", "int4") > 0.8
+def test_quantised_models_follow_fp32(dimensions):
+    assert correlation(dimensions, "int8") > 0.99
+    assert correlation(dimensions, "int4") > 0.8
 
 
 @pytest.mark.parametrize("dimensions", MODELS, ids=NAME)
-def test_int8_caches_follow_fp32_and_take_a_quarter(dimensions, tmp_path):
-    assert correlation(dimensions, tmp_path / "b", "none", cache="int8") > 0.995
-    runtime = OnnxDecoderOnly(tmp_path / "b", read_bundle(tmp_path / "b"), threads=1)
+def test_int8_caches_follow_fp32_and_take_a_quarter(dimensions):
+    assert correlation(dimensions, "none", cache="int8") > 0.995
+    runtime = opened(dimensions, cache="int8")
     assert {cell.dtype for cell in runtime.new_cache(1, 64).buffers.cells} == {np.dtype(np.int8)}
 
 
@@ -164,9 +153,8 @@ def test_quantised_eager_models_follow_fp32(dimensions, quantize):
     assert np.corrcoef(*found)[0, 1] > {"int8": 0.98, "int4": 0.8}[quantize]
 
 
-def test_int8_rows_that_share_a_call_stay_near_what_each_is_alone(tmp_path):
-    write_decoder_bundle(random_decoder(LLAMA), tmp_path / "b", "int8")
-    runtime = OnnxDecoderOnly(tmp_path / "b", read_bundle(tmp_path / "b"), threads=1)
+def test_int8_rows_that_share_a_call_stay_near_what_each_is_alone():
+    runtime = opened(LLAMA, "int8")
     prompts = np.random.default_rng(4).integers(0, LLAMA.vocab_size, (6, 12))
     cache = runtime.new_cache(6, 13)
     _, cache = runtime.decode(list(prompts), cache)
@@ -182,11 +170,11 @@ def test_int8_rows_that_share_a_call_stay_near_what_each_is_alone(tmp_path):
 @pytest.mark.parametrize(("quantize", "sizes"), [("int4", {"inner": 80}), ("int8", {"inner": 72})])
 def test_sizes_that_blocks_do_not_divide_are_one_line(quantize, sizes, tmp_path):
     with pytest.raises(KvcastError, match="use --quantize none"):
-        write_decoder_bundle(random_decoder(replace(LLAMA, **sizes)), tmp_path / "b", quantize)
+        write(random_decoder(replace(LLAMA, **sizes)), tmp_path / "b", quantize)
 
 
-def test_a_router_is_not_quantised(tmp_path):
-    graph = graph_of(MIXTRAL, tmp_path / "b", "int8")
+def test_a_router_is_not_quantised():
+    graph = graph_of(MIXTRAL, "int8")
     routers = [node.inputs[1].producer() for node in graph if node.op_type == "MoE"]
     assert len(routers) == MIXTRAL.layers
     assert {router.op_type for router in routers} == {"Gemm"}

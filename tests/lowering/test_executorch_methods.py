@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executorch_bundles import MIXED, MODELS, SPECIAL_TOKENS, WHISPER, exported, lowering
+from bundles import SPECIAL_TOKENS, bundle, opened, write
+from executorch_models import FILE, MIXED, MODELS, WHISPER
+from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
-from kvcast.lowering import onnx_decoder
 from random_decoders import GEMMA3, MIXTRAL, random_decoder
 from random_models import speech
 
@@ -29,11 +30,19 @@ _IN_PLACE = {
 }
 
 
+def _folder(name: str) -> Path:
+    return bundle(MODELS[name], runtime="executorch")
+
+
 def _program(name: str) -> Any:
-    file = exported(name).file
+    content = (_folder(name) / FILE).read_bytes()
     from executorch.exir._serialize._program import deserialize_pte_binary
 
-    return deserialize_pte_binary(file.read_bytes()).program
+    return deserialize_pte_binary(content).program
+
+
+def _facts(name: str) -> dict[str, Any]:
+    return json.loads((_folder(name) / "executorch" / "constants.json").read_text("utf-8"))
 
 
 def _plan(name: str, method: str = "decode") -> Any:
@@ -82,10 +91,10 @@ def test_a_step_copies_no_cache_and_projects_none(name: str) -> None:
             if operator == "executorch_prim::et_view":
                 caches.add(arguments[-1])
     assert set(operators) <= _IN_PLACE
-    layers = exported(name).runtime._decode.cache_shapes
+    layers = opened(MODELS[name], runtime="executorch")._decode.cache_shapes
     written = operators["llama::update_cache"] + operators["llama::update_cache_with_indices"]
     # A cross cache of each layer is an input as well, and never written.
-    assert written == len(layers) // (2 if "encode" in exported(name).manifest.graphs else 1)
+    assert written == len(layers) // (2 if "encode" in read_bundle(_folder(name)).graphs else 1)
     assert not lying_elsewhere
 
 
@@ -98,7 +107,7 @@ def test_a_step_multiplies_by_each_cross_cache_once_and_does_nothing_else_with_i
     plan = next(plan for plan in program.execution_plan if plan.name == "decode")
     values = [value.val for value in plan.values]
     cross = {i for i in plan.inputs[3:] if len(values[i].sizes) == 3}
-    layers = exported(name).manifest.cache_layers("cross").layers
+    layers = read_bundle(_folder(name)).cache_layers("cross").layers
     assert len(cross) == 2 * layers
     assert not any(values[i].allocation_info for i in cross)
     uses: Counter[int] = Counter()
@@ -140,16 +149,15 @@ def test_a_ring_has_a_window_and_a_chunk_of_slots_however_long_the_text() -> Non
 def test_a_caller_finds_what_it_must_know_in_the_file_in_the_bundle_and_on_the_page(
     name: str,
 ) -> None:
-    subject = exported(name)
-    facts = json.loads((subject.file.parent / "constants.json").read_text("utf-8"))
+    facts = _facts(name)
     from kvcast.runtimes.executorch_methods import Methods
 
-    methods = Methods(subject.file, threads=1)
+    methods = Methods(_folder(name) / FILE, threads=1)
     told = {fact: methods.run(fact, []) for fact in facts}
     assert told == {
         fact: value if isinstance(value, list) else [value] for fact, value in facts.items()
     }
-    first = {"start_tokens": [subject.manifest.dimensions["start_token"]]} if name == "t5" else {}
+    first = {"start_tokens": [MODELS[name].start_token]} if name == "t5" else {}
     assert SPECIAL_TOKENS | first == {token: facts[token] for token in SPECIAL_TOKENS}
     assert facts.keys() <= set(re.findall(r"`(\w+)`", _PAGE.read_text("utf-8")))
     shapes = methods.shapes("decode")
@@ -161,22 +169,22 @@ def test_a_caller_finds_what_it_must_know_in_the_file_in_the_bundle_and_on_the_p
 def test_whispers_file_tells_the_shape_of_features_and_the_decoders_which_caches_are_rings() -> (
     None
 ):
-    facts = [
-        json.loads((exported(name).file.parent / "constants.json").read_text("utf-8"))
-        for name in ("whisper", "decoder")
-    ]
+    facts = [_facts(name) for name in ("whisper", "decoder")]
     assert (facts[0]["mel_bins"], facts[0]["mel_frames"]) == (80, 2 * WHISPER.source_positions)
     assert [fact["rings"] for fact in facts] == [[0, 0], [1, 0]]
 
 
 def test_quantised_logits_stay_near_eagers_and_the_file_is_smaller() -> None:
-    subject = exported("whisper", "8da8w")
     logits = []
-    for candidate in (subject.runtime, subject.eager):
+    for candidate in (opened(WHISPER, "8da8w", "executorch"), opened(WHISPER, runtime="eager")):
         cache = candidate.new_cache(candidate.encode(*speech(1, 0)), 1)
         logits.append(candidate.decode(np.array([[1, 2, 3]]), cache)[0])
     np.testing.assert_allclose(*logits, atol=0.5)
-    assert subject.file.stat().st_size < 0.5 * exported("whisper").file.stat().st_size
+    sizes = [
+        (bundle(WHISPER, quantize, "executorch") / FILE).stat().st_size
+        for quantize in ("8da8w", "none")
+    ]
+    assert sizes[0] < 0.5 * sizes[1]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +199,5 @@ def test_quantised_logits_stay_near_eagers_and_the_file_is_smaller() -> None:
 def test_what_executorch_lacks_is_one_line(
     dimensions: Any, quantize: str, reason: str, tmp_path: Path
 ) -> None:
-    lower = lowering("decoder").lower
-    layers = onnx_decoder.cache_layers(dimensions)
     with pytest.raises(KvcastError, match=reason):
-        lower(random_decoder(dimensions), layers, quantize, tmp_path, SPECIAL_TOKENS)
+        write(random_decoder(dimensions), tmp_path / "bundle", quantize, "executorch")

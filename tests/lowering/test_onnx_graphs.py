@@ -1,5 +1,6 @@
 """What the exported graphs may not contain: whole-cache copies, weights twice, foreign paths."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,25 +8,35 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from kvcast.bundle.manifest import read_bundle
+import bundles
+from bundles import opened
 from kvcast.lowering.onnx_quantize import to_blocks, to_int8_columns
 from kvcast.programs.whisper import WhisperPrograms
 from kvcast.runtimes.base import Float32
-from kvcast.runtimes.onnx import OnnxEncoderDecoder
-from random_models import SMALL, random_programs, write_bundle
+from kvcast.spec.whisper import WhisperDimensions
+from random_models import SMALL, random_programs
 
 ATTENTION = {"GroupQueryAttention", "MultiHeadAttention"}
 
 
 @pytest.fixture(scope="module", params=["none", "int8", "int4"])
-def bundle(
-    request: pytest.FixtureRequest,
-    small_programs: WhisperPrograms,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    folder = tmp_path_factory.mktemp("quantized") / request.param
-    write_bundle(small_programs, folder, request.param)
-    return folder
+def quantize(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def bundle(quantize: str) -> Path:
+    return bundles.bundle(SMALL, quantize)
+
+
+@pytest.fixture
+def small_bundle() -> Path:
+    return bundles.bundle(SMALL)
+
+
+@pytest.fixture(scope="module")
+def small_programs() -> WhisperPrograms:
+    return random_programs(SMALL)
 
 
 def test_self_caches_go_from_input_to_output_through_one_operator(bundle: Path) -> None:
@@ -40,9 +51,9 @@ def test_self_caches_go_from_input_to_output_through_one_operator(bundle: Path) 
         assert not list(after.uses()), "nothing but the program's result reads a grown cache"
 
 
-def test_cross_caches_are_read_by_attention_only(bundle: Path) -> None:
+def test_cross_caches_are_read_by_attention_only(bundle: Path, quantize: str) -> None:
     graph = ir.load(bundle / "onnx/decode.onnx").graph
-    attention = {"none": "MultiHeadAttention"}.get(bundle.name, "GroupQueryAttention")
+    attention = {"none": "MultiHeadAttention"}.get(quantize, "GroupQueryAttention")
     cross = [
         value for value in graph.inputs if value.name.startswith("cross_") and len(value.shape) == 4
     ]
@@ -52,12 +63,12 @@ def test_cross_caches_are_read_by_attention_only(bundle: Path) -> None:
         assert attention in readers <= {attention, "Shape"}, value.name
 
 
-def test_cross_caches_are_int8_when_quantized_and_never_written(bundle: Path) -> None:
+def test_cross_caches_are_int8_when_quantized_and_never_written(quantize: str) -> None:
     features = np.random.default_rng(0).normal(size=(1, 80, 50)).astype(np.float32)
-    runtime = OnnxEncoderDecoder(bundle, read_bundle(bundle), threads=1)
+    runtime = opened(SMALL, quantize)
     cross = runtime.encode(features)
     caches = [value.numpy() for value in cross.values.values() if len(value.shape()) == 4]
-    expected = np.float32 if bundle.name == "none" else np.int8
+    expected = np.float32 if quantize == "none" else np.int8
     assert {array.dtype for array in caches} == {np.dtype(expected)}
     before = [array.copy() for array in caches]
     cache = runtime.new_cache(cross, 3)
@@ -111,8 +122,8 @@ def test_graphs_are_valid_onnx(small_bundle: Path) -> None:
         onnx.checker.check_model(small_bundle / f"onnx/{name}.onnx")
 
 
-def test_a_step_writes_its_own_slots_and_nothing_else(small_bundle: Path) -> None:
-    small_onnx = OnnxEncoderDecoder(small_bundle, read_bundle(small_bundle), threads=1)
+def test_a_step_writes_its_own_slots_and_nothing_else() -> None:
+    small_onnx = opened(SMALL)
     features = np.random.default_rng(0).normal(size=(2, 80, 50)).astype(np.float32)
     cache = small_onnx.new_cache(small_onnx.encode(features), 4)
     cells = cache.buffers.cells
@@ -127,26 +138,24 @@ def test_a_step_writes_its_own_slots_and_nothing_else(small_bundle: Path) -> Non
     assert (cells[..., 4:, :] == 7).all()
 
 
-def test_quantized_logits_stay_close(bundle: Path, small_programs: WhisperPrograms) -> None:
+def test_quantized_logits_stay_close(quantize: str) -> None:
     """The random model's logits spread over some 12; int8 moves them by a few per cent."""
     bounds = {"none": 1e-3, "int8": 1.0, "int4": 6.0}
     features = np.random.default_rng(1).normal(size=(1, 80, 50)).astype(np.float32)
     tokens = np.random.default_rng(2).integers(0, 300, (1, 8))
-    exact = _logits(small_programs, features, tokens)
-    runtime = OnnxEncoderDecoder(bundle, read_bundle(bundle), threads=1)
+    exact = _logits(SMALL, features, tokens)
+    runtime = opened(SMALL, quantize)
     cache = runtime.new_cache(runtime.encode(features), 1)
     logits, _ = runtime.decode(tokens, cache, range(8))
     error = np.abs(logits - exact).max()
     assert np.ptp(exact) > 10
-    assert error < bounds[bundle.name]
-    if bundle.name != "none":
+    assert error < bounds[quantize]
+    if quantize != "none":
         assert error > 1e-3, "nothing was quantised"
 
 
-def _logits(programs: WhisperPrograms, features: Float32, tokens: np.ndarray) -> Float32:
-    from kvcast.runtimes.eager import EagerEncoderDecoder
-
-    runtime = EagerEncoderDecoder(programs)
+def _logits(dimensions: WhisperDimensions, features: Float32, tokens: np.ndarray) -> Float32:
+    runtime = opened(dimensions, runtime="eager")
     cache = runtime.new_cache(runtime.encode(features), 1)
     return runtime.decode(tokens, cache, range(8))[0]
 
@@ -170,15 +179,11 @@ def test_blocks_are_within_a_step(bits: int) -> None:
     assert (np.abs(back - weight.reshape(6, 2, 32)) <= np.abs(scales)[..., None] + 1e-6).all()
 
 
-def test_128_mel_bins_and_a_deep_encoder_export(tmp_path: Path) -> None:
-    from dataclasses import replace
-
+def test_128_mel_bins_and_a_deep_encoder_export() -> None:
     dimensions = replace(SMALL, n_mels=128, encoder_layers=5, decoder_layers=1)
-    programs = random_programs(dimensions)
-    manifest = write_bundle(programs, tmp_path / "bundle")
-    runtime = OnnxEncoderDecoder(tmp_path / "bundle", manifest, threads=1)
+    runtime = opened(dimensions)
     features = np.random.default_rng(5).normal(size=(1, 128, 50)).astype(np.float32)
     tokens = np.random.default_rng(6).integers(0, 300, (1, 8))
     cache = runtime.new_cache(runtime.encode(features), 1)
     logits, _ = runtime.decode(tokens, cache, range(8))
-    np.testing.assert_allclose(logits, _logits(programs, features, tokens), atol=1e-3)
+    np.testing.assert_allclose(logits, _logits(dimensions, features, tokens), atol=1e-3)

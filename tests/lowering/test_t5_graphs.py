@@ -6,12 +6,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+import bundles
+from bundles import open_folder, write
 from kvcast.checkpoints import t5_names
 from kvcast.nn.quantize import quantize_linears
 from kvcast.programs.t5 import T5Programs
 from kvcast.runtimes.eager import EagerEncoderDecoder
-from kvcast.runtimes.onnx import OnnxEncoderDecoder
-from random_models import CROSS_BIASED_T5, SMALL_T5, random_t5_programs, text, write_t5_bundle
+from random_models import CROSS_BIASED_T5, SMALL_T5, text
 
 # Sizes that every way to quantise takes.
 VOCAB = 320
@@ -28,9 +29,9 @@ def programs_of(dimensions, part, size):
     return T5Programs.from_tensors(dimensions, tensors)
 
 
-def opened(programs, folder, quantize="none"):
-    manifest = write_t5_bundle(programs, folder, quantize)
-    return OnnxEncoderDecoder(folder, manifest, threads=1)
+def written(programs, folder, quantize="none"):
+    write(programs, folder, quantize)
+    return open_folder(folder)
 
 
 @pytest.fixture(
@@ -38,11 +39,10 @@ def opened(programs, folder, quantize="none"):
     params=[(dimensions, quantize) for dimensions in MODELS for quantize in ("none", "int8")],
     ids=str,
 )
-def bundle(request, tmp_path_factory):
+def bundle(request):
     """Dimensions, and the graphs of `encode` and `decode`."""
     dimensions, quantize = request.param
-    folder = tmp_path_factory.mktemp("bundles") / "t5"
-    write_t5_bundle(random_t5_programs(dimensions), folder, quantize)
+    folder = bundles.bundle(dimensions, quantize)
     graphs = (ir.load(folder / "onnx" / f"{name}.onnx").graph for name in ("encode", "decode"))
     return dimensions, *graphs
 
@@ -99,7 +99,7 @@ def test_quantised_models_follow_fp32(dimensions, quantize, least, tmp_path):
     # Nothing scales products of attention: with larger numbers a rounding picks other positions.
     programs = programs_of(dimensions, "attention", 0.05)
     exact = stepped(EagerEncoderDecoder(programs))
-    bundled = stepped(opened(programs, tmp_path / "bundle", quantize))
+    bundled = stepped(written(programs, tmp_path / "bundle", quantize))
     quantize_linears(programs.decode, quantize)
     for candidate in (bundled, stepped(EagerEncoderDecoder(programs))):
         assert not np.array_equal(exact, candidate)
@@ -112,7 +112,7 @@ def test_padding_is_not_seen_however_large_products_are(part, tmp_path):
     lengths = np.array([5, 38], np.int32)
     source_bt = np.random.default_rng(0).integers(0, SMALL_T5.vocab_size, (2, 38))
     tokens_rs = np.zeros((2, 1), np.int64)
-    for runtime in (EagerEncoderDecoder(programs), opened(programs, tmp_path / "bundle")):
+    for runtime in (EagerEncoderDecoder(programs), written(programs, tmp_path / "bundle")):
         padded = runtime.new_cache(runtime.encode(source_bt, lengths), 2)
         alone = runtime.new_cache(runtime.encode(source_bt[:1, :5], lengths[:1]), 1)
         together, _ = runtime.decode(tokens_rs, padded)

@@ -7,12 +7,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from bundles import bundle, open_folder, opened, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.nn.quantize import quantize_linears
 from kvcast.programs.unilm import UnilmPrograms
 from kvcast.runtimes.eager_unilm import EagerUnilm
-from kvcast.runtimes.onnx_unilm import OnnxUnilm
 from random_unilms import (
     MODELS,
     ROFORMER,
@@ -21,7 +21,6 @@ from random_unilms import (
     VOCAB,
     random_tensors,
     random_unilm,
-    write_unilm_bundle,
 )
 
 
@@ -29,9 +28,8 @@ def architecture(dimensions):
     return dimensions.architecture
 
 
-def graph_of(dimensions, folder, quantize="none", name="decode"):
-    write_unilm_bundle(random_unilm(dimensions), folder, quantize)
-    return ir.load(folder / "onnx" / f"{name}.onnx").graph
+def graph_of(dimensions, quantize="none", name="decode"):
+    return ir.load(bundle(dimensions, quantize) / "onnx" / f"{name}.onnx").graph
 
 
 def attentions(graph):
@@ -39,8 +37,8 @@ def attentions(graph):
 
 
 @pytest.mark.parametrize("dimensions", MODELS, ids=architecture)
-def test_one_mask_serves_all_layers_and_nothing_touches_a_whole_cache(dimensions, tmp_path):
-    graph = graph_of(dimensions, tmp_path / "bundle")
+def test_one_mask_serves_all_layers_and_nothing_touches_a_whole_cache(dimensions):
+    graph = graph_of(dimensions)
     nodes = attentions(graph)
     assert len(nodes) == dimensions.layers
     assert len({node.inputs[10].producer().inputs[0].name for node in nodes}) == 1
@@ -55,9 +53,8 @@ def test_one_mask_serves_all_layers_and_nothing_touches_a_whole_cache(dimensions
     assert writers == {"GroupQueryAttention"}
 
 
-def test_a_step_writes_its_own_slot_and_no_other(tmp_path):
-    manifest = write_unilm_bundle(random_unilm(ROFORMER), tmp_path / "bundle")
-    runtime = OnnxUnilm(tmp_path / "bundle", manifest, threads=1)
+def test_a_step_writes_its_own_slot_and_no_other():
+    runtime = opened(ROFORMER)
     cache = runtime.new_cache(2, 32)
     for cell in cache.buffers.cells:
         cell[...] = 7  # fresh memory may hold NaN, which never equals itself
@@ -69,19 +66,17 @@ def test_a_step_writes_its_own_slot_and_no_other(tmp_path):
         assert changed == {(0, 9), (1, 5)}
 
 
-def test_only_a_pooled_model_has_a_graph_for_it_and_no_step_holds_it(tmp_path):
-    graph = graph_of(ROFORMER, tmp_path / "pooled", name="pool")
+def test_only_a_pooled_model_has_a_graph_for_it_and_no_step_holds_it():
+    graph = graph_of(ROFORMER, name="pool")
     assert [node.op_type for node in graph] == ["Gemm"]
     assert set(graph.initializers) == {"model.pooler.weight", "model.pooler.bias"}
-    decode = ir.load(tmp_path / "pooled" / "onnx" / "decode.onnx").graph
-    assert not [name for name in decode.initializers if "pooler" in name]
-    manifest = write_unilm_bundle(random_unilm(SMALL_ROFORMER), tmp_path / "plain")
-    assert set(manifest.graphs) == {"decode"}
+    assert not [name for name in graph_of(ROFORMER).initializers if "pooler" in name]
+    assert set(read_bundle(bundle(SMALL_ROFORMER)).graphs) == {"decode"}
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
-def test_the_embedding_is_stored_once_and_in_blocks(quantize, tmp_path):
-    graph = graph_of(ROFORMER, tmp_path / "bundle", quantize)
+def test_the_embedding_is_stored_once_and_in_blocks(quantize):
+    graph = graph_of(ROFORMER, quantize)
     tables = [
         value.const_value
         for value in graph.initializers.values()
@@ -120,11 +115,9 @@ def correlations(programs, candidate):
     ("quantize", "cache", "least"),
     [("int8", "fp32", 0.99), ("int4", "fp32", 0.8), ("none", "int8", 0.99)],
 )
-def test_quantised_models_follow_fp32(dimensions, quantize, cache, least, tmp_path):
-    programs = random_unilm(dimensions)
-    write_unilm_bundle(programs, tmp_path / "b", quantize, cache)
-    candidate = OnnxUnilm(tmp_path / "b", read_bundle(tmp_path / "b"), threads=1)
-    assert min(correlations(programs, candidate)) > least
+def test_quantised_models_follow_fp32(dimensions, quantize, cache, least):
+    candidate = opened(dimensions, quantize, cache=cache)
+    assert min(correlations(random_unilm(dimensions), candidate)) > least
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
@@ -139,8 +132,8 @@ def test_a_quantised_head_keeps_its_bias(tmp_path):
     tensors = random_tensors(SIMBERT)
     tensors["head.bias"] = np.linspace(-100, 100, VOCAB, dtype=np.float32)
     programs = UnilmPrograms.from_tensors(SIMBERT, tensors)
-    manifest = write_unilm_bundle(programs, tmp_path / "b", "int8")
-    runtime = OnnxUnilm(tmp_path / "b", manifest, threads=1)
+    write(programs, tmp_path / "b", "int8")
+    runtime = open_folder(tmp_path / "b")
     logits, _ = runtime.decode([np.arange(4)], runtime.new_cache(1, 8))
     assert np.corrcoef(logits.ravel(), tensors["head.bias"])[0, 1] > 0.95
 
@@ -148,4 +141,4 @@ def test_a_quantised_head_keeps_its_bias(tmp_path):
 def test_heads_that_onnx_runtime_does_not_take_are_one_line(tmp_path):
     programs = random_unilm(replace(ROFORMER, heads=16))
     with pytest.raises(KvcastError, match=r"needs a head size .* not 4: use --runtime eager"):
-        write_unilm_bundle(programs, tmp_path / "b")
+        write(programs, tmp_path / "b")

@@ -8,11 +8,10 @@ import pytest
 import torch
 import transformers
 
+from bundles import open_folder, write
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.programs.decoder import DecoderPrograms
 from kvcast.runtimes.eager_decoder import EagerDecoderOnly
-from kvcast.runtimes.onnx_decoder import OnnxDecoderOnly
-from random_decoders import write_decoder_bundle
 
 WINDOW, VOCAB, LENGTH = 7, 131, 45
 SIZES = {
@@ -80,10 +79,10 @@ def models(request, tmp_path_factory):
     (folder / "checkpoint" / "tokenizer.json").write_text("{}")
     checkpoint = open_checkpoint(folder / "checkpoint")
     programs = DecoderPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
-    manifest = write_decoder_bundle(programs, folder / "bundle")
+    write(programs, folder / "bundle")
     return oracle, {
         "eager": EagerDecoderOnly(programs),
-        "onnx": OnnxDecoderOnly(folder / "bundle", manifest, threads=1),
+        "onnx": open_folder(folder / "bundle"),
     }
 
 

@@ -7,11 +7,12 @@ after the other.
 import numpy as np
 import pytest
 
+from bundles import open_folder, write
 from kvcast.programs.unilm import UnilmPrograms
+from kvcast.runtimes.eager_unilm import EagerUnilm
 from random_unilms import (
     VOCAB,
     dimensions_of,
-    open_unilm,
     oracle_run,
     tensors_of,
     transformers_model,
@@ -35,7 +36,9 @@ def models(request, tmp_path_factory):
     kind, settings = KINDS[request.param]
     oracle = transformers_model(kind, **settings)
     programs = UnilmPrograms.from_tensors(dimensions_of(oracle), tensors_of(oracle))
-    return oracle, programs, open_unilm(programs, tmp_path_factory.mktemp("unilm") / "bundle")
+    folder = tmp_path_factory.mktemp("unilm") / "bundle"
+    write(programs, folder)
+    return oracle, programs, {"eager": EagerUnilm(programs), "onnx": open_folder(folder)}
 
 
 @pytest.fixture(params=["eager", "onnx"])

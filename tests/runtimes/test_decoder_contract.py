@@ -3,21 +3,17 @@
 All of it compares with one computation that uses no cached position: the whole sequence at once.
 """
 
-from functools import cache
-
 import numpy as np
 import pytest
 
-from kvcast.bundle.manifest import read_bundle
+from bundles import opened
 from kvcast.errors import KvcastError
-from kvcast.runtimes.aoti_decoder import AotiDecoderOnly
-from random_decoders import GEMMA3, MISTRAL, MODELS, open_runtimes
+from random_decoders import GEMMA3, MISTRAL, MODELS
 
 TOLERANCE = 1e-4
-# Compiling takes half a minute a model: the one with the most kinds of things in it.
-COMPILED = {GEMMA3: "compiled_gemma3"}
 SUBJECTS = [(dimensions, runtime) for dimensions in MODELS for runtime in ("eager", "onnx")]
-SUBJECTS += [(dimensions, "aoti") for dimensions in COMPILED]
+# Compiling takes long: the model with the most kinds of things in it.
+SUBJECTS += [(GEMMA3, "aoti")]
 RINGS = [(MISTRAL, "eager"), (MISTRAL, "onnx")]
 
 
@@ -25,40 +21,24 @@ def name(subject):
     return f"{subject[0].architecture}-{subject[1]}"
 
 
-@pytest.fixture(scope="module")
-def opened(request, tmp_path_factory):
-    """All runtimes of a model, opened once."""
-
-    @cache
-    def open_all(dimensions):
-        runtimes = open_runtimes(dimensions, tmp_path_factory.mktemp("decoder") / "bundle")
-        if dimensions in COMPILED:
-            folder = request.getfixturevalue(COMPILED[dimensions])
-            runtimes["aoti"] = AotiDecoderOnly(folder, read_bundle(folder), threads=1)
-        return runtimes
-
-    return open_all
-
-
 @pytest.fixture(scope="module", params=SUBJECTS, ids=name)
-def subject_runtimes(request, opened):
-    return opened(request.param[0]), request.param[1]
+def subject(request):
+    return request.param
 
 
 @pytest.fixture
-def runtime(subject_runtimes):
-    runtimes, name = subject_runtimes
-    return runtimes[name]
+def runtime(subject):
+    return opened(subject[0], runtime=subject[1])
 
 
 @pytest.fixture
-def whole(subject_runtimes):
+def whole(subject):
     """A sequence's logits [s, vocab], all positions at once on a fresh eager cache."""
-    runtimes, _ = subject_runtimes
+    eager = opened(subject[0], runtime="eager")
 
     def compute(tokens):
-        cache = runtimes["eager"].new_cache(1, len(tokens))
-        logits, _ = runtimes["eager"].decode([tokens], cache, positions=range(len(tokens)))
+        cache = eager.new_cache(1, len(tokens))
+        logits, _ = eager.decode([tokens], cache, positions=range(len(tokens)))
         return logits[0]
 
     return compute
@@ -207,23 +187,18 @@ def test_too_many_positions_are_one_line(runtime):
 
 
 @pytest.mark.parametrize("subject", RINGS, ids=name)
-def test_two_thousand_tokens_past_the_window_stay_equal(opened, subject):
-    dimensions, runtime_name = subject
+def test_two_thousand_tokens_past_the_window_stay_equal(runtime, whole):
     tokens = random_tokens(2050, seed=6)
-    eager, runtime = (opened(dimensions)[name] for name in ("eager", runtime_name))
-    whole_1sv, _ = eager.decode([tokens], eager.new_cache(1, 2050), positions=range(2050))
     cache = runtime.new_cache(1, 2050)
     stepped = []
     for token in tokens:
         logits, cache = runtime.decode([token[None]], cache)
         stepped.append(logits[0, 0])
-    np.testing.assert_allclose(stepped, whole_1sv[0], atol=TOLERANCE)
+    np.testing.assert_allclose(stepped, whole(tokens), atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("subject", RINGS, ids=name)
-def test_a_ring_takes_as_much_memory_for_a_long_text_as_for_a_short_one(opened, subject):
-    dimensions, runtime_name = subject
-    runtime = opened(dimensions)[runtime_name]
+def test_a_ring_takes_as_much_memory_for_a_long_text_as_for_a_short_one(runtime):
     short, long = (runtime.new_cache(2, capacity) for capacity in (300, 4000))
     sizes = [[array.nbytes for array in arrays(cache)] for cache in (short, long)]
     assert sizes[0] == sizes[1]

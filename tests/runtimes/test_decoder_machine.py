@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from bundles import opened
 from kvcast.runtimes.base import DecoderOnly
-from random_decoders import GEMMA3, open_runtimes
+from random_decoders import GEMMA3
 
 VOCAB, CAPACITY, ROWS = 160, 40, 3
 
@@ -75,12 +76,10 @@ class DecoderMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("name", ["eager", "onnx"])
-def test_no_sequence_of_calls_leads_to_other_logits(name, tmp_path):
-    runtimes = open_runtimes(GEMMA3, tmp_path / "bundle")
-
+def test_no_sequence_of_calls_leads_to_other_logits(name):
     class Machine(DecoderMachine):
-        runtime = runtimes[name]
-        reference = runtimes["eager"]
+        runtime = opened(GEMMA3, runtime=name)
+        reference = opened(GEMMA3, runtime="eager")
 
     Machine.TestCase.settings = settings(
         max_examples=25,

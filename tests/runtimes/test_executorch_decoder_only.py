@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from bundles import SPECIAL_TOKENS, bundle, opened
 from decoding.letters import Letters
-from executorch_bundles import MIXED, SPECIAL_TOKENS, exported
 from executorch_callers import built
+from executorch_models import FILE, MIXED, MODELS
 from kvcast.runtimes.base import DecoderOnly
 from kvcast.tasks.generate import TextModel
 
@@ -31,16 +32,19 @@ def _written(runtime: DecoderOnly, prompts: Sequence[NDArray[Any]], steps: int) 
     return np.concatenate(logits, axis=1)
 
 
+def _decoders() -> list[DecoderOnly]:
+    return [opened(MIXED, runtime=runtime) for runtime in ("executorch", "eager")]
+
+
 def test_rows_of_different_lengths_are_eagers_past_window_and_chunk() -> None:
-    subject = exported("decoder")
-    logits, expected = (_written(x, _PROMPTS, 20) for x in (subject.runtime, subject.eager))
+    logits, expected = (_written(x, _PROMPTS, 20) for x in _decoders())
     np.testing.assert_allclose(logits, expected, atol=_CLOSE)
     np.testing.assert_array_equal(logits.argmax(axis=-1), expected.argmax(axis=-1))
 
 
 def test_rows_that_are_reset_reordered_and_forked_are_eagers() -> None:
     results = []
-    for runtime in (exported("decoder").runtime, exported("decoder").eager):
+    for runtime in _decoders():
         cache = runtime.new_cache(3, 400)
         _, cache = runtime.decode([_PROMPTS[0], _PROMPTS[1], _PROMPTS[1][:2]], cache)
         forked = runtime.fork(cache, [0, 2], 330)
@@ -59,7 +63,7 @@ def test_rows_that_are_reset_reordered_and_forked_are_eagers() -> None:
 )
 def test_the_decoding_loop_writes_eagers_texts(options: dict[str, Any]) -> None:
     texts = []
-    for runtime in (exported("decoder").runtime, exported("decoder").eager):
+    for runtime in _decoders():
         model = TextModel(runtime, Letters(), MIXED)
         found = model.generate(["once upon a time.", "no"], max_new_tokens=24, **options)
         each = [text for texts in found for text in (texts if isinstance(texts, list) else [texts])]
@@ -68,22 +72,20 @@ def test_the_decoding_loop_writes_eagers_texts(options: dict[str, Any]) -> None:
 
 
 def test_the_caller_in_cpp_writes_the_same_tokens(tmp_path: Path) -> None:
-    subject = exported("decoder")
     prompt, steps = _PROMPTS[0], 12
-    arguments = [str(subject.file), str(steps), *map(str, prompt)]
+    arguments = [str(bundle(MIXED, runtime="executorch") / FILE), str(steps), *map(str, prompt)]
     done = subprocess.run(
         [built("generate", tmp_path), *arguments], capture_output=True, text=True, check=True
     )
-    expected = _written(subject.runtime, [prompt], steps)[0].argmax(axis=-1).tolist()
+    logits = _written(opened(MIXED, runtime="executorch"), [prompt], steps)
+    expected = logits[0].argmax(axis=-1).tolist()
     ends = [i for i, token in enumerate(expected) if token in SPECIAL_TOKENS["end_tokens"]]
     assert list(map(int, done.stdout.split())) == expected[: min([steps, *ends])]
 
 
 def test_a_unilm_writes_and_embeds_as_eager_does() -> None:
-    subject = exported("unilm")
+    runtime, eager = (opened(MODELS["unilm"], runtime=name) for name in ("executorch", "eager"))
     sources = [np.arange(9), np.array([3, 1, 4])]
-    written, expected = (_written(x, sources, 12) for x in (subject.runtime, subject.eager))
+    written, expected = (_written(x, sources, 12) for x in (runtime, eager))
     np.testing.assert_allclose(written, expected, atol=_CLOSE)
-    np.testing.assert_allclose(
-        subject.runtime.embed(sources), subject.eager.embed(sources), atol=_CLOSE
-    )
+    np.testing.assert_allclose(runtime.embed(sources), eager.embed(sources), atol=_CLOSE)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from executorch_bundles import NEEDED, SPECIAL_TOKENS, Exported, exported
+from bundles import NEEDED, SPECIAL_TOKENS, bundle, opened
 from executorch_callers import built
+from executorch_models import FILE, MODELS, WHISPER
 from kvcast.bundle.manifest import MANIFEST, read_bundle
 from kvcast.bundle.packages import read_on_trust
 from kvcast.decoding.filters import SuppressBlank, SuppressTokens
@@ -35,14 +36,21 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture
+def pair(name: str) -> tuple[EncoderDecoder, EncoderDecoder]:
+    """A model on ExecuTorch, and in eager."""
+    executorch, eager = (opened(MODELS[name], runtime=each) for each in ("executorch", "eager"))
+    return executorch, eager
+
+
 @pytest.fixture(scope="module")
 def whisper() -> EncoderDecoder:
-    return exported("whisper").runtime
+    return opened(WHISPER, runtime="executorch")
 
 
 @pytest.fixture(scope="module")
 def eager() -> EncoderDecoder:
-    return exported("whisper").eager
+    return opened(WHISPER, runtime="eager")
 
 
 def _written(
@@ -68,19 +76,21 @@ def _assert_as_eager(
     np.testing.assert_array_equal(tokens, expected_tokens)
 
 
-def test_tokens_are_eagers_also_for_a_second_input(name: str) -> None:
-    subject = exported(name)
+def test_tokens_are_eagers_also_for_a_second_input(
+    name: str, pair: tuple[EncoderDecoder, EncoderDecoder]
+) -> None:
     for seed in (0, 1):
-        _assert_as_eager(subject.runtime, subject.eager, _SOURCES[name](2, seed))
+        _assert_as_eager(*pair, _SOURCES[name](2, seed))
 
 
 @pytest.mark.parametrize(
     "strategy", [Greedy(), BeamSearch(3, 1.0), Sampling(0.8, 2, (0, 0, 0))], ids=repr
 )
-def test_the_decoding_loop_finds_eagers_candidates(name: str, strategy: Strategy) -> None:
-    subject = exported(name)
+def test_the_decoding_loop_finds_eagers_candidates(
+    name: str, pair: tuple[EncoderDecoder, EncoderDecoder], strategy: Strategy
+) -> None:
     found = []
-    for runtime in (subject.runtime, subject.eager):
+    for runtime in pair:
         cross = runtime.encode(*_SOURCES[name](2, 4))
         generation = generate(
             runtime, cross, _PROMPT, strategy=strategy, filters=[], eot=7, max_new_tokens=20
@@ -176,30 +186,30 @@ def _changed(content: bytes) -> bytes:
 
 
 def _foreign(content: bytes) -> bytes:
-    return exported("t5").file.read_bytes()[: len(content)]
+    return (bundle(MODELS["t5"], runtime="executorch") / FILE).read_bytes()[: len(content)]
 
 
 @pytest.mark.parametrize("damage", [_cut, _changed, _foreign])
 def test_another_file_than_was_exported_is_refused_before_it_is_loaded(
     damage: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
-    copy = shutil.copytree(exported("whisper").folder, tmp_path / "copy")
+    copy = shutil.copytree(bundle(WHISPER, runtime="executorch"), tmp_path / "copy")
     assert read_bundle(copy)
-    model = copy / "executorch" / "model.pte"
+    model = copy / FILE
     model.write_bytes(damage(model.read_bytes()))
     with pytest.raises(KvcastError, match="checksum"):
         read_bundle(copy)
 
 
 def test_a_file_without_a_manifest_describes_itself_beside_what_runs(tmp_path: Path) -> None:
-    subject = exported("whisper")
-    unvouched = shutil.copytree(subject.folder, tmp_path / "unvouched")
+    folder = bundle(WHISPER, runtime="executorch")
+    unvouched = shutil.copytree(folder, tmp_path / "unvouched")
     (unvouched / MANIFEST).unlink()
-    assert read_on_trust(unvouched / "executorch" / "model.pte") == subject.manifest
+    assert read_on_trust(unvouched / FILE) == read_bundle(folder)
 
 
 def test_a_file_that_is_none_of_executorchs_is_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("executorch", reason=NEEDED)
+    pytest.importorskip("executorch", reason=NEEDED["executorch"][1])
     from kvcast.runtimes.executorch_methods import Methods
 
     path = tmp_path / "model.pte"
@@ -211,11 +221,12 @@ def test_a_file_that_is_none_of_executorchs_is_one_line(tmp_path: Path) -> None:
 def test_a_source_that_is_too_long_is_one_line() -> None:
     long = np.zeros((1, 600), np.int64), np.array([600], np.int32)
     with pytest.raises(KvcastError, match="600 tokens and the bundle takes up to 512"):
-        exported("t5").runtime.encode(*long)
+        opened(MODELS["t5"], runtime="executorch").encode(*long)
 
 
-def test_the_caller_in_cpp_transcribes_as_python_does(tmp_path: Path) -> None:
-    subject: Exported = exported("whisper")
+def test_the_caller_in_cpp_transcribes_as_python_does(
+    eager: EncoderDecoder, tmp_path: Path
+) -> None:
     caller = built("transcribe", tmp_path)
     expected, paths = [], []
     for seed in (0, 1):
@@ -223,8 +234,8 @@ def test_the_caller_in_cpp_transcribes_as_python_does(tmp_path: Path) -> None:
         paths.append(tmp_path / f"{seed}.f32")
         features.astype("<f4").tofile(paths[-1])
         generation = generate(
-            subject.eager,
-            subject.eager.encode(features),
+            eager,
+            eager.encode(features),
             np.array([SPECIAL_TOKENS["start_tokens"]]),
             strategy=Greedy(),
             filters=[
@@ -238,7 +249,10 @@ def test_the_caller_in_cpp_transcribes_as_python_does(tmp_path: Path) -> None:
         # 9 ends a text as well.
         expected.append(tokens[: tokens.index(9)] if 9 in tokens else tokens)
     done = subprocess.run(
-        [caller, subject.file, *paths], capture_output=True, text=True, check=True
+        [caller, bundle(WHISPER, runtime="executorch") / FILE, *paths],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert [list(map(int, line.split())) for line in done.stdout.splitlines()] == expected
     assert all(expected)

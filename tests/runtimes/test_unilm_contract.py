@@ -8,10 +8,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from kvcast.bundle.manifest import read_bundle
+from bundles import opened
 from kvcast.errors import KvcastError
-from kvcast.runtimes.aoti_unilm import AotiUnilm
-from random_unilms import MODELS, ROFORMER, VOCAB, open_unilm, random_unilm
+from random_unilms import MODELS, ROFORMER, VOCAB, random_unilm
 
 TOLERANCE = 1e-4
 NOTHING = np.zeros(0, np.int64)
@@ -19,49 +18,34 @@ NOTHING = np.zeros(0, np.int64)
 
 SUBJECTS = [(dimensions, runtime) for dimensions in MODELS for runtime in ("eager", "onnx")]
 SUBJECTS += [(ROFORMER, "aoti")]
-
-
-@pytest.fixture(scope="module")
-def opened(request, tmp_path_factory):
-    """Programs of a model and all its runtimes, opened once."""
-
-    @cache
-    def open_all(dimensions):
-        programs = random_unilm(dimensions)
-        runtimes = open_unilm(programs, tmp_path_factory.mktemp("unilm") / "bundle")
-        if dimensions == ROFORMER:
-            folder = request.getfixturevalue("compiled_roformer")
-            runtimes["aoti"] = AotiUnilm(folder, read_bundle(folder), threads=1)
-        return programs, runtimes
-
-    return open_all
+programs_of = cache(random_unilm)
 
 
 @pytest.fixture(
     scope="module", params=SUBJECTS, ids=lambda subject: f"{subject[0].architecture}-{subject[1]}"
 )
-def model_and_name(request, opened):
-    return opened(request.param[0]), request.param[1]
+def subject(request):
+    return request.param
 
 
 @pytest.fixture
-def runtime(model_and_name):
-    (_, runtimes), name = model_and_name
-    return runtimes[name]
+def runtime(subject):
+    return opened(subject[0], runtime=subject[1])
 
 
 @pytest.fixture
-def model(model_and_name):
-    return model_and_name[0]
+def eager(subject):
+    return opened(subject[0], runtime="eager")
 
 
 @pytest.fixture
-def last(model):
+def last(subject):
     """The logits [rows, vocab] of each row's last position, source and target at once."""
+    programs = programs_of(subject[0])
 
     def compute(sources, targets):
         rows = zip(sources, targets, strict=True)
-        return np.stack([model[0].whole(source, target)[-1] for source, target in rows])
+        return np.stack([programs.whole(source, target)[-1] for source, target in rows])
 
     return compute
 
@@ -248,9 +232,9 @@ def test_a_batch_of_embeddings_equals_each_alone_and_leaves_caches_alone(runtime
     np.testing.assert_allclose(logits, last(sources, targets), atol=TOLERANCE)
 
 
-def test_embeddings_are_those_of_eager(model, runtime):
+def test_embeddings_are_those_of_eager(eager, runtime):
     sources = random_rows(12, 3, 128)
-    expected = model[1]["eager"].embed(sources)
+    expected = eager.embed(sources)
     np.testing.assert_allclose(runtime.embed(sources), expected, atol=TOLERANCE)
 
 
@@ -269,9 +253,9 @@ def test_too_many_positions_are_one_line(runtime):
         runtime.decode([random_tokens(6)], runtime.new_cache(1, 5))
 
 
-def test_greedy_targets_are_the_same_tokens_as_eager(model, runtime):
+def test_greedy_targets_are_the_same_tokens_as_eager(eager, runtime):
     written = []
-    for one in (model[1]["eager"], runtime):
+    for one in (eager, runtime):
         logits, cache = filled(one, random_rows(8, 3, 20))
         tokens = [logits.argmax(-1)]
         for _ in range(40):

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from bundles import opened
 from kvcast.programs.unilm import UnilmPrograms
 from kvcast.runtimes.base import DecoderOnly
-from random_unilms import ROFORMER, open_unilm, random_unilm
+from random_unilms import ROFORMER, random_unilm
 
 CAPACITY, ROWS = 24, 3
 TOKENS = st.integers(0, 1)
@@ -86,13 +87,10 @@ class UnilmMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("name", ["eager", "onnx"])
-def test_no_sequence_of_calls_leads_to_other_logits(name, tmp_path):
-    random_programs = random_unilm(ROFORMER)
-    runtimes = open_unilm(random_programs, tmp_path / "bundle")
-
+def test_no_sequence_of_calls_leads_to_other_logits(name):
     class Machine(UnilmMachine):
-        runtime = runtimes[name]
-        programs = random_programs
+        runtime = opened(ROFORMER, runtime=name)
+        programs = random_unilm(ROFORMER)
 
     Machine.TestCase.settings = settings(
         max_examples=25,

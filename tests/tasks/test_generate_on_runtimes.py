@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from bundles import opened
 from decoding.letters import VOCAB, Letters
 from decoding.recomputing_runtime import RecomputingRuntime
-from kvcast.runtimes.eager_decoder import EagerDecoderOnly
 from kvcast.tasks.generate import TextGeneration, TextModel
-from random_decoders import GEMMA3, LLAMA, MISTRAL, open_runtimes, random_decoder
+from random_decoders import GEMMA3, LLAMA, MISTRAL
 
 MODELS = {
     name: replace(dimensions, vocab_size=VOCAB)
@@ -23,7 +23,7 @@ PROMPTS = ["hello there, how are you?".replace(",", ""), "a", "once upon a time.
 
 @cache
 def recomputing(name: str) -> TextModel:
-    eager = EagerDecoderOnly(random_decoder(MODELS[name]))
+    eager = opened(MODELS[name], runtime="eager")
 
     @cache
     def logits(written: tuple[int, ...]) -> NDArray[np.float32]:
@@ -35,26 +35,15 @@ def recomputing(name: str) -> TextModel:
     return TextModel(RecomputingRuntime(logits), Letters(), MODELS[name])
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], TextModel]:
-    """Each model on each runtime."""
-    return {
-        (name, kind): TextModel(runtime, Letters(), dimensions)
-        for name, dimensions in MODELS.items()
-        for kind, runtime in open_runtimes(
-            dimensions, tmp_path_factory.mktemp("bundles") / name
-        ).items()
-    }
-
-
 @pytest.fixture(params=MODELS)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture(params=["eager", "onnx"])
-def model(request: pytest.FixtureRequest, name: str, models: Any) -> TextModel:
-    return models[name, request.param]
+def model(request: pytest.FixtureRequest, name: str) -> TextModel:
+    """Each model on each runtime."""
+    return TextModel(opened(MODELS[name], runtime=request.param), Letters(), MODELS[name])
 
 
 def assert_same(found: Any, expected: Any) -> None:

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from bundles import open_folder, write
 from decoding.numbers_text import Numbers, random_sources
 from kvcast.programs.t5 import T5Programs
 from kvcast.runtimes.eager import EagerEncoderDecoder
-from kvcast.runtimes.onnx import OnnxEncoderDecoder
 from kvcast.tasks.sources import T5Model
-from random_models import write_t5_bundle
 from random_t5s import random_t5, t5_tensors
 
 PAD, EOS, VOCAB = 0, 1, 160
@@ -36,10 +35,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, T5Model]:
     dimensions, tensors = t5_tensors(theirs_model())
     programs = T5Programs.from_tensors(dimensions, tensors)
     folder = tmp_path_factory.mktemp("bundles") / "t5"
-    manifest = write_t5_bundle(programs, folder)
+    write(programs, folder)
     runtimes = {
         "eager": EagerEncoderDecoder(programs),
-        "onnx": OnnxEncoderDecoder(folder, manifest, threads=1),
+        "onnx": open_folder(folder),
     }
     return {kind: T5Model(runtime, NUMBERS, dimensions) for kind, runtime in runtimes.items()}
 

@@ -5,22 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bundles import opened
 from kvcast.errors import KvcastError
 from kvcast.runtimes.eager import EagerEncoderDecoder
-from kvcast.runtimes.onnx import OnnxEncoderDecoder
 from kvcast.tasks.proof import prove_t5
-from random_models import CROSS_BIASED_T5, SMALL_T5, random_t5_programs, write_t5_bundle
+from random_models import CROSS_BIASED_T5, SMALL_T5, random_t5_programs
 
 
 @pytest.mark.parametrize("dimensions", [SMALL_T5, CROSS_BIASED_T5])
 @pytest.mark.parametrize(("positions", "tokens"), [(32, 56), (9, 18)])
-def test_a_bundle_gives_what_its_model_gives_within_its_positions(
-    dimensions, positions, tokens, tmp_path
-):
-    programs = random_t5_programs(replace(dimensions, target_positions=positions))
-    manifest = write_t5_bundle(programs, tmp_path / "bundle")
-    candidate = OnnxEncoderDecoder(tmp_path / "bundle", manifest, 1)
-    record = prove_t5(candidate, programs, exact=True)
+def test_a_bundle_gives_what_its_model_gives_within_its_positions(dimensions, positions, tokens):
+    dimensions = replace(dimensions, target_positions=positions)
+    record = prove_t5(opened(dimensions), random_t5_programs(dimensions), exact=True)
     assert record["tokens_equal"] == record["tokens"] == tokens
     assert record["max_logit_error"] < 1e-3
 
@@ -39,8 +35,7 @@ def test_a_candidate_that_gives_no_numbers_is_refused_whatever_it_promises():
         prove_t5(EagerEncoderDecoder(candidate), random_t5_programs(SMALL_T5), exact=False)
 
 
-def test_another_models_bundle_is_refused(tmp_path):
-    manifest = write_t5_bundle(random_t5_programs(SMALL_T5, seed=1), tmp_path / "bundle")
-    candidate = OnnxEncoderDecoder(tmp_path / "bundle", manifest, 1)
+def test_another_models_bundle_is_refused():
+    other = random_t5_programs(SMALL_T5, seed=1)
     with pytest.raises(KvcastError, match="the exported graphs differ from the model"):
-        prove_t5(candidate, random_t5_programs(SMALL_T5), exact=True)
+        prove_t5(opened(SMALL_T5), other, exact=True)

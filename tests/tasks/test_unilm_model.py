@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from bundles import opened
 from decoding.letters import END, VOCAB, Letters
 from decoding.numbers_text import Numbers, random_sources
 from decoding.recomputing_runtime import Model, Recomputed, RecomputingRuntime, random_model
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.tasks.sources import UnilmModel
-from random_unilms import MODELS, ROFORMER, open_unilm, random_unilm
+from random_unilms import MODELS, ROFORMER, random_unilm
 from random_unilms import VOCAB as MANY
 
 CLS, SEP = 1, 2
@@ -54,26 +55,16 @@ def recomputing(dimensions: Any) -> UnilmModel:
         return programs.whole(source, target)
 
     runtime = RecomputingUnilm(logits)
-    runtime.embed = open_eager(dimensions).embed  # type: ignore[method-assign]
+    runtime.embed = opened(dimensions, runtime="eager").embed  # type: ignore[method-assign]
     return UnilmModel(runtime, NUMBERS, dimensions)
 
 
-@cache
-def open_eager(dimensions: Any) -> Any:
-    from kvcast.runtimes.eager_unilm import EagerUnilm
-
-    return EagerUnilm(random_unilm(dimensions))
-
-
 @pytest.fixture(scope="module", params=MODELS, ids=lambda one: one.architecture)
-def models(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, UnilmModel]:
+def models(request: pytest.FixtureRequest) -> dict[str, UnilmModel]:
     """A model on each runtime, and without a cache."""
-    programs = random_unilm(request.param)
-    runtimes = open_unilm(programs, tmp_path_factory.mktemp("bundles") / "unilm")
     return {
-        kind: UnilmModel(runtime, NUMBERS, request.param) for kind, runtime in runtimes.items()
+        runtime: UnilmModel(opened(request.param, runtime=runtime), NUMBERS, request.param)
+        for runtime in ("eager", "onnx")
     } | {"recomputing": recomputing(request.param)}
 
 

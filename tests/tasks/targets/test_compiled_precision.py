@@ -3,8 +3,9 @@
 Compiling is what takes time: one bundle a family and kind of numbers, for all that is asked of it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,62 +13,54 @@ import numpy as np
 import pytest
 
 import kvcast
-from compiled import compile_decoder, compile_t5, compile_unilm, compile_whisper
+from bundles import bundle, exported, open_folder, opened
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.lowering import aoti
-from kvcast.lowering.aoti_precision import Precision
 from kvcast.runtimes.aoti import load_weights
 from kvcast.runtimes.base import Float32
 from kvcast.tasks.families import family_of
-from kvcast.tasks.targets import TARGETS
-from random_decoders import GEMMA3, random_decoder
-from random_models import CROSS_BIASED_T5, SMALL, random_programs, random_t5_programs, speech, text
-from random_unilms import ROFORMER, random_unilm
+from random_decoders import GEMMA3
+from random_models import SMALL, speech, text
+from random_unilms import ROFORMER
 from written_dates import dates_split, write_date
 
 # Sizes that no kernel likes.
-WHISPER = replace(SMALL, encoder_layers=1, decoder_layers=1, vocab_size=301)
-T5 = replace(CROSS_BIASED_T5, encoder_layers=1, decoder_layers=1, vocab_size=301)
-DECODER = replace(GEMMA3, windows=(5, None), vocab_size=161)
-UNILM = replace(ROFORMER, layers=1, vocab_size=161)
-RANDOM: Mapping[str, tuple[Callable[[], Any], Callable[..., Manifest]]] = {
-    "whisper": (lambda: random_programs(WHISPER), compile_whisper),
-    "t5": (lambda: random_t5_programs(T5), compile_t5),
-    "decoder": (lambda: random_decoder(DECODER), compile_decoder),
-    "unilm": (lambda: random_unilm(UNILM), compile_unilm),
+RANDOM: Mapping[str, Any] = {
+    "whisper": replace(SMALL, encoder_layers=1, decoder_layers=1, vocab_size=301),
+    "decoder": replace(GEMMA3, windows=(5, None), vocab_size=161),
+    "unilm": replace(ROFORMER, layers=1, vocab_size=161),
 }
-DEMOS = {"t5": "demo-t5"}
-BF16, INT8 = Precision(dtype="bf16"), Precision(dtype="bf16", quantize="int8")
 # bf16 alone is the same lowering for all.
-CASES = [("whisper", INT8), ("t5", INT8), ("decoder", INT8), ("unilm", BF16)]
+CASES = [("whisper", "int8"), ("t5", "int8"), ("decoder", "int8"), ("unilm", "none")]
 
 
 @dataclass(frozen=True)
 class Case:
     family: str
     folder: Path
-    manifest: Manifest
-    programs: Any
-    runtime: Any
+    eager: Any
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        return read_bundle(self.folder)
+
+    @cached_property
+    def runtime(self) -> Any:
+        return open_folder(self.folder)
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1].quantize}")
-def case(request, tmp_path_factory):
-    """A bundle and its model: a packaged one in int8 where there is one, else a random one."""
-    family, numbers = request.param
-    folder = tmp_path_factory.mktemp("numbers") / "bundle"
-    if numbers == INT8 and family in DEMOS:
-        checkpoint = open_checkpoint(locate(DEMOS[family]))
-        programs = family_of(family).programs(checkpoint)
-        kvcast.export_bundle(DEMOS[family], folder, runtime="aoti", quantize="int8")
-    else:
-        build, lower = RANDOM[family]
-        programs = build()
-        lower(programs, folder, numbers)
-    manifest = read_bundle(folder)
-    runtime = TARGETS["aoti"].open(family, folder, manifest, threads=1)
-    return Case(family, folder, manifest, programs, runtime)
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def case(request):
+    """A bundle and its model: a packaged one where it writes sense, else a random one."""
+    family, quantize = request.param
+    if family == "t5":
+        folder = exported("demo-t5", "aoti", quantize="int8")
+        t5 = family_of(family)
+        return Case(family, folder, t5.eager(t5.programs(open_checkpoint(locate("demo-t5")))))
+    dimensions = RANDOM[family]
+    folder = bundle(dimensions, quantize, "aoti", dtype="bf16", cache="bf16")
+    return Case(family, folder, opened(dimensions, runtime="eager"))
 
 
 def session(runtime: Any, family: str, seed: int) -> Iterator[Float32]:
@@ -86,9 +79,8 @@ def session(runtime: Any, family: str, seed: int) -> Iterator[Float32]:
 
 def test_logits_are_within_a_twentieth_of_those_in_fp32(case):
     """Root mean square of differences, by the spread of fp32's logits; 0.01 to 0.03 were seen."""
-    eager = family_of(case.family).eager(case.programs)
     for seed in range(3):
-        exact = np.stack(list(session(eager, case.family, seed)))
+        exact = np.stack(list(session(case.eager, case.family, seed)))
         logits = np.stack(list(session(case.runtime, case.family, seed)))
         assert 0 < np.sqrt(np.mean((logits - exact) ** 2)) / exact.std() < 0.05
 
@@ -116,7 +108,7 @@ def test_weights_lie_where_kernels_load_them_from(case):
 
 def test_a_matrix_in_two_kinds_of_numbers_has_two_names(case):
     """T5's encoder looks up in fp32 what its decoder multiplies with in int8."""
-    if (case.family, case.manifest.quantize) != ("t5", "int8"):
+    if case.family != "t5":
         pytest.skip("only T5's programs want one matrix in two kinds of numbers")
     weights = load_weights(case.folder / aoti.WEIGHTS, "cpu")
     tables = {str(tensor.dtype) for name, tensor in weights.items() if "model.embedding" in name}
@@ -124,7 +116,7 @@ def test_a_matrix_in_two_kinds_of_numbers_has_two_names(case):
 
 
 def test_demos_in_int8_write_the_right_dates(case):
-    if case.manifest.quantize != "int8" or case.family not in DEMOS:
+    if case.family != "t5":
         pytest.skip("random models write no dates")
     _, held_back = dates_split()
     days = held_back[:: len(held_back) // 40]
