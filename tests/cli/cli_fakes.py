@@ -3,13 +3,16 @@
 As a program: `python cli_fakes.py ARGS…` is `kvcast ARGS…` with the scripted model.
 """
 
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import kvcast
 from kvcast.cli import main
+from kvcast.spec.phases import OnPhase
 from kvcast.tasks import loading
 
 
@@ -74,5 +77,15 @@ if __name__ == "__main__":
             self.pause = 600.0 if name == "slow.wav" else 0.0
             return super()._segments(name)
 
-    loading.open_model = lambda **_: loading.OpenedModel(model=Patient(), runtime="onnx")
+    def open_model(*, on_phase: OnPhase, **_: Any) -> loading.OpenedModel:
+        on_phase("compiling decode")
+        if sys.stderr is not None and sys.stderr.isatty():
+            time.sleep(0.3)  # a spinner is drawn again ten times a second
+        return loading.OpenedModel(model=Patient(), runtime="onnx")
+
+    def export_bundle(model: str, *, output: Path, on_phase: OnPhase, **_: Any) -> Path:
+        open_model(on_phase=on_phase)
+        return output
+
+    loading.open_model, kvcast.export_bundle = open_model, export_bundle
     raise SystemExit(main())

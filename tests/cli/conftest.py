@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from cli.cli_fakes import FakeModel
+from kvcast.spec.phases import OnPhase
 from kvcast.tasks.loading import OpenedModel
 
 
@@ -13,7 +14,8 @@ def open_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make every command open this model, a bundle for `runtime`; `calls` remembers how."""
 
     def script(model: Any, *, runtime: str = "onnx", calls: list | None = None) -> None:
-        def open_model(**keywords: Any) -> OpenedModel:
+        def open_model(*, on_phase: OnPhase, **keywords: Any) -> OpenedModel:
+            on_phase("proving")
             if calls is not None:
                 calls.append(("load", keywords))
             return OpenedModel(model=model, runtime=keywords["runtime"] or runtime)

@@ -5,14 +5,16 @@ import pytest
 import kvcast
 from kvcast.cli import main
 from kvcast.errors import UsageError
+from kvcast.spec.phases import OnPhase
 
 
 @pytest.fixture
 def exported(monkeypatch) -> list[dict]:
     calls: list[dict] = []
 
-    def export(model: str, *, output: Path, **keywords: object) -> Path:
+    def export(model: str, *, output: Path, on_phase: OnPhase, **keywords: object) -> Path:
         calls.append({"model": model, "output": output, **keywords})
+        on_phase("proving")
         (output / "onnx").mkdir(parents=True)
         (output / "bundle.json").write_text("{}")
         (output / "onnx" / "decode.onnx").write_bytes(bytes(2_500_000))

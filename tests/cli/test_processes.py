@@ -107,6 +107,32 @@ def test_progress_is_drawn_on_a_terminal_and_kept_out_of_a_pipe(recording):
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["transcribe", "--model", "demo"], "loading demo"),
+        (["export", "demo", "--output"], "exporting demo"),
+    ],
+    ids=["transcribe", "export"],
+)
+def test_the_phase_of_an_export_is_drawn_on_a_terminal_and_kept_out_of_a_pipe(
+    words: list[str], said: str, recording
+):
+    seen, terminal = pty.openpty()
+    command = [sys.executable, str(FAKES), *words, recording("a.wav")]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=terminal, env=os.environ | WIDE
+    )
+    os.close(terminal)
+    shown = read_all(seen)
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    assert f"{said}: compiling decode" in shown
+    assert b"compiling" not in out
+    piped = subprocess.run(command, capture_output=True, check=True)
+    assert b"compiling" not in piped.stdout + piped.stderr
+
+
+@pytest.mark.parametrize(
     ("words", "terminal_type"), [(["--quiet"], "xterm"), ([], "dumb")], ids=["quiet", "dumb"]
 )
 def test_no_progress_where_it_is_not_wanted_or_cannot_be_redrawn(

@@ -90,8 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export and print every file with its size; returns the exit code."""
-    with progress(quiet=args.quiet).waiting(f"exporting {args.model}"):
-        bundle = kvcast.export_bundle(args.model, **EXPORTING.keywords(args))
+    with progress(quiet=args.quiet).waiting(f"exporting {args.model}") as on_phase:
+        bundle = kvcast.export_bundle(args.model, on_phase=on_phase, **EXPORTING.keywords(args))
     written = sorted(path for path in bundle.rglob("*") if path.is_file())
     for path in written:
         console.emit(f"{console.readable_size(path.stat().st_size):>10}  {path}\n")

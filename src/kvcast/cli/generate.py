@@ -25,6 +25,7 @@ from kvcast.cli.opening import opened
 from kvcast.cli.progress import Progress, progress
 from kvcast.cli.prompts import Prompt
 from kvcast.errors import InputOutputError, KvcastError, UsageError
+from kvcast.spec.phases import OnPhase
 
 if TYPE_CHECKING:
     from kvcast.tasks.generate import TextGeneration, TextModel
@@ -67,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         _prepare(args.output, source=args.prompts or args.prompt_file)
     watcher = progress(quiet=args.quiet)
-    with watcher.waiting(f"loading {args.model}"):
-        model, runtime = _load(args)
+    with watcher.waiting(f"loading {args.model}") as on_phase:
+        model, runtime = _load(args, on_phase)
     if in_json:
         texts = _write_json(model, runtime, asked, args, watcher)
     elif (args.n, args.beam, args.length_penalty, args.early_stopping) == (1, 1, 1, False):
@@ -105,9 +106,9 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
     return [prompt.told(args.system) for prompt in found]
 
 
-def _load(args: argparse.Namespace) -> "tuple[TextGenerator, str]":
+def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TextGenerator, str]":
     """Return the model and the name of what runs it."""
-    found = opened(args, LOADING)
+    found = opened(args, LOADING, on_phase)
     model = found.model
     if model.task != "generate":
         raise UsageError(

@@ -5,9 +5,11 @@ Knows no command. Without a terminal nothing is drawn and rich is not even impor
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol
+
+from kvcast.spec.phases import ignore_phase
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -16,8 +18,11 @@ if TYPE_CHECKING:
 class Progress(Protocol):
     """What a command tells about how far it is."""
 
-    def waiting(self, message: str) -> AbstractContextManager[None]:
-        """Show that something of unknown length is going on."""
+    def waiting(self, message: str) -> AbstractContextManager[Callable[[str], None]]:
+        """Show that something of unknown length is going on.
+
+        Yields what shows, behind the message, which part of it has begun.
+        """
 
     def measuring(self, name: str, total: float | None) -> AbstractContextManager[None]:
         """Show a bar for one input of `total` seconds of audio (None where unknown)."""
@@ -39,9 +44,9 @@ class Silent:
     """Progress that nobody watches."""
 
     @contextmanager
-    def waiting(self, message: str) -> Iterator[None]:  # noqa: ARG002
+    def waiting(self, message: str) -> Iterator[Callable[[str], None]]:  # noqa: ARG002
         """Draw nothing."""
-        yield
+        yield ignore_phase
 
     @contextmanager
     def measuring(self, name: str, total: float | None) -> Iterator[None]:  # noqa: ARG002
@@ -67,12 +72,12 @@ class Drawn:
         self._bar: RichProgress | None = None
 
     @contextmanager
-    def waiting(self, message: str) -> Iterator[None]:
+    def waiting(self, message: str) -> Iterator[Callable[[str], None]]:
         """Show a spinner and the message."""
         from rich.markup import escape
 
-        with self._console.status(escape(message)):
-            yield
+        with self._console.status(escape(message)) as status:
+            yield lambda part: status.update(escape(f"{message}: {part}"))
 
     @contextmanager
     def measuring(self, name: str, total: float | None) -> Iterator[None]:

@@ -22,6 +22,7 @@ from kvcast.cli.transcribe_options import (
     TRANSCRIBING,
 )
 from kvcast.errors import InputMissingError, PartialFailureError, UsageError
+from kvcast.spec.phases import OnPhase
 from kvcast.tasks.writers import Transcript
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
     ]
     present = [source for source in args.audio if not _is_missing(source)]
     if present:
-        with watcher.waiting(f"loading {args.model}"):
-            model, runtime = _load(args)
+        with watcher.waiting(f"loading {args.model}") as on_phase:
+            model, runtime = _load(args, on_phase)
     for source in present:
         try:
             _transcribe(model, runtime, source, args, outputs, watcher)
@@ -80,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
     return _exit_code(failures, inputs=len(args.audio))
 
 
-def _load(args: argparse.Namespace) -> "tuple[WhisperModel, str]":
+def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[WhisperModel, str]":
     """Return the model and the name of what runs it."""
-    found = opened(args, LOADING)
+    found = opened(args, LOADING, on_phase)
     model = found.model
     if model.task != "transcribe":
         raise UsageError(

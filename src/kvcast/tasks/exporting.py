@@ -12,6 +12,7 @@ from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import KvcastError
+from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.tasks.families import family_of
 from kvcast.tasks.targets import TARGETS
 from kvcast.tasks.targets.base import (
@@ -34,6 +35,7 @@ def export_bundle(
     device: str = "cpu",
     max_autotune: bool = False,
     overwrite: bool = False,
+    on_phase: OnPhase = ignore_phase,
 ) -> Path:
     """Export a checkpoint to a bundle folder and return it.
 
@@ -54,6 +56,8 @@ def export_bundle(
         device: what AOTInductor compiles for: "cpu", or "cuda", which has no quantised matrices.
         max_autotune: let AOTInductor time several kernels for each product and keep the fastest.
         overwrite: replace an existing bundle.
+        on_phase: called with each phase as it begins: "reading", "exporting decode",
+            "quantising decode", "compiling decode", "sealing", "proving".
 
     Raises:
         KvcastError: the model cannot be read, exported or written; the message is one line.
@@ -65,7 +69,14 @@ def export_bundle(
     build = BuildOptions(device=device, max_autotune=max_autotune)
     check_export(runtime, precision, build)
     return export_folder(
-        locate(str(model)), str(model), Path(output), runtime, precision, build, overwrite=overwrite
+        locate(str(model)),
+        str(model),
+        Path(output),
+        runtime,
+        precision,
+        build,
+        overwrite=overwrite,
+        on_phase=on_phase,
     )
 
 
@@ -84,12 +95,14 @@ def export_folder(
     build: BuildOptions,
     *,
     overwrite: bool,
+    on_phase: OnPhase = ignore_phase,
 ) -> Path:
     """Export the checkpoint in `source`, which the user calls `name`; see `export_bundle`.
 
     `check_export` must have accepted the runtime, the precision and the build options.
     """
     target = TARGETS[runtime]
+    on_phase("reading")
     checkpoint = open_checkpoint(source)
     family = family_of(checkpoint.family)
     with staged(output, overwrite=overwrite) as folder:
@@ -100,6 +113,7 @@ def export_folder(
             precision=precision,
             build=build,
             special_tokens=family.special_tokens(checkpoint),
+            on_phase=on_phase,
         )
         graphs, layers = target.lower(job, folder)
         manifest = Manifest(
@@ -115,11 +129,13 @@ def export_folder(
             source={"name": _public_name(name), "sha256": checkpoint.content_hash},
             tools={name: version(name) for name in ("kvcast", "torch", *target.tools)},
         )
+        on_phase("sealing")
         text = family.text_files(checkpoint)
         for file, content in text.items():
             (folder / file).write_bytes(content)
         describe_packages(folder, manifest)
         sealed = seal(folder, manifest)
+        on_phase("proving")
         candidate = target.open(checkpoint.family, folder, sealed, 2)
         # Opened as a user will open it, so a damaged tokenizer is reported now.
         family.model(candidate, checkpoint.dimensions, text)

@@ -16,6 +16,7 @@ from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.cores import available_cores
 from kvcast.spec.paths import cache_dir
+from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.tasks.exporting import check_export, export_folder, require_export_extra
 from kvcast.tasks.families import family_of
 from kvcast.tasks.targets import TARGETS
@@ -57,6 +58,7 @@ def load(
     cache: str | None = None,
     threads: int | None = None,
     trust: bool = False,
+    on_phase: OnPhase = ignore_phase,
 ) -> Model:
     """Open a model, exporting it first if necessary.
 
@@ -80,6 +82,7 @@ def load(
         trust: open a package (.pt2, .pte) of native code even though its folder has no
             `bundle.json` to verify it by. A file that differs from an existing `bundle.json` is
             always refused.
+        on_phase: called with each phase of an export as it begins; see `export_bundle`.
 
     Raises:
         KvcastError: the model cannot be found, read, exported or run; the message is one line.
@@ -93,6 +96,7 @@ def load(
         cache=cache,
         threads=threads,
         trust=trust,
+        on_phase=on_phase,
     ).model
 
 
@@ -105,6 +109,7 @@ def open_model(
     cache: str | None = None,
     threads: int | None = None,
     trust: bool = False,
+    on_phase: OnPhase = ignore_phase,
 ) -> OpenedModel:
     """Open a model as `load` does, and say what it was opened from."""
     if runtime is not None:
@@ -124,7 +129,9 @@ def open_model(
     elif runtime == "eager":
         return OpenedModel(model=_open_eager(folder, request, workers), runtime=runtime)
     else:
-        folder, manifest = _exported_once(folder, str(model), runtime or DEFAULT_RUNTIME, request)
+        folder, manifest = _exported_once(
+            folder, str(model), runtime or DEFAULT_RUNTIME, request, on_phase
+        )
     _check_request(folder, manifest, runtime, request)
     return OpenedModel(
         model=_open_bundle(folder, manifest, workers), runtime=manifest.runtime, on_trust=package
@@ -198,7 +205,7 @@ def _cache(manifest: Manifest) -> str:
 
 
 def _exported_once(
-    checkpoint: Path, name: str, runtime: str, request: PrecisionRequest
+    checkpoint: Path, name: str, runtime: str, request: PrecisionRequest, on_phase: OnPhase
 ) -> tuple[Path, Manifest]:
     """Return a checkpoint's bundle in the cache folder, exporting it if it is not there yet."""
     target, build = TARGETS[runtime], BuildOptions()
@@ -212,5 +219,14 @@ def _exported_once(
         return bundle, read_bundle(bundle)
     except KvcastError:  # missing or damaged: exporting mends both
         check_export(runtime, precision, build)
-        export_folder(checkpoint, name, bundle, runtime, precision, build, overwrite=True)
+        export_folder(
+            checkpoint,
+            name,
+            bundle,
+            runtime,
+            precision,
+            build,
+            overwrite=True,
+            on_phase=on_phase,
+        )
     return bundle, read_bundle(bundle)

@@ -60,6 +60,7 @@ class AotiTarget(Target):
 
         programs, precision = job.programs, job.precision
         if (job.family, precision.quantize) == ("decoder", "int8"):
+            job.on_phase("quantising")
             smooth(programs)
         compiled = Precision(dtype=precision.dtype, quantize=precision.quantize)
         signed, layers = _SIGNED[job.family](programs)
@@ -69,6 +70,7 @@ class AotiTarget(Target):
             folder,
             device=job.build.device,
             max_autotune=job.build.max_autotune,
+            on_phase=job.on_phase,
         )
         return graphs, aoti.cache_layers(layers, compiled)
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
 from kvcast.errors import UsageError
+from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.tasks.targets.self_test import SelfTestResult
 
 Lowered = tuple[dict[str, Graph], tuple[CacheLayers, ...]]
@@ -60,6 +61,7 @@ class LoweringJob:
         build: options for compiling native code.
         special_tokens: tokens that start, steer and end a text, for callers that read only the
             graphs' files.
+        on_phase: called with each phase of lowering as it begins.
 
     """
 
@@ -68,6 +70,7 @@ class LoweringJob:
     precision: BundlePrecision
     build: BuildOptions
     special_tokens: Mapping[str, Sequence[int]]
+    on_phase: OnPhase = ignore_phase
 
 
 @dataclass(frozen=True, kw_only=True)

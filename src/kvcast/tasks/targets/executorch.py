@@ -48,6 +48,7 @@ class ExecutorchTarget(Target):
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
+        job.on_phase("exporting")
         lower, layers = _LOWERINGS[job.family](job.programs.dimensions)
         graphs = lower(job.programs, layers, job.precision.quantize, folder, job.special_tokens)
         return graphs, tuple(layers)

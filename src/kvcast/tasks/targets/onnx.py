@@ -41,6 +41,7 @@ class OnnxTarget(Target):
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
+        job.on_phase("exporting")
         return _LOWERINGS[job.family](job.programs, job.precision, folder)
 
     @override
