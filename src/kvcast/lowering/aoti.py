@@ -28,6 +28,7 @@ from kvcast.lowering.aoti_operators import multiply_by_onednn, reading, table
 from kvcast.lowering.aoti_precision import Precision, reduce_matrices
 from kvcast.lowering.replace import replace_operators
 from kvcast.lowering.signatures import Signature
+from kvcast.spec.phases import OnPhase, ignore_phase
 
 PACKAGE, WEIGHTS = "aoti/model.pt2", "aoti/weights.safetensors"
 _SLOTS = "slots_"
@@ -99,6 +100,7 @@ def lower(
     *,
     device: str = "cpu",
     max_autotune: bool = False,
+    on_phase: OnPhase = ignore_phase,
 ) -> dict[str, Graph]:
     """Write `aoti/model.pt2` and `aoti/weights.safetensors` under `folder`.
 
@@ -108,6 +110,7 @@ def lower(
         folder: an existing folder.
         device: what the programs run on, as torch names it.
         max_autotune: let Inductor time several kernels for each product and keep the fastest.
+        on_phase: called as each program is exported and compiled.
 
     Returns:
         The manifest's entries for the programs. Caches are inputs that are written in place. The
@@ -122,15 +125,16 @@ def lower(
     wanted = dict(signatures)
     if precision.has_prefill and device == "cpu":
         wanted["prefill"] = signatures["decode"]
-    exported = {
-        name: export_program(signature, precision, name, device)
-        for name, signature in wanted.items()
-    }
+    exported = {}
+    for name, signature in wanted.items():
+        on_phase(f"exporting {name}")
+        exported[name] = export_program(signature, precision, name, device)
     weights: dict[str, Tensor] = {}
     for module, _ in exported.values():
         _add(weights, _weights(module))
     files: dict[str, list[str | Weights]] = {}
     for name, (module, arguments) in exported.items():
+        on_phase(f"compiling {name}")
         # Where a separate prefill takes the long calls, decode only sees few tokens.
         is_step = name == "decode" and "prefill" in exported
         with short_loops_on_one_thread() if is_step else nullcontext():
