@@ -291,7 +291,7 @@ def test_sentencepiece_ids_equal_transformers(architecture, tmp_path):
     [
         ({"model": "rwkv"}, "tokenizer 'rwkv' is not supported"),
         ({"model": None}, "tokenizer 'None' is not supported"),
-        ({"pre": "bloom\n"}, "the way 'bloom\\n' of cutting text"),
+        ({"pre": "bloom\n"}, "pre-tokenizer 'bloom\\n' is not supported"),
         ({"tokens": None}, "tokens is not a list of texts"),
         ({"tokens": "abc"}, "tokens is not a list of texts"),
         ({"tokens": ["a", "a"]}, "has a token twice"),

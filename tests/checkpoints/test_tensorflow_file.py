@@ -190,7 +190,7 @@ def shape(content):
         (only((b"a", GOOD), (b"b", entry((2,), 16, 8))), "tensors a and b share bytes"),
         (only((b"a", field(1, b"float"))), "the description of tensor a cannot be read"),
         (only((b"a", field(2, 1))), "the description of tensor a cannot be read"),
-        (only((b"a", varint(1 << 3 | 3))), "no protocol buffer"),
+        (only((b"a", varint(1 << 3 | 3))), "not a protocol buffer"),
         (only((b"a", b"\x80" * 12)), "a number has no end"),
         (only((b"a", b"\x12\x7f")), "an entry ends too early"),
         (index(block([HEADER]), handles=[(0, 2**40)]), "a block does not lie within it"),

@@ -1,5 +1,5 @@
-"""Files to weights: readers that give every checkpoint kvcast's canonical names.
+"""Readers of checkpoint formats, which give all tensors kvcast's canonical names.
 
-`source.locate` finds the folder, `source.fingerprint` names its contents without reading tensors,
-`source.open_checkpoint` reads it. Knows nothing of torch, models or runtimes.
+`source.locate` finds a model's files, `source.fingerprint` hashes them without reading tensors, and
+`source.open_checkpoint` reads them. Knows nothing of torch, models or runtimes.
 """

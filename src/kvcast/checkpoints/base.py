@@ -1,6 +1,6 @@
-"""What every checkpoint reader gives and is made of: lazily read tensors under canonical names.
+"""The types that checkpoint readers share: lazily read tensors, checkpoints, readers.
 
-Knows no file format; a reader brings a table of names and the tensors that a file holds.
+Knows no file format.
 """
 
 import json
@@ -19,7 +19,7 @@ from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
 from kvcast.spec.whisper import WhisperDimensions
 
-# How the bytes of each kind of number are read; NumPy has no bfloat16, whose bits are these.
+# NumPy dtype of each kind; bfloat16, which NumPy lacks, is read as its bits.
 _KINDS: Mapping[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
@@ -32,7 +32,7 @@ _KINDS: Mapping[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """A tensor whose shape is known and whose numbers are read when asked for."""
+    """A tensor with a known shape, whose values are read on demand."""
 
     shape: tuple[int, ...]
     read: Callable[[], NDArray[Any]]
@@ -41,19 +41,19 @@ class StoredTensor:
 def tensor_from_bytes(
     raw: NDArray[np.uint8], kind: str, shape: tuple[int, ...], what: str
 ) -> StoredTensor:
-    """Interpret `raw` (usually a slice of a memory-mapped file) as little-endian numbers.
+    """Interpret `raw` (usually a slice of a memory-mapped file) as little-endian values.
 
-    Raises InputOutputError, naming `what`, if the number of bytes is not what `shape` takes.
+    Raises InputOutputError, naming `what`, if the number of bytes does not fit `shape`.
     """
     dtype = _KINDS[kind]
     if raw.nbytes != math.prod(shape) * dtype.itemsize:
         raise InputOutputError(f"{what} is damaged: {raw.nbytes} bytes do not make {kind} {shape}")
 
     def read() -> NDArray[Any]:
-        # Formats do not align their tensors; torch and BLAS want aligned memory.
+        # Files do not align their tensors; torch and BLAS need aligned memory.
         numbers: NDArray[Any] = np.require(raw.view(dtype).reshape(shape), requirements="A")
         if kind == "bfloat16":
-            # The upper half of a float32: widening is exact.
+            # bfloat16 is the upper half of a float32, so widening is exact.
             return np.left_shift(numbers.astype(np.uint32), np.uint32(16)).view(np.float32)
         return numbers
 
@@ -61,7 +61,7 @@ def tensor_from_bytes(
 
 
 class LazyTensors(Mapping[str, NDArray[Any]]):
-    """Canonical name to array; each look-up reads anew, so only what the caller keeps stays.
+    """Maps canonical names to arrays, which are read on every lookup and not kept.
 
     Arrays may be read-only views of a memory-mapped file: copy before writing.
     """
@@ -82,11 +82,11 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperCheckpoint:
-    """A Whisper model as its files hold it.
+    """A Whisper model's files.
 
     `tensors`: canonical name to float16 or float32 array, as listed by `names.tensor_shapes`.
     `generation`: any of `suppress_tokens`, `begin_suppress_tokens`, `language_tokens` (lists of
-    ids) and `alignment_heads` (list of [layer, head]); what the files do not say is absent.
+    ids) and `alignment_heads` (list of [layer, head]) that the files specify.
     """
 
     family: ClassVar[str] = "whisper"
@@ -101,11 +101,11 @@ class WhisperCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderCheckpoint:
-    """A decoder-only model as its files hold it.
+    """A decoder-only model's files.
 
     `tensors`: canonical name to float16 or float32 array, as `decoder_names.tensor_shapes` lists
-    them, rotary pairs as halves. `text`: name to content of the files that `kvcast.text.open_text`
-    reads; they go into a bundle as they are.
+    them, with rotary pairs in halves. `text`: name to content of the files that
+    `kvcast.text.opening.open_text` reads; bundles contain them unchanged.
     """
 
     family: ClassVar[str] = "decoder"
@@ -119,10 +119,10 @@ class DecoderCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class T5Checkpoint:
-    """A T5 as its files hold it.
+    """A T5's files.
 
     `tensors`: canonical name to float16 or float32 array, as `t5_names.tensor_shapes` lists them.
-    `text`: as a DecoderCheckpoint's.
+    `text`: as in DecoderCheckpoint.
     """
 
     family: ClassVar[str] = "t5"
@@ -136,10 +136,10 @@ class T5Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class UnilmCheckpoint:
-    """A UniLM generator as its files hold it.
+    """A UniLM generator's files.
 
     `tensors`: canonical name to float16 or float32 array, as `unilm_names.tensor_shapes` lists
-    them, rotary pairs as halves. `text`: as a DecoderCheckpoint's.
+    them, with rotary pairs in halves. `text`: as in DecoderCheckpoint.
     """
 
     family: ClassVar[str] = "unilm"
@@ -157,7 +157,7 @@ Checkpoint = WhisperCheckpoint | DecoderCheckpoint | T5Checkpoint | UnilmCheckpo
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """One format. `files` lists what `read` depends on, so that a hash of them stands for it."""
+    """One format. `files` lists everything that `read` depends on, so their hash identifies it."""
 
     name: str
     detect: Callable[[Path], bool]
@@ -166,7 +166,7 @@ class Reader:
 
 
 def whisper_dimensions(what: str, **sizes: int) -> WhisperDimensions:
-    """Make the dimensions; raises KvcastError, naming `what`, for sizes that cannot be."""
+    """Return the dimensions; raises KvcastError, naming `what`, for impossible sizes."""
     try:
         return WhisperDimensions(**sizes)
     except KvcastError as error:
@@ -174,7 +174,7 @@ def whisper_dimensions(what: str, **sizes: int) -> WhisperDimensions:
 
 
 def require_file(path: Path, advice: str) -> Path:
-    """Return `path`; raises InputMissingError that ends with `advice` if it is no file."""
+    """Return `path`; raises InputMissingError, ending in `advice`, if there is no such file."""
     if not path.is_file():
         raise InputMissingError(f"no {path.name} in {path.parent}: {advice}")
     return path
@@ -188,7 +188,7 @@ def map_file(path: Path) -> NDArray[np.uint8]:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a file that holds a JSON object; raises InputOutputError if it does not."""
+    """Read a JSON object from a file; raises InputOutputError if it contains anything else."""
     try:
         fields = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
@@ -201,7 +201,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def generation_settings(
     fields: Mapping[str, Any], names: Mapping[str, str], what: str
 ) -> dict[str, Any]:
-    """Pick the settings in `names` (canonical to the file's name) out of a configuration.
+    """Pick settings out of a configuration; `names` maps their canonical names to the file's.
 
     Raises InputOutputError, naming `what`, unless each is a list of ids or of pairs of numbers.
     """

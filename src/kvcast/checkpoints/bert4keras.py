@@ -1,8 +1,8 @@
-"""Folders of bert4keras's releases: a TensorFlow checkpoint, its configuration, vocab.txt.
+"""Reads bert4keras's releases: a TensorFlow checkpoint, its configuration and vocab.txt.
 
-RoFormer-Sim and SimBERT have the names of Google's BERT, T5-PEGASUS those of Google's mT5; what a
-configuration leaves unsaid is as in bert4keras 0.10 (its models.py, layers.py and backend.py),
-which these models were trained with. Knows nothing of TensorFlow's files.
+RoFormer-Sim and SimBERT use the tensor names of Google's BERT, and T5-PEGASUS those of Google's
+mT5. Defaults are those of bert4keras 0.10 (models.py, layers.py and backend.py), with which these
+models were trained. Knows nothing of TensorFlow's file format.
 """
 
 import json
@@ -36,14 +36,14 @@ from kvcast.spec.unilm import UnilmDimensions
 _INDEX = "*.ckpt*.index"
 _CONFIGS = ("bert_config.json", "t5_config.json", "config.json")
 _MOST_LAYERS = 10_000
-# Positions where the configuration does not say: build_transformer_model's max_position.
+# Default number of positions: build_transformer_model's max_position.
 _POSITIONS = 512
 _ACTIVATIONS = {
-    # backend.py: "gelu" is the exact one unless a program calls set_gelu; the releases' do not.
+    # backend.py: "gelu" is exact unless a program calls set_gelu, which the releases' do not.
     **{"gelu": "gelu", "gelu_erf": "gelu", "gelu_tanh": "gelu_tanh"},
     **{"relu": "relu", "swish": "silu"},
 }
-# Fields that make another model of it.
+# Fields that change the model in ways that are not supported.
 _OTHERS = (
     *("residual_attention_scores", "hierarchical_position", "shared_segment_embeddings"),
     "use_relative_position",
@@ -90,7 +90,7 @@ _ROTATED = re.compile(r"/attention/self/(query|key)/(kernel|bias)$")
 
 
 def _t5_layer(stack: str, feed_forward: int) -> dict[str, Sequence[str]]:
-    """Names of what both stacks have in a layer, the feed-forward as part `feed_forward` of it."""
+    """Return names of a layer's tensors in either stack; `feed_forward` is its sublayer number."""
     ours, theirs = f"{stack}.layers.{{i}}", f"{stack}/block_{{i:03}}"
     dense = f"{theirs}/layer_{feed_forward:03}/DenseReluDense"
     return {
@@ -122,9 +122,9 @@ _T5_NAMES: NameTable = {
     f"{_CROSS}.out.weight": (f"{_CROSS_LAYER}/EncDecAttention/o",),
 }
 
-# What holds [in, out] (tables of relative positions: [heads, buckets]).
+# Tensors stored as [in, out] (tables of relative positions as [heads, buckets]).
 _TRANSPOSED = ("/kernel", "/q", "/k", "/v", "/o", "/relative_attention_bias")
-# What training leaves beside the weights (Adam's and Adafactor's moments), and BERT's other head.
+# Training state beside the weights (Adam's and Adafactor's moments), and BERT's other head.
 _TRAINING = re.compile(r"(/adam_[mv]|_slot_[a-z]+)$|^cls/seq_relationship/")
 
 
@@ -174,10 +174,11 @@ def _t5_dimensions(config: Fields, start_token: int) -> T5Dimensions:
         activation=activation,
         gated=True,
         tied=False,
-        # T5_Decoder.apply_final_layers scales whether or not the head is the embedding.
+        # T5_Decoder.apply_final_layers scales whether or not the head is tied.
         logit_scale=width**-0.5,
         norm_eps=1e-6,
-        # T5_Decoder.compute_position_bias makes one for cross-attention too; its switch came later.
+        # T5_Decoder.compute_position_bias also adds one to cross-attention; later versions have a
+        # switch for it.
         cross_bias=config.flag("cross_position_bias", True),
         start_token=start_token,
     )
@@ -254,7 +255,7 @@ def _vocabulary(folder: Path) -> Path:
 
 
 def _token_ids(vocabulary: Path, vocab_size: int) -> Mapping[str, int]:
-    """Ids of a vocabulary's tokens, of which there may be no more than the model has."""
+    """Return the ids of a vocabulary's tokens; raises KvcastError if the model has fewer."""
     ids = token_ids(vocabulary)
     if len(ids) > vocab_size:
         raise KvcastError(
@@ -289,7 +290,7 @@ def _read(folder: Path, content_hash: str) -> T5Checkpoint | UnilmCheckpoint:
             content_hash=content_hash,
         )
     if _WORDS not in tensors:
-        raise KvcastError(f"{index} has neither {_WORDS} nor {_SHARED}: it is no BERT and no T5")
+        raise KvcastError(f"{index} has neither {_WORDS} nor {_SHARED}: it is not a BERT or a T5")
     unilm = _unilm_dimensions(config, tensors)
     return UnilmCheckpoint(
         dimensions=unilm,
@@ -301,7 +302,7 @@ def _read(folder: Path, content_hash: str) -> T5Checkpoint | UnilmCheckpoint:
 
 
 def _detect(folder: Path) -> bool:
-    """Tell whether there is a checkpoint whose configuration is not one of Hugging Face's."""
+    """Tell whether there is a TensorFlow checkpoint without a Hugging Face configuration."""
     if not any(folder.glob(_INDEX)):
         return False
     path = folder / _CONFIGS[-1]

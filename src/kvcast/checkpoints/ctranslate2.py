@@ -1,15 +1,15 @@
-"""CTranslate2's Whisper folders: model.bin, config.json, tokenizer.json.
+"""Reads CTranslate2's Whisper folders: model.bin, config.json, tokenizer.json.
 
 The layout of model.bin, little-endian, from CTranslate2's python/ctranslate2/specs/model_spec.py
-and src/models/model.cc, where a string is a u16 length that counts a closing NUL, then bytes:
+and src/models/model.cc; a string is a u16 length that includes a final NUL, then bytes:
 
     u32 version, string specification, u32 revision, u32 number of variables
     each variable: string name, u8 rank, u32 x rank shape, u8 kind, u32 number of bytes, bytes
     u32 number of aliases; each: string alias, string name of a variable
 
-Only version 6 exists for Whisper, which CTranslate2 learned after that version came; the three
-revisions of its specification differ in configuration, not in weights. Knows nothing of other
-formats; every count and length is checked against the file before it is used.
+For Whisper only version 6 exists, as CTranslate2 did not support it before. The three revisions of
+its specification differ in configuration, not in weights. Every count and length is checked against
+the file before it is used. Knows nothing of other formats.
 """
 
 import math
@@ -93,7 +93,7 @@ _GENERATION = {
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """One entry of model.bin: the numbers as stored, with their scale beside when quantised."""
+    """One entry of model.bin, as stored; the scale of a quantised one is another entry."""
 
     kind: str
     shape: tuple[int, ...]
@@ -102,14 +102,14 @@ class Variable:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFile:
-    """model.bin, parsed: aliases already stand for the variables they name."""
+    """model.bin, parsed, with aliases resolved."""
 
     specification: str
     variables: Mapping[str, Variable]
 
 
 class _Cursor:
-    """A position in a file that never leaves it."""
+    """A position in a file, with reads that stay inside it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -131,7 +131,7 @@ class _Cursor:
         return packed.unpack(self.take(packed.size, what).tobytes())
 
     def count(self, smallest: int, what: str) -> int:
-        """Read a u32 number of entries, of which each takes at least `smallest` bytes."""
+        """Read a u32 count of entries that take at least `smallest` bytes each."""
         (count,) = self.numbers("I", what)
         if count * smallest > self.remaining:
             raise self.damaged(f"it cannot hold {count} {what}")
@@ -151,10 +151,9 @@ class _Cursor:
 
 
 def parse_model_file(path: Path) -> ModelFile:
-    """Parse model.bin without reading its numbers.
+    """Parse model.bin without reading its tensors.
 
-    Raises InputOutputError if it is damaged, KvcastError if it is of a version that has never
-    been seen.
+    Raises InputOutputError if it is damaged, KvcastError if its version is unknown.
     """
     cursor = _Cursor(path)
     (version,) = cursor.numbers("I", "the version")
@@ -166,7 +165,7 @@ def parse_model_file(path: Path) -> ModelFile:
     specification = cursor.string("the name of the specification")
     (revision,) = cursor.numbers("I", "the revision")
     if revision not in _REVISIONS:
-        raise KvcastError(f"{path} has revision {revision} of {specification}, which is not known")
+        raise KvcastError(f"{path} has the unknown revision {revision} of {specification}")
     variables: dict[str, Variable] = {}
     for _ in range(cursor.count(_SMALLEST_VARIABLE, "variables")):
         name, variable = _parse_variable(cursor)
@@ -201,7 +200,7 @@ def _parse_variable(cursor: _Cursor) -> tuple[str, Variable]:
 
 
 def _tensors(variables: Mapping[str, Variable], what: str) -> dict[str, StoredTensor]:
-    """All variables but settings (which have no axes) and scales, as floating-point tensors."""
+    """Return all variables but settings (scalars) and scales, as floating-point tensors."""
     scales = {f"{name}_scale" for name in variables}
     return {
         name: _dequantised(variable, variables.get(f"{name}_scale"), f"{what}: tensor {name}")
@@ -211,7 +210,7 @@ def _tensors(variables: Mapping[str, Variable], what: str) -> dict[str, StoredTe
 
 
 def _dequantised(variable: Variable, scale: Variable | None, what: str) -> StoredTensor:
-    """`variable` as floating point: numbers over their row's scale (int8), or over one (int16)."""
+    """Return `variable` as floating point, divided by a scale per row (int8) or by one (int16)."""
     stored = tensor_from_bytes(variable.raw, variable.kind, variable.shape, what)
     if variable.kind in _FLOATS:
         return stored
@@ -226,7 +225,7 @@ def _dequantised(variable: Variable, scale: Variable | None, what: str) -> Store
     column = factors.reshape(-1, *[1] * (len(variable.shape) - 1))
 
     def read() -> NDArray[np.float32]:
-        # A damaged scale may be tiny; infinities are then as wrong as any other numbers.
+        # A damaged scale may be tiny; then infinities are no worse than other wrong values.
         with np.errstate(over="ignore"):
             numbers: NDArray[np.float32] = np.divide(stored.read(), column, dtype=np.float32)
         return numbers
@@ -235,7 +234,7 @@ def _dequantised(variable: Variable, scale: Variable | None, what: str) -> Store
 
 
 def _dimensions(variables: Mapping[str, Variable], what: str) -> WhisperDimensions:
-    """Sizes as the shapes tell them; the number of heads is a variable."""
+    """Derive sizes from the shapes; the number of heads is a variable of its own."""
 
     def size(name: str, axis: int, rank: int) -> int:
         if name not in variables or len(variables[name].shape) != rank:

@@ -1,8 +1,8 @@
-"""Decoder-only models in Hugging Face layout: what config.json, the names and the texts mean.
+"""Interprets decoder-only models in Hugging Face layout: config.json, tensor names, text files.
 
-One table of names serves all; how a model type differs is a row of `_TYPES`. Configurations are
-read in the spelling of published models (rope_theta, rope_scaling) and in that of transformers 5
-(rope_parameters). Knows nothing of how weights are stored.
+All model types share a table of names; each has a row in `_TYPES` for its differences.
+Configurations may be spelt as in published models (rope_theta, rope_scaling) or as in
+transformers 5 (rope_parameters). Knows nothing of how weights are stored.
 """
 
 import json
@@ -50,7 +50,7 @@ _NAMES: Mapping[str, Sequence[str]] = {
     f"{_LAYER}.feed_forward.gate_up": (f"{_EXPERT}.w1.weight", f"{_EXPERT}.w3.weight"),
     f"{_LAYER}.feed_forward.down": (f"{_EXPERT}.w2.weight",),
 }
-# Gemma's norm after attention is called as everybody else's norm before the feed-forward.
+# Gemma's norm after attention has the name that others use for the norm before the feed-forward.
 _GEMMA_NAMES = {
     **_NAMES,
     f"{_LAYER}.attention_post_norm.weight": ("layers.{i}.post_attention_layernorm.weight",),
@@ -73,7 +73,7 @@ def _gemma(fields: Fields) -> dict[str, Any]:
         0.0 if fields.values.get(name) is None else fields.positive(name) for name in caps
     )
     if fields.flag("use_bidirectional_attention"):
-        raise fields.error("use_bidirectional_attention makes it no decoder")
+        raise fields.error("use_bidirectional_attention is not supported: it is not a decoder then")
     return _configured_biases(fields) | {
         "window_rotary": read_rotary(fields, SLIDING, "rope_local_base_freq"),
         "attention_scale": fields.positive("query_pre_attn_scalar") ** -0.5,
@@ -107,13 +107,13 @@ def _windowed_but_every_nth(fields: Fields, layer: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Type:
-    """What a model type means beyond its configuration.
+    """What a model type implies beyond its configuration.
 
-    `defaults`: of fields that published configurations leave out, as transformers has them.
-    `windowed`: whether a layer has a window where there is no layer_types.
+    `defaults`: transformers' defaults for fields that published configurations leave out.
+    `windowed`: whether a layer has a window if there is no layer_types.
     `particulars`: dimensions that other types do not have.
-    `norms_less_one`: whether norm weights are stored less one.
-    `foreign`: beginnings of names that belong to parts that are not read.
+    `norms_less_one`: whether norm weights are stored minus one.
+    `foreign`: name prefixes of parts that are not read.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -138,7 +138,7 @@ _QWEN_DEFAULTS = {
     "max_window_layers": 28,
 }
 _GEMMA = _Type(
-    # The larger models' published configurations name little more than what is unlike the 2B's.
+    # Published configurations of the larger models list little more than what differs from the 2B.
     defaults={
         "vocab_size": 262_208,
         "hidden_size": 2304,
@@ -195,10 +195,10 @@ def read_decoder(
     stored: Mapping[str, StoredTensor],
     content_hash: str,
 ) -> DecoderCheckpoint:
-    """Make the checkpoint of a `config` whose model_type is one of MODEL_TYPES.
+    """Return the checkpoint for a `config` whose model_type is one of MODEL_TYPES.
 
-    `stored` holds tensors under the names in the files. Raises KvcastError with one line for a
-    configuration that cannot be served, and for tensors that are missing, foreign or misshapen.
+    `stored` maps the names in the files to tensors. Raises KvcastError with one line for an
+    unsupported configuration, and for tensors that are missing, unknown or of the wrong shape.
     """
     kind = _TYPES[config["model_type"]]
     fields = _fields(config, kind, str(folder / "config.json"))
@@ -206,7 +206,7 @@ def read_decoder(
     stored = _own_tensors(stored, kind)
     head, embedding = stored.get("lm_head.weight"), stored.get("embed_tokens.weight")
     if dimensions.tied and head is not None and embedding is not None:
-        # A head beside a tied embedding is a copy, or else the configuration is wrong about it.
+        # A head beside a tied embedding is a copy of it; if not, the configuration is wrong.
         if same(head, embedding):
             del stored["lm_head.weight"]
         else:
@@ -227,7 +227,7 @@ def decoder_dimensions(config: Mapping[str, Any], what: str) -> DecoderDimension
 
 
 def _fields(config: Mapping[str, Any], kind: _Type, what: str) -> Fields:
-    """Defaults, then the configuration; of a model with images, the part about its text."""
+    """Return the configuration over its defaults; for a model with images, that of its decoder."""
     outer = Fields(values=config, what=what)
     text = outer.group("text_config")
     if text is None:
@@ -263,7 +263,7 @@ def _dimensions(fields: Fields, kind: _Type, architecture: str) -> DecoderDimens
 
 
 def _windows(fields: Fields, kind: _Type) -> tuple[int | None, ...]:
-    """Window of each layer: transformers' sliding_window counts the query itself, as ours does."""
+    """Return each layer's window; as in transformers, it includes the query's own position."""
     layers = fields.whole("num_hidden_layers", most=_MOST_LAYERS)
     kinds = fields.values.get("layer_types")
     if kinds is None:
@@ -277,25 +277,25 @@ def _windows(fields: Fields, kind: _Type) -> tuple[int | None, ...]:
 
 
 def _own_tensors(stored: Mapping[str, StoredTensor], kind: _Type) -> dict[str, StoredTensor]:
-    """Tensors of the decoder under their plain names, norm weights as they multiply."""
+    """Return the decoder's tensors without name prefixes, with norm weights as they multiply."""
     own = {_PREFIX.sub("", name): tensor for name, tensor in stored.items()}
     return {
         name: changed(tensor, _one_more)
         if kind.norms_less_one and name.endswith("norm.weight")
         else tensor
         for name, tensor in own.items()
-        # Old Llamas carry the frequencies, which follow from the configuration.
+        # Old Llamas store rotary frequencies, which follow from the configuration.
         if not name.startswith(kind.foreign) and not name.endswith(".rotary_emb.inv_freq")
     }
 
 
 def _one_more(weight: NDArray[Any]) -> NDArray[np.float32]:
-    # In float32, as transformers adds: half precision would round away most of a small weight.
+    # Added in float32, as transformers does: half precision would round small weights away.
     return weight.astype(np.float32) + np.float32(1)
 
 
 def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
-    """Files that `kvcast.text.open_text` reads."""
+    """Return the files that `kvcast.text.opening.open_text` reads."""
     settings = tokenizer_settings(folder)
     about = {
         "end_tokens": end_tokens(folder, config),
@@ -320,5 +320,5 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> bytes | None:
     if isinstance(template, list):
         named = [one for one in template if isinstance(one, dict) and one.get("name") == "default"]
         template = named[0].get("template") if named else None
-    # JSON can hold halves of surrogate pairs, which no encoding has.
+    # JSON may contain lone surrogates, which cannot be encoded.
     return template.encode(errors="replace") if isinstance(template, str) else None

@@ -1,15 +1,15 @@
 """The canonical names and shapes of a decoder-only model's tensors.
 
-Weights are [out, in], as torch's Linear has them. Query, key and value are one tensor in this
-order, and so are gate and up. RMS norms multiply by their weight as it is (Gemma's files keep it
-less one). Rotary pairs are halves of a head. Knows no file format.
+Weights are [out, in], as in torch's Linear. Query, key and value are one tensor in this order, and
+so are gate and up. RMS norms multiply by their weight as it is (Gemma's files store it minus one).
+Rotary pairs are in halves of a head. Knows no file format.
 """
 
 from kvcast.spec.decoder import DecoderDimensions
 
 
 def tensor_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...]]:
-    """Every canonical name with its shape."""
+    """Return every canonical name with its shape."""
     shapes = {
         "embedding.weight": (dimensions.vocab_size, dimensions.width),
         "norm.weight": (dimensions.width,),

@@ -1,12 +1,11 @@
-"""SHA-256 of files, remembered so that a large model is hashed once and not at each start.
+"""SHA-256 of files, cached so that a large model is hashed once and not at each start.
 
-Knows nothing of what the files hold.
-
-A file of a megabyte or more leaves a note in the cache folder: its size, times, inode and
-digest. The digest is taken from the note while none of these has changed. A file that changed
-within the last two seconds leaves no note, since another write could still share its times. So
-what goes unnoticed is a write that puts back size, modification and status time alike, which
-takes a changed clock. Deleting the cache folder forgets all notes.
+For a file of a megabyte or more, the cache folder keeps a note with its size, times, inode and
+digest. The digest is taken from the note as long as none of the others has changed. A file that
+changed within the last two seconds gets no note, since another write could still have the same
+times. So the only write that goes unnoticed is one that restores size, modification time and status
+time, for which the clock must be set back. Deleting the cache folder deletes all notes. Knows
+nothing of the files' content.
 """
 
 import contextlib
@@ -71,7 +70,7 @@ def _read_note(note: Path, identity: str) -> str | None:
 
 
 def _write_note(note: Path, text: str) -> None:
-    """Write beside and rename; a cache that cannot be written only costs time."""
+    """Write a note atomically. Errors are ignored: an unwritable cache only costs time."""
     beside = note.with_name(f"{note.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""The fields of a configuration file, checked as they are read.
+"""Typed access to the fields of a configuration file. A field that is null counts as missing.
 
-Knows no format: a reader brings the names. A field that is null counts as missing.
+Knows no format: readers know the names of fields.
 """
 
 import math
@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 from kvcast.errors import KvcastError
 
 _T = TypeVar("_T")
-# More than any model has of anything, and few enough to count with.
+# Larger than any real size, and small enough to compute with.
 _MOST = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """A JSON object and what to call it in a message; every method raises KvcastError."""
+    """A JSON object and its name in messages; every method raises KvcastError."""
 
     values: Mapping[str, Any]
     what: str

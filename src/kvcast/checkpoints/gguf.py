@@ -1,9 +1,9 @@
-"""GGUF files: Llama, Mistral, Mixtral, Qwen 2, Qwen 3 and Gemma 3 as llama.cpp converts them.
+"""Reads GGUF files: Llama, Mistral, Mixtral, Qwen 2, Qwen 3 and Gemma 3 as llama.cpp converts them.
 
-What the conversion does to a model is in llama.cpp's conversion/llama.py and gemma.py: in the
-`llama` architecture queries and keys rotate neighbours, so the rows of a head are in another
-order; Gemma's norms are stored whole, not less one; Llama 3's rotary scaling is a tensor of
-divisors. Knows nothing of the container's bytes or of the tokenizer.
+llama.cpp's conversion/llama.py and gemma.py show what the conversion changes. In the `llama`
+architecture, rotary pairs of queries and keys are neighbouring rows of a head, so its rows are in
+another order; Gemma's norms are stored as they multiply, not minus one; Llama 3's rotary scaling is
+a tensor of divisors. Knows nothing of the container's bytes or of the tokenizer.
 """
 
 import math
@@ -48,7 +48,7 @@ _NAMES: Mapping[str, Sequence[str]] = {
     f"{_LAYER}.feed_forward.down.weight": ("blk.{i}.ffn_down.weight",),
     f"{_LAYER}.feed_forward_post_norm.weight": ("blk.{i}.post_ffw_norm.weight",),
     f"{_LAYER}.feed_forward.router.weight": ("blk.{i}.ffn_gate_inp.weight",),
-    # The file stacks experts; `_stored` takes them apart.
+    # Files stack the experts; `_stored` splits them.
     f"{_LAYER}.feed_forward.gate_up": (
         "blk.{i}.ffn_gate_exps.weight.{e}",
         "blk.{i}.ffn_up_exps.weight.{e}",
@@ -58,18 +58,18 @@ _NAMES: Mapping[str, Sequence[str]] = {
 _EXPERTS = "_exps.weight"
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _ROTARY_DIVISORS = "rope_freqs.weight"
-# Llama 3's scaling differs between models only in its factor; the conversion writes no others.
+# Llama 3's scaling differs between models only in its factor; the conversion writes no other kind.
 _LLAMA3 = {"low_frequency": 1.0, "high_frequency": 4.0, "trained_positions": 8192}
-# More than any model, and few enough to make a table of.
+# More than any model has, and few enough for a table.
 _MOST_POSITIONS = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Architecture:
-    """What general.architecture means beyond the values.
+    """What general.architecture implies beyond the values.
 
-    `neighbours`: queries and keys are stored for rotating neighbours, not halves of a head.
-    `global_every`: which layers see everything where there is a window; 0 for none of them.
+    `neighbours`: rotary pairs of queries and keys are neighbouring rows, not halves of a head.
+    `global_every`: with a window, every n-th layer sees everything; 0: no layer does.
     `particulars`: dimensions that other architectures do not have.
     """
 
@@ -80,7 +80,7 @@ class _Architecture:
 
 @dataclass(frozen=True, kw_only=True)
 class _Values:
-    """The values of an architecture, whose names begin with its own."""
+    """The values of an architecture, whose names start with the architecture's."""
 
     fields: Fields
     architecture: str
@@ -95,7 +95,7 @@ class _Values:
         return self.fields.positive(self._full(name), default)
 
     def plain(self, name: str) -> Any:
-        """Return what is there, of any type."""
+        """Return the value, whatever its type."""
         return self.fields.values.get(self._full(name))
 
     def text(self, name: str, default: str) -> str:
@@ -110,7 +110,7 @@ class _Values:
 
 def _gemma(values: _Values) -> dict[str, Any]:
     width, heads = values.whole("embedding_length"), values.whole("attention.head_count")
-    # The 27B model alone scales by its width, and llama.cpp too knows it by its layers.
+    # Only the 27B model scales by its width; llama.cpp, too, recognises it by its layers.
     by_width = values.whole("block_count") == 62
     scaled = width // heads if by_width else _head_dim(values)
     cap = "final_logit_softcapping"
@@ -241,13 +241,13 @@ def _rotary(values: _Values, head_dim: int, divisors: GgufTensor | None) -> Rota
 
 
 def _yarn(values: _Values, base: float, factor: float) -> Rotary:
-    """As in ggml's rope: an attention factor is on top of the usual one."""
+    """Read YaRN scaling as ggml does, where an attention factor multiplies the usual one."""
     extra = values.positive("rope.scaling.attn_factor", 1.0)
     extra *= values.positive("rope.scaling.yarn_attn_factor", 1.0)
     usual = 0.1 * math.log(max(factor, 1.0)) + 1.0
     for name, only in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
         value = values.plain(f"rope.scaling.{name}")
-        # The conversion writes -1 where the model says nothing.
+        # The conversion writes -1 if the model does not specify it.
         if value is not None and (type(value) is not float or value not in (only, -1.0)):
             raise values.fields.error(f"rope.scaling.{name} other than {only} is not supported")
     return values.fields.make(
@@ -263,7 +263,7 @@ def _yarn(values: _Values, base: float, factor: float) -> Rotary:
 
 
 def _llama3(fields: Fields, base: float, head_dim: int, divisors: GgufTensor) -> Rotary:
-    """Find the factor of Llama 3's scaling: with it the divisors must come out."""
+    """Find the factor of Llama 3's scaling, and check that it explains all divisors."""
     plain = fields.make(Rotary, base=base)
     if divisors.shape != (head_dim // 2,):
         raise fields.error(f"{_ROTARY_DIVISORS} has shape {list(divisors.shape)}")
@@ -283,7 +283,7 @@ def _llama3(fields: Fields, base: float, head_dim: int, divisors: GgufTensor) ->
 def _stored(
     file: GgufFile, dimensions: DecoderDimensions, fields: Fields
 ) -> dict[str, StoredTensor]:
-    """Tensors by name; stacked experts one by one, with their number behind the name."""
+    """Return tensors by name, with stacked experts split and numbered at the end of their names."""
     stored = {}
     for name, tensor in file.tensors.items():
         if name.endswith(_EXPERTS):
@@ -297,7 +297,7 @@ def _stored(
 
 
 def _as_halves(name: str, tensor: StoredTensor, dimensions: DecoderDimensions) -> StoredTensor:
-    """Put the rows of queries and keys back in the order in which halves of a head rotate."""
+    """Reorder the rows of queries and keys so that rotary pairs are halves of a head."""
     if ".attn_q." in name:
         return changed(tensor, partial(halves_from_pairs, head_dim=dimensions.head_dim))
     if ".attn_k." in name:

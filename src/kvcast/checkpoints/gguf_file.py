@@ -1,16 +1,16 @@
-"""The container of GGUF files: a header of named values, then tensors, most of them quantised.
+"""Parses the container of GGUF files: a header of named values, then tensors, mostly quantised.
 
-The layout, little-endian, from ggml's docs/gguf.md, where a string is a u64 length, then bytes:
+The layout, little-endian, from ggml's docs/gguf.md; a string is a u64 length, then bytes:
 
     "GGUF", u32 version (2 or 3), u64 number of tensors, u64 number of values
     each value: string name, u32 type, then itself; an array: u32 type, u64 count, its items
     each tensor: string name, u32 rank, u64 x rank axes (fastest first), u32 type, u64 offset
-    padding to the alignment, from where offsets count
+    padding to the alignment, where offsets start
 
-The gguf library gives the types, their block sizes and the dequantisation. Its own reader is not
-used: it trusts the header's counts and lengths, and makes several arrays for each token of a
-vocabulary. Here all are checked against the file before anything is allocated. Knows nothing of
-what values and tensors mean.
+The gguf library provides the types, their block sizes and the dequantisation. Its own reader is not
+used because it trusts the header's counts and lengths, and makes several arrays for each token of a
+vocabulary. Here, they are checked against the file before anything is allocated. Knows nothing of
+the meaning of values and tensors.
 """
 
 import math
@@ -74,7 +74,7 @@ class GgufTensor:
         from gguf.quants import dequantize
 
         rows = self.raw.reshape(math.prod(self.shape[:-1]), -1)
-        # A damaged scale may be anything; infinities are then as wrong as any other numbers.
+        # A damaged scale may be anything; then infinities are no worse than other wrong values.
         with np.errstate(all="ignore"):
             numbers: NDArray[Any] = dequantize(rows, self.type)
         return numbers.reshape(self.shape)
@@ -82,7 +82,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class GgufFile:
-    """A parsed header: name to number, flag, string, list of strings or array of numbers."""
+    """A parsed header; values are numbers, flags, strings, lists of strings or numeric arrays."""
 
     values: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
@@ -91,8 +91,8 @@ class GgufFile:
 def read_gguf(path: Path) -> GgufFile:
     """Parse a GGUF file without reading its tensors.
 
-    Raises InputOutputError if it is damaged, KvcastError without the gguf library, for another
-    version or byte order, for one part of several, and for kinds of numbers that are not read.
+    Raises InputOutputError if it is damaged, and KvcastError without the gguf library, for another
+    version or byte order, for one part of several, and for unsupported types.
     """
     cursor = _Cursor(path)
     tensors, values = _counts(cursor, path)
@@ -111,7 +111,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def _counts(cursor: "_Cursor", path: Path) -> tuple[int, int]:
-    """Check what the file is; return how many tensors and values it says it has."""
+    """Check the file's magic and version; return how many tensors and values it claims to have."""
     if cursor.take(4).tobytes() != b"GGUF":
         raise KvcastError(f"{path} is not a GGUF file: it does not begin with GGUF")
     version = cursor.number("<u4")
@@ -128,7 +128,7 @@ def _counts(cursor: "_Cursor", path: Path) -> tuple[int, int]:
 
 
 class _Cursor:
-    """A position in a file that never leaves it."""
+    """A position in a file, with reads that stay inside it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -184,7 +184,7 @@ class _Cursor:
         return self.take(count * dtype.itemsize).view(dtype)
 
     def _strings(self, count: int, name: str) -> list[str]:
-        """Read one by one in plain Python: a vocabulary has hundreds of thousands."""
+        """Read strings in a fast loop of plain Python: a vocabulary has hundreds of thousands."""
         if count * 8 > self.remaining:
             raise self.damaged(f"{name} cannot hold {count} strings")
         data, position, end = self._data.data, self.position, len(self._data)
@@ -222,7 +222,7 @@ def _tensors(
     room = cursor.remaining + cursor.position - start
     tensors: dict[str, GgufTensor] = {}
     end = 0
-    # In the order of their bytes, so that no two share any: a small file stays a small model.
+    # In file order, to check that no two share bytes: a small file cannot claim to be a huge model.
     for offset, size, name, kind, shape in sorted(described, key=lambda item: item[:2]):
         if name in tensors:
             raise cursor.damaged(f"tensor {name} occurs twice")
@@ -239,7 +239,7 @@ _BlockOf = Callable[[int], tuple["GGMLQuantizationType", int, int]]
 
 
 def _block_sizes() -> _BlockOf:
-    """Return a look-up from a type's number to the type, the numbers and the bytes of a block."""
+    """Return a function from a type's number to the type, and the values and bytes of a block."""
     try:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     except ImportError:

@@ -1,8 +1,8 @@
-"""Tokenizer and chat template of a GGUF file, as the files that `kvcast.text` reads.
+"""Converts a GGUF file's tokenizer and chat template to the files that `kvcast.text` reads.
 
-A GGUF file has a vocabulary, merges or scores, and the name of a way to cut text into words; the
-rules behind that name are those of llama.cpp's src/llama-vocab.cpp and of the tokenizer.json that
-the models were published with. Knows nothing of the container or of the model.
+A GGUF file has a vocabulary, merges or scores, and the name of a pre-tokenizer. What that name
+stands for is taken from llama.cpp's src/llama-vocab.cpp and from the tokenizer.json that the models
+were published with. Knows nothing of the container or of the model.
 """
 
 import json
@@ -26,7 +26,7 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.errors import KvcastError
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
-# Longer than any token of a published model, and short enough to try all ways to cut it in two.
+# Longer than any token of a published model, and short enough to try all ways to split it in two.
 _LONGEST_TOKEN = 1024
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -44,12 +44,12 @@ _TEKKEN = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Words:
-    """How a text is cut before byte-level BPE.
+    """How text is split before byte-level BPE.
 
-    `patterns`: each cuts the pieces that the one before left.
-    `whole`: a word that is a token is taken as it is, whatever its merges.
-    `starts`: whether the first token is the beginning of text where the file does not say.
-    `composed`: whether characters are brought to Unicode's form NFC first.
+    `patterns`: applied in order; each splits the pieces that the one before left.
+    `whole`: a word that is a token becomes that token, whatever its merges (`ignore_merges`).
+    `starts`: whether texts start with the beginning-of-text token, if the file does not say.
+    `composed`: whether text is normalised to NFC first.
     """
 
     patterns: tuple[str, ...]
@@ -75,14 +75,14 @@ _WORDS: Mapping[str, _Words] = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Vocabulary:
-    """`tokens` and their `types` by id, checked; `fields` are all values of the file."""
+    """Checked `tokens` and their `types` by id; `fields` are all values of the file."""
 
     fields: Fields
     tokens: Sequence[str]
     types: Sequence[int]
 
     def token_id(self, role: str, default: int | None = None) -> int | None:
-        """Return the id of bos, eos, eot, eom or unknown; None where the file has none."""
+        """Return the id of bos, eos, eot, eom or unknown; None if the file has none."""
         name = f"tokenizer.ggml.{role}_token_id"
         if self.fields.values.get(name) is None and default is None:
             return None
@@ -94,7 +94,7 @@ class _Vocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
-    """One kind of tokenizer: how it is built, and what holds where the file does not say."""
+    """One kind of tokenizer: how it is built, and its defaults."""
 
     build: Callable[[_Vocabulary], Tokenizer]
     starts: Callable[[Fields], bool]
@@ -178,7 +178,7 @@ def _tokenizer_json(vocabulary: _Vocabulary, model: _Model, start: int | None) -
         return tokenizer.to_str().encode()
     except KvcastError:
         raise
-    except Exception as error:  # The library has no class of its own for what it refuses.
+    except Exception as error:  # the library raises bare Exception
         reason = "".join(filter(str.isprintable, str(error)))[:200]
         raise vocabulary.fields.error(f"its tokenizer cannot be built: {reason}") from None
 
@@ -207,14 +207,13 @@ def _words(fields: Fields) -> _Words:
     words = _WORDS.get(str(name))
     if words is None:
         raise fields.error(
-            f"the way {_named(name)} of cutting text into words is not supported: "
-            f"one of {', '.join(_WORDS)}"
+            f"pre-tokenizer {_named(name)} is not supported: one of {', '.join(_WORDS)}"
         )
     return words
 
 
 def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
-    """BPE over characters with spaces as U+2581, and bytes for characters without a token."""
+    """Build BPE over characters, with U+2581 for spaces and byte fallback."""
     prefix = vocabulary.fields.flag("tokenizer.ggml.add_space_prefix", True)
     unknown = vocabulary.token_id("unknown", 0)
     tokenizer = Tokenizer(
@@ -236,7 +235,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
 
 
 def _spell_spaces(token: str) -> str:
-    """Spell a token of spaces as sentencepiece does; Gemma's files have plain ones."""
+    """Spell a token of spaces as SentencePiece does; Gemma's files have plain spaces."""
     return token if token.strip(" ") else "▁" * len(token)
 
 
@@ -256,10 +255,10 @@ def _stored_merges(fields: Fields) -> list[tuple[str, str]]:
 
 
 def _merges_by_rank(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """Return every way to make a token of two others, best token first.
+    """Return every pair of tokens that merge into a third, best token first.
 
-    As transformers' `generate_merges`: sentencepiece joins the pair whose token has the highest
-    score. Gemma's scores are not in the order of its merges, its ids are.
+    As transformers' `generate_merges`, because SentencePiece joins the pair whose token has the
+    highest score. Gemma's merges follow the order of its ids, not of its scores.
     """
     fields, tokens = vocabulary.fields, vocabulary.tokens
     if fields.values.get("general.architecture") == "gemma3":
@@ -286,7 +285,7 @@ def _merges_by_rank(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
 
 
 def _named(value: object) -> str:
-    """Quote a value of the file so that it fits a message."""
+    """Quote the beginning of a value from the file, for a message."""
     return repr(str(value)[:40])
 
 

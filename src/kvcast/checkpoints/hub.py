@@ -1,7 +1,7 @@
-"""Models by hub id, fetched with huggingface_hub, which honours HF_HOME, HF_HUB_OFFLINE, HF_TOKEN.
+"""Downloads models by hub id, with huggingface_hub: HF_HOME, HF_HUB_OFFLINE and HF_TOKEN apply.
 
-Fetches only files that a reader or a bundle needs, and turns every failure into one line. Knows
-nothing of what the files mean.
+Downloads only the files that a reader or a bundle needs, and turns every failure into one line.
+Knows nothing of what the files mean.
 """
 
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvcast.errors import InputMissingError, KvcastError
 
-# Weights as a reader takes them: no second copy in float32, no pickles, no other frameworks'.
+# Weights that a reader can use: no second copy in float32, no pickles, no other framework's.
 _PATTERNS = [
     "config.json",
     "generation_config.json",
@@ -27,7 +27,7 @@ _PATTERNS = [
     "bundle.json",
     "onnx/*",
 ]
-# Mistral's own layout, which its repositories often have beside the other: only where that is not.
+# Mistral's own layout, downloaded only if the repository does not have the other one as well.
 _WEIGHTS = ("model*.safetensors", "model.bin", "bundle.json")
 _MISTRAL_PATTERNS = [
     "params.json",
@@ -48,15 +48,15 @@ def is_hub_id(model: str) -> bool:
 
 
 def download(model: str) -> Path:
-    """Folder with the files of `org/name[@revision]`, fetched or from huggingface_hub's cache.
+    """Return the folder of `org/name[@revision]`, downloaded or from huggingface_hub's cache.
 
-    Raises InputMissingError if there is no such model or revision, or none in the cache and the
-    hub out of reach; KvcastError if it may not be read or the download fails.
+    Raises InputMissingError if there is no such model or revision, or it is not in the cache and
+    the hub cannot be reached; KvcastError if access is denied or the download fails.
     """
     match = _HUB_ID.fullmatch(model)
     if match is None:
         raise InputMissingError(f"{model!r} is not a hub id (org/name or org/name@revision)")
-    # Only a run that fetches pays for importing an HTTP client.
+    # Imported here, so that only downloads pay for importing an HTTP client.
     from huggingface_hub import snapshot_download
 
     repository, revision = match["repository"], match["revision"]
@@ -66,13 +66,13 @@ def download(model: str) -> Path:
             both = [*_PATTERNS, *_MISTRAL_PATTERNS]
             folder = Path(snapshot_download(repository, revision=revision, allow_patterns=both))
     except Exception as error:
-        # Beside its own errors the library lets those of its HTTP client through, whichever it is.
+        # Beside its own errors, the library lets those of its HTTP client through.
         raise _one_line(error, repository, revision) from error
     return folder
 
 
 def _one_line(error: Exception, repository: str, revision: str | None) -> KvcastError:
-    """Say what huggingface_hub raised in the user's terms."""
+    """Translate an error of huggingface_hub into the user's terms."""
     from huggingface_hub import constants, errors
 
     offline = (
@@ -80,7 +80,7 @@ def _one_line(error: Exception, repository: str, revision: str | None) -> Kvcast
         if constants.HF_HUB_OFFLINE
         else "the hub cannot be reached: connect, or give a folder"
     )
-    # First match counts: gated is a kind of not found.
+    # The first match counts, since GatedRepoError is a RepositoryNotFoundError.
     known: tuple[tuple[type[Exception], type[KvcastError], str], ...] = (
         (
             errors.GatedRepoError,
@@ -90,7 +90,7 @@ def _one_line(error: Exception, repository: str, revision: str | None) -> Kvcast
         (
             errors.RepositoryNotFoundError,
             InputMissingError,
-            f"no folder and no model on the hub is called {repository} (a private one needs "
+            f"there is no folder and no model on the hub called {repository} (a private one needs "
             "HF_TOKEN)",
         ),
         (
@@ -101,7 +101,7 @@ def _one_line(error: Exception, repository: str, revision: str | None) -> Kvcast
         (
             errors.LocalEntryNotFoundError,
             InputMissingError,
-            f"{repository} is no folder here and not in huggingface_hub's cache, and {offline}",
+            f"{repository} is not a folder and not in huggingface_hub's cache, and {offline}",
         ),
     )
     for kind, ours, line in known:

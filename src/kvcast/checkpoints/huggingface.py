@@ -1,8 +1,8 @@
-"""Folders in Hugging Face layout: config.json, *.safetensors, the tokenizer's files.
+"""Reads folders in Hugging Face layout: config.json, *.safetensors, the tokenizer's files.
 
-What is in them follows from config.json's model_type. The names of Whisper's tensors are those of
-transformers' WhisperForConditionalGeneration; the other families have a module each. Weights are
-memory-mapped; anything that would have to be unpickled is refused. Knows nothing of other formats.
+config.json's model_type decides what they contain. This module has the names of Whisper's tensors,
+as in transformers' WhisperForConditionalGeneration; the other families have a module each. Weights
+are memory-mapped, and pickled weights are refused. Knows nothing of other formats.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,8 +34,7 @@ from kvcast.spec.whisper import WhisperDimensions
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-# Read where they are; which family reads which is known only after parsing, and a hash of too
-# many files is still a hash of all that matter.
+# Optional files. Which of them matter is known only after parsing, so the hash covers them all.
 _OPTIONAL = (
     "generation_config.json",
     "tokenizer.json",
@@ -95,7 +94,7 @@ _DIMENSIONS = {
     "source_positions": "max_source_positions",
     "target_positions": "max_target_positions",
 }
-# What kvcast's Whisper does, and all published ones do; another value would mean another model.
+# Fixed in kvcast's Whisper, and the same in all published ones.
 _FIXED = {"activation_function": "gelu", "scale_embedding": False, "tie_word_embeddings": True}
 _GENERATION = {
     "suppress_tokens": "suppress_tokens",
@@ -106,7 +105,7 @@ _GENERATION = {
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """List the files with weights, after the index if there are several."""
+    """List the weight files; if there are several, after their index."""
     files = weight_files(folder, "model")
     if not files:
         raise InputMissingError(
@@ -135,7 +134,7 @@ def _read_whisper(folder: Path, config: Mapping[str, Any], content_hash: str) ->
     stored.setdefault(_SOURCE_POSITIONS, sinusoids(dimensions.d_model))
     for name, weight in list(stored.items()):
         if name.endswith(".k_proj.weight"):
-            # Whisper's keys have no bias; half precision, so that the fused bias keeps its kind.
+            # Whisper's keys have no bias; zeros in float16 keep the dtype of the fused bias.
             stored.setdefault(name.replace("weight", "bias"), _zeros(weight.shape[:1]))
     head = stored.pop(_HEAD, None)
     if head is not None and _EMBEDDING in stored:
@@ -155,7 +154,7 @@ def _zeros(shape: tuple[int, ...]) -> StoredTensor:
 
 
 def _generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """generation_config.json where it says something, else config.json, as older models have it."""
+    """Read generation_config.json over config.json, where older models have these settings."""
     path = folder / "generation_config.json"
     fields = dict(config)
     if path.is_file():
@@ -178,7 +177,7 @@ def _read_t5(folder: Path, config: Mapping[str, Any], content_hash: str) -> T5Ch
 
 
 def _read_unilm(folder: Path, config: Mapping[str, Any], content_hash: str) -> UnilmCheckpoint:
-    # 0, 1, 2, ..., which old BERTs store among their weights.
+    # Old BERTs store position_ids (0, 1, 2, ...) among their weights.
     stored = read_weights(_weight_files(folder), ignored="position_ids")
     return unilm_huggingface.read_unilm(folder, config, stored, content_hash)
 

@@ -1,7 +1,7 @@
-"""Folders in Mistral's own layout: params.json, consolidated*.safetensors, a tokenizer.
+"""Reads folders in Mistral's own layout: params.json, consolidated*.safetensors, a tokenizer.
 
-Names, and what params.json leaves unsaid, are as in mistral-inference (its args.py, transformer.py
-and cache.py). Knows nothing of other formats.
+Names and defaults are those of mistral-inference (args.py, transformer.py and cache.py). Knows
+nothing of other formats.
 """
 
 import json
@@ -27,7 +27,7 @@ from kvcast.spec.rotary import Rotary
 
 _STEM = "consolidated"
 _MOST_LAYERS = 10_000
-# mistral-inference computes angles for so many positions, whatever the model.
+# mistral-inference computes rotary angles for this many positions, whatever the model.
 _POSITIONS = 128_000
 
 _LAYER = "decoder.layers.{i}"
@@ -53,9 +53,9 @@ _NAMES: Mapping[str, Sequence[str]] = {
     f"{_LAYER}.feed_forward.down": (f"{_FEED_FORWARD}.experts.{{e}}.w2.weight",),
 }
 _ROTATED = (".attention.wq.weight", ".attention.wk.weight")
-# Parts of models that also see images; their decoder is like the others'.
+# Parts of models with image input, whose decoder is like the others'.
 _IMAGES = ("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_mm_projector_norm.")
-# Fields that make another model of it.
+# Fields that change the model in ways that are not supported.
 _OTHERS = ("llama_4_scaling", "lora", "quantization", "q_lora_rank")
 
 
@@ -90,7 +90,7 @@ def _dimensions(params: Fields) -> DecoderDimensions:
 
 
 def _windows(params: Fields) -> tuple[int | None, ...]:
-    """Window of each layer: one for all, or a list that repeats, where null means none."""
+    """Return each layer's window, from one value for all or a list that repeats; null is none."""
     layers = params.whole("n_layers", most=_MOST_LAYERS)
     given = params.values.get("sliding_window")
     cycle = given if isinstance(given, list) else [given]
@@ -105,7 +105,7 @@ def _windows(params: Fields) -> tuple[int | None, ...]:
 
 
 def _rotary(params: Fields) -> Rotary:
-    # The first model had a window and this base, and its params.json does not say so.
+    # The first model had a window and base 10,000, and its params.json does not name the base.
     usual = 1_000_000.0 if params.values.get("sliding_window") is None else 10_000.0
     base, yarn = params.positive("rope_theta", usual), params.group("yarn")
     if yarn is None:
@@ -153,7 +153,7 @@ def _tokenizer(folder: Path) -> Path:
         raise InputMissingError(
             f"no tekken.json or tokenizer.model* in {folder}: fetch the model's tokenizer too"
         )
-    # Longer first: v11 is newer than v3, and any version is newer than none.
+    # By length first: v11 is newer than v3, and any version is newer than none.
     return max(models, key=lambda path: (len(path.name), path.name))
 
 
@@ -165,7 +165,7 @@ def read_dimensions(params_path: Path) -> DecoderDimensions:
 def _read(folder: Path, content_hash: str) -> DecoderCheckpoint:
     dimensions = read_dimensions(folder / "params.json")
     tokenizer = _tokenizer(folder)
-    # Which tokens end a generation is something that these tokenizers know.
+    # These tokenizers know which tokens end a generation.
     about = {"end_tokens": [], "bos_token": "", "eos_token": ""}
     return DecoderCheckpoint(
         dimensions=dimensions,
@@ -177,9 +177,10 @@ def _read(folder: Path, content_hash: str) -> DecoderCheckpoint:
 
 
 def _detect(folder: Path) -> bool:
-    """Tell whether weights are there in Mistral's layout and not in Hugging Face's as well.
+    """Tell whether there are weights in Mistral's layout but not in Hugging Face's.
 
-    Mistral publishes both side by side; then the other needs no further library for its tokenizer.
+    Mistral publishes both side by side. Hugging Face's is then preferred, as its tokenizer needs no
+    further library.
     """
     own = (folder / "params.json").is_file() and any(folder.glob(f"{_STEM}*"))
     return own and not any(folder.glob("model*.safetensors"))

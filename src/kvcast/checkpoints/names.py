@@ -1,8 +1,7 @@
 """The canonical names and shapes of Whisper's tensors, and how a table of names fills them.
 
-Weights are [out, in], as torch's Linear has them. Query, key and value of self-attention are one
-tensor, and key and value of cross-attention are one. The output head is the embedding. Knows no
-file format.
+Weights are [out, in], as in torch's Linear. Query, key and value of self-attention are one tensor,
+and so are key and value of cross-attention. The output head is the embedding. Knows no file format.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ SOURCE_POSITIONS = 1500
 
 
 def tensor_shapes(dimensions: WhisperDimensions) -> dict[str, tuple[int, ...]]:
-    """Every canonical name with its shape."""
+    """Return every canonical name with its shape."""
     return {
         template.format(i=i): shape
         for template, shape in _shapes(dimensions).items()
@@ -33,7 +32,7 @@ def assemble(
     stored: Mapping[str, StoredTensor],
     what: str,
 ) -> LazyTensors:
-    """Fill the canonical names from `stored` by `table`, whose parts are equal; see `fill`."""
+    """Fill the canonical names from `stored` by `table`, in parts of equal size; see `fill`."""
     layers = f"{dimensions.encoder_layers} and {dimensions.decoder_layers} layers"
     return fill(_entries(dimensions, table), stored, what, f"a Whisper model of {layers}")
 
@@ -45,10 +44,10 @@ def check_tied(head: StoredTensor, embedding: StoredTensor, what: str) -> None:
 
 
 def sinusoids(width: int) -> StoredTensor:
-    """Compute the encoder's positions [1500, width] for a file that leaves them out.
+    """Return the encoder's position embeddings [1500, width], for files that leave them out.
 
     As `sinusoids` in openai/whisper's model.py: sines and cosines over log-spaced timescales from
-    1 to 10,000, side by side. Raises KvcastError for a width that cannot be halved so.
+    1 to 10,000, side by side. Raises KvcastError for a width that is odd or below 4.
     """
     if width < 4 or width % 2:
         raise KvcastError(f"no sinusoidal positions exist for a width of {width}")
@@ -72,7 +71,7 @@ def _entries(dimensions: WhisperDimensions, table: NameTable) -> Iterator[Entry]
 
 
 def _layers(template: str, dimensions: WhisperDimensions) -> range:
-    """Give the indices that `{i}` takes in `template`; a name without layers occurs once."""
+    """Return the values of `{i}` in `template`; a name without layers occurs once."""
     if "{i}" not in template:
         return range(1)
     encoder = template.startswith("encoder.")
@@ -80,7 +79,7 @@ def _layers(template: str, dimensions: WhisperDimensions) -> range:
 
 
 def _shapes(dimensions: WhisperDimensions) -> dict[str, tuple[int, ...]]:
-    """Shapes by template."""
+    """Return shapes by template."""
     d = dimensions.d_model
     linears = {
         "encoder.layers.{i}.attention.qkv": (3 * d, d),

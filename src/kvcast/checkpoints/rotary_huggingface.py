@@ -1,7 +1,7 @@
-"""Rotary angles as config.json writes them down.
+"""Reads the settings of rotary embeddings from config.json.
 
-Published models have rope_theta and rope_scaling; transformers 5 writes rope_parameters, one
-object or one for each kind of layer. What each kind of scaling means is in `kvcast.spec.rotary`.
+Published models have rope_theta and rope_scaling; transformers 5 writes rope_parameters, one object
+or one per kind of layer. `kvcast.spec.rotary` defines the kinds of scaling.
 """
 
 import math
@@ -15,10 +15,10 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def read_rotary(fields: Fields, layers: str, base: str) -> Rotary:
-    """Read the angles of one kind of `layers` (FULL or SLIDING).
+    """Read the settings for one kind of `layers` (FULL or SLIDING).
 
-    `base` is the field with their base where the angles' own object has none. Raises KvcastError
-    for kinds of scaling that are not supported.
+    `base` names the field with the base, if the settings' own object has none. Raises KvcastError
+    for unsupported kinds of scaling.
     """
     parameters = _parameters(fields, layers)
     values = parameters.values
@@ -37,12 +37,12 @@ def read_rotary(fields: Fields, layers: str, base: str) -> Rotary:
 
 
 def _parameters(fields: Fields, layers: str) -> Fields:
-    """Find the object that belongs to `layers`; an empty one stands for no scaling."""
+    """Return the object for `layers`; an empty one means no scaling."""
     none = Fields(values={}, what=fields.what)
     found = fields.group("rope_scaling") or fields.group("rope_parameters") or none
     if FULL in found.values or SLIDING in found.values:
         return found.group(layers) or none
-    # What is said of all layers was meant for those that see far.
+    # A single object applies to layers with full attention.
     return found if layers == FULL else none
 
 
@@ -67,7 +67,7 @@ def _yarn(parameters: Fields, fields: Fields) -> dict[str, Any]:
     if parameters.values.get("attention_factor") is not None:
         attention = parameters.positive("attention_factor")
     elif parameters.values.get("mscale") and parameters.values.get("mscale_all_dim"):
-        # DeepSeek's spelling: how much more the one grows with the factor than the other.
+        # DeepSeek's spelling: the ratio of two attention factors.
         more, less = (
             0.1 * parameters.positive(name) * math.log(max(factor, 1.0)) + 1.0
             for name in ("mscale", "mscale_all_dim")
@@ -84,7 +84,7 @@ def _yarn(parameters: Fields, fields: Fields) -> dict[str, Any]:
 
 
 def _trained(parameters: Fields, fields: Fields) -> int:
-    """Length that the model was trained with before it was stretched."""
+    """Return the length that the model was trained with, before its context was extended."""
     name = "original_max_position_embeddings"
     if fields.values.get(name) is not None:
         return fields.whole(name)

@@ -1,6 +1,6 @@
-"""Safetensors files, one or several with an index, memory-mapped: name to lazily read tensor.
+"""Memory-maps safetensors files, one or several with an index, as lazily read tensors by name.
 
-Knows nothing of what the names mean. Nothing is ever unpickled.
+Nothing is ever unpickled. Knows nothing of what the names mean.
 """
 
 import json
@@ -20,10 +20,10 @@ _KINDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def weight_files(folder: Path, stem: str) -> list[Path]:
-    """List `stem`.safetensors, or its index and the files that this names; empty if neither is.
+    """List `stem`.safetensors, or its index and the files that it names; empty if there is neither.
 
-    Raises KvcastError for an index that is damaged, leads out of the folder or to another kind of
-    file, InputMissingError for a file that it names in vain.
+    Raises KvcastError for an index that is damaged, or that names a file outside the folder or of
+    another kind; InputMissingError if a file that it names is missing.
     """
     whole = folder / f"{stem}.safetensors"
     if whole.is_file():
@@ -44,12 +44,12 @@ def read_weights(paths: Iterable[Path], ignored: str | None = None) -> dict[str,
 
 
 def read_safetensors(path: Path, ignored: str | None = None) -> dict[str, StoredTensor]:
-    """Map a safetensors file; float16 and float32 stay, bfloat16 reads as float32.
+    """Map a safetensors file; float16 and float32 stay as they are, bfloat16 reads as float32.
 
-    A tensor with `ignored` as the last part of its name is left out, whatever numbers it holds.
+    Tensors whose names end in `ignored` are left out, whatever their dtype.
 
-    Raises KvcastError without the safetensors library and for other kinds of numbers,
-    InputOutputError for a file that is damaged.
+    Raises KvcastError without the safetensors library and for other dtypes, InputOutputError for a
+    damaged file.
     """
     try:
         from safetensors import SafetensorError, safe_open
@@ -59,7 +59,7 @@ def read_safetensors(path: Path, ignored: str | None = None) -> dict[str, Stored
         ) from None
     data = map_file(path)
     try:
-        # The library's parser vouches for the header; its NumPy side knows no bfloat16 and copies.
+        # The library validates the header; its NumPy interface lacks bfloat16 and makes copies.
         with safe_open(path, framework="numpy"):
             pass
     except (SafetensorError, OSError) as error:
@@ -72,7 +72,7 @@ def read_safetensors(path: Path, ignored: str | None = None) -> dict[str, Stored
     for name, entry in header.items():
         if not name.isprintable():
             raise InputOutputError(
-                f"{path} is damaged: {name!r} is no tensor's name; fetch it again"
+                f"{path} is damaged: {name!r} is not a tensor's name; fetch it again"
             )
         if name.rpartition(".")[2] == ignored:
             continue
@@ -93,7 +93,7 @@ def _shard_names(index: Path) -> list[str]:
         raise InputOutputError(f"{index} has no weight_map: fetch it again")
     names = set(weight_map.values())
     for name in names:
-        # Symbolic links stay allowed: the hub's cache is made of them.
+        # Symbolic links are allowed: the hub's cache consists of them.
         if not isinstance(name, str) or "/" in name or "\\" in name or "\0" in name:
             raise KvcastError(f"{index} names {name!r}, which is not a file in its own folder")
         if not name.endswith(".safetensors") or not name.isprintable():

@@ -1,6 +1,6 @@
-"""From what a user calls a model to its folder or file, its fingerprint and its checkpoint.
+"""Finds a model by the name that a user gives, fingerprints its files and opens its checkpoint.
 
-Knows which formats and packaged models there are, and nothing of what is in them.
+Knows which formats and packaged models there are, and nothing of their contents.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,9 +13,10 @@ from kvcast.checkpoints.digests import combined_sha256
 from kvcast.checkpoints.hub import download, is_hub_id
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
 
-# The first that recognises a folder reads it: CTranslate2's folders also have a config.json,
-# Mistral's may too (its reader leaves those to Hugging Face's that have weights in both layouts),
-# so may bert4keras's (without a model_type), and any folder may have a GGUF file beside its own.
+# The first reader that recognises a folder reads it, so the order matters. CTranslate2's folders
+# have a config.json; Mistral's may have one (its reader leaves folders with weights in both layouts
+# to Hugging Face's), and so may bert4keras's (without a model_type); any folder may also contain a
+# GGUF file.
 _READERS: tuple[Reader, ...] = (
     ctranslate2.READER,
     mistral.READER,
@@ -34,11 +35,11 @@ _PACKAGED: Mapping[str, Callable[[], Path]] = {
 
 
 def locate(model: str) -> Path:
-    """Folder or GGUF file of `model`: a packaged one's name, a path, or `org/name[@revision]`.
+    """Return the folder or GGUF file of a packaged model, a path, or `org/name[@revision]`.
 
-    Packaged are `demo`, `demo-base`, `demo-chat`, `demo-t5` and `demo-unilm`; a folder of such a
-    name is reached as `./demo`. `org/name` is fetched from the hub when needed. Raises KvcastError
-    with one line (InputMissingError where nothing has that name).
+    Packaged models are `demo`, `demo-base`, `demo-chat`, `demo-t5` and `demo-unilm`; write `./demo`
+    for a folder of that name. `org/name` is downloaded from the hub when needed. Raises KvcastError
+    with one line (InputMissingError if nothing has that name).
     """
     with _os_errors_as_ours():
         if model in _PACKAGED:
@@ -47,7 +48,7 @@ def locate(model: str) -> Path:
         if model and (path.is_dir() or gguf.is_gguf(path)):
             return path
         if model and path.exists():
-            raise UsageError(f"{model} is a file: give the folder that holds the model")
+            raise UsageError(f"{model} is a file: give the folder that contains the model")
     if is_hub_id(model):
         return download(model)
     raise InputMissingError(
@@ -57,7 +58,7 @@ def locate(model: str) -> Path:
 
 
 def fingerprint(path: Path) -> str:
-    """SHA-256 (hexadecimal) over the files that a checkpoint is read from, without parsing them.
+    """Return the SHA-256 (hexadecimal) of a checkpoint's files, without parsing them.
 
     Files of a megabyte or more are hashed once and remembered (see `digests`).
     """
@@ -67,16 +68,16 @@ def fingerprint(path: Path) -> str:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Read the checkpoint in a folder or GGUF file; its tensors are read when looked up.
+    """Read the checkpoint in a folder or GGUF file; its tensors are read on lookup.
 
-    Raises KvcastError with one line where there is no supported, whole checkpoint.
+    Raises KvcastError with one line if there is no supported, complete checkpoint.
     """
     with _os_errors_as_ours():
         return _reader_of(path).read(path, fingerprint(path))
 
 
 def read_dimensions(path: Path) -> Dimensions:
-    """Read the sizes of the model in a folder or GGUF file; a configuration alone is enough."""
+    """Read the dimensions of the model in a folder or GGUF file; a configuration is enough."""
     with _os_errors_as_ours():
         if (path / "config.json").is_file():
             found = huggingface.read_dimensions(path / "config.json")
@@ -89,7 +90,7 @@ def read_dimensions(path: Path) -> Dimensions:
 
 @contextmanager
 def _os_errors_as_ours() -> Iterator[None]:
-    """Name the file and the reason where the operating system refuses one."""
+    """Turn errors of the operating system into a line with the file and the reason."""
     try:
         yield
     except OSError as error:

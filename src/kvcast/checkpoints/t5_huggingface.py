@@ -1,8 +1,8 @@
-"""T5s in Hugging Face layout (t5, mt5): what config.json, the names and the texts mean.
+"""Interprets T5s in Hugging Face layout (t5, mt5): config.json, tensor names, text files.
 
-T5 1.0, 1.1, FLAN-T5 and ByT5 are all "t5" there, T5-PEGASUS is an "mt5" with word pieces. Defaults
-are those of transformers, whose T5 also says how the files are to be understood where they
-contradict themselves. Knows nothing of how weights are stored.
+There, T5 1.0, 1.1, FLAN-T5 and ByT5 are all "t5", and T5-PEGASUS is an "mt5" with word pieces.
+Defaults are those of transformers, whose T5 also decides how contradictory files are read. Knows
+nothing of how weights are stored.
 """
 
 import json
@@ -74,12 +74,12 @@ _ACTIVATIONS = {
 _MOST_LAYERS = 10_000
 _EMBEDDING, _HEAD = "shared.weight", "lm_head.weight"
 _COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-# A matrix that the first T5s were saved with and nothing has ever used.
+# The first T5s were saved with this matrix, which nothing has ever used.
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
 def _stack_names(stack: str, cross: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    """Names of the encoder or decoder; `cross` are those of what only one of them has."""
+    """Return names of the encoder's or decoder's tensors; `cross`: those of cross-attention."""
     block = f"{stack}.block.{{i}}.layer"
     own, dense = f"{block}.0.SelfAttention", f"{block}.{2 if cross else 1}.DenseReluDense"
     layer: dict[str, Sequence[str]] = {
@@ -121,12 +121,12 @@ def read_t5(
 ) -> T5Checkpoint:
     """Read a model whose model_type is one of MODEL_TYPES.
 
-    Raises KvcastError, naming the file, for what kvcast's T5 cannot do and for tensors that the
-    configuration does not ask for; InputMissingError without a tokenizer.
+    Raises KvcastError, naming the file, for what kvcast's T5 does not support and for tensors that
+    do not belong to the configuration; InputMissingError without a tokenizer.
     """
     dimensions = t5_dimensions({**config, **_start(folder, config)}, str(folder / "config.json"))
     stored = _own_tensors(stored, str(folder))
-    # Configurations are often wrong about the head: the weights have the last word.
+    # Configurations are often wrong about the head, so the weights decide.
     dimensions = replace(dimensions, tied=_HEAD not in stored)
     layers = f"{dimensions.encoder_layers} and {dimensions.decoder_layers} layers"
     return T5Checkpoint(
@@ -145,9 +145,9 @@ def read_t5(
 
 
 def t5_dimensions(config: Mapping[str, Any], what: str) -> T5Dimensions:
-    """Read a configuration alone, as if it were right about the head.
+    """Read a configuration, trusting it about the head.
 
-    Raises KvcastError, naming `what`, for what kvcast's T5 cannot do.
+    Raises KvcastError, naming `what`, for what kvcast's T5 does not support.
     """
     kind = config["model_type"]
     fields = Fields(values={**_DEFAULTS[kind], **config}, what=what)
@@ -176,18 +176,18 @@ def t5_dimensions(config: Mapping[str, Any], what: str) -> T5Dimensions:
 
 
 def _scaled(fields: Fields) -> bool:
-    """Whether logits are scaled: those of a tied head are.
+    """Tell whether logits are scaled, as they are with a tied head.
 
-    transformers 5 calls every head tied when it saves, and says beside it whether logits are.
+    transformers 5 saves every head as tied, and has a field of its own for the scaling.
     """
     return fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
 
 
 def _feed_forward(fields: Fields) -> tuple[str, bool]:
-    """Return activation and whether it gates, from "relu", "gated-gelu", "gated-silu", ..."""
+    """Return the activation and whether it is gated, from "relu", "gated-gelu" and so on."""
     kind = str(fields.values["feed_forward_proj"])
     gate, _, name = kind.rpartition("-")
-    # What T5 1.1 calls GELU is its approximation.
+    # T5 1.1's GELU is the tanh approximation.
     implied = "gelu_new" if kind == "gated-gelu" else name
     activation = str(fields.values.get("dense_act_fn") or implied)
     if gate not in ("", "gated") or activation not in _ACTIVATIONS:
@@ -200,7 +200,7 @@ def _feed_forward(fields: Fields) -> tuple[str, bool]:
 
 
 def _own_tensors(stored: Mapping[str, StoredTensor], what: str) -> dict[str, StoredTensor]:
-    """Tensors without copies of the embedding, which may be stored under any of four names."""
+    """Return tensors without copies of the embedding, which may have any of four names."""
     own = {name: tensor for name, tensor in stored.items() if name != _UNUSED}
     for name in _COPIES:
         copy = own.pop(name, None)
@@ -214,10 +214,10 @@ def _own_tensors(stored: Mapping[str, StoredTensor], what: str) -> dict[str, Sto
 
 
 def _start(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
-    """Tell what other files than config.json say that a target begins with, if they do.
+    """Return the token that targets start with, if files other than config.json specify it.
 
-    Conversions of T5-PEGASUS keep mT5's ids, with which no model of word pieces was trained. That
-    shows by an end token that is not [SEP]; such a target begins with [CLS].
+    Conversions of T5-PEGASUS keep mT5's ids, with which no word-piece model was trained. An end
+    token other than [SEP] shows that; such targets start with [CLS].
     """
     what = str(folder / "generation_config.json")
     generation = Fields(values=generation_fields(folder), what=what)
@@ -233,9 +233,9 @@ def _start(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
-    """Files that `kvcast.text.open_text` reads; ByT5's tokens are bytes and need no file."""
+    """Return the files that `kvcast.text.opening.open_text` reads; ByT5 needs no vocabulary."""
     if has_word_pieces(folder):
-        # T5-PEGASUS's tokenizer is a BertTokenizer, whose words its users' programs add.
+        # T5-PEGASUS's tokenizer is a BertTokenizer, to which its users' programs add words.
         return read_wordpiece(folder, (*PLAIN, *SEGMENTING, None))
     what = str(folder / "tokenizer_config.json")
     settings = Fields(values=tokenizer_settings(folder), what=what)

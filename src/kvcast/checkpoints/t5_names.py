@@ -1,15 +1,15 @@
 """The canonical names and shapes of a T5's tensors.
 
-Weights are [out, in], as torch's Linear has them. Query, key and value of self-attention are one
-tensor in this order, key and value of cross-attention are one, and so are gate and up. Tables of
-relative positions are [buckets, heads]. Knows no file format.
+Weights are [out, in], as in torch's Linear. Query, key and value of self-attention are one tensor
+in this order, and so are key and value of cross-attention, and gate and up. Tables of relative
+positions are [buckets, heads]. Knows no file format.
 """
 
 from kvcast.spec.t5 import T5Dimensions
 
 
 def tensor_shapes(dimensions: T5Dimensions) -> dict[str, tuple[int, ...]]:
-    """Every canonical name with its shape."""
+    """Return every canonical name with its shape."""
     width, vocab = dimensions.width, dimensions.vocab_size
     mixed = dimensions.heads * dimensions.head_dim
     shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (vocab, width)}

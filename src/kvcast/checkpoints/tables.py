@@ -1,6 +1,6 @@
-"""How a table of a file's names fills canonical tensors, whatever the family.
+"""Fills canonical tensors from a file's tensors by a table of names, for any family.
 
-Knows no file format: a reader brings its table and the tensors that its files hold.
+Knows no file format: a reader provides its table and its files' tensors.
 """
 
 import re
@@ -15,14 +15,14 @@ from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.errors import KvcastError
 from kvcast.spec.decoder import DecoderDimensions
 
-# Canonical name to the names in a file whose tensors, one after the other along the first axis,
-# make it. `{i}` stands for the layer (`{i:03}` in three digits) and `{e}` for the expert; a name of
-# an expert occurs once for each, and the canonical tensor has an axis of experts in front.
+# Maps a canonical name to the names in a file whose tensors, concatenated along the first axis,
+# make it up. `{i}` stands for the layer (`{i:03}` in three digits) and `{e}` for the expert. A name
+# with an expert occurs once for each, and the canonical tensor has a first axis of experts.
 NameTable = Mapping[str, Sequence[str]]
 
-# Name in the file and the shape that it must have.
+# A name in the file and the shape that its tensor must have.
 Part = tuple[str, tuple[int, ...]]
-# Canonical name, its shape, and what fills it.
+# A canonical name, its shape, and the parts that fill it.
 Entry = tuple[str, tuple[int, ...], Iterable[Part]]
 
 _LAYER = re.compile(r"(?<=\blayers\.)\d+")
@@ -31,11 +31,11 @@ _LAYER = re.compile(r"(?<=\blayers\.)\d+")
 def fill(
     entries: Iterable[Entry], stored: Mapping[str, StoredTensor], what: str, model: str
 ) -> LazyTensors:
-    """Fill canonical tensors from `stored`, checking every shape and reading no numbers.
+    """Fill canonical tensors from `stored`, checking every shape without reading values.
 
-    Entries are taken one by one, so a configuration that asks for more than there is fails at the
-    first. Raises KvcastError, naming `what` and the tensor, for one that is missing, has another
-    shape, or has no place in `model`.
+    Entries are consumed one by one, so a configuration that asks for too much fails at the first
+    missing tensor. Raises KvcastError, naming `what` and the tensor, for one that is missing, has
+    another shape, or does not belong to `model`.
     """
     filled: dict[str, list[StoredTensor]] = {}
     used = set()
@@ -76,17 +76,17 @@ def fill_evenly(
     what: str,
     model: str,
 ) -> LazyTensors:
-    """Fill the canonical `shapes` from `stored` by `table`, whose parts are equal; see `fill`."""
+    """Fill the canonical `shapes` from `stored` by `table`, in parts of equal size; see `fill`."""
     return fill(_even_entries(shapes, table), stored, what, model)
 
 
 def same(one: StoredTensor, other: StoredTensor) -> bool:
-    """Tell whether two tensors hold the same numbers, reading them only if the shapes agree."""
+    """Tell whether two tensors are equal, reading them only if their shapes are."""
     return one.shape == other.shape and np.array_equal(one.read(), other.read())
 
 
 def changed(tensor: StoredTensor, change: Callable[[NDArray[Any]], NDArray[Any]]) -> StoredTensor:
-    """Return a tensor of the same shape whose numbers go through `change` when they are read."""
+    """Return a tensor of the same shape that applies `change` when it is read."""
     return StoredTensor(shape=tensor.shape, read=lambda: change(tensor.read()))
 
 
@@ -107,7 +107,7 @@ def _even_entries(shapes: Mapping[str, tuple[int, ...]], table: NameTable) -> It
 
 
 def _names(canonical: str, table: NameTable) -> list[str]:
-    """Names in the file that make `canonical`, its layer filled in."""
+    """Return the names in the file that make up `canonical`, with its layer filled in."""
     layer = _LAYER.search(canonical)
     names = table[_LAYER.sub("{i}", canonical)]
     # An expert's number is filled in later.
@@ -137,11 +137,11 @@ def _decoder_parts(
 
 
 def halves_from_pairs(weight: NDArray[Any], head_dim: int) -> NDArray[Any]:
-    """Reorder the rows of a projection [heads * head_dim, ...] to queries or keys.
+    """Reorder the rows of a query or key projection [heads * head_dim, ...].
 
-    Files of Mistral and GGUF rotate neighbours: pair p of a head is rows 2p and 2p + 1. kvcast
-    rotates halves: pair p is rows p and p + head_dim / 2. So row 2p + s of each head moves to
-    s * head_dim / 2 + p, for queries and keys alike, which leaves their products as they were.
+    In files of Mistral and GGUF, rotary pair p of a head is rows 2p and 2p + 1. In kvcast, it is
+    rows p and p + head_dim / 2. So row 2p + s of each head moves to s * head_dim / 2 + p, for
+    queries and keys alike, which leaves their products unchanged.
     """
     pairs = weight.reshape(-1, head_dim // 2, 2, *weight.shape[1:])
     return pairs.swapaxes(1, 2).reshape(weight.shape)

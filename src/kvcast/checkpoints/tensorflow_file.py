@@ -1,22 +1,22 @@
-"""TensorFlow checkpoints, read without TensorFlow: an index, and shards with the numbers.
+"""Reads TensorFlow checkpoints without TensorFlow: an index, and shards with the tensors' bytes.
 
-`x.index` is a sorted string table as LevelDB has them (its doc/table_format.md), little-endian:
+`x.index` is a sorted string table as in LevelDB (doc/table_format.md), little-endian:
 
     blocks, each followed by u8 compression, u32 checksum (CRC-32C, masked) of block and compression
     footer of 48 bytes: two handles (varint offset, varint size) of blocks, padding, u64 magic
 
-The second handle is that of a block whose values are the handles of the others. A block:
+The second handle points to a block whose values are the handles of the other blocks. A block:
 
     entries: varint bytes shared with the last key, varint bytes of its own, varint bytes of value,
     rest of the key, value
-    u32 x n places where nothing is shared, u32 n
+    u32 x n restart points, where nothing is shared, u32 n
 
-Keys are names of tensors; values are protocol buffers of tensorflow/core/protobuf's
-tensor_bundle.proto, the first, with an empty key, a BundleHeaderProto, the others
-BundleEntryProto. `x.data-00000-of-0000n` are the shards. TensorFlow writes an index without
-compression. The index's checksums are verified; those of the numbers are not, which would take
-Python minutes for a large model. Everything else is checked against the files before it is used.
-Knows nothing of what tensors mean.
+Keys are names of tensors; values are protocol buffers from tensorflow/core/protobuf's
+tensor_bundle.proto: a BundleHeaderProto for the first, empty key, and BundleEntryProto for the
+others. `x.data-00000-of-0000n` are the shards. TensorFlow writes indexes without compression. The
+index's checksums are verified. Those of the tensors are not, since that would take minutes in
+Python for a large model. Everything else is checked against the files before it is used. Knows
+nothing of what tensors mean.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ _SUFFIX = ".index"
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
 _TRAILER = 5
-# An index takes about 60 bytes a tensor.
+# An index takes about 60 bytes per tensor.
 _MOST_BYTES = 4 << 20
 _MOST_CHARACTERS = 256
 _MOST_SHARDS = 99_999
@@ -64,7 +64,7 @@ class TensorflowTensor:
 
 
 def shard_files(index: Path) -> list[Path]:
-    """List the shards that lie beside an index, without parsing it."""
+    """List the shards beside an index, without parsing it."""
     prefix = f"{_stem(index)}.data-"
     return sorted(path for path in index.parent.iterdir() if path.name.startswith(prefix))
 
@@ -77,11 +77,11 @@ def read_checkpoint(index: Path) -> Mapping[str, TensorflowTensor]:
     """
     entries = _table(index)
     count = _number_of_shards(index, *next(entries, (b"", b"")))
-    # Keys that begin so are slices; the entry of their variable says that it has some.
+    # Keys that start with NUL are slices; the entry of their variable shows that it has some.
     named = [(key, value) for key, value in entries if not key.startswith(b"\0")]
     placed = [_entry(index, key, value, count) for key, value in named]
     placed.sort(key=lambda one: (one.shard, one.offset, one.size))
-    # No two share any bytes: small files stay a small model.
+    # No two may share bytes: small files cannot claim to be a huge model.
     for one, other in pairwise(placed):
         if one.shard == other.shard and one.offset + one.size > other.offset:
             raise _damaged(index, f"tensors {one.name} and {other.name} share bytes")
@@ -194,7 +194,7 @@ def _table(path: Path) -> Iterator[tuple[bytes, bytes]]:
     end, last = 0, None
     for _, value in _block(blocks, *handles.handle(), path):
         start, size = _Cursor(value, path).handle()
-        # Each byte is read once, however many handles there are.
+        # Blocks may not overlap, so each byte is read once, however many handles there are.
         if start < end:
             raise _damaged(path, "its blocks overlap")
         end = start + size
@@ -211,7 +211,7 @@ def _block(blocks: bytes, start: int, size: int, path: Path) -> Iterator[tuple[b
     end = start + size + _TRAILER
     checked, checksum = blocks[start : end - 4], blocks[end - 4 : end]
     if _masked_crc32c(checked) != int.from_bytes(checksum, "little"):
-        raise _damaged(path, "a checksum does not fit")
+        raise _damaged(path, "a checksum does not match")
     if checked[-1] == _SNAPPY:
         raise KvcastError(f"{path} is compressed with Snappy: save it again with TensorFlow")
     restarts = int.from_bytes(checked[-5:-1], "little")
@@ -228,7 +228,7 @@ def _block(blocks: bytes, start: int, size: int, path: Path) -> Iterator[tuple[b
 
 
 class _Cursor:
-    """A position in some bytes of a file that never leaves them."""
+    """A position in some bytes of a file, with reads that stay inside them."""
 
     def __init__(self, data: bytes, path: Path) -> None:
         self.path = path
@@ -270,16 +270,16 @@ class _Cursor:
             elif wire in (1, 5):
                 yield number, self.take(8 if wire == 1 else 4)
             else:
-                raise _damaged(self.path, "an entry is no protocol buffer")
+                raise _damaged(self.path, "an entry is not a protocol buffer")
 
 
 def _fields(cursor: _Cursor) -> dict[int, int | bytes]:
-    """Read a message; of a field that occurs several times the last counts."""
+    """Read a message; if a field occurs several times, the last one counts."""
     return dict(cursor.message())
 
 
 def _crc32c_table() -> tuple[int, ...]:
-    """Remainders of each byte by Castagnoli's polynomial, bits reversed (RFC 3720, B.4)."""
+    """Return the CRC-32C remainder of each byte (Castagnoli, bits reversed; RFC 3720, B.4)."""
     table = []
     for byte in range(256):
         for _ in range(8):
@@ -292,7 +292,7 @@ _CRC32C = _crc32c_table()
 
 
 def _masked_crc32c(data: bytes) -> int:
-    """CRC-32C, rotated and shifted as LevelDB stores it, so that a checksum can be checked too."""
+    """Return the CRC-32C, rotated and offset as LevelDB stores it."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC32C[(crc ^ byte) & 255] ^ crc >> 8

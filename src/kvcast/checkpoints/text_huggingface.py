@@ -1,6 +1,6 @@
-"""What the files beside a Hugging Face model's weights say about its text, whatever its family.
+"""Reads what a Hugging Face model's files say about its text, for any family.
 
-Knows no tokenizer: which files one is made of is the families' business.
+Knows no tokenizer: each family knows the files of its own.
 """
 
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ from kvcast.errors import InputOutputError
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Read tokenizer_config.json; empty where there is none."""
+    """Read tokenizer_config.json; empty if there is none."""
     path = folder / "tokenizer_config.json"
     return read_json_object(path) if path.is_file() else {}
 
 
 def generation_fields(folder: Path) -> dict[str, Any]:
-    """Read generation_config.json; empty where there is none."""
+    """Read generation_config.json; empty if there is none."""
     path = folder / "generation_config.json"
     return read_json_object(path) if path.is_file() else {}
 
 
 def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
-    """Tokens that end a generation, from the first configuration that names any.
+    """Return the tokens that end a generation, from the first configuration that names any.
 
-    Raises InputOutputError for what are no tokens.
+    Raises InputOutputError if they are not token ids.
     """
     for fields in (generation_fields(folder), config, config.get("text_config")):
         found = fields.get("eos_token_id") if isinstance(fields, dict) else None
@@ -39,6 +39,6 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
 
 
 def token_text(token: object) -> str:
-    """Text of a special token, which tokenizer_config.json has plain or as an object."""
+    """Return the text of a special token, which tokenizer_config.json has plain or as an object."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else ""

@@ -1,4 +1,4 @@
-"""RoFormers and BERTs in Hugging Face layout, as UniLM generators: config.json, names and texts.
+"""Interprets RoFormers and BERTs in Hugging Face layout as UniLM generators.
 
 A generator needs the masked-LM head, so the files are those of RoFormerForMaskedLM,
 BertForMaskedLM or BertForPreTraining. Defaults are those of transformers. Knows nothing of how
@@ -35,7 +35,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 MODEL_TYPES = tuple(_DEFAULTS)
 
-# Tokenizers that look for words; a RoFormer's does if it has no name.
+# Tokenizers that split text into words first; a RoFormer's does if it is not named.
 _SEGMENTED = {"roformer": (*SEGMENTING, None), "bert": SEGMENTING}
 _ROTARY = Rotary(base=10_000.0)
 _ACTIVATIONS = {
@@ -75,12 +75,12 @@ _NAMES: Mapping[str, Sequence[str]] = {
     "positions.weight": ("embeddings.position_embeddings.weight",),
     "head.bias": (f"{_HEAD}.bias",),
 }
-# What stands in a file beside what it must equal.
+# Copies in the file, each with the tensor that it must equal.
 _COPIES = {f"{_HEAD}.decoder.weight": _EMBEDDING, f"{_HEAD}.decoder.bias": f"{_HEAD}.bias"}
 _ANGLES = "encoder.embed_positions.weight"
-# Whether one sentence follows another is another task.
+# The head for next-sentence prediction is not used.
 _FOREIGN = "cls.seq_relationship."
-# As norms were called before there was a transformers.
+# Names from before transformers existed.
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -90,8 +90,8 @@ def read_unilm(
     """Read a model whose model_type is one of MODEL_TYPES.
 
     Raises KvcastError, naming the file, for a model without a masked-LM head, for what kvcast's
-    UniLM cannot do and for tensors that the configuration does not ask for; InputMissingError
-    without a vocabulary.
+    UniLM does not support and for tensors that do not belong to the configuration;
+    InputMissingError without a vocabulary.
     """
     dimensions = unilm_dimensions(config, str(folder / "config.json"))
     stored = _own_tensors(stored, dimensions.architecture, str(folder))
@@ -114,9 +114,9 @@ def read_unilm(
 
 
 def unilm_dimensions(config: Mapping[str, Any], what: str) -> UnilmDimensions:
-    """Read a configuration alone, which does not say whether there is a pooler.
+    """Read a configuration, which does not say whether there is a pooler.
 
-    Raises KvcastError, naming `what`, for what kvcast's UniLM cannot do.
+    Raises KvcastError, naming `what`, for what kvcast's UniLM does not support.
     """
     kind = config["model_type"]
     fields = Fields(values={**_DEFAULTS[kind], **config}, what=what)
@@ -149,7 +149,7 @@ def unilm_dimensions(config: Mapping[str, Any], what: str) -> UnilmDimensions:
 def _own_tensors(
     stored: Mapping[str, StoredTensor], kind: str, what: str
 ) -> dict[str, StoredTensor]:
-    """Tensors under their plain names, each once."""
+    """Return tensors without name prefixes and copies."""
     own = {
         _plain(name, kind): tensor
         for name, tensor in stored.items()
@@ -157,7 +157,7 @@ def _own_tensors(
     }
     if not any(name.startswith(f"{_HEAD}.") for name in own):
         raise KvcastError(
-            f"{what} has no masked-LM head ({_HEAD}.*), which writes a UniLM's tokens: save the "
+            f"{what} has no masked-LM head ({_HEAD}.*), which a UniLM generates with: save the "
             f"model from {'RoFormer' if kind == 'roformer' else 'Bert'}ForMaskedLM"
         )
     for name, original in _COPIES.items():
@@ -178,7 +178,7 @@ def _plain(name: str, kind: str) -> str:
 def _rotated_in_halves(
     stored: Mapping[str, StoredTensor], dimensions: UnilmDimensions, what: str
 ) -> dict[str, StoredTensor]:
-    """Make halves of a head of the pairs of queries and keys, which are neighbours in the file."""
+    """Reorder queries and keys, whose rotary pairs are neighbours, to pairs in halves of a head."""
     angles = stored.get(_ANGLES)
     expected = (dimensions.max_positions, dimensions.head_dim)
     if angles is not None and angles.shape != expected:

@@ -1,15 +1,15 @@
 """The canonical names and shapes of a UniLM's tensors (RoFormer, SimBERT).
 
-Weights are [out, in], as torch's Linear has them. Query, key and value are one tensor in this
-order; where positions are rotary, pairs are halves of a head. The output head is the embedding.
-Knows no file format.
+Weights are [out, in], as in torch's Linear. Query, key and value are one tensor in this order;
+rotary pairs, if any, are in halves of a head. The output head is the embedding. Knows no file
+format.
 """
 
 from kvcast.spec.unilm import UnilmDimensions
 
 
 def tensor_shapes(dimensions: UnilmDimensions) -> dict[str, tuple[int, ...]]:
-    """Every canonical name with its shape."""
+    """Return every canonical name with its shape."""
     width, embedded = dimensions.width, dimensions.embedding_width
     linears = {"head.transform": (embedded, width)}
     norms = {"embedding_norm": embedded, "head.norm": embedded}

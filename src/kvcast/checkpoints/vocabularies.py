@@ -1,6 +1,6 @@
-"""Vocabularies of word pieces: which file numbers a model's tokens, and how it does.
+"""Reads word-piece vocabularies, from vocab.txt (a token per line) or a tokenizer.json.
 
-That is vocab.txt, a token a line, or a tokenizer.json. Knows nothing of how a text is cut.
+Knows nothing of how text is split.
 """
 
 from pathlib import Path
@@ -9,11 +9,11 @@ from kvcast.checkpoints.base import read_json_object
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 
 BEGIN, END, UNKNOWN = "[CLS]", "[SEP]", "[UNK]"
-"""What begins and ends a source (a target ends as one), and what stands for no known piece."""
+"""Tokens that start a source, end a source or target, and stand for unknown pieces."""
 
 
 def has_word_pieces(folder: Path) -> bool:
-    """Tell whether a folder's tokenizer, by its files alone, is one of word pieces."""
+    """Tell by its files whether a folder's tokenizer is a word-piece tokenizer."""
     whole = folder / "tokenizer.json"
     if not whole.is_file():
         return (folder / "vocab.txt").is_file()
@@ -25,7 +25,7 @@ def has_word_pieces(folder: Path) -> bool:
 
 
 def vocabulary_file(folder: Path) -> Path:
-    """Return the file that numbers a folder's tokens; raises InputMissingError if there is none."""
+    """Return the file with a folder's vocabulary; raises InputMissingError if there is none."""
     for name in ("vocab.txt", "tokenizer.json"):
         if (folder / name).is_file():
             return folder / name
@@ -37,13 +37,12 @@ def vocabulary_file(folder: Path) -> Path:
 def token_ids(file: Path) -> dict[str, int]:
     """Read a vocabulary, text to id, from a vocab.txt or a tokenizer.json.
 
-    Raises KvcastError for a file that is damaged, of another kind, or without BERT's special
-    tokens.
+    Raises KvcastError for a file that is damaged, of another kind, or lacks BERT's special tokens.
     """
     vocabulary = _from_list(file) if file.suffix == ".txt" else _from_json(file)
     for token in (BEGIN, END, UNKNOWN):
         if token not in vocabulary:
-            raise KvcastError(f"{file} has no {token}, without which there is no text")
+            raise KvcastError(f"{file} has no {token}, which every BERT vocabulary has")
     return vocabulary
 
 
@@ -52,7 +51,7 @@ def _from_list(file: Path) -> dict[str, int]:
         text = file.read_bytes().decode()
     except UnicodeDecodeError:
         raise InputOutputError(f"{file} is damaged: not UTF-8; fetch it again") from None
-    # Not splitlines: vocabularies hold rarer ends of lines as tokens.
+    # Not splitlines: vocabularies contain rarer line separators as tokens.
     lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
     return {token: i for i, token in enumerate(lines)}
 

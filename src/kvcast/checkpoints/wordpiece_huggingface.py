@@ -1,7 +1,7 @@
-"""The text files of BERT and its kin in Hugging Face layout, and what their settings mean.
+"""Reads the text files of BERT and its relatives in Hugging Face layout, and their settings.
 
-Chinese RoFormers of words and T5-PEGASUS cut a text into words first (jieba); models of characters
-do not.
+Word-based Chinese RoFormers and T5-PEGASUS split text into words first (jieba); character-based
+models do not.
 """
 
 import json
@@ -14,22 +14,22 @@ from kvcast.checkpoints.text_huggingface import token_text, tokenizer_settings
 from kvcast.checkpoints.vocabularies import BEGIN, END, UNKNOWN, token_ids, vocabulary_file
 
 PLAIN = ("BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast")
-"""What tokenizer_config.json calls tokenizers of characters and pieces."""
+"""Names in tokenizer_config.json of tokenizers that split into characters and pieces."""
 SEGMENTING = ("RoFormerTokenizer", "RoFormerTokenizerFast", "T5PegasusTokenizer")
-"""What it calls those that look for words first."""
+"""Names of those that split into words first."""
 
 _SPECIAL = {"cls_token": BEGIN, "sep_token": END, "unk_token": UNKNOWN}
-# Two characters of those that BERT sets apart unless a text is cut into words before.
+# Two of the characters that BERT splits apart unless text is split into words before.
 _WORD = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]{2}")
 
 
 def read_wordpiece(folder: Path, segmented: Collection[str | None]) -> dict[str, bytes]:
-    """Read the files that `kvcast.text.open_text` opens: a vocabulary, and how it is used.
+    """Return the files that `kvcast.text.opening.open_text` reads: a vocabulary and settings.
 
-    `segmented`: the tokenizers that cut texts into words; None is for where none is named. A
-    vocabulary without words is one of characters, whatever the tokenizer is called. Raises
-    InputMissingError without a vocabulary, KvcastError for a tokenizer of another kind than
-    BERT's and RoFormer's or a vocabulary without their special tokens.
+    `segmented`: names of tokenizers that split text into words; None: if no name is given. A
+    vocabulary without words is character-based, whatever the tokenizer is called. Raises
+    InputMissingError without a vocabulary, KvcastError for a tokenizer other than BERT's and
+    RoFormer's or a vocabulary without their special tokens.
     """
     what = str(folder / "tokenizer_config.json")
     settings = Fields(values=tokenizer_settings(folder), what=what)
@@ -51,7 +51,7 @@ def read_wordpiece(folder: Path, segmented: Collection[str | None]) -> dict[str,
 
 
 def _require_usual(settings: Fields, lowercase: bool) -> None:
-    """Raise KvcastError unless a vocabulary and `lowercase` are all there is to know."""
+    """Raise KvcastError for settings beyond a vocabulary and `lowercase`."""
     if settings.flag("strip_accents", lowercase) != lowercase:
         raise settings.error("strip_accents other than do_lower_case is not supported")
     if not settings.flag("tokenize_chinese_chars", True):
