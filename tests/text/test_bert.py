@@ -196,7 +196,7 @@ def test_without_jieba_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "rjieba", None)
     assert open_text(bert_files(words=False)).encode("好")
     assert _line(bert_files(words=True)) == (
-        "this model looks for words of Chinese with rjieba: pip install 'kvcast[chinese]'"
+        "this model splits Chinese into words with rjieba: pip install 'kvcast[chinese]'"
     )
 
 

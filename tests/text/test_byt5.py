@@ -71,5 +71,5 @@ def test_chat_is_refused(both):
 
 
 def test_an_end_token_of_another_model_is_one_line():
-    with pytest.raises(KvcastError, match="end token 384 is none of ByT5's 384 tokens"):
+    with pytest.raises(KvcastError, match="end token 384 is not one of ByT5's 384 tokens"):
         open_text({"text.json": b'{"tokenizer": "byt5", "end_tokens": [384]}'})

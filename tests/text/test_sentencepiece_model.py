@@ -173,7 +173,7 @@ def _line(model: bytes) -> str:
 @pytest.mark.parametrize("kind", ["bpe", "char", "word"])
 def test_another_kind_of_model_is_one_line(kind: str):
     assert _line(spiece_model(model_type=kind)) == (
-        "spiece.model cannot be read: it is no Unigram model, and only those are supported; "
+        "spiece.model cannot be read: it is not a Unigram model, and only those are supported; "
         "fetch it again"
     )
 
@@ -234,7 +234,7 @@ def test_damaged_rules_in_tokenizer_json_are_one_line(kept: int):
 
 def test_a_unigram_model_without_an_unknown_token_is_one_line():
     model = json.loads(_json_files()["tokenizer.json"])["model"]
-    with pytest.raises(KvcastError, match="no token for what is unknown"):
+    with pytest.raises(KvcastError, match="its model has no unknown token"):
         open_text(_json_files(model=model | {"unk_id": None}))
 
 

@@ -1,4 +1,4 @@
-"""Sound in, log-mel windows out: decoding, resampling and Whisper's features, in bounded memory.
+"""Turns sound into log-mel windows: decoding, resampling, Whisper's features, in bounded memory.
 
 Knows nothing of models, tokens or text.
 """

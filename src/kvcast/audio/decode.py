@@ -1,7 +1,7 @@
-"""Opens a sound file, standard input or an array, and gives it as mono 16 kHz float32 in blocks.
+"""Opens a sound file, standard input or an array, and yields it as mono 16 kHz float32 in blocks.
 
-The one place that says what is wrong with a sound file, by name and in one line. It does not know
-what becomes of the samples.
+All error messages about sound files come from here, with the file's name and in one line. Knows
+nothing of what the samples are used for.
 """
 
 import contextlib
@@ -26,23 +26,23 @@ SAMPLE_RATE = 16_000
 """Samples per second of everything that leaves this module."""
 
 LOWEST_RATE, HIGHEST_RATE = 1_000, 768_000
-"""A rate outside holds no speech, or is not true."""
+"""A rate outside this range cannot carry speech, or is wrong."""
 
 AudioInput = str | os.PathLike[str] | BinaryIO | NDArray[Any]
 """A path, "-" for standard input, an open binary file, or mono samples at 16 kHz."""
 
 
 class AudioSource(Protocol):
-    """A recording that can be passed over more than once, one pass at a time."""
+    """A recording that can be read more than once, one pass at a time."""
 
     name: str
-    """How messages call it: printable, one line."""
+    """Its name in messages: printable, one line."""
 
     notices: tuple[str, ...]
-    """What a complete pass found that a user should know, one line each."""
+    """What the user should know after a complete pass, one line each."""
 
     def blocks(self) -> Iterator[NDArray[np.float32]]:
-        """Yield the recording from its beginning, mono float32 [samples] at 16 kHz."""
+        """Yield the recording from its start, mono float32 [samples] at 16 kHz."""
         ...
 
     def close(self) -> None:
@@ -54,13 +54,13 @@ def open_audio(source: AudioInput) -> AudioSource:
     """Open a recording.
 
     Args:
-        source: a path, "-" for standard input, a binary file object (read from its beginning; it
-            stays open), or an array [samples] of mono 16 kHz sound, floats of full scale 1.0 or
-            signed integers of their type's full scale.
+        source: a path, "-" for standard input, a binary file object (read from its start; it
+            stays open), or an array [samples] of mono 16 kHz sound: floats with full scale 1.0, or
+            signed integers with their type's full scale.
 
     Raises:
         InputMissingError: there is no such file.
-        InputOutputError: it cannot be opened, or holds nothing.
+        InputOutputError: it cannot be opened, or is empty.
         UsageError: an array that is not one channel of samples.
 
     """
@@ -70,7 +70,7 @@ def open_audio(source: AudioInput) -> AudioSource:
 
 
 class ArrayAudio(AudioSource):
-    """Samples that are in memory already."""
+    """Samples that are already in memory."""
 
     def __init__(self, samples: NDArray[Any]) -> None:
         if samples.ndim != 1 or samples.dtype.kind not in "fi":
@@ -88,7 +88,7 @@ class ArrayAudio(AudioSource):
         scale = np.float32(-1.0 / np.iinfo(self._samples.dtype).min if integers else 1.0)
         for start in range(0, len(self._samples), BLOCK_VALUES):
             block = self._samples[start : start + BLOCK_VALUES]
-            with np.errstate(over="ignore"):  # a number too large becomes infinite, and is refused
+            with np.errstate(over="ignore"):  # values too large become infinite and are refused
                 yield block.astype(np.float32) * scale
 
     @override
@@ -97,9 +97,9 @@ class ArrayAudio(AudioSource):
 
 
 class AudioFile(AudioSource):
-    """A sound file in any format that libsndfile or, where installed, PyAV can read.
+    """A sound file in any format that libsndfile or, if installed, PyAV can read.
 
-    What cannot be sought in (a pipe) is copied to an unnamed temporary file on disk first.
+    A source without seeking (a pipe) is first copied to an unnamed temporary file on disk.
     """
 
     def __init__(self, source: str | os.PathLike[str] | BinaryIO) -> None:
@@ -121,7 +121,7 @@ class AudioFile(AudioSource):
         """Yield the recording.
 
         Raises:
-            InputOutputError: nothing in it can be decoded, or it has no channel, no samples or a
+            InputOutputError: nothing in it can be decoded, or it has no channels, no samples or a
                 rate outside LOWEST_RATE to HIGHEST_RATE.
 
         """
@@ -143,7 +143,7 @@ class AudioFile(AudioSource):
             )
 
     def _mono(self, reader: Reader) -> Iterator[NDArray[np.float32]]:
-        """Yield the mean of the channels [samples], not yet resampled; note where it breaks off."""
+        """Yield the mean of the channels [samples], not yet resampled; note where it ends early."""
         frames = 0
         try:
             for block in reader.blocks():
@@ -159,7 +159,7 @@ class AudioFile(AudioSource):
 
 
 def resampled(blocks: Iterable[NDArray[np.float32]], rate: int) -> Iterator[NDArray[np.float32]]:
-    """Yield mono blocks of `rate` Hz as blocks of 16 kHz, by soxr's streaming resampler (HQ)."""
+    """Resample mono blocks from `rate` Hz to 16 kHz, with soxr's streaming resampler (HQ)."""
     if rate == SAMPLE_RATE:
         yield from blocks
         return
@@ -172,7 +172,7 @@ def resampled(blocks: Iterable[NDArray[np.float32]], rate: int) -> Iterator[NDAr
 def _open_binary(
     source: str | os.PathLike[str] | BinaryIO, opened: contextlib.ExitStack
 ) -> tuple[str, BinaryIO]:
-    """Return how to call the source and a binary file; what is opened here goes on the stack."""
+    """Return the source's name in messages and a binary file; put what is opened on the stack."""
     if source == "-":
         if sys.stdin is None:
             raise InputOutputError("standard input is closed")
@@ -193,19 +193,19 @@ def _open_binary(
 
 
 def _printable(name: str) -> str:
-    """Return the name as one line that any terminal shows, control characters escaped."""
+    """Return the name as one printable line, with control characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 def _spooled(file: BinaryIO, opened: contextlib.ExitStack) -> BinaryIO:
-    """Copy a stream to an unnamed file on disk (TMPDIR says where), so that it can be sought in."""
+    """Copy a stream to an unnamed, seekable file on disk (in TMPDIR)."""
     spool = cast(BinaryIO, opened.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115 - it is
     shutil.copyfileobj(file, spool)
     return spool
 
 
 def _open_reader(file: BinaryIO, name: str) -> Reader:
-    """Open by libsndfile or, failing that, by PyAV; libsndfile's reason is the one to show."""
+    """Open with libsndfile or, failing that, with PyAV; errors give libsndfile's reason."""
     try:
         return SndfileReader(file)
     except UnreadableError as refused:

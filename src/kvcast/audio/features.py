@@ -1,8 +1,8 @@
-"""The windows that OpenAI's `transcribe` hands to the encoder, from a recording of any length.
+"""The windows that OpenAI's `transcribe` gives to the encoder, from a recording of any length.
 
-OpenAI pads a whole recording with 30 s of zeros, takes the spectrogram of all of it and floors that
-at 8 below its maximum. The same numbers come from here in bounded memory: one pass finds the
-maximum, a second serves the windows. Knows nothing of models, tokens or segments.
+OpenAI pads the recording with 30 s of zeros, computes the spectrogram of all of it, and floors that
+at 8 below its maximum. This module computes the same values in bounded memory: one pass finds the
+maximum, a second one yields the windows. Knows nothing of models, tokens or segments.
 """
 
 import itertools
@@ -19,25 +19,25 @@ from kvcast.audio.mel import FRAMES_PER_SECOND, HOP, N_FFT, SILENCE, log_mel_fra
 from kvcast.errors import InputOutputError
 
 WINDOW_FRAMES = 30 * FRAMES_PER_SECOND
-"""Frames that the encoder takes at once."""
+"""Frames in one input of the encoder."""
 
 KEPT_FRAMES = 120 * FRAMES_PER_SECOND
-"""Up to this length a recording's frames (a few megabytes) are kept, and it is decoded once."""
+"""Frames of recordings up to this length (a few megabytes) are kept, so they are decoded once."""
 
 SILENT_PEAK = 10 ** (-90 / 20)
-"""A recording that never exceeds this, -90 dBFS, is silent: it is one step of 16 bits."""
+"""A recording that never exceeds this, -90 dBFS or one step of 16 bits, is silent."""
 
 LOUDEST_SAMPLE = 1e6
-"""Beyond this a float file holds something other than sound, and its power nears float32's end."""
+"""Larger samples in a float file are not sound, and their power approaches float32's limit."""
 
 
 def open_features(source: AudioInput, n_mels: int) -> "MelWindows":
-    """Open a recording and pass over it once.
+    """Open a recording and read it once.
 
     Args:
         source: a path, "-" for standard input, a binary file object, or an array; see
             `kvcast.audio.decode.open_audio`.
-        n_mels: mel bands of the model, 80 or 128.
+        n_mels: number of mel bands, 80 or 128.
 
     Raises:
         InputMissingError: there is no such file.
@@ -54,23 +54,23 @@ def open_features(source: AudioInput, n_mels: int) -> "MelWindows":
 
 
 class MelWindows:
-    """A recording as log-mel frames of 10 ms, served 30 s at a time.
+    """A recording as log-mel frames of 10 ms, in windows of 30 s.
 
-    Seeks are meant to go forward. One that goes back by more than the last window decodes the
-    recording again, unless it is short.
+    Made for moving forward: going back by more than the last window decodes the recording again,
+    unless it is short.
     """
 
     content_frames: int
-    """Whole frames of sound: where seeking ends. At least 1."""
+    """Number of whole frames of sound, at least 1."""
 
     duration: float
     """Length of the sound in seconds."""
 
     silent: bool
-    """No sample exceeds SILENT_PEAK: there is nothing to recognise, and a notice says so."""
+    """Whether no sample exceeds SILENT_PEAK: there is nothing to transcribe, as a notice says."""
 
     notices: tuple[str, ...]
-    """What a user should know about this recording, one line each."""
+    """What the user should know about this recording, one line each."""
 
     def __init__(self, audio: AudioSource, n_mels: int) -> None:
         self._audio = audio
@@ -96,15 +96,15 @@ class MelWindows:
     def window(self, seek: int, end: int | None = None) -> NDArray[np.float32]:
         """Return the encoder's input for the sound from frame `seek` on.
 
-        As in OpenAI's transcribe, what lies past the recording's end, or past `end` (the frame
-        where a clip stops), is 0.0, which is not what silence looks like.
+        As in OpenAI's transcribe, values past the recording's end, or past `end` (the frame where
+        a clip stops), are 0.0, which is not the value of silence.
 
         Args:
             seek: first frame, 0 to content_frames.
             end: frame at which the sound is cut off.
 
         Returns:
-            float32 [n_mels, 3000], the caller's own.
+            A new array, float32 [n_mels, 3000].
 
         """
         stop = min(seek + WINDOW_FRAMES, self.content_frames)
@@ -115,9 +115,9 @@ class MelWindows:
         return window_mt
 
     def first_window(self) -> NDArray[np.float32]:
-        """Return the first 30 s with silence, not zeros, after a shorter recording's end.
+        """Return the first 30 s, float32 [n_mels, 3000]; silence follows a shorter recording.
 
-        This is what OpenAI detects the language from. float32 [n_mels, 3000].
+        OpenAI detects the language from this.
         """
         return np.ascontiguousarray(self._normalised_frames(0, WINDOW_FRAMES).T)
 
@@ -153,7 +153,7 @@ class MelWindows:
         return normalised(np.concatenate([found, silence]), self._loudest)
 
     def _advance(self, start: int, stop: int) -> None:
-        """Hold the frames from `start` to at least `stop`, or to the end, and none before."""
+        """Keep exactly the frames from `start` to `stop` or later, as far as there are any."""
         pieces = [self._held[start - self._first :]]
         reached = self._first + len(self._held)
         while reached < stop and (piece := next(self._frames, None)) is not None:
@@ -165,10 +165,10 @@ class MelWindows:
 
 
 class _Measured:
-    """Counts and checks samples on their way through.
+    """Counts and checks samples as they pass through.
 
     Raises, while iterated:
-        InputOutputError: a sample is not a number, infinite or absurdly large.
+        InputOutputError: a sample is NaN, infinite or absurdly large.
     """
 
     def __init__(self, audio: AudioSource) -> None:
@@ -194,15 +194,15 @@ class _Measured:
 def log_mel_stream(
     blocks: Iterable[NDArray[np.float32]], n_mels: int
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield the log-mel frames of a recording that is centred by reflection and padded with zeros.
+    """Yield log-mel frames, centred by reflection at the start and padded with zeros at the end.
 
     Args:
         blocks: mono float32 [samples] at 16 kHz, of any lengths.
         n_mels: number of mel bands.
 
     Yields:
-        float32 [frames, n_mels], neither floored nor scaled, up to the last frame that touches a
-        sample, or one more: those that would follow are all SILENCE.
+        float32 [frames, n_mels], neither floored nor scaled, up to the last frame that contains a
+        sample, or one more. All later frames would be SILENCE.
 
     """
     centre = N_FFT // 2
@@ -222,7 +222,7 @@ def log_mel_stream(
 def _survey(
     frames: Iterable[NDArray[np.float32]],
 ) -> tuple[np.float32, NDArray[np.float32] | None]:
-    """Return the largest value and, of a short recording, all frames [frames, n_mels]."""
+    """Return the largest value and, for a short recording, all frames [frames, n_mels]."""
     loudest = SILENCE
     kept: list[NDArray[np.float32]] = []
     length = 0

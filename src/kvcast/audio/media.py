@@ -1,6 +1,6 @@
-"""Reads mp4, m4a, webm and what else libsndfile cannot, by PyAV (the optional extra `media`).
+"""Reads mp4, m4a, webm and other formats that libsndfile lacks, with PyAV (the extra `media`).
 
-Knows nothing of resampling to 16 kHz or of how an error is worded to a user.
+Knows nothing of resampling or of error messages.
 """
 
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ from typing_extensions import override
 
 from kvcast.audio.reader import BLOCK_VALUES, DamagedError, Reader, UnreadableError
 
-# Playlists and scripts (hls, concat, dash) would let a file name others, or a network address, to
-# be opened in its place: only plain containers are let in, and no protocol at all.
+# Only plain containers and no protocols: with playlists and scripts (hls, concat, dash), a file
+# could open other files or network addresses.
 _OPEN_OPTIONS = {
     "format_whitelist": "mov,matroska,webm,aac,ac3,amr,asf,avi,flv,mp3,mpegts,ogg,wav",
     "protocol_whitelist": "none",
 }
 
 _TOLERANCE = 0.5
-"""Seconds by which a container's duration may be off in a file that is whole."""
+"""Seconds by which the duration of a complete file may be wrong."""
 
 
 class MediaReader(Reader):
@@ -79,7 +79,7 @@ class MediaReader(Reader):
         self._container.close()
 
     def _pieces(self) -> Iterator[NDArray[np.float32]]:
-        """Yield one array [samples, channels] a codec frame, in the rate the container states."""
+        """Yield an array [samples, channels] per codec frame, at the container's rate."""
         to_float = av.AudioResampler(format="fltp", rate=self.rate)
         for frame in self._container.decode(self._stream):
             for planar in to_float.resample(frame):
@@ -88,7 +88,7 @@ class MediaReader(Reader):
             yield np.asarray(planar.to_ndarray(), np.float32).T
 
     def _duration(self) -> float:
-        """Return the seconds of sound that the container promises, 0 where it does not say."""
+        """Return the duration in seconds that the container states; 0 if it does not."""
         if self._stream.duration is not None and self._stream.time_base is not None:
             return float(self._stream.duration * self._stream.time_base)
         if self._container.duration is None or len(self._container.streams) > 1:
@@ -97,6 +97,6 @@ class MediaReader(Reader):
 
 
 def _reason(error: Exception) -> str:
-    """Return what FFmpeg says, without the number and the call that it adds."""
+    """Return FFmpeg's message without the number and the call that it adds."""
     text = getattr(error, "strerror", None) or str(error)
     return text[:1].lower() + text[1:]

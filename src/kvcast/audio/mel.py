@@ -2,8 +2,7 @@
 
 The recipe is that of openai-whisper's `audio.py`: a periodic Hann window of 25 ms every 10 ms,
 centred with reflection; power; Slaney's mel filters; log10, floored at 8 below the maximum;
-(x + 4) / 4.
-Knows nothing of files or of how long a recording is.
+(x + 4) / 4. Knows nothing of files or of a recording's length.
 """
 
 from functools import cache
@@ -21,14 +20,14 @@ FRAMES_PER_SECOND = SAMPLE_RATE // HOP
 _SMALLEST_POWER = np.float32(1e-10)
 
 SILENCE: np.float32 = np.log10(_SMALLEST_POWER)
-"""What a frame without sound holds before it is scaled."""
+"""The value of frames without sound, before scaling."""
 
 _RANGE = np.float32(8.0)
 _BLOCK = 256  # frames at once: a few hundred kilobytes, which stay in the cache
 _PIECE = 8  # frames of one product, see `_project`
 
-# float32 throughout: NumPy 2 transforms it as such. Its rfft took 3.1 ms for 30 s on one core,
-# where a product with the 400 x 402 matrix took 9.1, and 4.5 after folding by symmetry twice.
+# float32 throughout, which NumPy 2's rfft keeps. It takes 3.1 ms for 30 s on one core; a product
+# with the 400 x 402 DFT matrix takes 9.1, and 4.5 after using its symmetry twice.
 _WINDOW = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(N_FFT) / N_FFT)).astype(np.float32)
 
 
@@ -36,8 +35,8 @@ _WINDOW = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(N_FFT) / N_FFT)).astype(np.f
 def mel_filters(n_mels: int) -> NDArray[np.float32]:
     """Return triangular filters from power spectrum to mel bands, float32 [201, n_mels].
 
-    Slaney's Auditory Toolbox scale, as librosa has it: linear below 1 kHz, logarithmic above,
-    each triangle of unit area in hertz; from 0 to 8 kHz.
+    The scale of Slaney's Auditory Toolbox, as in librosa: linear below 1 kHz, logarithmic above,
+    each triangle with unit area in hertz; from 0 to 8 kHz.
     """
     hertz_per_mel, first_log_mel, log_step = 200 / 3, 15.0, np.log(6.4) / 27
     top_mel = first_log_mel + np.log(SAMPLE_RATE / 2 / 1000) / log_step
@@ -55,14 +54,14 @@ def mel_filters(n_mels: int) -> NDArray[np.float32]:
 
 
 def log_mel_frames(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
-    """Return log10 mel power of every whole frame that starts on a hop, without floor or scale.
+    """Return the log10 mel power of every whole frame that starts on a hop, not floored or scaled.
 
     Args:
         samples: float32 [n], n >= 400; frame t covers samples 160 t to 160 t + 399.
         n_mels: number of mel bands.
 
     Returns:
-        float32 [1 + (n - 400) // 160, n_mels], nowhere below SILENCE.
+        float32 [1 + (n - 400) // 160, n_mels], with no value below SILENCE.
 
     """
     filters = mel_filters(n_mels)
@@ -79,10 +78,10 @@ def log_mel_frames(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.floa
 def _project(
     power_tf: NDArray[np.float32], filters: NDArray[np.float32], out: NDArray[np.float32]
 ) -> None:
-    """Multiply in pieces that BLAS does not spread over threads.
+    """Multiply in pieces so small that BLAS uses one thread.
 
-    Its threads wait for each other, and where a runtime's threads still spin for their next work
-    that wait was measured at 40 ms for a product that takes 1 ms.
+    Its threads wait for each other. While a runtime's threads still spin, waiting for work, that
+    took 40 ms for a product of 1 ms.
     """
     whole = len(power_tf) // _PIECE * _PIECE
     pieces = power_tf[:whole].reshape(-1, _PIECE, power_tf.shape[1])
@@ -91,7 +90,7 @@ def _project(
 
 
 def normalised(log_mel: NDArray[np.float32], loudest: np.float32) -> NDArray[np.float32]:
-    """Return (max(log_mel, loudest - 8) + 4) / 4: what Whisper's encoder was trained on."""
+    """Return (max(log_mel, loudest - 8) + 4) / 4, the input that Whisper was trained on."""
     scaled: NDArray[np.float32] = np.maximum(log_mel, loudest - _RANGE)
     scaled += np.float32(4.0)
     scaled *= np.float32(0.25)
@@ -101,7 +100,7 @@ def normalised(log_mel: NDArray[np.float32], loudest: np.float32) -> NDArray[np.
 def log_mel_spectrogram(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
     """Return the features of one clip, as Hugging Face's WhisperFeatureExtractor computes them.
 
-    The clip is reflected at both ends; give 30 s (padded with zeros) for one encoder input.
+    The clip is reflected at both ends; for an encoder input, pass 30 s (padded with zeros).
 
     Args:
         samples: mono float32 [n] at 16 kHz, n > 200.

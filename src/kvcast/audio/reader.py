@@ -1,7 +1,7 @@
-"""What a decoding library must offer to `kvcast.audio.decode`.
+"""The interface between `kvcast.audio.decode` and decoding libraries.
 
-A reader turns one container into blocks of samples as they are stored. It knows nothing of file
-names, mono, 16 kHz or how an error is worded to a user.
+A reader yields one file's samples in blocks, as they are stored. It knows nothing of file names,
+mixing to mono, resampling or error messages.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_VALUES = 2**15
-"""Samples times channels that a reader yields at once: the unit that bounds memory."""
+"""Samples times channels that a reader yields at once; this bounds memory."""
 
 
 class UnreadableError(Exception):
@@ -19,7 +19,7 @@ class UnreadableError(Exception):
 
 
 class DamagedError(Exception):
-    """The stream ended early or broke off; what came before is good. The text follows the name."""
+    """The stream ended early or is damaged; what came before is good. The text follows the name."""
 
 
 class Reader(Protocol):
@@ -34,7 +34,7 @@ class Reader(Protocol):
         """Yield the samples, float32 [samples, channels], full scale 1.0.
 
         Raises:
-            DamagedError: after the last good block, when the file promised more than it held.
+            DamagedError: after the last good block, if the file promised more than it contains.
 
         """
         ...

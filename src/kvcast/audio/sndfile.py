@@ -1,6 +1,6 @@
-"""Reads wav, flac, ogg, mp3 and libsndfile's other formats, and notices when one is cut short.
+"""Reads wav, flac, ogg, mp3 and libsndfile's other formats, and detects files that are cut short.
 
-Knows nothing of resampling or of how an error is worded to a user.
+Knows nothing of resampling or of where error messages go.
 """
 
 import contextlib
@@ -19,21 +19,21 @@ from typing_extensions import override
 from kvcast.audio.reader import BLOCK_VALUES, DamagedError, Reader, UnreadableError
 
 _STREAMED_SIZE = 0x7FFF0000
-"""Programs that write to a pipe put a size of this order, or all ones, where a size is unknown."""
+"""Programs that write to a pipe put a size of about this, or all ones, for an unknown size."""
 
 _UNKNOWN_FRAMES = 2**62
 _SEEK_FAILED = 39  # libsndfile's SFE_PSF_FSEEK
 _PLAIN_WORDS = {
     1: "its format is not recognised; it is not sound, or damaged",  # SF_ERR_UNRECOGNISED_FORMAT
-    2: "it ends within its header",  # SF_ERR_SYSTEM, which speaks of files that do not exist
-    29: "it ends within a frame",  # SFE_INTERNAL, all that the mp3 decoder has to say
+    2: "it ends within its header",  # SF_ERR_SYSTEM, whose text is about missing files
+    29: "it ends within a frame",  # SFE_INTERNAL, the mp3 decoder's only error
 }
 
 _OGG_LAST_PAGE = 65_307  # the longest page, RFC 3533 section 6
 _OGG_END_OF_STREAM = 0x04
 
 _MP3_LENGTH_FACTOR = 64
-"""More than any ratio between two of MPEG audio's bit rates."""
+"""Larger than the ratio of any two bit rates of MPEG audio."""
 
 _stderr_lock = threading.Lock()
 
@@ -50,9 +50,9 @@ class SndfileReader(Reader):
         self._file = file
         self._sound = _open(_Bytes(file))
         if self._sound.format == "MP3" and not _mp3_counts_its_frames(file):
-            # Without a count libsndfile guesses the length from the first frame's bit rate and
-            # stops there, which loses most of a recording that opens loudly. It stops at the end
-            # of the file when the guess is too long.
+            # Without a frame count, libsndfile guesses the length from the first frame's bit rate
+            # and stops there, which loses most of a recording that starts loudly. If the guess is
+            # too long, it stops at the end of the file.
             self._sound.close()
             self._sound = _open(_LongerBytes(file))
             self._promised = 0
@@ -88,7 +88,7 @@ class SndfileReader(Reader):
     def _read(self) -> tuple[NDArray[np.float32], str]:
         """Return the next block [samples, channels], empty at the end, and libsndfile's complaint.
 
-        A block that an error interrupts keeps what had been decoded of it.
+        If an error interrupts a block, the part decoded before it is kept.
         """
         block = np.full((max(1, BLOCK_VALUES // self.channels), self.channels), np.nan, np.float32)
         try:
@@ -97,7 +97,7 @@ class SndfileReader(Reader):
         except soundfile.LibsndfileError as error:
             unwritten = np.isnan(block[:, -1])
             length = int(unwritten.argmax()) if unwritten.any() else len(block)
-            # soundfile seeks after each read; at the end of a flac of unknown length that fails.
+            # soundfile seeks after each read, which fails at the end of a flac of unknown length.
             ended = self._sound.frames >= _UNKNOWN_FRAMES and error.code == _SEEK_FAILED
             return block[:length], "" if ended else f"is damaged or cut short ({_reason(error)})"
 
@@ -111,7 +111,7 @@ class _Source(Protocol):
 
 
 class _Bytes:
-    """A file object without a name: soundfile must judge it by content, never by its extension."""
+    """A file object without a name, so soundfile goes by the content and never by an extension."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -132,7 +132,7 @@ class _Bytes:
         try:
             self._file.seek(self._position)
             data = self._file.read(count)
-        except OSError:  # nothing can be raised through libsndfile; the promised length will tell
+        except OSError:  # libsndfile cannot pass on exceptions; the missing length will show it
             return b""
         self._position += len(data)
         return data
@@ -140,14 +140,14 @@ class _Bytes:
     def _end(self) -> int:
         return self._size
 
-    def _beyond(self, count: int) -> bytes:  # noqa: ARG002 - the longer file has an answer
+    def _beyond(self, count: int) -> bytes:  # noqa: ARG002 - used by the subclass
         return b""
 
 
 class _LongerBytes(_Bytes):
     """Claims to be many times as long, so that a length guessed from the size is never too short.
 
-    Its claimed last bytes read as zeros: mpg123 looks for an ID3v1 tag there.
+    The last claimed bytes read as zeros, because mpg123 looks for an ID3v1 tag there.
     """
 
     _TAG = 128
@@ -168,7 +168,7 @@ def _open(source: _Source) -> soundfile.SoundFile:
 
 
 def _reason(error: soundfile.LibsndfileError) -> str:
-    """Return what libsndfile says, shorter, or plainer words for it."""
+    """Return libsndfile's message, shortened or in plainer words."""
     if error.code in _PLAIN_WORDS:
         return _PLAIN_WORDS[error.code]
     text = re.sub(r"^Error\b[^.:]*[.:]\s*", "", error.error_string.strip()).rstrip(".")
@@ -178,10 +178,10 @@ def _reason(error: soundfile.LibsndfileError) -> str:
 
 
 def _promised_frames(sound: soundfile.SoundFile) -> int:
-    """Return how many frames the header speaks of; 0 where it does not say.
+    """Return how many frames the header promises; 0 if it does not say.
 
-    Of flac and mp3 libsndfile reports what the header says. Where a chunk says how many bytes
-    follow (wav, aiff, au) it corrects that by the file's length and writes both numbers to its log.
+    For flac and mp3, libsndfile reports the header's number. Where a chunk states its size in bytes
+    (wav, aiff, au), libsndfile corrects it by the file's length and logs both numbers.
     """
     if sound.frames >= _UNKNOWN_FRAMES:
         return 0
@@ -197,11 +197,11 @@ def _promised_frames(sound: soundfile.SoundFile) -> int:
 
 
 def _mp3_counts_its_frames(file: BinaryIO) -> bool:
-    """Say whether the first frame is a Xing or Info tag that holds the number of frames."""
+    """Tell whether the first frame is a Xing or Info tag with the number of frames."""
     file.seek(0)
     head = file.read(10)
     if head[:3] == b"ID3" and len(head) == 10:
-        # ID3v2.4 section 3.1: seven bits a byte, without the ten bytes of the header.
+        # ID3v2.4 section 3.1: seven bits per byte, not counting the ten bytes of the header.
         size = 0
         for byte in head[6:]:
             size = size << 7 | byte & 0x7F
@@ -214,7 +214,7 @@ def _mp3_counts_its_frames(file: BinaryIO) -> bool:
 
 
 def _ogg_is_complete(file: BinaryIO) -> bool:
-    """Say whether the last page is whole and marked as the stream's end (RFC 3533 section 6)."""
+    """Tell whether the last page is whole and marked as the stream's end (RFC 3533 section 6)."""
     size = file.seek(0, io.SEEK_END)
     file.seek(max(0, size - _OGG_LAST_PAGE))
     tail = file.read(_OGG_LAST_PAGE)
@@ -232,7 +232,7 @@ def _quiet_stderr() -> Iterator[None]:
     with _stderr_lock:
         try:
             saved = os.dup(2)
-        except OSError:  # there is no standard error to protect
+        except OSError:  # there is no standard error
             yield
             return
         try:

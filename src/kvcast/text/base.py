@@ -1,4 +1,4 @@
-"""What generating needs of a text: tokens in and out, and how a conversation is written.
+"""The tokenizer interface that generation uses: text to tokens, conversations, tokens to text.
 
 Knows no file format and no model.
 """
@@ -11,12 +11,12 @@ Message = Mapping[str, str]
 
 
 class TextStream(Protocol):
-    """Turns tokens into text as they come."""
+    """Turns tokens into text, one at a time."""
 
     def push(self, token: int) -> str:
-        """Take one token; return the text that is certain now, possibly none.
+        """Take one token; return the text that is now complete, possibly none.
 
-        Bytes of an unfinished character are held back until it is whole.
+        Bytes of an incomplete character are held back until the rest arrives.
         """
 
     def finish(self) -> str:
@@ -34,20 +34,20 @@ class TextTokenizer(Protocol):
         """Number of tokens that have a text."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a plain prompt, with the beginning-of-text token where there is one.
+        """Return the tokens of a plain prompt, with the beginning-of-text token if there is one.
 
-        Special tokens written out in the text are taken as plain text.
+        Special tokens spelt out in the text are treated as plain text.
         """
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens of a conversation, up to where the assistant's answer begins.
+        """Return the tokens of a conversation, up to where the assistant's answer starts.
 
-        Raises KvcastError if the model has no chat template, or its template fails or tries to
-        do more than format text.
+        Raises KvcastError if the model has no chat template, or its template fails or tries to do
+        more than format text.
         """
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without special ones."""
+        """Return the text of tokens, leaving out special ones."""
 
     def stream(self) -> TextStream:
-        """Begin a text."""
+        """Start decoding a text token by token."""

@@ -1,12 +1,12 @@
-"""Tokenizers of BERT's kind, through the tokenizers library: sources between [CLS] and [SEP].
+"""BERT's tokenizers, on top of the tokenizers library: sources between [CLS] and [SEP].
 
-SimBERT and RoFormer-Sim's character models are of the plain kind. T5-PEGASUS and RoFormer look for
-words of Chinese first: a word that jieba finds and the vocabulary holds is one token, and the rest
-is split as BERT does. jieba's rules and dictionary come from rjieba, an optional extra: it cuts as
-jieba does, is kept up, and reads no cache from a folder that others may write to.
+SimBERT and RoFormer-Sim's character models use the plain one. T5-PEGASUS and RoFormer look for
+Chinese words first: a word that jieba finds and the vocabulary contains is one token, and the rest
+is split as in BERT. jieba's rules and dictionary come from rjieba, an optional extra, which splits
+as jieba does, is maintained, and reads no cache from a folder that others may write to.
 
-No token in brackets is ever read in a text: BERT's splitting takes brackets apart. Knows no model
-and no file.
+Special tokens are never recognised in a text, since BERT splits off brackets. Knows no model and no
+file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class BertTokenizer(TextTokenizer):
     def __init__(
         self, vocabulary: Mapping[str, int], end_tokens: Sequence[int], *, lowercase: bool
     ) -> None:
-        """Take a vocabulary, text to id; `lowercase` also takes accents away.
+        """Take a vocabulary, text to id; `lowercase` also strips accents.
 
         Raises KvcastError if it lacks a special token or an end token.
         """
@@ -58,9 +58,9 @@ class BertTokenizer(TextTokenizer):
 
     @override
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a source, [CLS] and [SEP] around them.
+        """Return the tokens of a source between [CLS] and [SEP].
 
-        Special tokens written out in the text are taken as plain text.
+        Special tokens spelt out in the text are treated as plain text.
         """
         return [self._begin, *self._split(whole_characters(text)), self._end]
 
@@ -89,13 +89,13 @@ class ChineseWordTokenizer(BertTokenizer):
     def __init__(
         self, vocabulary: Mapping[str, int], end_tokens: Sequence[int], *, lowercase: bool
     ) -> None:
-        """Take what a BertTokenizer takes; raises KvcastError if rjieba is not installed."""
+        """Take the same as BertTokenizer; also raises KvcastError if rjieba is not installed."""
         super().__init__(vocabulary, end_tokens, lowercase=lowercase)
         try:
             import rjieba
         except ImportError:
             raise KvcastError(
-                "this model looks for words of Chinese with rjieba: pip install 'kvcast[chinese]'"
+                "this model splits Chinese into words with rjieba: pip install 'kvcast[chinese]'"
             ) from None
         self._jieba: Any = rjieba
         self._words = {word: i for word, i in vocabulary.items() if not is_special(word)}

@@ -1,4 +1,4 @@
-"""ByT5's tokens: the bytes of a text in UTF-8, and no file.
+"""ByT5's tokenizer: the bytes of a text in UTF-8. It needs no file.
 
 ByT5 (Xue et al., 2021, section 3.1): <pad> 0, </s> 1, <unk> 2, byte b is b + 3, and 125 sentinels
 follow, numbered as in transformers' ByT5Tokenizer. Knows no model.
@@ -25,21 +25,23 @@ class ByteTokenizer(TextTokenizer):
     """Bytes as tokens."""
 
     def __init__(self, end_tokens: Sequence[int]) -> None:
-        """Raise KvcastError for an end token that is none of these."""
+        """Raise KvcastError for an end token outside the vocabulary."""
         self.end_tokens = tuple(end_tokens)
         if unknown := [token for token in end_tokens if token >= self.vocab_size]:
-            raise KvcastError(f"end token {unknown[0]} is none of ByT5's {self.vocab_size} tokens")
+            raise KvcastError(
+                f"end token {unknown[0]} is not one of ByT5's {self.vocab_size} tokens"
+            )
         self._decoder = TokenDecoder(token_bytes=_token_bytes, leading_spaces=0)
 
     @property
     @override
     def vocab_size(self) -> int:
-        """Number of tokens, sentinels included."""
+        """Number of tokens, including sentinels."""
         return _FIRST_SENTINEL + _SENTINELS
 
     @override
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a source with </s> after it; only sentinels are read in it."""
+        """Return the tokens of a source and </s>; sentinels spelt out in it are recognised."""
         whole = whole_characters(text)
         tokens, start = [], 0
         for found in SENTINEL.finditer(whole):

@@ -1,4 +1,4 @@
-"""Characters and bytes, as every tokenizer needs them. Knows no vocabulary."""
+"""Helpers for characters and bytes that all tokenizers share. Knows no vocabulary."""
 
 
 def _bytes_by_character() -> dict[str, int]:
@@ -10,9 +10,9 @@ def _bytes_by_character() -> dict[str, int]:
 
 
 BYTES_BY_CHARACTER = _bytes_by_character()
-"""What each character of a byte-level vocabulary stands for."""
+"""The byte that each character of a byte-level vocabulary stands for."""
 
 
 def whole_characters(text: str) -> str:
-    """Replace halves of surrogate pairs, as undecodable arguments hold, by U+FFFD."""
+    """Replace lone surrogates, which undecodable command-line arguments contain, by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,23 +1,23 @@
-"""Whether SentencePiece's compiled normalisation rules, also in tokenizer.json, are sound.
+"""Validates SentencePiece's compiled normalisation rules, which tokenizer.json may contain as well.
 
-The tokenizers library follows them without looking and aborts where they lead outside. Their form
-is that of sentencepiece's builder.cc: a double-array trie (darts-clone) whose values are places in
-a text of replacements, each ended by a zero byte. Knows no tokenizer.
+The tokenizers library does not check them and aborts the process if they point outside. Their
+format is that of SentencePiece's builder.cc: a double-array trie (darts-clone) whose values are
+offsets into a text of replacements, each terminated by a zero byte. Knows no tokenizer.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-_LABEL = 0x8000_00FF  # the byte that leads to a unit, and a bit that no byte has
+_LABEL = 0x8000_00FF  # the byte that leads to a unit, and a bit that is 0 for bytes
 _BYTES = np.arange(1, 256, dtype=np.uint32)
-_TOGETHER = 1 << 12  # nodes whose children are looked at at once: 4 MB
+_TOGETHER = 1 << 12  # nodes whose children are visited at once: 4 MB
 
 
 def check_charsmap(content: bytes) -> None:
-    """Raise ValueError if some text could lead outside the trie or the replacements."""
+    """Raise ValueError if any text could lead outside the trie or the replacements."""
     size = int.from_bytes(content[:4], "little")
     if size == 0 or size % 4 or 4 + size > len(content):
-        raise ValueError("its normalisation rules are damaged: their trie has no room")
+        raise ValueError("its normalisation rules are damaged: the size of their trie is wrong")
     units = np.frombuffer(content, "<u4", count=size // 4, offset=4)
     replacements = np.frombuffer(content, np.uint8, offset=4 + size)
     try:
@@ -26,9 +26,9 @@ def check_charsmap(content: bytes) -> None:
         raise ValueError("its normalisation rules are damaged: not UTF-8") from None
     values = _values(units)
     inside = values < replacements.size
-    # A replacement must not begin within a character.
+    # A replacement must not start inside a character.
     if not inside.all() or (replacements[values] & 0xC0 == 0x80).any():
-        raise ValueError("its normalisation rules are damaged: a replacement is not there")
+        raise ValueError("its normalisation rules are damaged: a replacement is missing")
 
 
 def _values(units: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -54,5 +54,5 @@ def _values(units: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def _offset(units: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return how far away the children of units are."""
+    """Return the offsets from units to their children."""
     return (units >> np.uint32(10)) << ((units & np.uint32(1 << 9)) >> np.uint32(6))

@@ -1,7 +1,7 @@
-"""Chat templates: how a model wants a conversation written. Knows no tokens.
+"""Chat templates, which format conversations as a model expects them. Knows no tokens.
 
-A template comes with a model and is a program in Jinja2's language, so it runs in a process of its
-own (template_process.py): whatever it does, the worst outcome is one line of error.
+A template comes with a model and is a program in Jinja2's language. So it runs in a process of its
+own (template_process.py), and whatever it does, the worst outcome is a one-line error.
 """
 
 import json
@@ -21,12 +21,12 @@ ROLES = ("system", "user", "assistant")
 NO_TEMPLATE = "this model has no chat template: prompt it with plain text"
 
 SECONDS = 10.0
-"""For one conversation; published templates take milliseconds."""
+"""Time limit for one conversation; published templates take milliseconds."""
 
 LONGEST = 16_000_000
-"""Characters of a written conversation."""
+"""Limit on the characters of a formatted conversation."""
 
-# Bytes of memory, seconds of computing should nobody wait any more, bytes of a file, processes.
+# Limits on memory in bytes, CPU seconds (in case nobody waits any more), file size, processes.
 _LIMITS = {"AS": 1 << 30, "CPU": 2 * int(SECONDS), "FSIZE": 0, "NPROC": 0}
 
 _PROGRAM = Path(__file__).with_name("template_process.py")
@@ -40,11 +40,11 @@ class ChatTemplate:
     constants: Mapping[str, str]
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
-        """Write a conversation, up to where the assistant's answer begins.
+        """Format a conversation, up to where the assistant's answer starts.
 
         Raises:
-            KvcastError: the template refuses the conversation, is damaged, reaches outside its
-                sandbox, or takes more time, memory or text than a template needs.
+            KvcastError: the template refuses the conversation, is damaged, tries to leave its
+                sandbox, or exceeds the limits on time, memory or text.
 
         """
         reply = self._reply(messages)
@@ -52,12 +52,12 @@ class ChatTemplate:
             raise KvcastError(f"the chat template refuses the conversation: {_line(reply)}")
         if "failed" in reply:
             raise KvcastError(
-                f"the chat template failed: {_line(reply)}; take one of a model that you trust"
+                f"the chat template failed: {_line(reply)}; use a model that you trust"
             )
         return whole_characters(reply["text"])
 
     def _reply(self, messages: Sequence[dict[str, str]]) -> dict[str, str]:
-        """Run the process; it imports from where this one does, never from the current folder."""
+        """Run the process; it has this one's import path, without the current folder."""
         request = {
             "template": self.source,
             "values": {
@@ -91,10 +91,10 @@ class ChatTemplate:
 
 
 def checked_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Return a conversation of whole characters.
+    """Return a valid conversation, with lone surrogates replaced.
 
-    Raises UsageError unless it has a message, and each has a known role and a content, as texts.
-    Templates make control tokens of roles, so a role must not be just any text.
+    Raises UsageError unless it has at least one message, and each has a known role and a content,
+    as texts. Templates turn roles into control tokens, so a role must not be arbitrary text.
     """
     if not messages:
         raise UsageError("the conversation is empty: give at least one message")
@@ -102,7 +102,7 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
         if message.get("role") not in ROLES:
             raise UsageError(f"a message's role must be one of {', '.join(ROLES)}")
         if "content" not in message or not all(isinstance(text, str) for text in message.values()):
-            raise UsageError('a message is not like {"role": "user", "content": "Hello"}')
+            raise UsageError('a message must be like {"role": "user", "content": "Hello"}')
     return [{key: whole_characters(text) for key, text in m.items()} for m in messages]
 
 

@@ -1,7 +1,7 @@
-"""Tokens to text, all at once or as they come: each token is bytes, and bytes make characters.
+"""Decodes tokens to text, at once or one by one: each token is bytes, and bytes form characters.
 
-Knows how the two kinds of vocabularies spell bytes, byte-level ones (GPT-2) and those of
-SentencePiece, and no file beyond tokenizer.json's description of its decoder.
+Knows how byte-level (GPT-2) and SentencePiece vocabularies spell bytes, and how tokenizer.json
+describes its decoder, but no other file.
 """
 
 import codecs
@@ -16,33 +16,33 @@ from kvcast.text.base import TextStream
 from kvcast.text.characters import BYTES_BY_CHARACTER
 
 SPACE_MARK = "\u2581"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's mark for a space."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 Spelling = Callable[[str], bytes]
-"""Turns what a vocabulary calls a token into the token's bytes."""
+"""Turns a token as spelt in the vocabulary into its bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenDecoder:
     """Turns tokens into text.
 
-    `token_bytes`: the bytes of a token, which may be a part of a character in UTF-8; none for one
-    that has no text. `leading_spaces`: how many spaces before the first word were put there by
-    the tokenizer and are taken away again.
+    `token_bytes`: returns a token's bytes, which may be part of a character in UTF-8; none if it
+    has no text. `leading_spaces`: how many spaces the tokenizer adds before the first word;
+    decoding removes them.
     """
 
     token_bytes: Callable[[int], bytes]
     leading_spaces: int
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens; bytes that make no character become U+FFFD."""
+        """Return the text of tokens; invalid bytes become U+FFFD."""
         stream = self.stream()
         return "".join([*map(stream.push, tokens), stream.finish()])
 
     def stream(self) -> "DecoderStream":
-        """Begin a text."""
+        """Start decoding a text token by token."""
         return DecoderStream(self.token_bytes, self.leading_spaces)
 
 
@@ -63,7 +63,7 @@ class DecoderStream(TextStream):
         return self._begun(self._utf8.decode(b"", final=True))
 
     def _begun(self, text: str) -> str:
-        """Take away the spaces that do not belong to the beginning of the text."""
+        """Remove the leading spaces that the tokenizer adds."""
         while self._leading_spaces and text:
             if text[0] != " ":
                 self._leading_spaces = 0
@@ -77,7 +77,7 @@ def byte_level(spelled: str) -> bytes:
     """Return the bytes of a token of a byte-level vocabulary."""
     try:
         return bytes(BYTES_BY_CHARACTER[character] for character in spelled)
-    except KeyError:  # as Hugging Face's decoder does: such a token stands for its own characters
+    except KeyError:  # as in Hugging Face's decoder, such a token stands for its own characters
         return spelled.encode()
 
 
@@ -89,9 +89,9 @@ def sentencepiece(spelled: str) -> bytes:
 
 
 def read_decoder(description: Mapping[str, Any] | None) -> tuple[Spelling, int]:
-    """Return the spelling of tokens and the leading spaces of tokenizer.json's "decoder".
+    """Return the spelling and the number of leading spaces from tokenizer.json's "decoder".
 
-    Raises ValueError for a decoder of another kind, KeyError or TypeError for a damaged one.
+    Raises ValueError for an unsupported decoder, KeyError or TypeError for a damaged one.
     """
     steps = _steps(description)
     if any(step["type"] == "ByteLevel" for step in steps):
@@ -110,7 +110,7 @@ def read_decoder(description: Mapping[str, Any] | None) -> tuple[Spelling, int]:
             case _:
                 raise ValueError(f"its decoder has a step {step['type']} of an unknown kind")
     if not leading_spaces and not any(step["type"] in ("Replace", "Metaspace") for step in steps):
-        raise ValueError("it does not say how its tokens become text")
+        raise ValueError("its decoder does not say how tokens become text")
     return sentencepiece, leading_spaces
 
 

@@ -1,7 +1,7 @@
-"""Whisper's languages, in the order of their tokens, and the names they go by.
+"""Whisper's languages, in the order of their tokens, and their names.
 
-Order and names as in openai/whisper's tokenizer.py: the i-th language's token follows the
-start-of-transcript token by 1 + i. Knows no token ids.
+Order and names are those of openai/whisper's tokenizer.py: the i-th language's token is the
+start-of-transcript token plus 1 + i. Knows no token ids.
 """
 
 import difflib
@@ -133,8 +133,8 @@ CODES_BY_NAME = {name: code for code, name in LANGUAGES.items()} | ALIASES
 def language_code(language: str, available: Collection[str]) -> str:
     """Turn a code or an English name, in any case, into one of the `available` codes.
 
-    Raises UsageError for a language that does not exist, naming the nearest that does, and for
-    one that the model has no token for.
+    Raises UsageError for an unknown language, suggesting the closest known one, and for one that
+    the model has no token for.
     """
     wanted = language.strip().lower()
     code = wanted if wanted in LANGUAGES else CODES_BY_NAME.get(wanted)
@@ -146,6 +146,6 @@ def language_code(language: str, available: Collection[str]) -> str:
     if code not in available:
         name = LANGUAGES[code].title()
         if list(available) == ["en"]:
-            raise UsageError(f"this model knows English only, not {name}: take a multilingual one")
-        raise UsageError(f"this model has no token for {name}: take a newer one, such as large-v3")
+            raise UsageError(f"this model knows English only, not {name}: use a multilingual one")
+        raise UsageError(f"this model has no token for {name}: use a newer one, such as large-v3")
     return code

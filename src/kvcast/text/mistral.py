@@ -1,7 +1,7 @@
-"""Tokenizers of Mistral's own formats, tekken.json and tokenizer.model, by mistral-common.
+"""Tokenizers in Mistral's own formats, tekken.json and tokenizer.model, through mistral-common.
 
-That library is an optional extra. It writes conversations itself, without a template, and what a
-message says never becomes a control token. Knows no file of Hugging Face's.
+That library is an optional extra. It formats conversations itself, without a template, and never
+turns the content of a message into control tokens. Knows no file of Hugging Face's.
 """
 
 import re
@@ -24,30 +24,30 @@ _SENTENCEPIECE = re.compile(r"tokenizer\.model(\.v\d+(m\d+)?)?")
 
 
 def is_tokenizer_file(name: str) -> bool:
-    """Tell whether a file of this name is a tokenizer of Mistral's."""
+    """Tell by its name whether a file is one of Mistral's tokenizers."""
     return name == _TEKKEN or _SENTENCEPIECE.fullmatch(name) is not None
 
 
 class MistralTokenizer(TextTokenizer):
-    """A tokenizer and the conversations of its version."""
+    """A tokenizer with its version's format for conversations."""
 
     def __init__(self, name: str, content: bytes) -> None:
-        """Read a file, whose name says which version it is of.
+        """Read a file, whose name gives its version.
 
-        Raises KvcastError if mistral-common is not installed or does not take the file.
+        Raises KvcastError if mistral-common is not installed or refuses the file.
         """
         try:
             from mistral_common.tokens.tokenizers.mistral import MistralTokenizer as Theirs
         except ImportError:
             raise KvcastError(_needs_extra(name)) from None
-        with tempfile.TemporaryDirectory() as folder:  # the library reads files only
+        with tempfile.TemporaryDirectory() as folder:  # the library only reads files
             path = Path(folder) / name
             path.write_bytes(content)
             try:
                 self._whole: Any = Theirs.from_file(path)
-            except ImportError:  # tokenizer.model takes sentencepiece as well
+            except ImportError:  # tokenizer.model also needs sentencepiece
                 raise KvcastError(_needs_extra(name)) from None
-            except Exception as error:  # it asserts, and its libraries raise what they like
+            except Exception as error:  # it uses assertions, and its libraries raise anything
                 raise KvcastError(f"{name} is damaged: {_line(error)}; fetch it again") from None
         self._tokenizer = self._whole.instruct_tokenizer.tokenizer
         self.end_tokens: tuple[int, ...] = (self._tokenizer.eos_id,)
@@ -73,9 +73,9 @@ class MistralTokenizer(TextTokenizer):
 
     @override
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens of a conversation, up to where the assistant's answer begins.
+        """Return the tokens of a conversation, up to where the assistant's answer starts.
 
-        Raises KvcastError for a conversation that the tokenizer's version has no form for.
+        Raises KvcastError for a conversation that the tokenizer's version does not support.
         """
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 

@@ -1,9 +1,9 @@
-"""From the text files of a checkpoint or a bundle to a tokenizer: the one place that knows them.
+"""Opens the tokenizer that the text files of a checkpoint or bundle describe.
 
-`text.json` beside `tokenizer.json` (with `chat_template.jinja` where the model has one), or beside
-`spiece.model`; or Mistral's own `tekken.json` or `tokenizer.model` (and `tokenizer.model.v3` and
-so on). Where `text.json` has a "tokenizer", it says what to make of the files: "byt5", which needs
-no other, or "bert", with `vocab.txt` or a `tokenizer.json` of that kind.
+The files are `text.json` with `tokenizer.json` (and `chat_template.jinja` if the model has one) or
+with `spiece.model`; or Mistral's own `tekken.json` or `tokenizer.model` (`tokenizer.model.v3` and
+so on). If `text.json` has a "tokenizer", that names the kind: "byt5", which needs no other file, or
+"bert", with `vocab.txt` or a `tokenizer.json` of that kind.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,16 +21,16 @@ _Files = Mapping[str, bytes]
 
 
 def open_text(files: _Files) -> TextTokenizer:
-    """Open the tokenizer that is in `files`, name to content.
+    """Open the tokenizer in `files`, a mapping of name to content.
 
-    `text.json` holds "end_tokens", a list of one or more ids, and may hold "bos_token" and
-    "eos_token", texts that the chat template may use, or null. Of "spiece.model" it may say
-    "extra_ids", how many sentinels come after its pieces: 100 unless the pieces hold some. Of
-    "bert" it says "lowercase", and "words", whether words of Chinese are looked up first.
+    `text.json` has "end_tokens", a list of one or more ids. It may have "bos_token" and
+    "eos_token", texts for the chat template, or null. For "spiece.model" it may have "extra_ids",
+    the number of sentinels after its pieces; the default is 100, or 0 if the pieces include
+    sentinels. For "bert" it has "lowercase", and "words": whether to split Chinese into words.
 
     Raises:
-        InputMissingError: a file that is needed is not there.
-        KvcastError: a file is damaged, or an optional library is needed and not installed.
+        InputMissingError: a required file is missing.
+        KvcastError: a file is damaged, or a required optional library is not installed.
 
     """
     settings = TextSettings.read(files[SETTINGS]) if SETTINGS in files else None
@@ -50,8 +50,7 @@ def open_text(files: _Files) -> TextTokenizer:
     return _mistral(files)
 
 
-# Tokenizers are imported where they are used: they take a moment, which nobody waits for who
-# transcribes.
+# Tokenizers are imported where they are used, so that transcribing does not wait for them.
 
 
 def _json_tokenizer(files: _Files, settings: TextSettings) -> TextTokenizer:

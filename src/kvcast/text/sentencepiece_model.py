@@ -1,10 +1,10 @@
-"""SentencePiece's own files, spiece.model of T5 and mT5, rewritten as a tokenizer.json.
+"""Converts SentencePiece files, the spiece.model of T5 and mT5, to a tokenizer.json.
 
-The file is a protocol buffer (google/sentencepiece, sentencepiece_model.proto), read here without
-a library: those that read it bring a second tokenizer along, and tokenizers runs the same model.
-What is written cuts a text into the pieces that sentencepiece cuts it into, but for a mark that
-combines with a character which the rules replace: tokenizers loses it, in transformers too. Only
-Unigram models.
+The file is a protocol buffer (google/sentencepiece, sentencepiece_model.proto). It is parsed here
+because libraries that read it bring a second tokenizer, while tokenizers runs the same model. The
+result splits text into the same pieces as SentencePiece, with one exception: tokenizers drops a
+combining mark after a character that the normalisation rules replace, as it does in transformers.
+Supports Unigram models only.
 """
 
 import base64
@@ -20,7 +20,7 @@ from kvcast.text.decoder import SPACE_MARK
 from kvcast.text.sentinels import SENTINEL, sentinel
 
 MOST_SENTINELS = 1000
-"""As many extra ids as a model may have."""
+"""Limit on a model's extra ids."""
 
 _SENTINELS = 100  # T5's
 _UNIGRAM = 1
@@ -34,11 +34,11 @@ _Value = TypeVar("_Value", int, bytes)
 
 
 def to_tokenizer_json(content: bytes, extra_ids: int | None, what: str) -> bytes:
-    """Return the tokenizer.json of a spiece.model; a text gets </s> after it.
+    """Return the tokenizer.json for a spiece.model; it adds </s> after a text.
 
-    `extra_ids`: how many sentinels come after the pieces, <extra_id_0> last, as T5 has them; None
-    stands for T5's 100, or none if the pieces hold sentinels themselves, as mT5's do.
-    Raises KvcastError, naming `what`, for a file that is damaged or of another kind.
+    `extra_ids`: number of sentinels after the pieces, with <extra_id_0> last, as in T5. None: T5's
+    100, or none if the pieces include sentinels, as mT5's do. Raises KvcastError, naming `what`,
+    for a file that is damaged or of another kind.
     """
     try:
         model = _Model.read(content)
@@ -49,7 +49,7 @@ def to_tokenizer_json(content: bytes, extra_ids: int | None, what: str) -> bytes
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
-    """`pieces` by id: text, score and type; `unknown` and `end`: ids."""
+    """A parsed model. `pieces` by id: text, score and type; `unknown` and `end` are ids."""
 
     pieces: list[tuple[str, float, int]]
     unknown: int
@@ -66,17 +66,17 @@ class _Model:
         pieces = [_piece(value) for number, value in _fields(content) if number == 1]
         trainer, normalizer = _message(_last(model, 2, b"")), _message(_last(model, 3, b""))
         if _last(trainer, 3, _UNIGRAM) != _UNIGRAM:
-            raise ValueError("it is no Unigram model, and only those are supported")
+            raise ValueError("it is not a Unigram model, and only those are supported")
         # trainer 24: treat_whitespace_as_suffix; normalizer 5: escape_whitespaces.
         if _last(trainer, 24, 0) or not _last(normalizer, 5, 1):
             raise ValueError("it marks spaces in a way that is not supported")
         if not 0 < len(pieces) < _MOST_PIECES or len({text for text, _, _ in pieces}) < len(pieces):
-            raise ValueError("it has no pieces, too many, or one of them twice")
+            raise ValueError("it has no pieces, too many, or duplicates")
         unknown = [i for i, (_, _, kind) in enumerate(pieces) if kind == _UNKNOWN]
         end = _last(trainer, 47, b"</s>").decode()
         ends = [i for i, (text, _, kind) in enumerate(pieces) if (text, kind) == (end, _CONTROL)]
         if len(unknown) != 1 or not ends:
-            raise ValueError("it has no piece for what is unknown, or none that ends a text")
+            raise ValueError("it has no unknown piece, or no end piece")
         return cls(
             pieces=pieces,
             unknown=unknown[0],
@@ -88,12 +88,12 @@ class _Model:
         )
 
     def description(self, extra_ids: int | None) -> dict[str, Any]:
-        """Return the object that tokenizer.json holds."""
+        """Return the content of tokenizer.json."""
         if extra_ids is None:
             own = any(SENTINEL.fullmatch(text.lstrip(SPACE_MARK)) for text, _, _ in self.pieces)
             extra_ids = 0 if own else _SENTINELS
         vocabulary = [
-            # An unused piece is in no text; special tokens are not either.
+            # Unused pieces, like special tokens, never occur in a text.
             (f"<unused_piece_{i}>" if kind == _UNUSED else text, score)
             for i, (text, score, kind) in enumerate(self.pieces)
         ]
@@ -107,7 +107,7 @@ class _Model:
             "padding": None,
             "added_tokens": [_added(i, vocabulary[i][0]) for i in special],
             "normalizer": {"type": "Sequence", "normalizers": self._normalizers()},
-            # What a text spells like a byte is none.
+            # Text that looks like a byte token is split, so that it is not taken for one.
             "pre_tokenizer": _cut(_SPELLED_BYTE) if self.byte_fallback else None,
             "post_processor": {
                 "type": "TemplateProcessing",
@@ -130,7 +130,7 @@ class _Model:
         }
 
     def _normalizers(self) -> list[dict[str, Any]]:
-        """Return the steps of sentencepiece's normalizer.cc, spaces marked in the end."""
+        """Return the steps of SentencePiece's normalizer.cc."""
         steps = []
         if self.charsmap:
             rules = base64.b64encode(self.charsmap).decode()
@@ -170,12 +170,12 @@ def _piece(content: int | bytes) -> tuple[str, float, int]:
     fields = _message(content)
     text, score = _last(fields, 1, b"").decode(), _last(fields, 2, bytes(4))
     if not text or len(score) != 4 or not math.isfinite(value := struct.unpack("<f", score)[0]):
-        raise ValueError("a piece has no text, or its score is no number")
+        raise ValueError("a piece has no text, or its score is not a number")
     return text, value, _last(fields, 3, _NORMAL)
 
 
 def _last(fields: _Message, number: int, default: _Value) -> _Value:
-    """Return the value of a field, of the default's kind."""
+    """Return the value of a field, which must have the default's type."""
     value = fields.get(number, default)
     if not isinstance(value, type(default)):
         raise ValueError(f"field {number} is of another kind")  # noqa: TRY004, it is the file's
@@ -183,14 +183,14 @@ def _last(fields: _Message, number: int, default: _Value) -> _Value:
 
 
 def _message(content: bytes) -> _Message:
-    """Read a protocol buffer: of each field the last value, which is the one that counts."""
+    """Read a protocol buffer, with the last value of each field, which is the one that counts."""
     return dict(_fields(content))
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Read a protocol buffer: fields and their values, numbers or bytes, as they come.
+    """Yield a protocol buffer's fields in order, with their values, numbers or bytes.
 
-    Raises ValueError unless each lies within `content`.
+    Raises ValueError if one extends beyond `content`.
     """
     at = 0
     while at < len(content):
@@ -207,7 +207,7 @@ def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
             case 5:
                 size = 4
             case _:
-                raise ValueError("it is no SentencePiece model")
+                raise ValueError("it is not a SentencePiece model")
         if size > len(content) - at:
             raise ValueError("it is cut short")
         yield tag >> 3, content[at : at + size]
@@ -215,7 +215,7 @@ def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """Return a number of up to 64 bits, 7 of them a byte, and where the next value begins."""
+    """Return a number of up to 64 bits, stored 7 per byte, and the next value's offset."""
     value = 0
     for i in range(min(10, len(content) - at)):
         byte = content[at + i]

@@ -1,7 +1,7 @@
-"""Sentinels of T5: <extra_id_0> and so on mark gaps in a source and what fills them in a target.
+"""T5's sentinels: <extra_id_0> and so on mark gaps in a source, and their contents in a target.
 
-Whoever writes one in a source means it, so they are read there, unlike tokens that begin, end or
-pad a text. Knows no vocabulary.
+Users write them in sources on purpose, so they are recognised there, unlike tokens that start, end
+or pad a text. Knows no vocabulary.
 """
 
 import re
@@ -10,5 +10,5 @@ SENTINEL = re.compile(r"<extra_id_(\d{1,4})>")
 
 
 def sentinel(number: int) -> str:
-    """Return how a sentinel is written."""
+    """Return the text of a sentinel."""
     return f"<extra_id_{number}>"

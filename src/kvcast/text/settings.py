@@ -1,6 +1,6 @@
-"""text.json: what a model's files say about its text beside the tokenizer's own.
+"""text.json: settings of a model's text that the tokenizer's own files do not have.
 
-Knows no tokenizer; each kind asks for the fields that it has.
+Knows no tokenizer; each kind reads the fields that it needs.
 """
 
 import json
@@ -16,7 +16,7 @@ _MOST = 1 << 31
 
 @dataclass(frozen=True, kw_only=True)
 class TextSettings:
-    """The fields of text.json; every method raises KvcastError for a field of another kind."""
+    """The fields of text.json; every method raises KvcastError for a field of the wrong type."""
 
     fields: Mapping[str, Any]
 
@@ -33,12 +33,12 @@ class TextSettings:
 
     @property
     def kind(self) -> str | None:
-        """What the tokenizer is, where its files do not say."""
+        """The kind of tokenizer, if its files do not show it."""
         return self._text("tokenizer")
 
     @property
     def end_tokens(self) -> list[int]:
-        """Ids that end a text, one or more."""
+        """One or more ids that end a text."""
         match self.fields.get("end_tokens"):
             case [_, *_] as tokens if all(type(t) is int and 0 <= t < _MOST for t in tokens):
                 return list(tokens)
@@ -47,7 +47,7 @@ class TextSettings:
 
     @property
     def constants(self) -> dict[str, str]:
-        """The texts that a chat template may use."""
+        """Texts that a chat template may use."""
         values = {name: self._text(name) for name in ("bos_token", "eos_token")}
         return {name: value for name, value in values.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""Stop strings over text that comes in pieces. Knows neither tokens nor models."""
+"""Finds stop strings in text that arrives in pieces. Knows neither tokens nor models."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from kvcast.errors import UsageError
 
 @dataclass(frozen=True)
 class StopStrings:
-    """Strings that end a generation where they first occur; none of them is shown."""
+    """Strings that end a generation where they first occur; the output does not include them."""
 
     strings: tuple[str, ...] = ()
 
@@ -17,15 +17,15 @@ class StopStrings:
             raise UsageError("a stop string is empty: give at least one character, or leave it out")
 
     def matcher(self) -> "StopMatcher":
-        """Begin a text."""
+        """Return a matcher for one text."""
         return StopMatcher(self.strings)
 
 
 class StopMatcher:
-    """Looks for stop strings in one text, whose split into pieces makes no difference.
+    """Looks for stop strings in one text, however it is split into pieces.
 
-    The text ends before the stop string that is complete first; of several that end at the same
-    character, before the longest.
+    The text ends before the stop string that is complete first; if several end at the same
+    character, before the longest of them.
     """
 
     def __init__(self, strings: tuple[str, ...]) -> None:
@@ -35,9 +35,9 @@ class StopMatcher:
         self._stopped = False
 
     def push(self, piece: str) -> tuple[str, bool]:
-        """Take a piece; return what may be shown now, and whether the text ends with it.
+        """Take a piece; return the text that can be shown now, and whether it ends the text.
 
-        What could be the beginning of a stop string is held back. After the end nothing comes.
+        Text that could be the start of a stop string is held back. After the end, nothing follows.
         """
         if self._stopped:
             return "", True
@@ -53,12 +53,12 @@ class StopMatcher:
         return text[:certain], False
 
     def finish(self) -> str:
-        """Return what was held back, once no more text comes."""
+        """Return the text held back, when no more is coming."""
         held, self._held = self._held, ""
         return held
 
     def _certain(self, text: str) -> int:
-        """Return the length of the part in which no stop string can begin any more."""
+        """Return the length of the part in which no stop string can start any more."""
         first = max(0, len(text) - self._longest + 1)
         for start in range(first, len(text)):
             if any(string.startswith(text[start:]) for string in self._strings):

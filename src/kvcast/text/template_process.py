@@ -1,11 +1,11 @@
-"""Renders a chat template; run as a process of its own, because templates are foreign programs.
+"""Renders a chat template in a process of its own, because templates are untrusted programs.
 
-Reads one JSON object from standard input: "template", "values" (what the template sees) and
-"limits". Writes one to standard output: {"text": …}, or {"refused": …} with the message with which
-the template refuses the conversation, or {"failed": …}. Jinja2's sandbox keeps the template away
-from Python; the limits of the process end what takes too much memory, and keep even a template
-that broke out from writing files and starting processes. Time is limited by who waits for it.
-Knows nothing of tokens.
+Reads one JSON object from standard input: "template", "values" (what the template can use),
+"limits" and "longest" (a limit on characters). Writes one to standard output: {"text": …}, or
+{"refused": …} with the template's own message, or {"failed": …}. Jinja2's sandbox keeps the
+template away from Python. The process's resource limits stop it from using too much memory, and
+keep even a template that breaks out of the sandbox from writing files and starting processes. The
+caller limits the time. Knows nothing of tokens.
 """
 
 import json
@@ -22,23 +22,26 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class _RefusedError(TemplateError):
-    """Raised by the template itself."""
+    """The template itself refuses the conversation."""
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks answers for training; here it is transparent."""
+    """`{% generation %}…{% endgeneration %}` marks answers for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012, as Jinja2 declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Return what stands between the tags."""
+        """Return the content between the tags."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """What chat templates of Hugging Face's hub expect (transformers, chat_template_utils.py)."""
+    """The environment that chat templates on Hugging Face's hub expect.
+
+    As in transformers' chat_template_utils.py.
+    """
 
     def __init__(self) -> None:
         extensions = [_Generation, "jinja2.ext.loopcontrols"]
@@ -48,7 +51,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = _strftime_now
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
-        """Fail at once, where Jinja2 would print nothing and fail at the next use."""
+        """Fail immediately; Jinja2 would print nothing and fail at the next use."""
         raise SecurityError(f"{attribute} of a {type(obj).__name__}")
 
 
@@ -59,7 +62,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON without Jinja2's escaping of HTML."""
+    """Return JSON without Jinja2's HTML escaping."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -78,7 +81,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _limit_resources(limits: Mapping[str, int]) -> None:
-    """Set each limit that the operating system knows, such as "AS" (bytes) and "NPROC"."""
+    """Set resource limits by name, such as "AS" (bytes) and "NPROC", where the system has them."""
     if sys.platform == "win32":
         return
     import resource
@@ -89,7 +92,7 @@ def _limit_resources(limits: Mapping[str, int]) -> None:
         lowered = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         try:
             resource.setrlimit(kind, (lowered, lowered))
-        except (OSError, ValueError):  # macOS declares some limits and refuses to set them
+        except (OSError, ValueError):  # macOS has some limits that it refuses to set
             continue
 
 
@@ -110,7 +113,7 @@ def _render(template: str, values: Mapping[str, Any], longest: int) -> dict[str,
         return {"failed": f"line {error.lineno}: {error.message}"}
     except MemoryError:
         return {"failed": "it takes too much memory"}
-    except Exception as error:  # whatever a foreign program can cause
+    except Exception as error:  # whatever an untrusted program can cause
         return {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
 
 

@@ -1,19 +1,18 @@
-"""Tokenizers of Hugging Face's format: tokenizer.json, through the tokenizers library.
+"""Hugging Face tokenizers: tokenizer.json, through the tokenizers library.
 
-What a user writes never becomes a control token, although the library recognises special tokens
-wherever they are spelled out. A text that spells one is rewritten before it is used, in the prompt
-as in each message of a conversation: the first character of the token is replaced by a stand-in
-of Unicode's private use. Templates handle it like any other character; a
-twin of the tokenizer recognises special tokens first and turns stand-ins back afterwards, when
-the text is normalised. So templates may move and change texts at will, and texts that spell no
-special token take the ordinary way, which equals transformers'.
+What users write never becomes a control token, although the library recognises special tokens
+wherever they are spelt out. If a prompt or a message spells one, the first character of that token
+is replaced by a stand-in from Unicode's private use area. Templates treat it like any other
+character. A twin of the tokenizer recognises special tokens first, and turns stand-ins back
+afterwards, when it normalises the text. So templates may move and change texts freely, and texts
+that spell no special token go through the unchanged tokenizer, as in transformers.
 
-A Unigram vocabulary holds special tokens among its pieces, so there the twin also cuts each apart
-that the normalised text spells.
+A Unigram vocabulary has special tokens among its pieces, so there the twin also splits those that
+the normalised text spells.
 
-Special tokens are those that tokenizer.json calls so, and those that end a text; other added
-tokens, such as Qwen's <think>, are recognised in any text, as everywhere else. So are T5's
-sentinels, unless a chat template makes control tokens of them.
+Special tokens are those that tokenizer.json marks as special, and those that end a text. Other
+added tokens, such as Qwen's <think>, are recognised in any text, as elsewhere. So are T5's
+sentinels, unless there is a chat template, which may use them as control tokens.
 """
 
 import base64
@@ -34,11 +33,11 @@ from kvcast.text.chat import NO_TEMPLATE, ChatTemplate, checked_messages
 from kvcast.text.decoder import TokenDecoder, read_decoder
 from kvcast.text.sentinels import SENTINEL
 
-_FIRST_STAND_IN = 0x10F000  # in the last plane of private use
+_FIRST_STAND_IN = 0x10F000  # in the last private use plane
 
 
 class JsonTokenizer(TextTokenizer):
-    """A tokenizer.json, what ends a text, and a chat template."""
+    """A tokenizer.json with end tokens and a chat template."""
 
     def __init__(
         self,
@@ -47,9 +46,9 @@ class JsonTokenizer(TextTokenizer):
         template: ChatTemplate | None,
         what: str = "tokenizer.json",
     ) -> None:
-        """Read a tokenizer.json; `what`: the file that it was made of.
+        """Read a tokenizer.json; `what`: the file that it was converted from.
 
-        Raises KvcastError, naming `what`, if it is damaged, or of a kind whose tokens are no plain
+        Raises KvcastError, naming `what`, if it is damaged, or of a kind whose tokens are not plain
         bytes.
         """
         try:
@@ -86,9 +85,9 @@ class JsonTokenizer(TextTokenizer):
 
     @override
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens of a conversation, up to where the assistant's answer begins.
+        """Return the tokens of a conversation, up to where the assistant's answer starts.
 
-        The template writes the special tokens; those in messages are taken as plain text. Raises
+        Special tokens come from the template; those spelt out in messages are plain text. Raises
         KvcastError if there is no template, or it refuses, fails or does more than format text.
         """
         if self._template is None:
@@ -107,7 +106,7 @@ class JsonTokenizer(TextTokenizer):
         return self._decoder.stream()
 
     def _encode(self, prompt: str, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
-        """Return the tokens of a prompt in which the user's `texts` have been made neutral."""
+        """Return the tokens of a prompt in which the user's `texts` have been neutralised."""
         tokenizer = self._twin if any(map(self._spells_special, texts)) else self._tokenizer
         ids: list[int] = tokenizer.encode(prompt, add_special_tokens=add_special_tokens).ids
         return ids
@@ -123,20 +122,20 @@ class JsonTokenizer(TextTokenizer):
 
     @cached_property
     def _special_texts(self) -> list[str]:
-        """What no text of a user's may become."""
+        """Texts of the special tokens that users must not be able to write."""
         texts = [added.content for t, added in self._added.items() if self._is_special(t)]
         readable = SENTINEL.fullmatch if self._template is None else lambda _: None
         return [text for text in texts if text and not readable(text)]
 
     @cached_property
     def _stand_ins(self) -> dict[str, str]:
-        """First characters of special tokens, and what stands in for each."""
+        """First characters of special tokens, with the stand-in for each."""
         firsts = sorted({text[0] for text in self._special_texts})
         return {first: chr(_FIRST_STAND_IN + i) for i, first in enumerate(firsts)}
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
-        """Finds the first character of each special token in a text, overlapping ones too."""
+        """Pattern for the first character of each special token, even of overlapping ones."""
         tails = {
             first: "|".join(re.escape(t[1:]) for t in self._special_texts if t[0] == first)
             for first in self._stand_ins
@@ -145,7 +144,7 @@ class JsonTokenizer(TextTokenizer):
         return re.compile("|".join(found) or "(?!)")
 
     def _neutral(self, text: str) -> str:
-        """Return a text of the user's in which no special token can be recognised."""
+        """Return the text with stand-ins, so that no special token can be recognised in it."""
         return self._special.sub(lambda found: self._stand_ins[found[0]], text)
 
     def _spells_special(self, text: str) -> bool:
@@ -158,13 +157,13 @@ class JsonTokenizer(TextTokenizer):
 
     @cached_property
     def _recognised_late(self) -> bool:
-        """Whether special tokens are recognised in the normalised text as well."""
+        """Whether special tokens are also recognised in the normalised text."""
         normalized = (added.normalized for t, added in self._added.items() if self._is_special(t))
         return self._unigram or any(normalized)
 
     @cached_property
     def _twin(self) -> Tokenizer:
-        """The tokenizer that turns stand-ins back, once special tokens have been recognised."""
+        """The tokenizer that recognises special tokens first and then turns stand-ins back."""
         description: dict[str, Any] = json.loads(self._tokenizer.to_str())
         turned_back = [
             {"type": "Replace", "pattern": {"String": stand_in}, "content": first}
@@ -174,7 +173,7 @@ class JsonTokenizer(TextTokenizer):
         normalizers = [*turned_back, *([normalizer] if normalizer else [])]
         description["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
         for added in description["added_tokens"]:
-            # A normalised token would be looked for after stand-ins have been turned back.
+            # A token with "normalized" would be looked for after stand-ins are turned back.
             added["normalized"] = added["normalized"] and not self._is_special(added["id"])
         if self._unigram:
             cut = {
@@ -189,17 +188,17 @@ class JsonTokenizer(TextTokenizer):
 
 
 def _check(description: Mapping[str, Any]) -> None:
-    """Raise ValueError for what the tokenizers library takes, to fail at some text."""
+    """Raise ValueError for damage that the tokenizers library accepts but fails on later."""
     model = description["model"]
     if model.get("type") == "Unigram" and model.get("unk_id") is None:
-        raise ValueError("its model has no token for what is unknown")
+        raise ValueError("its model has no unknown token")
     for normalizer in _normalizers(description.get("normalizer")):
         if normalizer.get("type") == "Precompiled":
             check_charsmap(base64.b64decode(normalizer["precompiled_charsmap"], validate=True))
 
 
 def _normalizers(description: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """Return the steps of a normalizer, those of sequences within it too."""
+    """Yield the steps of a normalizer, including those of nested sequences."""
     if description is not None:
         yield description
         for part in description.get("normalizers", []):

@@ -1,7 +1,4 @@
-"""Vocabularies of BERT's kind, text to id, as vocab.txt or tokenizer.json hold them.
-
-Knows no tokenizer.
-"""
+"""Reads BERT's vocabularies, text to id, from vocab.txt or tokenizer.json. Knows no tokenizer."""
 
 import json
 from collections.abc import Mapping
@@ -12,27 +9,28 @@ _MOST = 1 << 31
 
 
 def read_vocab_txt(content: bytes) -> dict[str, int]:
-    """Read one token a line, the first of which is token 0; empty lines at the end are none.
+    """Read one token per line, starting with token 0; empty lines at the end do not count.
 
-    Raises KvcastError for what is not UTF-8, an empty line between tokens, or a token twice.
+    Raises KvcastError for content that is not UTF-8, for an empty line between tokens, and for a
+    duplicate token.
     """
     try:
         text = content.decode()
     except UnicodeDecodeError:
         raise KvcastError("vocab.txt is damaged: not UTF-8; fetch it again") from None
-    # Not splitlines: a line may hold one of Unicode's other line separators as its token.
+    # Not splitlines: one of Unicode's other line separators may be a token.
     lines = [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
     vocabulary: dict[str, int] = {}
     for number, token in enumerate(lines):
         if not token or token in vocabulary:
-            what = "has a token that was there before" if token else "is empty"
+            what = "repeats a token" if token else "is empty"
             raise KvcastError(f"vocab.txt is damaged: line {number + 1} {what}; fetch it again")
         vocabulary[token] = number
     return vocabulary
 
 
 def read_tokenizer_json(content: bytes) -> dict[str, int]:
-    """Read the vocabulary of a tokenizer.json whose model is WordPiece, added tokens included.
+    """Read the vocabulary of a WordPiece tokenizer.json, including added tokens.
 
     Raises KvcastError if it is damaged or of another kind.
     """

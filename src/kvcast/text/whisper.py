@@ -1,8 +1,8 @@
-"""Whisper's tokenizer: text to ids, ids to text, and the ids that steer the model.
+"""Whisper's tokenizer: text to ids, ids to text, and the ids that control the model.
 
-Text goes through a byte-level BPE that is made from tokenizer.json's vocabulary and merges alone,
-so a prompt that spells out `<|endoftext|>` is text and never a control token. Knows neither
-logits nor audio.
+Text goes through a byte-level BPE built only from tokenizer.json's vocabulary and merges, so a
+prompt that spells out `<|endoftext|>` is text and never a control token. Knows neither logits nor
+audio.
 """
 
 import json
@@ -18,7 +18,7 @@ from kvcast.text.languages import LANGUAGES, language_code
 
 SECONDS_PER_TIMESTAMP = 0.02
 
-_RENAMED = {"<|nocaptions|>": "<|nospeech|>", "<|iw|>": "<|he|>"}  # older files have older names
+_RENAMED = {"<|nocaptions|>": "<|nospeech|>", "<|iw|>": "<|he|>"}  # names in older files
 
 _NON_SPEECH = (
     *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
@@ -29,17 +29,17 @@ _MUSIC = "♩♪♫♬♭♮♯"
 
 
 class WhisperTokenizer:
-    """One vocabulary and its special ids, named as in openai/whisper."""
+    """A vocabulary and its special ids, named as in openai/whisper."""
 
     def __init__(self, tokenizer_json: bytes, vocab_size: int) -> None:
         """Read a tokenizer.json in Hugging Face's layout.
 
         Args:
             tokenizer_json: the file's content.
-            vocab_size: of the model; from 51,865 on it is multilingual.
+            vocab_size: the model's; 51,865 or more means multilingual.
 
         Raises:
-            KvcastError: it is not a tokenizer of a Whisper model of that size.
+            KvcastError: it is not the tokenizer of a Whisper model of that size.
 
         """
         try:
@@ -72,20 +72,20 @@ class WhisperTokenizer:
 
     @cached_property
     def languages(self) -> tuple[str, ...]:
-        """Codes that the model takes, in the order of their tokens."""
+        """Codes of the model's languages, in the order of their tokens."""
         if not self.is_multilingual:
             return ("en",)
         return tuple(code for code in LANGUAGES if f"<|{code}|>" in self._specials)
 
     @cached_property
     def language_tokens(self) -> tuple[int, ...]:
-        """Ids of `languages`; English-only models have no use for theirs."""
+        """Token ids of `languages`; English-only models do not use theirs."""
         return tuple(self._special(f"<|{code}|>") for code in self.languages)
 
     def language_code(self, language: str) -> str:
         """Return the code of a language given by code or name.
 
-        Raises UsageError for one that does not exist or that the model does not know.
+        Raises UsageError for one that is unknown or that the model does not support.
         """
         return language_code(language, self.languages)
 
@@ -100,13 +100,13 @@ class WhisperTokenizer:
         return tuple(sequence)
 
     def encode(self, text: str) -> list[int]:
-        """Turn text into ids; no special token comes out, whatever the text says."""
-        # Half a surrogate pair, as undecodable arguments hold, is no character: U+FFFD, as tiktoken
+        """Turn text into ids; never returns special tokens, whatever the text says."""
+        # Lone surrogates, as in undecodable arguments, become U+FFFD, as in tiktoken.
         ids: list[int] = self._bpe.encode(whole_characters(text), add_special_tokens=False).ids
         return ids
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Turn ids into text, without timestamps; bytes that form no character become U+FFFD."""
+        """Turn ids into text, without timestamps; invalid bytes become U+FFFD."""
         return self.decode_with_timestamps(t for t in tokens if t < self.timestamp_begin)
 
     def decode_with_timestamps(self, tokens: Iterable[int]) -> str:
@@ -115,16 +115,16 @@ class WhisperTokenizer:
 
     @cached_property
     def blank(self) -> tuple[int, ...]:
-        """What a transcript must not begin with: a lone space, or its end."""
+        """Tokens that a transcript must not start with: a lone space, or the end of text."""
         return (*self.encode(" "), self.eot)
 
     @cached_property
     def non_speech_tokens(self) -> tuple[int, ...]:
-        """Return ids of marks that nobody speaks: speaker tags, brackets, notes of music.
+        """Return ids of marks that are not spoken: speaker tags, brackets, music notes.
 
-        The rule of openai/whisper: a mark counts if it is one token, alone or after a space;
-        of a music sign that takes several tokens the first counts, which only its neighbours in
-        Unicode share. A hyphen or an apostrophe counts only at the start of a word.
+        As in openai/whisper, a mark counts if it is one token, alone or after a space. Of a music
+        sign that takes several tokens, the first one counts, which only its neighbours in Unicode
+        share. A hyphen or an apostrophe counts only at the start of a word.
         """
         ids = {self.encode(" -")[0], self.encode(" '")[0]}
         for mark in (*_NON_SPEECH, *_MUSIC):
@@ -146,7 +146,7 @@ class WhisperTokenizer:
         )
 
     def token_bytes(self, token: int) -> bytes:
-        """Return what a token stands for, which may be a part of a character in UTF-8."""
+        """Return a token's bytes, which may be part of a character in UTF-8."""
         if token >= self.timestamp_begin:
             seconds = (token - self.timestamp_begin) * SECONDS_PER_TIMESTAMP
             return f"<|{seconds:.2f}|>".encode()
@@ -166,13 +166,13 @@ class WhisperTokenizer:
 def _byte_level_bpe(model: dict[str, Any]) -> Tokenizer:
     pairs = [_pair(merge) for merge in model["merges"]]
     if foreign := set("".join(model["vocab"])) - BYTES_BY_CHARACTER.keys():
-        raise ValueError(f"{foreign.pop()!r} stands for no byte")
+        raise ValueError(f"{foreign.pop()!r} does not stand for a byte")
     bpe = Tokenizer(models.BPE(vocab=model["vocab"], merges=pairs))
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return bpe
 
 
 def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
-    """Read a merge in either of the spellings that files have: "a b" or ["a", "b"]."""
+    """Read a merge, which files spell as "a b" or ["a", "b"]."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right

@@ -1,9 +1,9 @@
-"""Word pieces to text, all at once or as they come: where spaces go between them.
+"""Decodes word pieces to text, deciding where spaces go between them.
 
 The rules are those of bert4keras (bojone/bert4keras, tokenizers.py, Tokenizer.decode), which users
-of SimBERT and T5-PEGASUS know, as one decision between two pieces. Two of them go a little
-further than there, where the outcome hung on what comes later: a contraction is joined whatever
-follows it ("it's."), and every number between two points (1.2.3). Knows no vocabulary.
+of SimBERT and T5-PEGASUS know, applied to two pieces at a time. Two of them go a little further
+than there, where the outcome depended on what comes later: a contraction is joined whatever follows
+it ("it's."), and so is every number between two points (1.2.3). Knows no vocabulary.
 """
 
 import unicodedata
@@ -53,7 +53,7 @@ _NO_SPACE_AFTER = frozenset("+-/={(<[") | {
 
 
 def is_special(piece: str) -> bool:
-    """Tell whether a piece of a vocabulary is a special token, which all are in brackets."""
+    """Tell whether a piece is a special token; all of them are in brackets."""
     return piece.startswith("[") and piece.endswith("]")
 
 
@@ -61,14 +61,14 @@ class WordPieceStream(TextStream):
     """One text that is being decoded."""
 
     def __init__(self, pieces: Mapping[int, str]) -> None:
-        """Begin a text; `pieces`: id to what the vocabulary calls the token."""
+        """Start a text; `pieces`: id to the token as the vocabulary spells it."""
         self._pieces = pieces
         self._end = ""  # the last two characters so far
         self._after_mark = False
 
     @override
     def push(self, token: int) -> str:
-        """Take one token; return its text, with the space that belongs before it."""
+        """Take one token; return its text, with a space before it where one belongs."""
         piece = self._pieces.get(token, "")
         glued = piece.startswith(_CONTINUATION)
         text = piece.removeprefix(_CONTINUATION)
@@ -88,7 +88,7 @@ class WordPieceStream(TextStream):
         return ""
 
     def _is_apart(self, text: str, closed: bool) -> bool:
-        """Tell whether a space goes before a text; `closed`: it takes none but after a mark."""
+        """Tell whether a space goes before a text; `closed`: only after a punctuation mark."""
         before = self._end[-1:]
         if not before or before in _NO_SPACE_AFTER:
             return False
@@ -104,7 +104,7 @@ def _is_chinese(character: str) -> bool:
 
 
 def _is_mark(character: str) -> bool:
-    """Tell whether BERT takes a character for punctuation: all of ASCII but letters and digits."""
+    """Tell whether a character is punctuation for BERT, as is all ASCII but letters and digits."""
     if character.isascii():
         return character.isprintable() and not character.isalnum() and character != " "
     return unicodedata.category(character).startswith("P")
