@@ -1,6 +1,6 @@
-"""Errors that a user can cause, each with the exit code that the command line documents.
+"""Errors that users can cause, each with its documented exit code.
 
-A message is one line: what is wrong, then what to do. It knows nothing of how it is shown.
+A message is one line: what is wrong, then what to do. Errors know nothing of how they are shown.
 """
 
 
@@ -11,19 +11,19 @@ class KvcastError(Exception):
 
 
 class UsageError(KvcastError):
-    """An option, a value or a combination that cannot be served."""
+    """An option, a value or a combination that is not supported."""
 
     exit_code = 2
 
 
 class PartialFailureError(KvcastError):
-    """Some of several inputs failed; the others are done and saved."""
+    """Some of several inputs failed; the results of the others are saved."""
 
     exit_code = 3
 
 
 class InputMissingError(KvcastError):
-    """An input that was named does not exist."""
+    """An input does not exist."""
 
     exit_code = 66
 

@@ -135,14 +135,14 @@ def test_a_changed_or_missing_file_beside_it_is_refused(unvouched: Path):
 def test_a_foreign_package_does_not_say_what_it_is(unvouched: Path):
     with zipfile.ZipFile(unvouched, "w") as archive:
         archive.writestr("model/data/program", "x")
-    with pytest.raises(KvcastError, match="does not say what it is"):
+    with pytest.raises(KvcastError, match="it has no description, and there is no"):
         read_on_trust(unvouched)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x05\x06", bytes(5000)])
 def test_a_damaged_package_does_not_say_what_it_is(unvouched: Path, content: bytes):
     unvouched.write_bytes(content)
-    with pytest.raises(KvcastError, match="does not say what it is"):
+    with pytest.raises(KvcastError, match="it has no description, and there is no"):
         read_on_trust(unvouched)
 
 
@@ -182,7 +182,7 @@ def test_a_description_that_is_no_manifest_is_one_line(unvouched: Path, text: st
 
 def test_a_description_without_end_is_not_read(unvouched: Path):
     rewrite(unvouched, lambda text: text + " " * (4 << 20))
-    with pytest.raises(KvcastError, match="does not say what it is"):
+    with pytest.raises(KvcastError, match="it has no description, and there is no"):
         read_on_trust(unvouched)
 
 

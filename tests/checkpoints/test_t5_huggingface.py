@@ -388,7 +388,7 @@ def test_the_fingerprint_follows_every_file_that_matters(t5):
             "tie_word_embeddings must be true or false",
         ),
         ({"decoder_start_token_id": -1}, "decoder_start_token_id must be a whole number from 0"),
-        ({"decoder_start_token_id": 160}, "start_token 160 is none of 160 tokens"),
+        ({"decoder_start_token_id": 160}, "start_token 160 is not one of 160 tokens"),
     ],
 )
 def test_a_configuration_that_cannot_be_served_is_one_line(t5, fields, words):

@@ -96,7 +96,7 @@ def test_a_bundle_is_opened_after_its_checksums(installed, capsys):
     assert (code, found["bundle"]["runtime"]) == (1, read_bundle(small_bundle).runtime)
     assert "tokenizer" in found["bundle"]["problem"]
     assert main(["doctor", str(small_bundle / "onnx")]) == 1
-    assert "is no bundle: it has no bundle.json" in " ".join(capsys.readouterr().out.split())
+    assert "is not a bundle: it has no bundle.json" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path):

@@ -1,1 +1,1 @@
-"""The bundle on disk: manifest, checksums, cache specification. No torch, no runtime."""
+"""Bundles on disk: manifest, checksums, layout of caches. Knows no torch and no runtime."""

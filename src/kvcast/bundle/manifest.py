@@ -1,7 +1,7 @@
-"""`bundle.json`: what a bundle is, what its graphs are called, and what its files must hash to.
+"""`bundle.json`: what a bundle is, its graphs' inputs and outputs, and its files' checksums.
 
-Everything that reads a bundle starts here, so this is also where a folder is refused: without a
-manifest, of another format version, with a file that is missing, changed or outside the folder.
+Everything that reads a bundle starts here, so this module also refuses folders: those without a
+manifest, of another format version, or with a file that is missing, changed or outside the folder.
 Knows nothing of what the graphs compute.
 """
 
@@ -24,10 +24,10 @@ _Part = TypeVar("_Part")
 
 @dataclass(frozen=True, kw_only=True)
 class CacheLayers:
-    """A run of alike cache layers, each a key and a value [rows, heads, capacity, head_dim].
+    """Consecutive cache layers of one shape, keys and values [rows, heads, capacity, head_dim].
 
     `kind` is "linear" (capacity is the longest sequence), "ring" (capacity is the window) or
-    "cross" (filled once by encode). `dtype` names a self cache's numbers, as in float32.
+    "cross" (filled once by encode). `dtype` is a self cache's dtype, such as "float32".
     """
 
     kind: str
@@ -42,8 +42,8 @@ class CacheLayers:
 class Graph:
     """One program: its file and the names of its inputs and outputs, in the program's order.
 
-    `aliases` maps an output to the input whose buffer it must be bound to: a cache that the graph
-    updates in place.
+    `aliases` maps an output to the input whose buffer it must be bound to, for caches that the
+    graph updates in place.
     """
 
     file: str
@@ -54,7 +54,7 @@ class Graph:
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """Size in bytes and SHA-256 in hex."""
+    """A file's size in bytes and SHA-256 in hexadecimal."""
 
     size: int
     sha256: str
@@ -71,8 +71,8 @@ class FileRecord:
 class Manifest:
     """The content of `bundle.json`; `files` is filled in when the bundle is sealed.
 
-    `dtype` is of what is not quantised, `device` what the graphs run on. `processor` lists what
-    native code in the bundle asks of the processor that runs it; nothing where there is none.
+    `dtype` is the dtype of everything that is not quantised, `device` where the graphs run.
+    `processor` lists the instructions that native code in the bundle needs; empty if there is none.
     """
 
     family: str
@@ -90,14 +90,14 @@ class Manifest:
     files: dict[str, FileRecord] = field(default_factory=dict)
 
     def graph(self, name: str) -> Graph:
-        """Return a program's graph; raises KvcastError where the bundle has none."""
+        """Return a program's graph; raises KvcastError if the bundle has none."""
         try:
             return self.graphs[name]
         except KeyError:
             raise KvcastError(f"the bundle has no graph named {name}; export it again") from None
 
     def cache_layers(self, kind: str) -> CacheLayers:
-        """Return the layers of a kind; raises KvcastError where there are none."""
+        """Return the layers of a kind; raises KvcastError if there are none."""
         for layers in self.cache:
             if layers.kind == kind:
                 return layers
@@ -109,7 +109,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Parse `bundle.json`; raises KvcastError on anything that this version does not know."""
+        """Parse `bundle.json`; raises KvcastError for anything that this version does not know."""
         try:
             fields = json.loads(text)
             version = (fields.pop("format"), fields.pop("version"))
@@ -144,31 +144,31 @@ class Manifest:
 
 
 def _made(kind: type[_Part], values: dict[str, Any]) -> _Part:
-    """Make one of our dataclasses of what JSON holds; raises TypeError where it does not fit."""
+    """Build one of these dataclasses from JSON; raises TypeError if a value has the wrong type."""
     made = kind(**values)
     for part in dataclass_fields(kind):  # type: ignore[arg-type]
         expected: Any = get_origin(part.type) or part.type
         if not isinstance(getattr(made, part.name), expected):
-            raise TypeError(f"{part.name} is no {expected.__name__}")
+            raise TypeError(f"{part.name} is not a {expected.__name__}")
     return made
 
 
 def is_bundle(folder: Path) -> bool:
-    """Tell whether a folder has a manifest; `read_bundle` tells whether it is sound."""
+    """Tell whether a folder has a manifest; `read_bundle` checks whether it is valid."""
     return (folder / MANIFEST).is_file()
 
 
 def read_bundle(folder: Path) -> Manifest:
-    """Return the manifest of a folder whose every listed file is there and unchanged.
+    """Return a bundle's manifest, after checking that all listed files are there and unchanged.
 
     Raises:
-        InputMissingError: the folder or its manifest is not there.
-        KvcastError: the manifest is foreign, or a file is missing, changed or outside.
+        InputMissingError: the folder or its manifest does not exist.
+        KvcastError: the manifest is not valid, or a file is missing, changed or outside.
 
     """
     path = folder / MANIFEST
     if not path.is_file():
-        raise InputMissingError(f"{folder} is no bundle: it has no {MANIFEST}")
+        raise InputMissingError(f"{folder} is not a bundle: it has no {MANIFEST}")
     try:
         manifest = Manifest.from_json(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
@@ -180,13 +180,13 @@ def read_bundle(folder: Path) -> Manifest:
 
 
 def check_files(folder: Path, files: Mapping[str, FileRecord]) -> None:
-    """Raise KvcastError unless every file is there, unchanged and inside the folder."""
+    """Raise KvcastError unless every file exists, is unchanged and lies inside the folder."""
     for name, record in files.items():
         _check_file(folder, name, record)
 
 
 def stays_inside(name: str) -> bool:
-    """Tell whether a relative path with `/` leads to a place inside the folder it starts in."""
+    """Tell whether a relative path with `/` stays inside the folder that it starts from."""
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts and "\\" not in name
 
@@ -198,7 +198,7 @@ def file_records(folder: Path, names: Iterable[str]) -> Mapping[str, FileRecord]
 
 def _check_file(folder: Path, name: str, record: FileRecord) -> None:
     path = folder / name
-    # A link may lead to a hub's blob store: what it leads to must still have the checksum.
+    # Links are allowed, as in the hub's cache: their target must still have the checksum.
     if not stays_inside(name):
         raise KvcastError(f"{MANIFEST} names {name}, which lies outside {folder}")
     if not path.is_file():

@@ -1,9 +1,9 @@
-"""Native packages (.pt2, .pte) that tell themselves what they are, for want of a `bundle.json`.
+"""Native packages (.pt2, .pte) that describe themselves, for use without a `bundle.json`.
 
-An export leaves the bundle's manifest, without the package's own checksum, in the package: as one
-more record of a .pt2, which is a ZIP archive, and as an archive behind a .pte, whose reader knows
-where it ends. Nothing can vouch for a package that describes itself, so reading it so is for a
-user who trusts it. Nothing is unpacked or run here.
+An export also writes the bundle's manifest, without the package's own checksum, into the package:
+as one more record of a .pt2, which is a ZIP archive, and as an archive appended to a .pte, whose
+reader knows where it ends. A description inside the package cannot prove that the package is
+unchanged, so only users who trust it should open it by that. Nothing is unpacked or run here.
 """
 
 import lzma
@@ -23,10 +23,10 @@ from kvcast.bundle.manifest import (
 from kvcast.errors import KvcastError
 
 PACKAGES = ("aoti/model.pt2", "executorch/model.pte")
-"""Files of a bundle that can carry native code, by the names that they always have."""
-_RECORD = "extra/kvcast.json"  # where a .pt2 has what its maker adds
-_LONGEST = 4 << 20  # bytes of a description; a model of 100 layers has a tenth of it
-_MADE = (1980, 1, 1, 0, 0, 0)  # ZIP's first day, so that equal packages have equal bytes
+"""Files of a bundle that can contain native code; they always have these names."""
+_RECORD = "extra/kvcast.json"  # where a .pt2 keeps additional files
+_LONGEST = 4 << 20  # limit on a description's bytes; 100 layers take a tenth of it
+_MADE = (1980, 1, 1, 0, 0, 0)  # ZIP's first day: a fixed date makes equal packages equal bytes
 
 
 def describe_packages(folder: Path, manifest: Manifest) -> None:
@@ -37,28 +37,28 @@ def describe_packages(folder: Path, manifest: Manifest) -> None:
         others = [path for path in folder.rglob("*") if path.is_file() and path != folder / name]
         records = {path.relative_to(folder).as_posix(): FileRecord.of(path) for path in others}
         text = replace(manifest, files=dict(sorted(records.items()))).to_json()
-        # Mode "a" puts an archive behind what is none.
+        # Mode "a" appends an archive to a file that is not one.
         with zipfile.ZipFile(folder / name, "a") as archive:
             root = (archive.namelist() or ["model"])[0].partition("/")[0]
             archive.writestr(zipfile.ZipInfo(f"{root}/{_RECORD}", _MADE), text)
 
 
 def is_package(path: Path) -> bool:
-    """Tell whether a path is that of a package's file."""
+    """Tell whether a path names a package's file."""
     return "/".join(path.absolute().parts[-2:]) in PACKAGES and path.is_file()
 
 
 def bundle_of(path: Path) -> Path:
-    """Return the bundle's folder that a path means: the path, or that which holds the package."""
+    """Return the folder of the bundle that a path means: a folder itself, or a package's."""
     return path.absolute().parents[1] if is_package(path) else path
 
 
 def unvouched_package(path: Path, runtime: str | None) -> Path | None:
-    """Return the package that a path means if no manifest says what it must be.
+    """Return the package that a path means, if there is no manifest to verify it by.
 
     Args:
         path: a folder, or a package's file.
-        runtime: whose package is taken where a folder has several; None for the first.
+        runtime: the runtime whose package to take if a folder has several; None: the first.
 
     """
     if is_bundle(bundle_of(path)):
@@ -70,9 +70,9 @@ def unvouched_package(path: Path, runtime: str | None) -> Path | None:
 
 
 def read_on_trust(package: Path) -> Manifest:
-    """Return the description in a package whose folder has no manifest.
+    """Return the description inside a package whose folder has no manifest.
 
-    The package is taken as it is; the files beside it must be those that it was exported with.
+    The package itself is not verified; the files beside it must be those of its export.
 
     Raises:
         KvcastError: it has no description, or one that is malformed or of another version, or
@@ -103,7 +103,7 @@ def _description(package: Path) -> str:
                     return stream.read(_LONGEST).decode()
     except OSError as error:
         raise KvcastError(f"cannot be read: {error.strerror or error}") from None
-    # zipfile's for a damaged archive, for a method or an encryption that it does not know.
+    # What zipfile raises for damage, and for unknown compression or encryption.
     except (
         zipfile.BadZipFile,
         zlib.error,
@@ -114,7 +114,7 @@ def _description(package: Path) -> str:
         RuntimeError,
     ):
         pass
-    raise KvcastError(f"it does not say what it is, and there is no {MANIFEST}; export it again")
+    raise KvcastError(f"it has no description, and there is no {MANIFEST}; export it again")
 
 
 def _is_description(record: str) -> bool:

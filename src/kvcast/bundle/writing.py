@@ -1,7 +1,7 @@
-"""Writing a bundle so that a killed export leaves either the old one or none.
+"""Writes bundles atomically: a killed export leaves either the old bundle or none.
 
-The bundle grows in a folder beside its destination, the manifest is written last, all of it is
-flushed to disk, and one rename makes it appear.
+A bundle is written to a folder beside its destination, with the manifest last; everything is
+flushed to disk, and a rename puts it in place.
 """
 
 import os
@@ -18,16 +18,16 @@ from kvcast.errors import InputOutputError, UsageError
 
 @contextmanager
 def staged(destination: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yield an empty folder that becomes `destination` when the block ends well.
+    """Yield an empty folder that becomes `destination` when the block succeeds.
 
     Raises:
-        UsageError: the destination exists and is not a bundle, or is one and may not go.
+        UsageError: the destination exists and is not a bundle, or is one and `overwrite` is false.
         InputOutputError: it cannot be written.
 
     """
     destination = destination.absolute()
     if destination.exists() and not (destination.is_dir() and _replaceable(destination)):
-        raise UsageError(f"{destination} exists and is no kvcast bundle; name another folder")
+        raise UsageError(f"{destination} exists and is not a kvcast bundle; choose another folder")
     if is_bundle(destination) and not overwrite:
         raise UsageError(f"{destination} is a bundle already; overwrite it with --force")
     try:
@@ -45,7 +45,7 @@ def staged(destination: Path, *, overwrite: bool) -> Iterator[Path]:
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:
-    """Record every file of `folder` in the manifest, flush them, and write the manifest last."""
+    """Record all files of `folder` in the manifest, flush them, and write the manifest last."""
     manifest_path = folder / MANIFEST
     paths = [path for path in folder.rglob("*") if path.is_file() and path != manifest_path]
     names = [path.relative_to(folder).as_posix() for path in paths]
@@ -63,7 +63,7 @@ def _replaceable(folder: Path) -> bool:
 
 
 def _publish(staging: Path, destination: Path) -> None:
-    # mkdtemp's folders are private; a bundle has the permissions that any new folder has.
+    # mkdtemp's folders are private; a bundle gets the permissions of any new folder.
     umask = os.umask(0)
     os.umask(umask)
     staging.chmod(0o777 & ~umask)

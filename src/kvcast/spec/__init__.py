@@ -1,1 +1,1 @@
-"""Facts about a model that need no tensor library: dimensions and the kinds of cache layers."""
+"""Facts about models that need no tensor library: dimensions, ring arithmetic, rotary angles."""

@@ -1,6 +1,6 @@
 """The dimensions of a decoder-only model: Mistral, Llama, Qwen, Gemma 3 and Mixtral as data.
 
-Knows nothing of weights, tokens' text or runtimes.
+Knows nothing of weights, text or runtimes.
 """
 
 from collections.abc import Mapping
@@ -16,33 +16,33 @@ ACTIVATIONS = ("silu", "gelu_tanh")
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderDimensions:
-    """What fixes every tensor shape of a decoder-only model and all that it computes.
+    """Everything that determines a decoder-only model's tensor shapes and computation.
 
     Attributes:
-        architecture: what the checkpoint calls itself, for people only: "llama", "mistral", ...
+        architecture: the checkpoint's name for it, for people only: "llama", "mistral", ...
         vocab_size: rows of the embedding.
-        width: numbers of a hidden state.
-        inner: width of the feed-forward (of one expert).
-        heads: of queries.
-        kv_heads: of keys and values; `heads` is a multiple.
-        head_dim: numbers of a head, even.
-        windows: for each layer how many positions a query sees, itself included; None for all.
-        max_positions: longest sequence.
-        rotary: of layers without a window, and of the others unless `window_rotary` is given.
-        window_rotary: of layers with a window (Gemma 3).
+        width: size of a hidden state.
+        inner: inner width of the feed-forward (of one expert).
+        heads: number of query heads.
+        kv_heads: number of key and value heads; `heads` is a multiple.
+        head_dim: size of a head, even.
+        windows: how many positions a query of each layer sees, including its own; None: all.
+        max_positions: length of the longest sequence.
+        rotary: for layers without a window, and for the others unless `window_rotary` is given.
+        window_rotary: for layers with a window (Gemma 3).
         norm_eps: of every RMS norm.
         activation: of the gate, one of ACTIVATIONS.
         attention_scale: factor on the products of queries and keys.
         qkv_bias: whether query, key and value have biases (Qwen 2).
-        out_bias: whether attention's output has one (some Llamas).
+        out_bias: whether attention's output projection has a bias (some Llamas).
         query_key_norm: RMS norm of each head of queries and keys before rotation (Qwen 3, Gemma 3).
         post_norms: norms after attention and feed-forward as well as before (Gemma 3).
         embedding_scale: factor on embeddings (Gemma 3: square root of the width).
-        attention_softcap: c in c tanh(x / c) on attention's logits; 0 for none.
-        logit_softcap: the same on the output's; 0 for none.
+        attention_softcap: c in c tanh(x / c), on attention's logits; 0: none.
+        logit_softcap: the same, on the model's logits; 0: none.
         tied: whether the head is the embedding.
-        experts: of each feed-forward; 0 where there is just one (not Mixtral).
-        experts_per_token: how many of them a token takes.
+        experts: number of experts in each feed-forward; 0: no mixture (all but Mixtral).
+        experts_per_token: how many of them each token uses.
 
     """
 
@@ -83,7 +83,7 @@ class DecoderDimensions:
         if self.head_dim % 2:
             raise KvcastError(f"head_dim must be even, not {self.head_dim}")
         if not self.windows or any(w is not None and w < 1 for w in self.windows):
-            raise KvcastError("windows must give each of one or more layers a size of 1 or more")
+            raise KvcastError("windows must have one or more layers, each None or 1 or more")
         require_one_of("activation", self.activation, ACTIVATIONS)
         if not 0 <= self.experts_per_token <= self.experts or bool(self.experts) != bool(
             self.experts_per_token
@@ -103,7 +103,7 @@ class DecoderDimensions:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Rebuild from `asdict`'s output; raises KvcastError on missing or foreign fields."""
+        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
         try:
             window_rotary = fields["window_rotary"]
             rebuilt = dict(fields) | {
@@ -116,5 +116,5 @@ class DecoderDimensions:
             raise KvcastError(f"not the dimensions of a decoder-only model: {error}") from None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, as the manifest keeps them."""
+        """Return plain values, as in the manifest."""
         return asdict(self)

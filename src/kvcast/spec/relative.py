@@ -1,8 +1,8 @@
-"""Which bucket of T5's relative position bias a distance falls into.
+"""Maps distances to the buckets of T5's relative position bias.
 
 Raffel et al. 2020, arXiv:1910.10683, section 2.1, by the formula of mesh-tensorflow: short
-distances have a bucket each, longer ones share buckets that grow with the logarithm, and from some
-distance on there is one for all. Knows nothing of the bias itself, of heads or of caches.
+distances have a bucket each, longer ones share logarithmically growing buckets, and from some
+distance on all share one. Knows nothing of the bias itself, of heads or of caches.
 """
 
 import math
@@ -19,16 +19,16 @@ def bucket_of(
     Args:
         distances: key position minus query position, any shape.
         buckets: how many there are; a multiple of 4.
-        max_distance: from here on all distances share a bucket; above buckets / 2.
-        bidirectional: whether keys after their query have half of the buckets for themselves, as
-            in an encoder. Otherwise they count as distance 0: a causal mask hides them anyway.
+        max_distance: from this distance on, all share a bucket; above buckets / 2.
+        bidirectional: whether keys after the query have half of the buckets, as in an encoder. If
+            not, they count as distance 0, since a causal mask hides them anyway.
 
     """
     buckets //= 2 if bidirectional else 1
     far = np.abs(distances) if bidirectional else -np.minimum(distances, 0)
     exact = buckets // 2
-    # In float32 throughout, as in mesh-tensorflow and transformers: where the logarithm meets the
-    # border of two buckets, its rounding decides.
+    # In float32 throughout, as in mesh-tensorflow and transformers: rounding decides where the
+    # logarithm falls on the border of two buckets.
     ratio = np.maximum(far, exact).astype(np.float32) / np.float32(exact)
     scaled = np.log(ratio) / np.float32(math.log(max_distance / exact)) * np.float32(exact)
     shared = np.minimum(exact + scaled.astype(np.int64), buckets - 1)

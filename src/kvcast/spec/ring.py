@@ -1,32 +1,32 @@
-"""Ring arithmetic: which position lies in which slot, and who may see it.
+"""Ring arithmetic: which slot holds which position, and which queries see it.
 
-A cache layer of some capacity keeps position p in slot p mod capacity, so a layer whose queries
-see a window needs no more slots than the window, however long the text. Positions are absolute and
-all else follows from them: contents from the number of positions that a row has seen, masks from
-the positions of queries and keys. Nothing is remembered, so nothing can be stale.
+A cache layer keeps position p in slot p mod capacity, so a layer with a window needs only as many
+slots as the window has positions, however long the text is. Positions are absolute, and everything
+else follows from them: the contents of slots from the number of positions that a row has seen, and
+masks from the positions of queries and keys. There is no other state, so none can be stale.
 
-The worked example: three prompts of 4, 1 and 3 tokens (rows a, b and c), a window of 3, chunks of
-2, then five new tokens each. `a3` is position 3 of row a, `.` a slot that holds nothing. A ring of
-3 slots after every call:
+A worked example: three prompts of 4, 1 and 3 tokens (rows a, b and c), a window of 3, chunks of 2,
+then five new tokens each. `a3` is position 3 of row a, `.` an empty slot. A ring of 3 slots after
+every call:
 
              row a       row b       row c
     chunk 1  a0 a1  .    b0  .  .    c0 c1  .    2, 1 and 2 tokens
-    chunk 2  a3 a1 a2    b0  .  .    c0 c1 c2    2, 0 and 1: row b has none left, takes no part
+    chunk 2  a3 a1 a2    b0  .  .    c0 c1 c2    2, 0 and 1: row b has none left and sits out
     step 1   a3 a4 a2    b0 b1  .    c3 c1 c2    one token each from here on
     step 2   a3 a4 a5    b0 b1 b2    c3 c4 c2
     step 3   a6 a4 a5    b3 b1 b2    c3 c4 c5
     step 4   a6 a7 a5    b3 b4 b2    c6 c4 c5
     step 5   a6 a7 a8    b3 b4 b5    c6 c7 c5
 
-In chunk 2 row a cannot be written first: a3 would take the slot of a0, which a2 still has to see
-(window 3: a0, a1, a2). The old ring and the new positions are read side by side instead, and
-written afterwards:
+In chunk 2, row a cannot be written first: a3 would overwrite a0, which a2 still has to see (window
+3: a0, a1, a2). Instead, the old ring and the new positions are read side by side, and the new
+positions are written afterwards:
 
             a0 a1  .  a2 a3
         a2   #  #      #
         a3      #      #  #
 
-A ring of 4 slots (window + chunk - 1) has room for both, is written first and read alone. Its
+A ring of 4 slots (window + chunk - 1) has room for both, so it is written first and then read. Its
 slots are a0 a1 a2 a3 by then, and the same queries see the same positions.
 
 Knows nothing of keys and values themselves, models or runtimes.
@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 Positions = NDArray[np.int64]
 
 EMPTY = -1
-"""Stands for the position in a slot that holds none."""
+"""The position in an empty slot."""
 
 
 def slots(positions: Positions, capacity: int) -> Positions:
@@ -51,7 +51,7 @@ def slots(positions: Positions, capacity: int) -> Positions:
 def positions_held(length: int, capacity: int) -> Positions:
     """Return the position in each slot [capacity] of a row that has seen `length` positions.
 
-    It is the largest position below `length` with that slot, or EMPTY.
+    It is the largest position below `length` that belongs in that slot, or EMPTY.
     """
     last = length - 1
     held = last - (last - np.arange(capacity)) % capacity
@@ -61,8 +61,8 @@ def positions_held(length: int, capacity: int) -> Positions:
 def visible(queries: Positions, keys: Positions, window: int | None) -> NDArray[np.bool_]:
     """Tell which keys [k] each query [q] sees, both given by position; returns [q, k].
 
-    A query at q sees p when 0 <= q - p < window: the window counts the query itself. A window of
-    None is plain causality. Nobody sees EMPTY.
+    A query at q sees p if 0 <= q - p < window, so the window includes the query's own position.
+    With a window of None it sees all positions up to its own. No query sees EMPTY.
     """
     distance = queries[:, None] - keys
     seen: NDArray[np.bool_] = (keys != EMPTY) & (distance >= 0)
@@ -74,19 +74,19 @@ def visible(queries: Positions, keys: Positions, window: int | None) -> NDArray[
 def may_write_first(length: int, new: int, capacity: int, window: int | None) -> bool:
     """Tell whether `new` positions of a row may be written before its queries read the cache.
 
-    They may when what they displace is out of every new query's window (capacity >= window + new
-    - 1), or when they displace nothing yet. Otherwise the old contents are read beside the new
-    positions, which are written afterwards.
+    They may if the positions that they overwrite are outside every new query's window (capacity >=
+    window + new - 1), or if they overwrite none. Otherwise the old contents and the new positions
+    are read side by side, and the new positions are written afterwards.
     """
     displaces_nothing = length + new <= capacity
     return displaces_nothing or (window is not None and capacity >= window + new - 1)
 
 
 def keys_read(length: int, new: int, capacity: int, window: int | None) -> Positions:
-    """Return the positions, EMPTY included, of the keys that a row's new queries run over.
+    """Return the positions of the keys that a row's new queries read, including EMPTY.
 
-    [capacity], slot by slot, where the new positions may be written first; else [capacity + new],
-    the old contents and then the new positions.
+    [capacity], by slot, if the new positions may be written first; otherwise [capacity + new], the
+    old contents and then the new positions.
     """
     if may_write_first(length, new, capacity, window):
         return positions_held(length + new, capacity)
@@ -94,7 +94,7 @@ def keys_read(length: int, new: int, capacity: int, window: int | None) -> Posit
 
 
 def chunk_counts(lengths: Sequence[int], chunk: int) -> list[tuple[int, ...]]:
-    """Return how many tokens of each prompt go into each chunk; 0 for a row with none left.
+    """Return how many tokens of each prompt are in each chunk; 0 for a row with none left.
 
     Prompts of 4, 1 and 3 tokens in chunks of 2 give (2, 1, 2) and (2, 0, 1).
     """

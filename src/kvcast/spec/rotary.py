@@ -1,8 +1,8 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864): which angle at which position.
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864): the angle at each position.
 
-Every published way of stretching it to longer texts only changes the inverse frequencies and one
-factor, so a model sees a table of cosines and one of sines. Pairs are halves: number i of a head
-turns with number i + head_dim / 2, as in Hugging Face's checkpoints.
+All published ways of extending it to longer texts only change the frequencies and one factor, so
+models just use a table of cosines and one of sines. Pairs are in halves: channel i of a head is
+rotated with channel i + head_dim / 2, as in Hugging Face's checkpoints.
 """
 
 import math
@@ -18,17 +18,17 @@ SCALINGS = ("none", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary:
-    """Angles of one kind of layer.
+    """The angles of one kind of layer.
 
     Attributes:
-        base: the slowest pair turns by base ** -(1 - 2 / head_dim) a position.
-        scaling: one of SCALINGS; those below matter to it.
-        factor: how many times longer than trained ("linear", "llama3", "yarn").
-        low_frequency: "llama3": fewer turns than this over `trained_positions` are slowed whole;
+        base: the slowest pair turns by base ** -(1 - 2 / head_dim) radians per position.
+        scaling: one of SCALINGS, which decides on the attributes below.
+        factor: how many times longer than in training ("linear", "llama3", "yarn").
+        low_frequency: "llama3": pairs with fewer turns over `trained_positions` are scaled fully;
             "yarn": its beta_slow.
-        high_frequency: "llama3": more turns than this are left alone; "yarn": its beta_fast.
-        trained_positions: length that the model was trained with before it was stretched.
-        attention_factor: "yarn": on cosines and sines; None is 0.1 ln(factor) + 1.
+        high_frequency: "llama3": pairs with more turns are not scaled; "yarn": its beta_fast.
+        trained_positions: the length used in training, before the context was extended.
+        attention_factor: "yarn": factor on cosines and sines; None: 0.1 ln(factor) + 1.
 
     """
 
@@ -58,19 +58,19 @@ class Rotary:
     def tables(
         self, positions: int, head_dim: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return cosines and sines [positions, head_dim / 2] of positions 0, 1, 2, ..."""
+        """Return cosines and sines [positions, head_dim / 2] for positions 0, 1, 2, ..."""
         angles = np.arange(positions, dtype=np.float32)[:, None] * self.frequencies(head_dim)
         amplitude = np.float32(self._amplitude())
         return np.cos(angles) * amplitude, np.sin(angles) * amplitude
 
     def frequencies(self, head_dim: int) -> NDArray[np.float32]:
-        """Return radians a position, [head_dim / 2], fastest first.
+        """Return radians per position, [head_dim / 2], fastest first.
 
-        Rounded to float32 at the same places as in transformers: at position 8,000 the last bit
-        of a frequency moves a cosine by 5e-4.
+        Rounds to float32 at the same steps as transformers: at position 8,000, the last bit of a
+        frequency changes a cosine by 5e-4.
         """
         exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-        # NumPy's power of float32 may be wrong by two bits.
+        # NumPy's float32 power may be wrong by two bits.
         periods = np.power(self.base, exponents, dtype=np.float64).astype(np.float32)
         plain: NDArray[np.float32] = np.float32(1) / periods
         slowed: NDArray[np.float32] = np.float32(1) / (np.float32(self.factor) * periods)
@@ -88,7 +88,7 @@ class Rotary:
         return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
     def _llama3(self, plain: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Slow the slow pairs, leave the fast ones, blend in between (Llama 3.1's rule)."""
+        """Scale slow pairs, keep fast ones, blend in between (Llama 3.1's rule)."""
         turns = np.float32(self.trained_positions) / (np.float32(2 * math.pi) / plain)
         blend = (turns - self.low_frequency) / (self.high_frequency - self.low_frequency)
         kept = blend.clip(0, 1)
@@ -96,7 +96,7 @@ class Rotary:
         return np.asarray(blended, np.float32)
 
     def _yarn(self, plain: NDArray[np.float32], slowed: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Blend by the index of the pair (Peng et al. 2023, arXiv:2309.00071, section 3.2)."""
+        """Blend by a pair's index (Peng et al. 2023, arXiv:2309.00071, section 3.2)."""
         head_dim = 2 * len(plain)
 
         def index_at(turns: float) -> float:

@@ -1,14 +1,14 @@
-"""Rows of a batch, some of which take part in a call. Knows nothing of tensors."""
+"""Groups the rows of a batch that take part in a call. Knows nothing of tensors."""
 
 from collections.abc import Iterator, Sequence
 
 
 def neighbours(rows: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Yield runs of rows side by side that have equally many new tokens, and how many.
+    """Yield runs of adjacent rows with the same number of new tokens, and that number.
 
     Args:
         rows: ascending, without repeats.
-        counts: of each row's new tokens.
+        counts: number of new tokens of each row.
 
     """
     first = 0

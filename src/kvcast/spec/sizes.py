@@ -1,11 +1,8 @@
-"""Checks that the dimensions of every family share.
-
-Knows no family.
-"""
+"""Checks of dimensions that all families share. Knows no family."""
 
 from kvcast.errors import KvcastError
 
-# Few enough to make a table of.
+# More than any model has, and few enough for a table.
 MOST_POSITIONS = 1 << 24
 
 

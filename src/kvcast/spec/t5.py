@@ -1,6 +1,6 @@
 """The dimensions of a T5: 1.0, 1.1, FLAN-T5, mT5, ByT5 and T5-PEGASUS as data.
 
-Knows nothing of weights, tokens' text or runtimes.
+Knows nothing of weights, text or runtimes.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from kvcast.errors import KvcastError
 from kvcast.spec.sizes import MOST_POSITIONS, require_one_of, require_positive
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
-# Relative positions have no end; caches and biases want one.
+# Relative positions have no limit, but caches and biases need one.
 POSITIONS = 4096
 _SIZES = (
     "vocab_size",
@@ -30,28 +30,28 @@ _SIZES = (
 
 @dataclass(frozen=True, kw_only=True)
 class T5Dimensions:
-    """What fixes every tensor shape of a T5 and all that it computes.
+    """Everything that determines a T5's tensor shapes and computation.
 
     Attributes:
-        architecture: what the checkpoint calls itself, for people only: "t5", "mt5", ...
+        architecture: the checkpoint's name for it, for people only: "t5", "mt5", ...
         vocab_size: rows of the embedding.
-        width: numbers of a hidden state.
-        inner: width of the feed-forward.
-        heads: of every attention; heads * head_dim need not be the width.
-        head_dim: numbers of a head.
-        encoder_layers: how many.
-        decoder_layers: how many.
-        buckets: of relative positions; the encoder has half of them for each direction.
-        max_distance: from here on all distances share a bucket.
+        width: size of a hidden state.
+        inner: inner width of the feed-forward.
+        heads: number of heads of every attention; heads * head_dim may differ from the width.
+        head_dim: size of a head.
+        encoder_layers: number of layers of the encoder.
+        decoder_layers: number of layers of the decoder.
+        buckets: number of buckets of relative positions; the encoder has half per direction.
+        max_distance: from this distance on, all share a bucket.
         activation: of the feed-forward, or of its gate; one of ACTIVATIONS.
         gated: whether the feed-forward has a gate (1.1 and later).
         tied: whether the head is the embedding (1.0).
-        logit_scale: factor on what meets the head (1.0: width ** -0.5).
+        logit_scale: factor on the head's input (1.0: width ** -0.5).
         norm_eps: of every RMS norm.
         cross_bias: whether cross-attention has the decoder's position bias too (bert4keras).
-        start_token: what a target begins with.
-        source_positions: longest source.
-        target_positions: longest target, start token included.
+        start_token: the first token of a target.
+        source_positions: length of the longest source.
+        target_positions: length of the longest target, including the start token.
 
     """
 
@@ -85,16 +85,18 @@ class T5Dimensions:
         if max(self.source_positions, self.target_positions, self.max_distance) > MOST_POSITIONS:
             raise KvcastError("there are more positions than any model has")
         if not 0 <= self.start_token < self.vocab_size:
-            raise KvcastError(f"start_token {self.start_token} is none of {self.vocab_size} tokens")
+            raise KvcastError(
+                f"start_token {self.start_token} is not one of {self.vocab_size} tokens"
+            )
 
     @property
     def decoder_heads(self) -> int:
-        """Heads of the decoder's caches."""
+        """Number of heads in the decoder's caches."""
         return self.heads
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Rebuild from `asdict`'s output; raises KvcastError on missing or foreign fields."""
+        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
         try:
             return cls(**fields)
         except TypeError as error:

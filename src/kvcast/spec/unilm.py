@@ -1,7 +1,7 @@
 """The dimensions of a UniLM generator (Dong et al. 2019, arXiv:1905.03197): RoFormer, SimBERT.
 
-A BERT whose mask lets a source see itself in both directions and a target what came before it.
-Knows nothing of weights, tokens' text or runtimes.
+A BERT with a mask by which source positions see the whole source, and target positions everything
+up to themselves. Knows nothing of weights, text or runtimes.
 """
 
 from collections.abc import Mapping
@@ -27,19 +27,19 @@ _SIZES = (
 
 @dataclass(frozen=True, kw_only=True)
 class UnilmDimensions:
-    """What fixes every tensor shape and all that is computed.
+    """Everything that determines a UniLM's tensor shapes and computation.
 
     Attributes:
-        architecture: what the checkpoint calls itself, for people only: "roformer", "bert", ...
+        architecture: the checkpoint's name for it, for people only: "roformer", "bert", ...
         vocab_size: rows of the embedding.
-        segments: kinds of segments, 2 or more: 0 is the source, 1 the target.
-        width: numbers of a hidden state.
-        embedding_width: numbers of an embedding; another width is projected.
-        inner: width of the feed-forward.
-        heads: of every attention.
-        layers: how many.
-        max_positions: longest sequence, source and target together.
-        rotary: of queries and keys (RoFormer); None for learned positions (BERT, SimBERT).
+        segments: number of segments, 2 or more: 0 is the source, 1 the target.
+        width: size of a hidden state.
+        embedding_width: size of an embedding; if it is not the width, it is projected.
+        inner: inner width of the feed-forward.
+        heads: number of heads of every attention.
+        layers: number of layers.
+        max_positions: length of the longest sequence, source and target together.
+        rotary: for queries and keys (RoFormer); None: learned positions (BERT, SimBERT).
         activation: of the feed-forward and the head, one of ACTIVATIONS.
         norm_eps: of every layer norm.
         pooled: whether there is a pooler, a matrix over the first token's hidden state.
@@ -74,22 +74,22 @@ class UnilmDimensions:
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head."""
+        """Size of a head."""
         return self.width // self.heads
 
     @property
     def kv_heads(self) -> int:
-        """Heads of the caches."""
+        """Number of heads in the caches."""
         return self.heads
 
     @property
     def windows(self) -> tuple[None, ...]:
-        """Every layer sees all positions."""
+        """One None per layer: every layer sees all positions."""
         return (None,) * self.layers
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Rebuild from `asdict`'s output; raises KvcastError on missing or foreign fields."""
+        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
         try:
             rotary = fields["rotary"]
             return cls(**{**fields, "rotary": None if rotary is None else Rotary(**rotary)})

@@ -1,6 +1,6 @@
 """The dimensions of a Whisper model, as one immutable value.
 
-Knows nothing of weights, tokens' text or runtimes.
+Knows nothing of weights, text or runtimes.
 """
 
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from kvcast.spec.sizes import require_positive
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperDimensions:
-    """Sizes that fix every tensor shape of a Whisper model."""
+    """Sizes that determine all tensor shapes of a Whisper model."""
 
     n_mels: int
     vocab_size: int
@@ -32,17 +32,17 @@ class WhisperDimensions:
 
     @property
     def head_dim(self) -> int:
-        """Width of one decoder head."""
+        """Size of a decoder head."""
         return self.d_model // self.decoder_heads
 
     @property
     def is_multilingual(self) -> bool:
-        """English-only vocabularies have 51,864 entries or fewer, multilingual ones more."""
+        """Whether it is multilingual: English-only vocabularies have at most 51,864 entries."""
         return self.vocab_size >= 51865
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
-        """Rebuild from `asdict`'s output; raises KvcastError on missing or foreign fields."""
+        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
         try:
             return cls(**fields)
         except TypeError as error:
