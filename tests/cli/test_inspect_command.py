@@ -218,7 +218,7 @@ def test_help_and_drawing_import_nothing_of_models(view: str):
         (["bias", "--model", "demo"], 1, "demo is a whisper model: only a T5 has"),
         (["bias", "--model", "no such model"], 66, "no model 'no such model'"),
         (["cost", T5, "--source", "4097"], 2, "a source of 4,097 tokens is too long"),
-        (["cost", SIMBERT, "--source", "5"], 2, "is no T5, which --source is for"),
+        (["cost", SIMBERT, "--source", "5"], 2, "is not a T5, which --source is for"),
         (["cost", SIMBERT, "--prompt", "500"], 2, "take 599 positions, and the model has 512"),
         (["cost", "no such model"], 66, "no model 'no such model'"),
         (["cost", ""], 2, "MODEL: is empty"),
@@ -275,7 +275,7 @@ def test_a_folder_that_holds_no_sizes_is_one_line(
 def test_a_bundle_of_another_family_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "bundle.json").write_text(manifest("vits", {}))
     assert main(["inspect", "cost", str(tmp_path), "--no-measure"]) == 1
-    assert "holds a vits model, whose cost is not counted" in capsys.readouterr().err
+    assert "holds a vits model, whose cost cannot be counted" in capsys.readouterr().err
 
 
 def test_without_onnx_one_line_says_what_else_to_do(

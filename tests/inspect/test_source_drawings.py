@@ -113,8 +113,8 @@ def test_the_picture_has_a_cell_for_each_pair_and_names_no_rows():
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [
-        (0, 3, "a source and a target have 1 token or more each"),
-        (5, 0, "a source and a target have 1 token or more each"),
+        (0, 3, "a source and a target must have 1 token or more each"),
+        (5, 0, "a source and a target must have 1 token or more each"),
         (900, 101, "1,001 positions are too many to draw"),
     ],
 )

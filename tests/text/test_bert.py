@@ -212,7 +212,7 @@ def _line(files: dict[str, bytes]) -> str:
     [
         (b"", "vocab.txt is damaged: line 1 is empty"),
         (b"[CLS]\n\n[SEP]\n[UNK]", "vocab.txt is damaged: line 2 is empty"),
-        (b"[CLS]\n[SEP]\n[CLS]\n[UNK]", "vocab.txt is damaged: line 3 has a token that was"),
+        (b"[CLS]\n[SEP]\n[CLS]\n[UNK]", "vocab.txt is damaged: line 3 repeats a token"),
         (b"[CLS]\n\xff\n[SEP]\n[UNK]", "vocab.txt is damaged: not UTF-8"),
         (b"[CLS]\n[UNK]\na\nb\nc", "the vocabulary has no [SEP]"),
         (b"[SEP]\n[UNK]\na\nb\nc", "the vocabulary has no [CLS]"),

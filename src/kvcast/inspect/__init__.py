@@ -1,1 +1,1 @@
-"""`kvcast inspect`: what caching does, drawn and counted, from sizes alone."""
+"""`kvcast inspect`: draws masks and caches and counts costs, from a model's dimensions alone."""

@@ -1,7 +1,7 @@
-"""T5's relative position bias: which bucket, or which number, a query has for each key.
+"""T5's relative position bias: the bucket, or the value, of each pair of a query and a key.
 
-It depends on how far a key lies from its query and on nothing else, so a call over a cache needs
-the rows of its own positions and no others. Knows no tokens and no model.
+It depends only on the distance between them, so a call over a cache needs just the rows of its own
+positions. Knows no tokens and no model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,13 +22,13 @@ HIDDEN = "."
 
 @dataclass(frozen=True, kw_only=True)
 class Bias:
-    """What is shown for each bucket of both stacks.
+    """The text to show for each bucket of both stacks.
 
     Attributes:
-        title: whose bias this is.
-        max_distance: from here on all distances share a bucket.
-        encoder: [buckets], words.
-        decoder: [buckets], words.
+        title: names the model, or the buckets.
+        max_distance: from this distance on, all share a bucket.
+        encoder: texts [buckets].
+        decoder: texts [buckets].
 
     """
 
@@ -39,7 +39,7 @@ class Bias:
 
     @classmethod
     def plain(cls, buckets: int, max_distance: int) -> Self:
-        """Show the buckets themselves; raises UsageError for what cannot be."""
+        """Show the buckets' numbers; raises UsageError for impossible sizes."""
         if buckets < 4 or buckets % 4 or buckets > MOST_POSITIONS:
             raise UsageError(f"buckets must be 4, 8, ... up to {MOST_POSITIONS:,}, not {buckets}")
         if max_distance <= buckets // 2:
@@ -53,7 +53,7 @@ class Bias:
         )
 
     def matrix(self, length: int) -> str:
-        """Return the whole matrix of a sequence, of either stack, as text."""
+        """Return the matrix of a whole sequence, for both stacks, as text."""
         _check(length)
         return "\n".join(
             [

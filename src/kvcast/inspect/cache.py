@@ -1,7 +1,7 @@
-"""What lies in every slot after every chunk and step.
+"""Shows the content of every slot after every chunk and step.
 
 A slot shows the token at its position: `a3` is position 3 of the first row, `3:fox` the word given
-for it. `*` marks what the call has just written, `.` a slot that holds nothing.
+for it. `*` marks what the call has just written, `.` an empty slot.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from kvcast.inspect.units import plural
 from kvcast.spec.ring import EMPTY, positions_held
 
 Texts = Sequence[Sequence[str]]
-"""For each row the words that label its positions; there may be fewer than positions."""
+"""For each row, words that label its positions; there may be fewer words than positions."""
 
 
 def render(schedule: Schedule, texts: Texts = ()) -> str:
@@ -28,7 +28,7 @@ def render(schedule: Schedule, texts: Texts = ()) -> str:
             lines.append((name, row_name(row), tuple(_cells(schedule, call, row, texts))))
     widths = [max(len(line[2][slot]) for line in lines) for slot in range(schedule.capacity)]
     table = [_line(line, gutter, len(row_name(rows - 1)), widths) for line in lines]
-    # A blank line before each call, for it to be found.
+    # A blank line separates calls.
     body = (("" if line[0] else None, text) for line, text in zip(lines, table, strict=True))
     spaced = [part for pair in body for part in pair if part is not None]
     return "\n".join([schedule.title(), "* written by this call, . holds nothing", "", *spaced, ""])

@@ -1,8 +1,8 @@
-"""What a prompt and the tokens after it cost, with a cache and without one.
+"""The cost of a prompt and the tokens after it, with and without a cache.
 
-Without a cache every token takes all positions before it again, and a Whisper or a T5 projects its
-cross keys and values again; its encoder runs once either way. Puts counts of `work` together as one
-JSON-ready document, and shows that as a table. docs/inspect.md says what every field means.
+Without a cache, every token processes all positions before it again, and a Whisper or a T5 projects
+its cross keys and values again; the encoder runs once either way. Combines the counts of `work` in
+a JSON-ready document, and renders that as a table. docs/inspect.md documents every field.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,10 +28,10 @@ _NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A prompt of `prompt` tokens and `new` tokens after it, of one sequence.
+    """A prompt of `prompt` tokens and `new` tokens after it, for one sequence.
 
-    The last new token is not fed back, so the cache comes to prompt + new - 1 positions. How many
-    bytes a number takes is for the asker to say.
+    The last new token is not fed back, so the cache ends up with prompt + new - 1 positions. The
+    bytes of each weight and each cached value are given.
     """
 
     prompt: int
@@ -41,7 +41,7 @@ class Question:
 
     @property
     def positions(self) -> int:
-        """Length of the cache in the end."""
+        """Length of the cache at the end."""
         return self.prompt + self.new - 1
 
     def check(self, model: Counted) -> None:
@@ -54,7 +54,7 @@ class Question:
             )
 
     def step_bytes(self, model: Counted) -> float:
-        """Return what the last step reads."""
+        """Return the bytes that the last step reads."""
         return self.read(model.call(self.positions - 1, 1))
 
     def read(self, work: Work) -> float:
@@ -65,7 +65,7 @@ class Question:
 def document(
     name: str, model: Counted, question: Question, machine: Machine | None
 ) -> dict[str, Any]:
-    """Count everything; without a machine there are no times. Raises UsageError if too long."""
+    """Count everything; times need a machine. Raises UsageError if the sequence is too long."""
     question.check(model)
     tell = _Teller(question, machine)
     cached, recomputed = _with_cache(model, question), _without(model, question)
@@ -107,7 +107,7 @@ def render(found: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Teller:
-    """Turns works into a document's fields."""
+    """Converts work to a document's fields."""
 
     question: Question
     machine: Machine | None
@@ -129,7 +129,7 @@ class _Teller:
 def _pair(
     tell: Callable[[Sequence[Work]], Any], cached: Sequence[Work], recomputed: Sequence[Work]
 ) -> dict[str, Any] | None:
-    """Tell both ways of the same calls; None where there is no such call."""
+    """Return the fields for the same calls with and without a cache; None if there are no calls."""
     return {"cached": tell(cached), "recomputed": tell(recomputed)} if cached else None
 
 
@@ -221,7 +221,7 @@ def _summary(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Align: the first column left, the others right."""
+    """Align the first column left, the others right."""
     widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
     for line in (header, *lines):
         first, *others = (

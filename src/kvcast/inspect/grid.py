@@ -1,4 +1,4 @@
-"""Cells under labelled columns and beside labelled rows, as text."""
+"""Formats a grid of cells with labelled rows and columns as text."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 def grid(
     rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> Iterator[str]:
-    """Yield the lines: labels of columns, then each row's label and cells, aligned right."""
+    """Yield lines: column labels, then each row's label and cells, aligned right."""
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     gutter = max(map(len, rows))
     for name, line in zip(("", *rows), (columns, *cells), strict=True):

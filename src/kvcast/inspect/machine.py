@@ -1,4 +1,4 @@
-"""What a machine can do at most: given by hand, or measured in a process of its own."""
+"""A machine's peak rates: given by the user, or measured in a process of its own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from kvcast.inspect.units import plural
 
 _RATES = "kvcast.bench.rates:Rates"
 
-# A product of this many rows and this width is as fast as any: more would only take longer.
+# Larger products reach no higher rate; they only take longer to measure.
 _MOST_TOKENS = 512
 _MOST_WIDTH = 2048
 _LEAST_BYTES = 2**20
@@ -20,12 +20,12 @@ _LEAST_BYTES = 2**20
 GIVEN = "given"
 
 FLOAT32 = 4.0
-"""Bytes a weight, from which on products are those of float32."""
+"""Weights of at least this many bytes are multiplied in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Bytes read and operations done a second, and how each is known."""
+    """Bytes read and operations done per second, and where each figure comes from."""
 
     bandwidth: float
     rate: float
@@ -44,12 +44,13 @@ class Machine:
         width: int,
         bytes_per_weight: float,
     ) -> Self:
-        """Take what is given, and measure the rest with that many threads.
+        """Use the given figures, and measure the others with that many threads.
 
-        `kvcast.bench.rates` measures, at the sizes of the model. The best counts, since the time
-        that follows shall be the least: of reading from memory and of reading `step_bytes` again
-        and again, which a processor's cache may hold; of int8 and float32 products, unless weights
-        are float32. Raises KvcastError where that needs `onnx` and it is not installed.
+        `kvcast.bench.rates` measures at the model's sizes. The best figure counts, since it yields
+        a lower bound on the time: the better of reading from memory and of reading `step_bytes`
+        repeatedly, which may stay in the processor's cache; the better of int8 and float32
+        products, unless weights are float32. Raises KvcastError if `onnx` is needed but not
+        installed.
         """
         if bandwidth is not None and rate is not None:
             return cls(bandwidth=bandwidth, rate=rate)
@@ -65,7 +66,7 @@ class Machine:
         )
 
     def seconds(self, operations: float, read: float) -> float:
-        """Return the least time for a call: reading and multiplying overlap."""
+        """Return the least possible time for a call, with reading and multiplying overlapped."""
         return max(operations / self.rate, read / self.bandwidth)
 
 

@@ -1,7 +1,7 @@
-"""The packed block-diagonal mask of every call: queries of all rows over what each row holds.
+"""Draws the packed, block-diagonal mask of every call, with the queries and keys of all rows.
 
-Queries are the new tokens of all rows, one after the other. Keys are what each row's cache holds
-when it is read, in the order in which it is read; slots that hold nothing are left out.
+Queries are the new tokens of all rows, concatenated. Keys are the contents of each row's cache when
+it is read, in the order of reading, without empty slots.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,24 +19,24 @@ SEEN, HIDDEN = "#", "."
 
 
 class Drawn(Protocol):
-    """What has masks: calls of a model over a cache, and who sees whom."""
+    """Something with masks: calls of a model over a cache, and which queries see which keys."""
 
     @property
     def capacity(self) -> int:
-        """Slots of each row."""
+        """Number of slots of each row."""
 
     @property
     def window(self) -> int | None:
-        """How many positions a query sees at most."""
+        """Limit on the positions that a query sees; None: no limit."""
 
     def calls(self) -> Iterator[Call]:
-        """Yield the calls in their order."""
+        """Yield the calls in order."""
 
     def title(self) -> str:
-        """Say in a line what is drawn."""
+        """Return a one-line title."""
 
     def sees(self, queries: Positions, keys: Positions) -> NDArray[np.bool_]:
-        """Tell which keys [k] each query [q] of a row sees, by position; returns [q, k]."""
+        """Return which keys [k] each query [q] of a row sees, by position, as [q, k]."""
 
     def label(self, row: int, position: int) -> str:
         """Name a position."""
@@ -47,14 +47,14 @@ class Mask:
     """One call's mask.
 
     Attributes:
-        call: of which this is the mask.
+        call: the call that has this mask.
         queries: row and position of each query.
         keys: row and position of each key.
-        query_labels: what names each query.
-        key_labels: what names each key.
+        query_labels: label of each query.
+        key_labels: label of each key.
         seen: [queries, keys].
-        beside: rows that read their old contents beside the new positions; others read the cache
-            alone, after it was written.
+        beside: rows that read their old contents and the new positions side by side; others read
+            only the cache, after writing it.
 
     """
 
@@ -84,7 +84,7 @@ def render(drawn: Drawn) -> str:
 
 
 def heading(mask: Mask) -> str:
-    """Say what a call is: `chunk 2: 2 + 0 + 1 tokens`."""
+    """Describe a call: `chunk 2: 2 + 0 + 1 tokens`."""
     counts = " + ".join(map(str, mask.call.counts))
     line = f"{mask.call.name}: {counts} token{'s' * (counts != '1')}"
     if mask.beside:

@@ -1,6 +1,6 @@
-"""Prompts that are taken in chunks and then grow step by step: which row has how many tokens when.
+"""A schedule of calls: prompts are prefilled in chunks, then every row grows by a token per step.
 
-What `masks` and `cache` draw. Knows no tokens, no model and no picture.
+`masks` and `cache` draw it. Knows no tokens, no model and no image.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,12 @@ from kvcast.inspect.units import plural
 from kvcast.spec.ring import Positions, chunk_counts, visible
 
 MOST_POSITIONS = 1000
-"""Of all rows together; more would be no picture."""
+"""Limit on the positions of all rows together; more cannot be drawn legibly."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call of the model: `counts` new tokens for rows that hold `lengths` positions."""
+    """One call of the model: `counts` new tokens for rows with `lengths` positions so far."""
 
     name: str
     lengths: tuple[int, ...]
@@ -29,10 +29,10 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Prompts of `lengths` tokens in chunks of `chunk`, then `new` steps of a token for each row.
+    """Prompts of `lengths` tokens in chunks of `chunk`, then `new` steps of a token per row.
 
-    Queries see `window` positions, themselves included; None is all. The cache has `capacity`
-    slots a row: at least the window or the longest sequence, whichever is less.
+    Queries see `window` positions, including their own; None: all. The cache has `capacity` slots
+    per row: at least the window or the longest sequence, whichever is less.
     """
 
     lengths: tuple[int, ...]
@@ -50,9 +50,9 @@ class Schedule:
         new: int,
         capacity: int | None = None,
     ) -> "Schedule":
-        """Check the sizes; without `capacity` there are as few slots as serve.
+        """Check the sizes; without `capacity`, use the fewest slots possible.
 
-        Raises UsageError for sizes that make no sense or no picture.
+        Raises UsageError for sizes that are impossible or too large to draw.
         """
         if not lengths or min(lengths) < 1:
             raise UsageError("lengths must give each of one or more prompts 1 token or more")
@@ -93,7 +93,7 @@ class Schedule:
             yield f"step {i}", (1,) * len(self.lengths)
 
     def title(self) -> str:
-        """Say in a line what is drawn."""
+        """Return a one-line title."""
         prompts = f"prompt{'s' * (len(self.lengths) > 1)} of {_listed(self.lengths)}"
         sees = f"a window of {self.window}" if self.window else "no window"
         return (
@@ -102,11 +102,11 @@ class Schedule:
         )
 
     def sees(self, queries: Positions, keys: Positions) -> NDArray[np.bool_]:
-        """Tell which keys [k] each query [q] of a row sees, by position; returns [q, k]."""
+        """Return which keys [k] each query [q] of a row sees, by position, as [q, k]."""
         return visible(queries, keys, self.window)
 
     def label(self, row: int, position: int) -> str:
-        """Name a position in a drawing."""
+        """Return the label of a position."""
         return label(row, position)
 
 

@@ -1,7 +1,7 @@
-"""From what a user calls a model to the count of its work.
+"""Finds the dimensions of a model by its name, to count its work.
 
-A bundle says its dimensions in its manifest, a checkpoint's folder in its configuration: where one
-of them serves, weights need not be there. Knows no format.
+They come from a bundle's manifest or a checkpoint's configuration, so the weights may be missing.
+Knows no format.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,10 +34,10 @@ _FROM_JSON: Mapping[str, Callable[[dict[str, Any]], Dimensions]] = {
 
 
 def counted(model: str, source: int | None = None) -> Counted:
-    """Return the count of a bundle, a checkpoint, a folder with just its configuration, a hub id.
+    """Return a model to count: a bundle, a checkpoint, a folder with a configuration, a hub id.
 
-    `source` is the length of a T5's source, if it is not the usual. Raises KvcastError with one
-    line; InputMissingError where nothing has that name.
+    `source` is the length of a T5's source; None: the default. Raises KvcastError with one line;
+    InputMissingError if nothing has that name.
     """
     located = locate(model)
     dimensions = _of_bundle(located) if is_bundle(located) else read_dimensions(located)
@@ -45,7 +45,7 @@ def counted(model: str, source: int | None = None) -> Counted:
         return _COUNTED[type(dimensions)](dimensions=dimensions)
     if isinstance(dimensions, T5Dimensions):
         return T5Work(dimensions=dimensions, source=source)
-    raise UsageError(f"{model} is no T5, which --source is for: drop it")
+    raise UsageError(f"{model} is not a T5, which --source is for: drop it")
 
 
 def _of_bundle(folder: Path) -> Dimensions:
@@ -55,5 +55,5 @@ def _of_bundle(folder: Path) -> Dimensions:
     except (OSError, UnicodeDecodeError):
         raise InputOutputError(f"{folder / MANIFEST} cannot be read: export it again") from None
     if manifest.family not in _FROM_JSON:
-        raise KvcastError(f"{folder} holds a {manifest.family} model, whose cost is not counted")
+        raise KvcastError(f"{folder} holds a {manifest.family} model, whose cost cannot be counted")
     return _FROM_JSON[manifest.family](manifest.dimensions)

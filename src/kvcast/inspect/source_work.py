@@ -1,4 +1,4 @@
-"""Work of text-to-text models: a T5 and a UniLM, counted as `work` says."""
+"""Counts the work of text-to-text models, T5 and UniLM, as `work` does."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,9 +15,9 @@ from kvcast.spec.unilm import UnilmDimensions
 
 @dataclass(frozen=True, kw_only=True)
 class T5Work(Counted):
-    """A T5 and a source of `source` tokens; a prompt is what its target begins with.
+    """A T5 with a source of `source` tokens; a prompt is the start of its target.
 
-    Tables of positions are looked up, which counts as nothing.
+    Lookups in tables of positions are not counted.
     """
 
     dimensions: T5Dimensions
@@ -48,7 +48,7 @@ class T5Work(Counted):
     @property
     @override
     def usual_prompt(self) -> int:
-        """Count the token that targets begin with."""
+        """The token that targets start with."""
         return 1
 
     @override
@@ -84,7 +84,7 @@ class T5Work(Counted):
 
     @override
     def recompute(self, prompt: int, new: int) -> Work:
-        """Count them with the encoder's output kept, as it is in any case."""
+        """Count them with the encoder's output kept, as it is kept in any case."""
         return replace(self.call(0, prompt + new) + self.project(), cached=0)
 
     @override
@@ -102,12 +102,12 @@ class T5Work(Counted):
 
     @property
     def _mixed(self) -> int:
-        """Numbers of all heads."""
+        """Size of all heads together."""
         return self.dimensions.heads * self.dimensions.head_dim
 
     @property
     def _feed_forward(self) -> int:
-        """Weights of one feed-forward."""
+        """Number of weights of one feed-forward."""
         sizes = self.dimensions
         return (3 if sizes.gated else 2) * sizes.width * sizes.inner
 
@@ -165,7 +165,7 @@ class UnilmWork(Counted):
 
     @override
     def call(self, length: int, new: int) -> Work:
-        """Count a call; one on an empty cache takes the source, every token of which sees all."""
+        """Count a call; one on an empty cache processes the source, whose tokens all see it."""
         seen = pairs(length + new, None) - pairs(length, None) if length else new * new
         return self._work(length, new, seen)
 
@@ -182,7 +182,7 @@ class UnilmWork(Counted):
         return (linear,)
 
     def _work(self, length: int, new: int, seen: int) -> Work:
-        """Count `new` tokens with `seen` pairs of a query and a key that it sees."""
+        """Count `new` tokens, given the number of pairs of a query and a key that it sees."""
         sizes = self.dimensions
         width, embedded = sizes.width, sizes.embedding_width
         projection = embedded * width if embedded != width else 0
@@ -202,6 +202,6 @@ class UnilmWork(Counted):
 
     @cached_property
     def _step_weights(self) -> int:
-        """All but what is looked up by segment or position, and what embeds sentences."""
+        """Number of weights without tables of segments and positions, and without the pooler."""
         idle = ("segments.", "positions.", "pooler.")
         return sum(prod(shape) for name, shape in self._shapes.items() if not name.startswith(idle))

@@ -1,6 +1,6 @@
-"""Masks as one SVG picture: a panel for each call, a colour for each row.
+"""Draws masks as one SVG image, with a panel for each call and a colour for each row.
 
-Knows `Mask` and nothing of how it came about.
+Knows masks, but not where they come from.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,15 +14,15 @@ _HEADING = 42
 _GAP = 30
 _WIDTH = 1000
 _LETTER = 0.62
-"""Width of a character by its size, generously."""
+"""Width of a character relative to its size, generously."""
 
-# Okabe and Ito's palette, told apart by colour-blind people too.
+# Okabe and Ito's palette, which colour-blind people can tell apart too.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 _HIDDEN = "#eceff1"
 
 
 def draw(title: str, masks: Sequence[Mask]) -> str:
-    """Return an SVG document: coloured cells are seen, grey ones not, blanks are another row's."""
+    """Return an SVG document: coloured cells are seen, grey ones not, blank ones of other rows."""
     panels, width, height = _placed(masks)
     used = sorted({row for mask in masks for row, _ in mask.queries})
     body = [
@@ -51,7 +51,7 @@ def _style(masks: Sequence[Mask]) -> str:
 
 
 def _placed(masks: Sequence[Mask]) -> tuple[list[tuple[Mask, int, int]], int, int]:
-    """Set panels side by side and break lines; returns them with their corners, and the size."""
+    """Lay out panels in lines; return them with their corners, and the total size."""
     panels = []
     x, y, line, widest = _GAP, 0, 0, _WIDTH
     for mask in masks:
@@ -71,7 +71,7 @@ def _size(mask: Mask) -> tuple[int, int]:
 
 
 def _legend(rows: Sequence[int], y: int) -> Iterator[str]:
-    """Name as many rows as there are colours, if there are rows to tell apart; labels name all."""
+    """Yield a legend with a row per colour; labels in the panels name all rows."""
     x = _GAP
     for row in rows[: len(_COLOURS)]:
         name = f"row {row_name(row)}" if len(rows) > 1 else "seen"

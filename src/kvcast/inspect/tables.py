@@ -1,4 +1,4 @@
-"""One head's relative position bias, from what a user calls a T5."""
+"""Reads one head's relative position bias from a T5's checkpoint."""
 
 from kvcast.bundle.manifest import is_bundle
 from kvcast.checkpoints.base import T5Checkpoint
@@ -8,7 +8,7 @@ from kvcast.inspect.bias import Bias
 
 
 def bias_of(model: str, head: int) -> Bias:
-    """Return the numbers of one head of a T5's checkpoint; raises KvcastError with one line."""
+    """Return the bias of one head of a T5's checkpoint; raises KvcastError with one line."""
     located = locate(model)
     if is_bundle(located):
         raise UsageError(f"{model} is a bundle: give the checkpoint that it was exported from")

@@ -1,10 +1,10 @@
-"""Numbers as people read them: three digits and a decimal prefix."""
+"""Formats numbers for people, with three digits and a decimal prefix."""
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
 
 def prefixed(value: float) -> str:
-    """Return `26.8 P` for 2.68e16; a unit may follow at once."""
+    """Return `26.8 P` for 2.68e16; a unit can follow directly."""
     for prefix in _PREFIXES[:-1]:
         if abs(value) < 999.5:
             return f"{_three(value)} {prefix}"

@@ -1,8 +1,8 @@
-"""What one call of a model multiplies and reads, counted from its dimensions alone.
+"""Counts what one call of a model multiplies and reads, from its dimensions alone.
 
-A multiplication and an addition are two operations (FLOP). Products of matrices and attention are
-counted; norms, activations, softmax and rotation are not, and of the embedding a call reads a row
-a token, which is nothing beside the rest. One sequence at a time. Knows no bytes and no clocks.
+A multiplication and an addition are two operations (FLOP). Matrix products and attention are
+counted. Norms, activations, softmax and rotation are not, nor are embedding lookups, which read one
+row per token. One sequence at a time. Knows no bytes and no clocks.
 """
 
 from collections import Counter
@@ -21,17 +21,17 @@ from kvcast.spec.whisper import WhisperDimensions
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Operations by what they are for, and how many numbers are read from memory.
+    """Operations by purpose, and how many values are read from memory.
 
     Attributes:
-        encoder: all of the encoder.
+        encoder: the whole encoder.
         cross_keys_values: projecting the encoder's output to the decoder's keys and values.
         keys_values: projecting positions to keys and values.
-        linear: all other products of the decoder's layers with weights.
-        attention: queries with keys, and weights with values.
+        linear: all other products with weights in the decoder's layers.
+        attention: queries with keys, and attention weights with values.
         head: hidden states to logits.
-        weights: numbers of weights read.
-        cached: numbers of cached keys and values read.
+        weights: number of weights read.
+        cached: number of cached key and value entries read.
 
     """
 
@@ -55,7 +55,7 @@ class Work:
 
     @property
     def operations(self) -> int:
-        """All of them."""
+        """All operations."""
         return sum(self.flop.values())
 
 
@@ -64,7 +64,7 @@ PARTS = tuple(f.name for f in fields(Work) if f.name not in ("weights", "cached"
 
 @dataclass(frozen=True, kw_only=True)
 class CacheKind:
-    """Alike layers of the cache of one sequence; `numbers` in keys and values of all of them."""
+    """Cache layers of one kind, for one sequence; `numbers`: entries of all keys and values."""
 
     kind: str
     layers: int
@@ -73,48 +73,48 @@ class CacheKind:
 
 
 class Counted(Protocol):
-    """A model whose work is counted."""
+    """A model whose work can be counted."""
 
     @property
     def parameters(self) -> int:
-        """Numbers of all its weights."""
+        """Number of weights."""
 
     @property
     def most_positions(self) -> int:
-        """Longest sequence."""
+        """Length of the longest sequence."""
 
     @property
     def width(self) -> int:
-        """Numbers of a hidden state."""
+        """Size of a hidden state."""
 
     @property
     def usual_prompt(self) -> int:
-        """Tokens of a prompt where none is said."""
+        """Default length of a prompt."""
 
     def encode(self) -> Work:
-        """Count what is done once, whether or not anything is cached."""
+        """Count what is done once, with or without a cache."""
 
     def project(self) -> Work:
-        """Count cross keys and values, done once where they are cached."""
+        """Count the cross keys and values, computed once if they are cached."""
 
     def call(self, length: int, new: int) -> Work:
-        """Count `new` tokens over a cache of `length` positions, with logits for the last.
+        """Count `new` tokens over a cache of `length` positions, with logits for the last one.
 
-        Of a cache it reads what was there before and is seen.
+        The cache entries read are those from before the call that its queries see.
         """
 
     def recompute(self, prompt: int, new: int) -> Work:
-        """Count the logits of the last of a prompt and `new` tokens, with nothing cached before."""
+        """Count the logits after a prompt and `new` tokens, with nothing cached."""
 
     def cache(self, positions: int) -> tuple[CacheKind, ...]:
-        """Size the cache of a sequence that comes to that many positions."""
+        """Return the size of the cache for a sequence of that many positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderWork(Counted):
-    """A decoder-only model. Of experts a token multiplies those it takes.
+    """A decoder-only model. Each token multiplies by the experts that it is routed to.
 
-    A call reads each expert that its tokens may take once: as many as there are at most.
+    A call reads every expert that its tokens could be routed to, at most all, once.
     """
 
     dimensions: DecoderDimensions
@@ -192,12 +192,12 @@ class DecoderWork(Counted):
 
     @cached_property
     def _windows(self) -> Mapping[int | None, int]:
-        """How many layers have which window."""
+        """Number of layers by window."""
         return Counter(self.dimensions.windows)
 
     @property
     def _expert(self) -> int:
-        """Weights of one feed-forward: gate, up and down."""
+        """Number of weights of one feed-forward: gate, up and down."""
         return 3 * self.dimensions.width * self.dimensions.inner
 
     def _weights(self, new: int) -> int:
@@ -231,7 +231,7 @@ class WhisperWork(Counted):
     @property
     @override
     def usual_prompt(self) -> int:
-        """Count the start of the transcript, language, task and no timestamps."""
+        """Start of transcript, language, task and no timestamps."""
         return 4
 
     @override
@@ -268,7 +268,7 @@ class WhisperWork(Counted):
 
     @override
     def recompute(self, prompt: int, new: int) -> Work:
-        """Count them with the encoder's output kept, as it is in any case."""
+        """Count them with the encoder's output kept, as it is kept in any case."""
         work = self.call(0, prompt + new) + self.project()
         return replace(work, cached=0)
 
@@ -296,7 +296,7 @@ class WhisperWork(Counted):
         return self._count("decoder.", "cross_attention.key_value")
 
     def _count(self, start: str, part: str = "") -> int:
-        """Return the numbers of tensors whose names begin with `start` and contain `part`."""
+        """Return the number of weights in tensors named `start`... that contain `part`."""
         shapes = names.tensor_shapes(self.dimensions)
         return sum(
             prod(shape) for name, shape in shapes.items() if name.startswith(start) and part in name
@@ -304,9 +304,9 @@ class WhisperWork(Counted):
 
 
 def pairs(length: int, window: int | None) -> int:
-    """Return how many pairs of a query and a key that it sees there are among `length` positions.
+    """Return the number of pairs of a query and a key that it sees among `length` positions.
 
-    Sums min(q + 1, window) over all q below `length`.
+    This is the sum of min(q + 1, window) over all q below `length`.
     """
     ramp = min(length, window or length)
     return ramp * (ramp + 1) // 2 + (length - ramp) * ramp

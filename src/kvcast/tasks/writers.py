@@ -1,8 +1,8 @@
-"""Transcripts as text: plain lines, SubRip, WebVTT, tab-separated values and JSON.
+"""Formats transcripts as plain lines, SubRip, WebVTT, tab-separated values and JSON.
 
-The first four are written as OpenAI's `whisper.utils` writes them, to the byte, and can be
-streamed: a generator yields each piece as soon as its segment is there. JSON is one line, kept
-by a format version that docs/json.md and docs/transcript.schema.json describe.
+The first four equal the output of OpenAI's `whisper.utils` to the byte and can be streamed: a
+generator yields each piece as soon as its segment is known. JSON is one line with a format version,
+described by docs/json.md and docs/transcript.schema.json.
 
 Knows nothing of files, standard output or how segments are found.
 """
@@ -34,7 +34,7 @@ class Transcript:
     segments: tuple["Segment", ...]
 
     def document(self) -> dict[str, Any]:
-        """Return what the JSON format holds, as plain dictionaries, lists and numbers."""
+        """Return the content of the JSON format, as plain dictionaries, lists and numbers."""
         return {
             "format": JSON_FORMAT,
             "version": JSON_VERSION,
@@ -72,7 +72,7 @@ def write_vtt(segments: "Iterable[Segment]") -> Iterator[str]:
 
 
 def write_tsv(segments: "Iterable[Segment]") -> Iterator[str]:
-    """Yield a header line, then start and end in whole milliseconds and the text, by tabs."""
+    """Yield a header line, then start and end in whole milliseconds and the text, tab-separated."""
     yield "start\tend\ttext\n"
     for segment in segments:
         text = segment.text.strip().replace("\t", " ")
@@ -85,7 +85,7 @@ STREAMED: "dict[str, Callable[[Iterable[Segment]], Iterator[str]]]" = {
     "vtt": write_vtt,
     "tsv": write_tsv,
 }
-"""Formats that need no more than the segments so far, by the name that `--format` takes."""
+"""Formats that can be streamed segment by segment, by the name that `--format` takes."""
 
 EXTENSIONS = {"text": "txt", "srt": "srt", "vtt": "vtt", "tsv": "tsv", "json": "json"}
 """File name extension of every format."""
@@ -119,17 +119,17 @@ def _segment_fields(segment: "Segment") -> dict[str, Any]:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no infinities and no NaN; null stands for them."""
+    """Return null for infinities and NaN, which JSON lacks."""
     return float(value) if math.isfinite(value) else None
 
 
 def _cue_text(segment: "Segment") -> str:
-    # An arrow inside a cue's text would be read as the cue's timing line.
+    # Readers would take an arrow inside a cue's text for its timing line.
     return segment.text.strip().replace("-->", "->")
 
 
 def _clock(seconds: float, *, hours: bool, point: str) -> str:
-    """[HH:]MM:SS and milliseconds, rounded half to even; hours where asked for or not zero."""
+    """Return [HH:]MM:SS and milliseconds, rounded half to even; hours if requested or not zero."""
     minutes, milliseconds = divmod(round(seconds * 1000.0), 60_000)
     whole_hours, minutes = divmod(minutes, 60)
     whole_seconds, milliseconds = divmod(milliseconds, 1000)
