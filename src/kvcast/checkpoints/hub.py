@@ -90,7 +90,7 @@ def _one_line(error: Exception, repository: str, revision: str | None) -> Kvcast
         (
             errors.RepositoryNotFoundError,
             InputMissingError,
-            f"there is no folder and no model on the hub called {repository} (a private one needs "
+            f"no folder and no model on the hub is called {repository} (a private one needs "
             "HF_TOKEN)",
         ),
         (
