@@ -1,8 +1,8 @@
-"""Set the conditional beside two programs and recomputing: the table in docs/conditional.md.
+"""Compare the conditional with two programs and with recomputing: the table in docs/conditional.md.
 
 Whisper tiny.en in fp32, a recording's first window, one thread: the same greedy tokens from each
-form, compiled by AOTInductor. Needs kvcast[export,demo] and transformers; takes a few minutes, most
-of them to compile. Figures are medians of interleaved rounds, with the least and the most.
+form, compiled by AOTInductor. Needs kvcast[export,demo] and transformers; takes a few minutes,
+mostly to compile. Figures are medians of interleaved rounds, with minimum and maximum.
 
     python scripts/compare_conditional.py recording.ogg [--steps 64] [--rounds 7] [--kept FOLDER]
 """
@@ -41,10 +41,10 @@ def demo() -> Any:
 
 
 class Step(nn.Module):
-    """One token through transformers' decoder with its static self cache, as its own export has it.
+    """One token through transformers' decoder with its static self cache, as in its own export.
 
-    transformers/integrations/executorch.py: cross keys and values are recomputed at every step,
-    unless the model's cross-attention was swapped.
+    As in transformers/integrations/executorch.py, every step recomputes cross keys and values,
+    unless the model's cross-attention was replaced.
     """
 
     def __init__(self, model: Any, caches: Any = None) -> None:
@@ -96,7 +96,7 @@ def compile_step(form: str, path: Path) -> None:
 
 
 def two_program_source() -> str:
-    """Return the C++ of kvcast's `decode`, which bundles leave out."""
+    """Return the C++ of kvcast's `decode`, which bundles do not contain."""
     from kvcast.checkpoints.source import locate, open_checkpoint
     from kvcast.lowering import aoti, signatures
     from kvcast.lowering.aoti_precision import Precision
@@ -118,9 +118,9 @@ def wrapper_source(path: Path) -> str:
 
 
 def count(source: str) -> tuple[int, int]:
-    """Return a step's tensors of a layer's keys' size, and products that read the source.
+    """Return a step's number of tensors of the size of a layer's keys, and of source projections.
 
-    A branch that computes is no part of a step. Open sizes count as 1, as rows and tokens are.
+    The computing branch is not part of a step. Dynamic sizes count as 1, like rows and tokens.
     """
     sizes = dict(re.findall(r"int64_t (int_array_\d+)\[\] = \{([^}]*)\}", source))
     body = source[source.index("::run_impl(") :]
@@ -145,14 +145,14 @@ def window(recording: Path) -> np.ndarray:
 
 
 def encoded(features: np.ndarray) -> Tensor:
-    """Return what transformers' encoder makes of a window, [1, 1500, 384]."""
+    """Return the output of transformers' encoder for a window, [1, 1500, 384]."""
     with torch.no_grad():
         states: Tensor = demo().model.encoder(torch.from_numpy(features)).last_hidden_state
     return states
 
 
 def opened(form: str, folder: Path, features: np.ndarray, states: Tensor) -> Decode:
-    """Return what decodes a token at a position of a recording's text."""
+    """Return a function that decodes a token at a position of a recording's text."""
     if form == "two programs":
         from kvcast.bundle.manifest import read_bundle
         from kvcast.runtimes.aoti import AotiEncoderDecoder
@@ -180,7 +180,7 @@ def opened(form: str, folder: Path, features: np.ndarray, states: Tensor) -> Dec
 
 
 def greedy(decode: Decode, steps: int) -> tuple[list[int], float]:
-    """Return tokens, and seconds for each of those after the prompt."""
+    """Return tokens, and the seconds per token after the prompt."""
     tokens = list(PROMPT)
     logits = [decode(token, position) for position, token in enumerate(tokens)][-1]
     begin = time.perf_counter()
@@ -191,7 +191,7 @@ def greedy(decode: Decode, steps: int) -> tuple[list[int], float]:
 
 
 def taken(form: str, folder: Path, features: np.ndarray, states: np.ndarray) -> float:
-    """Return the MB by which a process grows that loads a form and decodes."""
+    """Return the MB by which a process grows when it loads a form and decodes."""
     import kvcast.runtimes.aoti  # noqa: F401  what is imported is no part of it
 
     torch.set_num_threads(1)
@@ -209,7 +209,7 @@ def resident() -> float:
 
 
 def main() -> None:
-    """Compile what is not there, run, print."""
+    """Parse arguments, run the comparison and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -226,7 +226,7 @@ def main() -> None:
 
 
 def print_table(folder: Path, asked: argparse.Namespace) -> None:
-    """Compile what is not there and print the table."""
+    """Compile what has not been compiled yet, run all forms and print the table."""
     import kvcast
 
     for form in FORMS[:2]:
@@ -252,17 +252,17 @@ def print_table(folder: Path, asked: argparse.Namespace) -> None:
         memory = {form: pool.apply(taken, (form, *given)) for form in FORMS}
     print("| | recompute | conditional | two programs |\n| --- | --- | --- | --- |")
     rows = {
-        "projections of the source a step": lambda form: str(counts[form][1]),
-        "tensors of a layer's keys' size that a step makes": lambda form: str(counts[form][0]),
-        "ms a token": lambda form: spread([1000 * each for each in seconds[form]]),
-        "memory taken by loading and decoding, MB": lambda form: f"{memory[form]:.0f}",
+        "projections of the source per step": lambda form: str(counts[form][1]),
+        "tensors of the size of a layer's keys per step": lambda form: str(counts[form][0]),
+        "ms per token": lambda form: spread([1000 * each for each in seconds[form]]),
+        "memory for loading and decoding, MB": lambda form: f"{memory[form]:.0f}",
     }
     for name, cell in rows.items():
         print(f"| {name} | " + " | ".join(cell(form) for form in FORMS) + " |")
 
 
 def spread(values: list[float]) -> str:
-    """Median, least and most."""
+    """Format median, minimum and maximum."""
     return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
