@@ -125,7 +125,7 @@ def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious/file").write_text("x")
     with (
-        pytest.raises(UsageError, match="no kvcast bundle"),
+        pytest.raises(UsageError, match="is not a kvcast bundle"),
         staged(tmp_path / "precious", overwrite=True),
     ):
         pass

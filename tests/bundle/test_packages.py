@@ -83,7 +83,7 @@ def test_without_trust_it_is_refused_by_a_line_that_names_it(unvouched: Path, lo
     assert main(["generate", "--model", model, "x"]) == 1
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert "can carry native code and has no bundle.json" in told
+    assert "can contain native code and has no bundle.json" in told
     assert "give --trust" in told
 
 
