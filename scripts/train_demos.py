@@ -2,10 +2,10 @@
 
 demo-t5 is a ByT5 of a million parameters that turns a written date into its ISO form. demo-unilm is
 a RoFormer of that size that writes a date in another form, as SimBERT paraphrases a sentence
-(https://github.com/ZhuiyiTechnology/simbert): a UniLM mask, the masked-LM head, and a pooler over
-the first token that is trained to put two writings of one date next to each other and others apart.
+(https://github.com/ZhuiyiTechnology/simbert). It has a UniLM mask, the masked-LM head, and a pooler
+over the first token, trained so that different forms of a date are close and others far apart.
 
-OUTPUT becomes a Hugging Face folder, weights in float16. Needs torch and transformers.
+OUTPUT becomes a Hugging Face folder with weights in float16. Needs torch and transformers.
 """
 
 import argparse
@@ -35,13 +35,13 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from written_dates import dates_split, paraphrase, written
 
 WIDTH, HEADS = 128, 4
-# Label of a position that is not to be learnt; factor on the cosines that the pooler learns from.
+# Label of positions to ignore in training; factor on the cosines in the pooler's loss.
 IGNORED, SHARPNESS = -100, 20.0
 TRAINING, HELD_BACK = dates_split()
 
 
 class Demo(nn.Module):
-    """A model, how its texts become tokens, and what its training consists of."""
+    """A model, its tokenizer and its training examples."""
 
     batch = 64
     steps: int
@@ -55,7 +55,7 @@ class Demo(nn.Module):
 
     @abstractmethod
     def answers(self, texts: Sequence[str]) -> list[str]:
-        """Return what greedy decoding writes for each source."""
+        """Return the result of greedy decoding for each source."""
 
     @abstractmethod
     def save_texts(self, folder: Path) -> None:
@@ -83,11 +83,11 @@ class DatesT5(Demo):
                 decoder_start_token_id=0,
             )
         )
-        # A tied head scales by width ** -0.5; with its inverse before, logits begin sharp.
+        # A tied head scales by width ** -0.5; undoing that gives sharp logits from the start.
         nn.init.constant_(self.network.decoder.final_layer_norm.weight, WIDTH**0.5)
 
     def loss(self, random: np.random.Generator) -> Tensor:
-        """Dates in any form against their ISO forms."""
+        """Train on dates in any form, with their ISO forms as labels."""
         days = _random_days(self.batch, random)
         sources = self._tokens(written(day, random) for day in days)
         labels = self._tokens(day.isoformat() for day in days)
@@ -111,7 +111,7 @@ class DatesT5(Demo):
 
     @staticmethod
     def _tokens(texts: Iterable[str]) -> Tensor:
-        """ByT5's tokens: a byte is itself and 3, 1 ends a text, 0 pads. [texts, longest]."""
+        """Return ByT5's tokens [texts, longest]: a byte plus 3; 1 ends a text, 0 is padding."""
         return _padded([[byte + 3 for byte in text.encode()] + [1] for text in texts])
 
 
@@ -140,11 +140,11 @@ class DatesUnilm(Demo):
                 pad_token_id=0,
             )
         )
-        # transformers' RoFormer has none; the name is that of its BERT's.
+        # transformers' RoFormer has no pooler; the name is that of its BERT.
         self.network.roformer.pooler = nn.ModuleDict({"dense": nn.Linear(WIDTH, WIDTH)})
 
     def loss(self, random: np.random.Generator) -> Tensor:
-        """Targets token by token, and which sources are the same date."""
+        """Train on targets token by token, and on which sources are the same date."""
         days = _alike_days(self.batch // 2, random) * 2
         sources = self._tokens(written(day, random) for day in days)
         targets = [ids[1:] for ids in self._tokens(paraphrase(day, random) for day in days)]
@@ -184,16 +184,16 @@ class DatesUnilm(Demo):
         _write_json(folder / "tokenizer_config.json", settings)
 
     def _tokens(self, texts: Iterable[str]) -> list[list[int]]:
-        """Token ids of each text, [CLS] and [SEP] around them."""
+        """Return the token ids of each text, between [CLS] and [SEP]."""
         return self._tokenizer(list(texts))["input_ids"]
 
     def _hidden(self, sources: list[list[int]], targets: list[list[int]]) -> Tensor:
-        """Hidden states [rows, longest, width] of sources, each with its target behind it."""
+        """Return the hidden states [rows, longest, width] of sources followed by their targets."""
         tokens = _padded([source + target for source, target in zip(sources, targets, strict=True)])
         lengths = torch.tensor([len(source) for source in sources])
         places = torch.arange(tokens.shape[1])
         in_source = places < lengths[:, None]
-        # A key is seen if it is of the source or not after the query: padding never is.
+        # Queries see keys of the source, and keys up to themselves, which are never padding.
         seen = in_source[:, None, :] | (places <= places[:, None])
         mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
         return self.network.roformer(
@@ -205,9 +205,9 @@ DEMOS: dict[str, type[Demo]] = {"t5": DatesT5, "unilm": DatesUnilm}
 
 
 def train(demo: Demo, steps: int, random: np.random.Generator) -> None:
-    """Train with Muon inside the layers and AdamW for what is no matrix or is looked up.
+    """Train with Muon for the layers' matrices and AdamW for all other parameters.
 
-    The rate rises for a twentieth of the steps and falls to nothing as a cosine does.
+    The learning rate rises for a twentieth of the steps, and then falls to 0 along a cosine.
     """
     head = demo.network.get_output_embeddings()
     linears = [part for part in demo.modules() if isinstance(part, nn.Linear) and part is not head]
@@ -238,7 +238,7 @@ def train(demo: Demo, steps: int, random: np.random.Generator) -> None:
 
 
 def accuracy(demo: Demo, count: int, random: np.random.Generator) -> float:
-    """Return the share of `count` held-back dates, each in a random form, that come out as ISO."""
+    """Return the share of `count` held-back dates, in random forms, that give the ISO form."""
     right = 0
     for start in range(0, count, 200):
         days = random.choice(HELD_BACK, size=min(200, count - start), replace=False)
@@ -248,7 +248,7 @@ def accuracy(demo: Demo, count: int, random: np.random.Generator) -> float:
 
 
 def save(demo: Demo, folder: Path) -> None:
-    """Write a Hugging Face folder, weights in float16, and make the demo's weights those."""
+    """Write a Hugging Face folder with weights in float16, and round the demo's weights to it."""
     folder.mkdir(parents=True, exist_ok=True)
     demo.half()
     demo.network.save_pretrained(folder)
@@ -261,7 +261,7 @@ def _random_days(count: int, random: np.random.Generator) -> list[date]:
 
 
 def _alike_days(count: int, random: np.random.Generator) -> list[date]:
-    """Days of which each has one near it or at its season in another year, hard to tell apart."""
+    """Return days in pairs that are hard to tell apart: some days or whole years apart."""
     places = random.integers(len(TRAINING), size=count // 2)
     year = len(TRAINING) / 400
     apart = random.integers(1, 40, size=count // 2) * random.choice((1, year), size=count // 2)
@@ -269,13 +269,13 @@ def _alike_days(count: int, random: np.random.Generator) -> list[date]:
 
 
 def _padded(rows: Sequence[Sequence[int]], padding: int = 0) -> Tensor:
-    """Fill rows on the right: int64 [rows, longest]."""
+    """Pad rows on the right, to int64 [rows, longest]."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[padding] * (longest - len(row))] for row in rows])
 
 
 def _characters() -> list[str]:
-    """BERT's special tokens, what ASCII can be printed, and letters and digits within a word."""
+    """Return BERT's special tokens, ASCII's printable characters, and word-internal pieces."""
     inside = string.ascii_lowercase + string.digits
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     return [*special, *string.punctuation, *inside, *(f"##{letter}" for letter in inside)]
@@ -286,15 +286,15 @@ def _write_json(path: Path, fields: dict[str, object]) -> None:
 
 
 def main() -> None:
-    """Train, save and measure what was saved."""
+    """Train a demo, save it and measure the saved weights."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("demo", choices=DEMOS)
     parser.add_argument("output", type=Path, help="folder to write")
-    parser.add_argument("--steps", type=int, help="fewer, to try the script")
+    parser.add_argument("--steps", type=int, help="training steps; fewer to try the script")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--measure", type=int, default=2000, help="held-back dates to write")
+    parser.add_argument("--measure", type=int, default=2000, help="held-back dates to test with")
     arguments = parser.parse_args()
-    # The matrices are small: one thread loses little, and both demos train side by side on 2 cores.
+    # The matrices are small, so more threads gain little; train both demos at once on 2 cores.
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     demo = DEMOS[arguments.demo]()

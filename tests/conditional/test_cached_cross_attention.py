@@ -186,7 +186,7 @@ def test_the_flag_stays_on_the_cpu_and_caches_follow_the_weights():
 def test_more_than_there_is_place_for_is_refused():
     model = bart().eval()
     use_cached_cross_attention(model, rows=1, source_positions=4)
-    with pytest.raises(UsageError, match="3 rows and 13 positions where there is place for 1 and"):
+    with pytest.raises(UsageError, match="3 rows and 13 positions does not fit buffers for 1 and"):
         Decoder(model)(steps()[0], sources()[0], FRESH)
 
 
@@ -199,7 +199,7 @@ def test_more_than_there_is_place_for_is_refused():
             lambda: transformers.MBartForConditionalGeneration(
                 transformers.MBartConfig(max_position_embeddings=TARGET, **LAYERS)
             ).eval(),
-            "MBartAttention has no cached form; those that have: BartAttention, Marian",
+            "MBartAttention has no cached form; supported are BartAttention, Marian",
         ),
     ],
 )

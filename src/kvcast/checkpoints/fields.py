@@ -59,7 +59,7 @@ class Fields:
         return Fields(values=value, what=f"{self.what}: {name}")
 
     def make(self, kind: Callable[..., _T], **values: Any) -> _T:
-        """Call `kind`, whose complaint about the values is one about these fields."""
+        """Call `kind`; report its complaints about values as complaints about these fields."""
         try:
             return kind(**values)
         except KvcastError as error:

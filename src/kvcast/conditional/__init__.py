@@ -1,1 +1,1 @@
-"""Building blocks that make other libraries' models exportable with caches."""
+"""Cross-attention for transformers' models that can be exported with its cache, by `torch.cond`."""

@@ -8,13 +8,12 @@
         caches.reset()
         model.generate(another)
 
-The first call after a reset computes the keys and values of the encoder's states into buffers;
-later calls read those. Which of the two happens is decided by a flag in CPU memory, while the
-program runs: torch.export keeps both branches, as a `torch.cond`, and `reset` is traced with them
-(`docs/conditional.md`). Whoever forgets it gets an error, from an exported program NaN, and not the
-last source's words.
+The first call after a reset computes the keys and values of the encoder's states into buffers, and
+later calls read those. A flag in CPU memory decides between the two at run time: torch.export keeps
+both branches as a `torch.cond`, and traces `reset` with them (`docs/conditional.md`). If you forget
+the reset, you get an error, or NaN from an exported program, but never the last source's words.
 
-Knows transformers' modules by their names and attributes, and does not import it.
+Knows transformers' modules by name and attributes, without importing transformers.
 
 Letters in shapes: r rows, s new positions, t source positions, h heads, d head_dim, x width.
 """
@@ -35,7 +34,7 @@ _ANOTHER_SOURCE = "these encoder states are not those that the keys were compute
 
 @dataclass(frozen=True, kw_only=True)
 class _Form:
-    """What a library's attention module calls its parts, and what it returns beside its result."""
+    """Names of an attention module's parts, and what it returns beside its result."""
 
     query: str
     key: str
@@ -76,16 +75,16 @@ _SOURCE_SIZES = ("max_source_positions", "n_positions", "max_position_embeddings
 
 
 class CachedCrossAttention(nn.Module):
-    """Stands for a cross-attention of transformers and shares its weights.
+    """Replaces a cross-attention of transformers and shares its weights.
 
     Args:
         attention: one of transformers' WhisperAttention, T5Attention, BartAttention and
             MarianAttention.
-        rows: most rows of a batch, beams included.
-        source_positions: longest source.
+        rows: maximum number of rows in a batch, including beams.
+        source_positions: length of the longest source.
 
     Raises:
-        UsageError: another module.
+        UsageError: the module is not supported.
 
     """
 
@@ -100,7 +99,7 @@ class CachedCrossAttention(nn.Module):
             form = _FORMS[type(attention).__name__]
         except KeyError:
             raise UsageError(
-                f"{type(attention).__name__} has no cached form; those that have: "
+                f"{type(attention).__name__} has no cached form; supported are "
                 f"{', '.join(sorted(_FORMS))}"
             ) from None
         self._form = form
@@ -113,8 +112,8 @@ class CachedCrossAttention(nn.Module):
         self._rows, self._source_positions = rows, source_positions
         weight = self.key.weight
         head_dim = weight.shape[0] // self._heads
-        # A position more than is ever filled: if a source could fill all, torch.export would ask
-        # of an open source size that it does or that it does not.
+        # One position more than is ever filled: if a source could fill the buffer, torch.export
+        # would require a dynamic source size to be always or never that large.
         shape = (rows, self._heads, source_positions + 1, head_dim)
         for name, size in {
             "keys": shape,
@@ -125,7 +124,7 @@ class CachedCrossAttention(nn.Module):
         self.register_buffer("filled", torch.zeros((), dtype=torch.bool), False)
 
     def reset(self, when: Tensor | None = None) -> None:
-        """Forget the source, or do so if `when` (a bool on the CPU) is true. Can be traced."""
+        """Forget the source, or only if `when` (a bool on the CPU) is true. Can be traced."""
         if when is None:
             self.filled.fill_(False)
         else:
@@ -138,27 +137,27 @@ class CachedCrossAttention(nn.Module):
 
         Args:
             hidden_states: [r, s, x].
-            key_value_states: [r, t, x], the encoder's; the same at each call until a reset.
-            given: what transformers gives beside them. Of it the mask is read.
+            key_value_states: [r, t, x], the encoder's; the same in each call until a reset.
+            given: transformers' other arguments, of which only the mask is used.
 
         Returns:
-            [r, s, x], and what transformers expects beside it; attention's weights are None.
+            [r, s, x], and what transformers expects beside it; attention weights are None.
 
         Raises:
-            UsageError: more rows or a longer source than there is place for.
-            KvcastError: another source than the one that was projected. An exported program
-                returns NaN for its rows: an exception would wait for the device.
+            UsageError: there are more rows, or a longer source, than the buffers hold.
+            KvcastError: the source is not the one that was projected. An exported program returns
+                NaN for its rows instead, because an exception would have to wait for the device.
 
         """
         rows, positions = key_value_states.shape[:2]
         if rows > self._rows or positions > self._source_positions:
             raise UsageError(
-                f"a source of {rows} rows and {positions} positions where there is place for "
-                f"{self._rows} and {self._source_positions}; name more when swapping"
+                f"a source of {rows} rows and {positions} positions does not fit buffers for "
+                f"{self._rows} and {self._source_positions}; pass larger rows or source_positions"
             )
         keys, values, first = self._caches(key_value_states)
         self.filled.fill_(True)
-        # In an encoder the first position depends on all of the source.
+        # An encoder's first position depends on the whole source.
         same_r = (first[:rows] == key_value_states[:, 0]).all(dim=-1)
         mixed = scaled_dot_product_attention(
             self._split(self.query(hidden_states)),
@@ -176,7 +175,7 @@ class CachedCrossAttention(nn.Module):
             caches = torch.cond(self.filled, _read, self._compute, operands)
         else:
             caches = _read(*operands) if self.filled else self._compute(*operands)
-        # Again outside of the branches: see the operator.
+        # Once more outside the branches: see `kvcast.conditional.operators`.
         return tuple(keep(cache) for cache in caches)
 
     def _compute(
@@ -195,7 +194,7 @@ class CachedCrossAttention(nn.Module):
     def _apply(
         self, fn: Callable[[Tensor], Tensor], recurse: bool = True
     ) -> "CachedCrossAttention":
-        """Move to another device, all but the flag: reading it there would wait for the device."""
+        """Move to another device, except for the flag: reading it there would need to wait."""
         super()._apply(fn, recurse)
         self.filled = self.filled.cpu()
         return self
@@ -220,10 +219,10 @@ class CrossCaches:
         self.layers = tuple(layers)
 
     def reset(self, when: Tensor | None = None) -> None:
-        """Have the next call project its source, if `when` is true or None.
+        """Make the next call project its source, if `when` is true or None.
 
-        Inside of what is exported it becomes part of the program, so `when`, a bool in CPU memory,
-        is then an input of it.
+        When exported, the reset becomes part of the program, with `when`, a bool in CPU memory, as
+        an input.
         """
         for layer in self.layers:
             layer.reset(when)
@@ -232,19 +231,19 @@ class CrossCaches:
 def use_cached_cross_attention(
     model: nn.Module, *, rows: int = 1, source_positions: int | None = None
 ) -> CrossCaches:
-    """Swap every cross-attention of one of transformers' models for a cached one, in place.
+    """Replace every cross-attention of a transformers model by a cached one, in place.
 
     Args:
         model: Whisper, T5, BART or Marian, any class with a decoder, in evaluation mode.
-        rows: most rows of a batch, beams included.
-        source_positions: longest source; None is the longest that the model's configuration names.
+        rows: maximum number of rows in a batch, including beams.
+        source_positions: length of the longest source; None: the limit in the configuration.
 
     Returns:
-        What resets them all.
+        The caches, to reset them all.
 
     Raises:
-        UsageError: no cross-attention of a known form, a model in training mode, an attention
-            other than "sdpa" or "eager", or a configuration that names no longest source.
+        UsageError: there is no supported cross-attention, the model is in training mode, its
+            attention is not "sdpa" or "eager", or its configuration has no limit for sources.
 
     """
     config: Any = getattr(model, "config", None)
@@ -261,13 +260,13 @@ def use_cached_cross_attention(
     kind = getattr(config, "_attn_implementation", "sdpa")
     if kind not in _MASKED_ALIKE:
         raise UsageError(
-            f"masks of {kind} attention are not read here; load the model with "
+            f"masks of {kind} attention are not supported; load the model with "
             'attn_implementation="sdpa"'
         )
     sizes = (getattr(config, name, None) for name in _SOURCE_SIZES)
     longest = source_positions or next((size for size in sizes if size), None)
     if longest is None:
-        raise UsageError("the model's configuration names no longest source; give source_positions")
+        raise UsageError("the model's configuration has no longest source; pass source_positions")
     layers = []
     for parent, name in found:
         layer = CachedCrossAttention(getattr(parent, name), rows=rows, source_positions=longest)

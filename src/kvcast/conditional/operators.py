@@ -1,15 +1,15 @@
-"""Operators by which a branch of `torch.cond` writes a buffer, or hands one out, without a copy.
+"""Operators with which a branch of `torch.cond` writes or returns a buffer without a copy.
 
-A branch has to be a function: torch.export refuses one that returns an operand, or writes one.
-`fill` and `keep` are declared as functions of fresh results, which is what tracing sees; what runs,
-eagerly and in Inductor's code, is the buffer itself. That is right as long as whoever uses them
-keeps to two rules: a buffer is read only through the results of the conditional, so nothing can be
-moved before the write, and each result goes through `keep` once more outside of the branches, so
-Inductor does not take its memory for something else when it was read for the last time.
+Branches must be pure: torch.export refuses one that returns or writes an operand. `fill` and `keep`
+are declared as functions with new results, which is all that tracing sees. What runs, eagerly and
+in Inductor's code, returns the buffer itself. This is safe under two rules. Buffers are read only
+through the results of the conditional, so no read can be moved before the write. And each result
+goes through `keep` once more outside the branches, so Inductor never reuses its memory after the
+last read.
 
 The pattern is ExecuTorch's (`executorch::alias` and `executorch::update_cross_attn_cache` in
-`extension/llm/custom_ops/custom_ops.py`), which has no second `keep` and whose `update` returns
-a clone when it is not compiled.
+`extension/llm/custom_ops/custom_ops.py`), which has no second `keep`, and whose `update` returns a
+clone when it is not compiled.
 """
 
 from typing import Any
@@ -27,13 +27,13 @@ _LIBRARY.define("keep(Tensor buffer) -> Tensor")
 
 
 def fill(buffer: Tensor, part: Tensor) -> Tensor:
-    """Write `part` at the buffer's beginning, in every dimension, and return the buffer."""
+    """Write `part` at the start of the buffer, in every dimension, and return the buffer."""
     result: Tensor = torch.ops.kvcast_export.fill(buffer, part)
     return result
 
 
 def keep(buffer: Tensor) -> Tensor:
-    """Return the buffer, which is neither copied nor ever used for something else."""
+    """Return the buffer without a copy; its memory is never reused."""
     result: Tensor = torch.ops.kvcast_export.keep(buffer)
     return result
 
