@@ -1,4 +1,4 @@
-"""The C++ callers of the documentation, built as it says."""
+"""The C++ programs from the documentation, built as described there."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ _FOLDER = Path(__file__).parents[1] / "docs" / "executorch"
 
 
 def built(name: str, folder: Path) -> Path:
-    """Return the program of `docs/executorch/<name>.cpp`, or skip the test where g++ lacks."""
+    """Return the program of `docs/executorch/<name>.cpp`, or skip the test without g++."""
     if shutil.which("g++") is None:
         pytest.skip("there is no g++")
     program = folder / name

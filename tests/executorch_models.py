@@ -1,4 +1,4 @@
-"""Random models of kinds that ExecuTorch takes, small since lowering one takes seconds."""
+"""Small random models that ExecuTorch supports; lowering one takes seconds."""
 
 from collections.abc import Mapping
 from dataclasses import replace

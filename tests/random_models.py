@@ -51,7 +51,7 @@ CROSS_BIASED_T5 = replace(
 
 @dataclass(frozen=True)
 class Subject:
-    """A runtime, and what makes sources for it from a batch size and a seed."""
+    """A runtime, and a function that makes its sources from a batch size and a seed."""
 
     runtime: EncoderDecoder
     source: Callable[[int, int], tuple[NDArray[Any], ...]]

@@ -1,4 +1,4 @@
-"""Tiny random T5s as transformers has them, our tensors of them, and whole folders of them.
+"""Tiny random T5s of transformers, their canonical tensors, and complete folders.
 
 The dimensions and tensors are taken from the module itself, independently of any reader.
 """

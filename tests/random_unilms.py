@@ -1,4 +1,4 @@
-"""Random UniLM generators, and models of transformers as UniLM generators."""
+"""Random UniLM generators, and transformers' models as UniLM generators."""
 
 from dataclasses import replace
 from typing import Any
@@ -140,7 +140,7 @@ def tensors_of(model: Any) -> dict[str, np.ndarray]:
 
 
 def halves(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of queries or keys whose neighbours turn together, for those whose halves do."""
+    """Reorder rows of queries or keys from rotary pairs of neighbours to pairs in halves."""
     per_head = rows.reshape(heads, -1, *rows.shape[1:])
     return np.concatenate([per_head[:, 0::2], per_head[:, 1::2]], axis=1).reshape(rows.shape)
 

@@ -1,4 +1,4 @@
-"""Tiny encoder-decoder models of transformers with random weights, and what decodes with them."""
+"""Tiny encoder-decoder models of transformers with random weights, and decoding with them."""
 
 import torch
 import transformers
@@ -55,7 +55,7 @@ MODELS = {"whisper": whisper, "t5": t5, "bart": bart, "marian": marian}
 
 
 class Decoder(nn.Module):
-    """What is exported: the model's decoder, and the reset, which is one of its inputs."""
+    """The module to export: the model's decoder, with the reset as one of its inputs."""
 
     def __init__(self, model, caches=None):
         super().__init__()
@@ -95,7 +95,7 @@ def steps(rows=ROWS):
 
 
 def assert_as_stock(run, stock, given):
-    """Whatever `run` is, it gives the logits of the unmodified model for one source and another."""
+    """Check that `run` gives the unmodified model's logits, for one source and then another."""
     reference = Decoder(stock)
     for source in given:
         for index, prefix in enumerate(steps(source.shape[0])):

@@ -1,4 +1,4 @@
-"""The written forms of a date that the demo models know: one table to write and to read them.
+"""The written forms of dates that the demo models know: one table for writing and reading.
 
 `scripts/train_demos.py` trains on it and the tests check answers with it. Days are those of the
 Gregorian calendar from 1800 to 2199. Where only numbers are written, dots put the day first and

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file, its user gets one line that says so, and nothing else."""
+"""Whatever is wrong with a file, the user gets one line that says so and nothing else."""
 
 import struct
 from pathlib import Path
@@ -54,7 +54,7 @@ SAYS = {
 
 
 def one_line(source, name, capfd):
-    """Return the message of the error that opening gives; nothing else may be written."""
+    """Return the message of the error on opening; nothing else may be printed."""
     with pytest.raises((InputOutputError, InputMissingError)) as caught:
         open_features(source, 80)
     message = str(caught.value)

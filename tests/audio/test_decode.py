@@ -1,4 +1,4 @@
-"""Every format, rate, channel count and way in gives the same sound."""
+"""All formats, rates, channel counts and kinds of input give the same sound."""
 
 import io
 import os
@@ -123,7 +123,7 @@ def test_content_decides_not_the_name(encode, speech, suffix):
 
 
 def without_xing_frame(path):
-    """Drop an mp3's first frame, which holds no sound but the number of frames."""
+    """Drop an mp3's first frame, which has the number of frames and no sound."""
     data = path.read_bytes()
     assert b"Xing" in data[:200] or b"Info" in data[:200]
     path.write_bytes(data[data.index(data[:2], 4) :])

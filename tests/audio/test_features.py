@@ -22,7 +22,7 @@ def openai_features(samples, n_mels):
 
 
 def openai_window(features, seek, end=None):
-    """Cut a window as whisper.transcribe does: what is past the end becomes zeros."""
+    """Cut a window as whisper.transcribe does: values past the end are zeros."""
     content_frames = features.shape[1] - 3000
     size = min(3000, content_frames - seek, (content_frames if end is None else end) - seek)
     return whisper.pad_or_trim(features[:, seek : seek + size], 3000)
@@ -46,7 +46,7 @@ class Blocks:
 
 @pytest.fixture(scope="module")
 def long_speech(speech):
-    """More than KEPT_FRAMES of speech, its loudest part last so that the floor comes from there."""
+    """More than KEPT_FRAMES of speech, with the loudest part, which sets the floor, at the end."""
     repeated = np.tile(speech, 6)
     repeated[-16_000:] *= 3
     assert len(repeated) // 160 > KEPT_FRAMES
@@ -134,7 +134,7 @@ def test_frames_of_any_length_in_any_blocks_are_those_of_openai(length, size, se
 
 
 class AnHour:
-    """One hour of noise that is made as it is read."""
+    """One hour of noise, generated while it is read."""
 
     name, notices = "hour", ()
     block = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A bundle is refused unless it is whole, unchanged and inside its folder; writing is atomic."""
+"""Bundles that are incomplete, changed or outside their folder are refused; writing is atomic."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A package without a manifest opens only on trust, and then says itself what it is."""
+"""A package without a manifest opens only with trust, by the description inside it."""
 
 import json
 import zipfile
@@ -73,7 +73,7 @@ def test_names_are_those_that_exports_write():
 def test_a_package_describes_itself_as_its_manifest_did(package: Path):
     manifest = read_bundle(package.parents[1])
     assert read_on_trust(package) == manifest
-    if package.suffix == ".pte":  # what was there before is where it was
+    if package.suffix == ".pte":  # the original bytes are unchanged
         assert package.read_bytes()[:1000] == bytes(1000)
 
 

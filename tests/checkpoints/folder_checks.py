@@ -1,4 +1,4 @@
-"""What tests of folders do with them, whatever the format and the family."""
+"""Helpers for tests of checkpoint folders, for all formats and families."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from kvcast.errors import KvcastError
 
 
 def one_line(folder, kind=KvcastError):
-    """The message of the error, of exactly this kind, that opening the folder raises."""
+    """The message of the error, of exactly this class, that opening the folder raises."""
     with pytest.raises(KvcastError) as caught:
         open_checkpoint(folder)
     assert type(caught.value) is kind
@@ -19,7 +19,7 @@ def one_line(folder, kind=KvcastError):
 
 
 def outcome(read):
-    """The error's one line, or None where it was read."""
+    """The error's one line, or None if the folder was read."""
     try:
         read()
     except KvcastError as error:

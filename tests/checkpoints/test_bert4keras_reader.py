@@ -1,4 +1,4 @@
-"""bert4keras's releases as TensorFlow wrote them: same numbers, same logits, one line of advice."""
+"""bert4keras's releases as written by TensorFlow: equal tensors and logits, one-line errors."""
 
 import json
 import math
@@ -67,7 +67,7 @@ DIMENSIONS = {
 
 
 def configured(release, tmp_path, **fields):
-    """A copy of a release with other fields in its configuration."""
+    """A copy of a release with changed fields in its configuration."""
     folder = copied(release, tmp_path)
     path = next(folder.glob("*.json"))
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **fields}))
@@ -104,7 +104,7 @@ def renamed(name):
 
 
 def in_transformers(release):
-    """transformers' model of a release, its weights set from the formula they were written by."""
+    """transformers' model of a release, with weights set by the formula that generated them."""
     rotary = release == "roformer-sim"
     config, kind = (
         (WRITER.ROFORMER, (RoFormerConfig, RoFormerForMaskedLM))
@@ -144,7 +144,7 @@ def test_a_source_has_the_logits_and_the_vector_of_transformers(release):
 
 
 class Bert4kerasT5:
-    """T5_Encoder and T5_Decoder of bert4keras's models.py, written down in NumPy."""
+    """T5_Encoder and T5_Decoder of bert4keras's models.py, in NumPy."""
 
     def __init__(self, weights, config, cross_bias):
         self.weights, self.cross_bias = weights, cross_bias

@@ -166,12 +166,12 @@ def test_of_a_gemma_with_images_the_text_model_is_read(renaming, tmp_path):
     assert checkpoint.dimensions == DecoderDimensions(architecture="gemma3", **GEMMA)
     expected = tensors_by_our_names(model, "model.language_model")
     assert_same_tensors(checkpoint.tensors, expected)
-    # Only the part about the text names a token that ends one.
+    # Only text_config names an end token.
     assert json.loads(checkpoint.text["text.json"])["end_tokens"] == [1]
 
 
 def published(folder, drop=(), **fields):
-    """Rewrite config.json as it was before transformers 5."""
+    """Rewrite config.json in the spelling from before transformers 5."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     for name in ("rope_parameters", "layer_types", "_sliding_window_pattern", *drop):
@@ -239,7 +239,7 @@ def test_gemmas_published_spelling_means_the_same(gemma):
 
 
 def test_what_gemmas_published_configuration_leaves_out_is_transformers_default(tmp_path):
-    """The 4B's text_config gives six fields; of the others one wrong shape would be refused."""
+    """The 4B's text_config has six fields; any other wrong default would give a wrong shape."""
     from transformers import Gemma3TextConfig
 
     from kvcast.checkpoints.decoder_huggingface import _TYPES
@@ -276,7 +276,7 @@ def test_a_window_is_where_the_configuration_means_one(tmp_path, name, fields, w
 
 
 def test_a_window_counts_the_query_itself_as_in_transformers(tmp_path):
-    """The last query of transformers' mask sees as many positions as the dimensions say."""
+    """The last query of transformers' mask sees as many positions as the dimensions' window."""
     model = random_decoder("mistral", sliding_window=5)
     (window, *_) = open_checkpoint(save_decoder(model, tmp_path / "model")).dimensions.windows
     tokens = torch.arange(12)[None]
@@ -473,7 +473,7 @@ def test_a_missing_expert_or_more_experts_than_configured_is_one_line(tmp_path):
 
 
 def test_a_wrong_shape_is_named_even_where_the_whole_would_have_the_right_size(llama):
-    """4 and 2 heads make as many rows of queries, keys and values as 6 heads and 1."""
+    """4 and 2 heads give as many rows of queries, keys and values as 6 heads and 1."""
     edit_json(llama / "config.json", num_attention_heads=6, num_key_value_heads=1)
     message = one_line(llama)
     assert "self_attn.q_proj.weight has shape [32, 24]" in message

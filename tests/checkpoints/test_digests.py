@@ -10,7 +10,7 @@ from kvcast.spec.paths import cache_dir
 
 @pytest.fixture
 def hashed(monkeypatch):
-    """Paths whose contents were read, in order."""
+    """The paths of files that were hashed, in order."""
     paths = []
     read = digests._hash
     monkeypatch.setattr(digests, "_hash", lambda path: paths.append(path) or read(path))
@@ -19,7 +19,7 @@ def hashed(monkeypatch):
 
 @pytest.fixture
 def large(tmp_path, monkeypatch):
-    """A file worth a note; files count as settled at once."""
+    """A file large enough for a note; files count as settled immediately."""
     monkeypatch.setattr(digests, "_SETTLED_NS", -1)
     path = tmp_path / "weights"
     path.write_bytes(b"a" * digests._WORTH_A_NOTE)

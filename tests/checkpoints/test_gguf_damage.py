@@ -1,4 +1,4 @@
-"""A GGUF file that lies, at every place of its header: a correct read or one line, never more."""
+"""GGUF files with wrong values anywhere in the header: a correct read or a one-line error."""
 
 import struct
 import tracemalloc
@@ -15,20 +15,20 @@ from kvcast.checkpoints.gguf import READER
 from kvcast.checkpoints.gguf_file import read_gguf
 from kvcast.errors import InputOutputError
 
-# What reading may take beyond the file's own size; a lie in the header could ask for anything.
+# Memory that reading may take beyond the file's size; a wrong header could ask for any amount.
 ROOM = 8 << 20
 LIES = [0, 1, 33, 2**32 - 1, 2**40, 2**64 - 1]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The bytes of a small file, and where its tensors begin."""
+    """The bytes of a small file, and the offset of its tensors."""
     path = tiny_llama(tmp_path_factory.mktemp("whole") / "m.gguf")
     return path.read_bytes(), gguf.GGUFReader(path).data_offset
 
 
 def outcome(path, contents):
-    """Read everything; return the error's one line, or None where it was read."""
+    """Read everything; return the error's one line, or None if there was none."""
     path.write_bytes(contents)
 
     def read():
@@ -62,7 +62,7 @@ def test_changed_bytes_are_read_or_one_line(whole, tmp_path, data):
 
 
 def numbers_in_header(contents):
-    """Where the header has a count, a length, an axis or an offset: (place, bytes)."""
+    """Every count, length, axis and offset in the header: (place, bytes)."""
     places = [(8, 8), (16, 8)]
     position = 24
     tensors, values = struct.unpack_from("<QQ", contents, 8)

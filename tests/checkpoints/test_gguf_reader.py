@@ -38,7 +38,7 @@ def one_line(path, kind=KvcastError):
 
 
 def expected(arrays, experts=0):
-    """Canonical tensors from Hugging Face's order, written against the contract."""
+    """Canonical tensors from Hugging Face's order, as the contract defines them."""
     made = {"embedding.weight": arrays["token_embd.weight"]}
     made["norm.weight"] = arrays["output_norm.weight"]
     if "output.weight" in arrays:
@@ -234,7 +234,7 @@ def test_transformers_reads_the_same_model(tmp_path, architecture):
         for name, part in zip("qkv", got, strict=True):
             np.testing.assert_array_equal(part, theirs[f"{attention}.{name}_proj.weight"].numpy())
         norm = theirs[f"model.layers.{i}.input_layernorm.weight"].numpy()
-        # transformers keeps Gemma's less one.
+        # transformers stores Gemma's minus one.
         np.testing.assert_allclose(
             ours[f"decoder.layers.{i}.attention_norm.weight"],
             norm + is_gemma,
@@ -308,7 +308,7 @@ def test_the_packaged_model_is_read_as_the_gguf_library_reads_it():
 
 
 def llama3_divisors(factor, trained=8192, low=1.0, high=4.0, base=10_000.0):
-    """As llama.cpp's conversion computes them."""
+    """The divisors that llama.cpp's conversion computes."""
     divisors = []
     for pair in range(0, HEAD_DIM, 2):
         wavelength = 2 * math.pi * base ** (pair / HEAD_DIM)

@@ -42,7 +42,7 @@ def tokenizer(files):
 
 
 def with_arrays(values):
-    """Lists of numbers as arrays, as the container gives them."""
+    """Lists of numbers as arrays, as the container returns them."""
     return {
         name: np.array(value)
         if isinstance(value, list) and not isinstance(value[0], str)
@@ -69,12 +69,12 @@ def one_line(*arguments, **more):
 
 @cache
 def both_tokenizers():
-    """Ours and transformers' of the packaged model."""
+    """kvcast's and transformers' tokenizers of the packaged model."""
     from transformers import AutoTokenizer
 
     path = packaged()
     theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    # From GGUF files transformers cuts text as GPT-2 does; SmolLM2's own tokenizer.json says this.
+    # From GGUF files, transformers splits text as GPT-2 does; this is SmolLM2's own rule.
     theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
     )
@@ -172,7 +172,7 @@ def test_the_chat_template_is_kept_as_it_is():
     assert read(template="{{ 'ü' }}\n")["chat_template.jinja"] == "{{ 'ü' }}\n".encode()
 
 
-# How the published tokenizers of these models cut a text; the words follow from their patterns.
+# How the published tokenizers of these models split a text, according to their patterns.
 @pytest.mark.parametrize(
     ("pre", "text", "words"),
     [

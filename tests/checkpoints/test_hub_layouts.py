@@ -16,7 +16,7 @@ NEVER = [
 
 @pytest.fixture
 def fetched(monkeypatch, tmp_path):
-    """Give a function that downloads a repository of these files and says what arrived."""
+    """Return a function that downloads a repository with these files and lists what arrived."""
 
     def fetch(files):
         def snapshot_download(_repository, *, allow_patterns, **_):

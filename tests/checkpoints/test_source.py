@@ -22,7 +22,7 @@ def one_line(kind, function, *arguments):
 
 
 def fake_package(site: Path, name: str, version: str, files: dict[str, bytes]) -> None:
-    """An installed package, as pip leaves it, whose code must never run."""
+    """An installed package, as pip would install it, whose code must never run."""
     module = name.replace("-", "_")
     data = {f"{module}/__init__.py": b"raise SystemError('imported')\n"}
     data |= {f"{module}/data/{file}": contents for file, contents in files.items()}
@@ -258,7 +258,7 @@ def test_a_hub_out_of_reach_is_one_line(tmp_path):
 
 
 def hub_error(name):
-    """An error as huggingface_hub raises it, without the request that its constructor wants."""
+    """An error as huggingface_hub raises it, without the request that its constructor requires."""
     from huggingface_hub import errors
 
     kind = getattr(errors, name)

@@ -113,7 +113,7 @@ COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 )
 @pytest.mark.parametrize("original", [True, False])
 def test_copies_of_the_embedding_are_read_once(t5, names, original):
-    """Files have it under any of four names, with or without the first."""
+    """Files have it under any of four names, with or without the usual one."""
     expected = t5_tensors(random_t5("T5_10"))[1]
 
     def change(tensors):
@@ -263,7 +263,7 @@ def test_a_byt5_needs_no_tokenizer(tmp_path):
 
 
 def test_the_configuration_may_be_what_names_a_byt5_s_tokenizer(tmp_path):
-    """As the published ones do."""
+    """Published ByT5s do this."""
     folder = save_t5(random_t5("BYT5"), tmp_path / "byt5", byt5=True)
     (folder / "tokenizer_config.json").unlink()
     edit_json(folder / "config.json", tokenizer_class="ByT5Tokenizer")
@@ -276,7 +276,7 @@ PEGASUS_ABOUT = {"end_tokens": [4], "tokenizer": "bert", "lowercase": True, "wor
 
 @pytest.fixture
 def pegasus(tmp_path):
-    """T5-PEGASUS as conversions have it: an mT5, its ids too, and a BertTokenizer's vocabulary."""
+    """A converted T5-PEGASUS: an mT5 with its ids, and a BertTokenizer's vocabulary."""
     model = random_t5("MT5", vocab_size=8, tokenizer_class="T5Tokenizer")
     folder = tmp_path / "pegasus"
     model.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""TensorFlow's own checkpoints are read exactly; of a damaged one, a correct read or one line."""
+"""TensorFlow's checkpoints are read exactly; damaged ones too, or give a one-line error."""
 
 import itertools
 import struct
@@ -32,7 +32,7 @@ from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 
 INDEX = {name: next((DATA / name).glob("*.index")) for name in RELEASES}
 ONE = WRITER.numbers(WRITER.ONE)["one"]
-# What reading may take beyond the files' own size; a lie could ask for anything.
+# Memory that reading may take beyond the files' size; a wrong index could ask for any amount.
 ROOM = 1 << 20
 
 
@@ -102,7 +102,7 @@ T5_SHARD = shard_files(INDEX["t5-pegasus"])[0].read_bytes()
 
 
 def first_block_size():
-    """Where the first block's trailer begins: where its checksum fits."""
+    """The offset of the first block's trailer, found by its checksum."""
     for size in range(8, len(T5_INDEX) - 5):
         (checksum,) = struct.unpack_from("<I", T5_INDEX, size + 1)
         if _masked_crc32c(T5_INDEX[: size + 1]) == checksum:
@@ -125,7 +125,7 @@ def test_every_truncation_is_one_line(tmp_path):
 
 
 def test_every_flipped_byte_of_an_index_is_noticed(tmp_path):
-    # But for those of the second block, which TensorFlow leaves empty and nobody reads.
+    # Except for those of the second block, which TensorFlow leaves empty.
     empty = range(FIRST_BLOCK + 5, FIRST_BLOCK + 5 + 13)
     for place in range(0, len(T5_INDEX) - 48, 5):
         changed = bytearray(T5_INDEX)

@@ -100,7 +100,7 @@ def test_without_a_prefix_a_model_reads_the_same(name, tmp_path):
 
 
 def test_rotated_halves_give_the_products_of_rotated_neighbours(roformer):
-    """Scores by transformers' own rotation, and by halves of what was read."""
+    """Compares scores by transformers' own rotation with those by halves of the tensors read."""
     from transformers.models.roformer.modeling_roformer import RoFormerSelfAttention
 
     heads, size, positions = 2, 12, 16
@@ -159,7 +159,7 @@ def test_the_heads_bias_may_have_its_other_name_alone(bert):
 
 
 def test_old_names_of_norms_and_stored_position_ids_are_understood(bert):
-    """As the first published BERTs have them."""
+    """The first published BERTs have them."""
     expected = tensors_by_our_names(random_unilm("bert, pooled"))
     path = bert / "model.safetensors"
     tensors = {

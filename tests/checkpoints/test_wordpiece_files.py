@@ -1,4 +1,4 @@
-"""Which text files of BERT's kin go into a checkpoint, and what is said about them."""
+"""The text files of BERT and its relatives: which are read, and errors about them."""
 
 import json
 
@@ -37,7 +37,7 @@ def text_of(folder):
 
 
 def tokenizer_json(folder, tokens=TOKENS, **fields):
-    """Only what transformers writes that is read here."""
+    """The parts of transformers' file that are read here."""
     vocabulary = {token: i for i, token in enumerate(tokens)}
     content = {
         "added_tokens": [{"id": i, "content": token} for i, token in enumerate(tokens[:5])],
@@ -83,7 +83,7 @@ def test_case_is_as_the_configuration_says(bert, lowercase):
         ("RoFormerTokenizer", WORDS, True),
         ("RoFormerTokenizerFast", WORDS, True),
         (None, WORDS, True),
-        # Characters only: nothing that cutting into words could find.
+        # Characters only, so splitting into words would find none.
         ("RoFormerTokenizer", TOKENS, False),
         (None, TOKENS, False),
         ("BertTokenizer", WORDS, False),

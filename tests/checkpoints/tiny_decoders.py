@@ -1,4 +1,4 @@
-"""Tiny random decoder-only models as transformers has them, and their tensors by our names."""
+"""Tiny random decoder-only models of transformers, and their tensors by canonical names."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ SIZES = {
     "max_position_embeddings": 64,
 }
 _PLAIN = {"rope_type": "default", "rope_theta": 50_000.0}
-# Every setting that changes tensors or dimensions is at least once unlike its default.
+# Every setting that affects tensors or dimensions differs from its default at least once.
 SETTINGS = {
     "llama": {"attention_bias": True, "rope_parameters": _PLAIN},
     "mistral": {"sliding_window": 5, "rope_parameters": _PLAIN},
@@ -42,7 +42,7 @@ def random_decoder(name, seed=0, **settings):
 
 
 def random_gemma_with_images():
-    """Gemma 3 as published with a vision tower, of which nothing is read."""
+    """Gemma 3 as published with a vision tower, which is not read."""
     torch.manual_seed(0)
     config = transformers.Gemma3Config(
         text_config={**SIZES, **SETTINGS["gemma3_text"]},

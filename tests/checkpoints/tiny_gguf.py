@@ -102,7 +102,7 @@ def tensors(
 
 
 def permuted(name: str, array: np.ndarray) -> np.ndarray:
-    """What llama.cpp's conversion of the `llama` architecture does to queries and keys."""
+    """Reorder queries and keys like llama.cpp's conversion of the `llama` architecture."""
     heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(name.split(".")[-2])
     if heads is None:
         return array
@@ -123,7 +123,7 @@ def write(
     arrays: Mapping[str, np.ndarray],
     kinds: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write a file; `kinds` gives the ends of tensor names that are stored otherwise than F32."""
+    """Write a file; `kinds` maps suffixes of tensor names to types other than F32."""
     writer = gguf.GGUFWriter(path, architecture)
     for name, value in values.items():
         add_value(writer, name, value)
@@ -159,7 +159,7 @@ def tiny_llama(path: Path, **more: Any) -> Path:
 
 
 def packaged() -> Path:
-    """SmolLM2; its package cannot be required, since it asks for something to be compiled."""
+    """SmolLM2; its package is optional, since its dependencies would need compiling."""
     try:
         return locate("demo-chat")
     except InputMissingError as error:

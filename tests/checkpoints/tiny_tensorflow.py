@@ -1,4 +1,4 @@
-"""The checkpoints that TensorFlow wrote into tests/data, and an index writer that can lie."""
+"""TensorFlow's checkpoints in tests/data, and a writer for indexes with wrong values."""
 
 import runpy
 import shutil
@@ -25,7 +25,7 @@ def variables(release):
 
 
 def copied(release, tmp_path):
-    """A copy of a release's folder to do damage in."""
+    """A copy of a release's folder, to be damaged."""
     return Path(shutil.copytree(DATA / release, tmp_path / release, dirs_exist_ok=True))
 
 

@@ -1,4 +1,4 @@
-"""Tiny random RoFormers and BERTs as transformers has them, and their tensors by our names."""
+"""Tiny random RoFormers and BERTs of transformers, and their tensors by canonical names."""
 
 import json
 from pathlib import Path
@@ -90,7 +90,7 @@ def tensors_by_our_names(model):
 
 
 def _halves(config):
-    """The row in the file of each row of ours: first the even ones of a head, then the odd."""
+    """The file's row for each canonical row: first the even ones of a head, then the odd ones."""
     size = config.hidden_size // config.num_attention_heads
     rows = np.arange(config.hidden_size).reshape(-1, size)
     return [row for head in rows for row in [*head[::2], *head[1::2]]]

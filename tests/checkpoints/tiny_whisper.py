@@ -58,7 +58,7 @@ def edit_json(path: Path, **fields) -> None:
 
 
 def ct2_bytes(variables, aliases=(), version=6, specification="WhisperSpec", revision=3) -> bytes:
-    """model.bin from name -> array, or -> (kind, array) for numbers that NumPy has no name for."""
+    """model.bin from name -> array, or -> (kind, array) for dtypes that NumPy lacks."""
 
     def string(text):
         return struct.pack("<H", len(text) + 1) + text.encode() + b"\0"

@@ -1,4 +1,4 @@
-"""Numbers that a runtime lacks are refused in one line, with exit code 2, before any work."""
+"""Precisions that a runtime lacks are refused in one line, with exit code 2, before any work."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Cached cross-attention in transformers' models: the same logits, and every source its own."""
+"""Cached cross-attention in transformers' models gives the same logits for every source."""
 
 import copy
 import warnings

@@ -26,7 +26,7 @@ def _no_gradients():
 
 
 class Published(nn.Module):
-    """Computes once, then aliases, as in optimum-executorch: nothing sets the flag back."""
+    """Computes once and then aliases, as in optimum-executorch: nothing resets the flag."""
 
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def page_blocks() -> list[str]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """What the page's code leaves behind; it compiles, for half a minute."""
+    """The variables after running the page's code, which compiles for half a minute."""
     stock = random_model("whisper")
     (states, other_states), (tokens, _, longer) = sources(rows=1), steps(rows=1)
     names = {
@@ -114,7 +114,7 @@ def page(tmp_path_factory):
 
 @dataclass(frozen=True)
 class Call:
-    """The C++ of one call of a program, in parts, and the sizes that it names."""
+    """The C++ of one call of a program, in parts, and its named sizes."""
 
     rest: str
     read: list[str]

@@ -1,4 +1,4 @@
-"""`kvcast.export` is where `kvcast.conditional` used to be: it works, and says where to go."""
+"""The old name of `kvcast.conditional`, `kvcast.export`, works and warns."""
 
 import importlib
 import sys

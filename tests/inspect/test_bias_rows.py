@@ -1,4 +1,4 @@
-"""The rows of T5's bias that are shown are transformers', and those of the whole matrix."""
+"""The displayed rows of T5's bias equal those of transformers and of the whole matrix."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Masks and slots as text and SVG: the worked example to the letter, and any sizes by structure."""
+"""Masks and slots as text and SVG: the worked example literally, other sizes by structure."""
 
 from xml.etree import ElementTree
 

@@ -51,7 +51,7 @@ def seen_positions(mask: NDArray[np.bool_], keys: NDArray[np.int64]) -> list[lis
 
 
 def write(ring: list[int], positions: range) -> None:
-    """Write one after the other, as a naive cache would."""
+    """Write positions one by one, as a naive cache would."""
     for position in positions:
         ring[position % len(ring)] = position
 

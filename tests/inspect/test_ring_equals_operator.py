@@ -1,4 +1,4 @@
-"""The eager operator keeps and sees, on the worked example, what the ring arithmetic says.
+"""On the worked example, the eager operator agrees with the ring arithmetic.
 
 Values are one-hot by position and queries are zero, so attention returns the mean of the values
 that a query sees: its mask can be read off. Slots are filled with garbage before.

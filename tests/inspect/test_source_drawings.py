@@ -1,4 +1,4 @@
-"""The drawn prefix mask is the operator's, and its definition's."""
+"""The drawn prefix mask equals the operator's mask and its definition."""
 
 from xml.etree import ElementTree
 

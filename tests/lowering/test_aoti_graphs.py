@@ -1,4 +1,4 @@
-"""What AOTInductor makes of programs: in place, no copies, weights apart, refused when changed."""
+"""AOTInductor's code: caches written in place, no copies, weights kept outside the package."""
 
 import re
 import zipfile
@@ -20,7 +20,7 @@ from kvcast.runtimes.aoti import AotiEncoderDecoder, open_programs
 from random_decoders import GEMMA3, random_decoder
 from random_models import SMALL, random_programs
 
-# Whatever copies a tensor, or makes a longer one of two.
+# Operators that copy a tensor or concatenate two.
 COPIES = re.compile(r"aoti_torch_(?:cpu_)?(?:copy_?|clone\w*|cat\w*|repeat\w*|expand_copy\w*)\(")
 
 
@@ -64,13 +64,13 @@ def test_no_step_copies_a_cache(source):
 
 
 def test_a_steps_mask_lies_as_its_logits_do(ring_decode):
-    """Loops over both would turn blocks around otherwise, one number at a time for one token."""
+    """Otherwise loops over both would transpose blocks, one value at a time for one token."""
     assert ".exp()" in ring_decode
     assert "transpose_mxn" not in ring_decode
 
 
 def test_a_step_allocates_nothing_of_a_caches_size(source):
-    """Its buffers follow from new tokens and slots that are read, none from a capacity."""
+    """Buffer sizes depend on new tokens and slots to read, never on a capacity."""
     arrays = dict(re.findall(r"const(?:expr)? int64_t (int_array_\d+)\[\] = \{([^}]*)\}", source))
     capacities = set(re.findall(r"int64_t (s\d+) = arg\d+_1_size\[2\]", source))
     allocated = re.findall(r"empty_strided\w*\(\d+, (int_array_\d+),", source)
@@ -148,7 +148,7 @@ def test_layers_share_the_mask_of_their_window():
 
 
 class Loops(nn.Module):
-    """A loop over a few numbers, and one over many that uses what the first gives."""
+    """A loop over few values, and one over many that uses the results of the first."""
 
     def forward(self, few: torch.Tensor, many: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total = kept(few * 2).sum()
@@ -165,7 +165,7 @@ def test_only_loops_over_many_numbers_take_all_threads():
 
 
 def test_programs_that_mean_different_weights_by_one_name_are_refused(small_programs, tmp_path):
-    """A program given another's weights reads past their end: it does not look at sizes."""
+    """A program with another program's weights reads past their end: it does not check sizes."""
     both = signatures.whisper(small_programs)
     other = signatures.whisper(random_programs(SMALL, seed=1))
     wrong = {"encode": both["encode"], "pool": other["encode"]}

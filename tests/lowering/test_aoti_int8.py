@@ -1,4 +1,4 @@
-"""Matrices of a compiled program in int8: how far off what they compute can be."""
+"""int8 matrices of a compiled program: bounds on their errors."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def normal(*shape: int) -> Tensor:
     ids=["about zero", "above", "below", "gelu", "far from zero", "all the same", "all zero"],
 )
 def test_activations_are_at_most_half_a_step_off_and_zero_stays(tokens):
-    """A step is a 252nd of the way from a token's lowest number to its highest."""
+    """A step is a 252nd of the distance from a token's lowest value to its highest."""
     given = tokens.clone()
     given[:, 5] = 0
     seen = PRODUCT(linear(torch.eye(WIDTH)))(given)
@@ -44,7 +44,7 @@ def test_activations_are_at_most_half_a_step_off_and_zero_stays(tokens):
 
 
 def error(form: nn.Module, weight: Tensor, tokens: Tensor) -> float:
-    """Root mean square, by that of what is right."""
+    """Root mean square error, relative to that of the correct values."""
     right = tokens @ weight.T
     return float((form(tokens) - right).square().mean().sqrt() / right.square().mean().sqrt())
 

@@ -1,4 +1,4 @@
-"""What a decoder-only model's ONNX graph holds, and what its quantisation leaves of its results."""
+"""A decoder-only model's ONNX graph: its operators, and its results after quantisation."""
 
 from collections import Counter
 from dataclasses import replace
@@ -30,7 +30,7 @@ def test_a_layer_is_ten_operators_and_nothing_touches_a_whole_cache():
     layers = LLAMA.layers
     assert count["GroupQueryAttention"] == layers
     assert count["MatMul"] == 4 * layers
-    # Of the norms only the very first has no addition before it, only the last another reader.
+    # Only the first norm has no addition before it, and only the last has another reader.
     assert count["SkipSimplifiedLayerNormalization"] >= 2 * layers - 1
     readers = {use.node.op_type for v in graph.inputs if "past" in v.name for use in v.uses()}
     assert readers <= {"GroupQueryAttention", "Shape"}

@@ -1,4 +1,4 @@
-"""What an ExecuTorch file holds: caches written in place, facts for callers, small matrices."""
+"""ExecuTorch files: caches written in place, constants for callers, quantised matrices."""
 
 import json
 import re
@@ -18,8 +18,7 @@ from random_decoders import GEMMA3, MIXTRAL, random_decoder
 from random_models import speech
 
 _PAGE = Path(__file__).parents[2] / "docs" / "executorch.md"
-# What reads or writes caches where they lie, gives them another shape without moving anything,
-# or asks for a size.
+# Operators that read or write caches in place, reshape them without a copy, or read a size.
 _IN_PLACE = {
     "llama::update_cache",
     "llama::update_cache_with_indices",
@@ -64,7 +63,7 @@ def _delegated(blob: bytes, folder: Path) -> Any:
 
 
 def _calls(plan: Any) -> list[tuple[str, list[int]]]:
-    """Name and values of each instruction; what XNNPACK does is "delegate"."""
+    """Name and values of each instruction; XNNPACK's is "delegate"."""
     instructions = [instruction.instr_args for instruction in plan.chains[0].instructions]
     return [
         (

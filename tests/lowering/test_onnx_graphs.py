@@ -1,4 +1,4 @@
-"""What the exported graphs may not contain: whole-cache copies, weights twice, foreign paths."""
+"""Exported graphs contain no copies of whole caches, no duplicate weights and no local paths."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -139,7 +139,7 @@ def test_a_step_writes_its_own_slots_and_nothing_else() -> None:
 
 
 def test_quantized_logits_stay_close(quantize: str) -> None:
-    """The random model's logits spread over some 12; int8 moves them by a few per cent."""
+    """The random model's logits span about 12; int8 changes them by a few per cent."""
     bounds = {"none": 1e-3, "int8": 1.0, "int4": 6.0}
     features = np.random.default_rng(1).normal(size=(1, 80, 50)).astype(np.float32)
     tokens = np.random.default_rng(2).integers(0, 300, (1, 8))

@@ -1,4 +1,4 @@
-"""What a T5's ONNX graphs hold, and what quantisation leaves of their results."""
+"""A T5's ONNX graphs: their operators, and their results after quantisation."""
 
 from dataclasses import replace
 
@@ -14,13 +14,13 @@ from kvcast.programs.t5 import T5Programs
 from kvcast.runtimes.eager import EagerEncoderDecoder
 from random_models import CROSS_BIASED_T5, SMALL_T5, text
 
-# Sizes that every way to quantise takes.
+# Sizes that all quantisation schemes support.
 VOCAB = 320
 MODELS = [replace(sizes, inner=128, vocab_size=VOCAB) for sizes in (SMALL_T5, CROSS_BIASED_T5)]
 
 
 def programs_of(dimensions, part, size):
-    """Random programs; numbers of matrices with `part` in their names are of this size."""
+    """Random programs; weights of matrices with `part` in their names have this magnitude."""
     generator = np.random.default_rng(0)
     tensors = {
         name: generator.normal("norm" in name, size if part in name else 0.2, shape)
@@ -96,7 +96,7 @@ def stepped(runtime):
 @pytest.mark.parametrize("dimensions", MODELS)
 @pytest.mark.parametrize(("quantize", "least"), [("int8", 0.98), ("int4", 0.8)])
 def test_quantised_models_follow_fp32(dimensions, quantize, least, tmp_path):
-    # Nothing scales products of attention: with larger numbers a rounding picks other positions.
+    # Attention is not scaled: with larger values, rounding would change the attended positions.
     programs = programs_of(dimensions, "attention", 0.05)
     exact = stepped(EagerEncoderDecoder(programs))
     bundled = stepped(written(programs, tmp_path / "bundle", quantize))

@@ -1,4 +1,4 @@
-"""What a UniLM's ONNX graphs hold, and what quantisation leaves of their results."""
+"""A UniLM's ONNX graphs: their operators, and their results after quantisation."""
 
 from collections import Counter
 from dataclasses import replace
@@ -100,7 +100,7 @@ def stepped(runtime, source, target):
 
 
 def correlations(programs, candidate):
-    """Of logits and of embeddings with those of `programs` in eager fp32."""
+    """Correlations of logits and of embeddings with those of `programs` in eager fp32."""
     generator = np.random.default_rng(1)
     source, target = (generator.integers(0, VOCAB, count) for count in (40, 20))
     exact = EagerUnilm(programs)

@@ -1,4 +1,4 @@
-"""A ring gives what a cache of every position gives under a window's mask, whatever the chunks."""
+"""A ring gives the same results as a full cache with a window's mask, for any chunks."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ ROWS, HEADS, KV_HEADS, HEAD_DIM, LENGTH, WINDOW = 2, 4, 2, 8, 40, 6
 
 
 def attended(capacity: int, chunk: int) -> torch.Tensor:
-    """Attention's results [rows, length, heads * d] over a cache of so many slots."""
+    """Attention's results [rows, length, heads * d] with a cache of this capacity."""
     generator = torch.Generator().manual_seed(0)
 
     def random(heads: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The uncached UniLM against a definition in NumPy of what bert4keras computes.
+"""The uncached UniLM against a NumPy implementation of bert4keras.
 
 Written from the UniLM paper (arXiv:1905.03197, section 2.3), the RoFormer paper (arXiv:2104.09864,
 section 3.2.2) and the published formula for the mask, with bert4keras's layouts: matrices [in,
@@ -96,7 +96,7 @@ def unilm_in_numpy(dimensions, weights, tokens, segments):
 
 
 def rotated(heads_bshd):
-    """Turn each pair of neighbours by its sinusoidal position."""
+    """Rotate each pair of neighbours by its sinusoidal position."""
     count, size = heads_bshd.shape[1], heads_bshd.shape[-1]
     angles = np.arange(count)[:, None] * 10000.0 ** (-2 * np.arange(size // 2) / size)
     sinusoid = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(count, size)

@@ -1,4 +1,4 @@
-"""Dimensions that no model has, or that kvcast does not compute, are refused in one line."""
+"""Impossible or unsupported dimensions are refused in one line."""
 
 from dataclasses import replace
 

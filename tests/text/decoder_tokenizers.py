@@ -107,7 +107,7 @@ def _trained_sentencepiece() -> str:
 
 
 def text_files(tokenizer: Tokenizer, template: str | None = None) -> dict[str, bytes]:
-    """Return what a checkpoint holds of a text."""
+    """Return a checkpoint's text files."""
     settings = {"end_tokens": [2, 4], "bos_token": "<s>", "eos_token": "</s>"}
     files = {
         "tokenizer.json": tokenizer.to_str().encode(),
@@ -119,6 +119,6 @@ def text_files(tokenizer: Tokenizer, template: str | None = None) -> dict[str, b
 
 
 def user(*contents: str) -> list[dict[str, str]]:
-    """Return a conversation whose turns begin with the user's."""
+    """Return a conversation that starts with the user's turn."""
     roles: Iterable[str] = ["user", "assistant"] * len(contents)
     return [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]

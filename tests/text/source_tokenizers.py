@@ -39,7 +39,7 @@ def spiece_model(**options: object) -> bytes:
 
 
 def spiece_files(model: bytes, **settings: object) -> dict[str, bytes]:
-    """Return what a checkpoint of T5 holds of its text."""
+    """Return the text files of a T5's checkpoint."""
     return {"spiece.model": model, "text.json": json.dumps({"end_tokens": [1]} | settings).encode()}
 
 
@@ -69,13 +69,13 @@ VOCABULARY = list(dict.fromkeys(VOCABULARY))
 
 
 def bert_files(*, lowercase: bool = True, words: bool = False, **files: bytes) -> dict[str, bytes]:
-    """Return what a checkpoint of BERT's kind holds of its text."""
+    """Return the text files of a BERT's checkpoint."""
     settings = {"tokenizer": "bert", "end_tokens": [4], "lowercase": lowercase, "words": words}
     vocabulary = "\n".join(VOCABULARY) + "\n"
     return {"text.json": json.dumps(settings).encode(), "vocab.txt": vocabulary.encode()} | files
 
 
 def streamed(tokenizer: TextTokenizer, tokens: list[int]) -> str:
-    """Return the text of tokens that come one by one."""
+    """Return the text of tokens decoded one by one."""
     stream = tokenizer.stream()
     return "".join([*map(stream.push, tokens), stream.finish()])

@@ -1,4 +1,4 @@
-"""Word pieces: sources as transformers has them, targets as bert4keras writes them."""
+"""Word pieces: sources equal transformers' tokens, targets bert4keras's texts."""
 
 # ruff: noqa: RUF001, marks of Chinese are meant
 

@@ -1,4 +1,4 @@
-"""ByT5's bytes, beside transformers' tokenizer."""
+"""ByT5's bytes, compared with transformers' tokenizer."""
 
 import pytest
 from hypothesis import example, given

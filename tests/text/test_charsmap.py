@@ -1,4 +1,4 @@
-"""Normalisation rules that lead nowhere, or would take more memory than they are long."""
+"""Normalisation rules that point outside, or whose check could need too much memory."""
 
 import tracemalloc
 

@@ -1,4 +1,4 @@
-"""Which files make a tokenizer, and the line that others end in."""
+"""Which files make up a tokenizer, and the one-line errors for others."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A text ends before its first stop string, however it comes in pieces."""
+"""A text ends before its first stop string, however it is split into pieces."""
 
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ _STOPS = st.lists(st.text(st.sampled_from("ab\n"), min_size=1, max_size=5), max_
 
 
 def shown_by_naive_search(text: str, stops: list[str]) -> tuple[str, bool]:
-    """Read character by character, as it is defined."""
+    """Search character by character, by the definition."""
     for end in range(len(text) + 1):
         complete = [len(stop) for stop in stops if text[:end].endswith(stop)]
         if complete:

@@ -68,7 +68,7 @@ HANGS = {
 
 
 def failure(source: str) -> str:
-    """Return the line that a template ends in."""
+    """Return the error line of a template."""
     with pytest.raises(KvcastError) as error:
         ChatTemplate(source=source, constants={}).render(user("Hello"))
     line = str(error.value)

@@ -1,4 +1,4 @@
-"""Which tokenizer.json files are taken, and what is said about the others."""
+"""Which tokenizer.json files are accepted, and errors about others."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Write the tiny checkpoints beside this file, as bert4keras's releases have them.
+"""Write the tiny checkpoints beside this file, in the layout of bert4keras's releases.
 
 Needs tensorflow-cpu (2.21 wrote these), which nothing else here needs: `python write.py`. Number n
 of a variable is sin(k + n / 7), k being the place of its name among all, sorted, so that whoever

@@ -1,6 +1,6 @@
-"""Bundles of AOTInductor in fewer bits: near eager fp32, right dates, nobody sees another's cache.
+"""Reduced precision on AOTInductor: close to eager fp32, correct dates, separate caches.
 
-Compiling is what takes time: one bundle a family and kind of numbers, for all that is asked of it.
+Compiling takes time, so there is one bundle per family and precision for all tests.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ from random_models import SMALL, speech, text
 from random_unilms import ROFORMER
 from written_dates import dates_split, write_date
 
-# Sizes that no kernel likes.
+# Sizes that are awkward for all kernels.
 RANDOM: Mapping[str, Any] = {
     "whisper": replace(SMALL, encoder_layers=1, decoder_layers=1, vocab_size=301),
     "decoder": replace(GEMMA3, windows=(5, None), vocab_size=161),
@@ -52,7 +52,7 @@ class Case:
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
 def case(request):
-    """A bundle and its model: a packaged one where it writes sense, else a random one."""
+    """A bundle and its model: a packaged one if it writes meaningful text, else a random one."""
     family, quantize = request.param
     if family == "t5":
         folder = exported("demo-t5", "aoti", quantize="int8")
@@ -64,7 +64,7 @@ def case(request):
 
 
 def session(runtime: Any, family: str, seed: int) -> Iterator[Float32]:
-    """Logits [vocab] of a prompt that is long enough for `prefill`, and of steps after it."""
+    """Logits [vocab] after a prompt that is long enough for `prefill`, and after each step."""
     generator = np.random.default_rng(seed)
     tokens = generator.integers(0, 100, 26)
     if source := {"whisper": speech, "t5": text}.get(family):
@@ -78,7 +78,7 @@ def session(runtime: Any, family: str, seed: int) -> Iterator[Float32]:
 
 
 def test_logits_are_within_a_twentieth_of_those_in_fp32(case):
-    """Root mean square of differences, by the spread of fp32's logits; 0.01 to 0.03 were seen."""
+    """Root mean square error relative to the spread of fp32's logits; 0.01 to 0.03 were seen."""
     for seed in range(3):
         exact = np.stack(list(session(case.eager, case.family, seed)))
         logits = np.stack(list(session(case.runtime, case.family, seed)))
@@ -100,16 +100,16 @@ def test_sessions_that_take_turns_get_what_each_gets_alone(case):
 
 
 def test_weights_lie_where_kernels_load_them_from(case):
-    """Kernels read int8 with aligned loads; in the file tensors of odd sizes put all others off."""
+    """Kernels need aligned int8, but tensors of odd sizes misalign all others in the file."""
     weights = load_weights(case.folder / aoti.WEIGHTS, "cpu")
     assert weights
     assert {tensor.data_ptr() % 64 for tensor in weights.values()} == {0}
 
 
 def test_a_matrix_in_two_kinds_of_numbers_has_two_names(case):
-    """T5's encoder looks up in fp32 what its decoder multiplies with in int8."""
+    """T5's encoder looks up fp32 rows of a matrix that its decoder multiplies by in int8."""
     if case.family != "t5":
-        pytest.skip("only T5's programs want one matrix in two kinds of numbers")
+        pytest.skip("only T5's programs use one matrix in two dtypes")
     weights = load_weights(case.folder / aoti.WEIGHTS, "cpu")
     tables = {str(tensor.dtype) for name, tensor in weights.items() if "model.embedding" in name}
     assert {"torch.float32", "torch.int8"} <= tables

@@ -59,7 +59,7 @@ def test_a_bundle_runs_on_no_other_runtime(runtime, compiled):
 
 
 def changed(compiled, folder, **fields):
-    """A copy whose manifest says something else."""
+    """A copy with a changed manifest."""
     shutil.copytree(compiled, folder)
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | fields))
@@ -130,7 +130,7 @@ def test_any_compiler_serves_that_aotinductor_would_use(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     compiler = tmp_path / "clang++"
-    # It does not know -dumpfullversion, as g++ does.
+    # Unlike g++, it has no -dumpfullversion.
     compiler.write_text(
         '#!/bin/sh\ncase "$*" in *-dumpversion) echo 14.0.6 ;; *-shared*) ;; *) exit 1 ;; esac\n'
     )
