@@ -73,7 +73,9 @@ def _gemma(fields: Fields) -> dict[str, Any]:
         0.0 if fields.values.get(name) is None else fields.positive(name) for name in caps
     )
     if fields.flag("use_bidirectional_attention"):
-        raise fields.error("use_bidirectional_attention is not supported: it is not a decoder then")
+        raise fields.error(
+            "use_bidirectional_attention is not supported: it makes the model an encoder"
+        )
     return _configured_biases(fields) | {
         "window_rotary": read_rotary(fields, SLIDING, "rope_local_base_freq"),
         "attention_scale": fields.positive("query_pre_attn_scalar") ** -0.5,
@@ -97,8 +99,8 @@ def _always_windowed(fields: Fields, _layer: int) -> bool:
 
 
 def _windowed_from_a_layer_on(fields: Fields, layer: int) -> bool:
-    asked = fields.flag("use_sliding_window") and _always_windowed(fields, layer)
-    return asked and layer >= fields.whole("max_window_layers", least=0)
+    enabled = fields.flag("use_sliding_window") and _always_windowed(fields, layer)
+    return enabled and layer >= fields.whole("max_window_layers", least=0)
 
 
 def _windowed_but_every_nth(fields: Fields, layer: int) -> bool:

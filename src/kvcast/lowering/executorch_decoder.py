@@ -51,11 +51,11 @@ def lower(
     chunk = min(_CHUNK, longest)
     signature = signatures.decoder(programs, layers)
     # A chunk is written before it is read, so a ring has room for both (`kvcast.spec.ring`).
-    lying = [
+    with_chunk = [
         replace(layer, capacity=layer.capacity + chunk - 1) if layer.kind == "ring" else layer
         for layer in layers
     ]
-    arguments = [*new_positions(chunk), caches(lying, Dim("capacity", max=longest))]
+    arguments = [*new_positions(chunk), caches(with_chunk, Dim("capacity", max=longest))]
     methods = {"decode": export_method(signature["decode"], arguments, without_caches, quantize)}
-    facts = facts_of(programs.dimensions.vocab_size, lying, chunk, special_tokens)
+    facts = facts_of(programs.dimensions.vocab_size, with_chunk, chunk, special_tokens)
     return save_methods(methods, signature, facts, folder)

@@ -96,7 +96,7 @@ class DecodePacked(_Program):
         rows: list[int],
         counts: list[int],
         lengths: Tensor,
-        asked: Tensor,
+        logits_at: Tensor,
         caches: Sequence[LayerCache],
     ) -> tuple[Tensor, Sequence[LayerCache]]:
         """Process new tokens of some rows: many for prefill, one for a step.
@@ -106,7 +106,7 @@ class DecodePacked(_Program):
             rows: the rows of the caches that take part.
             counts: the number of new tokens of each.
             lengths: int32 [rows of the caches], positions in the cache before this call.
-            asked: int64 [m], which of the n positions get logits.
+            logits_at: int64 [m], which of the n positions get logits.
             caches: (key, value) [rows, kv_heads, capacity, d] per layer, written in place.
 
         Returns:
@@ -120,7 +120,7 @@ class DecodePacked(_Program):
             )
 
         hidden = self.decoder(tokens_n, attend)
-        return self.decoder.logits(hidden[asked]), caches
+        return self.decoder.logits(hidden[logits_at]), caches
 
 
 @dataclass(frozen=True, kw_only=True)

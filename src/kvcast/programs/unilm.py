@@ -116,7 +116,7 @@ class DecodePacked(nn.Module):
         rows: list[int],
         counts: list[int],
         lengths: Tensor,
-        asked: Tensor,
+        logits_at: Tensor,
         caches: Sequence[LayerCache],
     ) -> tuple[Tensor, Sequence[LayerCache]]:
         """Process new tokens of some rows: a source for an empty row, target tokens for others.
@@ -126,7 +126,7 @@ class DecodePacked(nn.Module):
             rows: the rows of the caches that take part, ascending.
             counts: the number of new tokens of each.
             lengths: int32 [rows of the caches], positions in the cache before this call.
-            asked: int64 [m], which of the n positions get logits.
+            logits_at: int64 [m], which of the n positions get logits.
             caches: (key, value) [rows, heads, capacity, d] per layer, written in place.
 
         Returns:
@@ -141,7 +141,7 @@ class DecodePacked(nn.Module):
             sources = _sources(tokens_rs, lengths[part])
             hidden.append(self.rows(tokens_rs, lengths[part], sources, views).flatten(0, 1))
             first = stop
-        return self.rows.model.logits(torch.cat(hidden)[asked]), caches
+        return self.rows.model.logits(torch.cat(hidden)[logits_at]), caches
 
 
 class Pool(nn.Module):

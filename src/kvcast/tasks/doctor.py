@@ -268,10 +268,10 @@ def _unproven(found: Mapping[str, str]) -> str:
     """Name packages whose version kvcast does not ask for, and so was not tested with."""
     from packaging.requirements import Requirement
 
-    asked = [Requirement(text) for text in requires("kvcast") or ()]
+    required = [Requirement(text) for text in requires("kvcast") or ()]
     other = [
         f"{one.name} {found[one.name]} is not a tested version ({one.specifier})"
-        for one in asked
+        for one in required
         if one.name in found and not one.specifier.contains(found[one.name], prereleases=True)
     ]
     return "; ".join(dict.fromkeys(other))

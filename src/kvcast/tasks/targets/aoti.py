@@ -63,9 +63,9 @@ class AotiTarget(Target):
             job.on_phase("quantising")
             smooth(programs)
         compiled = Precision(dtype=precision.dtype, quantize=precision.quantize)
-        signed, layers = _SIGNED[job.family](programs)
+        signatures, layers = _SIGNATURES[job.family](programs)
         graphs = aoti.lower(
-            signed,
+            signatures,
             compiled,
             folder,
             device=job.build.device,
@@ -120,36 +120,36 @@ def _check_cuda(precision: BundlePrecision) -> None:
 
 
 # Programs with their signatures (kvcast.lowering.signatures), and the layout of their caches.
-_Signed = tuple[Any, tuple[CacheLayers, ...]]
+_Signatures = tuple[Any, tuple[CacheLayers, ...]]
 
 
-def _whisper(programs: Any) -> _Signed:
+def _whisper(programs: Any) -> _Signatures:
     from kvcast.lowering import onnx_whisper, signatures
 
     return signatures.whisper(programs), onnx_whisper.cache_layers(programs.dimensions)
 
 
-def _t5(programs: Any) -> _Signed:
+def _t5(programs: Any) -> _Signatures:
     from kvcast.lowering import onnx_t5, signatures
 
     return signatures.t5(programs), onnx_t5.cache_layers(programs.dimensions)
 
 
-def _decoder(programs: Any) -> _Signed:
+def _decoder(programs: Any) -> _Signatures:
     from kvcast.lowering import onnx_decoder, signatures
 
     layers = onnx_decoder.cache_layers(programs.dimensions)
     return signatures.decoder(programs, layers), layers
 
 
-def _unilm(programs: Any) -> _Signed:
+def _unilm(programs: Any) -> _Signatures:
     from kvcast.lowering import onnx_decoder, signatures
 
     layers = onnx_decoder.cache_layers(programs.dimensions)
     return signatures.unilm(programs, layers), layers
 
 
-_SIGNED: Mapping[str, Callable[[Any], _Signed]] = {
+_SIGNATURES: Mapping[str, Callable[[Any], _Signatures]] = {
     "whisper": _whisper,
     "t5": _t5,
     "decoder": _decoder,
