@@ -1,8 +1,8 @@
 #!/bin/sh
-# Build a caller against the headers and libraries of ExecuTorch's wheel:
+# Builds a program against the headers and libraries of ExecuTorch's wheel:
 #   PYTHON=python3 sh build.sh generate.cpp generate
-# The wheel's kernels take matrix products from torch's library, and its operators of `llama` come
-# in one with Python's; on a device link your own build of ExecuTorch instead.
+# The wheel's kernels use matrix products from torch's library, and its `llama` operators are in a
+# library that needs Python's. On a device, link your own build of ExecuTorch instead.
 set -eu
 eval "$("${PYTHON:-python3}" -c '
 import executorch, sysconfig, torch

@@ -1,5 +1,5 @@
-// Tokens that follow a prompt, from an ExecuTorch file of a decoder-only model, greedily:
-//   generate model.pte 32 5 17 3      writes up to 32 tokens after 5 17 3
+// Continues a prompt of tokens with a decoder-only model's ExecuTorch file, greedily:
+//   generate model.pte 32 5 17 3      prints up to 32 tokens after 5 17 3
 #include "session.h"
 
 int main(int argc, char** argv) {
@@ -11,7 +11,7 @@ int main(int argc, char** argv) {
   const int steps = std::atoi(argv[2]);
   std::vector<int64_t> prompt;
   for (int i = 3; i < argc; ++i) prompt.push_back(std::atoll(argv[i]));
-  const std::vector<int64_t> ends = facts(model, "end_tokens");
+  const std::vector<int64_t> ends = constants(model, "end_tokens");
   Session session(model, static_cast<int64_t>(prompt.size()) + steps);
   int64_t next = likeliest(session.append(prompt));
   for (int i = 0; i < steps && !contains(ends, next); ++i) {

@@ -1,8 +1,8 @@
-// A text that grows, on an ExecuTorch file's `decode`.
+// A growing text, with the `decode` method of an ExecuTorch file.
 //
-// All that must be known of the model is in the file. The caches are the caller's own memory:
-// `decode` writes new positions into them where they lie, so a new text needs nothing but a length
-// of 0, and a second session nothing but caches of its own.
+// The file has everything that must be known of the model. The caches are the caller's memory, into
+// which `decode` writes new positions in place. So a new text just starts with a length of 0, and a
+// second session just needs caches of its own.
 #pragma once
 #include <executorch/extension/module/module.h>
 #include <executorch/extension/tensor/tensor.h>
@@ -21,7 +21,7 @@ using executorch::extension::Module;
 using executorch::extension::TensorPtr;
 using executorch::runtime::EValue;
 
-// What came of a call, or the end of the program with one line.
+// Returns the result of a call, or ends the program with one line.
 template <typename T>
 T require(executorch::runtime::Result<T> result, const char* what) {
   if (!result.ok()) {
@@ -31,8 +31,8 @@ T require(executorch::runtime::Result<T> result, const char* what) {
   return std::move(result.get());
 }
 
-// Numbers that the file gives by a method without arguments.
-inline std::vector<int64_t> facts(Module& model, const char* name) {
+// Returns the numbers of one of the file's constant methods.
+inline std::vector<int64_t> constants(Module& model, const char* name) {
   std::vector<int64_t> numbers;
   for (const EValue& value : require(model.execute(name), name)) numbers.push_back(value.toInt());
   return numbers;
@@ -44,18 +44,18 @@ inline bool contains(const std::vector<int64_t>& numbers, int64_t number) {
 
 class Session {
  public:
-  // For a text of up to `capacity` positions; `source` is what `decode` takes after the caches.
+  // For a text of up to `capacity` positions; `decode` takes `source` after the caches.
   Session(Module& model, int64_t capacity, std::vector<EValue> source = {})
       : model_(model),
-        vocab_(facts(model, "vocab_size")[0]),
-        chunk_(facts(model, "chunk")[0]),
+        vocab_(constants(model, "vocab_size")[0]),
+        chunk_(constants(model, "chunk")[0]),
         source_(std::move(source)) {
     const auto method = require(model.method_meta("decode"), "decode");
-    const std::vector<int64_t> rings = facts(model, "rings");
-    for (size_t i = 0; i < 2 * rings.size(); ++i) {  // a key and a value a layer
+    const std::vector<int64_t> rings = constants(model, "rings");
+    for (size_t i = 0; i < 2 * rings.size(); ++i) {  // a key and a value per layer
       const auto largest = require(method.input_tensor_meta(kFirstCache + i), "cache");
       std::vector<int32_t> sizes(largest.sizes().begin(), largest.sizes().end());
-      // Positions are axis 1: of a ring as many as the file says.
+      // Positions are axis 1; a ring has exactly as many as in the file.
       if (rings[i / 2] == 0) sizes[1] = static_cast<int32_t>(capacity);
       size_t count = 1;
       for (const int32_t size : sizes) count *= size;
@@ -64,7 +64,7 @@ class Session {
     }
   }
 
-  // Append tokens, up to a chunk at a time; return the logits of what comes next.
+  // Appends tokens, up to a chunk at a time; returns the logits of the next token.
   std::vector<float> append(std::vector<int64_t> tokens) {
     std::vector<float> logits(vocab_);
     for (size_t first = 0; first < tokens.size(); first += chunk_) {

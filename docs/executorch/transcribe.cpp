@@ -1,9 +1,9 @@
-// Tokens of what is said in log-mel features, from an ExecuTorch file of a Whisper, greedily and
-// without timestamps:
+// Transcribes log-mel features to tokens with a Whisper's ExecuTorch file, greedily and without
+// timestamps:
 //   transcribe model.pte features.f32 [features.f32...]
 //
-// Features are little-endian floats [mel_bins, mel_frames], a file for each 30 seconds. Writes a
-// line of tokens for each.
+// Features are little-endian floats [mel_bins, mel_frames], one file for every 30 seconds. Prints a
+// line of tokens for each file.
 #include <cmath>
 
 #include "session.h"
@@ -36,17 +36,17 @@ int main(int argc, char** argv) {
     return 2;
   }
   Module model(argv[1]);
-  const int32_t bins = facts(model, "mel_bins")[0], frames = facts(model, "mel_frames")[0];
-  const int64_t capacity = facts(model, "capacities")[0];
-  // For another language its token of `language_tokens` takes the place of start_tokens[1].
-  const std::vector<int64_t> start = facts(model, "start_tokens");
-  const std::vector<int64_t> ends = facts(model, "end_tokens");
-  const std::vector<int64_t> suppressed = facts(model, "suppressed_tokens");
-  const std::vector<int64_t> blank = facts(model, "blank_tokens");
+  const int32_t bins = constants(model, "mel_bins")[0], frames = constants(model, "mel_frames")[0];
+  const int64_t capacity = constants(model, "capacities")[0];
+  // For another language, replace start_tokens[1] by its token in `language_tokens`.
+  const std::vector<int64_t> start = constants(model, "start_tokens");
+  const std::vector<int64_t> ends = constants(model, "end_tokens");
+  const std::vector<int64_t> suppressed = constants(model, "suppressed_tokens");
+  const std::vector<int64_t> blank = constants(model, "blank_tokens");
   for (int i = 2; i < argc; ++i) {
     std::vector<float> features = features_in(argv[i], static_cast<size_t>(bins) * frames);
     const TensorPtr given = from_blob(features.data(), {1, bins, frames}, ScalarType::Float);
-    // Cross keys and values, which stay where they are until the next call of `encode`.
+    // Cross keys and values, which stay valid until the next call of `encode`.
     Session session(model, capacity, require(model.execute("encode", given), "encode"));
     std::vector<float> logits = session.append(start);
     forbid(logits, blank);
