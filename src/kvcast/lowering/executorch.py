@@ -179,7 +179,7 @@ class _Method(nn.Module):
         self, graph: GraphModule, inputs: Sequence[str], finish: Callable[[Results], Results]
     ) -> None:
         super().__init__()
-        _ask_for_sizes_where_they_are(graph, inputs)
+        _redirect_cache_sizes(graph, inputs)
         # Rebuilt, since the exported module would check shapes.
         self.program = GraphModule(graph, graph.graph)
         self.finish = finish
@@ -248,7 +248,7 @@ class _Products(BMMConfig):  # type: ignore[misc]
         return is_ours and super().check_constraints(node, ep)
 
 
-def _ask_for_sizes_where_they_are(module: GraphModule, inputs: Sequence[str]) -> None:
+def _redirect_cache_sizes(module: GraphModule, inputs: Sequence[str]) -> None:
     """Redirect reads of a cache's sizes to the axes where the new layout has them.
 
     Only caches have four axes.

@@ -88,7 +88,7 @@ class Decode(_Program):
 
 
 class DecodePacked(_Program):
-    """Takes a different number of new positions for each row, concatenated."""
+    """Takes any number of new positions for each row, concatenated."""
 
     def forward(
         self,

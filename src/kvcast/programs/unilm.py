@@ -104,7 +104,7 @@ class Decode(nn.Module):
 
 
 class DecodePacked(nn.Module):
-    """Takes a different number of new positions for each row, concatenated."""
+    """Takes any number of new positions for each row, concatenated."""
 
     def __init__(self, rows: PrefixedRows) -> None:
         super().__init__()
