@@ -1,8 +1,8 @@
 """Options, each declared once: a field of a frozen dataclass, with its bounds and its help.
 
-`keywords_of` makes the keywords of a public method out of such a dataclass, the command line makes
-arguments of it (`kvcast.cli.arguments`), and the documentation shows it as a table. This module
-knows no option by name, and nothing that an option does.
+`keywords_of` turns such a dataclass into the keywords of a public method, the command line turns it
+into arguments (`kvcast.cli.arguments`), and the documentation shows it as a table. This module
+knows no option by name, and nothing of what options do.
 """
 
 import dataclasses
@@ -36,15 +36,15 @@ __all__ = ["Bounds", "Check", "Choice", "Declared", "Option", "Params", "Text", 
 
 
 class Check(Protocol):
-    """What a value may be."""
+    """A rule that values must follow."""
 
     def problem(self, value: Any, kind: type) -> str | None:
-        """Say what is wrong with a value that should be of `kind`, as in "must be 1 or more"."""
+        """Return what is wrong with a value of type `kind`, as in "must be 1 or more", or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds(Check):
-    """A finite number: `least` and `most` are inside, `above` is not."""
+    """A finite number; `least` and `most` are inclusive bounds, `above` is exclusive."""
 
     least: float | None = None
     most: float | None = None
@@ -81,7 +81,7 @@ class Bounds(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Check):
-    """Text that can be encoded, and that is not empty if it must be `filled`."""
+    """Text that can be encoded as UTF-8; `filled`: and is not empty."""
 
     filled: bool = False
 
@@ -100,7 +100,7 @@ class Text(Check):
 
 @dataclass(frozen=True)
 class Choice(Check):
-    """One of several words; `words` is called each time, so that a table may grow."""
+    """One of several words; `words` is called on every check, so tables may grow."""
 
     words: Callable[[], Sequence[str]]
 
@@ -112,16 +112,16 @@ class Choice(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What is to be said of a field besides its name, type and default.
+    """Describes a field beyond its name, type and default.
 
     Attributes:
-        help: what it means, in half a sentence; called where it depends on a table.
+        help: what it means, in half a sentence, or a function that returns this.
         group: the heading under which it is listed.
-        check: which values it takes.
-        metavar: the value's name in the command's help.
-        flags: spellings on the command line; by default one that follows from the name.
-        default: the default in words, where the value does not say it.
-        read: turns a word of the command line into the value, where the type does not say how.
+        check: the rule for its values.
+        metavar: the value's name in the command line's help.
+        flags: spellings on the command line; by default one derived from the name.
+        default: the default in words, if the value alone does not explain it.
+        read: converts an argument of the command line to the value, if the type does not suffice.
 
     """
 
@@ -139,13 +139,13 @@ class Declared:
     """A field of a dataclass that has an `Option`.
 
     Attributes:
-        name: of the field, and of the keyword.
+        name: the name of the field and of the keyword.
         kind: bool, int, float or str.
-        many: whether it takes one or several of them.
+        many: whether it takes one or several values.
         optional: whether it takes None.
-        type: as annotated.
-        default: value.
-        option: what the annotation says besides.
+        type: the annotated type.
+        default: the default value.
+        option: the `Option` in the annotation.
 
     """
 
@@ -164,12 +164,12 @@ class Declared:
 
     @property
     def help(self) -> str:
-        """What it means, without the default."""
+        """The help text, without the default."""
         return self.option.help if isinstance(self.option.help, str) else self.option.help()
 
     @property
     def default_in_words(self) -> str:
-        """The default as documents show it."""
+        """The default as the documentation shows it."""
         if self.option.default is not None:
             return self.option.default
         if isinstance(self.default, bool):
@@ -189,7 +189,7 @@ class Declared:
         )
 
     def check(self, value: Any) -> None:
-        """Raise UsageError for a value that the option does not take."""
+        """Raise UsageError for a value that the option does not allow."""
         check = self.option.check
         if check is None or (value is None and self.optional):
             return
@@ -208,7 +208,7 @@ class Params:
     """Base of dataclasses whose fields are options.
 
     Raises:
-        UsageError: for a value out of its bounds.
+        UsageError: a value is out of its bounds.
 
     """
 
@@ -269,7 +269,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class _TakesParams(Protocol[Owner_contra, First_contra, T_contra, R_co]):
-    """A method whose argument beside `params` has a default."""
+    """A method with one argument, which has a default, besides `params`."""
 
     def __call__(
         self, owner: Owner_contra, first: First_contra = ..., /, *, params: T_contra
@@ -283,7 +283,7 @@ class _TakesKeywords(Protocol[First_contra, P, R_co]):
 
 
 class _Method(Protocol[Owner_contra, First_contra, P, R_co]):
-    """What type checkers take the decorated method for; at run time it is a function."""
+    """The decorated method as type checkers see it; at run time it is a function."""
 
     def __get__(
         self, instance: Owner_contra, owner: type
@@ -308,10 +308,10 @@ class _Decorator(Protocol[P, T_co]):
 
 
 def keywords_of(params: Callable[P, T]) -> _Decorator[P, T]:
-    """Return a decorator for a function whose last argument, `params`, is one of these.
+    """Return a decorator for a function whose last argument is `params`, of this class.
 
-    The function then takes the fields as keywords, with their types and defaults, and its docstring
-    goes on with what they mean. Type checkers and `inspect.signature` see them one by one.
+    The decorated function takes the fields as keywords, with their types and defaults, and its
+    docstring documents them. Type checkers and `inspect.signature` see each keyword.
     """
     made = cast("type[T]", params)
 

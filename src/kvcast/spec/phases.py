@@ -1,15 +1,15 @@
-"""Phases of an export, as a progress callback hears of them.
+"""The phases of an export, for progress callbacks.
 
-Each phase begins with one of the words reading, exporting, quantising, compiling, proving and
-sealing; where a model has several programs, the program's name follows: "compiling decode".
+A phase's text starts with reading, exporting, quantising, compiling, proving or sealing; if a model
+has several programs, the program's name follows, as in "compiling decode".
 """
 
 from collections.abc import Callable
 from typing import TypeAlias
 
 OnPhase: TypeAlias = Callable[[str], None]
-"""Called with each phase as it begins."""
+"""Called with the text of each phase when it starts."""
 
 
 def ignore_phase(phase: str) -> None:
-    """Do nothing: for callers that show no progress."""
+    """Do nothing; the default for callers that show no progress."""
