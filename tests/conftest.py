@@ -27,7 +27,7 @@ _SUBJECTS = {
     params=[
         *((model, runtime) for model in _SUBJECTS for runtime in ("eager", "onnx")),
         ("whisper", "aoti"),
-        ("cross-biased t5", "aoti"),
+        pytest.param(("cross-biased t5", "aoti"), marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )
@@ -46,14 +46,11 @@ def demo_programs() -> WhisperPrograms:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _shared_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What one worker exports serves all of this run, and nothing stays in the user's cache."""
     own = tmp_path_factory.getbasetemp()
-    share(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing that a test exports stays in the user's cache."""
+    run = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    share(run)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KVCAST_CACHE", str(tmp_path_factory.mktemp("kvcast-cache")))
+        patch.setenv("KVCAST_CACHE", str(run / "kvcast-cache"))
         yield

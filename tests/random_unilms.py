@@ -21,7 +21,7 @@ ROFORMER = UnilmDimensions(
     embedding_width=64,
     inner=96,
     heads=4,
-    layers=3,
+    layers=2,
     max_positions=128,
     rotary=Rotary(base=10000.0),
     pooled=True,

@@ -4,20 +4,40 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
+from kvcast.cli import main
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/sense-and-sensibility.flac"
 DAMAGED = ROOT / "tests/audio/damaged"
 
 
-def transcribe(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvcast", "transcribe", "--model", "demo", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Transcribe = Callable[..., Done]
+
+
+@pytest.fixture
+def transcribe(capfd: pytest.CaptureFixture[str]) -> Transcribe:
+    """The command, and all that libraries in C write as well."""
+
+    def run(*words: str | Path) -> Done:
+        code = main(["transcribe", "--model", "demo", *map(str, words)])
+        return Done(code, *capfd.readouterr())
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +81,9 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_unreadable_input_is_one_line_and_74(files: Path, name: str) -> None:
+def test_unreadable_input_is_one_line_and_74(
+    transcribe: Transcribe, files: Path, name: str
+) -> None:
     done = transcribe(files / name)
     assert (done.returncode, done.stdout) == (74, "")
     assert done.stderr.count("\n") == 1
@@ -69,7 +91,9 @@ def test_unreadable_input_is_one_line_and_74(files: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["awful.wav", "bad.wav", "null.wav", "evil.wav"])
-def test_known_bad_files_are_one_line_at_most(files: Path, name: str) -> None:
+def test_known_bad_files_are_one_line_at_most(
+    transcribe: Transcribe, files: Path, name: str
+) -> None:
     """What can be made of these differs, but never a traceback, and never silence about it."""
     done = transcribe(files / name)
     assert done.returncode in (0, 74)
@@ -77,14 +101,16 @@ def test_known_bad_files_are_one_line_at_most(files: Path, name: str) -> None:
     assert name in done.stderr
 
 
-def test_silence_is_said_and_transcribes_to_nothing(files: Path) -> None:
+def test_silence_is_said_and_transcribes_to_nothing(transcribe: Transcribe, files: Path) -> None:
     done = transcribe(files / "silent.wav")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.count("\n") == 1
     assert "silent" in done.stderr
 
 
-def test_what_a_truncated_file_holds_is_transcribed_and_the_cut_is_said(files: Path) -> None:
+def test_what_a_truncated_file_holds_is_transcribed_and_the_cut_is_said(
+    transcribe: Transcribe, files: Path
+) -> None:
     done = transcribe(files / "truncated.wav")
     assert done.returncode == 0
     assert done.stdout.startswith("And Mr. John Dashwood")
@@ -92,13 +118,15 @@ def test_what_a_truncated_file_holds_is_transcribed_and_the_cut_is_said(files: P
     assert "truncated.wav" in done.stderr
 
 
-def test_a_missing_file_is_66() -> None:
+def test_a_missing_file_is_66(transcribe: Transcribe) -> None:
     done = transcribe("nowhere.wav")
     assert (done.returncode, done.stdout) == (66, "")
     assert done.stderr.count("\n") == 1
 
 
-def test_one_bad_file_of_several_costs_only_itself(files: Path, tmp_path: Path) -> None:
+def test_one_bad_file_of_several_costs_only_itself(
+    transcribe: Transcribe, files: Path, tmp_path: Path
+) -> None:
     words = (EXAMPLE, files / "empty.wav", files / "whole.wav")
     done = transcribe(*words, "--output-dir", tmp_path, "--format", "all", "--quiet")
     assert done.returncode == 3

@@ -138,6 +138,7 @@ def call(page):
     return Call(rest, read, computed, sizes)
 
 
+@pytest.mark.slow
 def test_the_pages_code_gives_the_stock_models_logits(page):
     stock, close = page["stock"], {"atol": 1e-5, "rtol": 1e-5}
     expected = stock(page["tokens"], page["states"], FRESH)
@@ -148,6 +149,7 @@ def test_the_pages_code_gives_the_stock_models_logits(page):
     torch.testing.assert_close(page["second"], expected, **close)
 
 
+@pytest.mark.slow
 def test_a_compiled_program_whose_reset_is_missing_gives_nan(page):
     decode = page["decode"]
     decode(page["tokens"], page["states"], FRESH)
@@ -155,6 +157,7 @@ def test_a_compiled_program_whose_reset_is_missing_gives_nan(page):
     assert not torch.isnan(decode(page["longer"], page["states"], SAME)).any()
 
 
+@pytest.mark.slow
 def test_the_branch_that_reads_only_assigns(call):
     read = call.read
     assert len(read) == 2
@@ -165,6 +168,7 @@ def test_the_branch_that_reads_only_assigns(call):
         assert re.fullmatch(allowed, line.strip()), line
 
 
+@pytest.mark.slow
 def test_projections_of_a_source_stand_in_the_computing_branch_alone(call):
     rest, computed = call.rest, call.computed
     assert len(computed) == 2
@@ -176,6 +180,7 @@ def test_projections_of_a_source_stand_in_the_computing_branch_alone(call):
     assert not re.search(r"encoder_attn_(key|value)_weight", "".join(products))
 
 
+@pytest.mark.slow
 def test_a_step_neither_copies_keys_nor_makes_anything_of_their_size(call):
     rest = call.rest
     allocated = re.findall(r"empty_strided\w*\(\d+, (int_array_\d+),", rest)
@@ -188,6 +193,7 @@ def test_a_step_neither_copies_keys_nor_makes_anything_of_their_size(call):
     assert len(re.findall(r"aoti_torch_(?:cpu_)?copy_?\(", rest)) <= 2
 
 
+@pytest.mark.slow
 def test_the_buffers_memory_is_taken_for_nothing_else(call):
     rest, read = call.rest, call.read
     handed_out = re.findall(r"(buf\d+) = std::move", "\n".join(read))

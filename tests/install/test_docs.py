@@ -17,7 +17,14 @@ def test_there_are_blocks_to_run() -> None:
     assert len(BLOCKS) >= 3
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+@pytest.mark.parametrize(
+    "block",
+    [
+        # What asks for other models than the README's first command exports takes longer.
+        pytest.param(block, id=str(i), marks=[] if 'load("demo",' in block else pytest.mark.slow)
+        for i, block in enumerate(BLOCKS)
+    ],
+)
 def test_block_runs(block: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", block],

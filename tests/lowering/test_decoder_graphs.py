@@ -91,6 +91,14 @@ def test_smoothing_changes_ranges_and_no_result(dimensions):
     np.testing.assert_allclose(logits(), before, atol=2e-4)
 
 
+def quick(*models):
+    """All models; those that are not named here are slow."""
+    return [
+        *models,
+        *(pytest.param(one, marks=pytest.mark.slow) for one in MODELS if one not in models),
+    ]
+
+
 def correlation(dimensions, quantize, cache="fp32"):
     """Correlation of a quantised model's logits with those of fp32, prefill and steps."""
     exact = opened(dimensions, runtime="eager")
@@ -109,13 +117,13 @@ def correlation(dimensions, quantize, cache="fp32"):
     return np.corrcoef(found[0].ravel(), found[1].ravel())[0, 1]
 
 
-@pytest.mark.parametrize("dimensions", MODELS, ids=NAME)
+@pytest.mark.parametrize("dimensions", quick(LLAMA, MIXTRAL), ids=NAME)
 def test_quantised_models_follow_fp32(dimensions):
     assert correlation(dimensions, "int8") > 0.99
     assert correlation(dimensions, "int4") > 0.8
 
 
-@pytest.mark.parametrize("dimensions", MODELS, ids=NAME)
+@pytest.mark.parametrize("dimensions", quick(GEMMA3), ids=NAME)
 def test_int8_caches_follow_fp32_and_take_a_quarter(dimensions):
     assert correlation(dimensions, "none", cache="int8") > 0.995
     runtime = opened(dimensions, cache="int8")

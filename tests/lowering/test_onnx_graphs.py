@@ -19,7 +19,9 @@ from random_models import SMALL, random_programs
 ATTENTION = {"GroupQueryAttention", "MultiHeadAttention"}
 
 
-@pytest.fixture(scope="module", params=["none", "int8", "int4"])
+@pytest.fixture(
+    scope="module", params=["none", "int8", pytest.param("int4", marks=pytest.mark.slow)]
+)
 def quantize(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -179,6 +181,7 @@ def test_blocks_are_within_a_step(bits: int) -> None:
     assert (np.abs(back - weight.reshape(6, 2, 32)) <= np.abs(scales)[..., None] + 1e-6).all()
 
 
+@pytest.mark.slow
 def test_128_mel_bins_and_a_deep_encoder_export() -> None:
     dimensions = replace(SMALL, n_mels=128, encoder_layers=5, decoder_layers=1)
     runtime = opened(dimensions)

@@ -110,7 +110,11 @@ def correlations(programs, candidate):
     return np.corrcoef(*logits)[0, 1], np.corrcoef(*vectors)[0, 1]
 
 
-@pytest.mark.parametrize("dimensions", MODELS, ids=architecture)
+@pytest.mark.parametrize(
+    "dimensions",
+    [ROFORMER, *(pytest.param(model, marks=pytest.mark.slow) for model in MODELS[1:])],
+    ids=architecture,
+)
 @pytest.mark.parametrize(
     ("quantize", "cache", "least"),
     [("int8", "fp32", 0.99), ("int4", "fp32", 0.8), ("none", "int8", 0.99)],
@@ -128,6 +132,7 @@ def test_quantised_eager_models_follow_fp32(quantize):
     assert min(correlations(random_unilm(SIMBERT), EagerUnilm(quantized))) > least
 
 
+@pytest.mark.slow
 def test_a_quantised_head_keeps_its_bias(tmp_path):
     tensors = random_tensors(SIMBERT)
     tensors["head.bias"] = np.linspace(-100, 100, VOCAB, dtype=np.float32)

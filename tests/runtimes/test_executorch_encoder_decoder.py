@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bundles import NEEDED, SPECIAL_TOKENS, bundle, opened
 from executorch_callers import built
-from executorch_models import FILE, MODELS, WHISPER
+from executorch_models import CROSS_BIASED, FILE, MODELS, WHISPER
 from kvcast.bundle.manifest import MANIFEST, read_bundle
 from kvcast.bundle.packages import read_on_trust
 from kvcast.decoding.filters import SuppressBlank, SuppressTokens
@@ -31,7 +31,7 @@ _SOURCES: dict[str, Callable[[int, int], Sequence[NDArray[Any]]]] = {
 }
 
 
-@pytest.fixture(params=_SOURCES)
+@pytest.fixture(params=["whisper", "t5", CROSS_BIASED])
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 

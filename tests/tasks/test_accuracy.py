@@ -27,10 +27,12 @@ def beam(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
+@pytest.mark.slow
 def test_full_precision_hears_nearly_every_word(beam: int, load: Load, recordings):
     assert word_error(load, recordings["example"], beam, quantize="none") < 1.5
 
 
+@pytest.mark.slow
 def test_the_default_is_within_three_tenths_of_a_point_of_full_precision(
     beam: int, load: Load, recordings
 ):
@@ -38,6 +40,7 @@ def test_the_default_is_within_three_tenths_of_a_point_of_full_precision(
     assert word_error(load, recordings["example"], beam) <= full + 0.3
 
 
+@pytest.mark.slow
 def test_so_is_the_default_of_the_multilingual_model(load: Load, recordings):
     full = word_error(load, recordings["example"], 1, "demo-base", runtime="eager")
     assert word_error(load, recordings["example"], 1, "demo-base") <= full + 0.3
@@ -48,10 +51,12 @@ def test_the_default_is_int8_on_onnx_runtime(load: Load, recordings):
     assert list(default) == list(load("demo", quantize="int8").transcribe(recordings["004"]))
 
 
+@pytest.mark.slow
 def test_int4_reads_nearly_the_same(beam: int, load: Load, recordings):
     assert word_error(load, recordings["example"], beam, quantize="int4") < 10
 
 
+@pytest.mark.slow
 def test_eager_int8_reads_nearly_the_same(load: Load, recordings):
     error = word_error(load, recordings["example"], 1, runtime="eager", quantize="int8")
     assert error < 1.5

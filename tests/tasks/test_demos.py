@@ -18,7 +18,11 @@ from written_dates import FORMS, PARAPHRASES, dates_split, write_date
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_demos.py"
 DEMOS = ("demo-t5", "demo-unilm")
-RUNTIMES = [("eager", "none"), ("onnx", "none"), ("onnx", "int8"), ("onnx", "int4")]
+RUNTIMES = [
+    ("eager", "none"),
+    ("onnx", "int8"),
+    *(pytest.param(("onnx", quantize), marks=pytest.mark.slow) for quantize in ("none", "int4")),
+]
 # Least share of right answers.
 RIGHT = {"none": 0.995, "int8": 0.99, "int4": 0.99}
 _, HELD_BACK = dates_split()
@@ -130,6 +134,7 @@ def test_a_demo_is_small_and_a_changed_file_is_refused(demo, tmp_path, monkeypat
         locate(demo)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("demo", DEMOS)
 def test_the_training_script_writes_a_model_that_loads(demo, tmp_path):
     folder = tmp_path / demo

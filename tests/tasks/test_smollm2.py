@@ -15,6 +15,7 @@ import kvcast
 from kvcast.bench.text.huggingface import write_hugging_face
 from kvcast.checkpoints.source import locate, open_checkpoint
 
+pytestmark = pytest.mark.slow
 TEXT = Path(__file__).parents[1] / "data" / "pride-and-prejudice.txt"
 NEW = 20
 # Most that perplexity may grow. The file's weights have 4 bits already, with a least value a block

@@ -13,7 +13,9 @@ from random_models import CROSS_BIASED_T5, SMALL_T5, random_t5_programs
 
 
 @pytest.mark.parametrize("dimensions", [SMALL_T5, CROSS_BIASED_T5])
-@pytest.mark.parametrize(("positions", "tokens"), [(32, 56), (9, 18)])
+@pytest.mark.parametrize(
+    ("positions", "tokens"), [(32, 56), pytest.param(9, 18, marks=pytest.mark.slow)]
+)
 def test_a_bundle_gives_what_its_model_gives_within_its_positions(dimensions, positions, tokens):
     dimensions = replace(dimensions, target_positions=positions)
     record = prove_t5(opened(dimensions), random_t5_programs(dimensions), exact=True)

@@ -43,13 +43,16 @@ def test_an_accepted_window_has_no_reasons_to_fall_back(model, recordings):
     assert segment.fallback == ()
 
 
-@pytest.mark.parametrize("options", [{"best_of": 1}, {"best_of": 5}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"best_of": 1}, pytest.param({"best_of": 5}, marks=pytest.mark.slow)], ids=str
+)
 def test_one_seed_gives_one_transcript(options, model, recordings):
     first = sampled(model, recordings["example"], seed=7, **options)
     assert sampled(model, recordings["example"], seed=7, **options) == first
     assert sampled(model, recordings["example"], seed=8, **options) != first
 
 
+@pytest.mark.slow
 def test_more_samples_are_likelier(model, recordings):
     def likelihood(best_of: int) -> float:
         found = sampled(model, recordings["example"], temperature=1.0, best_of=best_of)

@@ -4,6 +4,7 @@ fp32 on each runtime at temperature 0 (samples cannot be compared: random number
 """
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -47,12 +48,24 @@ def assert_equal(
     return segments
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("options", [{}, UNTIMED, BEAMS, BEAMS | UNTIMED], ids=str)
-def test_real_speech(options, runtime, load, oracle, recordings):
+@pytest.mark.parametrize(
+    ("runtime", "options"),
+    [
+        ("onnx", {}),
+        ("eager", {}),
+        ("onnx", BEAMS),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("eager", BEAMS), *product(RUNTIMES, (UNTIMED, BEAMS | UNTIMED)))
+        ),
+    ],
+    ids=str,
+)
+def test_real_speech(runtime, options, load, oracle, recordings):
     assert_equal("demo", runtime, load, oracle, recordings, "example", options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "options"),
     [
@@ -67,6 +80,7 @@ def test_speech_with_40_seconds_of_silence_inside(runtime, options, load, oracle
     assert_equal("demo", runtime, load, oracle, recordings, "pauses", options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("options", [{}, BEAMS], ids=str)
 def test_three_minutes_of_speech(options, runtime, load, oracle, recordings):
@@ -74,6 +88,7 @@ def test_three_minutes_of_speech(options, runtime, load, oracle, recordings):
     assert segments[-1].end > 180
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -93,6 +108,7 @@ def test_two_windows_with_options(options, load, oracle, recordings):
     assert_equal("demo", "onnx", load, oracle, recordings, "two windows", options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"beam": 5, "task": "translate", "language": "de"}], ids=str
 )

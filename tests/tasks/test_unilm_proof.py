@@ -17,6 +17,7 @@ def test_a_bundle_gives_what_its_model_gives(dimensions):
     assert record["max_logit_error"] < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("positions", "tokens"), [(16, 30), (40, 56)])
 @pytest.mark.parametrize("dimensions", MODELS[1:], ids=lambda dimensions: dimensions.architecture)
 def test_a_model_of_few_positions_is_proven_within_them(dimensions, positions, tokens):

@@ -4,7 +4,10 @@ A bundle is opened as it is. Anything else is exported once into the cache folde
 derived from its content and the options, and found there the next time. Eager needs no bundle.
 """
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -13,7 +16,7 @@ from kvcast import __version__
 from kvcast.bundle.manifest import MANIFEST, VERSION, Manifest, is_bundle, read_bundle
 from kvcast.bundle.packages import bundle_of, is_package, read_on_trust, unvouched_package
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
-from kvcast.errors import KvcastError, UsageError
+from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.runtimes.cores import available_cores
 from kvcast.spec.paths import cache_dir
 from kvcast.spec.phases import OnPhase, ignore_phase
@@ -215,10 +218,13 @@ def _exported_once(
     parts = (fingerprint(checkpoint), runtime, repr(precision), *made_for, *versions)
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
     bundle = cache_dir() / "bundles" / key
-    try:
+    with contextlib.suppress(KvcastError):
         return bundle, read_bundle(bundle)
-    except KvcastError:  # missing or damaged: exporting mends both
-        check_export(runtime, precision, build)
+    # It is missing or damaged: exporting mends both.
+    check_export(runtime, precision, build)
+    with _only_exporter(bundle):
+        with contextlib.suppress(KvcastError):
+            return bundle, read_bundle(bundle)  # another process has exported it meanwhile
         export_folder(
             checkpoint,
             name,
@@ -230,3 +236,20 @@ def _exported_once(
             on_phase=on_phase,
         )
     return bundle, read_bundle(bundle)
+
+
+@contextmanager
+def _only_exporter(bundle: Path) -> Iterator[None]:
+    """Wait while another process exports the same bundle into the cache folder."""
+    from filelock import FileLock
+
+    lock = FileLock(f"{bundle}.lock")
+    try:
+        bundle.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise InputOutputError(f"cannot write {bundle.parent}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        lock.release()
