@@ -1,5 +1,6 @@
 """AOTInductor's code: caches written in place, no copies, weights kept outside the package."""
 
+import copy
 import re
 import zipfile
 from pathlib import Path
@@ -26,15 +27,10 @@ from random_models import SMALL, random_programs
 COPIES = re.compile(r"aoti_torch_(?:cpu_)?(?:copy_?|clone\w*|cat\w*|repeat\w*|expand_copy\w*)\(")
 
 
-def generated(signature: signatures.Signature) -> str:
-    """The C++ of a program."""
-    return "".join(written(*aoti.export_program(signature, Precision(), "decode")).values())
-
-
 def written(module: nn.Module, arguments: tuple[Any, ...]) -> dict[str, str]:
-    """The C++ of an exported program by file, which no compiler has seen yet."""
+    """The C++ of an exported program by file; no compiler has seen it."""
     with config.patch({"aot_inductor.package_cpp_only": True}):
-        files, _ = aoti.compile_program(module, arguments)
+        files, _ = aoti.compile_program(copy.deepcopy(module), arguments)
     return {file: Path(file).read_text() for file in files if file.endswith(".cpp")}
 
 
@@ -48,16 +44,32 @@ def compiled_small():
     return bundle(SMALL, runtime="aoti")
 
 
-@pytest.fixture(scope="module")
-def whisper_decode(small_programs):
-    return generated(signatures.whisper(small_programs)["decode"])
+Exported = tuple[torch.fx.GraphModule, tuple[Any, ...]]
 
 
 @pytest.fixture(scope="module")
-def ring_decode():
+def whisper_exported(small_programs) -> Exported:
+    """`decode`, before it is compiled."""
+    return aoti.export_program(signatures.whisper(small_programs)["decode"], Precision(), "decode")
+
+
+@pytest.fixture(scope="module")
+def ring_exported() -> Exported:
     programs = random_decoder(GEMMA3)
     layers = onnx_decoder.cache_layers(programs.dimensions)
-    return generated(signatures.decoder(programs, layers)["decode"])
+    return aoti.export_program(
+        signatures.decoder(programs, layers)["decode"], Precision(), "decode"
+    )
+
+
+@pytest.fixture(scope="module")
+def whisper_decode(whisper_exported) -> str:
+    return "".join(written(*whisper_exported).values())
+
+
+@pytest.fixture(scope="module")
+def ring_decode(ring_exported) -> str:
+    return "".join(written(*ring_exported).values())
 
 
 @pytest.fixture(params=["whisper_decode", "ring_decode"])
@@ -87,10 +99,8 @@ def test_a_step_allocates_nothing_of_a_caches_size(source):
         assert capacities.isdisjoint(re.findall(r"s\d+", arrays[name]))
 
 
-def test_cross_keys_are_projected_by_encode_alone(small_programs):
-    module, _ = aoti.export_program(
-        signatures.whisper(small_programs)["decode"], Precision(), "decode"
-    )
+def test_cross_keys_are_projected_by_encode_alone(whisper_exported):
+    module, _ = whisper_exported
     read = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
     assert any("cross_attention.query" in name for name in read)
     assert not any("cross_attention.key_value" in name for name in read)
@@ -138,20 +148,27 @@ def test_weights_without_a_checksum_are_refused(compiled_small):
         AotiEncoderDecoder(compiled_small, manifest, threads=1)
 
 
-def test_operators_that_are_left_are_none_of_ours(small_programs):
-    signature = signatures.whisper(small_programs)["decode"]
-    module, _ = aoti.export_program(signature, Precision(), "decode")
+def test_operators_that_are_left_are_none_of_ours(whisper_exported):
+    module, _ = whisper_exported
     assert not [node for node in module.graph.nodes if "kvcast" in str(node.target)]
     assert torch.ops.aten.index_put_.default in {node.target for node in module.graph.nodes}
 
 
-def test_layers_share_the_mask_of_their_window():
-    programs = random_decoder(GEMMA3)
-    layers = onnx_decoder.cache_layers(programs.dimensions)
-    signature = signatures.decoder(programs, layers)["decode"]
-    module, _ = aoti.export_program(signature, Precision(), "decode")
+def test_layers_share_the_mask_of_their_window(ring_exported):
+    module, _ = ring_exported
     kept = module.graph.find_nodes(op="call_function", target=torch.ops.prims.copy_strided.default)
-    assert len(kept) == len(set(programs.dimensions.windows)) < len(layers)
+    assert len(kept) == len(set(GEMMA3.windows)) < GEMMA3.layers
+
+
+def product(linear: nn.Linear) -> signatures.Signature:
+    """A program of one matrix product."""
+    return signatures.Signature(
+        program=linear.requires_grad_(False),
+        arguments=(torch.zeros(4, linear.in_features, dtype=linear.weight.dtype),),
+        sizes=({0: torch.export.Dim("rows")},),
+        inputs=["hidden"],
+        outputs=["product"],
+    )
 
 
 class Loops(nn.Module):
@@ -171,24 +188,17 @@ def test_only_loops_over_many_numbers_take_all_threads():
     assert code.count("for(") > code.count("#pragma omp for") == 1
 
 
-def test_programs_that_mean_different_weights_by_one_name_are_refused(small_programs, tmp_path):
+def test_programs_that_mean_different_weights_by_one_name_are_refused(tmp_path):
     """A program with another program's weights reads past their end: it does not check sizes."""
-    both = signatures.whisper(small_programs)
-    other = signatures.whisper(random_programs(SMALL, seed=1))
-    wrong = {"encode": both["encode"], "pool": other["encode"]}
+    wrong = {name: product(nn.Linear(8, 8, bias=False)) for name in ("encode", "pool")}
     with pytest.raises(RuntimeError, match="two programs have different weights named"):
         aoti.lower(wrong, Precision(), tmp_path)
 
 
 @pytest.mark.slow
 def test_a_tuned_program_finds_its_own_layout_of_its_weights_and_tells_nothing(tmp_path, capfd):
-    linear = nn.Linear(64, 96, bias=False).requires_grad_(False).bfloat16()
-    examples = (torch.zeros(4, 64, dtype=torch.bfloat16),)
-    sizes = ({0: torch.export.Dim("rows")},)
-    signature = signatures.Signature(
-        program=linear, arguments=examples, sizes=sizes, inputs=["hidden"], outputs=["product"]
-    )
-    graphs = aoti.lower({"encode": signature}, Precision(), tmp_path, max_autotune=True)
+    linear = nn.Linear(64, 96, bias=False).bfloat16()
+    graphs = aoti.lower({"encode": product(linear)}, Precision(), tmp_path, max_autotune=True)
     assert "AUTOTUNE" not in "".join(capfd.readouterr()).upper()
     manifest = seal(
         tmp_path,
@@ -204,7 +214,7 @@ def test_a_tuned_program_finds_its_own_layout_of_its_weights_and_tells_nothing(t
         ),
     )
     hidden = torch.randn(3, 64).bfloat16()
-    (product,) = open_programs(tmp_path, manifest, threads=1)["encode"]([hidden], {})
-    torch.testing.assert_close(product, linear(hidden).float(), atol=0.02, rtol=0.02)
+    (found,) = open_programs(tmp_path, manifest, threads=1)["encode"]([hidden], {})
+    torch.testing.assert_close(found, linear(hidden).float(), atol=0.02, rtol=0.02)
     with safe_open(tmp_path / aoti.WEIGHTS, "pt") as weights:
         assert any(name.startswith("encode/") for name in weights.keys())  # noqa: SIM118

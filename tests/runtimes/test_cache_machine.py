@@ -111,8 +111,9 @@ def _drive(runtime: object, source: tuple[NDArray[Any], ...], examples: int) -> 
     case().runTest()
 
 
-def test_cache_follows_recomputation(subject: Subject) -> None:
-    _drive(subject.runtime, subject.source(INPUTS, 0), examples=25)
+@pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
+def test_cache_follows_recomputation(subject: Subject, examples: int) -> None:
+    _drive(subject.runtime, subject.source(INPUTS, 0), examples)
 
 
 class Forgetful:
