@@ -23,12 +23,13 @@ from kvcast.programs.t5 import T5Programs
 from kvcast.programs.unilm import UnilmPrograms
 from kvcast.programs.whisper import WhisperPrograms
 from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.runtimes import BundlePrecision
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
 from kvcast.spec.whisper import WhisperDimensions
 from kvcast.tasks.families import family_of
 from kvcast.tasks.targets import TARGETS
-from kvcast.tasks.targets.base import BuildOptions, BundlePrecision, LoweringJob
+from kvcast.tasks.targets.base import BuildOptions, LoweringJob
 from random_decoders import random_decoder
 from random_models import random_programs, random_t5_programs
 from random_unilms import random_unilm

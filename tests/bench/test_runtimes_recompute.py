@@ -9,7 +9,7 @@ import pytest
 from kvcast.bench.runtimes.baselines import open_bundle, write_bundle
 from kvcast.bench.runtimes.recompute import STATES, RecomputingPrograms
 from kvcast.runtimes.eager import EagerEncoderDecoder
-from kvcast.tasks.targets.base import BundlePrecision
+from kvcast.spec.runtimes import BundlePrecision
 from random_models import SMALL, random_programs, speech
 
 FP32 = BundlePrecision(quantize="none")

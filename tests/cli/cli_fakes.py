@@ -14,6 +14,7 @@ import kvcast
 from kvcast.cli import main
 from kvcast.spec.phases import OnPhase
 from kvcast.tasks import loading
+from kvcast.tasks.params import LoadParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +78,14 @@ if __name__ == "__main__":
             self.pause = 600.0 if name == "slow.wav" else 0.0
             return super()._segments(name)
 
-    def open_model(*, on_phase: OnPhase, **_: Any) -> loading.OpenedModel:
-        on_phase("compiling decode")
+    def open_model(_: str, params: LoadParams) -> loading.OpenedModel:
+        params.on_phase("compiling decode")
         if sys.stderr is not None and sys.stderr.isatty():
             time.sleep(0.3)  # a spinner is drawn again ten times a second
         return loading.OpenedModel(model=Patient(), runtime="onnx")
 
-    def export_bundle(model: str, *, output: Path, on_phase: OnPhase, **_: Any) -> Path:
-        open_model(on_phase=on_phase)
+    def export_bundle(model: str, output: Path, *, on_phase: OnPhase, **_: Any) -> Path:
+        open_model(model, LoadParams(on_phase=on_phase))
         return output
 
     loading.open_model, kvcast.export_bundle = open_model, export_bundle

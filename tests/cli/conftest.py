@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -5,8 +6,8 @@ from typing import Any
 import pytest
 
 from cli.cli_fakes import FakeModel
-from kvcast.spec.phases import OnPhase
 from kvcast.tasks.loading import OpenedModel
+from kvcast.tasks.params import LoadParams
 
 
 @pytest.fixture
@@ -14,11 +15,13 @@ def open_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make every command open this model, a bundle for `runtime`; `calls` remembers how."""
 
     def script(model: Any, *, runtime: str = "onnx", calls: list | None = None) -> None:
-        def open_model(*, on_phase: OnPhase, **keywords: Any) -> OpenedModel:
-            on_phase("proving")
+        def open_model(name: str, params: LoadParams) -> OpenedModel:
+            params.on_phase("proving")
             if calls is not None:
-                calls.append(("load", keywords))
-            return OpenedModel(model=model, runtime=keywords["runtime"] or runtime)
+                options = {"model": name, **dataclasses.asdict(params)}
+                del options["on_phase"]
+                calls.append(("load", options))
+            return OpenedModel(model=model, runtime=params.runtime or runtime)
 
         monkeypatch.setattr("kvcast.tasks.loading.open_model", open_model)
 

@@ -1,63 +1,76 @@
 """The command line and the parts below it agree on names; the other tests use a scripted model."""
 
+import argparse
 import dataclasses
 import inspect
 import sys
+from collections.abc import Callable
 from types import ModuleType
+
+import pytest
 
 import kvcast
 import kvcast.bench
 import kvcast.cli
 from cli.cli_fakes import FakeSegment
-from kvcast.cli import export, main, transcribe
-from kvcast.cli.arguments import OptionGroup, Parser
-from kvcast.cli.transcribe_options import LOADING, TRANSCRIBING
-from kvcast.tasks.loading import RUNTIMES, open_model
+from kvcast.cli import export, generate, main, transcribe
+from kvcast.cli.arguments import Parser, keywords
+from kvcast.spec.options import Params
+from kvcast.spec.runtimes import RUNTIMES, exported
+from kvcast.tasks.params import ExportParams, LoadParams, PromptParams, TranscribeParams
 from kvcast.tasks.targets import TARGETS
 
 
-def keywords(command: ModuleType, words: list[str], *groups: OptionGroup) -> dict[str, object]:
+def parsed(command: ModuleType, *words: str) -> argparse.Namespace:
     parser = Parser(prog="kvcast")
     command.add_arguments(parser)
-    args = parser.parse_args(words)
-    return {k: v for group in groups for k, v in group.keywords(args).items()}
+    return parser.parse_args(words)
 
 
-def test_load_takes_the_loading_options_and_has_the_same_defaults():
-    given = keywords(transcribe, ["a"], LOADING)
-    for function in (kvcast.load, open_model):
-        parameters = dict(inspect.signature(function).parameters)
-        assert parameters.pop("model").default is inspect.Parameter.empty
-        del parameters["on_phase"]  # the command line's own, for its progress
-        assert parameters.pop("cache").default is None  # an option of generate's alone
-        assert {"model": given["model"]} | {
-            name: parameter.default for name, parameter in parameters.items()
-        } == given
+def taken(function: Callable[..., object]) -> dict[str, object]:
+    """Return the keywords of a function with their defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    found = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    found.pop("on_phase", None)  # the command line's own, for its progress
+    return found
 
 
-def test_runtimes_are_those_that_open_and_export():
-    def choices(group: OptionGroup) -> list[str]:
-        (found,) = [item for item in group.options if item.keyword == "runtime"]
-        return sorted(found.settings["choices"])
-
-    assert choices(LOADING) == sorted(RUNTIMES)
-    assert choices(export.EXPORTING) == sorted(TARGETS)
+def without_lists(found: dict[str, object]) -> dict[str, object]:
+    """Return values as the API has them; argparse needs a list to append to."""
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
 
 
-def test_export_takes_the_export_options():
-    words = ["demo", "--output", "folder"]
-    inspect.signature(kvcast.export_bundle).bind(
-        "demo", **keywords(export, words, export.EXPORTING)
-    )
+@pytest.mark.parametrize(
+    ("command", "words", "params", "function", "left_out"),
+    [
+        (transcribe, ["a"], LoadParams, kvcast.load, {"cache"}),
+        (generate, ["a"], LoadParams, kvcast.load, set()),
+        (transcribe, ["a"], TranscribeParams, kvcast.WhisperModel.transcribe, set()),
+        (generate, ["a"], PromptParams, kvcast.TextModel.generate, set()),
+        (generate, ["a"], PromptParams, kvcast.T5Model.generate_each, set()),
+        (generate, ["a"], PromptParams, kvcast.UnilmModel.stream, set()),
+        (export, ["demo", "--output", "folder"], ExportParams, kvcast.export_bundle, set()),
+    ],
+)
+def test_commands_and_functions_have_the_same_options_and_defaults(
+    command: ModuleType,
+    words: list[str],
+    params: type[Params],
+    function: Callable[..., object],
+    left_out: set[str],
+):
+    given = without_lists(keywords(parsed(command, *words), params))
+    asked = {name: value for name, value in taken(function).items() if name not in left_out}
+    assert list(given) == list(asked)
+    assert given == asked
+    assert params(**given) == params()
 
 
-def test_transcribe_takes_the_other_options_and_has_the_same_defaults():
-    from kvcast.tasks.model import WhisperModel
-
-    given = keywords(transcribe, ["a"], *TRANSCRIBING)
-    taken = inspect.signature(WhisperModel.transcribe).parameters
-    defaults = {name: p.default for name, p in taken.items() if p.default is not p.empty}
-    assert given == defaults
+def test_runtimes_are_those_that_have_code():
+    assert tuple(TARGETS) == exported()
+    for command in (transcribe, generate):
+        assert main([command.__name__.split(".")[-1], "a", "--runtime", "abacus"]) == 2
+    assert set(RUNTIMES) - set(TARGETS) == {"eager"}
 
 
 def test_the_scripted_segment_has_the_real_ones_fields():

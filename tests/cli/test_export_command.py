@@ -12,7 +12,7 @@ from kvcast.spec.phases import OnPhase
 def exported(monkeypatch) -> list[dict]:
     calls: list[dict] = []
 
-    def export(model: str, *, output: Path, on_phase: OnPhase, **keywords: object) -> Path:
+    def export(model: str, output: Path, *, on_phase: OnPhase, **keywords: object) -> Path:
         calls.append({"model": model, "output": output, **keywords})
         on_phase("proving")
         (output / "onnx").mkdir(parents=True)

@@ -11,10 +11,9 @@ import pytest
 
 import kvcast
 from cli.generate_fakes import FakeGeneration, FakeTextModel, FakeTimings
-from kvcast.cli import generate, main
+from kvcast.cli import arguments, generate, main
 from kvcast.cli.arguments import Parser, normalise
-from kvcast.cli.generate_options import CHOICE, CONVERSATION, LOADING, OUTPUT, SEVERAL
-from kvcast.tasks.params import PromptParams
+from kvcast.tasks.params import LoadParams, PromptParams
 
 DOC = (Path(__file__).parents[2] / "docs" / "generate.md").read_text(encoding="utf-8")
 PROMISED = shlex.split("""--model --runtime --quantize --cache --threads --max-new-tokens
@@ -23,35 +22,37 @@ PROMISED = shlex.split("""--model --runtime --quantize --cache --threads --max-n
     --chunk --batch --prompt-file --prompts --output""")
 
 LOADED = {
-    "--model mine": ("model", "mine"),
-    "--runtime eager": ("runtime", "eager"),
-    "--quantize int4": ("quantize", "int4"),
-    "--dtype bf16": ("dtype", "bf16"),
-    "--cache int8": ("cache", "int8"),
-    "--threads 3": ("threads", 3),
-    "--trust": ("trust", True),
+    "--model mine": {"model": "mine"},
+    "--runtime eager": {"runtime": "eager"},
+    "--quantize int4": {"quantize": "int4"},
+    "--dtype bf16": {"dtype": "bf16"},
+    "--cache int8": {"cache": "int8"},
+    "--threads 3": {"threads": 3},
+    "--trust": {"trust": True},
 }
 STREAMED = {
-    "--chat": ("chat", True),
-    "--system odd": ("system", "odd"),
-    "--max-new-tokens 7": ("max_new_tokens", 7),
-    "--min-new-tokens 5": ("min_new_tokens", 5),
-    "--temperature 0.7": ("temperature", 0.7),
-    "--top-k 5": ("top_k", 5),
-    "--top-p 0.9": ("top_p", 0.9),
-    "--min-p 0.05": ("min_p", 0.05),
-    "--repetition-penalty 1.1": ("repetition_penalty", 1.1),
-    "--stop a --stop=--b": ("stop", ["a", "--b"]),
-    "--seed 9": ("seed", 9),
-    "--chunk 64": ("chunk", 64),
+    "--chat": {"chat": True},
+    "--system odd": {"system": "odd", "chat": True},
+    "--max-new-tokens 7": {"max_new_tokens": 7},
+    "--min-new-tokens 5": {"min_new_tokens": 5},
+    "--temperature 0.7": {"temperature": 0.7},
+    "--top-k 5": {"top_k": 5},
+    "--top-p 0.9": {"top_p": 0.9},
+    "--min-p 0.05": {"min_p": 0.05},
+    "--repetition-penalty 1.1": {"repetition_penalty": 1.1},
+    "--stop a --stop=--b": {"stop": ["a", "--b"]},
+    "--seed 9": {"seed": 9},
+    "--chunk 64": {"chunk": 64},
 }
 SEARCHED = {
-    "--beam 4": ("beam", 4),
-    "--length-penalty -0.5": ("length_penalty", -0.5),
-    "--early-stopping": ("early_stopping", True),
-    "--n 2": ("n", 2),
-    "--num-return 2": ("n", 2),
-    "--batch 3": ("batch", 3),
+    "--beam 4": {"beam": 4},
+    "--beam-size 4": {"beam": 4},
+    "--beam 2 --length-penalty -0.5": {"beam": 2, "length_penalty": -0.5},
+    "--beam 2 --early-stopping": {"beam": 2, "early_stopping": True},
+    "--beam 2 --n 2": {"beam": 2, "n": 2},
+    "--temperature 1 --num-return 2": {"temperature": 1.0, "n": 2},
+    "--batch 3": {"batch": 3},
+    "--logprobs": {"logprobs": True},
 }
 
 
@@ -83,17 +84,17 @@ def test_every_promised_option_exists_with_hyphens_and_underscores(flag: str):
 
 
 def test_the_walk_below_meets_every_option():
-    walked = {name for name, _ in (LOADED | STREAMED | SEARCHED).values()}
-    groups = (LOADING, CONVERSATION, CHOICE, SEVERAL)
-    assert walked == {item.keyword for group in groups for item in group.options}
+    walked = {name for found in (LOADED | STREAMED | SEARCHED).values() for name in found}
+    declared = LoadParams.declared() + PromptParams.declared()
+    assert walked == {"model"} | {option.name for option in declared}
 
 
 @pytest.mark.parametrize("words", LOADED)
-def test_each_loading_option_is_a_keyword_of_load(words: str, text_model):
+def test_each_loading_option_is_one_of_load(words: str, text_model):
     options = ("runtime", "quantize", "dtype", "cache", "threads")
     before = {"model": "demo-chat", "trust": False} | dict.fromkeys(options)
     assert main(["generate", "hello", *words.split()]) == 0
-    assert text_model.calls[0] == ("load", before | dict([LOADED[words]]))
+    assert text_model.calls[0] == ("load", before | LOADED[words])
 
 
 @pytest.mark.parametrize("words", STREAMED)
@@ -101,8 +102,7 @@ def test_each_option_of_one_text_is_a_keyword_of_stream(words: str, text_model):
     assert main(["generate", "hello"]) == main(["generate", "hello", *words.split()]) == 0
     _, (prompt, before), _, (_, after) = text_model.calls
     assert prompt == "hello"
-    implied = {"chat": True} if words.startswith("--system") else {}
-    assert after == before | implied | dict([STREAMED[words]])
+    assert after == before | STREAMED[words]
 
 
 @pytest.mark.parametrize("words", STREAMED | SEARCHED)
@@ -111,33 +111,21 @@ def test_each_option_of_several_texts_is_a_keyword_of_generate_each(words: str, 
     assert main(plain) == main([*plain, *words.split()]) == 0
     _, (prompts, before), _, (_, after) = text_model.calls
     assert prompts == ["hello"]
-    implied = {"chat": True} if words.startswith("--system") else {}
-    assert after == before | implied | dict([(STREAMED | SEARCHED)[words]])
+    assert after == before | (STREAMED | SEARCHED)[words]
 
 
-def test_defaults_are_those_of_the_python_api(text_model):
-    from kvcast.tasks.generate import TextModel
-
-    main(["generate", "hello", "--json"])
-    _, given = text_model.calls[1]
-    taken = inspect.signature(TextModel.generate).parameters
-    defaults = {name: p.default for name, p in taken.items() if p.default is not p.empty}
-    assert given | {"stop": tuple(given["stop"]), "logprobs": False} == defaults
+def test_a_batch_is_no_reason_not_to_stream(text_model):
+    assert main(["generate", "hello", "--batch", "3"]) == 0
+    _, (prompt, given) = text_model.calls
+    assert prompt == "hello"
+    assert "batch" not in given
 
 
-def test_load_and_stream_take_what_they_are_given(text_model):
-    from kvcast.tasks.generate import TextModel
-    from kvcast.tasks.sources import SourceTextModel
-
+def test_stream_takes_what_it_is_given(text_model):
     main(["generate", "hello"])
-    (_, loading), (prompt, streaming) = text_model.calls
-    inspect.signature(kvcast.tasks.loading.load).bind(**loading)
-    for kind in (TextModel, SourceTextModel):
-        inspect.signature(kind.stream).bind(None, prompt, **streaming)
-    declared = PromptParams.declared()
-    several = {option.name for option in declared if option.option.group == SEVERAL.title}
-    # It goes along with the next landing of the command line.
-    assert set(streaming) == {option.name for option in declared} - several - {"logprobs"}
+    _, (prompt, given) = text_model.calls
+    for kind in (kvcast.TextModel, kvcast.T5Model):
+        inspect.signature(kind.stream).bind(None, prompt, **given)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +160,12 @@ def test_the_scripted_result_has_the_real_ones_fields(fake, module: str, name: s
         "--seed -1",
         "--beam 0",
         "--length-penalty nan",
+        "--length-penalty 2",
+        "--early-stopping",
+        "--n 2",
+        "--beam 2 --n 3",
+        "--beam 2 --temperature 1",
+        "--max-new-tokens 3 --min-new-tokens 4",
         "--n 0",
         "--num-return 0",
         "--batch 0",
@@ -210,8 +204,8 @@ def test_docs_and_help_name_the_same_exit_codes():
     assert told == ["0", "1", "2", "66", "74", "130", "141"]
 
 
-def test_keywords_of_the_groups_cover_the_parser():
+def test_the_declared_options_cover_the_parser():
     args = parsed("a")
-    groups = (LOADING, CONVERSATION, CHOICE, SEVERAL, OUTPUT)
-    names = [name for group in groups for name in group.keywords(args)]
-    assert sorted([*names, "prompt", "prompt_file", "prompts"]) == sorted(vars(args))
+    names = [*arguments.keywords(args, LoadParams), *arguments.keywords(args, PromptParams)]
+    others = ["prompt", "prompt_file", "prompts", "model", "json", "output", "quiet"]
+    assert sorted([*names, *others]) == sorted(vars(args))

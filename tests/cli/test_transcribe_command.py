@@ -43,7 +43,7 @@ def test_the_model_is_loaded_with_the_options_asked_for(model, recording):
     words = ["--runtime", "eager", "--quantize", "int4", "--threads", "3"]
     assert transcribe(recording("a.wav"), *words) == 0
     loading = {"model": "demo", "runtime": "eager", "quantize": "int4", "threads": 3}
-    assert model.calls[0] == ("load", loading | {"dtype": None, "trust": False})
+    assert model.calls[0] == ("load", loading | {"dtype": None, "cache": None, "trust": False})
 
 
 def test_json_tells_what_a_bundle_ran_on(open_as, recording, capsys):
@@ -174,7 +174,7 @@ def test_odd_names_of_inputs_give_one_line(name: str, model, recording, tmp_path
 
 
 def test_a_failure_to_load_is_told_once_without_a_file(monkeypatch, recording, capsys):
-    def fail(**_):
+    def fail(*_):
         raise KvcastError("no model like that")
 
     monkeypatch.setattr("kvcast.tasks.loading.open_model", fail)

@@ -7,16 +7,16 @@ import pytest
 from kvcast.cli import main
 
 LOADED = {
-    "--runtime onnx --dtype bf16": "ONNX Runtime are in fp32: drop --dtype bf16",
+    "--runtime onnx --dtype bf16": "dtype of ONNX Runtime is always fp32: drop --dtype bf16",
     "--runtime onnx --quantize 8da8w": "quantize of ONNX Runtime must be one of none, int8, int4",
     "--runtime executorch --quantize int8": "quantize of ExecuTorch must be one of none, 8da8w",
-    "--runtime executorch --dtype bf16": "ExecuTorch are in fp32: drop --dtype bf16",
-    "--runtime executorch --cache int8": "ExecuTorch are in fp32: drop --cache int8",
+    "--runtime executorch --dtype bf16": "dtype of ExecuTorch is always fp32: drop --dtype bf16",
+    "--runtime executorch --cache int8": "cache of ExecuTorch is always fp32: drop --cache int8",
     "--runtime aoti --quantize 8da4w": "quantize of AOTInductor must be one of none, int8, int4",
     "--runtime aoti --cache int8": "drop --cache int8",
-    "--runtime eager --quantize 8da8w": "quantize of eager must be one of none, int8, int4",
-    "--runtime eager --dtype fp16": "eager computes in fp32: drop --dtype fp16",
-    "--runtime eager --cache int8": "eager computes in fp32: drop --cache int8",
+    "--runtime eager --quantize 8da8w": "quantize of eager PyTorch must be one of none, int8, int4",
+    "--runtime eager --dtype fp16": "dtype of eager PyTorch is always fp32: drop --dtype fp16",
+    "--runtime eager --cache int8": "cache of eager PyTorch is always fp32: drop --cache int8",
     "--runtime abacus": "invalid choice: 'abacus'",
     "--dtype int8": "invalid choice: 'int8'",
 }

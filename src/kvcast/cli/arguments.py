@@ -1,18 +1,20 @@
-"""What all commands share about arguments: spelling, groups of options, checked values.
+"""What all commands share about arguments: spelling, declared options, checked values.
 
-An option may be written with hyphens or underscores. A mistake is a UsageError of one line.
-Knows no command and no option by name, but for the switches that Whisper spells with a value.
+Options that the Python API has too are declared in dataclasses (`kvcast.spec.options`), and
+become arguments here. An option may be written with hyphens or underscores. A mistake is a
+UsageError of one line. Knows no command and no option by name, but for the switches that Whisper
+spells with a value.
 """
 
 import argparse
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
 
 from kvcast.cli.console import emit
 from kvcast.errors import UsageError
+from kvcast.spec.options import Bounds, Check, Choice, Declared, Params
 
 SWITCHES = frozenset({"--condition-on-previous-text"})
 """Options that take no value here and True or False in Whisper's command line."""
@@ -34,36 +36,77 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
-@dataclass(frozen=True)
-class Option:
-    """One option: its spellings, the keyword it becomes, and argparse's settings for it."""
+class Heading(Protocol):
+    """A heading of the help, which takes arguments."""
 
-    flags: tuple[str, ...]
-    keyword: str
-    settings: dict[str, Any]
+    def add_argument(self, *flags: str, **settings: Any) -> argparse.Action:
+        """Declare an argument, as argparse does."""
 
 
-def option(*flags: str, keyword: str | None = None, **settings: object) -> Option:
-    """Describe an option; its keyword follows from the first flag unless it is given."""
-    return Option(flags, keyword or flags[0].lstrip("-").replace("-", "_"), settings)
+def headings(parser: argparse.ArgumentParser, *titles: str) -> dict[str, Heading]:
+    """Return headings of the help, in this order."""
+    return {title: parser.add_argument_group(title) for title in titles}
 
 
-@dataclass(frozen=True)
-class OptionGroup:
-    """Options with one owner: the function that takes them as keywords."""
+def add_options(
+    under: Mapping[str, Heading], params: type[Params], *, leave_out: Collection[str] = ()
+) -> None:
+    """Declare an argument for every option of these, each under the heading of its group."""
+    for option in params.declared():
+        if option.name not in leave_out:
+            group = under[option.option.group]
+            group.add_argument(*option.flags, dest=option.name, **_settings(option))
 
-    title: str
-    options: tuple[Option, ...]
 
-    def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options under the group's own heading of the help."""
-        group = parser.add_argument_group(self.title)
-        for item in self.options:
-            group.add_argument(*item.flags, dest=item.keyword, **item.settings)
+def keywords(args: argparse.Namespace, params: type[Params]) -> dict[str, Any]:
+    """Return the parsed values of these options that the command has, by keyword."""
+    given = vars(args)
+    return {option.name: given[option.name] for option in params.declared() if option.name in given}
 
-    def keywords(self, args: argparse.Namespace) -> dict[str, Any]:
-        """Return the parsed values as keyword arguments for the owner."""
-        return {item.keyword: getattr(args, item.keyword) for item in self.options}
+
+def _settings(option: Declared) -> dict[str, Any]:
+    """Return what argparse needs to know of an option, besides its spellings."""
+    told = option.help.replace("%", "%%")
+    if option.kind is bool and not option.default:
+        return {"action": "store_true", "help": told}
+    told += f" (default: {option.default_in_words.replace('%', '%%')})"
+    if option.kind is bool:
+        return {"action": argparse.BooleanOptionalAction, "default": True, "help": told}
+    found: dict[str, Any] = {"default": option.default, "help": told}
+    if isinstance(option.option.check, Choice):
+        return found | {"choices": tuple(option.option.check.words())}
+    found["metavar"] = option.option.metavar
+    if option.many and option.kind is str:
+        return found | {"type": _reader(option), "action": "append", "default": []}
+    return found | {"type": _reader(option)}
+
+
+def _reader(option: Declared) -> Callable[[str], Any]:
+    """Return what turns a word of the command line into the option's value."""
+    check = option.option.check
+    if not isinstance(check, Bounds):
+        return _checked(check)
+    read: Callable[[str], Any]
+    if option.kind is int:
+        read = whole_number(int(check.least or 0), int(check.most or 2**32 - 1))
+    else:
+        lowest, highest = (
+            unbounded if bound is None else bound
+            for bound, unbounded in ((check.least, -math.inf), (check.most, math.inf))
+        )
+        read = number(lowest, highest, above=check.above)
+    if option.many:
+        return several(read)
+    return or_none(read) if option.optional else read
+
+
+def _checked(check: Check | None) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if check is not None and (problem := check.problem(text, str)):
+            raise argparse.ArgumentTypeError(problem)
+        return text
+
+    return read
 
 
 def normalise(words: Sequence[str]) -> list[str]:
@@ -162,13 +205,6 @@ def several(read: Callable[[str], float]) -> Callable[[str], tuple[float, ...]]:
         return values
 
     return read_all
-
-
-def token_list(text: str) -> str:
-    """Check a list of token ids by commas ("" for none, -1 for the usual non-speech ones)."""
-    if not re.fullmatch(r"\s*|\s*-?\d+\s*(,\s*-?\d+\s*)*", text):
-        raise argparse.ArgumentTypeError(f"must be token ids separated by commas, not {text!r}")
-    return text
 
 
 def filled(text: str) -> str:

@@ -12,26 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvcast.cli import console, files, prompts
+from kvcast.cli.arguments import Heading, add_options, filled, headings, keywords
 from kvcast.cli.files import STANDARD_INPUT
-from kvcast.cli.generate_options import (
-    CHOICE,
-    CONVERSATION,
-    LOADING,
-    OUTPUT,
-    SEVERAL,
-    add_prompt_arguments,
-)
 from kvcast.cli.opening import opened
 from kvcast.cli.progress import Progress, progress
 from kvcast.cli.prompts import Prompt
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.spec.phases import OnPhase
+from kvcast.tasks.params import CONVERSATION, LOADING, SAMPLING, SEVERAL, LoadParams, PromptParams
 
 if TYPE_CHECKING:
     from kvcast.tasks.generate import TextGeneration, TextModel
     from kvcast.tasks.sources import SourceTextModel
 
     TextGenerator = TextModel | SourceTextModel
+
+MODEL_SAMPLINGS = (
+    "a kvcast bundle, a Hugging Face, Mistral or bert4keras folder, a GGUF file, "
+    "a hub id org/name[@revision], or demo-chat, demo-t5 or demo-unilm"
+)
 
 JSON_FORMAT = "kvcast.generation"
 JSON_VERSION = 2
@@ -54,9 +53,64 @@ exit codes:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = EPILOG
-    add_prompt_arguments(parser)
-    for group in (LOADING, CONVERSATION, CHOICE, SEVERAL, OUTPUT):
-        group.add_to(parser)
+    _add_prompts(parser)
+    under = headings(parser, LOADING, CONVERSATION, SAMPLING, SEVERAL, "output")
+    under[LOADING].add_argument(
+        "--model",
+        "-m",
+        type=filled,
+        default="demo-chat",
+        metavar="MODEL",
+        help=f"{MODEL_SAMPLINGS} (default: demo-chat)",
+    )
+    add_options(under, LoadParams)
+    add_options(under, PromptParams)
+    _add_output(under["output"])
+
+
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
+    """Declare the ways to give prompts, of which a run takes exactly one."""
+    ways = parser.add_argument_group("prompt").add_mutually_exclusive_group(required=True)
+    ways.add_argument(
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help="text to continue, or for T5 and UniLM the source; - for standard input",
+    )
+    ways.add_argument(
+        "--prompt-file",
+        type=filled,
+        metavar="FILE",
+        help="read the prompt from FILE, without its last line end; - for standard input",
+    )
+    ways.add_argument(
+        "--prompts",
+        type=filled,
+        metavar="FILE",
+        help="read one prompt a line from FILE, plain or JSON Lines; - for standard input",
+    )
+
+
+def _add_output(group: Heading) -> None:
+    group.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object per prompt, each on one line, instead of text",
+    )
+    group.add_argument(
+        "--output",
+        "-o",
+        type=_path,
+        metavar="FILE",
+        help="save these JSON objects in FILE, once all are there; prints nothing",
+    )
+    group.add_argument(
+        "--quiet", "-q", action="store_true", help="no progress and no line with times"
+    )
+
+
+def _path(value: str) -> Path:
+    return Path(filled(value))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
     in_json = args.json or args.output is not None or args.prompts is not None
     if args.logprobs and not in_json:
         raise UsageError("--logprobs are numbers for JSON: add --json")
+    params = PromptParams(**keywords(args, PromptParams))
     asked = _prompts(args)
     if args.output is not None:
         _prepare(args.output, source=args.prompts or args.prompt_file)
@@ -72,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         model, runtime = _load(args, on_phase)
     if in_json:
         texts = _write_json(model, runtime, asked, args, watcher)
-    elif (args.n, args.beam, args.length_penalty, args.early_stopping) == (1, 1, 1, False):
+    elif params.is_one_text:
         texts = [_stream(model, asked[0], args)]
     else:
         texts = _write_texts(model, asked, args, watcher)
@@ -108,7 +163,7 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
 
 def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TextGenerator, str]":
     """Return the model and the name of what runs it."""
-    found = opened(args, LOADING, on_phase)
+    found = opened(args, on_phase)
     model = found.model
     if model.task != "generate":
         raise UsageError(
@@ -120,7 +175,9 @@ def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TextGenerator, 
 
 def _stream(model: "TextGenerator", prompt: Prompt, args: argparse.Namespace) -> "TextGeneration":
     """Print one text piece by piece."""
-    pieces = model.stream(prompt.text, **_conversation(prompt, args), **CHOICE.keywords(args))
+    options = _options(prompt, args)
+    del options["batch"]  # is about several texts
+    pieces = model.stream(prompt.text, **options)
     began = False
     try:
         for piece in pieces:
@@ -175,9 +232,7 @@ def _generate(
     def begin(some: Sequence[Prompt]) -> "Iterator[list[TextGeneration]]":
         return model.generate_each(
             [prompt.text for prompt in some],
-            **_conversation(some[0], args),
-            **CHOICE.keywords(args),
-            **SEVERAL.keywords(args),
+            **_options(some[0], args),
         )
 
     # A call has one system text. All calls begin, and check their prompts, before any goes on.
@@ -208,6 +263,10 @@ def _placed(
         except KvcastError as fault:
             faults.append(type(fault)(f"{prompt.place}: {fault}"))
     return faults[0] if 0 < len(faults) < len(asked) else error
+
+
+def _options(prompt: Prompt, args: argparse.Namespace) -> dict[str, Any]:
+    return keywords(args, PromptParams) | _conversation(prompt, args)
 
 
 def _conversation(prompt: Prompt, args: argparse.Namespace) -> dict[str, Any]:

@@ -4,23 +4,22 @@ import argparse
 from typing import TYPE_CHECKING
 
 from kvcast.cli import console
-from kvcast.cli.arguments import OptionGroup
+from kvcast.cli.arguments import keywords
 from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.tasks.params import LoadParams
 
 if TYPE_CHECKING:
     from kvcast.tasks.loading import OpenedModel
 
 
-def opened(
-    args: argparse.Namespace, loading: OptionGroup, on_phase: OnPhase = ignore_phase
-) -> "OpenedModel":
+def opened(args: argparse.Namespace, on_phase: OnPhase = ignore_phase) -> "OpenedModel":
     """Load the model; says what was taken on trust, unless asked to be quiet.
 
     `on_phase` is called with the phases of an export, if the model must be exported first.
     """
     from kvcast.tasks.loading import open_model
 
-    found = open_model(**loading.keywords(args), on_phase=on_phase)
+    found = open_model(args.model, LoadParams(**keywords(args, LoadParams), on_phase=on_phase))
     if found.on_trust is not None and not args.quiet:
         console.say(f"{found.on_trust} is taken on trust: no bundle.json vouches for it")
     return found

@@ -4,30 +4,32 @@ Knows no decoding: the model's `transcribe` yields segments, `Outputs` prints an
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvcast.cli import console
+from kvcast.cli.arguments import Heading, add_options, headings, keywords
 from kvcast.cli.files import STANDARD_INPUT
 from kvcast.cli.opening import opened
-from kvcast.cli.outputs import Outputs
+from kvcast.cli.outputs import FORMATS, Outputs
 from kvcast.cli.progress import Progress, progress
-from kvcast.cli.transcribe_options import (
-    LOADING,
-    MODEL_CHOICES,
-    MODEL_VARIABLE,
-    OUTPUT,
-    TRANSCRIBING,
-)
 from kvcast.errors import InputMissingError, PartialFailureError, UsageError
 from kvcast.spec.phases import OnPhase
+from kvcast.tasks.params import FALLBACK, LOADING, RECOGNITION, SEARCH, LoadParams, TranscribeParams
 from kvcast.tasks.writers import Transcript
 
 if TYPE_CHECKING:
     from kvcast.tasks.model import WhisperModel
     from kvcast.tasks.transcribe import Segment
+
+MODEL_VARIABLE = "KVCAST_MODEL"
+MODEL_CHOICES = (
+    "a kvcast bundle, a Hugging Face or CTranslate2 Whisper folder, "
+    "a hub id org/name[@revision], demo or demo-base"
+)
 
 EPILOG = """\
 Options may be spelled with hyphens or underscores; Whisper's own names are accepted.
@@ -53,14 +55,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "audio", nargs="+", metavar="AUDIO", help="audio files, or - for standard input"
     )
-    for group in (LOADING, *TRANSCRIBING, OUTPUT):
-        group.add_to(parser)
+    under = headings(parser, LOADING, RECOGNITION, SEARCH, FALLBACK, "output")
+    under[LOADING].add_argument(
+        "--model",
+        "-m",
+        default=os.environ.get(MODEL_VARIABLE),
+        metavar="MODEL",
+        help=f"{MODEL_CHOICES} (default: ${MODEL_VARIABLE})",
+    )
+    add_options(under, LoadParams, leave_out={"cache"})  # Whisper's are in fp32
+    add_options(under, TranscribeParams)
+    _add_output(under["output"])
+
+
+def _add_output(group: Heading) -> None:
+    group.add_argument(
+        "--format",
+        "-f",
+        "--output-format",
+        type=lambda name: {"txt": "text"}.get(name, name),  # Whisper's own name for it
+        choices=FORMATS,
+        help="format of the transcript (default: text)",
+    )
+    group.add_argument(
+        "--output-dir",
+        "-o",
+        type=Path,
+        metavar="DIR",
+        help="save as DIR/name.ext, made if missing; text is still printed",
+    )
+    group.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON document per input, each on one line",
+    )
+    group.add_argument(
+        "--quiet",
+        "-q",
+        action="store_true",
+        help="no progress, no notices, and no text where it is saved",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Transcribe every input and return the exit code; raises what concerns all of them."""
     _check(args)
-    outputs = Outputs.chosen(sources=args.audio, **OUTPUT.keywords(args))
+    outputs = Outputs.chosen(
+        sources=args.audio,
+        format=args.format,
+        output_dir=args.output_dir,
+        json=args.json,
+        quiet=args.quiet,
+    )
     watcher = progress(quiet=args.quiet)
     failures = [
         console.report(InputMissingError("there is no such file"), about=source)
@@ -83,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[WhisperModel, str]":
     """Return the model and the name of what runs it."""
-    found = opened(args, LOADING, on_phase)
+    found = opened(args, on_phase)
     model = found.model
     if model.task != "transcribe":
         raise UsageError(
@@ -95,10 +141,7 @@ def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[WhisperModel, s
 def _check(args: argparse.Namespace) -> None:
     if not args.model:
         raise UsageError(f"--model is missing: give {MODEL_CHOICES}; or set {MODEL_VARIABLE}")
-    if args.clip_end is not None and args.clip_end <= args.clip_start:
-        raise UsageError(
-            f"--clip-end {args.clip_end:g} must come after --clip-start {args.clip_start:g}"
-        )
+    TranscribeParams(**keywords(args, TranscribeParams))  # raises UsageError
     if args.audio.count(STANDARD_INPUT) > 1:
         raise UsageError("standard input (-) can be read only once")
     if STANDARD_INPUT in args.audio and (sys.stdin is None or sys.stdin.isatty()):
@@ -123,10 +166,7 @@ def _transcribe(
     outputs: Outputs,
     watcher: Progress,
 ) -> None:
-    keywords: dict[str, Any] = {}
-    for group in TRANSCRIBING:
-        keywords |= group.keywords(args)
-    transcription = model.transcribe(source, **keywords)
+    transcription = model.transcribe(source, **keywords(args, TranscribeParams))
     segments: list[Segment] = []
 
     def watched() -> Iterator["Segment"]:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from kvcast.errors import UsageError
 from kvcast.spec.options import Bounds, Option, Params, Text
 
-CHOICE = "choice of tokens"
+SAMPLING = "sampling"
 SEVERAL = "beams and several texts"
 
 
@@ -27,23 +27,23 @@ class SamplingParams(Params):
     """
 
     max_new_tokens: Annotated[
-        int, Option(group=CHOICE, help="most tokens of a text", check=Bounds(least=1))
+        int,
+        Option(group=SAMPLING, help="maximum number of tokens to generate", check=Bounds(least=1)),
     ] = 256
     min_new_tokens: Annotated[
         int,
         Option(
-            group=CHOICE,
-            help="no end token is chosen before a text has so many tokens; a stop string may still "
-            "end it",
+            group=SAMPLING,
+            help="choose no end token before the text has this many tokens; a stop string may "
+            "still end it",
             check=Bounds(least=0),
         ),
     ] = 0
     temperature: Annotated[
         float,
         Option(
-            group=CHOICE,
-            help="0 always takes the likeliest token, whatever top_k, top_p and min_p say; more "
-            "samples",
+            group=SAMPLING,
+            help="0 always chooses the most likely token; above 0 samples",
             check=Bounds(least=0),
             metavar="T",
         ),
@@ -51,8 +51,8 @@ class SamplingParams(Params):
     top_k: Annotated[
         int | None,
         Option(
-            group=CHOICE,
-            help="sample from the K likeliest tokens",
+            group=SAMPLING,
+            help="sample from this many most likely tokens",
             check=Bounds(least=1),
             metavar="K",
             default="all",
@@ -61,8 +61,8 @@ class SamplingParams(Params):
     top_p: Annotated[
         float,
         Option(
-            group=CHOICE,
-            help="sample from the likeliest tokens that together reach this probability",
+            group=SAMPLING,
+            help="sample from the most likely tokens that together reach this probability",
             check=Bounds(above=0, most=1),
             metavar="P",
             default="1, all",
@@ -71,8 +71,9 @@ class SamplingParams(Params):
     min_p: Annotated[
         float,
         Option(
-            group=CHOICE,
-            help="sample from tokens with at least this share of the likeliest one's probability",
+            group=SAMPLING,
+            help="sample from tokens with at least this share of the most likely token's "
+            "probability",
             check=Bounds(least=0, most=1),
             metavar="P",
             default="0, all",
@@ -81,8 +82,8 @@ class SamplingParams(Params):
     repetition_penalty: Annotated[
         float,
         Option(
-            group=CHOICE,
-            help="above 1 makes tokens of the prompt and the text less likely",
+            group=SAMPLING,
+            help="above 1, makes tokens that are in the prompt or the text less likely",
             check=Bounds(above=0),
             metavar="X",
         ),
@@ -90,31 +91,33 @@ class SamplingParams(Params):
     stop: Annotated[
         str | Sequence[str],
         Option(
-            group=CHOICE,
-            help="end before this text; may be given several times",
+            group=SAMPLING,
+            help="end before this string; there may be several",
             check=Text(filled=True),
             metavar="TEXT",
         ),
     ] = ()
-    seed: Annotated[int, Option(group=CHOICE, help="seed of sampling", check=Bounds(least=0))] = 0
+    seed: Annotated[
+        int, Option(group=SAMPLING, help="seed for sampling", check=Bounds(least=0))
+    ] = 0
     chunk: Annotated[
         int | None,
         Option(
-            group=CHOICE,
-            help="most tokens of a prompt in one call of the model; T5 and UniLM read it whole and "
+            group=SAMPLING,
+            help="tokens of a prompt that are processed at once; T5 and UniLM read it whole and "
             "take no chunk",
             check=Bounds(least=1),
             default="512",
         ),
     ] = None
     logprobs: Annotated[
-        bool, Option(group=CHOICE, help="also return the log-probability of each token")
+        bool, Option(group=SAMPLING, help="also return the log-probability of each token")
     ] = False
     beam: Annotated[
         int,
         Option(
             group=SEVERAL,
-            help="beams at temperature 0, as Hugging Face transformers searches",
+            help="beams at temperature 0; at most the number of the model's tokens",
             check=Bounds(least=1),
             flags=("--beam", "--beam-size"),
             default="1, greedy",
@@ -124,7 +127,7 @@ class SamplingParams(Params):
         float,
         Option(
             group=SEVERAL,
-            help="with beams, exponent of the length that scores are divided by",
+            help="with beams, exponent of the length by which scores are divided",
             check=Bounds(),
             metavar="ALPHA",
         ),
@@ -133,16 +136,16 @@ class SamplingParams(Params):
         bool,
         Option(
             group=SEVERAL,
-            help="with beams, end a prompt's search as soon as as many texts as beams have ended; "
-            "otherwise once none under way promises to be among them",
+            help="with beams, end a prompt's search as soon as there are as many finished texts as "
+            "beams; otherwise, when no unfinished text can get among the best",
         ),
     ] = False
     n: Annotated[
         int,
         Option(
             group=SEVERAL,
-            help="texts for each prompt: samples, or the best beams; those of a UniLM are ranked "
-            "by similarity to the prompt",
+            help="texts per prompt: samples at a temperature above 0, or the best beams; those of "
+            "a UniLM are ranked by similarity to the prompt",
             check=Bounds(least=1),
             flags=("--n", "--num-return"),
         ),
@@ -151,7 +154,7 @@ class SamplingParams(Params):
         int,
         Option(
             group=SEVERAL,
-            help="most texts that are written at once; with beams, prompts",
+            help="texts that are generated at once; with beams, prompts that are searched at once",
             check=Bounds(least=1),
         ),
     ] = 8
@@ -181,6 +184,11 @@ class SamplingParams(Params):
     def stops(self) -> tuple[str, ...]:
         """Strings that end a text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def is_one_text(self) -> bool:
+        """Whether one text is asked for, found without a search, so that it can be streamed."""
+        return not set(self.changed(SEVERAL)) - {"batch"}
 
     def check_one_text(self) -> None:
         """Raise UsageError for options that are about several texts."""

@@ -10,7 +10,7 @@ import inspect
 import math
 import numbers
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
 from types import NoneType
@@ -130,7 +130,7 @@ class Option:
     check: Check | None = None
     metavar: str = "N"
     flags: tuple[str, ...] = ()
-    default: str | None = None
+    default: str | Callable[[], str] | None = None
     read: Callable[[str], Any] | None = None
 
 
@@ -143,7 +143,6 @@ class Declared:
         kind: bool, int, float or str.
         many: whether it takes one or several values.
         optional: whether it takes None.
-        type: the annotated type.
         default: the default value.
         option: the `Option` in the annotation.
 
@@ -153,7 +152,6 @@ class Declared:
     kind: type
     many: bool
     optional: bool
-    type: Any
     default: Any
     option: Option
 
@@ -170,30 +168,19 @@ class Declared:
     @property
     def default_in_words(self) -> str:
         """The default as the documentation shows it."""
-        if self.option.default is not None:
-            return self.option.default
+        if (told := self.option.default) is not None:
+            return told if isinstance(told, str) else told()
         if isinstance(self.default, bool):
             return "on" if self.default else "off"
-        if isinstance(self.default, tuple):
-            return ",".join(f"{value:g}" for value in self.default) or "none"
-        return (
-            "none"
-            if self.default is None
-            else f"{self.default:g}"
-            if self.kind
-            in (
-                int,
-                float,
-            )
-            else str(self.default)
-        )
+        values = self.default if isinstance(self.default, tuple) else (self.default,)
+        return ",".join(map(_in_words, values)) or "none"
 
     def check(self, value: Any) -> None:
         """Raise UsageError for a value that the option does not allow."""
         check = self.option.check
         if check is None or (value is None and self.optional):
             return
-        single = not self.many or isinstance(value, str) or not isinstance(value, Sequence)
+        single = not self.many or isinstance(value, str) or not isinstance(value, Iterable)
         for one in [value] if single else value:
             if problem := check.problem(one, self.kind):
                 raise UsageError(f"{self.name} {problem}")
@@ -250,7 +237,6 @@ def _declare(field: "dataclasses.Field[Any]", hint: Any) -> Declared:
         kind=kind,
         many=bool(several),
         optional=NoneType in members,
-        type=bare,
         default=field.default,
         option=option,
     )
@@ -310,13 +296,15 @@ class _Decorator(Protocol[P, T_co]):
 def keywords_of(params: Callable[P, T]) -> _Decorator[P, T]:
     """Return a decorator for a function whose last argument is `params`, of this class.
 
-    The decorated function takes the fields as keywords, with their types and defaults, and its
-    docstring documents them. Type checkers and `inspect.signature` see each keyword.
+    The decorated function takes the fields as keywords, with their types and defaults. Type
+    checkers and `inspect.signature` see each keyword; in the docstring, the options' help replaces
+    the line of `params`.
     """
     made = cast("type[T]", params)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        names = frozenset(option.name for option in made.declared())
+        keywords_shown = _keywords(made)
+        names = frozenset(one.name for one in keywords_shown)
 
         @wraps(function)
         def taking(*given: Any, **keywords: Any) -> Any:
@@ -326,23 +314,38 @@ def keywords_of(params: Callable[P, T]) -> _Decorator[P, T]:
         signature = inspect.signature(function)
         kept = [one for one in signature.parameters.values() if one.name != "params"]
         taking.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*kept, *map(_parameter, made.declared())]
+            parameters=[*kept, *keywords_shown]
         )
-        taking.__doc__ = "\n".join([*_documented(function, made.declared()), ""])
+        told = inspect.getdoc(function) or ""
+        taking.__doc__ = "\n".join(_documented(told, made.declared()))
         return taking
 
     return cast("_Decorator[P, T]", decorate)
 
 
-def _parameter(option: Declared) -> inspect.Parameter:
-    return inspect.Parameter(
-        option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=option.type
-    )
+def _keywords(params: type[Params]) -> list[inspect.Parameter]:
+    """Return a parameter for every field; fields without an `Option` are for Python alone."""
+    types = get_type_hints(params)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=types[field.name],
+        )
+        for field in dataclasses.fields(params)
+    ]
 
 
-def _documented(function: Callable[..., Any], options: Sequence[Declared]) -> list[str]:
-    lines = [inspect.getdoc(function) or "", "", "Keywords:"]
-    for option in options:
-        told = f"{option.name}: {option.help} (default: {option.default_in_words})"
-        lines += textwrap.wrap(told, 96, initial_indent="    ", subsequent_indent="        ")
-    return lines
+def _documented(told: str, options: Sequence[Declared]) -> Iterator[str]:
+    """Yield the lines of a docstring, with a line for each option in the place of `params`."""
+    for line in told.splitlines():
+        if not line.lstrip().startswith("params:"):
+            yield line
+            continue
+        margin = line[: line.index("p")]
+        for option in options:
+            words = f"{option.name}: {option.help} (default: {option.default_in_words})"
+            yield from textwrap.wrap(
+                words, 96, initial_indent=margin, subsequent_indent=margin + "    "
+            )

@@ -22,8 +22,9 @@ from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.runtimes.cores import available_cores, instruction_sets
 from kvcast.spec.paths import cache_dir
+from kvcast.spec.runtimes import DEFAULT_RUNTIME, RUNTIMES
 from kvcast.tasks.exporting import require_export_extra
-from kvcast.tasks.loading import DEFAULT_RUNTIME, RUNTIMES, load
+from kvcast.tasks.loading import load
 from kvcast.tasks.targets import TARGETS
 from kvcast.tasks.targets.self_test import SelfTestResult, double_on_torch, versions
 
@@ -116,7 +117,6 @@ class Findings:
         return default.usable and not (self.bundle and self.bundle.problem)
 
 
-_EXTRAS = {"onnx": "", "eager": "export", "aoti": "export", "executorch": "executorch"}
 # Name, modules, distributions, use, extra.
 _PARTS = (
     ("audio", ("soundfile", "soxr"), "wav, flac, ogg and mp3", ""),
@@ -247,7 +247,7 @@ def _ask(*question: str) -> tuple[Any, str]:
 def _runtime(name: str) -> Runtime:
     found, problem = _ask("runtime", name)
     if problem:
-        why = _advised(problem, _EXTRAS[name])
+        why = _advised(problem, RUNTIMES[name].extra)
         return Runtime(name=name, usable=False, versions={}, problem=why)
     return Runtime(name=name, usable=True, problem=_unproven(found["versions"]), **found)
 

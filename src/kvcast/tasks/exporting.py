@@ -11,32 +11,18 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.source import locate, open_checkpoint
-from kvcast.errors import KvcastError
+from kvcast.errors import KvcastError, UsageError
+from kvcast.spec.options import keywords_of
 from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.runtimes import RUNTIMES, BundlePrecision
 from kvcast.tasks.families import family_of
+from kvcast.tasks.params import ExportParams
 from kvcast.tasks.targets import TARGETS
-from kvcast.tasks.targets.base import (
-    BuildOptions,
-    BundlePrecision,
-    LoweringJob,
-    PrecisionRequest,
-    check_choice,
-)
+from kvcast.tasks.targets.base import BuildOptions, LoweringJob
 
 
-def export_bundle(
-    model: str | Path,
-    output: str | Path,
-    *,
-    runtime: str = "onnx",
-    quantize: str | None = None,
-    dtype: str | None = None,
-    cache: str | None = None,
-    device: str = "cpu",
-    max_autotune: bool = False,
-    overwrite: bool = False,
-    on_phase: OnPhase = ignore_phase,
-) -> Path:
+@keywords_of(ExportParams)
+def export_bundle(model: str | Path, output: str | Path, params: ExportParams) -> Path:
     """Export a checkpoint to a bundle folder and return it.
 
     Before the bundle appears, its results are compared with the same weights run without a cache.
@@ -46,16 +32,7 @@ def export_bundle(
         model: a checkpoint folder, a GGUF file, a hub id `org/name[@revision]`, or a packaged
             model's name.
         output: the bundle's folder; an existing one is replaced only with `overwrite`.
-        runtime: "onnx", "aoti" (AOTInductor: native code for this machine; needs g++) or
-            "executorch" (needs kvcast[executorch]).
-        quantize: weight quantisation: "none", "int8" or "int4"; on ExecuTorch "none", "8da8w" or
-            "8da4w". Default: int8 on ONNX Runtime, none on AOTInductor, 8da8w on ExecuTorch.
-        dtype: of everything that is not quantised, on AOTInductor: "fp32", "bf16" or "fp16".
-        cache: dtype of the self caches on ONNX Runtime, "fp32" or "int8"; Whisper and T5 support
-            "fp32" only.
-        device: what AOTInductor compiles for: "cpu", or "cuda", which has no quantised matrices.
-        max_autotune: let AOTInductor time several kernels for each product and keep the fastest.
-        overwrite: replace an existing bundle.
+        params: given as keywords.
         on_phase: called with each phase as it begins: "reading", "exporting decode",
             "quantising decode", "compiling decode", "sealing", "proving".
 
@@ -63,10 +40,9 @@ def export_bundle(
         KvcastError: the model cannot be read, exported or written; the message is one line.
 
     """
-    check_choice("runtime", runtime, tuple(TARGETS))
-    request = PrecisionRequest(quantize=quantize, dtype=dtype, cache=cache)
-    precision = TARGETS[runtime].choose_precision(request)
-    build = BuildOptions(device=device, max_autotune=max_autotune)
+    runtime = params.runtime
+    precision = RUNTIMES[runtime].choose_precision(params.precision)
+    build = BuildOptions(device=params.device, max_autotune=params.max_autotune)
     check_export(runtime, precision, build)
     return export_folder(
         locate(str(model)),
@@ -75,13 +51,17 @@ def export_bundle(
         runtime,
         precision,
         build,
-        overwrite=overwrite,
-        on_phase=on_phase,
+        overwrite=params.overwrite,
+        on_phase=params.on_phase,
     )
 
 
 def check_export(runtime: str, precision: BundlePrecision, build: BuildOptions) -> None:
     """Raise KvcastError if no model can be exported like this, or none on this machine."""
+    if not RUNTIMES[runtime].compiles and build != BuildOptions():
+        raise UsageError(
+            f"{RUNTIMES[runtime].title} compiles nothing: drop --device and --max-autotune"
+        )
     require_export_extra()
     TARGETS[runtime].check_build(precision, build)
 

@@ -53,6 +53,10 @@ class TextModel:
         is multiplied in one call shares a scale. A text that has no room for `max_new_tokens`
         within what the model takes ends sooner, for its length.
 
+        Args:
+            prompt: text to continue, or several.
+            params: given as keywords.
+
         Returns:
             For one prompt a text, for several a list in their order; with n above 1 a list of n
             takes the place of each text.

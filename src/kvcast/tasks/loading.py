@@ -18,12 +18,15 @@ from kvcast.bundle.packages import bundle_of, is_package, read_on_trust, unvouch
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.runtimes.cores import available_cores
+from kvcast.spec.options import keywords_of
 from kvcast.spec.paths import cache_dir
-from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.phases import OnPhase
+from kvcast.spec.runtimes import DEFAULT_RUNTIME, RUNTIMES, BundlePrecision, PrecisionRequest
 from kvcast.tasks.exporting import check_export, export_folder, require_export_extra
 from kvcast.tasks.families import family_of
+from kvcast.tasks.params import LoadParams
 from kvcast.tasks.targets import TARGETS
-from kvcast.tasks.targets.base import BuildOptions, PrecisionRequest, Target, check_choice
+from kvcast.tasks.targets.base import BuildOptions, Target
 
 if TYPE_CHECKING:
     from kvcast.tasks.generate import TextModel
@@ -31,9 +34,6 @@ if TYPE_CHECKING:
     from kvcast.tasks.sources import T5Model, UnilmModel
 
 Model: TypeAlias = "WhisperModel | TextModel | T5Model | UnilmModel"
-
-RUNTIMES = (*TARGETS, "eager")
-DEFAULT_RUNTIME = "onnx"  # for models that are not bundles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +52,8 @@ class OpenedModel:
     on_trust: Path | None = None
 
 
-def load(
-    model: str | Path,
-    *,
-    runtime: str | None = None,
-    quantize: str | None = None,
-    dtype: str | None = None,
-    cache: str | None = None,
-    threads: int | None = None,
-    trust: bool = False,
-    on_phase: OnPhase = ignore_phase,
-) -> Model:
+@keywords_of(LoadParams)
+def load(model: str | Path, params: LoadParams) -> Model:
     """Open a model, exporting it first if necessary.
 
     A Whisper model transcribes, any other generates; its `task` says which.
@@ -71,73 +62,38 @@ def load(
         model: a bundle, a checkpoint folder (Hugging Face, CTranslate2, Mistral or bert4keras
             layout), a GGUF file, a hub id `org/name[@revision]`, or a packaged model: `demo`,
             `demo-base`, `demo-chat`, `demo-t5`, `demo-unilm`.
-        runtime: "onnx" (bundles need no torch), "aoti" (AOTInductor, compiled for this machine),
-            "executorch" or "eager" (PyTorch). A bundle runs only on the runtime that it was
-            exported for, which is its default; other models default to "onnx".
-        quantize: weight quantisation: "none", "int8" or "int4"; on ExecuTorch "none", "8da8w" or
-            "8da4w". Default: the bundle's; otherwise int8 on ONNX Runtime, 8da8w on ExecuTorch,
-            none elsewhere.
-        dtype: of everything that is not quantised, on AOTInductor: "fp32", "bf16" or "fp16".
-            Default: the bundle's; otherwise bf16 if matrices are quantised, else fp32.
-        cache: dtype of a text model's self caches on ONNX Runtime, "fp32" or "int8". Default: the
-            bundle's; otherwise fp32.
-        threads: threads of the runtime; default: the physical cores that this process may use.
-        trust: open a package (.pt2, .pte) of native code even though its folder has no
-            `bundle.json` to verify it by. A file that differs from an existing `bundle.json` is
-            always refused.
+        params: given as keywords.
         on_phase: called with each phase of an export as it begins; see `export_bundle`.
 
     Raises:
         KvcastError: the model cannot be found, read, exported or run; the message is one line.
 
     """
-    return open_model(
-        model,
-        runtime=runtime,
-        quantize=quantize,
-        dtype=dtype,
-        cache=cache,
-        threads=threads,
-        trust=trust,
-        on_phase=on_phase,
-    ).model
+    return open_model(model, params).model
 
 
-def open_model(
-    model: str | Path,
-    *,
-    runtime: str | None = None,
-    quantize: str | None = None,
-    dtype: str | None = None,
-    cache: str | None = None,
-    threads: int | None = None,
-    trust: bool = False,
-    on_phase: OnPhase = ignore_phase,
-) -> OpenedModel:
+def open_model(model: str | Path, params: LoadParams) -> OpenedModel:
     """Open a model as `load` does, and say what it was opened from."""
-    if runtime is not None:
-        check_choice("runtime", runtime, RUNTIMES)
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads must be 1 or more, not {threads}")
-    workers = threads or available_cores()
-    request = PrecisionRequest(quantize=quantize, dtype=dtype, cache=cache)
+    runtime, request = params.runtime, params.precision
+    threads = params.threads or available_cores()
     place = Path(model) if is_package(Path(model)) else locate(str(model))
     folder = bundle_of(place)
     package = unvouched_package(place, runtime)
     if package is not None:
-        _check_trust(package, trust)
+        _check_trust(package, params.trust)
         manifest = read_on_trust(package)
     elif is_bundle(folder):
         manifest = read_bundle(folder)
-    elif runtime == "eager":
-        return OpenedModel(model=_open_eager(folder, request, workers), runtime=runtime)
+    elif runtime is not None and not RUNTIMES[runtime].exports:
+        precision = RUNTIMES[runtime].choose_precision(request)
+        return OpenedModel(model=_open_eager(folder, precision, threads), runtime=runtime)
     else:
         folder, manifest = _exported_once(
-            folder, str(model), runtime or DEFAULT_RUNTIME, request, on_phase
+            folder, str(model), runtime or DEFAULT_RUNTIME, request, params.on_phase
         )
     _check_request(folder, manifest, runtime, request)
     return OpenedModel(
-        model=_open_bundle(folder, manifest, workers), runtime=manifest.runtime, on_trust=package
+        model=_open_bundle(folder, manifest, threads), runtime=manifest.runtime, on_trust=package
     )
 
 
@@ -183,12 +139,7 @@ def _target(manifest: Manifest) -> Target:
     return TARGETS[manifest.runtime]
 
 
-def _open_eager(folder: Path, request: PrecisionRequest, threads: int) -> Model:
-    quantize = request.quantize or "none"
-    check_choice("quantize of eager", quantize, ("none", "int8", "int4"))
-    for name in ("dtype", "cache"):
-        if (value := getattr(request, name)) not in (None, "fp32"):
-            raise UsageError(f"eager computes in fp32: drop --{name} {value} or --runtime eager")
+def _open_eager(folder: Path, precision: BundlePrecision, threads: int) -> Model:
     require_export_extra()
     from kvcast.runtimes import torch_settings
 
@@ -196,8 +147,8 @@ def _open_eager(folder: Path, request: PrecisionRequest, threads: int) -> Model:
     checkpoint = open_checkpoint(folder)
     family = family_of(checkpoint.family)
     programs = family.programs(checkpoint)
-    if quantize != "none":
-        family.quantize_eager(programs, quantize)
+    if precision.quantize != "none":
+        family.quantize_eager(programs, precision.quantize)
     text = family.text_files(checkpoint)
     model: Model = family.model(family.eager(programs), checkpoint.dimensions, text)
     return model
@@ -212,7 +163,7 @@ def _exported_once(
 ) -> tuple[Path, Manifest]:
     """Return a checkpoint's bundle in the cache folder, exporting it if it is not there yet."""
     target, build = TARGETS[runtime], BuildOptions()
-    precision = target.choose_precision(request)
+    precision = RUNTIMES[runtime].choose_precision(request)
     made_for = target.processor()
     versions = (str(VERSION), __version__)
     parts = (fingerprint(checkpoint), runtime, repr(precision), *made_for, *versions)

@@ -1,15 +1,197 @@
-"""Options of the public methods, besides those of `kvcast.decoding.params`.
+"""Options of the public functions, besides those of `kvcast.decoding.params`.
 
-Knows no library of numbers, so that the command line can show its help at once.
+Knows no tensor library, so that the command line can show its help at once.
 """
 
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
-from kvcast.decoding.params import SamplingParams
-from kvcast.spec.options import Option, Text
+from typing_extensions import override
+
+from kvcast.decoding.params import SAMPLING, SEVERAL, SamplingParams
+from kvcast.errors import UsageError
+from kvcast.spec.options import Bounds, Check, Choice, Option, Params, Text
+from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.runtimes import DEFAULT_RUNTIME, RUNTIMES, PrecisionRequest, exported
+
+__all__ = [
+    "CONVERSATION",
+    "FALLBACK",
+    "LOADING",
+    "RECOGNITION",
+    "SAMPLING",
+    "SEARCH",
+    "SEVERAL",
+    "ExportParams",
+    "LoadParams",
+    "PromptParams",
+    "TranscribeParams",
+]
 
 CONVERSATION = "conversation"
+LOADING = "model and runtime"
+RECOGNITION = "what to recognise"
+SEARCH = "search"
+FALLBACK = "long recordings and fallback"
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+def _used(names: Sequence[str], attribute: str) -> tuple[str, ...]:
+    """Return every value that one of these runtimes has, in order."""
+    values = [value for name in names for value in getattr(RUNTIMES[name], attribute)]
+    return tuple(dict.fromkeys(values))
+
+
+def _by_runtime(names: Sequence[str], attribute: str) -> str:
+    """Tell which of these runtimes has which value, as in "int8 on onnx, none on aoti"."""
+    values: dict[str, list[str]] = {}
+    for name in names:
+        values.setdefault(getattr(RUNTIMES[name], attribute), []).append(name)
+    return ", ".join(f"{value} on {' and '.join(having)}" for value, having in values.items())
+
+
+def _told(names: Sequence[str]) -> str:
+    """Tell what each of these runtimes is and needs."""
+    words = []
+    for name in names:
+        runtime = RUNTIMES[name]
+        needs = f"needs kvcast[{runtime.extra}]" if runtime.extra else ""
+        words.append(", ".join(filter(None, [runtime.title, runtime.summary, needs])))
+    return "; ".join(f"{name}: {told}" for name, told in zip(names, words, strict=True))
+
+
+def _offering(names: Sequence[str], attribute: str) -> str:
+    """Name the runtimes that have several values to choose from."""
+    return " and ".join(name for name in names if len(getattr(RUNTIMES[name], attribute)) > 1)
+
+
+def _runtime(names: Callable[[], Sequence[str]], means: str, default: str) -> Option:
+    return Option(
+        group=LOADING,
+        help=lambda: f"{means} ({_told(names())})",
+        check=Choice(names),
+        default=default,
+    )
+
+
+def _quantize(names: Callable[[], Sequence[str]], before: str = "") -> Option:
+    return Option(
+        group=LOADING,
+        help="weight quantisation",
+        check=Choice(lambda: _used(names(), "quantize")),
+        default=lambda: before + _by_runtime(names(), "default_quantize"),
+    )
+
+
+def _dtype(names: Callable[[], Sequence[str]], before: str = "") -> Option:
+    return Option(
+        group=LOADING,
+        help=lambda: (
+            f"dtype of everything that is not quantised, on {_offering(names(), 'dtypes')}"
+        ),
+        check=Choice(lambda: _used(names(), "dtypes")),
+        default=f"{before}fp32, or bf16 if weights are quantised",
+    )
+
+
+def _cache(names: Callable[[], Sequence[str]], before: str = "") -> Option:
+    return Option(
+        group=LOADING,
+        help=lambda: f"dtype of a text model's self caches, on {_offering(names(), 'caches')}",
+        check=Choice(lambda: _used(names(), "caches")),
+        default=f"{before}fp32",
+    )
+
+
+def _all() -> tuple[str, ...]:
+    return tuple(RUNTIMES)
+
+
+_THE_BUNDLES = "the bundle's; else "
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadParams(Params):
+    """How a model is opened."""
+
+    runtime: Annotated[
+        str | None,
+        _runtime(_all, "the runtime", f"the bundle's; else {DEFAULT_RUNTIME}"),
+    ] = None
+    quantize: Annotated[str | None, _quantize(_all, _THE_BUNDLES)] = None
+    dtype: Annotated[str | None, _dtype(_all, _THE_BUNDLES)] = None
+    cache: Annotated[str | None, _cache(_all, _THE_BUNDLES)] = None
+    threads: Annotated[
+        int | None,
+        Option(
+            group=LOADING,
+            help="threads of the runtime",
+            check=Bounds(least=1, most=1024),
+            default="available physical cores",
+        ),
+    ] = None
+    trust: Annotated[
+        bool,
+        Option(
+            group=LOADING,
+            help="open a package of native code (.pt2, .pte) without a bundle.json to verify it",
+        ),
+    ] = False
+
+    on_phase: OnPhase = ignore_phase
+
+    @property
+    def precision(self) -> PrecisionRequest:
+        """What is asked of the runtime."""
+        return PrecisionRequest(quantize=self.quantize, dtype=self.dtype, cache=self.cache)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportParams(Params):
+    """What a bundle is made for."""
+
+    runtime: Annotated[str, _runtime(exported, "the runtime to export for", DEFAULT_RUNTIME)] = (
+        DEFAULT_RUNTIME
+    )
+    quantize: Annotated[str | None, _quantize(exported)] = None
+    dtype: Annotated[str | None, _dtype(exported)] = None
+    cache: Annotated[str | None, _cache(exported)] = None
+    device: Annotated[
+        str,
+        Option(
+            group=LOADING,
+            help=lambda: (
+                f"the device that {_compiling()} compiles for; cuda has no quantised weights"
+            ),
+            check=Choice(lambda: ("cpu", "cuda")),
+        ),
+    ] = "cpu"
+    max_autotune: Annotated[
+        bool,
+        Option(
+            group=LOADING,
+            help=lambda: (
+                f"let {_compiling()} time several kernels for every product and keep the "
+                "fastest; takes minutes"
+            ),
+        ),
+    ] = False
+    overwrite: Annotated[
+        bool, Option(group=LOADING, help="replace an existing bundle", flags=("--force",))
+    ] = False
+
+    on_phase: OnPhase = ignore_phase
+
+    @property
+    def precision(self) -> PrecisionRequest:
+        """What is asked of the runtime."""
+        return PrecisionRequest(quantize=self.quantize, dtype=self.dtype, cache=self.cache)
+
+
+def _compiling() -> str:
+    return " and ".join(name for name in exported() if RUNTIMES[name].compiles)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +202,189 @@ class PromptParams(SamplingParams):
         bool,
         Option(
             group=CONVERSATION,
-            help="the prompt is what a user says, in the model's own chat template",
+            help="put the prompt into the model's chat template as the user's message",
         ),
     ] = False
     system: Annotated[
         str | None,
         Option(
             group=CONVERSATION,
-            help="with chat, what the model is told before",
+            help="the system message, with chat; on the command line it implies chat",
             check=Text(),
             metavar="TEXT",
         ),
     ] = None
+
+
+class _TokenIds(Check):
+    @override
+    def problem(self, value: Any, kind: type) -> str | None:
+        if re.fullmatch(r"\s*|\s*-?\d+\s*(,\s*-?\d+\s*)*", str(value)):
+            return None
+        return f"must be token ids with commas between, not {value!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscribeParams(Params):
+    """How a recording is transcribed; every option means what it means in OpenAI's Whisper."""
+
+    language: Annotated[
+        str | None,
+        Option(
+            group=RECOGNITION,
+            help="the language spoken, such as en or German",
+            check=Text(filled=True),
+            metavar="LANG",
+            default="detected in the first 30 seconds",
+        ),
+    ] = None
+    task: Annotated[
+        str,
+        Option(
+            group=RECOGNITION,
+            help="translate writes English",
+            check=Choice(lambda: ("transcribe", "translate")),
+        ),
+    ] = "transcribe"
+    timestamps: Annotated[
+        bool,
+        Option(
+            group=RECOGNITION,
+            help="predict times within each 30-second window; otherwise it is one segment",
+        ),
+    ] = True
+    clip_start: Annotated[
+        float,
+        Option(
+            group=RECOGNITION,
+            help="transcribe from here on",
+            check=Bounds(least=0),
+            metavar="SECONDS",
+        ),
+    ] = 0.0
+    clip_end: Annotated[
+        float | None,
+        Option(
+            group=RECOGNITION,
+            help="transcribe up to here",
+            check=Bounds(above=0),
+            metavar="SECONDS",
+            default="the end",
+        ),
+    ] = None
+    initial_prompt: Annotated[
+        str | None,
+        Option(
+            group=RECOGNITION,
+            help="text that precedes the recording: names and spellings to expect",
+            metavar="TEXT",
+        ),
+    ] = None
+    beam: Annotated[
+        int,
+        Option(
+            group=SEARCH,
+            help="beams at temperature 0",
+            check=Bounds(least=1),
+            flags=("--beam", "--beam-size"),
+            default="1, greedy",
+        ),
+    ] = 1
+    best_of: Annotated[
+        int, Option(group=SEARCH, help="samples at temperatures above 0", check=Bounds(least=1))
+    ] = 5
+    temperature: Annotated[
+        float | Sequence[float],
+        Option(
+            group=SEARCH,
+            help="one or several, each tried if the one before it fails",
+            check=Bounds(least=0),
+            metavar="T[,T…]",
+        ),
+    ] = TEMPERATURES
+    patience: Annotated[
+        float | None,
+        Option(
+            group=SEARCH,
+            help="beam search ends at round(beam x patience) finished beams",
+            check=Bounds(above=0),
+            metavar="P",
+            default="1",
+        ),
+    ] = None
+    length_penalty: Annotated[
+        float | None,
+        Option(
+            group=SEARCH,
+            help="exponent of Google NMT's length penalty",
+            check=Bounds(least=0, most=1),
+            metavar="ALPHA",
+            default="divide by the length",
+        ),
+    ] = None
+    suppress_tokens: Annotated[
+        str | Sequence[int] | None,
+        Option(
+            group=SEARCH,
+            help="token ids never to emit, separated by commas; -1 is the usual non-speech set",
+            check=_TokenIds(),
+            metavar="IDS",
+        ),
+    ] = "-1"
+    max_new_tokens: Annotated[
+        int | None,
+        Option(
+            group=SEARCH,
+            help="maximum number of tokens per 30-second window",
+            check=Bounds(least=1),
+            default="half the decoder's context",
+        ),
+    ] = None
+    seed: Annotated[int, Option(group=SEARCH, help="seed for sampling", check=Bounds(least=0))] = 0
+    condition_on_previous_text: Annotated[
+        bool, Option(group=FALLBACK, help="give each window the text before it as its prompt")
+    ] = True
+    compression_ratio_threshold: Annotated[
+        float | None,
+        Option(
+            group=FALLBACK,
+            help="a window whose text compresses better than this has failed; None is off",
+            check=Bounds(least=0),
+            metavar="X",
+        ),
+    ] = 2.4
+    logprob_threshold: Annotated[
+        float | None,
+        Option(
+            group=FALLBACK,
+            help="a window whose mean log-probability is below this has failed; None is off",
+            check=Bounds(),
+            metavar="X",
+        ),
+    ] = -1.0
+    no_speech_threshold: Annotated[
+        float | None,
+        Option(
+            group=FALLBACK,
+            help="a failed window whose no-speech probability is above this is silence; None is "
+            "off",
+            check=Bounds(least=0, most=1),
+            metavar="X",
+        ),
+    ] = 0.6
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clip_end is not None and self.clip_end <= self.clip_start:
+            raise UsageError(
+                f"clip_end must come after clip_start {self.clip_start:g}, not {self.clip_end}"
+            )
+        if not self.temperatures:
+            raise UsageError("temperature needs at least one value")
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """Temperatures to try, in order."""
+        given = self.temperature
+        return (given,) if isinstance(given, int | float) else tuple(given)

@@ -14,8 +14,8 @@ from kvcast.cli import main
 from kvcast.errors import KvcastError, UsageError
 from kvcast.lowering.aoti import PACKAGE
 from kvcast.runtimes.cores import instruction_sets
+from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
 from kvcast.tasks.targets import TARGETS
-from kvcast.tasks.targets.base import PrecisionRequest
 from kvcast.tasks.targets.self_test import compile_tiny, find_compiler
 from written_dates import dates_split, write_date
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_had_is_told_in_one_line(tmp_path, numbers, line):
 
 
 def test_matrices_are_in_fp32_unless_asked_for_otherwise_and_the_rest_follows():
-    target = TARGETS["aoti"]
+    target = RUNTIMES["aoti"]
     assert target.choose_precision(PrecisionRequest()).exact
     assert target.choose_precision(PrecisionRequest(quantize="int4")).dtype == "bf16"
     assert target.choose_precision(PrecisionRequest(quantize="int8", dtype="fp32")).cache == "fp32"

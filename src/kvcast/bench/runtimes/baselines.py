@@ -21,9 +21,10 @@ from kvcast.checkpoints.base import WhisperCheckpoint
 from kvcast.checkpoints.source import fingerprint
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import EncoderDecoder
+from kvcast.spec.runtimes import BundlePrecision
 from kvcast.tasks.families import family_of
 from kvcast.tasks.targets import TARGETS
-from kvcast.tasks.targets.base import BundlePrecision, Lowered
+from kvcast.tasks.targets.base import Lowered
 
 if TYPE_CHECKING:
     from kvcast.programs.whisper import WhisperPrograms

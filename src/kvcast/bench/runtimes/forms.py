@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvcast.errors import KvcastError
+from kvcast.spec import runtimes
+from kvcast.spec.runtimes import BundlePrecision, PrecisionRequest
 from kvcast.tasks.targets import TARGETS
-from kvcast.tasks.targets.base import BuildOptions, BundlePrecision, PrecisionRequest
+from kvcast.tasks.targets.base import BuildOptions
 
 PRECISIONS = {"fp32": "none", "bf16": "none", "int8": "int8", "int4": "int4"}
 """Classes to compare within, and how each is quantised where a runtime has no word of its own."""
@@ -112,7 +114,7 @@ class Form:
     @property
     def numbers(self) -> BundlePrecision:
         """What the runtime makes of it; raises UsageError where it has no such numbers."""
-        return TARGETS[self.runtime].choose_precision(self.asked)
+        return runtimes.RUNTIMES[self.runtime].choose_precision(self.asked)
 
     def refused(self) -> str | None:
         """Say why there is no such form, or not here; None if there is."""

@@ -9,14 +9,12 @@ from typing_extensions import override
 from kvcast.bundle.manifest import CacheLayers, Manifest
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.cores import instruction_sets
+from kvcast.spec.runtimes import BundlePrecision
 from kvcast.tasks.targets.base import (
     BuildOptions,
-    BundlePrecision,
     Lowered,
     LoweringJob,
-    PrecisionRequest,
     Target,
-    check_choice,
 )
 from kvcast.tasks.targets.self_test import (
     SelfTestResult,
@@ -33,20 +31,7 @@ class AotiTarget(Target):
     tools: tuple[str, ...] = ()
 
     @override
-    def choose_precision(self, request: PrecisionRequest) -> BundlePrecision:
-        quantize = request.quantize or "none"
-        dtype = request.dtype or ("fp32" if quantize == "none" else "bf16")
-        check_choice("quantize of AOTInductor", quantize, ("none", "int8", "int4"))
-        check_choice("dtype of AOTInductor", dtype, ("fp32", "bf16", "fp16"))
-        if request.cache not in (None, dtype):
-            raise UsageError(
-                f"AOTInductor keeps caches in --dtype {dtype}: drop --cache {request.cache}"
-            )
-        return BundlePrecision(quantize=quantize, dtype=dtype, cache=dtype)
-
-    @override
     def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
-        check_choice("device", build.device, ("cpu", "cuda"))
         if build.device == "cuda":
             _check_cuda(precision)
         if find_compiler() is None:

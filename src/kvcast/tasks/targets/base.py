@@ -6,33 +6,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
-from kvcast.errors import UsageError
 from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.runtimes import BundlePrecision
 from kvcast.tasks.targets.self_test import SelfTestResult
 
 Lowered = tuple[dict[str, Graph], tuple[CacheLayers, ...]]
 """Graphs by the names that the runtime looks up, and the layout of their caches."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BundlePrecision:
-    """The precision of a bundle.
-
-    Attributes:
-        quantize: how weight matrices are quantised: "none" or one of the target's schemes.
-        dtype: of everything that is not quantised: "fp32", "bf16" or "fp16".
-        cache: of self caches: the same as `dtype`, or "int8".
-
-    """
-
-    quantize: str
-    dtype: str = "fp32"
-    cache: str = "fp32"
-
-    @property
-    def exact(self) -> bool:
-        """Whether everything is fp32, so results must equal the reference."""
-        return (self.quantize, self.dtype, self.cache) == ("none", "fp32", "fp32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,21 +52,6 @@ class LoweringJob:
     on_phase: OnPhase = ignore_phase
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrecisionRequest:
-    """The precision that a user asks for; None leaves the choice to the target."""
-
-    quantize: str | None = None
-    dtype: str | None = None
-    cache: str | None = None
-
-
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raise UsageError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-
-
 class Target(Protocol):
     """One runtime that models are exported to.
 
@@ -97,9 +61,6 @@ class Target(Protocol):
     """
 
     tools: tuple[str, ...]
-
-    def choose_precision(self, request: PrecisionRequest) -> BundlePrecision:
-        """Fill in what was left open; raises UsageError for a precision the runtime lacks."""
 
     def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
         """Raise UsageError if no machine can build this, KvcastError if this machine cannot."""

@@ -8,15 +8,13 @@ from typing import Any
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
-from kvcast.errors import KvcastError, UsageError
+from kvcast.errors import KvcastError
+from kvcast.spec.runtimes import BundlePrecision
 from kvcast.tasks.targets.base import (
     BuildOptions,
-    BundlePrecision,
     Lowered,
     LoweringJob,
-    PrecisionRequest,
     Target,
-    check_choice,
 )
 from kvcast.tasks.targets.self_test import SelfTestResult, versions
 
@@ -27,20 +25,7 @@ class ExecutorchTarget(Target):
     tools: tuple[str, ...] = ("executorch",)
 
     @override
-    def choose_precision(self, request: PrecisionRequest) -> BundlePrecision:
-        quantize = request.quantize or "8da8w"
-        check_choice("quantize of ExecuTorch", quantize, ("none", "8da8w", "8da4w"))
-        for name in ("dtype", "cache"):
-            if getattr(request, name) not in (None, "fp32"):
-                raise UsageError(
-                    f"bundles for ExecuTorch are in fp32: drop --{name} {getattr(request, name)}"
-                )
-        return BundlePrecision(quantize=quantize)
-
-    @override
     def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
-        if build != BuildOptions():
-            raise UsageError("ExecuTorch compiles nothing: drop --device and --max-autotune")
         if find_spec("executorch") is None:
             raise KvcastError(
                 "exporting to ExecuTorch needs it installed: pip install 'kvcast[executorch]'"

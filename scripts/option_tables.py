@@ -1,0 +1,129 @@
+"""Write the tables of options and runtimes into the docs: `python scripts/option_tables.py`.
+
+A table stands between two comments, of which the first says what it shows:
+
+    <!-- flags: PromptParams, choice of tokens -->
+    <!-- keywords: LoadParams -->
+    <!-- runtimes -->
+
+Options come from the dataclasses in kvcast.tasks.params: all of them, or those of one group; as the
+command line or as Python spells them. A name after "without" is left out. The JSON Schemas' lists
+of runtimes are written as well. With `--check` nothing is written; the exit code is 1 if anything
+is not what it would be.
+"""
+
+import re
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from kvcast.spec.options import Choice, Declared, Params
+from kvcast.spec.runtimes import RUNTIMES, Runtime
+from kvcast.tasks import params
+
+DOCS = Path(__file__).parents[1] / "docs"
+SCHEMAS = ("doctor.schema.json", "generation.schema.json", "transcript.schema.json")
+BEGIN = (
+    r"<!-- (?P<kind>flags|keywords): (?P<params>\w+)"
+    r"(?:, (?P<group>[^:]*?))?(?: without (?P<without>[\w ]+))? -->"
+)
+END = "<!-- end of table -->"
+TABLE = re.compile(rf"(?:{BEGIN}|<!-- (?P<runtimes>runtimes) -->)\n.*?(?={END})", re.DOTALL)
+
+
+def written(text: str) -> str:
+    """Return a document with its tables as they should be."""
+    return TABLE.sub(_table, text)
+
+
+def enumerated(schema: str) -> str:
+    """Return a JSON Schema whose lists of runtimes are those of the table."""
+    names = ", ".join(f'"{name}"' for name in RUNTIMES)
+    return re.sub(r'(?<="enum": \[)"onnx"[^\]]*', names, schema)
+
+
+def _table(found: re.Match[str]) -> str:
+    comment = found[0].splitlines()[0]
+    if found["runtimes"]:
+        lines = runtime_table()
+    else:
+        declared: type[Params] = getattr(params, found["params"])
+        without = (found["without"] or "").split()
+        lines = option_table(
+            declared, found["group"], as_flags=found["kind"] == "flags", without=without
+        )
+    return "\n".join([comment, *lines, ""])
+
+
+def option_table(
+    declared: type[Params], group: str | None, *, as_flags: bool, without: Collection[str] = ()
+) -> Iterator[str]:
+    """Yield the lines of a table of options, all or those of one group."""
+    yield f"| {'option' if as_flags else 'keyword'} | default | meaning |"
+    yield "| --- | --- | --- |"
+    for option in declared.declared():
+        if option.name not in without and group in (None, option.option.group):
+            name = ", ".join(map(_code, _spelled(option) if as_flags else [option.name]))
+            yield f"| {name} | {option.default_in_words} | {_meaning(option)} |"
+
+
+def runtime_table() -> Iterator[str]:
+    """Yield the lines of a table of runtimes and their precisions."""
+    yield "| runtime | what it is | install | `quantize` | `dtype` | `cache` |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for name, runtime in RUNTIMES.items():
+        install = f"`kvcast[{runtime.extra}]`" if runtime.extra else "`kvcast`"
+        about = f"{runtime.title}: {runtime.summary}"
+        yield f"| `{name}` | {about} | {install} | {' | '.join(_precisions(runtime))} |"
+
+
+def _precisions(runtime: Runtime) -> Iterator[str]:
+    yield _listed(runtime.quantize, runtime.default_quantize)
+    yield _listed(runtime.dtypes, runtime.dtypes[0])
+    yield _listed(runtime.caches, runtime.caches[0]) if runtime.caches else "as `dtype`"
+
+
+def _listed(words: Collection[str], default: str) -> str:
+    """Return words as code, the default in bold if there are others."""
+    return ", ".join(
+        f"**{_code(word)}**" if word == default and len(words) > 1 else _code(word)
+        for word in words
+    )
+
+
+def _spelled(option: Declared) -> list[str]:
+    if option.kind is bool and option.default:
+        return [flag.replace("--", "--[no-]", 1) for flag in option.flags]
+    return list(option.flags)
+
+
+def _meaning(option: Declared) -> str:
+    """Return the help, with the words to choose from unless it names them all."""
+    check = option.option.check
+    if isinstance(check, Choice) and not all(word in option.help for word in check.words()):
+        return f"{option.help}: {', '.join(map(_code, check.words()))}"
+    return option.help
+
+
+def _code(word: str) -> str:
+    return f"`{word}`"
+
+
+def main(words: list[str]) -> int:
+    """Write the tables, or check them; returns the exit code."""
+    stale = []
+    documents = [(path, written) for path in DOCS.glob("*.md")]
+    documents += [(DOCS / name, enumerated) for name in SCHEMAS]
+    for path, renew in documents:
+        text = path.read_text(encoding="utf-8")
+        if (new := renew(text)) != text:
+            stale.append(path.name)
+            if "--check" not in words:
+                path.write_text(new, encoding="utf-8")
+    for name in stale:
+        print(f"docs/{name}: {'not current' if '--check' in words else 'written'}")
+    return 1 if stale and "--check" in words else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

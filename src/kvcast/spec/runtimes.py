@@ -1,0 +1,141 @@
+"""The table of runtimes: what each is called, needs, and computes with.
+
+Everything that lists runtimes or precisions reads it: loading, exporting, `doctor`, the command
+line and the documentation. Their code is in `kvcast.tasks.targets`; this module needs none of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvcast.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundlePrecision:
+    """The precision of a bundle.
+
+    Attributes:
+        quantize: how weight matrices are quantised: "none" or one of the target's schemes.
+        dtype: of everything that is not quantised: "fp32", "bf16" or "fp16".
+        cache: of self caches: the same as `dtype`, or "int8".
+
+    """
+
+    quantize: str
+    dtype: str = "fp32"
+    cache: str = "fp32"
+
+    @property
+    def exact(self) -> bool:
+        """Whether everything is fp32, so results must equal the reference."""
+        return (self.quantize, self.dtype, self.cache) == ("none", "fp32", "fp32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionRequest:
+    """The precision that a user asks for; None leaves the choice to the runtime."""
+
+    quantize: str | None = None
+    dtype: str | None = None
+    cache: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """One runtime.
+
+    Attributes:
+        title: its name in sentences.
+        summary: what sets it apart, in a few words.
+        extra: what to install besides kvcast, as in `kvcast[extra]`, to open models; or "".
+        exports: whether models are exported to bundles for it.
+        compiles: whether exporting compiles native code, so that build options apply.
+        quantize: schemes for weight matrices.
+        default_quantize: the one that is used unless another is asked for.
+        dtypes: of everything that is not quantised; the first is the default of "none".
+        quantized_dtype: the default where matrices are quantised.
+        caches: dtypes of self caches, the first by default; empty if they follow `dtypes`.
+
+    """
+
+    title: str
+    summary: str
+    extra: str
+    exports: bool = True
+    compiles: bool = False
+    quantize: tuple[str, ...]
+    default_quantize: str
+    dtypes: tuple[str, ...] = ("fp32",)
+    quantized_dtype: str = "fp32"
+    caches: tuple[str, ...] = ("fp32",)
+
+    def choose_precision(self, request: PrecisionRequest) -> BundlePrecision:
+        """Fill in what was left open; raises UsageError for a precision the runtime lacks."""
+        quantize = request.quantize or self.default_quantize
+        self._check("quantize", quantize, self.quantize)
+        unquantized = self.dtypes[0] if quantize == "none" else self.quantized_dtype
+        dtype = request.dtype or unquantized
+        self._check("dtype", dtype, self.dtypes)
+        if not self.caches and request.cache not in (None, dtype):
+            raise UsageError(
+                f"{self.title} keeps caches in --dtype {dtype}: drop --cache {request.cache}"
+            )
+        cache = request.cache or (self.caches or (dtype,))[0]
+        self._check("cache", cache, self.caches or (dtype,))
+        return BundlePrecision(quantize=quantize, dtype=dtype, cache=cache)
+
+    def _check(self, name: str, value: str, choices: tuple[str, ...]) -> None:
+        if value in choices:
+            return
+        if len(choices) == 1:
+            raise UsageError(
+                f"{name} of {self.title} is always {choices[0]}: drop --{name} {value}"
+            )
+        raise UsageError(
+            f"{name} of {self.title} must be one of {', '.join(choices)}, not {value!r}"
+        )
+
+
+RUNTIMES: Mapping[str, Runtime] = {
+    "onnx": Runtime(
+        title="ONNX Runtime",
+        summary="needs no PyTorch",
+        extra="",
+        quantize=("none", "int8", "int4"),
+        default_quantize="int8",
+        caches=("fp32", "int8"),
+    ),
+    "aoti": Runtime(
+        title="AOTInductor",
+        summary="compiled with g++ for this machine",
+        extra="export",
+        compiles=True,
+        quantize=("none", "int8", "int4"),
+        default_quantize="none",
+        dtypes=("fp32", "bf16", "fp16"),
+        quantized_dtype="bf16",
+        caches=(),
+    ),
+    "executorch": Runtime(
+        title="ExecuTorch",
+        summary="one file, also for phones and embedded devices",
+        extra="executorch",
+        quantize=("none", "8da8w", "8da4w"),
+        default_quantize="8da8w",
+    ),
+    "eager": Runtime(
+        title="eager PyTorch",
+        summary="without a bundle",
+        extra="export",
+        exports=False,
+        quantize=("none", "int8", "int4"),
+        default_quantize="none",
+    ),
+}
+DEFAULT_RUNTIME = "onnx"
+"""Of models that are no bundles."""
+
+
+def exported() -> tuple[str, ...]:
+    """Return the names of the runtimes that have bundles."""
+    return tuple(name for name, runtime in RUNTIMES.items() if runtime.exports)
