@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from kvcast.spec.options import Choice, Declared, Params
-from kvcast.spec.runtimes import RUNTIMES, Runtime
+from kvcast.spec.runtimes import RUNTIMES, RuntimeInfo
 from kvcast.tasks import params
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -77,7 +77,7 @@ def runtime_table() -> Iterator[str]:
         yield f"| `{name}` | {about} | {install} | {' | '.join(_precisions(runtime))} |"
 
 
-def _precisions(runtime: Runtime) -> Iterator[str]:
+def _precisions(runtime: RuntimeInfo) -> Iterator[str]:
     yield _listed(runtime.quantize, runtime.default_quantize)
     yield _listed(runtime.dtypes, runtime.dtypes[0])
     yield _listed(runtime.caches, runtime.caches[0]) if runtime.caches else "as `dtype`"

@@ -16,7 +16,7 @@ from kvcast.cli import export, generate, main, transcribe
 from kvcast.cli.arguments import Parser
 from kvcast.errors import UsageError
 from kvcast.spec.options import Bounds, Option, keywords_of
-from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest, Runtime
+from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest, RuntimeInfo
 from kvcast.tasks import doctor, params
 from kvcast.tasks.params import SAMPLING, ExportParams, LoadParams, PromptParams
 from kvcast.tasks.targets import TARGETS
@@ -115,7 +115,7 @@ def test_an_option_arrives_in_the_documentation():
 
 @pytest.fixture
 def one_more_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Runtime(
+    row = RuntimeInfo(
         title="Abacus",
         summary="beads on wires",
         extra="beads",

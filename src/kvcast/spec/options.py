@@ -298,7 +298,7 @@ def keywords_of(params: Callable[P, T]) -> _Decorator[P, T]:
 
     The decorated function takes the fields as keywords, with their types and defaults. Type
     checkers and `inspect.signature` see each keyword; in the docstring, the options' help replaces
-    the line of `params`.
+    the line of `params`. To type checkers, the arguments before the keywords are positional.
     """
     made = cast("type[T]", params)
 

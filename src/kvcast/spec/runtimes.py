@@ -41,7 +41,7 @@ class PrecisionRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runtime:
+class RuntimeInfo:
     """One runtime.
 
     Attributes:
@@ -96,8 +96,8 @@ class Runtime:
         )
 
 
-RUNTIMES: Mapping[str, Runtime] = {
-    "onnx": Runtime(
+RUNTIMES: Mapping[str, RuntimeInfo] = {
+    "onnx": RuntimeInfo(
         title="ONNX Runtime",
         summary="needs no PyTorch",
         extra="",
@@ -105,7 +105,7 @@ RUNTIMES: Mapping[str, Runtime] = {
         default_quantize="int8",
         caches=("fp32", "int8"),
     ),
-    "aoti": Runtime(
+    "aoti": RuntimeInfo(
         title="AOTInductor",
         summary="compiled with g++ for this machine",
         extra="export",
@@ -116,14 +116,14 @@ RUNTIMES: Mapping[str, Runtime] = {
         quantized_dtype="bf16",
         caches=(),
     ),
-    "executorch": Runtime(
+    "executorch": RuntimeInfo(
         title="ExecuTorch",
         summary="one file, also for phones and embedded devices",
         extra="executorch",
         quantize=("none", "8da8w", "8da4w"),
         default_quantize="8da8w",
     ),
-    "eager": Runtime(
+    "eager": RuntimeInfo(
         title="eager PyTorch",
         summary="without a bundle",
         extra="export",
