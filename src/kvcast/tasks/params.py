@@ -257,7 +257,7 @@ class TranscribeParams(Params):
         float,
         Option(
             group=RECOGNITION,
-            help="transcribe from here on",
+            help="start of the part to transcribe, in seconds",
             check=Bounds(least=0),
             metavar="SECONDS",
         ),
@@ -266,7 +266,7 @@ class TranscribeParams(Params):
         float | None,
         Option(
             group=RECOGNITION,
-            help="transcribe up to here",
+            help="end of that part, in seconds",
             check=Bounds(above=0),
             metavar="SECONDS",
             default="the end",
