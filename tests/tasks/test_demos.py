@@ -126,7 +126,7 @@ def test_a_demo_is_small_and_a_changed_file_is_refused(demo, tmp_path, monkeypat
     folder = tmp_path / demo
     shutil.copytree(locate(demo), folder)
     assert sum(file.stat().st_size for file in folder.iterdir()) < 3_000_000
-    monkeypatch.setattr(packaged, "_OWN", tmp_path)
+    monkeypatch.setattr(packaged, "_DEMOS", tmp_path)
     assert locate(demo) == folder
     with (folder / "config.json").open("a") as file:
         file.write(" ")

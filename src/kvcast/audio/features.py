@@ -75,15 +75,15 @@ class MelWindows:
     def __init__(self, audio: AudioSource, n_mels: int) -> None:
         self._audio = audio
         self._n_mels = n_mels
-        measured = _Measured(audio)
-        self._loudest, kept = _survey(log_mel_stream(measured.blocks(), n_mels))
-        self.content_frames = measured.samples // HOP
-        self.duration = measured.samples / SAMPLE_RATE
+        checked = _CheckedAudio(audio)
+        self._loudest, kept = _loudest_and_frames(log_mel_stream(checked.blocks(), n_mels))
+        self.content_frames = checked.samples // HOP
+        self.duration = checked.samples / SAMPLE_RATE
         if self.content_frames == 0:
             raise InputOutputError(
                 f"{audio.name} is too short to hold speech: it lasts {1000 * self.duration:.2g} ms"
             )
-        self.silent = measured.peak <= SILENT_PEAK
+        self.silent = checked.peak <= SILENT_PEAK
         silence = (f"{audio.name} is silent: there is no speech to transcribe",)
         self.notices = audio.notices + (silence if self.silent else ())
         self._replay: Callable[[], Iterator[NDArray[np.float32]]] = (
@@ -164,7 +164,7 @@ class MelWindows:
         self._first = start
 
 
-class _Measured:
+class _CheckedAudio:
     """Counts and checks samples as they pass through.
 
     Raises, while iterated:
@@ -219,7 +219,7 @@ def log_mel_stream(
             yield frames
 
 
-def _survey(
+def _loudest_and_frames(
     frames: Iterable[NDArray[np.float32]],
 ) -> tuple[np.float32, NDArray[np.float32] | None]:
     """Return the largest value and, for a short recording, all frames [frames, n_mels]."""

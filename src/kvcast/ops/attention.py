@@ -288,7 +288,7 @@ def cross_attention(
     """
     batch, heads, _, head_dim = key.shape
     folded_bqhd = split_heads(query, head_dim).reshape(batch, -1, heads, head_dim)
-    mask = complete(key, lengths)
+    mask = padding_mask(key, lengths)
     if bias is not None:
         folded_bhqt = bias.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
         mask = folded_bhqt if mask is None else torch.where(mask, folded_bhqt, -torch.inf)
@@ -339,7 +339,7 @@ def encoder_attention(
     query, key, value = (
         split_heads(flat, flat.shape[-1] // heads).transpose(1, 2) for flat in (query, key, value)
     )
-    mask = complete(key, lengths)
+    mask = padding_mask(key, lengths)
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
     mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
@@ -359,7 +359,7 @@ def _(
     return torch.empty_like(query)
 
 
-def complete(key_bhtd: Tensor, lengths: Tensor | None) -> Tensor | None:
+def padding_mask(key_bhtd: Tensor, lengths: Tensor | None) -> Tensor | None:
     """Return the mask [b, 1, 1, t] of valid positions; None if all are valid."""
     if lengths is None:
         return None
