@@ -1,7 +1,8 @@
-"""The table of runtimes: what each is called, needs, and computes with.
+"""The table of runtimes, with their names, requirements and precisions.
 
 Everything that lists runtimes or precisions reads it: loading, exporting, `doctor`, the command
-line and the documentation. Their code is in `kvcast.tasks.targets`; this module needs none of it.
+line and the documentation. The runtimes' code is in `kvcast.tasks.targets`; this module does not
+need it.
 """
 
 from collections.abc import Mapping
@@ -47,14 +48,14 @@ class RuntimeInfo:
     Attributes:
         title: its name in sentences.
         summary: what sets it apart, in a few words.
-        extra: what to install besides kvcast, as in `kvcast[extra]`, to open models; or "".
+        extra: the extra to install for opening models, as in `kvcast[extra]`; empty: none.
         exports: whether models are exported to bundles for it.
         compiles: whether exporting compiles native code, so that build options apply.
-        quantize: schemes for weight matrices.
-        default_quantize: the one that is used unless another is asked for.
-        dtypes: of everything that is not quantised; the first is the default of "none".
-        quantized_dtype: the default where matrices are quantised.
-        caches: dtypes of self caches, the first by default; empty if they follow `dtypes`.
+        quantize: quantisation schemes for weight matrices.
+        default_quantize: the default scheme.
+        dtypes: dtypes of everything that is not quantised; the first is the default with "none".
+        quantized_dtype: the default dtype if matrices are quantised.
+        caches: dtypes of self caches, the default first; empty if they follow `dtypes`.
 
     """
 
@@ -133,7 +134,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
     ),
 }
 DEFAULT_RUNTIME = "onnx"
-"""Of models that are no bundles."""
+"""The default for models that are not bundles."""
 
 
 def exported() -> tuple[str, ...]:
