@@ -1,4 +1,4 @@
-"""The interfaces that every runtime meets: one for encoder-decoder models, one for decoder-only.
+"""The interface that every runtime meets, for all families of models.
 
 The cache contract in short: a cache goes in and a cache comes out. What is valid follows from
 `lengths` alone, so a fresh sequence is `lengths = 0` and stale contents never matter. Handles
@@ -19,71 +19,11 @@ Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 
-class CrossCache(Protocol):
-    """Cross-attention keys and values of every decoder layer, filled once by `encode`."""
-
-    @property
-    def batch(self) -> int:
-        """Number of encoded inputs."""
-
-
 class Cache(Protocol):
-    """Self-attention keys and values of `rows` sequences, and the cross cache they read.
+    """Self-attention keys and values of `rows` sequences; layers with a window are rings.
 
-    `rows` is a multiple of the cross cache's batch: row r reads input r // (rows // batch).
+    For an encoder-decoder model also slots for encoded inputs, which rows read.
     """
-
-    @property
-    def lengths(self) -> Int32:
-        """[rows]: number of positions that each row has seen."""
-
-
-CrossT = TypeVar("CrossT", bound=CrossCache)
-CacheT = TypeVar("CacheT", bound=Cache)
-
-
-class EncoderDecoderOf(Protocol[CrossT, CacheT]):
-    """What a runtime offers, over its own kinds of caches."""
-
-    def encode(self, *source: NDArray[Any]) -> CrossT:
-        """Encode inputs once.
-
-        Args:
-            source: as the encode program has them, each [batch, ...]. Whisper: log-mel features
-                fp32 [batch, n_mels, frames]. T5: tokens int64 [batch, t], padded at their ends
-                with any token, and how many there are of each, int32 [batch].
-
-        """
-
-    def new_cache(self, cross: CrossT, rows: int, capacity: int | None = None) -> CacheT:
-        """Return an empty cache for `rows` sequences (a multiple of `cross.batch`).
-
-        It holds `capacity` positions a row; None is as many as the model knows.
-        """
-
-    def decode(
-        self, tokens_rs: Int64, cache: CacheT, positions: Sequence[int] = (-1,)
-    ) -> tuple[Float32, CacheT]:
-        """Append tokens [rows, S] to the cache; S = prompt length for prefill, 1 for a step.
-
-        Returns fp32 logits [rows, len(positions), vocab] at the given offsets into the S new
-        tokens (negative counts from the end), and the grown cache.
-        """
-
-    def reorder(self, cache: CacheT, sources: Sequence[int]) -> CacheT:
-        """Return a cache whose row i continues old row `sources[i]`.
-
-        `len(sources)` may differ from the old number of rows (1 prompt row fans out to beams,
-        finished rows leave) but must stay a multiple of the cross cache's batch, and rows must
-        stay with their input. Copies self-attention rows only, and only what differs.
-        """
-
-    def reset(self, cache: CacheT, rows: Sequence[int]) -> CacheT:
-        """Return a cache whose given rows hold nothing; what was written there stays, unseen."""
-
-
-class DecoderCache(Protocol):
-    """Self-attention keys and values of `rows` sequences; layers with a window are rings."""
 
     @property
     def lengths(self) -> Int32:
@@ -91,30 +31,34 @@ class DecoderCache(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Longest sequence that a row can come to."""
+        """Longest sequence that a row can hold."""
 
 
-DecoderCacheT = TypeVar("DecoderCacheT", bound=DecoderCache)
+CacheT = TypeVar("CacheT", bound=Cache)
 
 
-class DecoderOnlyOf(Protocol[DecoderCacheT]):
-    """What a runtime offers for decoder-only models, over its own kind of cache.
+class RuntimeOf(Protocol[CacheT]):
+    """What a runtime offers for any model, over its own kind of cache.
 
-    Rows are independent: any of them may take part in a call, with as many tokens as it has. A
-    row that takes no part costs nothing. Where a layer is a ring, an older handle is of no use
-    once more than a ring's spare positions were written.
+    Rows are independent: any of them may take part in a call, each with as many tokens as it has.
+    Where a layer is a ring, an older handle is of no use once more than a ring's spare positions
+    were written.
     """
 
-    def new_cache(self, rows: int, capacity: int) -> DecoderCacheT:
-        """Return an empty cache of `rows` sequences of up to `capacity` positions."""
+    def new_cache(self, rows: int, capacity: int, inputs: int = 0) -> CacheT:
+        """Return an empty cache of `rows` sequences of up to `capacity` positions.
+
+        An encoder-decoder model's has `inputs` free slots for encoded inputs as well, and no more
+        positions than the model knows.
+        """
 
     def decode(
         self,
         tokens: Sequence[Int64],
-        cache: DecoderCacheT,
+        cache: CacheT,
         rows: Sequence[int] | None = None,
         positions: Sequence[int] = (-1,),
-    ) -> tuple[Float32, DecoderCacheT]:
+    ) -> tuple[Float32, CacheT]:
         """Append tokens to rows: a chunk of a prompt, or one token for a step.
 
         Args:
@@ -124,25 +68,60 @@ class DecoderOnlyOf(Protocol[DecoderCacheT]):
             positions: offsets into each row's new tokens (negative counts from its end).
 
         Returns:
-            fp32 logits [len(tokens), len(positions), vocab] and the grown cache.
+            fp32 logits [len(tokens), len(positions), vocab] and the grown cache. The logits are
+            the runtime's own memory, valid until its next call; the caller may overwrite them.
 
         """
 
-    def reorder(self, cache: DecoderCacheT, sources: Sequence[int]) -> DecoderCacheT:
-        """Return a cache, of as many rows, whose row i continues old row `sources[i]`, in place."""
+    def reorder(self, cache: CacheT, parents: Sequence[int]) -> CacheT:
+        """Return a cache whose row i continues old row `parents[i]`, in place.
+
+        There are as many parents as rows. A row reads the input that its parent reads. Only what
+        differs is copied.
+        """
 
     def fork(
-        self, cache: DecoderCacheT, sources: Sequence[int], capacity: int | None = None
-    ) -> DecoderCacheT:
-        """Return a cache of its own whose row i holds what row `sources[i]` holds.
+        self, cache: CacheT, parents: Sequence[int], capacity: int | None = None
+    ) -> CacheT:
+        """Return a cache of its own whose row i holds what row `parents[i]` holds.
 
-        The old one stays as it is: a computed prefix can be continued many times.
+        The old one stays as it is: a computed prefix can be continued many times. Decoder-only.
         """
 
-    def reset(self, cache: DecoderCacheT, rows: Sequence[int]) -> DecoderCacheT:
-        """Return a cache whose given rows hold nothing; what was written there stays, unseen."""
+    def adopt(
+        self, cache: CacheT, rows: Sequence[int], other: CacheT, parents: Sequence[int]
+    ) -> CacheT:
+        """Return a cache whose row `rows[i]` holds what row `parents[i]` of another cache holds.
+
+        The other one stays as it is. Decoder-only.
+        """
+
+    def reset(
+        self, cache: CacheT, rows: Sequence[int], inputs: Sequence[int] | None = None
+    ) -> CacheT:
+        """Return a cache whose given rows hold nothing; what was written there stays, unseen.
+
+        Row `rows[i]` reads the encoded input in slot `inputs[i]` from now on; without `inputs`
+        the rows read none and are free.
+        """
+
+
+class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
+    """A runtime of an encoder-decoder model: rows read inputs that were encoded into slots."""
+
+    def encode(self, cache: CacheT, slots: Sequence[int], *source: NDArray[Any]) -> CacheT:
+        """Encode inputs once, into slots of the cache that no row reads any more.
+
+        Args:
+            cache: from `new_cache`, with slots for inputs.
+            slots: which slots to fill, one for each input.
+            source: as the encode program has them, each [len(slots), ...]. Whisper: log-mel
+                features fp32 [n, n_mels, frames]. T5: tokens int64 [n, t], padded at their ends
+                with any token, and how many there are of each, int32 [n].
+
+        """
 
 
 # Whoever drives a runtime only hands its caches back to it.
-EncoderDecoder: TypeAlias = EncoderDecoderOf[Any, Any]
-DecoderOnly: TypeAlias = DecoderOnlyOf[Any]
+Runtime: TypeAlias = RuntimeOf[Any]
+EncoderDecoder: TypeAlias = EncoderDecoderOf[Any]
