@@ -17,7 +17,7 @@ from kvcast.errors import InputMissingError, KvcastError
 
 MANIFEST = "bundle.json"
 FORMAT = "kvcast-bundle"
-VERSION = 1
+VERSION = 2
 
 _Part = TypeVar("_Part")
 

@@ -1,9 +1,14 @@
 """int8 cross caches: a step reads a quarter of the bytes.
 
 `encode` returns each layer's cross keys and values in int8, with one scale per channel from the
-largest magnitude in this input. `decode` reads them with GroupQueryAttention, which supports
+largest magnitude in each input. `decode` reads them with GroupQueryAttention, which supports
 quantised caches. It receives no new keys, so it writes nothing, but it requires an output for each
 cache; that is bound to the cache's own buffer.
+
+The operator has one scale per channel for the whole batch, and a batch holds inputs that were
+encoded apart. With a key k = s c, q . k = (q s) . c, and mixed values are their scale times the
+mixed codes. So the query is multiplied by its own input's key scales, the result by its value
+scales, and the operator's scales are ones.
 
 With 8 heads, 1,500 positions and one query, a layer's cross-attention takes 0.10 ms, where
 MultiHeadAttention over fp32 takes 0.31; with five queries 0.31 against 0.37. (12 layers were read
@@ -34,9 +39,9 @@ def _quantize_outputs(graph: ir.Graph, layer: int) -> None:
     outputs = {value.name: value for value in graph.outputs}
     split = _ancestor(outputs[f"cross_key_{layer}"], "Split")
     projection = split.inputs[0]
-    axes = constant(graph, f"cross_axes_{layer}", np.array([0, 1], np.int64))
-    high = ir.node("ReduceMax", [projection, axes], {"keepdims": 0})
-    low = ir.node("ReduceMin", [projection, axes], {"keepdims": 0})
+    axis = constant(graph, f"cross_axis_{layer}", np.array([1], np.int64))
+    high = ir.node("ReduceMax", [projection, axis], {"keepdims": 1})
+    low = ir.node("ReduceMin", [projection, axis], {"keepdims": 1})
     negated = ir.node("Neg", low.outputs)
     magnitude = ir.node("Max", [high.outputs[0], negated.outputs[0]])
     # A channel of zeros still needs a scale to divide by.
@@ -49,7 +54,7 @@ def _quantize_outputs(graph: ir.Graph, layer: int) -> None:
     scaled = ir.node("Mul", [projection, inverse.outputs[0]])
     one = constant(graph, f"cross_one_{layer}", np.array(1, np.float32))
     codes = ir.node("QuantizeLinear", [scaled.outputs[0], one], {"output_dtype": ir.DataType.INT8})
-    halves = ir.node("Split", [scale.outputs[0]], {"axis": 0, "num_outputs": 2}, num_outputs=2)
+    halves = ir.node("Split", [scale.outputs[0]], {"axis": 2, "num_outputs": 2}, num_outputs=2)
     added = [high, low, negated, magnitude, divided, scale, inverse, scaled, codes, halves]
     graph.insert_before(split, added)
     split.replace_input_with(0, codes.outputs[0])
@@ -58,7 +63,7 @@ def _quantize_outputs(graph: ir.Graph, layer: int) -> None:
         _mark_int8(cache, split)
         half.name = f"cross_{part}_scale_{layer}"
         half.type = ir.TensorType(ir.DataType.FLOAT)
-        half.shape = _channels(cache)
+        half.shape = _scale_shape(cache)
         graph.outputs.append(half)
 
 
@@ -79,25 +84,28 @@ def _read_quantized(graph: ir.Graph, layers: int) -> dict[str, str]:
     )
     graph.insert_before(first, [no_keys, batch, last])
     total = constant(graph, "source_positions", np.array(positions, np.int32))
+    ones = constant(graph, "cross_ones", np.ones(_channels(inputs["cross_key_0"]), np.float32))
     aliases = {}
     for layer in range(layers):
         caches = [inputs[f"cross_{part}_{layer}"] for part in PARTS]
         attention = _reader(caches[0])
-        scales = [
+        key_scale, value_scale = (
             _scale_input(graph, cache, f"cross_{part}_scale_{layer}")
             for cache, part in zip(caches, PARTS, strict=True)
-        ]
+        )
+        scaled = ir.node("Mul", [attention.inputs[0], key_scale])
         node = ir.node(
             "GroupQueryAttention",
             [
-                attention.inputs[0],
+                scaled.outputs[0],
                 no_keys.outputs[0],
                 no_keys.outputs[0],
                 *caches,
                 last.outputs[0],
                 total,
                 *[None] * 5,
-                *scales,
+                ones,
+                ones,
             ],
             {
                 "num_heads": attention.attributes["num_heads"].as_int(),
@@ -111,7 +119,9 @@ def _read_quantized(graph: ir.Graph, layers: int) -> dict[str, str]:
             domain=CONTRIB,
             num_outputs=3,
         )
-        put_in_place(graph, attention, attention, node)
+        mixed = ir.node("Mul", [node.outputs[0], value_scale])
+        graph.insert_before(attention, [scaled, node])
+        put_in_place(graph, attention, attention, mixed)
         for cache, part, same in zip(caches, PARTS, node.outputs[1:], strict=True):
             cache.type = same.type = ir.TensorType(ir.DataType.INT8)
             same.shape = cache.shape
@@ -125,7 +135,7 @@ def _scale_input(graph: ir.Graph, cache: ir.Value, name: str) -> ir.Value:
     scale = ir.Value(
         name=name,
         type=ir.TensorType(ir.DataType.FLOAT),
-        shape=_channels(cache),
+        shape=_scale_shape(cache),
     )
     graph.inputs.append(scale)
     return scale
@@ -143,9 +153,15 @@ def _size(value: ir.Value, axis: int) -> int:
     return size
 
 
-def _channels(cache: ir.Value) -> ir.Shape:
-    """Return the shape of a cache's scales, one per channel: heads * d."""
-    return ir.Shape([_size(cache, 1) * _size(cache, 3)])
+def _channels(cache: ir.Value) -> int:
+    """Return how many numbers a position has: heads * d."""
+    return _size(cache, 1) * _size(cache, 3)
+
+
+def _scale_shape(cache: ir.Value) -> ir.Shape:
+    """Return the shape of a cache's scales, one per channel: [batch, 1, heads * d]."""
+    batch = cache.shape[0] if cache.shape is not None else None
+    return ir.Shape([batch, 1, _channels(cache)])
 
 
 def _ancestors(value: ir.Value) -> Iterator[ir.Node]:

@@ -7,7 +7,7 @@ and nothing of models.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.export.pt2_archive._package import load_pt2
+from typing_extensions import override
 
 from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
 from kvcast.errors import KvcastError
 from kvcast.runtimes import torch_settings
-from kvcast.runtimes.eager import EagerCache, EagerCrossCache, EagerEncoderDecoder, LayerCache
-from kvcast.runtimes.lineage import Lineage
+from kvcast.runtimes.cache import Layer
+from kvcast.runtimes.eager import EagerEncoderDecoder, LayerCache, Programs, pairs
 
 _WEIGHTS = "weights.safetensors"
 _SLOTS = "slots_"
@@ -135,18 +136,22 @@ class _Dimensions:
         return cls(layers.layers, layers.heads, layers.head_dim, layers.capacity)
 
 
-class _EncoderDecoderPrograms:
-    """Meets `kvcast.runtimes.eager.Programs`."""
-
+class _EncoderDecoderPrograms(Programs):
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         programs = open_programs(folder, manifest, threads)
         self._encode, self._decode = programs["encode"], DecodeProgram(programs)
-        self.dimensions = _Dimensions.of(manifest.cache_layers("linear"))
+        self._dimensions = _Dimensions.of(manifest.cache_layers("linear"))
 
+    @property
+    @override
+    def dimensions(self) -> _Dimensions:
+        return self._dimensions
+
+    @override
     def encode(self, *source: Tensor) -> list[LayerCache]:
-        """See `kvcast.programs`."""
-        return _pairs(self._encode(source, {}))
+        return pairs(self._encode(source, {}))
 
+    @override
     def decode(
         self,
         tokens_rs: Tensor,
@@ -156,7 +161,6 @@ class _EncoderDecoderPrograms:
         cross_caches: Sequence[LayerCache],
         *given: Tensor,
     ) -> tuple[Tensor, Sequence[LayerCache]]:
-        """See `kvcast.programs`."""
         own = (part for layer in self_caches for part in layer)
         cross = (part for layer in cross_caches for part in layer)
         held = int(lengths.max()) + tokens_rs.shape[1]
@@ -165,24 +169,14 @@ class _EncoderDecoderPrograms:
         return logits, self_caches
 
 
-def _pairs(flat: Sequence[Tensor]) -> list[LayerCache]:
-    return list(zip(flat[::2], flat[1::2], strict=True))
-
-
 class AotiEncoderDecoder(EagerEncoderDecoder):
-    """Meets `kvcast.runtimes.base.EncoderDecoder`."""
+    """Compiled programs instead of modules; caches are in the bundle's dtype, on its device."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         super().__init__(_EncoderDecoderPrograms(folder, manifest, threads))
-        self._numbers = getattr(torch, manifest.cache_layers("linear").dtype)
-        self._device = manifest.device
+        self._dtype = getattr(torch, manifest.cache_layers("linear").dtype)
+        self.device = manifest.device
 
-    def new_cache(
-        self, cross: EagerCrossCache, rows: int, capacity: int | None = None
-    ) -> EagerCache:
-        """See the protocol."""
-        dimensions = self._programs.dimensions
-        positions = min(capacity or dimensions.target_positions, dimensions.target_positions)
-        shape = (dimensions.decoder_layers, 2, rows, dimensions.decoder_heads, positions)
-        cells = torch.zeros(*shape, dimensions.head_dim, dtype=self._numbers, device=self._device)
-        return EagerCache(cells, cross, Lineage.empty(rows, positions))
+    @override
+    def layers(self, capacity: int) -> Sequence[Layer]:
+        return [replace(layer, dtype=self._dtype) for layer in super().layers(capacity)]

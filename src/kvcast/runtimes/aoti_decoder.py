@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from kvcast.bundle.manifest import CacheLayers, Manifest
 from kvcast.runtimes.aoti import DecodeProgram, open_programs
-from kvcast.runtimes.eager_decoder import EagerDecoderCache, EagerDecoderOnly, LayerCache
+from kvcast.runtimes.cache import Layer
+from kvcast.runtimes.eager import LayerCache
+from kvcast.runtimes.eager_decoder import EagerDecoderOnly
 from kvcast.spec.rows import neighbours
 
 # A ring takes a chunk of one position more than it has slots to spare.
@@ -24,39 +27,37 @@ _SPARE = 127
 
 
 @dataclass(frozen=True)
-class CacheBuilder:
-    """Makes caches as a manifest describes them, one entry a layer, on a device."""
+class Rings:
+    """Sizes of caches as a manifest describes them, one entry a layer."""
 
     layers: Sequence[CacheLayers]
-    device: str
 
     @property
     def window(self) -> int:
         """The widest of the rings' windows; 0 where no layer is a ring."""
         return max((layer.capacity for layer in self.layers if layer.kind == "ring"), default=0)
 
-    def ring(self, capacity: int) -> int:
-        """Slots of every ring in a cache for sequences of `capacity` positions."""
-        return min(self.window + _SPARE, capacity)
-
-    def build(self, rows: int, capacity: int) -> list[LayerCache]:
-        """Make empty caches (key, value) [rows, kv_heads, slots, d] of all layers."""
-        slots = {"linear": capacity, "ring": self.ring(capacity)}
-
-        def part(layer: CacheLayers) -> Tensor:
-            shape = (rows, layer.heads, slots[layer.kind], layer.head_dim)
-            return torch.zeros(shape, dtype=getattr(torch, layer.dtype), device=self.device)
-
-        return [(part(layer), part(layer)) for layer in self.layers]
+    def of(self, capacity: int) -> list[Layer]:
+        """Describe caches [rows, kv_heads, slots, d]; all rings are alike."""
+        slots = {"linear": capacity, "ring": min(self.window + _SPARE, capacity)}
+        return [
+            Layer(
+                (layer.heads, slots[layer.kind], layer.head_dim),
+                getattr(torch, layer.dtype),
+                is_ring=layer.kind == "ring",
+            )
+            for layer in self.layers
+            for _ in range(2)
+        ]
 
 
 class RowsProgram:
     """A compiled `decode` over as many new positions for every row."""
 
-    def __init__(self, program: DecodeProgram, caches: CacheBuilder) -> None:
+    def __init__(self, program: DecodeProgram, rings: Rings) -> None:
         self._program = program
-        self._kinds = [layer.kind for layer in caches.layers]
-        self._window = caches.window
+        self._kinds = [layer.kind for layer in rings.layers]
+        self._window = rings.window
 
     def __call__(
         self, tokens_rs: Tensor, lengths: Tensor, offsets: Tensor, caches: Sequence[LayerCache]
@@ -105,7 +106,7 @@ class PackedProgram:
         asked: Tensor,
         caches: Sequence[LayerCache],
     ) -> tuple[Tensor, Sequence[LayerCache]]:
-        """See `kvcast.programs.decoder.DecodePacked`; all rows are asked for as many positions."""
+        """Run `kvcast.programs.decoder.DecodePacked`, asked for as many positions of every row."""
         asked_rp = asked.view(len(rows), -1)
         logits, first, row = [], 0, 0
         for part, count in neighbours(rows, counts):
@@ -119,23 +120,23 @@ class PackedProgram:
 
 
 @dataclass(frozen=True)
-class DecoderPrograms:
-    """Meets `kvcast.runtimes.eager_decoder.Programs`."""
+class _DecoderPrograms:
+    """What `EagerDecoderOnly` runs."""
 
     dimensions: Any
     decode_packed: PackedProgram
 
 
 class AotiDecoderOnly(EagerDecoderOnly):
-    """Meets `kvcast.runtimes.base.DecoderOnly`. A ring has slots to spare beside the window."""
+    """A ring has slots to spare beside the window."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
-        self._caches = CacheBuilder(manifest.cache, manifest.device)
+        self._rings = Rings(manifest.cache)
+        self.device = manifest.device
         decode = DecodeProgram(open_programs(folder, manifest, threads))
-        packed = PackedProgram(RowsProgram(decode, self._caches))
-        super().__init__(DecoderPrograms(manifest.dimensions, packed))
+        packed = PackedProgram(RowsProgram(decode, self._rings))
+        super().__init__(_DecoderPrograms(manifest.dimensions, packed))
 
-    def new_cache(self, rows: int, capacity: int) -> EagerDecoderCache:
-        """See the protocol."""
-        layers = self._caches.build(rows, capacity)
-        return EagerDecoderCache(layers, self._history.empty(rows, capacity))
+    @override
+    def layers(self, capacity: int) -> Sequence[Layer]:
+        return self._rings.of(capacity)

@@ -80,9 +80,7 @@ class RuntimeOf(Protocol[CacheT]):
         differs is copied.
         """
 
-    def fork(
-        self, cache: CacheT, parents: Sequence[int], capacity: int | None = None
-    ) -> CacheT:
+    def fork(self, cache: CacheT, parents: Sequence[int], capacity: int | None = None) -> CacheT:
         """Return a cache of its own whose row i holds what row `parents[i]` holds.
 
         The old one stays as it is: a computed prefix can be continued many times. Decoder-only.
@@ -125,3 +123,7 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
 # Whoever drives a runtime only hands its caches back to it.
 Runtime: TypeAlias = RuntimeOf[Any]
 EncoderDecoder: TypeAlias = EncoderDecoderOf[Any]
+# Until the decoding loop and the tasks over it are merged.
+DecoderOnly: TypeAlias = RuntimeOf[Any]
+CrossCache: TypeAlias = Any
+DecoderCache: TypeAlias = Cache

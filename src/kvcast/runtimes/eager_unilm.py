@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from kvcast.runtimes.base import Float32, Int64
+from kvcast.runtimes.eager import pairs
 from kvcast.runtimes.eager_decoder import EagerDecoderOnly
 from kvcast.runtimes.eager_decoder import Programs as DecoderPrograms
-from kvcast.runtimes.sources import SourceHistory, check_sources
+from kvcast.runtimes.history import SourceHistory, check_sources
 
 
 class Programs(DecoderPrograms, Protocol):
@@ -28,9 +29,9 @@ class Programs(DecoderPrograms, Protocol):
 
 
 class EagerUnilm(EagerDecoderOnly):
-    """Meets `kvcast.runtimes.base.DecoderOnly`; the first call of an empty row is its source."""
+    """The first call of an empty row is its source."""
 
-    _history = SourceHistory
+    history = SourceHistory
     _programs: Programs
 
     def __init__(self, programs: Programs) -> None:
@@ -45,11 +46,11 @@ class EagerUnilm(EagerDecoderOnly):
         dimensions = self._programs.dimensions
         check_sources(sources, dimensions.max_positions)
         first_nx = torch.empty(len(sources), dimensions.width)
-        nothing, first = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+        empty, first = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
         for i, source in enumerate(sources):
             tokens_rs = torch.from_numpy(np.asarray(source, np.int64))[None]
-            caches = self.new_cache(1, len(source)).layers
-            _, hidden, _ = self._programs.decode(tokens_rs, nothing, first, caches)
+            caches = pairs(self.new_cache(1, len(source)).memory.cells)
+            _, hidden, _ = self._programs.decode(tokens_rs, empty, first, caches)
             first_nx[i] = hidden[0, 0]
         pooled: Float32 = self._programs.pool(first_nx).numpy()
         return pooled

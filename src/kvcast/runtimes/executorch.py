@@ -1,12 +1,10 @@
 """Encoder-decoder bundles on ExecuTorch.
 
-The self cache of all layers is one tensor, whose rows' parts are handed to `decode`, which writes
-them in place; cross caches are `encode`'s results. A call is one row's, of one input. Knows methods
-by their names and nothing of models.
+Each input's cross caches are `encode`'s results, handed to `decode` beside its row. A call is one
+row's, of one input. Knows methods by their names and nothing of models.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,51 +12,40 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
-from kvcast.runtimes.base import Float32, Int32, Int64
-from kvcast.runtimes.executorch_methods import DecodeMethod, Methods
-from kvcast.runtimes.lineage import Lineage
+from kvcast.runtimes.base import EncoderDecoderOf
+from kvcast.runtimes.cache import Cache, Slots
+from kvcast.runtimes.executorch_decoder import ExecutorchRuntime
 
 
-@dataclass(frozen=True)
-class ExecutorchCrossCache:
-    """For each input key and value of every layer, and its length if inputs have lengths."""
+class _SeparateSlots(Slots):
+    """Inputs of which each has tensors of its own, without padding: `parts` has them by slot."""
 
-    inputs: list[list[Tensor]]
-
-    @property
-    def batch(self) -> int:
-        """Number of encoded inputs."""
-        return len(self.inputs)
-
-
-@dataclass(frozen=True)
-class ExecutorchCache:
-    """Key and value of every layer in one tensor [layers * 2, rows, ., capacity, ., d]."""
-
-    cells: Tensor
-    cross: ExecutorchCrossCache
-    lineage: Lineage
-
-    @property
-    def lengths(self) -> Int32:
-        """[rows]: number of positions that each row has seen."""
-        return self.lineage.lengths
+    @override
+    def fill(self, slots: Sequence[int], parts: Sequence[list[Tensor]]) -> bool:
+        self.parts = self.parts or [[] for _ in self.places]
+        for slot, part in zip(slots, parts, strict=True):
+            self.parts[slot] = part
+        return False
 
 
-class ExecutorchEncoderDecoder:
-    """Meets `kvcast.runtimes.base.EncoderDecoder`."""
+class ExecutorchEncoderDecoder(ExecutorchRuntime, EncoderDecoderOf[Cache]):
+    """`encode`, and `decode` over what it gave."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
-        self._methods = Methods(folder / manifest.graph("decode").file, threads)
-        self._decode = DecodeMethod(self._methods, manifest.dimensions["vocab_size"])
-        self._own = manifest.cache_layers("linear")
+        super().__init__(folder, manifest, threads)
+        self.longest = manifest.cache_layers("linear").capacity
         self._longest_source = manifest.cache_layers("cross").capacity
 
-    def encode(self, *source: NDArray[Any]) -> ExecutorchCrossCache:
-        """See the protocol."""
+    @override
+    def slots(self, count: int) -> Slots:
+        return _SeparateSlots(count, self.make)
+
+    @override
+    def encode(self, cache: Cache, slots: Sequence[int], *source: NDArray[Any]) -> Cache:
         first, *lengths = source
         inputs = []
         for i, part in enumerate(first):
@@ -72,44 +59,10 @@ class ExecutorchEncoderDecoder:
             given = [torch.from_numpy(part[i : i + 1].copy()) for part in lengths]
             argument = torch.from_numpy(np.ascontiguousarray(whole)[None])
             inputs.append([*self._methods.run("encode", [argument, *given]), *given])
-        return ExecutorchCrossCache(inputs)
+        cache.fill(slots, inputs)
+        return cache
 
-    def new_cache(
-        self, cross: ExecutorchCrossCache, rows: int, capacity: int | None = None
-    ) -> ExecutorchCache:
-        """See the protocol."""
-        count, longest = 2 * self._own.layers, self._own.capacity
-        positions = min(capacity or longest, longest)
-        before, _, *after = self._decode.cache_shapes[0]
-        cells = torch.zeros(count, rows, before, positions, *after)
-        return ExecutorchCache(cells, cross, Lineage.empty(rows, positions))
-
-    def decode(
-        self, tokens_rs: Int64, cache: ExecutorchCache, positions: Sequence[int] = (-1,)
-    ) -> tuple[Float32, ExecutorchCache]:
-        """See the protocol."""
-        rows, new = tokens_rs.shape
-        capacity = cache.cells.shape[3]
-        if cache.lengths.max(initial=0) + new > capacity:
-            raise KvcastError(f"the cache holds {capacity} positions and is full")
-        of_input = rows // cache.cross.batch
-        logits_rpv = self._decode.logits(rows, len(positions))
-        for row, logits_pv in enumerate(logits_rpv):
-            caches = [*cache.cells[:, row], *cache.cross.inputs[row // of_input]]
-            self._decode.run(tokens_rs[row], int(cache.lengths[row]), positions, caches, logits_pv)
-        return logits_rpv, replace(cache, lineage=cache.lineage.append(new))
-
-    def reorder(self, cache: ExecutorchCache, sources: Sequence[int]) -> ExecutorchCache:
-        """See the protocol."""
-        if len(sources) != cache.cells.shape[1]:
-            cells = cache.cells[:, list(sources)]
-            return replace(cache, cells=cells, lineage=cache.lineage.select(sources))
-        lineage, copy = cache.lineage.reorder(sources)
-        if copy is not None:
-            span = cache.cells[:, :, :, copy.first : copy.stop]
-            span[:, copy.targets] = span[:, copy.sources]
-        return replace(cache, lineage=lineage)
-
-    def reset(self, cache: ExecutorchCache, rows: Sequence[int]) -> ExecutorchCache:
-        """See the protocol."""
-        return replace(cache, lineage=cache.lineage.reset(rows))
+    @override
+    def encoded(self, cache: Cache, row: int) -> Sequence[Tensor]:
+        parts: Sequence[Tensor] = cache.memory.slots.parts[cache.input_of(row)]
+        return parts

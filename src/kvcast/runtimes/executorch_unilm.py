@@ -12,13 +12,13 @@ import torch
 from kvcast.bundle.manifest import Manifest
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.runtimes.executorch_decoder import ExecutorchDecoderOnly
-from kvcast.runtimes.sources import SourceHistory, check_sources
+from kvcast.runtimes.history import SourceHistory, check_sources
 
 
 class ExecutorchUnilm(ExecutorchDecoderOnly):
-    """Meets `kvcast.runtimes.base.DecoderOnly`; the first call of an empty row is its source."""
+    """The first call of an empty row is its source."""
 
-    _history = SourceHistory
+    history = SourceHistory
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         super().__init__(folder, manifest, threads)
@@ -34,7 +34,7 @@ class ExecutorchUnilm(ExecutorchDecoderOnly):
         check_sources(sources, self._max_positions)
         vectors_nx = np.empty((len(sources), self._width), np.float32)
         for vector, source in zip(vectors_nx, sources, strict=True):
-            cells = [cell[0] for cell in self.new_cache(1, len(source)).cells]
+            cells = [cell[0] for cell in self.new_cache(1, len(source)).memory.cells]
             hidden_1x = self._decode.call(source, 0, np.zeros(1, np.int64), cells)[1][0]
             if self._pooled:
                 hidden_1x = self._methods.run("pool", [hidden_1x])[0]

@@ -1,221 +1,144 @@
-"""Decoder-only bundles on ONNX Runtime, without torch.
+"""Bundles on ONNX Runtime, without torch: `decode`, which all families of models have.
 
-Each layer's key and value are arrays that are bound as past and as present of the graph, so a
-step writes its new positions there and copies nothing else. Prefill runs row by row, on views of
-the batch's arrays; a step runs all rows that take part at once. Knows the graph by the names and
-aliases in the bundle's manifest and nothing of models.
+Each layer's key and value are bound as past and as present of the graph, so a step writes its new
+positions there and copies nothing else; encoded inputs are bound where they lie. Knows the graph by
+the names and aliases in the bundle's manifest and nothing of models.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
+from kvcast.bundle.manifest import CacheLayers, Manifest
 from kvcast.runtimes.base import Float32, Int32, Int64
-from kvcast.runtimes.history import History, Move
-from kvcast.runtimes.onnx_session import Step, bind, onnx_session, ort_value
+from kvcast.runtimes.cache import Cache, CachedRuntime, Layer, Memory, Run
+from kvcast.runtimes.onnx_session import Step, bind, onnx_session
 
 # A ring that is full is moved together once in so many steps.
 _SPARE = 128
+_NEW = ("tokens", "lengths", "offsets")
 
 
-class _Buffers:
-    """The memory of a cache: for each layer key and value [rows, heads, capacity, d].
-
-    A row lies at a place; places change so that rows that step together are neighbours, from the
-    first on, and one call serves them all.
-    """
-
-    def __init__(
-        self,
-        session: Any,
-        graph: Graph,
-        layers: Sequence[CacheLayers],
-        vocab: int,
-        shape_rc: tuple[int, int],
-    ) -> None:
-        self._session = session
-        self._graph = graph
-        self._vocab = vocab
-        self._past = [name for name in graph.inputs if name.startswith("past_")]
-        self._steps: dict[int, Step] = {}
-        rows, capacity = shape_rc
-        self.places = list(range(rows))
-        self.cells: list[NDArray[np.float32 | np.int8]] = []
-        self._is_ring: list[bool] = []
-        for layer in layers:
-            shape = (rows, layer.heads, _slots(layer, capacity), layer.head_dim)
-            self.cells += [np.empty(shape, layer.dtype), np.empty(shape, layer.dtype)]
-            self._is_ring += [layer.kind == "ring"] * 2
-
-    def run(self, row: int, tokens_s: Int64, length: int, offsets: Int64) -> Float32:
-        """Append to one row; return logits [len(offsets), vocab]."""
-        place = self.places[row]
-        logits = np.empty((1, len(offsets), self._vocab), np.float32)
-        lengths = np.array([length], np.int32)
-        part = slice(place, place + 1)
-        self._session.run_with_iobinding(
-            self._bind(np.ascontiguousarray(tokens_s)[None], lengths, offsets, logits, part)
-        )
-        return logits.squeeze(0)
-
-    def step(self, rows: Sequence[int], tokens_r: Int64, lengths_r: Int32) -> Float32:
-        """Append one token to each of some rows; return logits [rows, 1, vocab]."""
-        self._gather(rows)
-        order = [self.places[row] for row in rows]
-        step = self._step(len(rows))
-        step.tokens_rs[order, 0] = tokens_r
-        step.lengths[order] = lengths_r
-        self._session.run_with_iobinding(step.binding)
-        # Taking rows copies: the next step overwrites what was bound.
-        return step.logits.take(order, axis=0)
-
-    def first_hidden(self, tokens_s: Int64) -> Float32:
-        """Give the only row its tokens; return the first one's hidden state [width]."""
-        feed = {
-            "tokens": np.asarray(tokens_s, np.int64)[None],
-            "lengths": np.zeros(1, np.int32),
-            "offsets": np.zeros(1, np.int64),
-            **dict(zip(self._past, self.cells, strict=True)),
-        }
-        hidden_1px: Float32 = self._session.run(["hidden"], feed)[0]
-        return hidden_1px.reshape(-1)
-
-    def move(self, moves: Sequence[Move]) -> None:
-        """Copy parts of rows to others, all at once."""
-        targets = [self.places[move.target] for move in moves]
-        sources = [self.places[move.source] for move in moves]
-        first, stop = min(move.first for move in moves), max(move.stop for move in moves)
-        for cell, is_ring in zip(self.cells, self._is_ring, strict=True):
-            # Where a position lies in a ring depends on the row's past: it is copied whole.
-            span = slice(None) if is_ring else slice(first, stop)
-            cell[targets, :, span] = cell[sources, :, span]
-
-    def _gather(self, rows: Sequence[int]) -> None:
-        """Let `rows` have the first places."""
-        wanted = set(range(len(rows)))
-        free = sorted(wanted - {self.places[row] for row in rows})
-        for row in rows:
-            if self.places[row] not in wanted:
-                self._swap(row, free.pop())
-
-    def _swap(self, row: int, place: int) -> None:
-        other, old = self.places.index(place), self.places[row]
-        for cell in self.cells:
-            cell[[old, place]] = cell[[place, old]]
-        self.places[row], self.places[other] = place, old
-
-    def _step(self, count: int) -> Step:
-        if count not in self._steps:
-            tokens_rs = np.zeros((count, 1), np.int64)
-            lengths = np.zeros(count, np.int32)
-            logits = np.empty((count, 1, self._vocab), np.float32)
-            offsets = np.zeros(1, np.int64)
-            binding = self._bind(tokens_rs, lengths, offsets, logits, slice(0, count))
-            self._steps[count] = Step(tokens_rs, lengths, logits, binding)
-        return self._steps[count]
-
-    def _bind(
-        self, tokens_rs: Int64, lengths: Int32, offsets: Int64, logits: Float32, part: slice
-    ) -> Any:
-        values = {
-            "tokens": ort_value(tokens_rs),
-            "lengths": ort_value(lengths),
-            "offsets": ort_value(offsets),
-        }
-        cells = (ort_value(cell[part]) for cell in self.cells)
-        values |= zip(self._past, cells, strict=True)
-        return bind(self._session, self._graph, values, logits)
-
-
-@dataclass(frozen=True)
-class OnnxDecoderCache:
-    """A cache and what it holds."""
-
-    buffers: _Buffers
-    history: History
-
-    @property
-    def lengths(self) -> Int32:
-        """[rows]: number of positions that each row has seen."""
-        return self.history.lengths
-
-    @property
-    def capacity(self) -> int:
-        """Longest sequence that a row can come to."""
-        return self.history.capacity
-
-
-class OnnxDecoderOnly:
-    """Meets `kvcast.runtimes.base.DecoderOnly`."""
-
-    _history: type[History] = History
+class OnnxRuntime(CachedRuntime):
+    """The graph `decode` over caches in NumPy arrays."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         self._graph = manifest.graph("decode")
         self._session = onnx_session(folder / self._graph.file, threads)
-        self._layers = manifest.cache
+        self._layers = [layer for layer in manifest.cache if layer.kind != "cross"]
         self._vocab: int = manifest.dimensions["vocab_size"]
+        self._past = [name for name in self._graph.inputs if name.startswith("past_")]
+        self.encoded = [name for name in self._graph.inputs if name not in {*_NEW, *self._past}]
+        # Only then are cross caches bound as outputs too.
+        self._cross_is_quantized = any(
+            buffer.startswith("cross_") for buffer in self._graph.aliases.values()
+        )
 
-    def new_cache(self, rows: int, capacity: int) -> OnnxDecoderCache:
-        """See the protocol."""
-        history = self._history.empty(rows, capacity)
-        return OnnxDecoderCache(self._buffers(rows, capacity), history)
+    @override
+    def layers(self, capacity: int) -> Sequence[Layer]:
+        return [
+            Layer(
+                (layer.heads, _slots(layer, capacity), layer.head_dim),
+                layer.dtype,
+                is_ring=layer.kind == "ring",
+            )
+            for layer in self._layers
+            for _ in range(2 * layer.layers)
+        ]
 
-    def decode(
+    @override
+    def make(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        return np.zeros(shape, dtype)
+
+    @override
+    def run(
+        self, tokens: Sequence[Int64], cache: Cache, rows: list[int], positions: Sequence[int]
+    ) -> Float32:
+        plan = cache.plan(rows, tokens)
+        if len(positions) > 1 or any(run.new > 1 for run in plan.runs):
+            logits = [self._chunk(tokens, cache, rows, positions, run) for run in plan.runs]
+            return plan.in_order(logits)
+        step = self._step(cache.memory)
+        if plan.bound is None:
+            calls = (call for run in plan.runs for call in self._calls(run, empty=False))
+            plan.bound = [self._step_binding(cache.memory, step, call) for call in calls]
+        step.tokens_rs[plan.places] = tokens
+        step.lengths[plan.places] = cache.lengths[rows]
+        for binding in plan.bound:
+            self._session.run_with_iobinding(binding)
+        return step.logits[plan.places]
+
+    def _chunk(
         self,
         tokens: Sequence[Int64],
-        cache: OnnxDecoderCache,
-        rows: Sequence[int] | None = None,
-        positions: Sequence[int] = (-1,),
-    ) -> tuple[Float32, OnnxDecoderCache]:
-        """See the protocol."""
-        taking_part = list(range(len(cache.lengths)) if rows is None else rows)
-        grown = cache.history.append(taking_part, tokens)
-        lengths = cache.lengths[taking_part]
-        if len(positions) == 1 and all(len(new) == 1 for new in tokens):
-            logits = cache.buffers.step(taking_part, np.concatenate(tokens), lengths)
-        else:
-            logits = np.stack(
-                [
-                    cache.buffers.run(
-                        row, new, int(length), np.asarray(positions, np.int64) % len(new)
-                    )
-                    for row, new, length in zip(taking_part, tokens, lengths, strict=True)
-                ]
+        cache: Cache,
+        rows: list[int],
+        positions: Sequence[int],
+        run: Run,
+    ) -> Float32:
+        """Append several tokens to each row of a run; return logits [rows, positions, vocab]."""
+        tokens_rs = np.stack([tokens[i] for i in run.index])
+        lengths = cache.lengths[[rows[i] for i in run.index]]
+        offsets = np.asarray(positions, np.int64) % run.new
+        logits = np.empty((len(run.index), len(offsets), self._vocab), np.float32)
+        first = run.places.start
+        for call in self._calls(run, empty=not lengths.any()):
+            part = slice(call.places.start - first, call.places.stop - first)
+            given = (tokens_rs[part], lengths[part], offsets)
+            self._session.run_with_iobinding(self._bind(cache.memory, call, given, logits[part]))
+        return logits
+
+    def _calls(self, run: Run, *, empty: bool) -> Iterator[Run]:
+        """Cut a run into what GroupQueryAttention takes at once.
+
+        With several queries an input over keys that are there, be they beams over a quantised
+        cross cache or a chunk over a self cache, it takes one input or row at a time. Prompts of
+        models without an encoder go one by one as well: int8 products have one scale for all that
+        they multiply, and a text is not to depend on its neighbours.
+        """
+        if run.new > 1 and not (empty and run.slots):
+            return run.split(1)
+        if self._cross_is_quantized and (run.new > 1 or run.rows_each > 1):
+            return run.split(run.rows_each)
+        return iter([run])
+
+    def _step(self, memory: Memory) -> Step:
+        """Return buffers of one new token for every row, by its place."""
+        if "step" not in memory.bound:
+            rows = len(memory.places)
+            memory.bound["step"] = Step(
+                np.zeros((rows, 1), np.int64),
+                np.zeros(rows, np.int32),
+                np.zeros(1, np.int64),
+                np.empty((rows, 1, self._vocab), np.float32),
             )
-        return logits, replace(cache, history=grown)
+        step: Step = memory.bound["step"]
+        return step
 
-    def reorder(self, cache: OnnxDecoderCache, sources: Sequence[int]) -> OnnxDecoderCache:
-        """See the protocol."""
-        history, moves = cache.history.reorder(sources)
-        if moves:
-            cache.buffers.move(moves)
-        return replace(cache, history=history)
+    def _step_binding(self, memory: Memory, step: Step, call: Run) -> Any:
+        key = ("step", call.places, call.slots)
+        if key not in memory.bound:
+            part = slice(call.places.start, call.places.stop)
+            given = (step.tokens_rs[part], step.lengths[part], step.offsets)
+            memory.bound[key] = self._bind(memory, call, given, step.logits[part])
+        return memory.bound[key]
 
-    def fork(
-        self, cache: OnnxDecoderCache, sources: Sequence[int], capacity: int | None = None
-    ) -> OnnxDecoderCache:
-        """See the protocol."""
-        history = cache.history.fork(sources, capacity or cache.capacity)
-        buffers = self._buffers(len(sources), history.capacity)
-        places = [cache.buffers.places[row] for row in sources]
-        held = int(history.lengths.max(initial=0))
-        for old, new in zip(cache.buffers.cells, buffers.cells, strict=True):
-            kept = min(held, old.shape[2], new.shape[2])
-            new[:, :, :kept] = old[places, :, :kept]
-        return OnnxDecoderCache(buffers, history)
+    def _bind(
+        self, memory: Memory, call: Run, given: tuple[Int64, Int32, Int64], logits: Float32
+    ) -> Any:
+        cells, encoded = memory.views(call)
+        values: dict[str, NDArray[Any]] = dict(zip(_NEW, given, strict=True))
+        values |= zip(self._past, cells, strict=True)
+        values |= zip(self.encoded, encoded, strict=True)
+        return bind(self._session, self._graph, values, logits)
 
-    def reset(self, cache: OnnxDecoderCache, rows: Sequence[int]) -> OnnxDecoderCache:
-        """See the protocol."""
-        return replace(cache, history=cache.history.reset(rows))
 
-    def _buffers(self, rows: int, capacity: int) -> _Buffers:
-        return _Buffers(self._session, self._graph, self._layers, self._vocab, (rows, capacity))
+class OnnxDecoderOnly(OnnxRuntime):
+    """A decoder-only model's bundle: `decode` is all that it has."""
 
 
 def _slots(layer: CacheLayers, capacity: int) -> int:

@@ -31,26 +31,29 @@ def onnx_session(path: Path, threads: int) -> Any:
 
 @dataclass(frozen=True)
 class Step:
-    """Buffers of one new token for each of some rows, bound once."""
+    """Buffers of one new token for each of some rows."""
 
     tokens_rs: Int64
     lengths: Int32
+    offsets: Int64
     logits: Float32
-    binding: Any
 
 
-def bind(session: Any, graph: Graph, values: Mapping[str, Any], logits: Float32) -> Any:
+def bind(
+    session: Any, graph: Graph, values: Mapping[str, np.ndarray[Any, Any]], logits: Float32
+) -> Any:
     """Bind a decode graph: inputs by name, logits [rows, p, vocab], and caches as both.
 
     An output that the manifest calls an alias is bound to that input's memory, and so written in
-    place.
+    place. The arrays are the caller's to keep as long as the binding.
     """
     binding = session.io_binding()
-    for name in graph.inputs:
-        binding.bind_ortvalue_input(name, values[name])
+    wrapped = {name: ort_value(values[name]) for name in graph.inputs}
+    for name, value in wrapped.items():
+        binding.bind_ortvalue_input(name, value)
     binding.bind_ortvalue_output("logits", ort_value(logits))
     for output, buffer in graph.aliases.items():
-        binding.bind_ortvalue_output(output, values[buffer])
+        binding.bind_ortvalue_output(output, wrapped[buffer])
     return binding
 
 

@@ -10,15 +10,15 @@ import numpy as np
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.runtimes.base import Float32, Int64
+from kvcast.runtimes.history import SourceHistory, check_sources
 from kvcast.runtimes.onnx_decoder import OnnxDecoderOnly
 from kvcast.runtimes.onnx_session import onnx_session
-from kvcast.runtimes.sources import SourceHistory, check_sources
 
 
 class OnnxUnilm(OnnxDecoderOnly):
-    """Meets `kvcast.runtimes.base.DecoderOnly`; the first call of an empty row is its source."""
+    """The first call of an empty row is its source."""
 
-    _history = SourceHistory
+    history = SourceHistory
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         super().__init__(folder, manifest, threads)
@@ -38,8 +38,19 @@ class OnnxUnilm(OnnxDecoderOnly):
         check_sources(sources, self._max_positions)
         first_nx = np.empty((len(sources), self._width), np.float32)
         for row, source in zip(first_nx, sources, strict=True):
-            row[:] = self._buffers(1, len(source)).first_hidden(source)
+            row[:] = self._first_hidden(np.asarray(source, np.int64))
         if self._pool is None or not len(sources):
             return first_nx
         pooled: Float32 = self._pool.run(["pooled"], {"hidden": first_nx})[0]
         return pooled
+
+    def _first_hidden(self, tokens_s: Int64) -> Float32:
+        """Return the first token's hidden state [width]."""
+        feed = {
+            "tokens": tokens_s[None],
+            "lengths": np.zeros(1, np.int32),
+            "offsets": np.zeros(1, np.int64),
+            **dict(zip(self._past, self.new_cache(1, len(tokens_s)).memory.cells, strict=True)),
+        }
+        hidden_1px: Float32 = self._session.run(["hidden"], feed)[0]
+        return hidden_1px.reshape(-1)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.base import DecoderOnly, EncoderDecoder, Float32, Int64
+from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
 from kvcast.runtimes.eager import EagerEncoderDecoder
 from kvcast.runtimes.eager_decoder import EagerDecoderOnly
 
@@ -63,7 +63,7 @@ def prove_t5(candidate: EncoderDecoder, programs: "T5Programs", *, exact: bool) 
 
 
 def prove_decoder(
-    candidate: DecoderOnly, programs: "DecoderPrograms", *, exact: bool
+    candidate: Runtime, programs: "DecoderPrograms", *, exact: bool
 ) -> dict[str, Any]:
     """Compare greedy tokens and logits of two prompts; otherwise as `prove_whisper`.
 
@@ -76,7 +76,8 @@ def prove_decoder(
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, dimensions.vocab_size, length) for _ in range(_INPUTS)]
     steps = _steps(dimensions.max_positions, length)
-    written_rs, stepped_rsv = _continued(candidate, prompts, steps)
+    cache = _empty(candidate, prompts, steps)
+    written_rs, stepped_rsv = _continued(candidate, cache, prompts, steps)
     reference = EagerDecoderOnly(programs)
     whole = [np.concatenate([prompts[i], written_rs[i, :-1]]) for i in range(_INPUTS)]
     whole_rsv, _ = reference.decode(
@@ -87,9 +88,7 @@ def prove_decoder(
     return _record(written_rs, stepped_rsv, whole_rsv, exact=exact)
 
 
-def prove_unilm(
-    candidate: DecoderOnly, programs: "UnilmPrograms", *, exact: bool
-) -> dict[str, Any]:
+def prove_unilm(candidate: Runtime, programs: "UnilmPrograms", *, exact: bool) -> dict[str, Any]:
     """Compare greedy tokens and logits of two sources of different lengths; as `prove_whisper`."""
     dimensions = programs.dimensions
     longest = max(min(_SOURCE, dimensions.max_positions - _STEPS), min(2, dimensions.max_positions))
@@ -97,7 +96,8 @@ def prove_unilm(
     generator = np.random.default_rng(0)
     sources = [generator.integers(0, dimensions.vocab_size, length) for length in lengths]
     steps = _steps(dimensions.max_positions, longest)
-    written_rs, stepped_rsv = _continued(candidate, sources, steps)
+    cache = _empty(candidate, sources, steps)
+    written_rs, stepped_rsv = _continued(candidate, cache, sources, steps)
     rows = zip(sources, written_rs, strict=True)
     wholes = [programs.whole(source, target[:-1]) for source, target in rows]
     whole_rsv = np.stack([whole_sv[-steps:] for whole_sv in wholes])
@@ -112,14 +112,19 @@ def _compare(
     *,
     exact: bool,
 ) -> dict[str, Any]:
-    rows, prompt = prompt_rs.shape
+    prompt = prompt_rs.shape[1]
     steps = _steps(programs.dimensions.target_positions, prompt)
-    tokens_rs, stepped_rsv = _greedy(candidate, source, prompt_rs, steps)
+    capacity = prompt + steps - 1
+    written_rs, stepped_rsv = _continued(
+        candidate, _encoded(candidate, source, capacity), list(prompt_rs), steps
+    )
     reference = EagerEncoderDecoder(programs)
-    cache = reference.new_cache(reference.encode(*source), rows)
-    positions = range(prompt - 1, prompt + steps - 1)
-    whole_rsv, _ = reference.decode(tokens_rs[:, :-1], cache, positions)
-    return _record(tokens_rs[:, prompt:], stepped_rsv, whole_rsv, exact=exact)
+    whole_rsv, _ = reference.decode(
+        list(np.concatenate([prompt_rs, written_rs[:, :-1]], axis=1)),
+        _encoded(reference, source, capacity),
+        positions=range(prompt - 1, capacity),
+    )
+    return _record(written_rs, stepped_rsv, whole_rsv, exact=exact)
 
 
 def _record(
@@ -149,26 +154,26 @@ def _steps(positions: int, prompt: int) -> int:
     return min(_STEPS, positions - prompt + 1)
 
 
-def _continued(runtime: DecoderOnly, prompts: Sequence[Int64], steps: int) -> tuple[Int64, Float32]:
-    """Return the generated tokens [rows, steps] and their logits."""
-    cache = runtime.new_cache(len(prompts), max(map(len, prompts)) + steps - 1)
-    step, cache = runtime.decode(prompts, cache)
-    logits, written = [step], [step[:, -1].argmax(axis=-1)]
-    for _ in range(steps - 1):
-        step, cache = runtime.decode([token[None] for token in written[-1]], cache)
-        logits.append(step)
-        written.append(step[:, -1].argmax(axis=-1))
-    return np.stack(written, axis=1), np.concatenate(logits, axis=1)
+def _empty(runtime: Runtime, prompts: Sequence[Int64], steps: int) -> Any:
+    """Return a cache for prompts and what is generated after them."""
+    return runtime.new_cache(len(prompts), max(map(len, prompts)) + steps - 1)
 
 
-def _greedy(
-    runtime: EncoderDecoder, source: tuple[NDArray[Any], ...], prompt_rs: Int64, steps: int
+def _encoded(runtime: EncoderDecoder, source: tuple[NDArray[Any], ...], capacity: int) -> Any:
+    """Return a cache with a row for each input."""
+    inputs = range(len(source[0]))
+    cache = runtime.new_cache(len(inputs), capacity, inputs=len(inputs))
+    return runtime.reset(runtime.encode(cache, inputs, *source), inputs, inputs)
+
+
+def _continued(
+    runtime: Runtime, cache: Any, prompts: Sequence[Int64], steps: int
 ) -> tuple[Int64, Float32]:
-    """Return prompt and generated tokens [rows, prompt + steps], and logits of the generated."""
-    cache = runtime.new_cache(runtime.encode(*source), len(prompt_rs))
-    written, logits = [prompt_rs], []
+    """Return the generated tokens [rows, steps] and their logits."""
+    new, logits, written = list(prompts), [], []
     for _ in range(steps):
-        step, cache = runtime.decode(written[-1], cache)
-        logits.append(step)
-        written.append(step[:, -1].argmax(axis=-1)[:, None])
-    return np.concatenate(written, axis=1), np.concatenate(logits, axis=1)
+        step, cache = runtime.decode(new, cache)
+        logits.append(step.copy())
+        written.append(step[:, -1].argmax(axis=-1))
+        new = list(written[-1][:, None])
+    return np.stack(written, axis=1), np.concatenate(logits, axis=1)
