@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bundles import SPECIAL_TOKENS, bundle, opened, write
+from encoded import encoded
 from executorch_models import CROSS_BIASED, FILE, MIXED, MODELS, WHISPER
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
@@ -178,8 +179,8 @@ def test_quantised_logits_stay_near_eagers_and_the_file_is_smaller() -> None:
     logits = []
     for options in ({"quantize": "8da8w", "runtime": "executorch"}, {"runtime": "eager"}):
         candidate = opened(dimensions, **options)
-        cache = candidate.new_cache(candidate.encode(*speech(1, 0)), 1)
-        logits.append(candidate.decode(np.array([[1, 2, 3]]), cache)[0])
+        cache = encoded(candidate, speech(1, 0))
+        logits.append(candidate.decode([np.array([1, 2, 3])], cache)[0])
     np.testing.assert_allclose(*logits, atol=0.5)
     file = bundle(dimensions, "8da8w", "executorch") / FILE
     weights = random_programs(dimensions).decode.parameters()

@@ -1,5 +1,6 @@
 """Exported graphs contain no copies of whole caches, no duplicate weights and no local paths."""
 
+import operator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import onnx_ir as ir
 import pytest
 
 import bundles
-from bundles import opened
+from bundles import open_folder, opened, write
+from encoded import encoded, stepped, whole
+from kvcast.lowering import onnx_whisper
 from kvcast.lowering.onnx_quantize import to_blocks, to_int8_columns
 from kvcast.programs.whisper import WhisperPrograms
 from kvcast.runtimes.base import Float32
@@ -68,14 +71,15 @@ def test_cross_caches_are_read_by_attention_only(bundle: Path, quantize: str) ->
 def test_cross_caches_are_int8_when_quantized_and_never_written(quantize: str) -> None:
     features = np.random.default_rng(0).normal(size=(1, 80, 50)).astype(np.float32)
     runtime = opened(SMALL, quantize)
-    cross = runtime.encode(features)
-    caches = [value.numpy() for value in cross.values.values() if len(value.shape()) == 4]
+    cache = encoded(runtime, (features,), rows=3)
+    slots = cache.memory.slots
+    caches = [part for part in slots.parts if part.ndim == 4]
     expected = np.float32 if quantize == "none" else np.int8
     assert {array.dtype for array in caches} == {np.dtype(expected)}
     before = [array.copy() for array in caches]
-    cache = runtime.new_cache(cross, 3)
     for new in (4, 1, 1):
-        _, cache = runtime.decode(np.ones((3, new), np.int64), cache)
+        _, cache = runtime.decode([np.ones(new, np.int64)] * 3, cache)
+    assert all(map(operator.is_, (part for part in slots.parts if part.ndim == 4), caches))
     for array, kept in zip(caches, before, strict=True):
         np.testing.assert_array_equal(array, kept)
 
@@ -119,6 +123,34 @@ def test_graphs_carry_no_paths(bundle: Path) -> None:
         assert str(Path(__file__).parents[2]).encode() not in content
 
 
+def test_inputs_that_were_quantised_apart_give_in_a_batch_what_they_give_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only cross caches are int8 here: int8 matrices have one scale for all rows of a batch."""
+    for function in ("quantize_matrices", "quantize_table"):
+        monkeypatch.setattr(onnx_whisper, function, lambda *_, **__: None)
+    write(random_programs(SMALL), tmp_path / "bundle", "int8")
+    runtime = open_folder(tmp_path / "bundle")
+    # Channels' magnitudes differ from input to input, as those of loud and soft speech do.
+    features = np.random.default_rng(7).normal(size=(4, 80, 50)).astype(np.float32)
+    features *= np.array([0.01, 1, 30, 1], np.float32)[:, None, None]
+    tokens = np.random.default_rng(8).integers(0, 300, (4, 6))
+    alone = [
+        stepped(runtime, encoded(runtime, (features[i : i + 1],)), tokens[i : i + 1])[0][0]
+        for i in range(4)
+    ]
+    cache = runtime.new_cache(4, 32, inputs=4)
+    for slots in ([2], [0, 3], [1]):
+        cache = runtime.encode(cache, slots, features[slots])
+    cache = runtime.reset(cache, range(4), range(4))
+    together, cache = stepped(runtime, cache, tokens)
+    assert len(cache.memory.plan.runs) == 1
+    np.testing.assert_allclose(together, alone, atol=1e-3)
+    parts = dict(zip(runtime.encoded, cache.memory.slots.parts, strict=True))
+    scales = parts["cross_key_scale_0"][[cache.memory.slots.places[slot] for slot in (0, 1)]]
+    assert np.abs(scales[0] / scales[1] - 1).max() > 0.05
+
+
 def test_graphs_are_valid_onnx(small_bundle: Path) -> None:
     for name in ("encode", "decode"):
         onnx.checker.check_model(small_bundle / f"onnx/{name}.onnx")
@@ -127,17 +159,19 @@ def test_graphs_are_valid_onnx(small_bundle: Path) -> None:
 def test_a_step_writes_its_own_slots_and_nothing_else() -> None:
     small_onnx = opened(SMALL)
     features = np.random.default_rng(0).normal(size=(2, 80, 50)).astype(np.float32)
-    cache = small_onnx.new_cache(small_onnx.encode(features), 4)
-    cells = cache.buffers.cells
-    cells[:] = 7
-    _, cache = small_onnx.decode(np.ones((4, 3), np.int64), cache)
-    before = cells.copy()
-    _, cache = small_onnx.decode(np.ones((4, 1), np.int64), cache)
-    assert cache.buffers.cells is cells
-    assert (before[..., 3, :] == 7).all()
-    assert (cells[..., 3, :] != 7).all()
-    np.testing.assert_array_equal(cells[..., :3, :], before[..., :3, :])
-    assert (cells[..., 4:, :] == 7).all()
+    cache = encoded(small_onnx, (features,), rows=4)
+    cells = cache.memory.cells
+    for cell in cells:
+        cell[:] = 7
+    _, cache = small_onnx.decode([np.ones(3, np.int64)] * 4, cache)
+    before = [cell.copy() for cell in cells]
+    _, cache = small_onnx.decode([np.ones(1, np.int64)] * 4, cache)
+    assert cache.memory.cells is cells
+    for old, new in zip(before, cells, strict=True):
+        assert (old[..., 3, :] == 7).all()
+        assert (new[..., 3, :] != 7).all()
+        np.testing.assert_array_equal(new[..., :3, :], old[..., :3, :])
+        assert (new[..., 4:, :] == 7).all()
 
 
 def test_quantized_logits_stay_close(quantize: str) -> None:
@@ -147,8 +181,7 @@ def test_quantized_logits_stay_close(quantize: str) -> None:
     tokens = np.random.default_rng(2).integers(0, 300, (1, 8))
     exact = _logits(SMALL, features, tokens)
     runtime = opened(SMALL, quantize)
-    cache = runtime.new_cache(runtime.encode(features), 1)
-    logits, _ = runtime.decode(tokens, cache, range(8))
+    logits = whole(runtime, (features,), tokens)
     error = np.abs(logits - exact).max()
     assert np.ptp(exact) > 10
     assert error < bounds[quantize]
@@ -158,8 +191,7 @@ def test_quantized_logits_stay_close(quantize: str) -> None:
 
 def _logits(dimensions: WhisperDimensions, features: Float32, tokens: np.ndarray) -> Float32:
     runtime = opened(dimensions, runtime="eager")
-    cache = runtime.new_cache(runtime.encode(features), 1)
-    return runtime.decode(tokens, cache, range(8))[0]
+    return whole(runtime, (features,), tokens)
 
 
 def test_int8_columns_are_within_half_a_step() -> None:
@@ -187,6 +219,5 @@ def test_128_mel_bins_and_a_deep_encoder_export() -> None:
     runtime = opened(dimensions)
     features = np.random.default_rng(5).normal(size=(1, 128, 50)).astype(np.float32)
     tokens = np.random.default_rng(6).integers(0, 300, (1, 8))
-    cache = runtime.new_cache(runtime.encode(features), 1)
-    logits, _ = runtime.decode(tokens, cache, range(8))
+    logits = whole(runtime, (features,), tokens)
     np.testing.assert_allclose(logits, _logits(dimensions, features, tokens), atol=1e-3)

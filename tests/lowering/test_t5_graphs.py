@@ -6,6 +6,7 @@ import pytest
 
 import bundles
 from bundles import open_folder, write
+from encoded import encoded, stepped
 from kvcast.checkpoints import t5_names
 from kvcast.nn.quantize import quantize_linears
 from kvcast.programs.t5 import T5Programs
@@ -83,15 +84,11 @@ def test_the_embedding_lies_once_on_disk_for_both_graphs(bundle):
     assert {location for location, _ in decoding} == {"decode.onnx.data"}
 
 
-def stepped(runtime):
+def logits_of(runtime):
     """Logits of sources of different lengths, step by step."""
-    source = text(3, 4)
-    cache = runtime.new_cache(runtime.encode(*source), 3)
-    found = []
-    for tokens_r in np.random.default_rng(5).integers(0, VOCAB, (12, 3)):
-        logits, cache = runtime.decode(tokens_r[:, None], cache)
-        found.append(logits)
-    return np.concatenate(found).ravel()
+    tokens_rs = np.random.default_rng(5).integers(0, VOCAB, (12, 3)).T
+    logits, _ = stepped(runtime, encoded(runtime, text(3, 4)), tokens_rs)
+    return logits.ravel()
 
 
 @pytest.mark.parametrize(
@@ -106,10 +103,10 @@ def stepped(runtime):
 def test_quantised_models_follow_fp32(dimensions, quantize, least, tmp_path):
     # Attention is not scaled: with larger values, rounding would change the attended positions.
     programs = programs_of(dimensions, "attention", 0.05)
-    exact = stepped(EagerEncoderDecoder(programs))
-    bundled = stepped(written(programs, tmp_path / "bundle", quantize))
+    exact = logits_of(EagerEncoderDecoder(programs))
+    bundled = logits_of(written(programs, tmp_path / "bundle", quantize))
     quantize_linears(programs.decode, quantize)
-    for candidate in (bundled, stepped(EagerEncoderDecoder(programs))):
+    for candidate in (bundled, logits_of(EagerEncoderDecoder(programs))):
         assert not np.array_equal(exact, candidate)
         assert np.corrcoef(exact, candidate)[0, 1] > least
 
@@ -127,8 +124,8 @@ def test_padding_is_not_seen_however_large_products_are(part, tmp_path):
     source_bt = np.random.default_rng(0).integers(0, SMALL_T5.vocab_size, (2, 38))
     tokens_rs = np.zeros((2, 1), np.int64)
     for runtime in (EagerEncoderDecoder(programs), written(programs, tmp_path / "bundle")):
-        padded = runtime.new_cache(runtime.encode(source_bt, lengths), 2)
-        alone = runtime.new_cache(runtime.encode(source_bt[:1, :5], lengths[:1]), 1)
-        together, _ = runtime.decode(tokens_rs, padded)
-        expected, _ = runtime.decode(tokens_rs[:1], alone)
+        padded = encoded(runtime, (source_bt, lengths))
+        alone = encoded(runtime, (source_bt[:1, :5], lengths[:1]))
+        together, _ = runtime.decode(list(tokens_rs), padded)
+        expected, _ = runtime.decode(list(tokens_rs[:1]), alone)
         np.testing.assert_allclose(together[0], expected[0], atol=1e-3)

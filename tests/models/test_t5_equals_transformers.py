@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from encoded import encoded
 from kvcast.programs.t5 import T5Programs
 from kvcast.runtimes.eager import EagerEncoderDecoder
 from random_t5s import SETTINGS, random_t5, t5_tensors
@@ -43,12 +44,12 @@ def expected(model, sources, lengths, targets):
 
 def decoded(runtime, sources, lengths, targets, chunks):
     """Our logits [rows, s, vocab], with `chunks` tokens a call."""
-    cross = runtime.encode(sources, np.asarray(lengths, np.int32))
-    cache = runtime.new_cache(cross, len(targets))
+    source = (sources, np.asarray(lengths, np.int32))
+    cache = encoded(runtime, source, len(targets), targets.shape[1])
     parts = []
     for chunk in np.split(targets, np.cumsum(chunks)[:-1], axis=1):
-        logits, cache = runtime.decode(chunk, cache, tuple(range(chunk.shape[1])))
-        parts.append(logits)
+        logits, cache = runtime.decode(list(chunk), cache, positions=range(chunk.shape[1]))
+        parts.append(logits.copy())
     return np.concatenate(parts, axis=1)
 
 

@@ -80,10 +80,10 @@ def test_targets_of_sources_of_different_lengths_token_by_token(pair):
     targets = np.random.default_rng(4).integers(0, VOCAB, (len(sources), 12))
     cache = runtime.new_cache(len(sources), max(LENGTHS) + 12)
     logits, cache = runtime.decode(sources, cache)
-    steps = [logits[:, 0]]
+    steps = [logits[:, 0].copy()]
     for tokens in targets.T:
         logits, cache = runtime.decode([token[None] for token in tokens], cache)
-        steps.append(logits[:, 0])
+        steps.append(logits[:, 0].copy())
     for source, target, found in zip(sources, targets, np.stack(steps, axis=1), strict=True):
         expected, _ = oracle_run(oracle, source, target)
         np.testing.assert_allclose(found, expected[len(source) - 1 :], atol=1e-4)

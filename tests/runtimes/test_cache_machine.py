@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from encoded import VOCAB, Source, encoded, one_of
 from kvcast.runtimes.base import EncoderDecoder
 from random_models import Subject
-from runtimes.encoded import VOCAB, Source, encoded, one_of
 
 SLOTS, CAPACITY, ROWS = 3, 32, 4
 BATCHES = (1, 2)  # inputs that are encoded together

@@ -57,7 +57,7 @@ def in_chunks(runtime, prompts, chunk, capacity=128):
         pieces = [prompts[row][start : start + chunk] for row in rows]
         logits, cache = runtime.decode(pieces, cache, rows=rows)
         for row, row_logits in zip(rows, logits, strict=True):
-            last[row] = row_logits[-1]
+            last[row] = row_logits[-1].copy()
     return np.stack(last), cache
 
 
@@ -127,17 +127,10 @@ def test_what_lies_in_unused_slots_changes_nothing(runtime, whole):
     np.testing.assert_allclose(logits[1, 0], whole(prompt[:4])[-1], atol=TOLERANCE)
 
 
-def arrays(cache):
-    """Every key and value array of a cache of any runtime."""
-    if hasattr(cache, "buffers"):
-        return cache.buffers.cells
-    return [part.numpy() for layer in cache.layers for part in layer]
-
-
 def spoil(cache):
     """Large finite numbers in every slot: NaN would hide behind a zero."""
-    for array in arrays(cache):
-        array[...] = 1e9
+    for cell in cache.memory.cells:
+        cell[...] = 1e9
 
 
 def test_beams_that_change_places_go_on_from_their_new_pasts(runtime, whole):
@@ -145,9 +138,9 @@ def test_beams_that_change_places_go_on_from_their_new_pasts(runtime, whole):
     _, one = in_chunks(runtime, [prompt], chunk=16)
     cache = runtime.fork(one, [0, 0, 0])
     histories = [prompt] * 3
-    for step, sources in enumerate([[0, 1, 2], [1, 1, 0], [2, 0, 0], [0, 0, 0], [1, 2, 0]]):
-        cache = runtime.reorder(cache, sources)
-        histories = [histories[source] for source in sources]
+    for step, parents in enumerate([[0, 1, 2], [1, 1, 0], [2, 0, 0], [0, 0, 0], [1, 2, 0]]):
+        cache = runtime.reorder(cache, parents)
+        histories = [histories[parent] for parent in parents]
         for more in range(2):
             new = random_tokens(3, seed=10 * step + more)
             logits, cache = runtime.decode(one_each(new), cache)
@@ -180,6 +173,41 @@ def test_a_prefix_can_be_continued_many_times(runtime, whole):
     assert kept.lengths.tolist() == [20]
 
 
+def test_rows_adopt_a_prefix_while_others_go_on(runtime, whole):
+    """A prefix longer than the window, adopted by rows that saw more and less than it."""
+    prefix = random_tokens(20, seed=5)
+    _, kept = in_chunks(runtime, [random_tokens(3, seed=6), prefix], chunk=6, capacity=24)
+    histories = [random_tokens(n, seed=n) for n in (12, 60, 6, 9)]
+    _, cache = in_chunks(runtime, histories, chunk=16)
+    for rows, parents in (([1, 2], [1, 1]), ([0], [0])):
+        cache = runtime.adopt(cache, rows, kept, parents)
+        for row, parent in zip(rows, parents, strict=True):
+            histories[row] = (random_tokens(3, seed=6), prefix)[parent]
+        for step in range(3):
+            new = random_tokens(4, seed=70 + step)
+            logits, cache = runtime.decode(one_each(new), cache)
+            histories = [np.append(old, token) for old, token in zip(histories, new, strict=True)]
+        expected = [whole(history)[-1] for history in histories]
+        np.testing.assert_allclose(logits[:, 0], expected, atol=TOLERANCE)
+    assert kept.lengths.tolist() == [3, 20]
+
+
+def test_a_prefix_that_is_too_long_to_adopt_is_one_line(runtime):
+    _, kept = in_chunks(runtime, [random_tokens(20)], chunk=20)
+    with pytest.raises(KvcastError, match="of 19 positions cannot hold 20"):
+        runtime.adopt(runtime.new_cache(2, 19), [1], kept, [0])
+
+
+def test_the_caller_may_overwrite_logits(runtime, whole):
+    prompt = random_tokens(8, seed=8)
+    cache = runtime.new_cache(2, 16)
+    for token in prompt:
+        logits, cache = runtime.decode(one_each([token, token]), cache)
+        found = logits[:, 0].copy()
+        logits[...] = np.nan
+    np.testing.assert_allclose(found, [whole(prompt)[-1]] * 2, atol=TOLERANCE)
+
+
 def test_too_many_positions_are_one_line(runtime):
     cache = runtime.new_cache(1, 5)
     with pytest.raises(KvcastError, match="holds 5 positions and is full"):
@@ -193,12 +221,12 @@ def test_two_thousand_tokens_past_the_window_stay_equal(runtime, whole):
     stepped = []
     for token in tokens:
         logits, cache = runtime.decode([token[None]], cache)
-        stepped.append(logits[0, 0])
+        stepped.append(logits[0, 0].copy())
     np.testing.assert_allclose(stepped, whole(tokens), atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("subject", RINGS, ids=name)
 def test_a_ring_takes_as_much_memory_for_a_long_text_as_for_a_short_one(runtime):
     short, long = (runtime.new_cache(2, capacity) for capacity in (300, 4000))
-    sizes = [[array.nbytes for array in arrays(cache)] for cache in (short, long)]
+    sizes = [[cell.nbytes for cell in cache.memory.cells] for cache in (short, long)]
     assert sizes[0] == sizes[1]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from bundles import opened
-from kvcast.runtimes.base import DecoderOnly
+from kvcast.runtimes.base import Runtime
 from random_decoders import GEMMA3
 
 VOCAB, CAPACITY, ROWS = 160, 40, 3
@@ -18,13 +18,15 @@ VOCAB, CAPACITY, ROWS = 160, 40, 3
 class DecoderMachine(RuleBasedStateMachine):
     """`histories[row]` is what each row should have seen. Rings of 5 slots and linear layers."""
 
-    runtime: DecoderOnly
-    reference: DecoderOnly
+    runtime: Runtime
+    reference: Runtime
 
     def __init__(self) -> None:
         super().__init__()
         self.cache = self.runtime.new_cache(ROWS, CAPACITY)
         self.histories: list[list[int]] = [[] for _ in range(ROWS)]
+        self.kept = self.runtime.new_cache(1, CAPACITY // 2)
+        self.prefix: list[int] = []
 
     @rule(data=st.data(), seed=st.integers(0, 1000))
     def append(self, data: st.DataObject, seed: int) -> None:
@@ -45,17 +47,32 @@ class DecoderMachine(RuleBasedStateMachine):
         generator = np.random.default_rng(seed)
         self.check(rows, [generator.integers(0, VOCAB, 1) for _ in rows])
 
-    @rule(sources=st.lists(st.integers(0, ROWS - 1), min_size=ROWS, max_size=ROWS))
-    def reorder(self, sources: list[int]) -> None:
+    @rule(parents=st.lists(st.integers(0, ROWS - 1), min_size=ROWS, max_size=ROWS))
+    def reorder(self, parents: list[int]) -> None:
         """Rows continue other rows, as beams do."""
-        self.cache = self.runtime.reorder(self.cache, sources)
-        self.histories = [list(self.histories[source]) for source in sources]
+        self.cache = self.runtime.reorder(self.cache, parents)
+        self.histories = [list(self.histories[parent]) for parent in parents]
 
-    @rule(sources=st.lists(st.integers(0, ROWS - 1), min_size=ROWS, max_size=ROWS))
-    def fork(self, sources: list[int]) -> None:
+    @rule(parents=st.lists(st.integers(0, ROWS - 1), min_size=ROWS, max_size=ROWS))
+    def fork(self, parents: list[int]) -> None:
         """Another cache continues rows of this one."""
-        self.cache = self.runtime.fork(self.cache, sources)
-        self.histories = [list(self.histories[source]) for source in sources]
+        self.cache = self.runtime.fork(self.cache, parents)
+        self.histories = [list(self.histories[parent]) for parent in parents]
+
+    @rule(new=st.integers(1, 7), seed=st.integers(0, 1000))
+    def compute_a_prefix(self, new: int, seed: int) -> None:
+        """A cache of its own holds some tokens, of which no row knows yet."""
+        tokens = np.random.default_rng(seed).integers(0, VOCAB, new)
+        self.kept = self.runtime.new_cache(1, CAPACITY // 2)
+        _, self.kept = self.runtime.decode([tokens], self.kept)
+        self.prefix = tokens.tolist()
+
+    @rule(rows=st.sets(st.integers(0, ROWS - 1), min_size=1))
+    def adopt(self, rows: set[int]) -> None:
+        """Rows begin with the prefix, over what they held."""
+        self.cache = self.runtime.adopt(self.cache, sorted(rows), self.kept, [0] * len(rows))
+        for row in rows:
+            self.histories[row] = list(self.prefix)
 
     @rule(rows=st.sets(st.integers(0, ROWS - 1)))
     def reset(self, rows: set[int]) -> None:

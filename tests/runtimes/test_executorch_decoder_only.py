@@ -13,7 +13,7 @@ from bundles import SPECIAL_TOKENS, bundle, opened
 from decoding.letters import Letters
 from executorch_callers import built
 from executorch_models import FILE, MIXED, MODELS
-from kvcast.runtimes.base import DecoderOnly
+from kvcast.runtimes.base import Runtime
 from kvcast.tasks.generate import TextModel
 
 _CLOSE = 1e-3
@@ -21,7 +21,7 @@ _CLOSE = 1e-3
 _PROMPTS = [np.arange(300) * 7 % MIXED.vocab_size, np.array([3, 1, 4, 1, 5])]
 
 
-def _written(runtime: DecoderOnly, prompts: Sequence[NDArray[Any]], steps: int) -> NDArray[Any]:
+def _written(runtime: Runtime, prompts: Sequence[NDArray[Any]], steps: int) -> NDArray[Any]:
     """Logits [rows, steps, vocab] of a greedy decode."""
     cache = runtime.new_cache(len(prompts), max(map(len, prompts)) + steps)
     new, logits = list(prompts), []
@@ -32,7 +32,7 @@ def _written(runtime: DecoderOnly, prompts: Sequence[NDArray[Any]], steps: int) 
     return np.concatenate(logits, axis=1)
 
 
-def _decoders() -> list[DecoderOnly]:
+def _decoders() -> list[Runtime]:
     return [opened(MIXED, runtime=runtime) for runtime in ("executorch", "eager")]
 
 

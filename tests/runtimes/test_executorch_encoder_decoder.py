@@ -11,13 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from bundles import NEEDED, SPECIAL_TOKENS, bundle, opened
+from encoded import encoded, random_tokens, stepped, whole
 from executorch_callers import built
 from executorch_models import CROSS_BIASED, FILE, MODELS, WHISPER
 from kvcast.bundle.manifest import MANIFEST, read_bundle
 from kvcast.bundle.packages import read_on_trust
-from kvcast.decoding.filters import SuppressBlank, SuppressTokens
-from kvcast.decoding.loop import generate
-from kvcast.decoding.strategies import BeamSearch, Greedy, Sampling, Strategy
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import EncoderDecoder
 from random_models import speech, text
@@ -57,11 +55,11 @@ def _written(
     runtime: EncoderDecoder, source: Sequence[NDArray[Any]], steps: int = 20
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Tokens [rows, steps] and logits [rows, steps, vocab] of a greedy decode."""
-    cache = runtime.new_cache(runtime.encode(*source), 2)
+    cache = encoded(runtime, tuple(source))
     new, logits = _PROMPT, []
     for _ in range(steps):
-        step, cache = runtime.decode(new, cache)
-        logits.append(step)
+        step, cache = runtime.decode(list(new), cache)
+        logits.append(step.copy())
         new = step[:, -1].argmax(axis=-1)[:, None]
     all_logits = np.concatenate(logits, axis=1)
     return all_logits.argmax(axis=-1), all_logits
@@ -83,40 +81,18 @@ def test_tokens_are_eagers_also_for_a_second_input(
         _assert_as_eager(*pair, _SOURCES[name](2, seed))
 
 
-@pytest.mark.parametrize(
-    "strategy", [Greedy(), BeamSearch(3, 1.0), Sampling(0.8, 2, (0, 0, 0))], ids=repr
-)
-def test_the_decoding_loop_finds_eagers_candidates(
-    name: str, pair: tuple[EncoderDecoder, EncoderDecoder], strategy: Strategy
-) -> None:
-    found = []
-    for runtime in pair:
-        cross = runtime.encode(*_SOURCES[name](2, 4))
-        generation = generate(
-            runtime, cross, _PROMPT, strategy=strategy, filters=[], eot=7, max_new_tokens=20
-        )
-        found.append(generation.candidates)
-    for one, other in zip(*found, strict=True):
-        assert [candidate.tokens for candidate in one] == [candidate.tokens for candidate in other]
-        np.testing.assert_allclose(
-            [candidate.sum_logprob for candidate in one],
-            [candidate.sum_logprob for candidate in other],
-            atol=_CLOSE,
-        )
-
-
 def test_what_is_encoded_afterwards_and_inputs_that_become_nan_change_nothing(
     whisper: EncoderDecoder,
 ) -> None:
     (features,) = speech(2, 0)
     expected = _written(whisper, [features])[1]
-    cache = whisper.new_cache(whisper.encode(features), 2)
+    cache = encoded(whisper, (features,))
     features[:] = np.nan
     # The same memory holds an encoder's output again, which is of no numbers now.
-    whisper.encode(features)
+    encoded(whisper, (features,))
     new = _PROMPT
     for step in range(5):
-        logits, cache = whisper.decode(new, cache)
+        logits, cache = whisper.decode(list(new), cache)
         np.testing.assert_array_equal(logits[:, 0], expected[:, step])
         new = logits[:, -1].argmax(axis=-1)[:, None]
 
@@ -130,11 +106,11 @@ def test_a_decode_after_one_that_stopped_early_sees_nothing_of_it(
 
 def test_sessions_in_turns_do_not_see_each_other(whisper: EncoderDecoder) -> None:
     alone = [_written(whisper, speech(2, seed), steps=6)[1] for seed in (0, 1)]
-    caches = [whisper.new_cache(whisper.encode(*speech(2, seed)), 2) for seed in (0, 1)]
+    caches = [encoded(whisper, speech(2, seed)) for seed in (0, 1)]
     new = [_PROMPT, _PROMPT]
     for step in range(6):
         for i in (0, 1):
-            logits, caches[i] = whisper.decode(new[i], caches[i])
+            logits, caches[i] = whisper.decode(list(new[i]), caches[i])
             np.testing.assert_array_equal(logits[:, 0], alone[i][:, step])
             new[i] = logits[:, -1].argmax(axis=-1)[:, None]
 
@@ -144,16 +120,16 @@ def test_rows_that_fan_out_and_change_places_are_eagers(
 ) -> None:
     results = []
     for runtime in (whisper, eager):
-        cache = runtime.new_cache(runtime.encode(*speech(1, 2)), 1)
-        _, cache = runtime.decode(_PROMPT[:1], cache)
+        cache = encoded(runtime, speech(1, 2), rows=3)
+        _, cache = runtime.decode([_PROMPT[0]], cache, [0])
         cache = runtime.reorder(cache, [0, 0, 0])
         logits = []
-        for new, sources in (([5, 6, 7], [2, 0, 0]), ([8, 9, 10], [1, 1, 2]), ([1, 2, 3], None)):
-            step, cache = runtime.decode(np.array(new)[:, None], cache)
-            logits.append(step)
-            cache = cache if sources is None else runtime.reorder(cache, sources)
-        cache = runtime.reset(cache, [1])
-        step, cache = runtime.decode(np.array([[4], [4], [4]]), cache)
+        for new, parents in (([5, 6, 7], [2, 0, 0]), ([8, 9, 10], [1, 1, 2]), ([1, 2, 3], None)):
+            step, cache = runtime.decode(list(np.array(new)[:, None]), cache)
+            logits.append(step.copy())
+            cache = cache if parents is None else runtime.reorder(cache, parents)
+        cache = runtime.reset(cache, [1], [0])
+        step, cache = runtime.decode([np.array([4])] * 3, cache)
         results.append(np.stack([*logits, step]))
     np.testing.assert_allclose(*results, atol=_CLOSE)
 
@@ -164,16 +140,39 @@ def test_any_positions_of_a_chunk_can_be_asked_for(
     tokens_rs = np.arange(24).reshape(2, 12)
     asked = (11, *range(10), -2)
     results = [
-        runtime.decode(tokens_rs, runtime.new_cache(runtime.encode(*speech(2, 3)), 2), asked)[0]
+        runtime.decode(list(tokens_rs), encoded(runtime, speech(2, 3)), positions=asked)[0]
         for runtime in (whisper, eager)
     ]
     np.testing.assert_allclose(*results, atol=_CLOSE)
 
 
 def test_a_full_cache_says_so(whisper: EncoderDecoder) -> None:
-    cache = whisper.new_cache(whisper.encode(*speech(1, 0)), 1, capacity=2)
+    cache = whisper.new_cache(1, 2, inputs=1)
     with pytest.raises(KvcastError, match="2 positions and is full"):
-        whisper.decode(_PROMPT[:1], cache)
+        whisper.decode(list(_PROMPT[:1]), cache)
+
+
+def test_inputs_come_and_go_while_other_rows_go_on(
+    name: str, pair: tuple[EncoderDecoder, EncoderDecoder]
+) -> None:
+    """The second input goes and a third, of another length, comes in its place."""
+    runtime, eager = pair
+    sources = [_SOURCES[name](1, seed) for seed in (7, 8, 9)]
+    cache = runtime.new_cache(3, 32, inputs=2)
+    for slot in (0, 1):
+        cache = runtime.encode(cache, [slot], *sources[slot])
+    cache = runtime.reset(cache, [0, 1, 2], [0, 1, 0])
+    given = random_tokens(3, 8, seed=10)
+    before, cache = stepped(runtime, cache, given[:, :4])
+    cache = runtime.encode(runtime.reset(cache, [1]), [1], *sources[2])
+    cache = runtime.reset(cache, [1], [1])
+    after, _ = stepped(runtime, cache, given[:, 4:])
+    rows = (0, given[0]), (2, given[1, 4:]), (0, given[2])
+    for row, (source, tokens) in enumerate(rows):
+        expected = whole(eager, sources[source], [tokens])[0]
+        np.testing.assert_allclose(after[row], expected[-4:], atol=_CLOSE)
+    expected = whole(eager, sources[1], [given[1, :4]])[0]
+    np.testing.assert_allclose(before[1], expected, atol=_CLOSE)
 
 
 def _cut(content: bytes) -> bytes:
@@ -221,7 +220,7 @@ def test_a_file_that_is_none_of_executorchs_is_one_line(tmp_path: Path) -> None:
 def test_a_source_that_is_too_long_is_one_line() -> None:
     long = np.zeros((1, 600), np.int64), np.array([600], np.int32)
     with pytest.raises(KvcastError, match="600 tokens and the bundle takes up to 512"):
-        opened(MODELS["t5"], runtime="executorch").encode(*long)
+        encoded(opened(MODELS["t5"], runtime="executorch"), long)
 
 
 def test_the_caller_in_cpp_transcribes_as_python_does(
@@ -233,21 +232,7 @@ def test_the_caller_in_cpp_transcribes_as_python_does(
         features = speech(1, seed)[0]
         paths.append(tmp_path / f"{seed}.f32")
         features.astype("<f4").tofile(paths[-1])
-        generation = generate(
-            eager,
-            eager.encode(features),
-            np.array([SPECIAL_TOKENS["start_tokens"]]),
-            strategy=Greedy(),
-            filters=[
-                SuppressBlank(tuple(SPECIAL_TOKENS["blank_tokens"])),
-                SuppressTokens(SPECIAL_TOKENS["suppressed_tokens"]),
-            ],
-            eot=7,
-            max_new_tokens=16,
-        )
-        tokens = list(generation.candidates[0][0].tokens)
-        # 9 ends a text as well.
-        expected.append(tokens[: tokens.index(9)] if 9 in tokens else tokens)
+        expected.append(_text(eager, features))
     done = subprocess.run(
         [caller, bundle(WHISPER, runtime="executorch") / FILE, *paths],
         capture_output=True,
@@ -256,3 +241,18 @@ def test_the_caller_in_cpp_transcribes_as_python_does(
     )
     assert [list(map(int, line.split())) for line in done.stdout.splitlines()] == expected
     assert all(expected)
+
+
+def _text(runtime: EncoderDecoder, features: NDArray[Any]) -> list[int]:
+    """Likeliest tokens of one input up to an end, of those that may be chosen."""
+    cache, new = encoded(runtime, (features,)), np.array(SPECIAL_TOKENS["start_tokens"])
+    forbidden, text = [*SPECIAL_TOKENS["blank_tokens"]], list[int]()
+    for _ in range(16):
+        logits, cache = runtime.decode([new], cache)
+        logits[..., [*forbidden, *SPECIAL_TOKENS["suppressed_tokens"]]] = -np.inf
+        new = logits[0, -1].argmax(keepdims=True)
+        if new[0] in SPECIAL_TOKENS["end_tokens"]:
+            break
+        text.append(int(new[0]))
+        forbidden = []
+    return text

@@ -65,7 +65,7 @@ def one_each(tokens):
 def filled(runtime, sources, capacity=96):
     """Return each source's last logits and the cache."""
     logits, cache = runtime.decode(sources, runtime.new_cache(len(sources), capacity))
-    return logits[:, 0], cache
+    return logits[:, 0].copy(), cache
 
 
 def written_on(runtime, cache, steps, seed=0):
@@ -73,7 +73,7 @@ def written_on(runtime, cache, steps, seed=0):
     targets = np.random.default_rng(seed).integers(0, VOCAB, (len(cache.lengths), steps))
     for tokens in targets.T:
         logits, cache = runtime.decode(one_each(tokens), cache)
-    return logits[:, 0], targets, cache
+    return logits[:, 0].copy(), targets, cache
 
 
 def test_steps_of_ragged_rows_equal_all_at_once(runtime, last):
@@ -158,19 +158,12 @@ def test_source_b_after_source_a_gives_what_a_fresh_cache_gives(runtime):
 def test_what_lies_in_unused_slots_changes_nothing(runtime, last):
     sources = random_rows(9, 4)
     cache = runtime.new_cache(2, 48)
-    for array in arrays(cache):
-        array[...] = 1e9  # large and finite: NaN would hide behind a zero
+    for cell in cache.memory.cells:
+        cell[...] = 1e9  # large and finite: NaN would hide behind a zero
     logits, cache = runtime.decode(sources, cache)
     np.testing.assert_allclose(logits[:, 0], last(sources, [NOTHING] * 2), atol=TOLERANCE)
     logits, targets, _ = written_on(runtime, cache, 4)
     np.testing.assert_allclose(logits, last(sources, targets), atol=TOLERANCE)
-
-
-def arrays(cache):
-    """Every key and value array of a cache of any runtime."""
-    if hasattr(cache, "buffers"):
-        return cache.buffers.cells
-    return [part.numpy() for layer in cache.layers for part in layer]
 
 
 def test_beams_that_change_places_go_on_from_their_new_pasts(runtime, last):
@@ -216,6 +209,19 @@ def test_a_source_can_be_continued_many_times(runtime, last):
         logits, targets, _ = written_on(runtime, forked, 8, seed=attempt)
         np.testing.assert_allclose(logits, last([source] * 2, targets), atol=TOLERANCE)
     assert kept.lengths.tolist() == [20]
+
+
+def test_rows_adopt_a_source_while_others_go_on(runtime, last):
+    (source,) = random_rows(20)
+    _, kept = filled(runtime, [source], capacity=24)
+    sources = random_rows(9, 30, 5)
+    _, cache = filled(runtime, sources)
+    _, targets, cache = written_on(runtime, cache, 3)
+    cache = runtime.adopt(cache, [0, 1], kept, [0, 0])
+    targets = [NOTHING, NOTHING, targets[2]]
+    logits, new, _ = written_on(runtime, cache, 4, seed=1)
+    grown = [np.append(old, more) for old, more in zip(targets, new, strict=True)]
+    np.testing.assert_allclose(logits, last([source, source, sources[2]], grown), atol=TOLERANCE)
 
 
 def test_a_batch_of_embeddings_equals_each_alone_and_leaves_caches_alone(runtime, last):

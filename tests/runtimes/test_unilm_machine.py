@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from bundles import opened
 from kvcast.programs.unilm import UnilmPrograms
-from kvcast.runtimes.base import DecoderOnly
+from kvcast.runtimes.base import Runtime
 from random_unilms import ROFORMER, random_unilm
 
 CAPACITY, ROWS = 24, 3
@@ -24,7 +24,7 @@ ORDERS = st.lists(st.integers(0, ROWS - 1), min_size=ROWS, max_size=ROWS)
 class UnilmMachine(RuleBasedStateMachine):
     """`sources[row]` and `targets[row]` are what each row should have seen."""
 
-    runtime: DecoderOnly
+    runtime: Runtime
     programs: UnilmPrograms
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ import pytest
 from real_speech import Load, Samples
 
 import kvcast
+from encoded import encoded
 from kvcast.audio.features import open_features
 from kvcast.decoding.whisper import DecodingOptions, DecodingResult
 from kvcast.runtimes.base import EncoderDecoder, Float32
@@ -35,13 +36,12 @@ def forced(
     runtime: EncoderDecoder, features_bmt: Float32, prompt: list[int], tokens: tuple[int, ...]
 ) -> Float32:
     """Logits [1 + tokens, rows, vocab] step by step, five equal rows after the prompt."""
-    cross = runtime.encode(features_bmt)
-    cache = runtime.new_cache(cross, 1, len(prompt) + len(tokens))
-    logits_11v, cache = runtime.decode(np.array([prompt]), cache)
+    cache = encoded(runtime, (features_bmt,), rows=5, capacity=len(prompt) + len(tokens))
+    logits_11v, cache = runtime.decode([np.array(prompt)], cache, [0])
     steps = [np.repeat(logits_11v[:, 0], 5, axis=0)]
     cache = runtime.reorder(cache, [0] * 5)
     for token in tokens:
-        logits_r1v, cache = runtime.decode(np.full((5, 1), token), cache)
+        logits_r1v, cache = runtime.decode([np.array([token])] * 5, cache)
         steps.append(logits_r1v[:, 0].copy())
     return np.stack(steps)
 

@@ -14,6 +14,7 @@ import pytest
 
 import kvcast
 from bundles import bundle, exported, open_folder, opened
+from encoded import encoded
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.lowering import aoti
@@ -74,12 +75,11 @@ def session(runtime: Any, family: str, seed: int) -> Iterator[Float32]:
     generator = np.random.default_rng(seed)
     tokens = generator.integers(0, 100, 26)
     if source := {"whisper": speech, "t5": text}.get(family):
-        cache = runtime.new_cache(runtime.encode(*source(1, seed)), 1)
+        cache = encoded(runtime, source(1, seed))
     else:
         cache = runtime.new_cache(1, len(tokens))
     for new in (tokens[:20], *tokens[20:, None]):
-        given = new[None] if source else [new]
-        logits, cache = runtime.decode(given, cache)
+        logits, cache = runtime.decode([new], cache)
         yield logits[0, -1]
 
 

@@ -23,11 +23,14 @@ def one_of(source: Source, index: int) -> Source:
     return tuple(part[index : index + 1] for part in source)
 
 
-def encoded(runtime: EncoderDecoder, source: Source, rows: int | None = None) -> Any:
+def encoded(
+    runtime: EncoderDecoder, source: Source, rows: int | None = None, capacity: int = 32
+) -> Any:
     """A cache whose row r reads input r // (rows // inputs); a row for each unless told."""
     count = len(source[0])
     rows = rows or count
-    cache = runtime.encode(runtime.new_cache(rows, 32, inputs=count), range(count), *source)
+    cache = runtime.new_cache(rows, capacity, inputs=count)
+    cache = runtime.encode(cache, range(count), *source)
     return runtime.reset(cache, range(rows), [row * count // rows for row in range(rows)])
 
 
