@@ -20,8 +20,8 @@ from typing_extensions import override
 from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
 from kvcast.errors import KvcastError
 from kvcast.runtimes import torch_settings
-from kvcast.runtimes.cache import Layer
 from kvcast.runtimes.eager import EagerEncoderDecoder, LayerCache, Programs, pairs
+from kvcast.runtimes.memory import Layer
 
 _WEIGHTS = "weights.safetensors"
 _SLOTS = "slots_"

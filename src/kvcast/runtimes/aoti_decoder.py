@@ -17,9 +17,9 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import CacheLayers, Manifest
 from kvcast.runtimes.aoti import DecodeProgram, open_programs
-from kvcast.runtimes.cache import Layer
 from kvcast.runtimes.eager import LayerCache
 from kvcast.runtimes.eager_decoder import EagerDecoderOnly
+from kvcast.runtimes.memory import Layer
 from kvcast.spec.rows import neighbours
 
 # A ring takes a chunk of one position more than it has slots to spare.

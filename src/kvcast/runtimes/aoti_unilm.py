@@ -14,8 +14,8 @@ from typing_extensions import override
 from kvcast.bundle.manifest import Manifest
 from kvcast.runtimes.aoti import CompiledProgram, DecodeProgram, open_programs
 from kvcast.runtimes.aoti_decoder import PackedProgram, Rings, RowsProgram
-from kvcast.runtimes.cache import Layer
 from kvcast.runtimes.eager_unilm import EagerUnilm, Programs
+from kvcast.runtimes.memory import Layer
 
 
 @dataclass(frozen=True)

@@ -1,48 +1,29 @@
-"""The cache of every runtime: where rows and encoded inputs lie, and what is copied when.
+"""The cache of every runtime: what rows hold, which inputs they read, and what is called together.
 
-A runtime allocates memory and runs programs over it; all else is here, once, over NumPy arrays or
-torch tensors alike: which place a row has, which input it reads, what it has seen, and what a
-reset, a reorder or an adoption copies.
+A runtime allocates memory and runs programs over it; all else is here, once: what a reset, a
+reorder, a fork and an adoption do, and in which calls rows are served.
 
 Programs run over neighbours: in one call rows lie side by side, and with an encoder-decoder model
 so do the inputs that they read, each read by as many rows. So rows and inputs have places, which
 change when other rows read other inputs; then rows are moved, so that as few calls as possible
 serve all of them. While the same rows go on, nothing is moved, and a call's caches are views.
 
-Letters in shapes: n caches, s positions of a cache. Knows nothing of models or of what a program
-computes.
+Knows nothing of models or of what a program computes.
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 from typing_extensions import override
 
 from kvcast.runtimes.base import Float32, Int32, Int64, RuntimeOf
-from kvcast.runtimes.history import History, Move
-
-Array: TypeAlias = Any
-"""A NumPy array or a torch tensor, of which only what both do alike is used."""
-Make: TypeAlias = Callable[[tuple[int, ...], Any], Array]
-"""Makes an array of zeros from a shape and a dtype."""
+from kvcast.runtimes.history import History
+from kvcast.runtimes.memory import Array, Layer, Memory, Slots
 
 _NONE = -1  # the slot of a row that reads no input
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One cache of keys or values: the shape of a row's part, with positions on axis 1.
-
-    A ring has as many slots whatever the capacity, or keeps position p in slot p mod slots.
-    """
-
-    shape: tuple[int, ...]
-    dtype: Any
-    is_ring: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,17 +62,19 @@ class Plan:
 
     Attributes:
         rows: as they were asked for.
-        reads: which input each row of the cache reads.
+        is_step: whether each gets one token.
         runs: calls that serve them.
         places: of the rows, in their order; a slice where they lie in this order.
+        made_for: which input each row of the cache reads, and the version of the memory.
         bound: what a runtime keeps for another call with the same plan.
 
     """
 
     rows: Sequence[int]
-    reads: tuple[int, ...]
+    is_step: bool
     runs: list[Run]
     places: slice | list[int]
+    made_for: tuple[tuple[int, ...], int]
     bound: Any = None
 
     def in_order(self, logits: Sequence[Float32]) -> Float32:
@@ -102,158 +85,6 @@ class Plan:
         for run, logits_rpv in zip(self.runs, logits, strict=True):
             ordered[list(run.index)] = logits_rpv
         return ordered
-
-
-class Slots:
-    """Encoded inputs side by side: arrays [slots, ...], such as keys [slots, heads, t, d].
-
-    They have as many positions as the longest input needs. What the program reads of a shorter one
-    it knows by its length, which is one of these arrays.
-    """
-
-    def __init__(self, count: int, make: Make) -> None:
-        self.places = list(range(count))
-        self.parts: list[Array] = []
-        self._make = make
-        # Shapes of what lies in each slot.
-        self._shapes: dict[int, list[tuple[int, ...]]] = {}
-
-    def fill(self, slots: Sequence[int], parts: Sequence[Array]) -> bool:
-        """Put arrays [len(slots), ...] into slots; tell whether they lie in other memory now.
-
-        Arrays that fill every slot become the memory themselves.
-        """
-        shapes = [tuple(part.shape[1:]) for part in parts]
-        self._shapes |= dict.fromkeys(slots, shapes)
-        if len(slots) == len(self.places):
-            for place, slot in enumerate(slots):
-                self.places[slot] = place
-            self.parts = list(parts)
-            return True
-        grown = self._fit(parts)
-        for own, part in zip(self.parts, parts, strict=True):
-            inside = tuple(map(slice, part.shape[1:]))
-            for slot, values in zip(slots, part, strict=True):
-                own[self.places[slot], *inside] = values
-        return grown
-
-    def move(self, places: list[int]) -> None:
-        """Give slots other places."""
-        moved = [slot for slot in self._shapes if places[slot] != self.places[slot]]
-        targets, sources = [places[slot] for slot in moved], [self.places[slot] for slot in moved]
-        if moved:
-            for part in self.parts:
-                part[targets] = part[sources]
-        self.places = places
-
-    def _fit(self, parts: Sequence[Array]) -> bool:
-        """Make arrays as large as the largest input needs; smaller where half was too much."""
-        largest = [
-            tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-            for shapes in zip(*self._shapes.values(), strict=True)
-        ]
-        if self.parts and not any(
-            size < wanted or size > 2 * wanted
-            for part, shape in zip(self.parts, largest, strict=True)
-            for size, wanted in zip(part.shape[1:], shape, strict=True)
-        ):
-            return False
-        old, self.parts = self.parts, []
-        for i, (part, shape) in enumerate(zip(parts, largest, strict=True)):
-            # Zeros: what no length reaches is multiplied by weights of zero, and may be no NaN.
-            made = self._make((len(self.places), *shape), part.dtype)
-            if old:
-                both = tuple(map(slice, map(min, old[i].shape, made.shape)))
-                made[both] = old[i][both]
-            self.parts.append(made)
-        return True
-
-
-class Memory:
-    """The arrays of a cache, shared by all its handles, and where its rows lie.
-
-    Attributes:
-        cells: key and value of each layer in the program's order, each [rows, ., s, ...].
-        slots: of encoded inputs.
-        places: of the rows.
-        bound: what a runtime made over these arrays; emptied when they are replaced.
-
-    """
-
-    def __init__(self, layers: Sequence[Layer], rows: int, slots: Slots, make: Make) -> None:
-        # Alike caches lie in one array [n, rows, ., s, ...], which is copied at once.
-        self._blocks = {
-            layer: make((count, rows, *layer.shape), layer.dtype)
-            for layer, count in Counter(layers).items()
-        }
-        parts = {layer: iter(block) for layer, block in self._blocks.items()}
-        self.cells: list[Array] = [next(parts[layer]) for layer in layers]
-        self._is_ring = [layer.is_ring for layer in layers]
-        self.slots = slots
-        self.places = list(range(rows))
-        self.bound: dict[Any, Any] = {}
-        self.plan: Plan | None = None
-        self.arranged: tuple[int, ...] | None = None
-
-    def views(self, run: Run) -> tuple[list[Array], list[Array]]:
-        """Return a run's part of every cell, and of every array of the inputs that it reads."""
-        key = ("views", run.places, run.slots)
-        if key not in self.bound:
-            rows = slice(run.places.start, run.places.stop)
-            slots = slice(run.slots.start, run.slots.stop)
-            self.bound[key] = (
-                [cell[rows] for cell in self.cells],
-                [part[slots] for part in self.slots.parts],
-            )
-        views: tuple[list[Array], list[Array]] = self.bound[key]
-        return views
-
-    def fill(self, slots: Sequence[int], parts: Sequence[Array]) -> None:
-        """Put encoded inputs into slots."""
-        if self.slots.fill(slots, parts):
-            self.bound.clear()
-            self.plan = self.arranged = None
-
-    def copy(self, moves: Sequence[Move]) -> None:
-        """Copy parts of rows to others, all at once."""
-        targets = [self.places[move.target] for move in moves]
-        parents = [self.places[move.parent] for move in moves]
-        first, stop = min(move.first for move in moves), max(move.stop for move in moves)
-        self._copy(targets, parents, slice(first, stop))
-
-    def adopt(
-        self, rows: Sequence[int], other: Self, parents: Sequence[int], lengths: Int32
-    ) -> None:
-        """Copy rows of another memory, of these lengths."""
-        targets = [self.places[row] for row in rows]
-        sources = [other.places[parent] for parent in parents]
-        held = int(lengths.max(initial=0))
-        for new, old, is_ring in zip(self.cells, other.cells, self._is_ring, strict=True):
-            if not is_ring or new.shape[2] == old.shape[2]:
-                span = slice(min(held, new.shape[2], old.shape[2]))
-                new[targets, :, span] = old[sources, :, span]
-                continue
-            for target, source, length in zip(targets, sources, lengths.tolist(), strict=True):
-                positions = np.arange(max(length - new.shape[2], length - old.shape[2], 0), length)
-                to, of = ((positions % cell.shape[2]).tolist() for cell in (new, old))
-                new[target, :, to] = old[source, :, of]
-
-    def move(self, places: list[int], lengths: Int32) -> None:
-        """Give rows other places."""
-        moved = [row for row, place in enumerate(places) if place != self.places[row]]
-        held = [row for row in moved if lengths[row]]
-        if held:
-            stop = max(int(lengths[row]) for row in held)
-            targets, sources = [places[row] for row in held], [self.places[row] for row in held]
-            self._copy(targets, sources, slice(stop))
-        self.places = places
-        self.plan = None
-
-    def _copy(self, targets: list[int], sources: list[int], span: slice) -> None:
-        for layer, block in self._blocks.items():
-            # Where a position lies in a ring depends on the row's past: it is copied whole.
-            part = slice(None) if layer.is_ring else span
-            block[:, targets, :, part] = block[:, sources, :, part]
 
 
 @dataclass(frozen=True)
@@ -299,13 +130,12 @@ class Cache:
         self.memory.adopt(rows, other.memory, parents, other.lengths[list(parents)])
         return replace(self, history=history)
 
-    def fill(self, slots: Sequence[int], parts: Sequence[Array]) -> None:
-        """Put encoded inputs, arrays [len(slots), ...], into slots that no row reads."""
+    def vacate(self, slots: Sequence[int]) -> None:
+        """Forget the inputs in slots, which no row may read."""
         if read := set(slots).intersection(self.reads):
-            raise ValueError(
-                f"input {min(read)} is still read by row {self.reads.index(min(read))}"
-            )
-        self.memory.fill(slots, parts)
+            row = self.reads.index(min(read))
+            raise ValueError(f"input {min(read)} is still read by row {row}")
+        self.memory.vacate(slots)
 
     def input_of(self, row: int) -> int:
         """Return the slot of the input that a row reads."""
@@ -318,24 +148,26 @@ class Cache:
 
         The plan of a step is kept until other rows take part or they read other inputs.
         """
-        new = [len(chunk) for chunk in tokens]
+        memory, new = self.memory, [len(chunk) for chunk in tokens]
         is_step = max(new) == 1
-        plan = self.memory.plan
-        if is_step and plan is not None and plan.rows == rows and plan.reads is self.reads:
-            return plan
-        if self.memory.slots.parts:
+        plan: Plan | None = memory.bound.get("plan")
+        if is_step and plan and plan.rows == rows:
+            reads, version = plan.made_for
+            if reads is self.reads and version == memory.version:
+                return plan
+        if memory.slots.parts:
             self._bring_readers_together()
         runs = self._runs(rows, new)
-        if is_step and len(runs) > 1 and not self.memory.slots.parts:
-            self.memory.move(_ranged(self.memory.places, [rows]), self.lengths)
+        if is_step and len(runs) > 1 and not memory.slots.parts:
+            memory.move(_ranged(memory.places, [rows]), self.lengths)
             runs = self._runs(rows, new)
-        plan = Plan(rows, self.reads, runs, self._places(rows))
+        plan = Plan(rows, is_step, runs, self._places(rows), (self.reads, memory.version))
         if is_step:
-            self.memory.plan = plan
+            memory.bound["plan"] = plan
         return plan
 
     def _same(self, reads: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the very same object for what is equal, by which plans are known."""
+        """Return the very same object for what is equal: so plans are recognised quickly."""
         return self.reads if reads == self.reads else reads
 
     def _places(self, rows: Sequence[int]) -> slice | list[int]:
@@ -379,9 +211,9 @@ class Cache:
     def _bring_readers_together(self) -> None:
         """Let as few calls as possible serve all rows that read inputs."""
         memory = self.memory
-        if memory.arranged is self.reads:
+        if memory.bound.get("arranged") is self.reads:
             return
-        memory.arranged = self.reads
+        memory.bound["arranged"] = self.reads
         readers: dict[int, list[int]] = {}
         for row, slot in enumerate(self.reads):
             if slot != _NONE:
@@ -398,7 +230,6 @@ class Cache:
             memory.slots.move(_ranged(memory.slots.places, alike))
         order = sorted(readers, key=lambda slot: (len(readers[slot]), memory.slots.places[slot]))
         memory.move(_ranged(memory.places, [readers[slot] for slot in order]), self.lengths)
-        memory.plan = None
 
 
 def _follows(before: Run, run: Run) -> bool:

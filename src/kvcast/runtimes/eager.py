@@ -13,7 +13,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from kvcast.runtimes.base import EncoderDecoderOf, Float32, Int64
-from kvcast.runtimes.cache import Cache, CachedRuntime, Layer
+from kvcast.runtimes.cache import Cache, CachedRuntime
+from kvcast.runtimes.memory import Layer
 
 LayerCache = tuple[Tensor, Tensor]
 
@@ -65,10 +66,11 @@ class EagerEncoderDecoder(TorchRuntime, EncoderDecoderOf[Cache]):
     @override
     @torch.inference_mode()
     def encode(self, cache: Cache, slots: Sequence[int], *source: NDArray[Any]) -> Cache:
+        cache.vacate(slots)
         # Copies: a cache keeps lengths, and the caller's arrays may become something else.
         first, *given = (torch.from_numpy(np.array(part, order="C")) for part in source)
         caches = self._programs.encode(first, *given)
-        cache.fill(slots, [*(part for layer in caches for part in layer), *given])
+        cache.memory.fill(slots, [*(part for layer in caches for part in layer), *given])
         return cache
 
     @override
@@ -79,7 +81,7 @@ class EagerEncoderDecoder(TorchRuntime, EncoderDecoderOf[Cache]):
         plan = cache.plan(rows, tokens)
         logits = []
         for run in plan.runs:
-            own, encoded = cache.memory.views(run)
+            own, encoded = cache.memory.views(run.places, run.slots)
             cross = len(own)
             logits_rpv, _ = self._programs.decode(
                 torch.from_numpy(np.stack([tokens[i] for i in run.index])),

@@ -11,8 +11,9 @@ import torch
 from typing_extensions import override
 
 from kvcast.runtimes.base import Float32, Int64
-from kvcast.runtimes.cache import Cache, Layer
+from kvcast.runtimes.cache import Cache
 from kvcast.runtimes.eager import TorchRuntime, pairs
+from kvcast.runtimes.memory import Layer
 
 
 class Programs(Protocol):

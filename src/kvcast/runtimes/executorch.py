@@ -17,16 +17,26 @@ from typing_extensions import override
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import EncoderDecoderOf
-from kvcast.runtimes.cache import Cache, Slots
+from kvcast.runtimes.cache import Cache
 from kvcast.runtimes.executorch_decoder import ExecutorchRuntime
+from kvcast.runtimes.memory import Make, Slots
 
 
 class _SeparateSlots(Slots):
     """Inputs of which each has tensors of its own, without padding: `parts` has them by slot."""
 
+    def __init__(self, count: int, make: Make) -> None:
+        super().__init__(count, make)
+        self.parts = [[]] * count
+
+    @override
+    def vacate(self, slots: Sequence[int]) -> bool:
+        for slot in slots:
+            self.parts[slot] = []
+        return False
+
     @override
     def fill(self, slots: Sequence[int], parts: Sequence[list[Tensor]]) -> bool:
-        self.parts = self.parts or [[] for _ in self.places]
         for slot, part in zip(slots, parts, strict=True):
             self.parts[slot] = part
         return False
@@ -46,6 +56,7 @@ class ExecutorchEncoderDecoder(ExecutorchRuntime, EncoderDecoderOf[Cache]):
 
     @override
     def encode(self, cache: Cache, slots: Sequence[int], *source: NDArray[Any]) -> Cache:
+        cache.vacate(slots)
         first, *lengths = source
         inputs = []
         for i, part in enumerate(first):
@@ -59,7 +70,7 @@ class ExecutorchEncoderDecoder(ExecutorchRuntime, EncoderDecoderOf[Cache]):
             given = [torch.from_numpy(part[i : i + 1].copy()) for part in lengths]
             argument = torch.from_numpy(np.ascontiguousarray(whole)[None])
             inputs.append([*self._methods.run("encode", [argument, *given]), *given])
-        cache.fill(slots, inputs)
+        cache.memory.fill(slots, inputs)
         return cache
 
     @override

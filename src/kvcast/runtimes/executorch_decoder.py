@@ -13,8 +13,9 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.runtimes.base import Float32, Int64
-from kvcast.runtimes.cache import Cache, CachedRuntime, Layer
+from kvcast.runtimes.cache import Cache, CachedRuntime
 from kvcast.runtimes.executorch_methods import DecodeMethod, Methods
+from kvcast.runtimes.memory import Layer
 
 
 class ExecutorchRuntime(CachedRuntime):

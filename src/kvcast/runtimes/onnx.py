@@ -30,6 +30,7 @@ class OnnxEncoderDecoder(OnnxRuntime, EncoderDecoderOf[Cache]):
 
     @override
     def encode(self, cache: Cache, slots: Sequence[int], *source: NDArray[Any]) -> Cache:
+        cache.vacate(slots)
         # Copies: a cache keeps lengths, and the caller's arrays may become something else.
         given = [np.array(part, order="C") for part in source]
         arrays = dict(zip(self._encode_graph.inputs, given, strict=True))
@@ -37,5 +38,5 @@ class OnnxEncoderDecoder(OnnxRuntime, EncoderDecoderOf[Cache]):
         outputs = list(self._encode_graph.outputs)
         values = self._encode_session.run_with_ort_values(outputs, feed)
         arrays |= {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
-        cache.fill(slots, [arrays[name] for name in self.encoded])
+        cache.memory.fill(slots, [arrays[name] for name in self.encoded])
         return cache

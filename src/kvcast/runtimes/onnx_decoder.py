@@ -15,7 +15,8 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import CacheLayers, Manifest
 from kvcast.runtimes.base import Float32, Int32, Int64
-from kvcast.runtimes.cache import Cache, CachedRuntime, Layer, Memory, Run
+from kvcast.runtimes.cache import Cache, CachedRuntime, Run
+from kvcast.runtimes.memory import Layer, Memory
 from kvcast.runtimes.onnx_session import Step, bind, onnx_session
 
 # A ring that is full is moved together once in so many steps.
@@ -59,7 +60,7 @@ class OnnxRuntime(CachedRuntime):
         self, tokens: Sequence[Int64], cache: Cache, rows: list[int], positions: Sequence[int]
     ) -> Float32:
         plan = cache.plan(rows, tokens)
-        if len(positions) > 1 or any(run.new > 1 for run in plan.runs):
+        if len(positions) > 1 or not plan.is_step:
             logits = [self._chunk(tokens, cache, rows, positions, run) for run in plan.runs]
             return plan.in_order(logits)
         step = self._step(cache.memory)
@@ -130,7 +131,7 @@ class OnnxRuntime(CachedRuntime):
     def _bind(
         self, memory: Memory, call: Run, given: tuple[Int64, Int32, Int64], logits: Float32
     ) -> Any:
-        cells, encoded = memory.views(call)
+        cells, encoded = memory.views(call.places, call.slots)
         values: dict[str, NDArray[Any]] = dict(zip(_NEW, given, strict=True))
         values |= zip(self._past, cells, strict=True)
         values |= zip(self.encoded, encoded, strict=True)
