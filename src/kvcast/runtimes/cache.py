@@ -12,6 +12,7 @@ Knows nothing of models or of what a program computes.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -155,11 +156,12 @@ class Cache:
             reads, version = plan.made_for
             if reads is self.reads and version == memory.version:
                 return plan
-        if memory.slots.parts:
-            self._bring_readers_together()
         runs = self._runs(rows, new)
-        if is_step and len(runs) > 1 and not memory.slots.parts:
-            memory.move(_ranged(memory.places, [rows]), self.lengths)
+        if len(runs) > self._fewest(rows, new):
+            if memory.slots.parts:
+                self._bring_readers_together()
+            elif is_step:
+                memory.move(_ranged(memory.places, [rows]), self.lengths)
             runs = self._runs(rows, new)
         plan = Plan(rows, is_step, runs, self._places(rows), (self.reads, memory.version))
         if is_step:
@@ -207,6 +209,13 @@ class Cache:
         if self.memory.slots.parts:
             return runs
         return [replace(run, slots=range(0)) for run in runs]
+
+    def _fewest(self, rows: Sequence[int], new: Sequence[int]) -> int:
+        """Return how many runs would do if rows lay as they should."""
+        if not self.memory.slots.parts:
+            return len(set(new))
+        readers = Counter((self.reads[row], count) for row, count in zip(rows, new, strict=True))
+        return len({(size, count) for (_, count), size in readers.items()})
 
     def _bring_readers_together(self) -> None:
         """Let as few calls as possible serve all rows that read inputs."""
