@@ -21,10 +21,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvcast.decoding.texts import TextGeneration
     from kvcast.errors import KvcastError
     from kvcast.tasks.exporting import export_bundle
     from kvcast.tasks.generate import TextModel, TextSession
-    from kvcast.tasks.generations import TextGeneration
     from kvcast.tasks.loading import load
     from kvcast.tasks.model import WhisperModel
     from kvcast.tasks.sources import T5Model, UnilmModel
@@ -51,7 +51,7 @@ _HOMES = {
     "KvcastError": "kvcast.errors",
     "Segment": "kvcast.tasks.transcribe",
     "T5Model": "kvcast.tasks.sources",
-    "TextGeneration": "kvcast.tasks.generations",
+    "TextGeneration": "kvcast.decoding.texts",
     "TextModel": "kvcast.tasks.generate",
     "TextSession": "kvcast.tasks.generate",
     "Transcription": "kvcast.tasks.transcribe",

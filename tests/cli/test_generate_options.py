@@ -131,8 +131,8 @@ def test_stream_takes_what_it_is_given(text_model):
 @pytest.mark.parametrize(
     ("fake", "module", "name"),
     [
-        (FakeGeneration, "kvcast.tasks.generations", "TextGeneration"),
-        (FakeTimings, "kvcast.decoding.drafts", "Timings"),
+        (FakeGeneration, "kvcast.decoding.texts", "TextGeneration"),
+        (FakeTimings, "kvcast.decoding.texts", "Timings"),
     ],
 )
 def test_the_scripted_result_has_the_real_ones_fields(fake, module: str, name: str):

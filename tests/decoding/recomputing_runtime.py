@@ -1,4 +1,4 @@
-"""A decoder-only runtime without a cache: it keeps tokens, and computes all of them again.
+"""A runtime without a cache: it keeps tokens, and computes all of them again.
 
 It holds its caller to the interface: dtypes, rows in order, capacity, nothing moved without need.
 """
@@ -6,6 +6,7 @@ It holds its caller to the interface: dtypes, rows in order, capacity, nothing m
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache as cached
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +22,12 @@ Model = Callable[[Written], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Recomputed:
+    """What rows hold; `reads` says which slot for an encoded input each row reads."""
+
     written: tuple[Written, ...]
     capacity: int
+    inputs: tuple[Any, ...] = ()
+    reads: tuple[int | None, ...] = ()
 
     @property
     def lengths(self) -> Int32:
@@ -37,14 +42,15 @@ class RecomputingRuntime:
     calls: list[dict[int, list[int]]] = field(default_factory=list)
     resets: list[list[int]] = field(default_factory=list)
     forks: list[list[int]] = field(default_factory=list)
+    adopted: list[list[int]] = field(default_factory=list)
     reorders: list[list[int]] = field(default_factory=list)
     caches: list[tuple[int, int]] = field(default_factory=list)
 
-    def new_cache(self, rows: int, capacity: int) -> Recomputed:
+    def new_cache(self, rows: int, capacity: int, inputs: int = 0) -> Recomputed:
         assert rows >= 1
         assert capacity >= 1
         self.caches.append((rows, capacity))
-        return Recomputed(((),) * rows, capacity)
+        return Recomputed(((),) * rows, capacity, (None,) * inputs, (None,) * rows)
 
     def decode(
         self,
@@ -62,33 +68,63 @@ class RecomputingRuntime:
             assert new.dtype == np.int64
             assert new.ndim == 1
             assert len(new) >= 1
+            assert all(-len(new) <= position < len(new) for position in positions)
             written[row] += tuple(new.tolist())
             assert len(written[row]) <= cache.capacity
-            logits_sv = self.model(written[row])[-len(new) :]
-            logits.append(logits_sv[list(positions)])
+            logits.append(self.logits(cache, row, written[row], len(new), positions))
         self.calls.append({r: new.tolist() for r, new in zip(rows, tokens, strict=True)})
         return np.array(logits, np.float32), replace(cache, written=tuple(written))
 
-    def reorder(self, cache: Recomputed, sources: Sequence[int]) -> Recomputed:
-        assert len(sources) == len(cache.written)
-        assert list(sources) != list(range(len(sources))), "nothing to reorder"
-        self.reorders.append(list(sources))
-        return replace(cache, written=tuple(cache.written[source] for source in sources))
+    def logits(
+        self, cache: Recomputed, row: int, written: Written, new: int, positions: Sequence[int]
+    ) -> NDArray[np.float32]:
+        """[positions, vocab] of a row's last `new` tokens."""
+        assert not cache.inputs
+        return self.model(written)[-new:][list(positions)]
+
+    def reorder(self, cache: Recomputed, parents: Sequence[int]) -> Recomputed:
+        assert len(parents) == len(cache.written)
+        assert list(parents) != list(range(len(parents))), "nothing to reorder"
+        self.reorders.append(list(parents))
+        return replace(
+            cache,
+            written=tuple(cache.written[parent] for parent in parents),
+            reads=tuple(cache.reads[parent] for parent in parents),
+        )
 
     def fork(
-        self, cache: Recomputed, sources: Sequence[int], capacity: int | None = None
+        self, cache: Recomputed, parents: Sequence[int], capacity: int | None = None
     ) -> Recomputed:
-        capacity = cache.capacity if capacity is None else capacity
-        forked = Recomputed(tuple(cache.written[source] for source in sources), capacity)
-        assert max(forked.lengths) <= capacity
-        self.forks.append(list(sources))
-        return forked
+        self.forks.append(list(parents))
+        forked = self.new_cache(len(parents), capacity or cache.capacity)
+        return self._adopted(forked, range(len(parents)), cache, parents)
 
-    def reset(self, cache: Recomputed, rows: Sequence[int]) -> Recomputed:
-        assert all(cache.written[row] for row in rows), "nothing to reset"
-        self.resets.append(list(rows))
-        written = tuple(() if r in rows else row for r, row in enumerate(cache.written))
-        return replace(cache, written=written)
+    def adopt(
+        self, cache: Recomputed, rows: Sequence[int], other: Recomputed, parents: Sequence[int]
+    ) -> Recomputed:
+        self.adopted.append(list(rows))
+        return self._adopted(cache, rows, other, parents)
+
+    def _adopted(
+        self, cache: Recomputed, rows: Sequence[int], other: Recomputed, parents: Sequence[int]
+    ) -> Recomputed:
+        written = list(cache.written)
+        for row, parent in zip(rows, parents, strict=True):
+            assert not written[row], "the row is taken"
+            written[row] = other.written[parent]
+            assert len(written[row]) <= cache.capacity
+        return replace(cache, written=tuple(written))
+
+    def reset(
+        self, cache: Recomputed, rows: Sequence[int], inputs: Sequence[int] | None = None
+    ) -> Recomputed:
+        written, reads = list(cache.written), list(cache.reads)
+        for i, row in enumerate(rows):
+            assert inputs is not None or written[row], "nothing to reset"
+            written[row], reads[row] = (), None if inputs is None else inputs[i]
+        if inputs is None:
+            self.resets.append(list(rows))
+        return replace(cache, written=tuple(written), reads=tuple(reads))
 
 
 def random_model(vocab: int, seed: int, scale: float = 2.0) -> Model:

@@ -1,96 +1,67 @@
 """A runtime without a model: its logits are a function of an input and what was written after it.
 
-It holds its caller to the interface: rows stay with their input, the context is not exceeded, and
-nothing is reordered without need.
+It holds its caller to the interface: rows read inputs that were encoded, slots are not filled while
+rows read them, the context is not exceeded, and nothing is reordered without need.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.runtimes.base import Float32, Int32, Int64
+from decoding.recomputing_runtime import Recomputed, RecomputingRuntime, Written
+from kvcast.decoding.whisper import Features
 
 Script = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
 """Input's number and all its tokens so far, prompt included, to logits [vocab]."""
 
 
-@dataclass(frozen=True)
-class ScriptedCross:
-    inputs: tuple[int, ...]
+class ScriptedRuntime(RecomputingRuntime):
+    """`encoded` lists, for each encode, what was in its slots."""
 
-    @property
-    def batch(self) -> int:
-        return len(self.inputs)
+    def __init__(self, script: Script, context: int = 448) -> None:
+        super().__init__(lambda _: np.empty((0, 0), np.float32))
+        self.script = script
+        self.context = context
+        self.encoded: list[list[int]] = []
 
+    def new_cache(self, rows: int, capacity: int, inputs: int = 0) -> Recomputed:
+        assert capacity <= self.context
+        assert inputs >= 1
+        return super().new_cache(rows, capacity, inputs)
 
-@dataclass(frozen=True)
-class ScriptedCache:
-    cross: ScriptedCross
-    written: tuple[tuple[int, ...], ...]
-    capacity: int
+    def encode(self, cache: Recomputed, slots: Sequence[int], *source: NDArray[Any]) -> Recomputed:
+        encoded = self.numbers(*source)
+        assert len(slots) == len(set(slots)) == len(encoded)
+        assert not set(slots) & set(cache.reads), "a row reads the input"
+        inputs = list(cache.inputs)
+        for slot, number in zip(slots, encoded, strict=True):
+            inputs[slot] = number
+        self.encoded.append(encoded)
+        return replace(cache, inputs=tuple(inputs))
 
-    @property
-    def lengths(self) -> Int32:
-        return np.array([len(row) for row in self.written], np.int32)
-
-    def input_of(self, row: int) -> int:
-        return row // (len(self.written) // self.cross.batch)
-
-
-@dataclass
-class ScriptedRuntime:
-    script: Script
-    context: int = 448
-    decoded: list[Int64] = field(default_factory=list)
-    reorders: list[list[int]] = field(default_factory=list)
-
-    def encode(self, features_bmt: Float32) -> ScriptedCross:
+    def numbers(self, *source: NDArray[Any]) -> list[int]:
         """The first number of an input says which it is."""
-        return ScriptedCross(tuple(int(features_mt.flat[0]) for features_mt in features_bmt))
+        (features_bmt,) = source
+        return [int(features_mt.flat[0]) for features_mt in features_bmt]
 
-    def new_cache(
-        self, cross: ScriptedCross, rows: int, capacity: int | None = None
-    ) -> ScriptedCache:
-        assert rows % cross.batch == 0
-        assert capacity is None or capacity <= self.context
-        return ScriptedCache(cross, ((),) * rows, capacity or self.context)
-
-    def decode(
-        self, tokens_rs: Int64, cache: ScriptedCache, positions: Sequence[int] = (-1,)
-    ) -> tuple[Float32, ScriptedCache]:
-        assert tokens_rs.dtype == np.int64
-        assert len(tokens_rs) == len(cache.written)
-        assert cache.lengths.max() + tokens_rs.shape[1] <= cache.capacity
-        self.decoded.append(tokens_rs)
-        logits = []
-        written = []
-        for r, tokens in enumerate(tokens_rs.tolist()):
-            row = (*cache.written[r], *tokens)
-            ends = [len(cache.written[r]) + p % len(tokens) + 1 for p in positions]
-            scripted = cache.cross.inputs[cache.input_of(r)]
-            logits.append([self.script(scripted, row[:end]) for end in ends])
-            written.append(row)
-        return np.array(logits, np.float32), replace(cache, written=tuple(written))
-
-    def reorder(self, cache: ScriptedCache, sources: Sequence[int]) -> ScriptedCache:
-        assert list(sources) != list(range(len(cache.written))), "nothing to reorder"
-        assert len(sources) % cache.cross.batch == 0
-        reordered = replace(cache, written=tuple(cache.written[source] for source in sources))
-        for row, source in enumerate(sources):
-            assert reordered.input_of(row) == cache.input_of(source), "rows left their input"
-        self.reorders.append(list(sources))
-        return reordered
-
-    def reset(self, cache: ScriptedCache, rows: Sequence[int]) -> ScriptedCache:
-        raise NotImplementedError
+    def logits(
+        self, cache: Recomputed, row: int, written: Written, new: int, positions: Sequence[int]
+    ) -> NDArray[np.float32]:
+        slot = cache.reads[row]
+        assert slot is not None, "the row reads no input"
+        number = cache.inputs[slot]
+        assert number is not None, "the input was not encoded"
+        ends = [len(written) - new + position % new + 1 for position in positions]
+        return np.stack([self.script(number, written[:end]) for end in ends])
 
 
-def features(*inputs: int) -> Float32:
-    """What `encode` turns into these inputs, [batch, 1, 1]."""
-    return np.array(inputs, np.float32).reshape(-1, 1, 1)
+def windows(*inputs: int) -> list[Features]:
+    """What `encode` turns into these inputs."""
+    return [Features(np.full((1, 1), number, np.float32)) for number in inputs]
 
 
 def random_script(vocab: int, seed: int, bias: Callable[[int], dict[int, float]]) -> Script:

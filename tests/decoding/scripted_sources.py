@@ -4,20 +4,22 @@ Beside the interface it holds its caller to the sources' dtypes, and shows what 
 """
 
 import zlib
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoding.scripted_runtime import ScriptedCross, ScriptedRuntime
+from decoding.scripted_runtime import Script, ScriptedRuntime
 
 
-@dataclass
 class ScriptedSources(ScriptedRuntime):
-    encoded: list[list[tuple[int, ...]]] = field(default_factory=list)
+    """`sources` lists, for each encode, the tokens of its sources."""
 
-    def encode(self, *source: NDArray[Any]) -> ScriptedCross:
+    def __init__(self, script: Script, context: int = 448) -> None:
+        super().__init__(script, context)
+        self.sources: list[list[tuple[int, ...]]] = []
+
+    def numbers(self, *source: NDArray[Any]) -> list[int]:
         tokens_bt, lengths_b = source
         assert (tokens_bt.dtype, lengths_b.dtype) == (np.int64, np.int32)
         assert lengths_b.max() == tokens_bt.shape[1]
@@ -25,8 +27,8 @@ class ScriptedSources(ScriptedRuntime):
             tuple(tokens_t[:length].tolist())
             for tokens_t, length in zip(tokens_bt, lengths_b, strict=True)
         ]
-        self.encoded.append(sources)
-        return ScriptedCross(tuple(map(number_of, sources)))
+        self.sources.append(sources)
+        return list(map(number_of, sources))
 
 
 def number_of(source: tuple[int, ...]) -> int:

@@ -38,7 +38,7 @@ def assert_masks_equal(
 ) -> None:
     expected = torch.from_numpy(logits_rv.copy())
     theirs.apply(expected, torch.tensor([prompt + history for history in histories]))
-    ours.apply(logits_rv, histories)
+    ours.apply(logits_rv, np.array(histories, np.int64).reshape(len(histories), -1))
     assert np.array_equal(logits_rv, expected.numpy())
 
 

@@ -1,14 +1,24 @@
-"""What the loop asks of a runtime, shows to filters, draws, and gives back."""
+"""What a request of one strategy asks of a runtime, shows to filters, draws, and gives back."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from scripted_runtime import Script, ScriptedRuntime, features, random_script
+from scripted_runtime import Script, ScriptedRuntime, random_script, windows
 
-from kvcast.decoding.loop import Generation, generate
-from kvcast.decoding.strategies import BeamSearch, Greedy, MaximumLikelihood, Sampling, Strategy
+from kvcast.decoding.loop import Loop
+from kvcast.decoding.requests import Prompt
+from kvcast.decoding.strategies import (
+    BeamSearch,
+    Candidate,
+    Greedy,
+    MaximumLikelihood,
+    Sampling,
+    SearchRequest,
+    Strategy,
+)
 from kvcast.errors import UsageError
 
 VOCAB, EOT = 6, 5
@@ -18,22 +28,33 @@ def never_ends(length: int) -> dict[int, float]:
     return {EOT: -1000.0}
 
 
+@dataclass(frozen=True)
+class Found:
+    candidates: list[list[Candidate]]
+    probed: list[np.ndarray]
+
+
 def run(
     script: Script,
     strategy: Strategy,
     prompts: Sequence[Sequence[int]] = ((4, 3),),
     **options: Any,
-) -> tuple[Generation, ScriptedRuntime]:
+) -> tuple[Found, ScriptedRuntime]:
     runtime = ScriptedRuntime(script)
-    generation = generate(
-        runtime,
-        runtime.encode(features(*range(len(prompts)))),
-        np.array(prompts, np.int64),
-        strategy=strategy,
-        eot=EOT,
-        **{"filters": (), "max_new_tokens": 8} | options,
-    )
-    return generation, runtime
+    requests = [
+        SearchRequest(
+            Prompt(np.array(prompt, np.int64), input=window),
+            strategy=strategy,
+            eot=EOT,
+            **{"filters": (), "max_new_tokens": 8} | options,
+        )
+        for prompt, window in zip(prompts, windows(*range(len(prompts))), strict=True)
+    ]
+    rows = strategy.width * len(prompts)
+    for _ in Loop(runtime, rows=rows, capacity=448, inputs=len(prompts)).run(requests):
+        pass
+    candidates = [request.search.candidates() for request in requests]
+    return Found(candidates, [request.probed_v for request in requests]), runtime
 
 
 def says(*tokens: int) -> Script:
@@ -49,7 +70,7 @@ def says(*tokens: int) -> Script:
 
 def test_the_prompt_is_fed_once_and_then_one_token_at_a_time():
     generation, runtime = run(says(0, 2, 1), Greedy())
-    assert [tokens_rs.tolist() for tokens_rs in runtime.decoded] == [[[4, 3]], [[0]], [[2]], [[1]]]
+    assert runtime.calls == [{0: [4, 3]}, {0: [0]}, {0: [2]}, {0: [1]}]
     [[candidate]] = generation.candidates
     assert candidate.tokens == (0, 2, 1)
     each = -np.log1p((VOCAB - 1) * np.exp(-10))
@@ -62,7 +83,7 @@ def test_no_more_tokens_are_written_than_asked_for(strategy: Strategy, steps: in
     generation, runtime = run(random_script(VOCAB, 0, never_ends), strategy, max_new_tokens=steps)
     for candidate in generation.candidates[0]:
         assert len(candidate.tokens) == steps
-    assert len(runtime.decoded) == steps  # the last token is not fed
+    assert len(runtime.calls) == steps  # the last token is not fed
 
 
 def test_a_row_that_ended_keeps_its_score_while_others_go_on():
@@ -70,22 +91,22 @@ def test_a_row_that_ended_keeps_its_score_while_others_go_on():
     both, runtime = run(script, Greedy(), [[4, 3], [4, 3]], max_new_tokens=40)
     lengths = [len(candidates[0].tokens) for candidates in both.candidates]
     assert len(set(lengths)) == 2
-    assert len(runtime.decoded) == max(lengths) + 1
+    assert len(runtime.calls) == max(lengths) + 1
 
 
 class Spy:
     def __init__(self) -> None:
         self.seen: list[list[list[int]]] = []
 
-    def apply(self, logits_rv: np.ndarray, histories: Sequence[Sequence[int]]) -> None:
-        self.seen.append([list(history) for history in histories])
+    def apply(self, logits_rv: np.ndarray, written_rn: np.ndarray) -> None:
+        self.seen.append(written_rn.tolist())
 
 
 class Only:
     def __init__(self, token: int) -> None:
         self.token = token
 
-    def apply(self, logits_rv: np.ndarray, histories: Sequence[Sequence[int]]) -> None:
+    def apply(self, logits_rv: np.ndarray, written_rn: np.ndarray) -> None:
         kept_r = logits_rv[:, self.token].copy()
         logits_rv[:] = -np.inf
         logits_rv[:, self.token] = kept_r
@@ -104,15 +125,15 @@ def test_the_choice_is_made_and_scored_after_the_filters_in_their_order():
     assert candidate.sum_logprob == 0
 
 
-@pytest.mark.parametrize("probe", [0, 1, -1])
+@pytest.mark.parametrize("probe", [0, 1])
 @pytest.mark.parametrize("strategy", [Greedy(), BeamSearch(3)])
 def test_the_probe_is_what_the_model_gave_before_any_filter(strategy: Strategy, probe: int):
     script = random_script(VOCAB, 0, never_ends)
     prompts = [[4, 3], [1, 2]]
     generation, _ = run(script, strategy, prompts, filters=[Only(3)], probe=probe)
     for number, prompt in enumerate(prompts):
-        expected = script(number, tuple(prompt[: probe % 2 + 1]))
-        assert generation.probe_bv[number].tolist() == expected.tolist()
+        expected = script(number, tuple(prompt[: probe + 1]))
+        assert generation.probed[number].tolist() == expected.tolist()
 
 
 def test_greedy_never_reorders():
@@ -122,7 +143,7 @@ def test_greedy_never_reorders():
 
 def test_samples_fan_out_once():
     _, runtime = run(random_script(VOCAB, 0, never_ends), Sampling(1.0, 3, (0,)), [[4, 3], [1, 2]])
-    assert runtime.reorders == [[0, 0, 0, 1, 1, 1]]
+    assert runtime.reorders == [[0, 0, 0, 3, 3, 3]]
 
 
 def test_one_sample_never_reorders():
@@ -148,8 +169,10 @@ def test_beams_that_stay_in_order_are_not_reordered():
 def test_beams_that_change_place_are_reordered_within_their_input():
     script = random_script(VOCAB, 1, never_ends)
     _, runtime = run(script, BeamSearch(3), [[4, 3], [1, 2]], max_new_tokens=20)
-    assert runtime.reorders[0] == [0, 0, 0, 1, 1, 1]
-    assert len(runtime.reorders) > 1  # the scripted runtime checks that rows keep their input
+    assert runtime.reorders[0] == [0, 0, 0, 3, 3, 3]
+    assert len(runtime.reorders) > 1
+    for parents in runtime.reorders:
+        assert max(parents[:3]) < 3 <= min(parents[3:])
 
 
 DRAWS = 20_000

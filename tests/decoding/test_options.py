@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_runtime import ScriptedRuntime, features
+from scripted_runtime import ScriptedRuntime, windows
 
 from kvcast.decoding.filters import SuppressTokens
 from kvcast.decoding.whisper import DecodingOptions, WindowDecoder, compression_ratio
@@ -87,21 +87,21 @@ def silent_decoder(multilingual: bool) -> WindowDecoder:
 def test_decoding_checks_its_options():
     decoder = silent_decoder(False)
     with pytest.raises(UsageError) as error:
-        decoder.decode(decoder.encode(features(0)), DecodingOptions(task="translate"))
+        decoder.decode(windows(0), DecodingOptions(task="translate"))
     assert "cannot translate" in one_line(error)
 
 
 def test_an_unknown_language_is_refused():
     decoder = silent_decoder(True)
     with pytest.raises(UsageError) as error:
-        decoder.decode(decoder.encode(features(0)), DecodingOptions(language="klingon"))
+        decoder.decode(windows(0), DecodingOptions(language="klingon"))
     assert "unknown language 'klingon'" in one_line(error)
 
 
 def test_an_english_only_model_has_no_language_to_detect():
     decoder = silent_decoder(False)
     with pytest.raises(UsageError) as error:
-        decoder.detect_language(decoder.encode(features(0)))
+        decoder.detect_languages(windows(0))
     assert "no language to detect" in one_line(error)
 
 
@@ -121,7 +121,7 @@ def test_minus_one_stands_for_non_speech_tokens_among_other_ids(multilingual: bo
     logits_rv = np.zeros((1, known.vocab_size), np.float32)
     for logit_filter in DecodingOptions(suppress_tokens="7,-1,9").filters(known):
         if isinstance(logit_filter, SuppressTokens):
-            logit_filter.apply(logits_rv, [[7]])
+            logit_filter.apply(logits_rv, np.array([[7]]))
     masked = set(np.flatnonzero(np.isneginf(logits_rv[0])).tolist())
     assert masked == {7, 9, *known.non_speech_tokens, *known.control_tokens}
 

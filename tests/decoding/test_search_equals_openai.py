@@ -11,15 +11,17 @@ import torch
 import whisper.decoding as openai
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scripted_runtime import Script, ScriptedRuntime, features, random_script
+from scripted_runtime import Script, ScriptedRuntime, random_script, windows
 
-from kvcast.decoding.loop import generate
+from kvcast.decoding.loop import Loop
+from kvcast.decoding.requests import Prompt
 from kvcast.decoding.strategies import (
     BeamSearch,
     Candidate,
     Greedy,
     MaximumLikelihood,
     Sampling,
+    SearchRequest,
     Strategy,
 )
 
@@ -67,16 +69,21 @@ def before_end(tokens: list[int]) -> tuple[int, ...]:
 def our_candidates(
     script: Script, inputs: Sequence[int], strategy: Strategy, max_new_tokens: int
 ) -> list[list[Candidate]]:
-    runtime = ScriptedRuntime(script)
-    return generate(
-        runtime,
-        runtime.encode(features(*inputs)),
-        np.array([PROMPT] * len(inputs), np.int64),
-        strategy=strategy,
-        filters=(),
-        eot=EOT,
-        max_new_tokens=max_new_tokens,
-    ).candidates
+    requests = [
+        SearchRequest(
+            Prompt(np.array(PROMPT, np.int64), input=window),
+            strategy=strategy,
+            filters=(),
+            eot=EOT,
+            max_new_tokens=max_new_tokens,
+        )
+        for window in windows(*inputs)
+    ]
+    count = len(requests)
+    loop = Loop(ScriptedRuntime(script), rows=count * strategy.width, capacity=448, inputs=count)
+    for _ in loop.run(requests):
+        pass
+    return [request.search.candidates() for request in requests]
 
 
 def assert_equal(ours: list[list[Candidate]], theirs: list[list[Candidate]]) -> None:

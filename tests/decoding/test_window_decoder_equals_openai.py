@@ -16,7 +16,7 @@ import whisper.decoding as openai
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scripted_runtime import Script, ScriptedRuntime, features
+from scripted_runtime import Script, ScriptedRuntime, windows
 
 from kvcast.decoding.whisper import DecodingOptions, DecodingResult, WindowDecoder
 from kvcast.text.whisper import WhisperTokenizer
@@ -99,7 +99,7 @@ def _scripted_inference():
 
 
 def openai_features(*inputs: int) -> torch.Tensor:
-    return torch.from_numpy(features(*inputs)).expand(-1, 1500, 1)
+    return torch.tensor(inputs, dtype=torch.float32).reshape(-1, 1, 1).expand(-1, 1500, 1)
 
 
 def assert_equal(
@@ -129,10 +129,15 @@ def assert_equal(
     )
     # One by one: with several inputs and beams DecodingTask fails an assertion.
     expected = [task.run(openai_features(number))[0] for number in inputs]
-    decoder = WindowDecoder(ScriptedRuntime(script, context), our_tokenizer(multilingual), context)
-    results = decoder.decode(
-        decoder.encode(features(*inputs)), DecodingOptions(**options), prompt=prompt
+    asked, count = DecodingOptions(**options), len(inputs)
+    decoder = WindowDecoder(
+        ScriptedRuntime(script, context),
+        our_tokenizer(multilingual),
+        context,
+        rows=asked.strategy().width * count,
+        windows=count,
     )
+    results = decoder.decode(windows(*inputs), asked, prompt=prompt)
     for ours, theirs in zip(results, expected, strict=True):
         assert list(ours.tokens) == theirs.tokens
         assert ours.text == theirs.text
@@ -214,6 +219,18 @@ def test_the_context_ends_the_search(beam: int, timestamps: bool):
         assert len(result.tokens) == min(wanted, 32 + 1 - prompt)
 
 
+def test_a_window_is_encoded_once_however_often_it_is_decoded():
+    runtime = ScriptedRuntime(speech(True, 2))
+    decoder = WindowDecoder(runtime, our_tokenizer(True), 448, rows=5)
+    first, second = windows(1, 2)
+    decoder.detect_languages([first])
+    for options in ({}, {"beam": 5}, {"temperature": 0.6, "best_of": 5}):
+        decoder.decode([first], DecodingOptions(max_new_tokens=4, **options))
+    assert runtime.encoded == [[1]]
+    decoder.decode([second], DecodingOptions(max_new_tokens=4, language="en"))
+    assert runtime.encoded == [[1], [2]]
+
+
 def test_each_input_has_its_own_language():
     results = assert_equal(True, seed=2, inputs=range(6), max_new_tokens=3)
     assert len({result.language for result in results}) > 1
@@ -227,8 +244,8 @@ def test_language_and_task_as_asked(language: str, task: str):
 
 def test_detected_languages_have_openais_probabilities():
     script = speech(True, 5)
-    decoder = WindowDecoder(ScriptedRuntime(script), our_tokenizer(True), 448)
-    ours = decoder.detect_language(decoder.encode(features(3, 4)))
+    decoder = WindowDecoder(ScriptedRuntime(script), our_tokenizer(True), 448, rows=2, windows=2)
+    ours = decoder.detect_languages(windows(3, 4))
     _, theirs = ScriptedWhisper(True, script, 448).detect_language(openai_features(3, 4))
     for our_input, their_input in zip(ours, theirs, strict=True):
         assert our_input == pytest.approx(their_input, abs=1e-6)

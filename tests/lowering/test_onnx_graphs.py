@@ -144,7 +144,7 @@ def test_inputs_that_were_quantised_apart_give_in_a_batch_what_they_give_alone(
         cache = runtime.encode(cache, slots, features[slots])
     cache = runtime.reset(cache, range(4), range(4))
     together, cache = stepped(runtime, cache, tokens)
-    assert len(cache.memory.plan.runs) == 1
+    assert len(cache.memory.bound["plan"].runs) == 1
     np.testing.assert_allclose(together, alone, atol=1e-3)
     parts = dict(zip(runtime.encoded, cache.memory.slots.parts, strict=True))
     scales = parts["cross_key_scale_0"][[cache.memory.slots.places[slot] for slot in (0, 1)]]

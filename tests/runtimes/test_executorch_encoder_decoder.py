@@ -16,6 +16,9 @@ from executorch_callers import built
 from executorch_models import CROSS_BIASED, FILE, MODELS, WHISPER
 from kvcast.bundle.manifest import MANIFEST, read_bundle
 from kvcast.bundle.packages import read_on_trust
+from kvcast.decoding.loop import Loop
+from kvcast.decoding.requests import Input, Prompt
+from kvcast.decoding.strategies import BeamSearch, Greedy, Sampling, SearchRequest, Strategy
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import EncoderDecoder
 from random_models import speech, text
@@ -79,6 +82,49 @@ def test_tokens_are_eagers_also_for_a_second_input(
 ) -> None:
     for seed in (0, 1):
         _assert_as_eager(*pair, _SOURCES[name](2, seed))
+
+
+class _Part(Input):
+    """One of several inputs that were made together."""
+
+    def __init__(self, source: Sequence[NDArray[Any]], index: int) -> None:
+        self.parts = [array[index] for array in source]
+
+    @classmethod
+    def batch(cls, inputs: Sequence["_Part"]) -> tuple[NDArray[Any], ...]:
+        return tuple(map(np.stack, zip(*(one.parts for one in inputs), strict=True)))
+
+
+@pytest.mark.parametrize(
+    "strategy", [Greedy(), BeamSearch(3, 1.0), Sampling(0.8, 2, (0, 0, 0))], ids=repr
+)
+def test_the_decoding_loop_finds_eagers_candidates(
+    name: str, pair: tuple[EncoderDecoder, EncoderDecoder], strategy: Strategy
+) -> None:
+    source = _SOURCES[name](2, 4)
+    found = []
+    for runtime in pair:
+        requests = [
+            SearchRequest(
+                Prompt(prompt, input=_Part(source, i)),
+                strategy=strategy,
+                filters=[],
+                eot=7,
+                max_new_tokens=20,
+            )
+            for i, prompt in enumerate(_PROMPT)
+        ]
+        loop = Loop(runtime, rows=2 * strategy.width, capacity=32, inputs=2)
+        for _ in loop.run(requests):
+            pass
+        found.append([request.search.candidates() for request in requests])
+    for one, other in zip(*found, strict=True):
+        assert [candidate.tokens for candidate in one] == [candidate.tokens for candidate in other]
+        np.testing.assert_allclose(
+            [candidate.sum_logprob for candidate in one],
+            [candidate.sum_logprob for candidate in other],
+            atol=_CLOSE,
+        )
 
 
 def test_what_is_encoded_afterwards_and_inputs_that_become_nan_change_nothing(

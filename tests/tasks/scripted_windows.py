@@ -3,14 +3,14 @@
 Frames are numbered from 1 up, so what a window holds says where it was cut.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from kvcast.decoding.whisper import DecodingOptions, DecodingResult
+from kvcast.decoding.whisper import DecodingOptions, DecodingResult, Features
 from kvcast.runtimes.base import Float32
 from kvcast.spec.whisper import WhisperDimensions
 from kvcast.tasks.model import WhisperModel
@@ -87,26 +87,30 @@ class ScriptedDecoder:
     """Stands in for `WindowDecoder`; notes where and how each window was decoded."""
 
     script: Sequence[Heard]
-    calls: list[tuple[tuple[int, int], DecodingOptions, list[int]]] = field(default_factory=list)
+    calls: list[tuple[Any, DecodingOptions, list[int]]] = field(default_factory=list)
     tokenizer: WhisperTokenizer = field(default_factory=tokenizer)
-    encoded: int = 0
+    heard: list[Features] = field(default_factory=list)
+    place: Callable[[Float32], Any] = place
 
     def __post_init__(self) -> None:
         self._results: Iterator[Heard] = iter(self.script)
 
-    def encode(self, features_bmt: Float32) -> tuple[int, int]:
-        self.encoded += 1
-        return place(features_bmt[0])
+    @property
+    def encoded(self) -> int:
+        """How many different windows there were."""
+        return len(set(self.heard))
 
     def decode(
         self,
-        cross: tuple[int, int],
+        windows: Sequence[Features],
         options: DecodingOptions,
         *,
         prompt: Sequence[int] = (),
         stream: int = 0,
     ) -> list[DecodingResult]:
-        self.calls.append((cross, options, list(prompt)))
+        [window] = windows
+        self.heard.append(window)
+        self.calls.append((self.place(window.features_mt), options, list(prompt)))
         heard = next(self._results, LAST)
         return [
             DecodingResult(
@@ -126,7 +130,8 @@ class NoRuntime:
 
 
 def scripted_model(script: Sequence[Heard] = ()) -> Any:
-    """A WhisperModel whose `decoder` is a ScriptedDecoder."""
+    """A WhisperModel that decodes with `scripted`, a ScriptedDecoder."""
     model: Any = WhisperModel(NoRuntime(), tokenizer(), ENGLISH)  # type: ignore[arg-type]
-    model.decoder = ScriptedDecoder(script)
+    model.scripted = ScriptedDecoder(script)
+    model.decoder = lambda *_: model.scripted
     return model

@@ -70,8 +70,8 @@ OPTIONS = [
 def test_texts_are_those_of_a_model_without_a_cache(
     model: TextModel, name: str, options: dict[str, Any]
 ):
-    expected = recomputing(name).generate(PROMPTS, max_new_tokens=20, **options)
-    assert_same(model.generate(PROMPTS, max_new_tokens=20, **options), expected)
+    expected = recomputing(name).generate(PROMPTS, max_new_tokens=20, logprobs=True, **options)
+    assert_same(model.generate(PROMPTS, max_new_tokens=20, logprobs=True, **options), expected)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -79,10 +79,10 @@ def test_so_are_those_of_a_session(model: TextModel, name: str, options: dict[st
     session = model.session("a prefix. ", chunk=4)
     rests = ["", "well then", "x"]
     expected = recomputing(name).generate(
-        [f"a prefix. {rest}" for rest in rests], max_new_tokens=12, **options
+        [f"a prefix. {rest}" for rest in rests], max_new_tokens=12, logprobs=True, **options
     )
     for _ in range(2):
-        assert_same(session.generate(rests, max_new_tokens=12, **options), expected)
+        assert_same(session.generate(rests, max_new_tokens=12, logprobs=True, **options), expected)
 
 
 class Endless(Letters):
@@ -93,7 +93,7 @@ class Endless(Letters):
 def test_a_row_begins_again_after_the_prefix_when_its_rings_have_turned_round(
     model: TextModel, name: str
 ):
-    options = {"n": 3, "batch": 1, "temperature": 1.0, "max_new_tokens": 160}
+    options = {"n": 3, "batch": 1, "temperature": 1.0, "max_new_tokens": 160, "logprobs": True}
     expected, found = (
         TextModel(one.runtime, Endless(), one.dimensions).generate("once upon", **options)
         for one in (recomputing(name), model)
@@ -105,7 +105,7 @@ def test_a_row_begins_again_after_the_prefix_when_its_rings_have_turned_round(
 def test_a_text_scored_in_one_pass_has_the_log_probabilities_it_was_generated_with(
     model: TextModel,
 ):
-    found = model.generate(PROMPTS[0], max_new_tokens=30, temperature=0.8)
+    found = model.generate(PROMPTS[0], max_new_tokens=30, temperature=0.8, logprobs=True)
     prompt = Letters().encode(PROMPTS[0])
     for chunk in (128, 5):
         scores = model.score([*prompt, *found.tokens], chunk=chunk)

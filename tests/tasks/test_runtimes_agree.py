@@ -9,7 +9,7 @@ from real_speech import Load, Samples
 import kvcast
 from encoded import encoded
 from kvcast.audio.features import open_features
-from kvcast.decoding.whisper import DecodingOptions, DecodingResult
+from kvcast.decoding.whisper import DecodingOptions, DecodingResult, Features
 from kvcast.runtimes.base import EncoderDecoder, Float32
 
 RECORDINGS = ["example", "001", "004", "005"]
@@ -28,8 +28,7 @@ def first_window(samples: Samples) -> Float32:
 def decoded(
     model: kvcast.WhisperModel, features_bmt: Float32, options: DecodingOptions
 ) -> DecodingResult:
-    decoder = model.decoder
-    return decoder.decode(decoder.encode(features_bmt), options)[0]
+    return model.decoder(options).decode([Features(features_bmt[0])], options)[0]
 
 
 def forced(
@@ -68,12 +67,9 @@ def test_tokens_are_equal_and_their_logits_within_a_thousandth(
     assert by_onnx.avg_logprob == pytest.approx(by_eager.avg_logprob, abs=1e-3)
     assert by_onnx.no_speech_prob == pytest.approx(by_eager.no_speech_prob, abs=1e-3)
 
-    prompt = [
-        *onnx.decoder.tokenizer.sot_sequence("en", "transcribe", timestamps=options.timestamps)
-    ]
+    prompt = [*onnx.tokenizer.sot_sequence("en", "transcribe", timestamps=options.timestamps)]
     onnx_srv, eager_srv = (
-        forced(model.decoder.runtime, features_bmt, prompt, by_eager.tokens)
-        for model in (onnx, eager)
+        forced(model.runtime, features_bmt, prompt, by_eager.tokens) for model in (onnx, eager)
     )
     assert np.abs(onnx_srv - eager_srv).max() < 1e-3
     assert np.abs(onnx_srv - onnx_srv[:, :1]).max() < 1e-3  # equal rows, equal logits
@@ -112,7 +108,8 @@ def test_windows_encoded_together_are_decoded_as_one_by_one(
     model = load("demo", runtime="onnx", quantize="none")
     windows = [first_window(recordings[name]) for name in ("example", "004", "005")]
     for options in (DecodingOptions(), DecodingOptions(beam=3)):
-        together = model.decoder.decode(model.decoder.encode(np.concatenate(windows)), options)
+        decoder = model.decoder(options, windows=len(windows))
+        together = decoder.decode([Features(window_1mt[0]) for window_1mt in windows], options)
         alone = [decoded(model, window_1mt, options) for window_1mt in windows]
         assert [result.tokens for result in together] == [result.tokens for result in alone]
         for ours, theirs in zip(together, alone, strict=True):

@@ -95,7 +95,7 @@ def test_it_answers_a_question(exact):
 
 def test_a_generated_text_scored_again_in_one_pass_has_the_same_logprobs(exact):
     prompt = exact.tokenizer.encode("The capital of France is")
-    written = exact.generate("The capital of France is", max_new_tokens=NEW)
+    written = exact.generate("The capital of France is", max_new_tokens=NEW, logprobs=True)
     scores = exact.score([*prompt, *written.tokens])
     np.testing.assert_allclose(scores[len(prompt) - 1 :], written.logprobs, atol=1e-3)
 

@@ -15,7 +15,7 @@ from kvcast.tasks.sources import T5Model
 
 START, POSITIONS = 1, 24
 RANDOM = random_script(VOCAB, 0, lambda length: {END: 2.0} if length > 4 else {})
-HOT = {"temperature": 1.0, "max_new_tokens": 12}
+HOT = {"temperature": 1.0, "max_new_tokens": 12, "logprobs": True}
 SOURCES = ["a", "hello there", "how are you?", "a", "b.", "a"]
 
 
@@ -79,7 +79,7 @@ def test_each_source_of_a_batch_has_its_own_answer(options: dict[str, Any]):
     assert [text.text for text in found] == list(ANSWERS.values())
     assert {text.finish_reason for text in found} == {"stop"}
     assert [text.prompt_tokens for text in found] == [len(source) + 1 for source in ANSWERS]
-    assert model.runtime.encoded == [[tuple(Sources().encode(source)) for source in ANSWERS]]
+    assert model.runtime.sources == [[tuple(Sources().encode(source)) for source in ANSWERS]]
     assert model.generate("b", **options).text == "x"
 
 
@@ -105,6 +105,24 @@ def test_the_batch_changes_no_text(options: dict[str, Any], batch: int):
         assert len({str(found[i]) for i in (0, 3, 5)}) == 3, "a source thrice is three samples"
 
 
+def test_token_ids_are_sources_as_text_is():
+    model = t5_model()
+    ids = [Sources().encode(source) for source in SOURCES]
+    assert same(model.generate(ids, **HOT)) == same(model.generate(SOURCES, **HOT))
+    assert same(model.generate(ids[1])) == same(model.generate(SOURCES[1]))
+    says = f"the model has no token {VOCAB}: give ids from 0 to {VOCAB - 1}"
+    refused(lambda: model.generate([FIRST, VOCAB]), says)
+
+
+def test_a_source_that_waits_is_encoded_when_a_row_is_free():
+    model = t5_model(random_script(VOCAB, 2, lambda length: {END: 1.5}))
+    model.generate(SOURCES, batch=2, max_new_tokens=12)
+    assert len(model.runtime.encoded[0]) == 2
+    assert sum(map(len, model.runtime.encoded)) == len(SOURCES)
+    # The others do not wait until both rows are free.
+    assert len(model.runtime.encoded) > len(SOURCES) // 2
+
+
 def test_samples_share_the_encoding_of_their_source():
     model = t5_model()
     found = model.generate("hello", n=5, **HOT)
@@ -117,13 +135,15 @@ def test_no_more_rows_than_the_batch_are_written_at_once():
     model = t5_model()
     model.generate(["hello", "you"], n=5, batch=2, **HOT)
     assert [len(sources) for sources in model.runtime.encoded] == [1, 1]
-    assert {len(tokens_rs) for tokens_rs in model.runtime.decoded} == {1, 2}
+    assert {len(call) for call in model.runtime.calls} == {1, 2}
     model.runtime.encoded.clear()
     model.generate(SOURCES, n=2, batch=5, **HOT)
-    assert [len(sources) for sources in model.runtime.encoded] == [2, 2, 2]
+    assert sum(len(sources) for sources in model.runtime.encoded) == len(SOURCES)
+    assert max(len(call) for call in model.runtime.calls) == 5
     model.runtime.encoded.clear()
     model.generate(SOURCES, batch=4, **HOT)
-    assert [len(sources) for sources in model.runtime.encoded] == [4, 2]
+    assert len(model.runtime.encoded[0]) == 4
+    assert sum(len(sources) for sources in model.runtime.encoded) == len(SOURCES)
 
 
 def test_texts_are_there_as_soon_as_their_turn_is_done():
@@ -144,7 +164,7 @@ def test_beams_come_best_first_with_their_scores():
 def test_streamed_pieces_make_the_text_and_come_before_the_next_token():
     model = answering({"hello": "abc"})
     pieces = model.stream("hello")
-    seen = [(piece, len(model.runtime.decoded)) for piece in pieces]
+    seen = [(piece, len(model.runtime.calls)) for piece in pieces]
     assert seen == [("a", 1), ("b", 2), ("c", 3)]
     assert (pieces.result.text, pieces.result.prompt_tokens) == ("abc", 6)
     model = t5_model()

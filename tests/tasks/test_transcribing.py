@@ -1,13 +1,15 @@
 """A real model from a sound file to segments: falling back, streaming, languages."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from numpy.typing import NDArray
 from real_speech import EXAMPLE, Load, Samples
 
 from kvcast.errors import UsageError
-from kvcast.runtimes.base import CrossCache, EncoderDecoder, Float32
+from kvcast.runtimes.base import EncoderDecoder
 from kvcast.tasks.model import WhisperModel
 
 
@@ -68,17 +70,17 @@ class CountingRuntime:
     runtime: EncoderDecoder
     encoded: int = 0
 
-    def encode(self, features_bmt: Float32) -> CrossCache:
+    def encode(self, cache: Any, slots: Sequence[int], *source: NDArray[Any]) -> Any:
         self.encoded += 1
-        return self.runtime.encode(features_bmt)
+        return self.runtime.encode(cache, slots, *source)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runtime, name)
 
 
 def test_segments_come_before_later_windows_are_decoded(model, recordings):
-    runtime = CountingRuntime(model.decoder.runtime)
-    counted = WhisperModel(runtime, model.decoder.tokenizer, model.dimensions)
+    runtime = CountingRuntime(model.runtime)
+    counted = WhisperModel(runtime, model.tokenizer, model.dimensions)
     segments = counted.transcribe(recordings["spoken"], temperature=0.0)
     assert runtime.encoded == 0
     first = next(segments)
@@ -111,8 +113,8 @@ def test_a_multilingual_model_detects_the_language_once(load, recordings):
     base = load("demo-base", runtime="eager")
     assert base.is_multilingual
     assert len(base.languages) == 99
-    runtime = CountingRuntime(base.decoder.runtime)
-    counted = WhisperModel(runtime, base.decoder.tokenizer, base.dimensions)
+    runtime = CountingRuntime(base.runtime)
+    counted = WhisperModel(runtime, base.tokenizer, base.dimensions)
     found = counted.transcribe(recordings["two windows"], clip_end=0.02, temperature=0.0)
     assert found.language == "en"
     assert runtime.encoded == 1

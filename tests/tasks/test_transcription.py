@@ -57,6 +57,30 @@ def test_a_window_is_encoded_once_however_often_it_is_decoded():
     assert segment.fallback == ("avg_logprob -2.00 < -1",) * 2
 
 
+ATTEMPTS = [DecodingOptions(temperature=t) for t in (0.0, 0.4, 0.8)]
+
+
+def test_the_first_accepted_result_is_taken_with_the_reasons_before_it():
+    decoder = ScriptedDecoder([Heard(tokens=(50,), compression_ratio=3), Heard(tokens=(51,))])
+    [segment] = transcription(decoder, NumberedWindows(300), attempts=ATTEMPTS)
+    assert (segment.tokens, segment.temperature) == ((51,), 0.4)
+    assert segment.fallback == ("compression_ratio 3.00 > 2.4",)
+    assert [options.temperature for _, options, _ in decoder.calls] == [0.0, 0.4]
+
+
+def test_the_last_result_is_taken_whatever_it_is():
+    heard = [Heard(tokens=(50 + i,), avg_logprob=-2.0 - i) for i in range(3)]
+    [segment] = transcription(ScriptedDecoder(heard), NumberedWindows(300), attempts=ATTEMPTS)
+    assert (segment.tokens, segment.avg_logprob) == ((52,), -4.0)
+    assert segment.fallback == ("avg_logprob -2.00 < -1", "avg_logprob -3.00 < -1")
+
+
+def test_a_single_attempt_is_never_rejected():
+    decoder = ScriptedDecoder([Heard(tokens=(50,), avg_logprob=-9)])
+    [segment] = transcription(decoder, NumberedWindows(300), attempts=ATTEMPTS[:1])
+    assert (segment.avg_logprob, segment.fallback) == (-9, ())
+
+
 def test_the_recording_is_released_after_the_last_segment():
     windows = NumberedWindows(6000)
     found = transcription(ScriptedDecoder([]), windows)
@@ -183,9 +207,9 @@ def test_a_mistake_is_told_before_the_recording_is_opened(options: dict[str, Any
 
 def test_samples_are_transcribed_as_they_are():
     model = scripted_model()
-    model.decoder.encode = lambda features_bmt: features_bmt.shape
+    model.scripted.place = lambda features_mt: features_mt.shape
     found = model.transcribe(np.zeros(16000, np.float32), language="English", temperature=0)
     assert [segment.end for segment in found] == [1.0]
-    [(shape, options, _)] = model.decoder.calls
-    assert shape == (1, 80, 3000)
+    [(shape, options, _)] = model.scripted.calls
+    assert shape == (80, 3000)
     assert options.language == "en"

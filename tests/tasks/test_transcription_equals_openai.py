@@ -68,7 +68,7 @@ def both(script: list[Heard], seconds: float, **options: Any) -> list[Segment]:
         our_model = scripted_model(script)
         ours = list(our_model.transcribe(b"", **options))
 
-    assert [shared(call) for call in our_model.decoder.calls] == [
+    assert [shared(call) for call in our_model.scripted.calls] == [
         shared_of_openai(call) for call in their_model.calls
     ]
     spoken = [segment for segment in theirs["segments"] if segment["text"]]

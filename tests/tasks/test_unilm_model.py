@@ -90,9 +90,10 @@ def flat(texts: Any) -> list[Any]:
 def test_texts_are_those_of_a_model_without_a_cache_whatever_the_batch(
     models: dict[str, UnilmModel], kind: str, options: dict[str, Any]
 ):
-    expected = flat(models["recomputing"].generate(SOURCES, max_new_tokens=12, **options))
+    asked = {"max_new_tokens": 12, "logprobs": True} | options
+    expected = flat(models["recomputing"].generate(SOURCES, **asked))
     for batch in (1, 4):
-        each = models[kind].generate(SOURCES, max_new_tokens=12, batch=batch, **options)
+        each = models[kind].generate(SOURCES, batch=batch, **asked)
         for text, other in zip(flat(each), expected, strict=True):
             assert (text.tokens, text.finish_reason) == (other.tokens, other.finish_reason)
             np.testing.assert_allclose(text.logprobs, other.logprobs, atol=1e-4)
@@ -116,6 +117,16 @@ def test_the_models_positions_are_filled_and_never_exceeded(
     for several, length in zip(found, (6, 9, 4, 9), strict=True):
         for text in flat([several]):
             assert (len(text.tokens), text.finish_reason) == (length, "length")
+
+
+def test_token_ids_are_ranked_as_text_is(models: dict[str, UnilmModel]):
+    model, options = models["eager"], {"n": 4, "temperature": 1.0, "max_new_tokens": 6}
+    by_text, by_ids = (
+        model.generate(source, **options) for source in (SOURCES[0], NUMBERS.encode(SOURCES[0]))
+    )
+    assert [(one.tokens, one.similarity) for one in by_ids] == [
+        (one.tokens, one.similarity) for one in by_text
+    ]
 
 
 @pytest.mark.parametrize("kind", ["eager", "onnx"])

@@ -297,7 +297,7 @@ def _fields(text: "TextGeneration", *, logprobs: bool) -> dict[str, Any]:
     return {
         "text": text.text,
         "tokens": [int(token) for token in text.tokens],
-        "logprobs": [_number(value) for value in text.logprobs] if logprobs else None,
+        "logprobs": [_number(value) for value in text.logprobs or ()] if logprobs else None,
         "finish_reason": text.finish_reason,
         "score": None if text.score is None else _number(text.score),
         "similarity": None if text.similarity is None else _number(text.similarity),

@@ -9,43 +9,44 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from kvcast.decoding.numerics import log_sum_exp
-from kvcast.runtimes.base import Float32
+from kvcast.runtimes.base import Float32, Int64
 
 
 class LogitFilter(Protocol):
     """One rule."""
 
-    def apply(self, logits_rv: Float32, histories: Sequence[Sequence[int]]) -> None:
-        """Mask logits [rows, vocab], given the tokens sampled so far, as many for each row."""
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        """Mask logits [rows, vocab], given the tokens [rows, n] that each row has sampled."""
 
 
 @dataclass(frozen=True)
-class SuppressBlank:
+class SuppressBlank(LogitFilter):
     """Nothing that is blank comes first."""
 
     blank: tuple[int, ...]
 
-    def apply(self, logits_rv: Float32, histories: Sequence[Sequence[int]]) -> None:
-        """See the protocol."""
-        if not histories[0]:
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        if not written_rn.shape[1]:
             logits_rv[:, self.blank] = -np.inf
 
 
-class SuppressTokens:
+class SuppressTokens(LogitFilter):
     """These never come."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = np.asarray(tokens, np.intp)
 
-    def apply(self, logits_rv: Float32, histories: Sequence[Sequence[int]]) -> None:  # noqa: ARG002
-        """See the protocol."""
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
         logits_rv[:, self._tokens] = -np.inf
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimestampRules:
+class TimestampRules(LogitFilter):
     """Timestamps come in pairs, never go back, start the transcript, and win by total weight.
 
     Ids from `begin` on are timestamps, those below `eot` are text. The first timestamp is at most
@@ -57,30 +58,31 @@ class TimestampRules:
     no_timestamps: int
     latest_initial: int | None
 
-    def apply(self, logits_rv: Float32, histories: Sequence[Sequence[int]]) -> None:
-        """See the protocol."""
-        if not histories[0]:
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        if not written_rn.shape[1]:
             logits_rv[:, : self.begin] = -np.inf
             if self.latest_initial is not None:
                 logits_rv[:, self.begin + self.latest_initial + 1 :] = -np.inf
             return
         logits_rv[:, self.no_timestamps] = -np.inf
-        for row_v, history in zip(logits_rv, histories, strict=True):
-            self._keep_order(row_v, history)
+        for row_v, written_n in zip(logits_rv, written_rn, strict=True):
+            self._keep_order(row_v, written_n)
         # A timestamp is due once all of them together outweigh the best single text token.
         total_r = log_sum_exp(logits_rv[:, self.begin :])
         logits_rv[total_r > logits_rv[:, : self.begin].max(axis=1), : self.begin] = -np.inf
 
-    def _keep_order(self, row_v: Float32, history: Sequence[int]) -> None:
+    def _keep_order(self, row_v: Float32, written_n: Int64) -> None:
         begin = self.begin
-        after_timestamp = history[-1] >= begin
-        opening = after_timestamp and (len(history) < 2 or history[-2] >= begin)
+        is_timestamp_n = written_n >= begin
+        after_timestamp = is_timestamp_n[-1]
+        opening = after_timestamp and (len(written_n) < 2 or is_timestamp_n[-2])
         closing = after_timestamp and not opening
         if opening:  # text must follow
             row_v[begin:] = -np.inf
         elif closing:  # the next segment's start must follow, or the end
             row_v[: self.eot] = -np.inf
-        latest = next((token for token in reversed(history) if token >= begin), None)
-        if latest is not None:
+        if is_timestamp_n.any():
+            latest = written_n[is_timestamp_n][-1]
             # A segment may start where the last one ended, but must not end where it starts.
             row_v[begin : latest if closing else latest + 1] = -np.inf

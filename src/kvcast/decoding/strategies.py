@@ -1,21 +1,22 @@
-"""Strategies: which token each row takes next, which rows go on, and what the candidates are.
+"""Strategies of openai/whisper: which tokens a request's rows take, and what the candidates are.
 
-A strategy is an immutable choice; `start` makes the search that holds one generation's state. At
-the first step there is one row per input; a search answers with as many rows as it follows. Knows
-neither runtimes nor filters.
+A strategy is an immutable choice; `start` makes the search that holds one request's state. At the
+first step there is one row; a search answers with those that it follows. Knows no runtime.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from typing_extensions import override
 
+from kvcast.decoding.filters import LogitFilter
 from kvcast.decoding.numerics import log_probabilities, top_k
+from kvcast.decoding.requests import Continuation, Histories, Prompt, Request
+from kvcast.decoding.sampling import draw
 from kvcast.errors import UsageError
-from kvcast.runtimes.base import Float32
+from kvcast.runtimes.base import Float32, Int64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,58 +28,65 @@ class Candidate:
 
 
 class Search(Protocol):
-    """One generation under way."""
+    """One request's search."""
 
     @property
-    def histories(self) -> list[list[int]]:
-        """What each row has sampled, all of one length; rows of one input are adjacent."""
+    def written_rn(self) -> Int64:
+        """[rows, n]: what each row that goes on has written."""
 
-    @property
-    def done(self) -> bool:
-        """Whether more steps cannot change the candidates."""
+    def advance(self, logits_rv: Float32) -> list[Continuation]:
+        """Take one token for each row from filtered logits [rows, vocab]; none if it is over."""
 
-    def advance(self, logits_rv: Float32) -> list[int]:
-        """Sample one token for each row from filtered logits [rows, vocab].
-
-        Returns, for each row that goes on, the old row that it continues.
-        """
-
-    def candidates(self) -> list[list[Candidate]]:
-        """Return each input's candidates; ask once, at the end."""
+    def candidates(self) -> list[Candidate]:
+        """Return what was found; ask once, at the end."""
 
 
 class Strategy(Protocol):
     """How to search."""
 
-    def start(self, inputs: int, eot: int) -> Search:
-        """Begin with one row for each of `inputs` inputs; `eot` ends a sequence."""
+    @property
+    def width(self) -> int:
+        """Most rows of a search."""
+
+    def start(self, eot: int, room: int) -> Search:
+        """Begin with one row; `eot` ends a sequence, and so do `room` tokens."""
 
 
 @dataclass(frozen=True)
-class Greedy:
+class Greedy(Strategy):
     """The likeliest token, always; of equals the first."""
 
-    def start(self, inputs: int, eot: int) -> Search:
-        """See the protocol."""
-        return _IndependentRows(_likeliest, inputs, 1, eot)
+    @property
+    @override
+    def width(self) -> int:
+        return 1
+
+    @override
+    def start(self, eot: int, room: int) -> Search:
+        return _IndependentRows(_Likeliest(), 1, eot, room)
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """`samples` rows for each input, drawn at a temperature above 0."""
+class Sampling(Strategy):
+    """`samples` rows, drawn at a temperature above 0."""
 
     temperature: float
     samples: int
     seed: tuple[int, ...]
 
-    def start(self, inputs: int, eot: int) -> Search:
-        """See the protocol."""
-        draw = _Draw(self.temperature, np.random.default_rng(self.seed))
-        return _IndependentRows(draw, inputs, self.samples, eot)
+    @property
+    @override
+    def width(self) -> int:
+        return self.samples
+
+    @override
+    def start(self, eot: int, room: int) -> Search:
+        drawn = _Drawn(self.temperature, np.random.default_rng(self.seed))
+        return _IndependentRows(drawn, self.samples, eot, room)
 
 
 @dataclass(frozen=True)
-class BeamSearch:
+class BeamSearch(Strategy):
     """OpenAI's beam search (openai/whisper, decoding.py) with patience (arXiv:2204.05424).
 
     Finished sequences leave and the beams refill, until round(beams * patience) have finished.
@@ -96,12 +104,17 @@ class BeamSearch:
 
     @property
     def finished_wanted(self) -> int:
-        """Finished sequences that end the search of an input."""
+        """Finished sequences that end the search."""
         return round(self.beams * self.patience)
 
-    def start(self, inputs: int, eot: int) -> Search:
-        """See the protocol."""
-        return _Beams(self, inputs, eot)
+    @property
+    @override
+    def width(self) -> int:
+        return self.beams
+
+    @override
+    def start(self, eot: int, room: int) -> Search:
+        return _Beams(self, eot, room)
 
 
 @dataclass(frozen=True)
@@ -124,153 +137,187 @@ class MaximumLikelihood:
         return float(candidate.sum_logprob / ((5 + length) / 6) ** self.length_penalty)
 
 
+class SearchRequest(Request):
+    """A search after a prompt.
+
+    Attributes:
+        search: as far as it has come.
+
+    """
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        *,
+        strategy: Strategy,
+        filters: Sequence[LogitFilter],
+        eot: int,
+        max_new_tokens: int,
+        probe: int | None = None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            prompt: one token or more.
+            strategy: chooses tokens.
+            filters: applied to the logits of each step, in this order.
+            eot: the token that ends a sequence.
+            max_new_tokens: steps after which the search ends, 1 or more.
+            probe: offset into the prompt whose logits to keep as the model gave them.
+
+        """
+        # The last token is chosen and never fed.
+        capacity = prompt.length + max_new_tokens - 1
+        super().__init__(prompt, capacity=capacity, width=strategy.width, probe=probe)
+        self.search = strategy.start(eot, max_new_tokens)
+        self._filters = filters
+
+    @override
+    def advance(self, logits_rv: Float32) -> list[Continuation]:
+        for logit_filter in self._filters:
+            logit_filter.apply(logits_rv, self.search.written_rn)
+        return self.search.advance(logits_rv)
+
+
 class _Chooser(Protocol):
-    def __call__(self, logits_rv: Float32, count: int) -> NDArray[np.intp]:
-        """Choose `count` tokens for each row, [rows, count]."""
+    def choose(self, logits_v: Float32) -> int:
+        """Choose a token for a row that goes on."""
+
+    def skip(self) -> None:
+        """Pass over a row that has ended."""
 
 
-def _likeliest(logits_rv: Float32, count: int) -> NDArray[np.intp]:
-    likeliest_r1: NDArray[np.intp] = logits_rv.argmax(axis=1, keepdims=True)
-    return np.repeat(likeliest_r1, count, axis=1)
+class _Likeliest(_Chooser):
+    @override
+    def choose(self, logits_v: Float32) -> int:
+        return int(logits_v.argmax())
+
+    @override
+    def skip(self) -> None:
+        pass
 
 
-class _Draw:
-    """Draws by inverting the cumulative distribution."""
-
+class _Drawn(_Chooser):
     def __init__(self, temperature: float, rng: np.random.Generator) -> None:
         self._temperature = temperature
         self._rng = rng
 
-    def __call__(self, logits_rv: Float32, count: int) -> NDArray[np.intp]:
-        return np.stack([self._from_row(row_v, count) for row_v in logits_rv])
+    @override
+    def choose(self, logits_v: Float32) -> int:
+        return draw((logits_v - logits_v.max()) / self._temperature, self._rng)
 
-    def _from_row(self, row_v: Float32, count: int) -> NDArray[np.intp]:
-        cumulative = np.exp((row_v - row_v.max()) / self._temperature).cumsum(dtype=np.float64)
-        # Rounding must not carry a draw to the very end, past the last token that has any weight.
-        end = np.nextafter(cumulative[-1], 0)
-        draws = np.minimum(self._rng.random(count) * cumulative[-1], end)
-        drawn: NDArray[np.intp] = cumulative.searchsorted(draws, side="right")
-        return drawn
+    @override
+    def skip(self) -> None:
+        self._rng.random()  # what the other rows draw does not depend on when this one ended
 
 
-class _IndependentRows:
-    """Rows that never meet: greedy, or several samples. A row that ended keeps its end token."""
+class _IndependentRows(Search):
+    """Rows that never meet: greedy, or several samples. A row that ended leaves."""
 
-    def __init__(self, choose: _Chooser, inputs: int, group: int, eot: int) -> None:
-        self._choose = choose
-        self._inputs = inputs
-        self._group = group
+    def __init__(self, chooser: _Chooser, count: int, eot: int, room: int) -> None:
+        self._chooser = chooser
+        self._count = count
         self._eot = eot
-        self._sums_r = np.zeros(inputs, np.float32)
-        self.histories: list[list[int]] = [[] for _ in range(inputs)]
-        self.done = False
+        self._room = room
+        self._live = [0]
+        self._sums_l = np.zeros(1, np.float32)
+        self._written = Histories(room)
+        self._ended: dict[int, Candidate] = {}
 
-    def advance(self, logits_rv: Float32) -> list[int]:
-        fan_out = self._inputs * self._group // len(self.histories)
-        tokens_rf = self._choose(logits_rv, fan_out)
-        logprobs = log_probabilities(logits_rv, tokens_rf).ravel()
-        sources = [row for row in range(len(self.histories)) for _ in range(fan_out)]
-        ended = [self._has_ended(self.histories[row]) for row in sources]
-        logprobs[ended] = 0
-        tokens = [
-            self._eot if over else token
-            for over, token in zip(ended, tokens_rf.ravel().tolist(), strict=True)
-        ]
-        self._sums_r = self._sums_r[sources] + logprobs
-        self.histories = _extended(self.histories, sources, tokens)
-        self.done = all(token == self._eot for token in tokens)
-        return sources
+    @property
+    @override
+    def written_rn(self) -> Int64:
+        return self._written.written_rn
 
-    def candidates(self) -> list[list[Candidate]]:
+    @override
+    def advance(self, logits_rv: Float32) -> list[Continuation]:
+        fan_out = not self._written.length
+        place_of = {row: place for place, row in enumerate(self._live)}
+        tokens: dict[int, int] = {}
+        for row in range(self._count):
+            if fan_out or row in place_of:
+                tokens[row] = self._chooser.choose(logits_rv[0 if fan_out else place_of[row]])
+            else:
+                self._chooser.skip()
+        tokens_rk = np.array(list(tokens.values())).reshape(len(logits_rv), -1)
+        places = [0 if fan_out else place_of[row] for row in tokens]
+        sums_l = self._sums_l[places] + log_probabilities(logits_rv, tokens_rk).ravel()
+        parents = dict(zip(tokens, places, strict=True))
+        for row, sum_logprob in zip(tokens, sums_l.tolist(), strict=True):
+            if tokens[row] == self._eot:
+                written = tuple(self._written.written_rn[parents[row]].tolist())
+                self._ended[row] = Candidate(tokens=written, sum_logprob=sum_logprob)
+        going_on = [i for i, row in enumerate(tokens) if row not in self._ended]
         found = [
-            Candidate(tokens=_before(history, self._eot), sum_logprob=sum_logprob)
-            for history, sum_logprob in zip(self.histories, self._sums_r.tolist(), strict=True)
+            Continuation(row, self._live[parents[row]], token)
+            for row, token in tokens.items()
+            if row not in self._ended
         ]
-        size = len(found) // self._inputs
-        return [found[i : i + size] for i in range(0, len(found), size)]
+        self._written.extend([places[i] for i in going_on], [token for *_, token in found])
+        self._sums_l = sums_l[going_on]
+        self._live = [row for row, *_ in found]
+        return found if self._written.length < self._room else []
 
-    def _has_ended(self, history: list[int]) -> bool:
-        return bool(history) and history[-1] == self._eot
+    @override
+    def candidates(self) -> list[Candidate]:
+        written, sums = self._written.written_rn.tolist(), self._sums_l.tolist()
+        found = self._ended | {
+            row: Candidate(tokens=tuple(tokens), sum_logprob=sum_logprob)
+            for row, tokens, sum_logprob in zip(self._live, written, sums, strict=True)
+        }
+        return [found[row] for row in sorted(found)]
 
 
-class _Beams:
-    """The live beams of all inputs, and what has finished."""
+class _Beams(Search):
+    """The live beams, and what has finished."""
 
-    def __init__(self, strategy: BeamSearch, inputs: int, eot: int) -> None:
+    def __init__(self, strategy: BeamSearch, eot: int, room: int) -> None:
         self._beams = strategy.beams
         self._wanted = strategy.finished_wanted
         self._eot = eot
-        self._finished: list[list[Candidate]] = [[] for _ in range(inputs)]
-        # What an input came to when its search ended; the others of its batch go on.
-        self._settled: dict[int, list[Candidate]] = {}
-        self._sums_r = np.zeros(inputs, np.float32)
-        self.histories: list[list[int]] = [[] for _ in range(inputs)]
+        self._room = room
+        self._finished: list[Candidate] = []
+        self._sums_r = np.zeros(1, np.float32)
+        self._written = Histories(room)
 
     @property
-    def done(self) -> bool:
-        return len(self._settled) == len(self._finished)
+    @override
+    def written_rn(self) -> Int64:
+        return self._written.written_rn
 
-    def advance(self, logits_rv: Float32) -> list[int]:
+    @override
+    def advance(self, logits_rv: Float32) -> list[Continuation]:
         # One more than there are beams: even if each beam's best is its end, the beams refill.
         tokens_rk = np.stack([top_k(row_v, self._beams + 1) for row_v in logits_rv])
         scores_rk = self._sums_r[:, None] + log_probabilities(logits_rv, tokens_rk)
-        size = len(self.histories) // len(self._finished)
-        live: list[tuple[float, int, int]] = []
-        for i, finished in enumerate(self._finished):
-            rows = range(i * size, (i + 1) * size)
-            live += self._survivors(finished, rows, scores_rk.tolist(), tokens_rk.tolist())
-        scores, sources, tokens = (list(column) for column in zip(*live, strict=True))
-        self._sums_r = np.asarray(scores, np.float32)
-        self.histories = _extended(self.histories, sources, tokens)
-        for i, finished in enumerate(self._finished):
-            if len(finished) >= self._wanted and i not in self._settled:
-                self._settled[i] = self._filled_up(i)
-        return sources
-
-    def candidates(self) -> list[list[Candidate]]:
-        inputs = range(len(self._finished))
-        return [self._settled[i] if i in self._settled else self._filled_up(i) for i in inputs]
-
-    def _filled_up(self, i: int) -> list[Candidate]:
-        """Return an input's finished sequences; if too few, the best under way stand in."""
-        size = len(self.histories) // len(self._finished)
-        sums_g = self._sums_r[i * size : (i + 1) * size]
-        best_first = sums_g.argsort(kind="stable")[::-1]
-        missing = max(0, self._beams - len(self._finished[i]))
-        return self._finished[i] + [
-            Candidate(tokens=tuple(self.histories[i * size + j]), sum_logprob=float(sums_g[j]))
-            for j in best_first[:missing]
-        ]
-
-    def _survivors(
-        self,
-        finished: list[Candidate],
-        rows: range,
-        scores_rk: list[list[float]],
-        tokens_rk: list[list[int]],
-    ) -> list[tuple[float, int, int]]:
-        """Take the best continuations (score, row, token) of one input; ended ones finish."""
-        continuations = [
-            (score, row, token)
-            for row in rows
-            for score, token in zip(scores_rk[row], tokens_rk[row], strict=True)
-        ]
-        continuations.sort(key=itemgetter(0), reverse=True)
-        live: list[tuple[float, int, int]] = []
-        for score, row, token in continuations:
+        best_first = np.argsort(-scores_rk, axis=None, kind="stable")
+        sums, parents, tokens = [], [], []
+        for i in best_first.tolist():
+            parent, token, score = i // tokens_rk.shape[1], tokens_rk.flat[i], scores_rk.flat[i]
             if token != self._eot:
-                live.append((score, row, token))
-            elif len(finished) < self._wanted:
-                tokens = tuple(self.histories[row])
-                finished.append(Candidate(tokens=tokens, sum_logprob=score))
-            if len(live) == self._beams:
+                sums.append(score)
+                parents.append(parent)
+                tokens.append(int(token))
+            elif len(self._finished) < self._wanted:
+                written = tuple(self._written.written_rn[parent].tolist())
+                self._finished.append(Candidate(tokens=written, sum_logprob=float(score)))
+            if len(sums) == self._beams:
                 break
-        return live
+        self._sums_r = np.array(sums, np.float32)
+        self._written.extend(parents, tokens)
+        if len(self._finished) >= self._wanted or self._written.length == self._room:
+            return []
+        return [Continuation(*one) for one in zip(range(self._beams), parents, tokens, strict=True)]
 
-
-def _extended(histories: list[list[int]], sources: list[int], tokens: list[int]) -> list[list[int]]:
-    return [[*histories[row], token] for row, token in zip(sources, tokens, strict=True)]
-
-
-def _before(history: list[int], eot: int) -> tuple[int, ...]:
-    return tuple(history[: history.index(eot)] if eot in history else history)
+    @override
+    def candidates(self) -> list[Candidate]:
+        """Return what finished; if too few, the best under way stand in."""
+        missing = max(0, self._beams - len(self._finished))
+        best_first = self._sums_r.argsort(kind="stable")[::-1][:missing]
+        return self._finished + [
+            Candidate(
+                tokens=tuple(self._written.written_rn[row].tolist()),
+                sum_logprob=float(self._sums_r[row]),
+            )
+            for row in best_first
+        ]

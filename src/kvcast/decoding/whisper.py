@@ -1,27 +1,31 @@
 """Decoding of 30-second windows as openai/whisper's decoding.py does it.
 
 Puts together the prompt, the filters and the strategy that the options ask for. Knows nothing of
-recordings, seeking or fallback: a window comes encoded, and may be decoded several times.
+recordings, seeking or fallback; a window may be decoded several times.
 """
 
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
+from typing_extensions import override
 
 from kvcast.decoding.filters import LogitFilter, SuppressBlank, SuppressTokens, TimestampRules
-from kvcast.decoding.loop import generate
+from kvcast.decoding.loop import Loop
 from kvcast.decoding.numerics import softmax
+from kvcast.decoding.requests import Continuation, Input, Prompt, Request
 from kvcast.decoding.strategies import (
     BeamSearch,
     Greedy,
     MaximumLikelihood,
     Sampling,
+    SearchRequest,
     Strategy,
 )
 from kvcast.errors import UsageError
-from kvcast.runtimes.base import CrossCache, EncoderDecoder, Float32
+from kvcast.runtimes.base import EncoderDecoder, Float32
 from kvcast.text.whisper import SECONDS_PER_TIMESTAMP, WhisperTokenizer
 
 TASKS = ("transcribe", "translate")
@@ -162,41 +166,87 @@ class DecodingResult:
     compression_ratio: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Features(Input):
+    """Log-mel features [n_mels, frames] of 30 seconds."""
+
+    features_mt: Float32
+
+    @classmethod
+    @override
+    def batch(cls, inputs: Sequence[Self]) -> tuple[Float32]:
+        return (np.stack([window.features_mt for window in inputs]),)
+
+
+class _LanguageRequest(Request):
+    """Takes the probability of each language in one call."""
+
+    def __init__(self, window: Features, tokenizer: WhisperTokenizer) -> None:
+        super().__init__(Prompt(np.array([tokenizer.sot], np.int64), input=window), capacity=1)
+        self._tokenizer = tokenizer
+        self.probabilities: dict[str, float] = {}
+
+    @override
+    def advance(self, logits_rv: Float32) -> list[Continuation]:
+        languages_rl = softmax(logits_rv[:, self._tokenizer.language_tokens])
+        codes = self._tokenizer.languages
+        self.probabilities = dict(zip(codes, languages_rl[0].tolist(), strict=True))
+        return []
+
+
 class WindowDecoder:
-    """A model that decodes windows; `context` is the number of positions of its decoder."""
+    """Decodes windows over one cache.
 
-    runtime: EncoderDecoder
-    tokenizer: WhisperTokenizer
-    context: int
+    A window stays encoded, so it can be decoded again, until as many others were decoded as the
+    cache has slots for.
+    """
 
-    def encode(self, features_bmt: Float32) -> CrossCache:
-        """Encode log-mel windows [batch, n_mels, frames]; decode the result as often as needed."""
-        cross: CrossCache = self.runtime.encode(features_bmt)
-        return cross
+    def __init__(
+        self,
+        runtime: EncoderDecoder,
+        tokenizer: WhisperTokenizer,
+        context: int,
+        *,
+        rows: int = 1,
+        windows: int = 1,
+    ) -> None:
+        """Prepare.
 
-    def detect_language(self, cross: CrossCache) -> list[dict[str, float]]:
-        """Return the probability of each language for each encoded window."""
+        Args:
+            runtime: runs the model.
+            tokenizer: of the model.
+            context: positions of its decoder.
+            rows: most beams or samples at once, those of all windows together.
+            windows: most windows at once.
+
+        """
+        self.tokenizer = tokenizer
+        self._context = context
+        self._loop = Loop(runtime, rows=rows, capacity=context, inputs=windows)
+
+    def detect_languages(self, windows: Sequence[Features]) -> list[dict[str, float]]:
+        """Return the probability of each language for each window."""
         if not self.tokenizer.is_multilingual:
             raise UsageError("this model knows English only: there is no language to detect")
-        sot_bs = np.full((cross.batch, 1), self.tokenizer.sot, np.int64)
-        logits_b1v, _ = self.runtime.decode(sot_bs, self.runtime.new_cache(cross, cross.batch, 1))
-        languages_bl = softmax(logits_b1v[:, 0, self.tokenizer.language_tokens])
-        codes = self.tokenizer.languages
-        return [dict(zip(codes, row, strict=True)) for row in languages_bl.tolist()]
+        requests = [_LanguageRequest(window, self.tokenizer) for window in windows]
+        for request in requests:
+            self._loop.add(request)
+        while not self._loop.idle:
+            self._loop.step()
+        return [request.probabilities for request in requests]
 
     def decode(
         self,
-        cross: CrossCache,
+        windows: Sequence[Features],
         options: DecodingOptions,
         *,
         prompt: Sequence[int] = (),
         stream: int = 0,
     ) -> list[DecodingResult]:
-        """Decode each encoded window after the same prompt.
+        """Decode windows, each after the same prompt; they do not depend on each other.
 
         Args:
-            cross: from `encode`.
+            windows: one or more.
             options: see there.
             prompt: tokens of the text before; its end is kept if it is too long.
             stream: tells the random numbers of one window from another's.
@@ -206,62 +256,64 @@ class WindowDecoder:
 
         """
         options.check(self.tokenizer)
-        languages = self._languages(cross, options)
-        prompt_bs, sot_index = self._prompts(languages, options, prompt)
-        room = self.context + 1 - prompt_bs.shape[1]
-        generation = generate(
-            self.runtime,
-            cross,
-            prompt_bs,
+        languages = self._languages(windows, options)
+        requests = [
+            self._request(window, language, options, prompt, stream)
+            for window, language in zip(windows, languages, strict=True)
+        ]
+        for request in requests:
+            self._loop.add(request)
+        while not self._loop.idle:
+            self._loop.step()
+        return [
+            self._result(request, language, options)
+            for request, language in zip(requests, languages, strict=True)
+        ]
+
+    def _languages(self, windows: Sequence[Features], options: DecodingOptions) -> list[str]:
+        if options.language is not None:
+            return [self.tokenizer.language_code(options.language)] * len(windows)
+        if not self.tokenizer.is_multilingual:
+            return ["en"] * len(windows)
+        return [likeliest(probabilities) for probabilities in self.detect_languages(windows)]
+
+    def _request(
+        self,
+        window: Features,
+        language: str,
+        options: DecodingOptions,
+        prompt: Sequence[int],
+        stream: int,
+    ) -> SearchRequest:
+        previous: list[int] = []
+        if prompt:
+            previous = [self.tokenizer.sot_prev, *prompt[-(self._context // 2 - 1) :]]
+        task = self.tokenizer.sot_sequence(language, options.task, timestamps=options.timestamps)
+        tokens = np.array([*previous, *task], np.int64)
+        room = self._context + 1 - len(tokens)
+        return SearchRequest(
+            Prompt(tokens, input=window),
             strategy=options.strategy(stream),
             filters=options.filters(self.tokenizer),
             eot=self.tokenizer.eot,
-            max_new_tokens=min(options.max_new_tokens or self.context // 2, room),
-            probe=sot_index,
+            max_new_tokens=min(options.max_new_tokens or self._context // 2, room),
+            probe=len(previous),  # start of transcript
         )
-        ranker = MaximumLikelihood(options.length_penalty)
-        no_speech_b = softmax(generation.probe_bv)[:, self.tokenizer.no_speech].tolist()
-        results = []
-        for language, candidates, no_speech_prob in zip(
-            languages, generation.candidates, no_speech_b, strict=True
-        ):
-            best = ranker.best(candidates)
-            text = self.tokenizer.decode(best.tokens).strip()
-            results.append(
-                DecodingResult(
-                    language=language,
-                    tokens=best.tokens,
-                    text=text,
-                    avg_logprob=best.sum_logprob / (len(best.tokens) + 1),
-                    no_speech_prob=no_speech_prob,
-                    temperature=options.temperature,
-                    compression_ratio=compression_ratio(text),
-                )
-            )
-        return results
 
-    def _languages(self, cross: CrossCache, options: DecodingOptions) -> list[str]:
-        if options.language is not None:
-            return [self.tokenizer.language_code(options.language)] * cross.batch
-        if not self.tokenizer.is_multilingual:
-            return ["en"] * cross.batch
-        return [likeliest(probabilities) for probabilities in self.detect_language(cross)]
-
-    def _prompts(
-        self, languages: list[str], options: DecodingOptions, prompt: Sequence[int]
-    ) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
-        """Return prompts [batch, S] and the position of their start-of-transcript token."""
-        previous: list[int] = []
-        if prompt:
-            previous = [self.tokenizer.sot_prev, *prompt[-(self.context // 2 - 1) :]]
-        rows = [
-            [
-                *previous,
-                *self.tokenizer.sot_sequence(language, options.task, timestamps=options.timestamps),
-            ]
-            for language in languages
-        ]
-        return np.array(rows, np.int64), len(previous)
+    def _result(
+        self, request: SearchRequest, language: str, options: DecodingOptions
+    ) -> DecodingResult:
+        best = MaximumLikelihood(options.length_penalty).best(request.search.candidates())
+        text = self.tokenizer.decode(best.tokens).strip()
+        return DecodingResult(
+            language=language,
+            tokens=best.tokens,
+            text=text,
+            avg_logprob=best.sum_logprob / (len(best.tokens) + 1),
+            no_speech_prob=float(softmax(request.probed_v[None])[0, self.tokenizer.no_speech]),
+            temperature=options.temperature,
+            compression_ratio=compression_ratio(text),
+        )
 
 
 def likeliest(probabilities: dict[str, float]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.base import DecoderOnly, EncoderDecoder
+from kvcast.runtimes.base import EncoderDecoder, Runtime
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
@@ -159,14 +159,14 @@ class DecoderFamily(_TextFamily):
 
     @override
     def prove(
-        self, candidate: DecoderOnly, programs: "DecoderPrograms", *, exact: bool
+        self, candidate: Runtime, programs: "DecoderPrograms", *, exact: bool
     ) -> dict[str, Any]:
         from kvcast.tasks.proof import prove_decoder
 
         return prove_decoder(candidate, programs, exact=exact)
 
     @override
-    def eager(self, programs: "DecoderPrograms") -> DecoderOnly:
+    def eager(self, programs: "DecoderPrograms") -> Runtime:
         from kvcast.runtimes.eager_decoder import EagerDecoderOnly
 
         return EagerDecoderOnly(programs)
@@ -177,7 +177,7 @@ class DecoderFamily(_TextFamily):
 
     @override
     def model(
-        self, runtime: DecoderOnly, dimensions: DecoderDimensions, text: Mapping[str, bytes]
+        self, runtime: Runtime, dimensions: DecoderDimensions, text: Mapping[str, bytes]
     ) -> "TextModel":
         from kvcast.tasks.generate import TextModel
         from kvcast.text.opening import open_text
@@ -233,7 +233,7 @@ class UnilmFamily(_TextFamily):
 
     @override
     def prove(
-        self, candidate: DecoderOnly, programs: "UnilmPrograms", *, exact: bool
+        self, candidate: Runtime, programs: "UnilmPrograms", *, exact: bool
     ) -> dict[str, Any]:
         from kvcast.tasks.proof import prove_unilm
 

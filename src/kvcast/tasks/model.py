@@ -30,18 +30,25 @@ class WhisperModel:
         tokenizer: WhisperTokenizer,
         dimensions: WhisperDimensions,
     ) -> None:
+        self.runtime = runtime
+        self.tokenizer = tokenizer
         self.dimensions = dimensions
-        self.decoder = WindowDecoder(runtime, tokenizer, dimensions.target_positions)
 
     @property
     def is_multilingual(self) -> bool:
         """Whether it knows other languages than English."""
-        return self.decoder.tokenizer.is_multilingual
+        return self.tokenizer.is_multilingual
 
     @property
     def languages(self) -> tuple[str, ...]:
         """Codes of the languages that it knows."""
-        return self.decoder.tokenizer.languages
+        return self.tokenizer.languages
+
+    def decoder(self, *attempts: DecodingOptions, windows: int = 1) -> WindowDecoder:
+        """Return what decodes so many windows at once, in any of these ways."""
+        rows = windows * max(options.strategy().width for options in attempts)
+        context = self.dimensions.target_positions
+        return WindowDecoder(self.runtime, self.tokenizer, context, rows=rows, windows=windows)
 
     @keywords_of(TranscribeParams)
     def transcribe(self, audio: "AudioInput", params: TranscribeParams) -> Transcription:
@@ -62,7 +69,7 @@ class WhisperModel:
         """
         language = params.language
         cold = DecodingOptions(
-            language=None if language is None else self.decoder.tokenizer.language_code(language),
+            language=None if language is None else self.tokenizer.language_code(language),
             task=params.task,
             timestamps=params.timestamps,
             beam=params.beam,
@@ -72,7 +79,7 @@ class WhisperModel:
             max_new_tokens=params.max_new_tokens,
             seed=params.seed,
         )
-        cold.check(self.decoder.tokenizer)
+        cold.check(self.tokenizer)
         hot = replace(cold, temperature=1.0, best_of=params.best_of, beam=1, patience=None)
         attempts = [replace(hot if t else cold, temperature=t) for t in params.temperatures]
         thresholds = Thresholds(
@@ -89,7 +96,7 @@ class WhisperModel:
         from kvcast.audio.features import open_features
 
         return Transcription(
-            self.decoder,
+            self.decoder(*attempts),
             open_features(audio, self.dimensions.n_mels),
             attempts=attempts,
             thresholds=thresholds,

@@ -3,83 +3,63 @@
 A text answers its source, which is read whole, and does not go on from it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, Literal, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import numpy as np
 from typing_extensions import override
 
-from kvcast.decoding.prefixes import Nothing
-from kvcast.decoding.readers import PromptReader, Reader, SourceReader
+from kvcast.decoding.requests import Input, Prompt
+from kvcast.decoding.texts import TextGeneration
 from kvcast.errors import UsageError
-from kvcast.runtimes.base import DecoderOnly, EncoderDecoder, Float32, Int64
-from kvcast.spec.options import keywords_of
+from kvcast.runtimes.base import EncoderDecoder, Float32, Int32, Int64, Runtime
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
-from kvcast.tasks.calls import Author, Limits, as_asked
-from kvcast.tasks.generations import TextGeneration, TextPieces
+from kvcast.tasks.generation import GenerationTask, Limits, TextGenerator, TextPrompt
 from kvcast.tasks.params import PromptParams
 from kvcast.text.base import TextTokenizer
 
 
-class SourceTextModel:
-    """What both kinds have in common: the methods of `kvcast.tasks.generate.TextModel`.
+class SourceTextModel(TextGenerator):
+    """What both kinds have in common.
 
-    Keywords are the same, but for those that are about conversations and about prompts that are
-    read in parts.
+    Keywords are those of `kvcast.tasks.generate.TextModel`, but for those that are about
+    conversations and about prompts that are read in parts.
     """
 
-    task: ClassVar[Literal["generate"]] = "generate"
+    @override
+    def _tokens(self, prompt: TextPrompt, params: PromptParams) -> Int64:
+        if params.chat or params.system is not None:
+            raise UsageError("this model answers a source as it is: leave out chat and system")
+        if params.chunk is not None:
+            raise UsageError("chunk is for prompts that are continued: a source is read whole")
+        return self._encoded(prompt)
 
-    def __init__(self, reader: Reader, tokenizer: TextTokenizer, limits: Limits) -> None:
-        self.tokenizer = tokenizer
-        self._limits = limits
-        self._author = Author(_only(reader), tokenizer, limits)
-
-    @keywords_of(PromptParams)
-    def generate(
-        self, prompt: str | Sequence[str], params: PromptParams
-    ) -> TextGeneration | list[Any]:
-        """Answer a source, or several; see `kvcast.tasks.generate.TextModel.generate`.
-
-        In fp32 neither `batch` nor the order of sources changes a text.
-
-        Raises:
-            UsageError: for options that cannot be served, no sources, and sources that are empty
-                or too long.
-
-        """
-        prompts = [prompt] if isinstance(prompt, str) else prompt
-        return as_asked(self._each(prompts, params), prompt, params.n)
-
-    @keywords_of(PromptParams)
-    def generate_each(
-        self, prompts: Sequence[str], params: PromptParams
-    ) -> Iterator[list[TextGeneration]]:
-        """Return the n texts of each source, in order, as they are done; see `generate`."""
-        return self._each(prompts, params)
-
-    @keywords_of(PromptParams)
-    def stream(self, prompt: str, params: PromptParams) -> TextPieces:
-        """Return an iterator of the text's pieces, which has the `result` at its end.
-
-        Options that are about several texts stay at their defaults; see `generate`.
-        """
-        params.check_one_text()
-        _refuse_conversation(params)
-        return self._author.call(params).pieces(self._tokens(prompt))
-
-    def _each(self, prompts: Sequence[str], params: PromptParams) -> Iterator[list[TextGeneration]]:
-        _refuse_conversation(params)
-        return self._author.call(params).each([self._tokens(prompt) for prompt in prompts])
-
-    def _tokens(self, source: str) -> list[int]:
+    def _encoded(self, source: TextPrompt) -> Int64:
         """Return a source's tokens; raises UsageError if all of them are special."""
+        if not isinstance(source, str):
+            return self._limits.ids(source)
         tokens = self.tokenizer.encode(source)
         if tokens == self.tokenizer.encode(""):
             raise UsageError("the source is empty: give at least one word")
-        return tokens
+        return self._limits.known(tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class Source(Input):
+    """Tokens [t] of a source."""
+
+    tokens: Int64
+
+    @classmethod
+    @override
+    def batch(cls, inputs: Sequence[Self]) -> tuple[Int64, Int32]:
+        lengths_b = np.array([len(source.tokens) for source in inputs], np.int32)
+        tokens_bt = np.zeros((len(inputs), lengths_b.max()), np.int64)
+        for tokens_t, source in zip(tokens_bt, inputs, strict=True):
+            tokens_t[: len(source.tokens)] = source.tokens
+        return tokens_bt, lengths_b
 
 
 class T5Model(SourceTextModel):
@@ -88,21 +68,25 @@ class T5Model(SourceTextModel):
     def __init__(
         self, runtime: EncoderDecoder, tokenizer: TextTokenizer, dimensions: T5Dimensions
     ) -> None:
-        super().__init__(
-            SourceReader(runtime, dimensions.start_token),
-            tokenizer,
-            Limits(
-                prompt=dimensions.source_positions,
-                sequence=dimensions.target_positions,
-                vocabulary=dimensions.vocab_size,
-            ),
+        start = np.array([dimensions.start_token], np.int64)
+        limits = Limits(
+            prompt=dimensions.source_positions,
+            sequence=dimensions.target_positions,
+            vocabulary=dimensions.vocab_size,
         )
-        self.runtime = runtime
+        super().__init__(
+            GenerationTask(
+                runtime=runtime,
+                tokenizer=tokenizer,
+                limits=limits,
+                read=lambda tokens: Prompt(start, input=Source(tokens)),
+            )
+        )
         self.dimensions = dimensions
 
 
-class UnilmRuntime(DecoderOnly, Protocol):
-    """A decoder-only runtime whose first call on an empty row reads a whole source."""
+class UnilmRuntime(Runtime, Protocol):
+    """A runtime whose first call on an empty row reads a whole source."""
 
     def embed(self, sources: Sequence[Int64]) -> Float32:
         """Return what the model pools of each source, [len(sources), width]."""
@@ -120,16 +104,17 @@ class UnilmModel(SourceTextModel):
         self, runtime: UnilmRuntime, tokenizer: TextTokenizer, dimensions: UnilmDimensions
     ) -> None:
         most = dimensions.max_positions
+        limits = Limits(prompt=most - 1, sequence=most, vocabulary=dimensions.vocab_size)
         super().__init__(
-            PromptReader(Nothing(runtime), chunk=most),
-            tokenizer,
-            Limits(prompt=most - 1, sequence=most, vocabulary=dimensions.vocab_size),
+            GenerationTask(runtime=runtime, tokenizer=tokenizer, limits=limits, read=Prompt)
         )
-        self.runtime = runtime
+        self.runtime: UnilmRuntime = runtime
         self.dimensions = dimensions
 
     @override
-    def _each(self, prompts: Sequence[str], params: PromptParams) -> Iterator[list[TextGeneration]]:
+    def _each(
+        self, prompts: Sequence[TextPrompt], params: PromptParams
+    ) -> Iterator[list[TextGeneration]]:
         each = super()._each(prompts, params)
         return map(self._ranked, prompts, each) if params.n > 1 else each
 
@@ -141,18 +126,17 @@ class UnilmModel(SourceTextModel):
         several = [texts] if isinstance(texts, str) else texts
         if not several:
             raise UsageError("there is no text: give at least one")
-        sources = [self._tokens(text) for text in several]
+        sources = [self._encoded(text) for text in several]
         for source in sources:
             replace(self._limits, prompt=self.dimensions.max_positions).check(source)
-        return self._embedded(sources)
+        return self.runtime.embed(sources)
 
-    def _embedded(self, sources: Sequence[Sequence[int]]) -> Float32:
-        return self.runtime.embed([np.array(source, np.int64) for source in sources])
-
-    def _ranked(self, source: str, texts: Sequence[TextGeneration]) -> list[TextGeneration]:
+    def _ranked(self, source: TextPrompt, texts: Sequence[TextGeneration]) -> list[TextGeneration]:
         """Return different texts, the most similar to their source first."""
-        encoded = self.tokenizer.encode(source)
-        itself = {source, self.tokenizer.decode(encoded)}
+        encoded = self._encoded(source)
+        itself = [self.tokenizer.decode(encoded.tolist())]
+        if isinstance(source, str):
+            itself.append(source)
         different: dict[str, TextGeneration] = {}
         for text in texts:
             if text.text not in itself:
@@ -160,23 +144,9 @@ class UnilmModel(SourceTextModel):
         kept = list(different.values()) or [texts[0]]
         # What was written within the model's positions may not be, when it is spelled anew.
         most = self.dimensions.max_positions
-        anew = [self.tokenizer.encode(text.text)[:most] for text in kept]
-        embeddings_nd = self._embedded([encoded, *anew])
+        anew = [np.array(self.tokenizer.encode(text.text)[:most], np.int64) for text in kept]
+        embeddings_nd = self.runtime.embed([encoded, *anew])
         embeddings_nd /= np.linalg.norm(embeddings_nd, axis=1, keepdims=True)
         similarities_n = embeddings_nd[1:] @ embeddings_nd[0]
         best_first = np.argsort(-similarities_n, kind="stable")
         return [replace(kept[i], similarity=float(similarities_n[i])) for i in best_first]
-
-
-def _only(reader: Reader) -> Callable[[int | None], Reader]:
-    def whole(chunk: int | None) -> Reader:
-        if chunk is not None:
-            raise UsageError("chunk is for prompts that are continued: a source is read whole")
-        return reader
-
-    return whole
-
-
-def _refuse_conversation(params: PromptParams) -> None:
-    if params.chat or params.system is not None:
-        raise UsageError("this model answers a source as it is: leave out chat and system")

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from kvcast.decoding.whisper import (
     DecodingOptions,
     DecodingResult,
+    Features,
     WindowDecoder,
     likeliest,
 )
 from kvcast.errors import UsageError
-from kvcast.tasks.whisper.fallback import Thresholds, decode_with_fallback
+from kvcast.tasks.whisper.fallback import Thresholds
 from kvcast.tasks.whisper.segments import (
     FRAMES_PER_SECOND,
     WINDOW_FRAMES,
@@ -158,8 +159,8 @@ class Transcription(Iterator[Segment]):
             return self._decoder.tokenizer.language_code(language)
         if not self._decoder.tokenizer.is_multilingual:
             return "en"
-        cross = self._decoder.encode(self._windows.first_window()[None])
-        return likeliest(self._decoder.detect_language(cross)[0])
+        [found] = self._decoder.detect_languages([Features(self._windows.first_window())])
+        return likeliest(found)
 
     def __next__(self) -> Segment:
         """Decode as far as the next segment takes."""
@@ -204,15 +205,20 @@ class Transcription(Iterator[Segment]):
     def _decode(
         self, window: Window, prompt: Sequence[int]
     ) -> tuple[DecodingResult, tuple[str, ...]]:
-        """Encode a window once and decode it until a result is accepted."""
-        end = window.seek + window.frames
-        cross = self._decoder.encode(self._windows.window(window.seek, end)[None])
+        """Try all ways to decode a window, until a result is accepted or none is left.
 
-        def decode(options: DecodingOptions) -> DecodingResult:
+        Returns the last result, and why each one before it was rejected.
+        """
+        heard = Features(self._windows.window(window.seek, window.seek + window.frames))
+        rejections: list[str] = []
+        for options in self._attempts:
             spoken = replace(options, language=self.language)
-            return self._decoder.decode(cross, spoken, prompt=prompt, stream=window.seek)[0]
-
-        return decode_with_fallback(decode, self._attempts, self._thresholds)
+            [result] = self._decoder.decode([heard], spoken, prompt=prompt, stream=window.seek)
+            rejection = self._thresholds.rejection(result)
+            if rejection is None or options is self._attempts[-1]:
+                break
+            rejections.append(rejection)
+        return result, tuple(rejections)
 
     def _text(self, span: Span) -> str:
         tokenizer = self._decoder.tokenizer

@@ -1,9 +1,9 @@
-"""Which results are rejected, with what reason, and what is tried next."""
+"""Which results are rejected, and with what reason."""
 
 import pytest
 
-from kvcast.decoding.whisper import DecodingOptions, DecodingResult
-from kvcast.tasks.whisper.fallback import Thresholds, decode_with_fallback
+from kvcast.decoding.whisper import DecodingResult
+from kvcast.tasks.whisper.fallback import Thresholds
 
 
 def result(
@@ -68,36 +68,3 @@ def test_silence_is_improbable_text_where_nobody_speaks(
     thresholds: Thresholds, found: DecodingResult, silent: bool
 ):
     assert thresholds.is_silence(found) == silent
-
-
-ATTEMPTS = [DecodingOptions(temperature=t) for t in (0.0, 0.4, 0.8)]
-
-
-def test_the_first_accepted_result_is_taken_with_the_reasons_before_it():
-    results = {0.0: result(compression_ratio=3), 0.4: result(), 0.8: result()}
-    tried = []
-
-    def decode(options: DecodingOptions) -> DecodingResult:
-        tried.append(options)
-        return results[options.temperature]
-
-    found, reasons = decode_with_fallback(decode, ATTEMPTS, Thresholds())
-    assert found is results[0.4]
-    assert reasons == ("compression_ratio 3.00 > 2.4",)
-    assert tried == ATTEMPTS[:2]
-
-
-def test_the_last_result_is_taken_whatever_it_is():
-    results = [result(avg_logprob=-2), result(avg_logprob=-3), result(avg_logprob=-4)]
-    remaining = iter(results)
-    found, reasons = decode_with_fallback(lambda _: next(remaining), ATTEMPTS, Thresholds())
-    assert found is results[2]
-    assert reasons == ("avg_logprob -2.00 < -1", "avg_logprob -3.00 < -1")
-
-
-def test_a_single_attempt_is_never_rejected():
-    found, reasons = decode_with_fallback(
-        lambda _: result(avg_logprob=-9), ATTEMPTS[:1], Thresholds()
-    )
-    assert found.avg_logprob == -9
-    assert reasons == ()

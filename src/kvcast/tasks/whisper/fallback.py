@@ -3,10 +3,9 @@
 Knows nothing of recordings or of how a window is decoded.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvcast.decoding.whisper import DecodingOptions, DecodingResult
+from kvcast.decoding.whisper import DecodingResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,22 +44,3 @@ class Thresholds:
 
     def _has_no_speech(self, result: DecodingResult) -> bool:
         return self.no_speech is not None and result.no_speech_prob > self.no_speech
-
-
-def decode_with_fallback(
-    decode: Callable[[DecodingOptions], DecodingResult],
-    attempts: Sequence[DecodingOptions],
-    thresholds: Thresholds,
-) -> tuple[DecodingResult, tuple[str, ...]]:
-    """Try each of `attempts` (one at least) until a result is accepted.
-
-    Returns the accepted result, or else the last, and why each one before it was rejected.
-    """
-    rejections: list[str] = []
-    for options in attempts[:-1]:
-        result = decode(options)
-        rejection = thresholds.rejection(result)
-        if rejection is None:
-            return result, tuple(rejections)
-        rejections.append(rejection)
-    return decode(attempts[-1]), tuple(rejections)

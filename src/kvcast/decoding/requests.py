@@ -1,0 +1,178 @@
+"""Requests: what is written token by token, whatever the family of models.
+
+A request has one row of a cache, or several that a search follows. `kvcast.decoding.loop` feeds its
+prompt, hands it logits, and lets its rows go on as it says. Knows a runtime's caches, and nothing
+of what tokens mean.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.runtimes.base import Float32, Int64, Runtime
+
+
+class Input(ABC):
+    """What an encoder reads for one or more requests. Two inputs are equal if they are the same."""
+
+    @classmethod
+    @abstractmethod
+    def batch(cls, inputs: Sequence[Self]) -> tuple[NDArray[Any], ...]:
+        """Return the `source` of `kvcast.runtimes.base.EncoderDecoderOf.encode` for several."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """A computed prefix, which any number of prompts can continue.
+
+    Attributes:
+        tokens: of the prefix, one or more.
+        cache: its first row holds them; it stays as it is.
+        logits_v: [vocab], after the last token.
+
+    """
+
+    tokens: Int64
+    cache: Any = field(repr=False)
+    logits_v: Float32 = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """What a row holds before the first token is chosen.
+
+    Attributes:
+        tokens: to feed, [S]; none may be needed after a prefix.
+        prefix: what they continue.
+        input: what the row reads, if the model has an encoder.
+
+    """
+
+    tokens: Int64
+    prefix: Prefix | None = None
+    input: Input | None = None
+
+    @property
+    def sequence(self) -> Int64:
+        """All tokens, those of the prefix among them."""
+        if self.prefix is None:
+            return self.tokens
+        return np.concatenate([self.prefix.tokens, self.tokens])
+
+    @property
+    def length(self) -> int:
+        """Number of all tokens."""
+        return len(self.tokens) + (0 if self.prefix is None else len(self.prefix.tokens))
+
+    @property
+    def last(self) -> int:
+        """The last token."""
+        if self.prefix is None or len(self.tokens):
+            return int(self.tokens[-1])
+        return int(self.prefix.tokens[-1])
+
+    def shared(self, runtime: Runtime, chunk: int | None) -> "Prompt":
+        """Return a prompt for several requests, which is computed once for all of them."""
+        if self.input is not None:  # encoded once, however many rows read it
+            return self
+        prefix = compute(runtime, self, chunk)
+        return Prompt(np.empty(0, np.int64), prefix=prefix)
+
+
+def compute(runtime: Runtime, prompt: Prompt, chunk: int | None) -> Prefix:
+    """Compute a prompt of a decoder-only model, `chunk` tokens in one call; None is all."""
+    prefix, tokens = prompt.prefix, prompt.tokens
+    if prefix is not None:
+        if not len(tokens):
+            return prefix
+        cache = runtime.fork(prefix.cache, [0], prompt.length)
+    else:
+        cache = runtime.new_cache(1, prompt.length)
+    size = chunk or len(tokens)
+    for first in range(0, len(tokens), size):
+        logits_rpv, cache = runtime.decode([tokens[first : first + size]], cache)
+    return Prefix(prompt.sequence, cache, logits_rpv[0, -1].copy())
+
+
+class Histories:
+    """As many tokens for each row; there is one row at first."""
+
+    def __init__(self, room: int, before: Sequence[int] | Int64 = ()) -> None:
+        """Make room for so many tokens, after those that precede all rows."""
+        self._tokens: Int64 = np.empty((1, len(before) + room), np.int64)
+        self._tokens[0, : len(before)] = before
+        self._begin = self._end = len(before)
+
+    @property
+    def length(self) -> int:
+        """How much each row wrote."""
+        return self._end - self._begin
+
+    @property
+    def written_rn(self) -> Int64:
+        """[rows, length], a view."""
+        return self._tokens[:, self._begin : self._end]
+
+    @property
+    def all_rn(self) -> Int64:
+        """What precedes the rows and what they wrote, a view."""
+        return self._tokens[:, : self._end]
+
+    def extend(self, parents: Sequence[int], tokens_r: Sequence[int]) -> None:
+        """Let row i continue old row `parents[i]`, with a token."""
+        if list(parents) != list(range(len(self._tokens))):
+            self._tokens = self._tokens[list(parents)]
+        self._tokens[:, self._end] = tokens_r
+        self._end += 1
+
+
+class Continuation(NamedTuple):
+    """A row that goes on: it continues what row `parent` held, with a token that is to be fed.
+
+    Rows count from 0 within their request.
+    """
+
+    row: int
+    parent: int
+    token: int
+
+
+class Request(ABC):
+    """Something to write.
+
+    Attributes:
+        prompt: what precedes it. One row reads it, row 0.
+        width: most rows that it ever has.
+        capacity: most positions that a row comes to hold; the last token need not be fed.
+        probe: offset into the prompt's tokens whose logits it wants, too.
+        probed_v: these logits [vocab], set by the loop when it has read so far.
+        done: whether it is over; the loop sets it.
+
+    """
+
+    def __init__(
+        self, prompt: Prompt, *, capacity: int, width: int = 1, probe: int | None = None
+    ) -> None:
+        self.prompt = prompt
+        self.width = width
+        self.capacity = capacity
+        self.probe = probe
+        self.probed_v: Float32 = np.empty(0, np.float32)
+        self.done = False
+
+    @abstractmethod
+    def advance(self, logits_rv: Float32) -> list[Continuation]:
+        """Choose the next tokens.
+
+        Args:
+            logits_rv: [rows, vocab], of its rows that went on, ascending; may be overwritten.
+
+        Returns:
+            The rows that go on, ascending. The others are free for other requests from then on, so
+            whoever wants several names them the first time. With none the request is over.
+
+        """

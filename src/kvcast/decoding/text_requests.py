@@ -1,0 +1,232 @@
+"""Requests for texts: one that a sampler writes, or several that compete in a beam search.
+
+The beam search is that of Hugging Face transformers (generation/utils.py, `_beam_search`), so that
+its results are met token for token: finished sequences compete by log-probability over
+length ** length_penalty. Knows no runtime.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+
+import numpy as np
+from typing_extensions import override
+
+from kvcast.decoding.numerics import log_probabilities, log_softmax, top_k
+from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.requests import Continuation, Histories, Prompt, Request
+from kvcast.decoding.sampling import RepetitionPenalty, Sampler
+from kvcast.decoding.texts import StoppingCriteria, Stopwatch, TextGeneration, WrittenText
+from kvcast.errors import KvcastError
+from kvcast.runtimes.base import Float32
+from kvcast.text.base import TextTokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSpec:
+    """What to write.
+
+    Attributes:
+        prompt: what precedes the text.
+        prompt_tokens: how many tokens users count in it.
+        params: how tokens are chosen.
+        criteria: when the text is over.
+        tokenizer: of the model.
+        watch: runs since the call.
+
+    """
+
+    prompt: Prompt
+    prompt_tokens: int
+    params: SamplingParams
+    criteria: StoppingCriteria
+    tokenizer: TextTokenizer
+    watch: Stopwatch
+
+    @property
+    def capacity(self) -> int:
+        """Positions that a row can come to need: the last token is never fed."""
+        return self.prompt.length + self.criteria.max_new_tokens - 1
+
+    def begin(self) -> WrittenText:
+        """Return a text of no tokens yet."""
+        return WrittenText(self.criteria, self.tokenizer, after=self.prompt.last)
+
+    def histories(self) -> Histories:
+        """Return room for tokens, after those of the prompt where a penalty looks at them."""
+        before = self.prompt.sequence if self.params.repetition_penalty != 1 else ()
+        return Histories(self.criteria.max_new_tokens, before)
+
+    def finish(
+        self, text: WrittenText, watch: Stopwatch, score: float | None = None
+    ) -> TextGeneration:
+        """Return a text that is over; raises KvcastError for one that is not."""
+        if text.finish_reason is None:
+            raise KvcastError("the text is not finished: take all of its pieces first")
+        return TextGeneration(
+            text="".join(text.pieces),
+            tokens=tuple(text.tokens),
+            logprobs=tuple(text.logprobs) if self.params.logprobs else None,
+            finish_reason=text.finish_reason,
+            prompt_tokens=self.prompt_tokens,
+            timings=watch.timings(),
+            score=score,
+        )
+
+
+class TextRequest(Request):
+    """One or more texts after a prompt."""
+
+    def __init__(self, spec: TextSpec, width: int) -> None:
+        super().__init__(spec.prompt, capacity=spec.capacity, width=width)
+        self.spec = spec
+        self.watch = spec.watch.another()
+
+    @abstractmethod
+    def generations(self) -> list[TextGeneration]:
+        """Return the texts, best first; raises KvcastError before they are over."""
+
+
+class SampledText(TextRequest):
+    """A text whose tokens a sampler takes one by one; `text` is what is written of it."""
+
+    def __init__(self, spec: TextSpec, stream: int = 0) -> None:
+        """Begin; texts of different streams draw different numbers."""
+        super().__init__(spec, width=1)
+        self.text = spec.begin()
+        self._sampler = Sampler(spec.params, stream)
+        self._seen = spec.histories()
+
+    @override
+    def advance(self, logits_rv: Float32) -> list[Continuation]:
+        logits_v = self.spec.criteria.withheld(logits_rv[0], self._seen.length)
+        token = self._sampler(logits_v, self._seen.all_rn[0])
+        logprob = None
+        if self.spec.params.logprobs:
+            logprob = float(log_probabilities(logits_rv, np.array([[token]]))[0, 0])
+        self._seen.extend([0], [token])
+        self.watch.tick()
+        self.text.push(token, logprob)
+        return [] if self.text.finish_reason else [Continuation(0, 0, token)]
+
+    @override
+    def generations(self) -> list[TextGeneration]:
+        return [self.spec.finish(self.text, self.watch)]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A finished sequence, with the token that ended it.
+
+    Attributes:
+        tokens: chosen.
+        logprobs: of each token, as the model gave it; None unless asked for.
+        score: sum of what the tokens were chosen by, over length ** length_penalty.
+
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    score: float
+
+
+class SearchedTexts(TextRequest):
+    """The best `n` texts that a search with `beam` rows finds.
+
+    Attributes:
+        hypotheses: the best `beam` finished sequences, best first.
+
+    """
+
+    def __init__(self, spec: TextSpec) -> None:
+        super().__init__(spec, width=spec.params.beam)
+        self.hypotheses: list[Hypothesis] = []
+        # So many that enough are left if all end tokens are among the best of each row.
+        self._considered = max(2, 1 + len(spec.criteria.end_tokens)) * self.width
+        # Of each row; -inf only fills a place, when too few sequences go on.
+        self._totals = [0.0]
+        self._written = spec.histories()
+        self._logprobs_rn = np.empty((1, 0), np.float32)
+
+    @override
+    def advance(self, logits_rv: Float32) -> list[Continuation]:
+        self.watch.tick()
+        logprobs_rv = log_softmax(logits_rv)
+        best = self._best(self._scores(logprobs_rv))
+        ended = [self._ends(parent, token) for _, parent, token in best]
+        for over, (total, parent, token) in zip(ended[: self.width], best, strict=False):
+            if over and total > -np.inf:
+                self._finish(total, parent, token, logprobs_rv)
+        # Those that ended only fill up, if too few others are left.
+        going_on = sorted(range(len(best)), key=ended.__getitem__)[: self.width]
+        self._totals = [-np.inf if ended[k] else best[k][0] for k in going_on]
+        parents = [best[k][1] for k in going_on]
+        tokens = [best[k][2] for k in going_on]
+        self._written.extend(parents, tokens)
+        if self.spec.params.logprobs:
+            last_r1 = logprobs_rv[parents, tokens][:, None]
+            self._logprobs_rn = np.concatenate([self._logprobs_rn[parents], last_r1], axis=1)
+        if not self._can_improve():
+            return []
+        return [Continuation(*one) for one in zip(range(self.width), parents, tokens, strict=True)]
+
+    @override
+    def generations(self) -> list[TextGeneration]:
+        found = []
+        for hypothesis in self.hypotheses[: self.spec.params.n]:
+            text = self.spec.begin()
+            logprobs = hypothesis.logprobs or [None] * len(hypothesis.tokens)
+            for token, logprob in zip(hypothesis.tokens, logprobs, strict=True):
+                text.push(token, logprob)
+            found.append(self.spec.finish(text, self.watch, hypothesis.score))
+        return found
+
+    def _scores(self, logprobs_rv: Float32) -> Float32:
+        """Return what to choose by; log-probabilities stay what the model gave."""
+        penalty = RepetitionPenalty(self.spec.params.repetition_penalty)
+        if penalty.penalty != 1:
+            scores_rv = logprobs_rv.copy()
+            for scores_v, seen in zip(scores_rv, self._written.all_rn, strict=True):
+                penalty.apply(scores_v, seen)
+            logprobs_rv = scores_rv
+        return self.spec.criteria.withheld(logprobs_rv, self._written.length)
+
+    def _best(self, scores_rv: Float32) -> list[tuple[float, int, int]]:
+        """Return the best continuations (total, row, token), best first."""
+        found: list[tuple[float, int, int]] = []
+        for row, (total, scores_v) in enumerate(zip(self._totals, scores_rv, strict=True)):
+            tokens_k = top_k(scores_v, min(self._considered, scores_v.size))
+            totals_k = np.float32(total) + scores_v[tokens_k]
+            pairs = zip(totals_k.tolist(), tokens_k.tolist(), strict=True)
+            found += [(total, row, token) for total, token in pairs]
+        found.sort(key=itemgetter(0), reverse=True)
+        return found[: self._considered]
+
+    def _ends(self, parent: int, token: int) -> bool:
+        written = self._written.written_rn[parent]
+        return self.spec.criteria.are_met(written, token, self.spec.tokenizer)
+
+    def _finish(self, total: float, parent: int, token: int, logprobs_rv: Float32) -> None:
+        """Let a sequence that ended compete with those that ended before."""
+        tokens = (*self._written.written_rn[parent].tolist(), token)
+        logprobs = None
+        if self.spec.params.logprobs:
+            logprobs = (*self._logprobs_rn[parent].tolist(), float(logprobs_rv[parent, token]))
+        score = self._score(total, len(tokens))
+        self.hypotheses.append(Hypothesis(tokens, logprobs, score))
+        self.hypotheses.sort(key=attrgetter("score"), reverse=True)
+        del self.hypotheses[self.width :]
+
+    def _score(self, total: float, length: int) -> float:
+        return float(total / length**self.spec.params.length_penalty)
+
+    def _can_improve(self) -> bool:
+        """Tell whether the best row may still come among the finished sequences."""
+        if self._totals[0] == -np.inf:
+            return False
+        if len(self.hypotheses) < self.width:
+            return True
+        if self.spec.params.early_stopping:
+            return False
+        best = self._score(self._totals[0], self._written.length)
+        return best > self.hypotheses[-1].score
