@@ -1,12 +1,12 @@
-"""The cache of every runtime: what rows hold, which inputs they read, and what is called together.
+"""The cache of every runtime: what its rows hold, which inputs they read, and who shares a call.
 
-A runtime allocates memory and runs programs over it; all else is here, once: what a reset, a
-reorder, a fork and an adoption do, and in which calls rows are served.
+A runtime allocates memory and runs programs. Everything else is implemented here, once: reset,
+reorder, fork, adopt, and how rows are divided among calls.
 
-Programs run over neighbours: in one call rows lie side by side, and with an encoder-decoder model
-so do the inputs that they read, each read by as many rows. So rows and inputs have places, which
-change when other rows read other inputs; then rows are moved, so that as few calls as possible
-serve all of them. While the same rows go on, nothing is moved, and a call's caches are views.
+In one call of a program the rows are neighbours in memory. With an encoder-decoder model so are the
+inputs that they read, with the same number of rows for each. Rows and inputs therefore have places.
+When other rows read other inputs, rows are moved so that as few calls as possible serve them all;
+while the same rows continue, nothing is moved, and calls work on views.
 
 Knows nothing of models or of what a program computes.
 """
@@ -29,13 +29,14 @@ _NONE = -1  # the slot of a row that reads no input
 
 @dataclass(frozen=True)
 class Run:
-    """Rows for one call of a program: neighbours, with as many new tokens each.
+    """Rows that share one call of a program: neighbours with the same number of new tokens.
 
     Attributes:
-        index: which of the rows that were asked for, in the order of their places.
-        places: where they lie.
-        slots: where the inputs lie that they read, each read by as many rows; none without inputs.
-        new: how many new tokens each row has.
+        index: their positions among the requested rows, in the order of their places.
+        places: of the rows.
+        slots: places of the inputs that they read, the same number of rows for each; empty for
+            models without an encoder.
+        new: number of new tokens of each row.
 
     """
 
@@ -46,11 +47,11 @@ class Run:
 
     @property
     def rows_each(self) -> int:
-        """How many rows read one input."""
+        """Number of rows that read one input."""
         return len(self.places) // max(len(self.slots), 1)
 
     def split(self, size: int) -> Iterator["Run"]:
-        """Yield runs of `size` rows, which divides `rows_each` or is a multiple of it."""
+        """Yield runs of `size` rows; `size` divides `rows_each` or is a multiple of it."""
         each = self.rows_each
         for i in range(0, len(self.places), size):
             slots = self.slots[i // each : -(-(i + size) // each)]
@@ -59,15 +60,15 @@ class Run:
 
 @dataclass
 class Plan:
-    """How rows that were asked for are served.
+    """The calls that serve some rows.
 
     Attributes:
-        rows: as they were asked for.
-        is_step: whether each gets one token.
-        runs: calls that serve them.
-        places: of the rows, in their order; a slice where they lie in this order.
-        made_for: which input each row of the cache reads, and the version of the memory.
-        bound: what a runtime keeps for another call with the same plan.
+        rows: the requested rows.
+        is_step: whether each row gets one token.
+        runs: one for each call.
+        places: of the requested rows; a slice if the order is the same.
+        made_for: what each row of the cache reads and the memory's version, for which it holds.
+        bound: what a runtime keeps for the next call with this plan.
 
     """
 
@@ -79,7 +80,7 @@ class Plan:
     bound: Any = None
 
     def in_order(self, logits: Sequence[Float32]) -> Float32:
-        """Return the runs' logits in the order of the rows."""
+        """Return the logits of all runs in the order of the requested rows."""
         if len(logits) == 1 and isinstance(self.places, slice):
             return logits[0]
         ordered = np.empty((len(self.rows), *logits[0].shape[1:]), np.float32)
@@ -90,7 +91,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Cache:
-    """A handle: what the rows of a memory hold, and which input each reads."""
+    """A handle: what the rows in memory hold, and the input that each of them reads."""
 
     memory: Memory = field(repr=False)
     history: History = field(repr=False)
@@ -107,17 +108,17 @@ class Cache:
         return self.history.capacity
 
     def append(self, rows: Sequence[int], tokens: Sequence[Int64]) -> Self:
-        """Return the handle after rows took tokens; KvcastError if they don't fit."""
+        """Return the handle after rows got tokens; raises KvcastError if these do not fit."""
         return replace(self, history=self.history.append(rows, tokens))
 
     def reset(self, rows: Sequence[int], inputs: Sequence[int] | None) -> Self:
-        """Return the handle after rows were emptied, and read other inputs or none."""
+        """Return the handle whose given rows are empty and read these inputs, or none."""
         changed = dict(zip(rows, inputs or [_NONE] * len(rows), strict=True))
         reads = tuple(changed.get(row, slot) for row, slot in enumerate(self.reads))
         return replace(self, history=self.history.reset(rows), reads=self._same(reads))
 
     def reorder(self, parents: Sequence[int]) -> Self:
-        """Return the handle whose row i continues row `parents[i]`, and copy what differs."""
+        """Copy what differs; return the handle whose row i continues row `parents[i]`."""
         reads = tuple(self.reads[parent] for parent in parents)
         unrelated = [row for row, slot in enumerate(reads) if slot != self.reads[row]]
         history, moves = self.history.reorder(parents, unrelated)
@@ -126,13 +127,13 @@ class Cache:
         return replace(self, history=history, reads=self._same(reads))
 
     def adopt(self, rows: Sequence[int], other: Self, parents: Sequence[int]) -> Self:
-        """Return the handle whose row `rows[i]` holds what row `parents[i]` of another holds."""
+        """Copy rows of another cache; return the handle whose row `rows[i]` holds `parents[i]`."""
         history = self.history.adopt(rows, other.history, parents)
         self.memory.adopt(rows, other.memory, parents, other.lengths[list(parents)])
         return replace(self, history=history)
 
     def vacate(self, slots: Sequence[int]) -> None:
-        """Forget the inputs in slots, which no row may read."""
+        """Drop the inputs in slots; no row may read them."""
         if read := set(slots).intersection(self.reads):
             row = self.reads.index(min(read))
             raise ValueError(f"input {min(read)} is still read by row {row}")
@@ -145,9 +146,9 @@ class Cache:
         return self.reads[row]
 
     def plan(self, rows: Sequence[int], tokens: Sequence[Int64]) -> Plan:
-        """Say in which calls to give rows their new tokens; rows may be moved for it.
+        """Divide rows with new tokens among calls; this may move rows.
 
-        The plan of a step is kept until other rows take part or they read other inputs.
+        The plan of a step is kept until other rows step or rows read other inputs.
         """
         memory, new = self.memory, [len(chunk) for chunk in tokens]
         is_step = max(new) == 1
@@ -169,7 +170,7 @@ class Cache:
         return plan
 
     def _same(self, reads: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the very same object for what is equal: so plans are recognised quickly."""
+        """Return the same object if nothing changed, so that plans compare by identity."""
         return self.reads if reads == self.reads else reads
 
     def _places(self, rows: Sequence[int]) -> slice | list[int]:
@@ -182,9 +183,9 @@ class Cache:
         return slots.places[self.input_of(row)] if slots.parts else 0
 
     def _runs(self, rows: Sequence[int], new: Sequence[int]) -> list[Run]:
-        """Cut rows, in the order of their places, where they are no neighbours or not alike."""
+        """Divide rows, in the order of their places, where neighbours cannot share a call."""
         places = self.memory.places
-        # Rows side by side that read one input, and then such groups side by side.
+        # First neighbours that read one input, then neighbouring groups of the same size.
         groups: list[tuple[list[int], int, int, int]] = []
         for i in sorted(range(len(rows)), key=lambda i: places[rows[i]]):
             place, slot = places[rows[i]], self._slot_place(rows[i])
@@ -211,14 +212,14 @@ class Cache:
         return [replace(run, slots=range(0)) for run in runs]
 
     def _fewest(self, rows: Sequence[int], new: Sequence[int]) -> int:
-        """Return how many runs would do if rows lay as they should."""
+        """Return the number of runs if places were ideal."""
         if not self.memory.slots.parts:
             return len(set(new))
         readers = Counter((self.reads[row], count) for row, count in zip(rows, new, strict=True))
         return len({(size, count) for (_, count), size in readers.items()})
 
     def _bring_readers_together(self) -> None:
-        """Let as few calls as possible serve all rows that read inputs."""
+        """Move rows and inputs so that as few calls as possible serve all rows that read."""
         memory = self.memory
         if memory.bound.get("arranged") is self.reads:
             return
@@ -227,7 +228,7 @@ class Cache:
         for row, slot in enumerate(self.reads):
             if slot != _NONE:
                 readers.setdefault(slot, []).append(row)
-        # Inputs of as many rows each are served together, wherever those are.
+        # One call can serve all inputs that have the same number of rows.
         sizes: dict[int, list[int]] = {}
         for slot in sorted(readers, key=lambda slot: memory.slots.places[slot]):
             sizes.setdefault(len(readers[slot]), []).append(slot)
@@ -256,9 +257,9 @@ def _lie_together(places: Sequence[int], members: Sequence[int]) -> bool:
 
 
 def _ranged(places: Sequence[int], groups: Sequence[Sequence[int]]) -> list[int]:
-    """Give each group a range, one after another from the first place on; return all places.
+    """Return new places: a range for each group, one after the other from place 0 on.
 
-    Who lies within its group's range stays, and so do the others where nobody comes.
+    Members that are within their group's range stay, and so do all others if their place is free.
     """
     found: dict[int, int] = {}
     first = 0
@@ -277,11 +278,11 @@ def _placed(places: Sequence[int], members: Sequence[int], span: range) -> Mappi
 
 
 class CachedRuntime(ABC, RuntimeOf[Cache]):
-    """All of a runtime but its memory and its programs.
+    """A runtime over `Cache`; subclasses allocate memory and run programs.
 
     Attributes:
-        history: what a row's keys and values follow from.
-        longest: most positions of a row, whatever is asked for; None for no limit.
+        history: what determines a row's keys and values.
+        longest: upper limit of a cache's capacity; None for no limit.
 
     """
 
@@ -290,23 +291,23 @@ class CachedRuntime(ABC, RuntimeOf[Cache]):
 
     @abstractmethod
     def layers(self, capacity: int) -> Sequence[Layer]:
-        """Describe key and value of every layer in the program's order."""
+        """Describe keys and values of all layers, in the program's order."""
 
     @abstractmethod
     def make(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Make an array of zeros."""
+        """Return an array of zeros."""
 
     @abstractmethod
     def run(
         self, tokens: Sequence[Int64], cache: Cache, rows: list[int], positions: Sequence[int]
     ) -> Float32:
-        """Write new tokens of rows into the cache's memory; return logits as `decode` does.
+        """Run the program on new tokens of rows; returns logits as `decode` does.
 
-        `cache` is the handle from before.
+        `cache` is the handle before the call; the program writes into its memory.
         """
 
     def slots(self, count: int) -> Slots:
-        """Make memory for encoded inputs."""
+        """Return memory for encoded inputs."""
         return Slots(count, self.make)
 
     @override

@@ -1,9 +1,9 @@
-"""Memory of a cache: arrays of rows and of encoded inputs, and where each of them lies.
+"""Memory of a cache: the arrays of its rows and encoded inputs, and the place of each in them.
 
-All copies are made here, over NumPy arrays or torch tensors alike, and so is what sets a ring apart
-from a linear cache. Knows nothing of what rows hold, of who reads which input, or of programs.
+All copies happen here, for NumPy arrays and torch tensors alike, and only this module treats rings
+and linear caches differently. Knows nothing of what rows hold, which input they read, or programs.
 
-Letters in shapes: n caches, s positions of a cache.
+Letters in shapes: n caches of one shape, c slots of a cache, t positions of an input.
 """
 
 from collections import Counter
@@ -17,16 +17,21 @@ from kvcast.runtimes.base import Int32
 from kvcast.runtimes.history import Move
 
 Array: TypeAlias = Any
-"""A NumPy array or a torch tensor, of which only what both do alike is used."""
+"""A NumPy array or a torch tensor; only operations that both support are used."""
 Make: TypeAlias = Callable[[tuple[int, ...], Any], Array]
-"""Makes an array of zeros from a shape and a dtype."""
+"""Returns an array of zeros of a shape and a dtype."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One cache of keys or values: the shape of a row's part, with positions on axis 1.
+    """The keys or the values of one layer.
 
-    A ring has as many slots whatever the capacity, or keeps position p in slot p mod slots.
+    Attributes:
+        shape: of one row, with positions on axis 1.
+        dtype: as the runtime's arrays name it.
+        is_ring: whether positions leave it. A ring either has the same number of slots for every
+            capacity, or keeps position p in slot p mod slots.
+
     """
 
     shape: tuple[int, ...]
@@ -35,21 +40,21 @@ class Layer:
 
 
 class Slots:
-    """Encoded inputs side by side: arrays [slots, ...], such as keys [slots, heads, t, d].
+    """Encoded inputs in arrays [slots, ...], such as keys [slots, heads, t, d].
 
-    They have as many positions as the longest input needs. What the program reads of a shorter one
-    it knows by its length, which is one of these arrays.
+    The arrays have as many positions as the longest input needs. For shorter inputs the program is
+    given their lengths, which are one of these arrays.
     """
 
     def __init__(self, count: int, make: Make) -> None:
         self.places = list(range(count))
         self.parts: list[Array] = []
         self._make = make
-        # Shapes of what lies in each slot.
+        # Of what each slot holds.
         self._shapes: dict[int, list[tuple[int, ...]]] = {}
 
     def vacate(self, slots: Sequence[int]) -> bool:
-        """Forget the inputs in slots; tell whether none is left and all memory was freed."""
+        """Drop the inputs in slots; return whether no input is left, so that memory was freed."""
         for slot in slots:
             self._shapes.pop(slot, None)
         if self._shapes:
@@ -58,9 +63,9 @@ class Slots:
         return True
 
     def fill(self, slots: Sequence[int], parts: Sequence[Array]) -> bool:
-        """Put arrays [len(slots), ...] into vacant slots; tell whether other memory is used now.
+        """Put arrays [len(slots), ...] into empty slots; return whether arrays were replaced.
 
-        Arrays that fill every slot become the memory themselves.
+        Arrays that fill all slots are kept themselves, without a copy.
         """
         shapes = [tuple(part.shape[1:]) for part in parts]
         self._shapes |= dict.fromkeys(slots, shapes)
@@ -77,7 +82,7 @@ class Slots:
         return grown
 
     def move(self, places: list[int]) -> None:
-        """Give slots other places."""
+        """Move inputs to other places, one for each slot."""
         moved = [slot for slot in self._shapes if places[slot] != self.places[slot]]
         targets, sources = [places[slot] for slot in moved], [self.places[slot] for slot in moved]
         if moved:
@@ -86,7 +91,7 @@ class Slots:
         self.places = places
 
     def _fit(self, parts: Sequence[Array]) -> bool:
-        """Make arrays as large as the largest input needs; smaller where half was too much."""
+        """Grow arrays to the largest input; shrink them if they are more than twice that size."""
         largest = [
             tuple(max(sizes) for sizes in zip(*shapes, strict=True))
             for shapes in zip(*self._shapes.values(), strict=True)
@@ -99,7 +104,7 @@ class Slots:
             return False
         old, self.parts = self.parts, []
         for i, (part, shape) in enumerate(zip(parts, largest, strict=True)):
-            # Zeros: what no length reaches is multiplied by weights of zero, and may be no NaN.
+            # Zeros, since padding is multiplied by weights of zero: it must not be NaN.
             made = self._make((len(self.places), *shape), part.dtype)
             if old:
                 both = tuple(map(slice, map(min, old[i].shape, made.shape)))
@@ -112,16 +117,16 @@ class Memory:
     """The arrays of a cache, shared by all its handles, and where its rows lie.
 
     Attributes:
-        cells: key and value of each layer in the program's order, each [rows, ., s, ...].
-        slots: of encoded inputs.
-        places: of the rows.
-        bound: what a runtime made over these arrays; emptied when they are replaced.
-        version: grows whenever rows get other places.
+        cells: key and value of each layer in the program's order, each [rows, ., c, ...].
+        slots: the encoded inputs.
+        places: of each row.
+        bound: views and bindings of these arrays; cleared when the arrays are replaced.
+        version: increases whenever rows change places.
 
     """
 
     def __init__(self, layers: Sequence[Layer], rows: int, slots: Slots, make: Make) -> None:
-        # Alike caches lie in one array [n, rows, ., s, ...], which is copied at once.
+        # Caches of one shape are one array [n, rows, ., c, ...], so that one operation copies all.
         self._blocks = {
             layer: make((count, rows, *layer.shape), layer.dtype)
             for layer, count in Counter(layers).items()
@@ -135,7 +140,7 @@ class Memory:
         self.version = 0
 
     def views(self, places: range, slots: range) -> tuple[list[Array], list[Array]]:
-        """Return the rows at some places of every cell, and some places of inputs' every array."""
+        """Return views of all cells at the rows' places, and of all inputs' arrays at theirs."""
         key = ("views", places, slots)
         if key not in self.bound:
             rows, inputs = (slice(part.start, part.stop) for part in (places, slots))
@@ -147,17 +152,17 @@ class Memory:
         return views
 
     def vacate(self, slots: Sequence[int]) -> None:
-        """Forget the encoded inputs in slots."""
+        """Drop the encoded inputs in slots."""
         if self.slots.vacate(slots):
             self.bound.clear()
 
     def fill(self, slots: Sequence[int], parts: Sequence[Array]) -> None:
-        """Put encoded inputs into vacant slots."""
+        """Put encoded inputs into empty slots."""
         if self.slots.fill(slots, parts):
             self.bound.clear()
 
     def copy(self, moves: Sequence[Move]) -> None:
-        """Copy parts of rows to others, all at once."""
+        """Copy positions from row to row, all at once."""
         targets = [self.places[move.target] for move in moves]
         parents = [self.places[move.parent] for move in moves]
         first, stop = min(move.first for move in moves), max(move.stop for move in moves)
@@ -166,7 +171,7 @@ class Memory:
     def adopt(
         self, rows: Sequence[int], other: Self, parents: Sequence[int], lengths: Int32
     ) -> None:
-        """Copy rows of another memory, of these lengths."""
+        """Copy rows of these lengths from another memory."""
         targets = [self.places[row] for row in rows]
         sources = [other.places[parent] for parent in parents]
         held = int(lengths.max(initial=0))
@@ -181,7 +186,7 @@ class Memory:
                 new[target, :, to] = old[source, :, of]
 
     def move(self, places: list[int], lengths: Int32) -> None:
-        """Give rows other places."""
+        """Move rows to other places, one for each row."""
         moved = [row for row, place in enumerate(places) if place != self.places[row]]
         held = [row for row in moved if lengths[row]]
         if held:
@@ -193,6 +198,6 @@ class Memory:
 
     def _copy(self, targets: list[int], sources: list[int], span: slice) -> None:
         for layer, block in self._blocks.items():
-            # Where a position lies in a ring depends on the row's past: it is copied whole.
+            # The slot of a position in a ring depends on the row's past, so a ring is copied whole.
             part = slice(None) if layer.is_ring else span
             block[:, targets, :, part] = block[:, sources, :, part]
