@@ -4,7 +4,7 @@ A strategy is an immutable choice; `start` makes the search that holds one reque
 first step there is one row; a search answers with those that it follows. Knows no runtime.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,7 +63,7 @@ class Greedy(Strategy):
 
     @override
     def start(self, eot: int, room: int) -> Search:
-        return _IndependentRows(_Likeliest(), 1, eot, room)
+        return _IndependentRows(_likeliest, 1, eot, room)
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Sampling(Strategy):
 
     @override
     def start(self, eot: int, room: int) -> Search:
-        drawn = _Drawn(self.temperature, np.random.default_rng(self.seed))
-        return _IndependentRows(drawn, self.samples, eot, room)
+        draws = _Draws(self.temperature, np.random.default_rng(self.seed))
+        return _IndependentRows(draws, self.samples, eot, room)
 
 
 @dataclass(frozen=True)
@@ -179,43 +179,37 @@ class SearchRequest(Request):
         return self.search.advance(logits_rv)
 
 
-class _Chooser(Protocol):
-    def choose(self, logits_v: Float32) -> int:
-        """Choose a token for a row that goes on."""
-
-    def skip(self) -> None:
-        """Pass over a row that has ended."""
+_Chooser = Callable[[Float32, Sequence[int | None]], list[int]]
+"""Chooses from logits [places, vocab] for rows at these places; None is a row that has ended."""
 
 
-class _Likeliest(_Chooser):
-    @override
-    def choose(self, logits_v: Float32) -> int:
-        return int(logits_v.argmax())
-
-    @override
-    def skip(self) -> None:
-        pass
+def _likeliest(logits_rv: Float32, places: Sequence[int | None]) -> list[int]:
+    return [int(logits_rv[place].argmax()) for place in places if place is not None]
 
 
-class _Drawn(_Chooser):
+class _Draws:
+    """Draws tokens; what a row draws does not depend on when another ended."""
+
     def __init__(self, temperature: float, rng: np.random.Generator) -> None:
         self._temperature = temperature
         self._rng = rng
 
-    @override
-    def choose(self, logits_v: Float32) -> int:
-        return draw((logits_v - logits_v.max()) / self._temperature, self._rng)
-
-    @override
-    def skip(self) -> None:
-        self._rng.random()  # what the other rows draw does not depend on when this one ended
+    def __call__(self, logits_rv: Float32, places: Sequence[int | None]) -> list[int]:
+        tokens = []
+        for place in places:
+            if place is None:
+                self._rng.random()
+                continue
+            logits_v = logits_rv[place]
+            tokens.append(draw((logits_v - logits_v.max()) / self._temperature, self._rng))
+        return tokens
 
 
 class _IndependentRows(Search):
     """Rows that never meet: greedy, or several samples. A row that ended leaves."""
 
-    def __init__(self, chooser: _Chooser, count: int, eot: int, room: int) -> None:
-        self._chooser = chooser
+    def __init__(self, choose: _Chooser, count: int, eot: int, room: int) -> None:
+        self._choose = choose
         self._count = count
         self._eot = eot
         self._room = room
@@ -231,32 +225,29 @@ class _IndependentRows(Search):
 
     @override
     def advance(self, logits_rv: Float32) -> list[Continuation]:
-        fan_out = not self._written.length
-        place_of = {row: place for place, row in enumerate(self._live)}
-        tokens: dict[int, int] = {}
-        for row in range(self._count):
-            if fan_out or row in place_of:
-                tokens[row] = self._chooser.choose(logits_rv[0 if fan_out else place_of[row]])
-            else:
-                self._chooser.skip()
-        tokens_rk = np.array(list(tokens.values())).reshape(len(logits_rv), -1)
-        places = [0 if fan_out else place_of[row] for row in tokens]
-        sums_l = self._sums_l[places] + log_probabilities(logits_rv, tokens_rk).ravel()
-        parents = dict(zip(tokens, places, strict=True))
-        for row, sum_logprob in zip(tokens, sums_l.tolist(), strict=True):
-            if tokens[row] == self._eot:
-                written = tuple(self._written.written_rn[parents[row]].tolist())
-                self._ended[row] = Candidate(tokens=written, sum_logprob=sum_logprob)
-        going_on = [i for i, row in enumerate(tokens) if row not in self._ended]
-        found = [
-            Continuation(row, self._live[parents[row]], token)
-            for row, token in tokens.items()
-            if row not in self._ended
-        ]
-        self._written.extend([places[i] for i in going_on], [token for *_, token in found])
-        self._sums_l = sums_l[going_on]
-        self._live = [row for row, *_ in found]
-        return found if self._written.length < self._room else []
+        live = self._live
+        place_of = {row: place for place, row in enumerate(live)}
+        places = [place_of.get(row) for row in range(self._count)]
+        if not self._written.length:  # all begin in the row that read the prompt
+            places = [0] * self._count
+        tokens = self._choose(logits_rv, places)
+        chosen = [(row, place) for row, place in enumerate(places) if place is not None]
+        tokens_rk = np.array(tokens).reshape(len(live), -1)
+        sums_c = log_probabilities(logits_rv, tokens_rk).ravel()
+        sums_c += self._sums_l[[place for _, place in chosen]]
+        going_on = []
+        for i, (row, place) in enumerate(chosen):
+            if tokens[i] != self._eot:
+                going_on.append(i)
+                continue
+            written = tuple(self._written.written_rn[place].tolist())
+            self._ended[row] = Candidate(tokens=written, sum_logprob=float(sums_c[i]))
+        self._written.extend([chosen[i][1] for i in going_on], [tokens[i] for i in going_on])
+        self._sums_l = sums_c[going_on]
+        self._live = [chosen[i][0] for i in going_on]
+        if self._written.length == self._room:
+            return []
+        return [Continuation(chosen[i][0], live[chosen[i][1]], tokens[i]) for i in going_on]
 
     @override
     def candidates(self) -> list[Candidate]:
