@@ -215,7 +215,7 @@ def check(
 
 
 MANY = settings(
-    deadline=None, max_examples=15, derandomize=True, suppress_health_check=list(HealthCheck)
+    deadline=None, max_examples=10, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 RANDOM = given(
     arrivals=ARRIVALS,
@@ -234,7 +234,7 @@ def test_on_eager(name, arrivals, rows, inputs, chunk):
 
 @pytest.mark.parametrize("name", SUBJECTS)
 @RANDOM
-@settings(MANY, max_examples=6)
+@settings(MANY, max_examples=4)
 def test_on_onnx_runtime(name, arrivals, rows, inputs, chunk):
     check(name, "onnx", arrivals, rows, inputs, chunk)
 
