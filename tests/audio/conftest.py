@@ -3,10 +3,10 @@
 import io
 from pathlib import Path
 
-import av
-import numpy as np
 import pytest
 import soundfile
+
+from audio.sound_files import write_by_pyav
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sense-and-sensibility.flac"
 
@@ -26,7 +26,7 @@ def encode(tmp_path):
     def write(name, samples, rate=16_000, **options):
         path = tmp_path / name
         if path.suffix in (".m4a", ".mp4", ".webm"):
-            _by_pyav(path, samples, rate)
+            write_by_pyav(path, samples, rate)
         else:
             soundfile.write(path, samples, rate, **options)
         return path
@@ -49,22 +49,3 @@ class Pipe(io.BytesIO):
 @pytest.fixture
 def pipe():
     return Pipe
-
-
-def _by_pyav(path, samples, rate):
-    formats = {"m4a": ("ipod", "aac"), "mp4": ("mp4", "aac"), "webm": ("webm", "libopus")}
-    layout, codec = formats[path.suffix[1:]]
-    channels = np.atleast_2d(samples.T).astype(np.float32)
-    options = {} if path.suffix == ".webm" else {"movflags": "+faststart"}
-    with av.open(str(path), "w", format=layout, options=options) as out:
-        stream = out.add_stream(codec, rate=rate, layout="mono" if len(channels) == 1 else "stereo")
-        frame = av.AudioFrame.from_ndarray(
-            np.ascontiguousarray(channels), format="fltp", layout=stream.layout.name
-        )
-        frame.sample_rate = rate
-        resampler = av.AudioResampler(
-            stream.format.name, stream.layout.name, rate, frame_size=stream.frame_size or 960
-        )
-        for piece in [*resampler.resample(frame), *resampler.resample(None)]:
-            out.mux(stream.encode(piece))
-        out.mux(stream.encode(None))

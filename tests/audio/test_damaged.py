@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from audio.sound_files import write_adts
 from kvcast.audio.features import open_features
 from kvcast.errors import InputMissingError, InputOutputError
 
@@ -162,4 +163,18 @@ def test_random_damage_gives_a_line_or_sound_and_never_another_error(encode, spe
         except InputOutputError as error:
             messages.append(str(error))
     assert all(message.isprintable() for message in messages)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1), (1, 2, 1)])
+def test_a_stream_that_changes_its_channels_is_read_whole(tmp_path, speech, order, capfd):
+    stretch = speech[:32_000]
+    parts = [stretch if channels == 1 else np.stack([stretch] * 2, 1) for channels in order]
+    write_adts(tmp_path / "odd.aac", parts, 16_000)
+    with open_features(tmp_path / "odd.aac", 80) as windows:
+        assert windows.duration == pytest.approx(2 * len(order), abs=0.4)
+        found = windows.window(0)
+    # Each stretch says the same, so each has as much sound as the first.
+    loudness = [found[:, 200 * i + 20 : 200 * i + 180].mean() for i in range(len(order))]
+    assert np.ptp(loudness) < 0.15
     assert capfd.readouterr() == ("", "")

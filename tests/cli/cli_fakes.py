@@ -32,6 +32,7 @@ class FakeSegment:
     fallback: tuple[str, ...] = ()
 
 
+ESCAPES = "\x1b]0;owned\x07 \x9b31m\x08\r\x7f"
 SEGMENTS = (
     FakeSegment(id=0, start=0.0, end=2.5, text=" Hello there,"),
     FakeSegment(id=1, start=2.5, end=3661.25, text=' Grüße aus 東京 --> \t"quoted".'),
@@ -72,9 +73,12 @@ class FakeModel:
 
 
 if __name__ == "__main__":
-    # A recording named slow.wav holds the run until somebody interrupts it.
+    # A recording named slow.wav holds the run until somebody interrupts it; odd.wav's text would
+    # steer a terminal.
     class Patient(FakeModel):
         def _segments(self, name: str) -> Iterator[FakeSegment]:
+            if name == "odd.wav":
+                return iter([FakeSegment(id=0, start=0.0, end=1.0, text=f" a{ESCAPES}b")])
             self.pause = 600.0 if name == "slow.wav" else 0.0
             return super()._segments(name)
 

@@ -1,5 +1,6 @@
 """What only a real process shows: pipes that close, signals, terminals, full disks."""
 
+import json
 import os
 import pty
 import signal
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from cli.cli_fakes import ESCAPES
 
 FAKES = Path(__file__).with_name("cli_fakes.py")
 WIDE = {"TERM": "xterm", "COLUMNS": "300"}  # a line has room for the longest temporary path
@@ -76,14 +79,20 @@ def _interruptible():
 
 
 @pytest.mark.usefixtures("_interruptible")
-def test_ctrl_c_keeps_finished_files_and_leaves_no_fragment(recording, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGINT, 130, b"interrupted"), (signal.SIGTERM, 143, b"terminated")],
+)
+def test_a_signal_keeps_finished_files_and_leaves_no_fragment(
+    number: signal.Signals, code: int, said: bytes, recording, tmp_path
+):
     out = tmp_path / "out"
     process = start(recording("a.wav"), recording("slow.wav"), "-o", str(out))
     shown = [process.stdout.readline() for _ in range(3)]  # all of a.wav, begin of slow.wav
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate()
     assert shown[2] == b"Hello there,\n"
-    assert (process.returncode, err) == (130, b"kvcast: interrupted\n")
+    assert (process.returncode, err) == (code, b"kvcast: " + said + b"\n")
     assert [path.name for path in out.iterdir()] == ["a.txt"]
 
 
@@ -104,6 +113,36 @@ def test_progress_is_drawn_on_a_terminal_and_kept_out_of_a_pipe(recording):
     assert "of 3661 s" in shown
     assert out.decode().splitlines()[0] == "Hello there,"
     assert "\x1b" not in out.decode()
+
+
+def test_a_terminal_is_shown_escapes_and_a_pipe_gets_the_text_as_it_is(recording):
+    for words in ([], ["--json"]):
+        seen, terminal = pty.openpty()
+        process = start(recording("odd.wav"), "--quiet", *words, stdout=terminal, stderr=terminal)
+        os.close(terminal)
+        shown = read_all(seen).replace("\r\n", "\n")
+        assert process.wait() == 0
+        assert shown.count("\n") == 1
+        assert shown.strip().isprintable()
+        assert "a\\u001b]0;owned\\u0007 \\u009b31m\\b\\r\\u007fb" in shown.replace(
+            "\\u0008\\u000d", "\\b\\r"
+        )
+        if words:
+            assert json.loads(shown)["segments"][0]["text"] == f" a{ESCAPES}b"
+    out, _ = start(recording("odd.wav")).communicate()
+    assert out.decode() == f"a{ESCAPES}b\n"
+
+
+def test_names_and_messages_on_a_terminal_have_no_escapes(recording):
+    seen, terminal = pty.openpty()
+    missing = f"none{ESCAPES}\n.wav"
+    process = start(recording(f"odd{ESCAPES}.wav"), missing, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    shown = read_all(seen)
+    process.wait()
+    assert "owned" in shown
+    assert ESCAPES[0:3] not in shown
+    assert not set("\x07\x9b\x08\x7f") & set(shown)
 
 
 @pytest.mark.parametrize(

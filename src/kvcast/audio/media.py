@@ -3,7 +3,7 @@
 Knows nothing of resampling or of error messages.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import av
@@ -79,13 +79,20 @@ class MediaReader(Reader):
         self._container.close()
 
     def _pieces(self) -> Iterator[NDArray[np.float32]]:
-        """Yield an array [samples, channels] per codec frame, at the container's rate."""
+        """Yield an array [samples, channels] per codec frame, at the container's rate.
+
+        A stream may change its channels, format or rate; the first frame's channels are kept.
+        """
+        kind, layout = None, None
         to_float = av.AudioResampler(format="fltp", rate=self.rate)
         for frame in self._container.decode(self._stream):
-            for planar in to_float.resample(frame):
-                yield np.asarray(planar.to_ndarray(), np.float32).T
-        for planar in to_float.resample(None):
-            yield np.asarray(planar.to_ndarray(), np.float32).T
+            found = (frame.format.name, frame.layout.name, frame.sample_rate)
+            if kind not in (None, found):
+                yield from _samples(to_float.resample(None))
+                to_float = av.AudioResampler(format="fltp", layout=layout, rate=self.rate)
+            kind, layout = found, layout or frame.layout
+            yield from _samples(to_float.resample(frame))
+        yield from _samples(to_float.resample(None))
 
     def _duration(self) -> float:
         """Return the duration in seconds that the container states; 0 if it does not."""
@@ -94,6 +101,12 @@ class MediaReader(Reader):
         if self._container.duration is None or len(self._container.streams) > 1:
             return 0.0  # a film's duration is that of its longest stream
         return float(self._container.duration) / av.time_base
+
+
+def _samples(frames: Iterable[av.AudioFrame]) -> Iterator[NDArray[np.float32]]:
+    """Yield planar frames as arrays [samples, channels]."""
+    for planar in frames:
+        yield np.asarray(planar.to_ndarray(), np.float32).T
 
 
 def _reason(error: Exception) -> str:

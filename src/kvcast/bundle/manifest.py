@@ -7,17 +7,24 @@ Knows nothing of what the graphs compute.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
 from pathlib import Path, PurePosixPath
 from typing import Any, Self, TypeVar, get_origin
 
-from kvcast.errors import InputMissingError, KvcastError
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.spec.digests import sha256_of
+from kvcast.spec.sizes import MOST_POSITIONS, require_one_of, require_positive
 
 MANIFEST = "bundle.json"
 FORMAT = "kvcast-bundle"
 VERSION = 2
+
+LONGEST = 4 << 20
+"""Bytes of a manifest at most; that of a model of 100 layers has a tenth of it."""
+_KINDS = ("linear", "ring", "cross")
+_DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 _Part = TypeVar("_Part")
 
@@ -37,6 +44,14 @@ class CacheLayers:
     capacity: int
     dtype: str = "float32"
 
+    def __post_init__(self) -> None:
+        require_one_of("a cache's kind", self.kind, _KINDS)
+        require_one_of("a cache's dtype", self.dtype, _DTYPES)
+        names = ("layers", "heads", "head_dim", "capacity")
+        require_positive(**{name: getattr(self, name) for name in names})
+        if max(self.layers, self.heads, self.head_dim, self.capacity) > MOST_POSITIONS:
+            raise KvcastError("a cache is larger than any model's")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
@@ -50,6 +65,14 @@ class Graph:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     aliases: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for names in (self.inputs, self.outputs):
+            if any(type(name) is not str for name in names) or len(set(names)) < len(names):
+                raise KvcastError("a graph's inputs and outputs must be different names")
+        buffers = self.aliases.values()
+        if not (self.aliases.keys() <= set(self.outputs) and set(buffers) <= set(self.inputs)):
+            raise KvcastError("a graph's aliases must lead from its outputs to its inputs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,20 +150,28 @@ class Manifest:
                     Graph,
                     {
                         "file": graph["file"],
-                        "inputs": tuple(graph["inputs"]),
-                        "outputs": tuple(graph["outputs"]),
+                        "inputs": _listed(graph["inputs"]),
+                        "outputs": _listed(graph["outputs"]),
                         "aliases": graph["aliases"],
                     },
                 )
                 for name, graph in fields["graphs"].items()
             }
-            fields["processor"] = tuple(fields.get("processor", ()))
+            fields["processor"] = _listed(fields.get("processor", []))
             fields["files"] = {
                 name: _made(FileRecord, record) for name, record in fields["files"].items()
             }
             return _made(cls, fields)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise KvcastError(f"{MANIFEST} lacks or misspells a field: {error}") from None
+        except (KeyError, TypeError, AttributeError, KvcastError) as error:
+            raise KvcastError(
+                f"{MANIFEST} lacks or misspells a field: {error}; export it again"
+            ) from None
+
+
+def _listed(names: Any) -> tuple[str, ...]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TypeError("a list of names is none")
+    return tuple(names)
 
 
 def _made(kind: type[_Part], values: dict[str, Any]) -> _Part:
@@ -170,19 +201,39 @@ def read_bundle(folder: Path) -> Manifest:
     if not path.is_file():
         raise InputMissingError(f"{folder} is not a bundle: it has no {MANIFEST}")
     try:
-        manifest = Manifest.from_json(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise KvcastError(f"{path} is not text; export the bundle again") from None
+        manifest = Manifest.from_json(_text(path))
+    except KvcastError as error:
+        raise type(error)(f"{folder}: {error}") from None
     if unlisted := {graph.file for graph in manifest.graphs.values()} - manifest.files.keys():
         raise KvcastError(f"{path} gives no checksum for {min(unlisted)}; export again")
-    check_files(folder, manifest.files)
+    # Digests of large files are remembered, but for packages of native code.
+    packages = {graph.file for graph in manifest.graphs.values() if not _is_data(graph.file)}
+    check_files(folder, manifest.files, anew=packages)
     return manifest
 
 
-def check_files(folder: Path, files: Mapping[str, FileRecord]) -> None:
-    """Raise KvcastError unless every file exists, is unchanged and lies inside the folder."""
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(LONGEST + 1)
+        if len(content) <= LONGEST:
+            return content.decode()
+    except OSError as error:
+        raise InputOutputError(f"{path.name} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        pass
+    raise KvcastError(f"{path.name} is not a kvcast manifest; export it again")
+
+
+def check_files(
+    folder: Path, files: Mapping[str, FileRecord], *, anew: Container[str] = ()
+) -> None:
+    """Raise KvcastError unless every file exists, is unchanged and lies inside the folder.
+
+    Files named by `anew` are hashed whatever is remembered of them (`kvcast.spec.digests`).
+    """
     for name, record in files.items():
-        _check_file(folder, name, record)
+        _check_file(folder, name, record, _hash if name in anew else sha256_of)
 
 
 def stays_inside(name: str) -> bool:
@@ -196,12 +247,20 @@ def file_records(folder: Path, names: Iterable[str]) -> Mapping[str, FileRecord]
     return {name: FileRecord.of(folder / name) for name in sorted(names)}
 
 
-def _check_file(folder: Path, name: str, record: FileRecord) -> None:
+def _is_data(file: str) -> bool:
+    return PurePosixPath(file).suffix == ".onnx"
+
+
+def _hash(path: Path) -> str:
+    return FileRecord.of(path).sha256
+
+
+def _check_file(folder: Path, name: str, record: FileRecord, digest: Callable[[Path], str]) -> None:
     path = folder / name
     # Links are allowed, as in the hub's cache: their target must still have the checksum.
     if not stays_inside(name):
         raise KvcastError(f"{MANIFEST} names {name}, which lies outside {folder}")
     if not path.is_file():
         raise KvcastError(f"{folder} lacks {name}, which {MANIFEST} lists; export it again")
-    if path.stat().st_size != record.size or FileRecord.of(path) != record:
+    if path.stat().st_size != record.size or digest(path) != record.sha256:
         raise KvcastError(f"{path} was changed since the export (checksum); export it again")

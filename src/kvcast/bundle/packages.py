@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from kvcast.bundle.manifest import (
+    LONGEST,
     MANIFEST,
     FileRecord,
     Manifest,
@@ -25,7 +26,6 @@ from kvcast.errors import KvcastError
 PACKAGES = ("aoti/model.pt2", "executorch/model.pte")
 """Files of a bundle that can contain native code; they always have these names."""
 _RECORD = "extra/kvcast.json"  # where a .pt2 keeps additional files
-_LONGEST = 4 << 20  # limit on a description's bytes; 100 layers take a tenth of it
 _MADE = (1980, 1, 1, 0, 0, 0)  # ZIP's first day: a fixed date makes equal packages equal bytes
 
 
@@ -98,9 +98,9 @@ def _description(package: Path) -> str:
             if outside := [part.filename for part in records if not stays_inside(part.filename)]:
                 raise KvcastError(f"it has a record outside of itself, {outside[0]!r}: refused")
             found = [part for part in records if _is_description(part.filename)]
-            if len(found) == 1 and found[0].file_size <= _LONGEST:
+            if len(found) == 1 and found[0].file_size <= LONGEST:
                 with archive.open(found[0]) as stream:
-                    return stream.read(_LONGEST).decode()
+                    return stream.read(LONGEST).decode()
     except OSError as error:
         raise KvcastError(f"cannot be read: {error.strerror or error}") from None
     # What zipfile raises for damage, and for unknown compression or encryption.

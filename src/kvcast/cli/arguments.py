@@ -26,6 +26,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**settings, allow_abbrev=False)
+        self.color = False  # of newer versions of Python; `emit` would show the escapes
 
     def print_help(self, file: object = None) -> None:  # noqa: ARG002 - always the same stream
         """Print on standard output, where a reader may leave early."""

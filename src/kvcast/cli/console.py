@@ -15,6 +15,11 @@ from kvcast.errors import InputOutputError, KvcastError
 
 INTERRUPTED = 130
 DEBUG_VARIABLE = "KVCAST_DEBUG"
+# What a terminal obeys (C0, DEL, C1), but for the end of a line and the tab of a table; spelled as
+# in JSON, which may be what is printed.
+_CONTROLS = {
+    code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
+}
 
 
 class OutputStreamError(InputOutputError):
@@ -36,12 +41,15 @@ def prepare_output() -> None:
 def emit(text: str) -> None:
     """Write to standard output and flush, so that a reader sees each piece when it is there.
 
+    A terminal is shown control characters as escapes: a model, or who made its files, may have put
+    them there. Files and pipes get the text as it is.
+
     Raises ClosedPipeError or OutputStreamError; what was not written yet is dropped.
     """
     if sys.stdout is None:
         raise OutputStreamError("standard output is closed; give --output-dir or open it")
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
         sys.stdout.flush()
     except OSError as error:
         _drop_output()
@@ -74,8 +82,8 @@ def report(error: Exception, *, about: str | None = None) -> int:
     if isinstance(error, KvcastError):
         say(str(error), about=about)
         return error.exit_code
-    if os.environ.get(DEBUG_VARIABLE) == "1":
-        traceback.print_exception(error)
+    if os.environ.get(DEBUG_VARIABLE) == "1" and sys.stderr is not None:
+        sys.stderr.write("".join(traceback.format_exception(error)).translate(_CONTROLS))
     kind = f"{type(error).__name__}: {error}"
     say(
         f"internal error ({kind}); please report it; {DEBUG_VARIABLE}=1 shows the traceback",

@@ -15,7 +15,7 @@ from kvcast.tasks.params import LOADING, ExportParams
 EPILOG = """\
 An existing bundle is replaced with --force; a folder that holds anything else never is.
 Exit codes: 0 done, 1 error, 2 wrong usage, 66 model missing, 74 cannot read or write,
-130 interrupted (the destination is as it was before).
+130 interrupted, 143 terminated (the destination is as it was before).
 """
 
 
@@ -48,9 +48,7 @@ def run(args: argparse.Namespace) -> int:
             args.model, args.output, on_phase=on_phase, **keywords(args, ExportParams)
         )
     written = sorted(path for path in bundle.rglob("*") if path.is_file())
-    for path in written:
-        console.emit(f"{console.readable_size(path.stat().st_size):>10}  {path}\n")
-    console.emit(
-        f"{console.readable_size(sum(path.stat().st_size for path in written)):>10}  {bundle}\n"
-    )
+    sizes = {path: path.stat().st_size for path in written}
+    for path, size in [*sizes.items(), (bundle, sum(sizes.values()))]:
+        console.emit(f"{console.readable_size(size):>10}  {console.printable(str(path))}\n")
     return 0

@@ -47,6 +47,7 @@ exit codes:
   74   input cannot be read, or output cannot be written
   130  interrupted; what was printed stays
   141  the reader of standard output left early
+  143  terminated; as 130
 """
 
 

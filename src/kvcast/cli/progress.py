@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from kvcast.cli.console import printable
 from kvcast.spec.phases import ignore_phase
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ class Drawn:
         """Show a spinner and the message."""
         from rich.markup import escape
 
-        with self._console.status(escape(message)) as status:
-            yield lambda part: status.update(escape(f"{message}: {part}"))
+        with self._console.status(escape(printable(message))) as status:
+            yield lambda part: status.update(escape(printable(f"{message}: {part}")))
 
     @contextmanager
     def measuring(self, name: str, total: float | None) -> Iterator[None]:
@@ -99,7 +100,7 @@ class Drawn:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        bar.add_task(escape(name), total=total or None)
+        bar.add_task(escape(printable(name)), total=total or None)
         self._bar = bar
         try:
             with bar:

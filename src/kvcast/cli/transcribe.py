@@ -44,6 +44,7 @@ exit codes:
   74   input cannot be read, or output cannot be written
   130  interrupted; files already complete stay
   141  the reader of standard output left early
+  143  terminated; as 130
 
 If all of several files fail, the exit code is the one they share, or else 1.
 """

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kvcast.decoding.numerics import top_k
 from kvcast.decoding.params import SamplingParams
+from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32, Int64
 
 _COLDEST = 1e-30
@@ -112,16 +113,20 @@ class Sampler:
     def __call__(self, logits_v: Float32, seen: Int64) -> int:
         """Choose from the model's logits [vocab], which stay as they are.
 
-        `seen` is the sequence so far, prompt included.
+        `seen` is the sequence so far, prompt included. Raises KvcastError where logits are no
+        numbers.
         """
         if self._penalty.penalty != 1:
             logits_v = logits_v.copy()
             self._penalty.apply(logits_v, seen)
+        likeliest = int(logits_v.argmax())
+        if not np.isfinite(logits_v[likeliest]):  # what argmax finds is NaN if anything is
+            raise KvcastError("the model's logits are no numbers: its weights are damaged")
         if self._temperature == 0:
-            return int(logits_v.argmax())
+            return likeliest
         # The peak is taken off first, so that it stays finite however cold it is.
         temperature = np.clip(self._temperature, _COLDEST, _HOTTEST)
-        logits_c = (logits_v - logits_v.max()) / np.float32(temperature)
+        logits_c = (logits_v - logits_v[likeliest]) / np.float32(temperature)
         tokens_c = np.arange(logits_c.size)
         for truncation in self._truncations:
             kept_c = truncation.keeps(logits_c)

@@ -17,12 +17,25 @@ from onnx_ir.external_data import convert_tensors_to_external
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from kvcast.bundle.manifest import Graph
+from kvcast.errors import KvcastError
 from kvcast.lowering.onnx_operators import OPSET, TABLE
 from kvcast.lowering.replace import replace_operators
 from kvcast.lowering.signatures import Signature
 
 FOLDER = "onnx"
+# What GroupQueryAttention takes; as it rotates, it rounds half a head down to a multiple of 8.
+_HEAD_MULTIPLE, _ROTARY_HEAD_MULTIPLE = 8, 16
 _SMALL = 256  # tensors of up to so many bytes stay in the graph's own file
+
+
+def check_heads(head_dim: int, *, rotary: bool) -> None:
+    """Raise KvcastError for heads, rotated or not, of a size that ONNX Runtime does not take."""
+    multiple = _ROTARY_HEAD_MULTIPLE if rotary else _HEAD_MULTIPLE
+    if head_dim % multiple:
+        raise KvcastError(
+            f"heads of {head_dim} numbers cannot run on ONNX Runtime, which takes multiples of "
+            f"{multiple}{' where positions are rotary' if rotary else ''}: use --runtime eager"
+        )
 
 
 def export_graph(signature: Signature) -> ir.Model:

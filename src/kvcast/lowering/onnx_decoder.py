@@ -11,10 +11,9 @@ from typing import Protocol
 import onnx_ir as ir
 
 from kvcast.bundle.manifest import CacheLayers, Graph
-from kvcast.errors import KvcastError
 from kvcast.lowering import signatures
 from kvcast.lowering.calibration import run_random_tokens
-from kvcast.lowering.onnx import FOLDER, export_graph, save_graph
+from kvcast.lowering.onnx import FOLDER, check_heads, export_graph, save_graph
 from kvcast.lowering.onnx_fusion import fuse, interleave_experts
 from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
 from kvcast.lowering.onnx_self_cache import quantize_self_caches
@@ -26,7 +25,6 @@ CACHE_DTYPES = {"fp32": "float32", "int8": "int8"}
 # Every token depends on the tables, in the lookup and in the last product: with 4 bits
 # SmolLM2-135M's perplexity is 13.6 instead of 10.7.
 TABLE_BITS = 8
-_HEAD_MULTIPLE = 8
 _TABLES = ("decoder.embedding.weight", "decoder.head.weight")
 
 
@@ -71,7 +69,7 @@ def lower(
         smooth(programs)
     dimensions = programs.dimensions
     signature = signatures.decoder(programs, cache_layers(dimensions))["decode"]
-    decode = decode_graph(signature, dimensions.head_dim)
+    decode = decode_graph(signature, dimensions.head_dim, rotary=True)
     fuse(decode)
     interleave_experts(decode)
     if quantize != "none":
@@ -108,18 +106,14 @@ def cache_layers(dimensions: CacheSizes, cache: str = "fp32") -> tuple[CacheLaye
     )
 
 
-def decode_graph(signature: Signature, head_dim: int) -> ir.Model:
+def decode_graph(signature: Signature, head_dim: int, *, rotary: bool) -> ir.Model:
     """Export a program of tokens, lengths, offsets and caches.
 
     Raises:
-        KvcastError: ONNX Runtime does not support the head size.
+        KvcastError: heads are of a size that ONNX Runtime does not take.
 
     """
-    if head_dim % _HEAD_MULTIPLE:
-        raise KvcastError(
-            f"ONNX Runtime needs a head size that is a multiple of {_HEAD_MULTIPLE}, not "
-            f"{head_dim}: use --runtime eager"
-        )
+    check_heads(head_dim, rotary=rotary)
     return export_graph(signature)
 
 

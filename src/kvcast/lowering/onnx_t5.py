@@ -37,7 +37,7 @@ def lower(programs: T5Programs, quantize: str, folder: Path) -> dict[str, Graph]
     """
     (folder / FOLDER).mkdir()
     program = signatures.t5(programs)
-    decode = decode_graph(program["decode"], programs.dimensions.head_dim)
+    decode = decode_graph(program["decode"], programs.dimensions.head_dim, rotary=False)
     encode = export_graph(program["encode"])
     for graph in (encode, decode):
         fuse(graph)

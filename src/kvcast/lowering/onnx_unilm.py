@@ -38,7 +38,8 @@ def lower(
     (folder / FOLDER).mkdir()
     dimensions = programs.dimensions
     program = signatures.unilm(programs, cache_layers(dimensions))
-    decode = decode_graph(program["decode"], dimensions.head_dim)
+    rotary = dimensions.rotary is not None
+    decode = decode_graph(program["decode"], dimensions.head_dim, rotary=rotary)
     fuse(decode)
     if quantize != "none":
         quantize_matrices(decode, {"int8": 8, "int4": 4}[quantize])

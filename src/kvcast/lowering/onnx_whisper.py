@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvcast.bundle.manifest import CacheLayers, Graph
 from kvcast.lowering import signatures
-from kvcast.lowering.onnx import FOLDER, export_graph, save_graph
+from kvcast.lowering.onnx import FOLDER, check_heads, export_graph, save_graph
 from kvcast.lowering.onnx_cross_cache import quantize_cross_caches
 from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
 from kvcast.lowering.signatures import cache_names
@@ -31,6 +31,7 @@ def lower(programs: WhisperPrograms, quantize: str, folder: Path) -> dict[str, G
         The manifest's entries for the graphs.
 
     """
+    check_heads(programs.dimensions.head_dim, rotary=False)
     (folder / FOLDER).mkdir()
     program = signatures.whisper(programs)
     encode, decode = export_graph(program["encode"]), export_graph(program["decode"])

@@ -22,6 +22,7 @@ from kvcast.errors import KvcastError
 from kvcast.runtimes import torch_settings
 from kvcast.runtimes.eager import EagerEncoderDecoder, LayerCache, Programs, pairs
 from kvcast.runtimes.memory import Layer
+from kvcast.runtimes.opening import failed, naming
 
 _WEIGHTS = "weights.safetensors"
 _SLOTS = "slots_"
@@ -31,8 +32,9 @@ _FEW_TOKENS = 16  # that decode's attention by sums is made for
 class CompiledProgram:
     """One program of a package: flat tensors in, flat tensors out."""
 
-    def __init__(self, loader: Any, graph: Graph, device: str) -> None:
+    def __init__(self, loader: Any, path: Path, graph: Graph, device: str) -> None:
         self._loader = loader
+        self._path = path
         self._device = device
         self._kinds = [
             name.removeprefix(_SLOTS) for name in graph.inputs if name.startswith(_SLOTS)
@@ -54,7 +56,10 @@ class CompiledProgram:
         given = list(inputs)
         for i in self._brought:
             given[i] = given[i].to(self._device)
-        results: list[Tensor] = self._loader.run([*sizes, *given])
+        try:
+            results: list[Tensor] = self._loader.run([*sizes, *given])
+        except Exception as error:
+            raise failed(self._path, error) from error
         return results
 
     def _slots_of(self, count: int) -> Tensor:
@@ -92,9 +97,11 @@ def open_programs(folder: Path, manifest: Manifest, threads: int) -> dict[str, C
     weights_name = Path(min(files)).with_name(_WEIGHTS).as_posix()
     if len(files) != 1 or weights_name not in manifest.files:
         raise KvcastError(f"{folder} has no {weights_name} with a checksum; export it again")
-    weights = load_weights(folder / weights_name, manifest.device)
+    path = folder / min(files)
+    with naming(folder / weights_name):
+        weights = load_weights(folder / weights_name, manifest.device)
     try:
-        package = load_pt2(str(folder / min(files))).aoti_runners
+        package = load_pt2(str(path)).aoti_runners
         for program, runner in package.items():
             own = {
                 # A program's own constants, which have no names, are under its name.
@@ -103,14 +110,14 @@ def open_programs(folder: Path, manifest: Manifest, threads: int) -> dict[str, C
             }
             runner.load_constants(own, check_full_update=True, user_managed=True)
         return {
-            name: CompiledProgram(package[name].loader, graph, manifest.device)
+            name: CompiledProgram(package[name].loader, path, graph, manifest.device)
             for name, graph in manifest.graphs.items()
         }
-    except (KeyError, RuntimeError) as error:
+    except Exception as error:  # whatever a damaged archive makes its reader raise
+        said = (str(error).splitlines() or [type(error).__name__])[0]
         raise KvcastError(
-            f"{folder / min(files)} cannot be loaded here ({str(error).splitlines()[0]}); "
-            "export it again on this machine"
-        ) from None
+            f"{path} cannot be loaded here ({said}); export it again on this machine"
+        ) from error
 
 
 def load_weights(path: Path, device: str) -> dict[str, Tensor]:

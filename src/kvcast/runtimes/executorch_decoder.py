@@ -23,6 +23,7 @@ class ExecutorchRuntime(CachedRuntime):
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         self._methods = Methods(folder / manifest.graph("decode").file, threads)
+        self._methods.check(manifest)
         self._decode = DecodeMethod(self._methods, manifest.dimensions["vocab_size"])
         self._is_ring = [
             layer.kind == "ring"

@@ -14,9 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32, Int64
+from kvcast.runtimes.executorch_checks import check_methods
 from kvcast.runtimes.executorch_quiet import quiet
+from kvcast.runtimes.opening import failed, naming
 
 _TOKENS, _LENGTHS, _OFFSETS = range(3)
 _FIRST_CACHE = 3
@@ -32,14 +35,23 @@ class Methods:
             runtime._legacy_module._unsafe_reset_threadpool(threads)
         # Kernels' matrix products are torch's, whose own threads would come on top of these.
         torch.set_num_threads(1)
+        self._path = path
         try:
             self._program = runtime.load_program(path)
         except RuntimeError:
             raise KvcastError(f"{path} is no ExecuTorch program; export it again") from None
 
+    def check(self, manifest: Manifest) -> None:
+        """Raise KvcastError unless the methods are what a bundle's manifest says."""
+        with naming(self._path):
+            check_methods(self._path, self._program, manifest)
+
     def run(self, name: str, arguments: Sequence[Tensor]) -> list[Tensor]:
-        """Run a method."""
-        results: list[Tensor] = self._program.load_method(name).execute(arguments)
+        """Run a method; raises KvcastError, which names the file, for whatever goes wrong."""
+        try:
+            results: list[Tensor] = self._program.load_method(name).execute(arguments)
+        except Exception as error:
+            raise failed(self._path, error) from error
         return results
 
     def shapes(self, name: str) -> list[tuple[int, ...]]:

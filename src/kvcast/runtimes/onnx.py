@@ -25,7 +25,7 @@ class OnnxEncoderDecoder(OnnxRuntime, EncoderDecoderOf[Cache]):
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         self._encode_graph = manifest.graph("encode")
         self._encode_session = onnx_session(folder / self._encode_graph.file, threads)
-        super().__init__(folder, manifest, threads)
+        super().__init__(folder, manifest, threads, encode=self._encode_session)
         self.longest = manifest.cache_layers("linear").capacity
 
     @override

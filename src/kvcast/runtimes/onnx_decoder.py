@@ -17,6 +17,7 @@ from kvcast.bundle.manifest import CacheLayers, Manifest
 from kvcast.runtimes.base import Float32, Int32, Int64
 from kvcast.runtimes.cache import Cache, CachedRuntime, Run
 from kvcast.runtimes.memory import Layer, Memory
+from kvcast.runtimes.onnx_graph import OnnxGraph, check_graphs
 from kvcast.runtimes.onnx_session import Step, bind, onnx_session
 
 # A ring that is full is moved together once in so many steps.
@@ -27,9 +28,11 @@ _NEW = ("tokens", "lengths", "offsets")
 class OnnxRuntime(CachedRuntime):
     """The graph `decode` over caches in NumPy arrays."""
 
-    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, threads: int, **others: OnnxGraph) -> None:
+        """Open `decode`; `others` are graphs that belong to it, by their names."""
         self._graph = manifest.graph("decode")
         self._session = onnx_session(folder / self._graph.file, threads)
+        check_graphs(manifest, {"decode": self._session, **others})
         self._layers = [layer for layer in manifest.cache if layer.kind != "cross"]
         self._vocab: int = manifest.dimensions["vocab_size"]
         self._past = [name for name in self._graph.inputs if name.startswith("past_")]

@@ -10,6 +10,7 @@ import onnxruntime as ort
 
 from kvcast.bundle.manifest import Graph
 from kvcast.runtimes.base import Float32, Int32, Int64
+from kvcast.runtimes.onnx_graph import OnnxGraph
 
 _ERRORS_ONLY = 3  # ONNX Runtime's warnings are about optimisations of no interest to a user
 # Idle threads spin, by default for tens of milliseconds, in which encode's take the cores from
@@ -17,7 +18,7 @@ _ERRORS_ONLY = 3  # ONNX Runtime's warnings are about optimisations of no intere
 _SPIN_US = "500"
 
 
-def onnx_session(path: Path, threads: int) -> Any:
+def onnx_session(path: Path, threads: int) -> OnnxGraph:
     """Load a graph to run with so many threads."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -26,7 +27,7 @@ def onnx_session(path: Path, threads: int) -> Any:
     # The plan for memory is made in the first run and asks for a second arena: 29 MB more at the
     # peak for a base-sized encoder, and no time saved.
     options.enable_mem_pattern = False
-    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return OnnxGraph(path, options)
 
 
 @dataclass(frozen=True)

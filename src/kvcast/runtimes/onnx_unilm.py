@@ -12,6 +12,7 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.runtimes.history import SourceHistory, check_sources
 from kvcast.runtimes.onnx_decoder import OnnxDecoderOnly
+from kvcast.runtimes.onnx_graph import check_graphs
 from kvcast.runtimes.onnx_session import onnx_session
 
 
@@ -29,6 +30,8 @@ class OnnxUnilm(OnnxDecoderOnly):
             if manifest.dimensions["pooled"]
             else None
         )
+        if self._pool is not None:
+            check_graphs(manifest, {"pool": self._pool})
 
     def embed(self, sources: Sequence[Int64]) -> Float32:
         """Return the pooled first token of each source, fp32 [len(sources), width].

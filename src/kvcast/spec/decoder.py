@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from kvcast.errors import KvcastError
 from kvcast.spec.rotary import Rotary
-from kvcast.spec.sizes import MOST_POSITIONS, require_one_of, require_positive
+from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 
@@ -82,7 +82,8 @@ class DecoderDimensions:
             raise KvcastError(f"experts with {self.activation} instead of silu are not supported")
         if self.head_dim % 2:
             raise KvcastError(f"head_dim must be even, not {self.head_dim}")
-        if not self.windows or any(w is not None and w < 1 for w in self.windows):
+        require_layers(self.layers)
+        if not self.windows or not all(map(_is_window, self.windows)):
             raise KvcastError("windows must have one or more layers, each None or 1 or more")
         require_one_of("activation", self.activation, ACTIVATIONS)
         if not 0 <= self.experts_per_token <= self.experts or bool(self.experts) != bool(
@@ -118,3 +119,7 @@ class DecoderDimensions:
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as in the manifest."""
         return asdict(self)
+
+
+def _is_window(window: object) -> bool:
+    return window is None or (type(window) is int and 1 <= window <= MOST_POSITIONS)

@@ -4,6 +4,7 @@ from kvcast.errors import KvcastError
 
 # More than any model has, and few enough for a table.
 MOST_POSITIONS = 1 << 24
+MOST_LAYERS = 1 << 12
 
 
 def require_positive(**sizes: int) -> None:
@@ -17,3 +18,9 @@ def require_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise KvcastError unless `value` is one of `choices`."""
     if value not in choices:
         raise KvcastError(f"{name} {value!r} is not supported: {', '.join(choices)}")
+
+
+def require_layers(*counts: int) -> None:
+    """Raise KvcastError for more layers than any model has."""
+    if max(counts) > MOST_LAYERS:
+        raise KvcastError(f"{max(counts)} layers are more than any model has")

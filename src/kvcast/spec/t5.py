@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from kvcast.errors import KvcastError
-from kvcast.spec.sizes import MOST_POSITIONS, require_one_of, require_positive
+from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 # Relative positions have no limit, but caches and biases need one.
@@ -77,6 +77,7 @@ class T5Dimensions:
 
     def __post_init__(self) -> None:
         require_positive(**{name: getattr(self, name) for name in _SIZES})
+        require_layers(self.encoder_layers, self.decoder_layers)
         require_one_of("activation", self.activation, ACTIVATIONS)
         if self.buckets % 4 or self.max_distance <= self.buckets // 2:
             raise KvcastError(
@@ -84,7 +85,7 @@ class T5Dimensions:
             )
         if max(self.source_positions, self.target_positions, self.max_distance) > MOST_POSITIONS:
             raise KvcastError("there are more positions than any model has")
-        if not 0 <= self.start_token < self.vocab_size:
+        if type(self.start_token) is not int or not 0 <= self.start_token < self.vocab_size:
             raise KvcastError(
                 f"start_token {self.start_token} is not one of {self.vocab_size} tokens"
             )

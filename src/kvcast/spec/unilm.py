@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from kvcast.errors import KvcastError
 from kvcast.spec.rotary import Rotary
-from kvcast.spec.sizes import MOST_POSITIONS, require_one_of, require_positive
+from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 _SIZES = (
@@ -62,6 +62,7 @@ class UnilmDimensions:
 
     def __post_init__(self) -> None:
         require_positive(**{name: getattr(self, name) for name in _SIZES})
+        require_layers(self.layers)
         require_one_of("activation", self.activation, ACTIVATIONS)
         if self.width % self.heads:
             raise KvcastError(f"width {self.width} is not a multiple of {self.heads} heads")

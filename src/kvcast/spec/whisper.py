@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from kvcast.errors import KvcastError
-from kvcast.spec.sizes import require_positive
+from kvcast.spec.sizes import require_layers, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,7 @@ class WhisperDimensions:
 
     def __post_init__(self) -> None:
         require_positive(**asdict(self))
+        require_layers(self.encoder_layers, self.decoder_layers)
         for heads in (self.encoder_heads, self.decoder_heads):
             if self.d_model % heads:
                 raise KvcastError(f"d_model {self.d_model} is not a multiple of {heads} heads")

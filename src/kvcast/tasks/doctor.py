@@ -4,12 +4,7 @@ A runtime counts as usable once it has passed its self-test in a child process w
 since a broken package may end its process or hang. Knows nothing of how findings are displayed.
 """
 
-import contextlib
 import importlib
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,13 +18,13 @@ from kvcast.errors import KvcastError
 from kvcast.runtimes.cores import available_cores, instruction_sets
 from kvcast.spec.paths import cache_dir
 from kvcast.spec.runtimes import DEFAULT_RUNTIME, RUNTIMES
+from kvcast.tasks.child import ask
 from kvcast.tasks.exporting import require_export_extra
-from kvcast.tasks.loading import load
+from kvcast.tasks.first_opening import open_and_call
 from kvcast.tasks.targets import TARGETS
 from kvcast.tasks.targets.self_test import SelfTestResult, double_on_torch, versions
 
 _SECONDS = 120  # a first import from a slow disk takes a while
-_CHILD = "import sys; from kvcast.tasks.doctor import answer; answer(*sys.argv[1:])"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,19 +165,9 @@ def processor(instructions: Sequence[str]) -> Processor:
     return Processor(cores=available_cores(), instructions=list(instructions), bf16=bf16, int8=int8)
 
 
-def answer(question: str, *words: str) -> None:
-    """Answer a question of `examine` as JSON on the last line of output, then end the process."""
-    try:
-        reply = {"found": _ANSWERS[question](*words)}
-    except KvcastError as error:
-        reply = {"problem": str(error)}
-    except ModuleNotFoundError as error:
-        reply = {"problem": f"{error.name} is not installed"}
-    except Exception as error:  # whatever a broken package raises
-        reply = {"problem": f"{type(error).__name__}: {error}"}
-    print("\n" + json.dumps(reply), flush=True)
-    # Skip the interpreter's shutdown, where a broken package may fail once more.
-    os._exit(0)
+def answer(question: str, *words: str) -> Any:
+    """Answer a question of `examine`, in a child process; raises whatever a broken part raises."""
+    return _ANSWERS[question](*words)
 
 
 def _self_test(name: str) -> dict[str, Any]:
@@ -208,40 +193,19 @@ def _cuda_devices() -> list[str]:
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
-def _open(path: str) -> None:
-    load(path, threads=1)
-
-
 _ANSWERS: Mapping[str, Callable[..., Any]] = {
     "runtime": _self_test,
     "exporters": require_export_extra,
     "part": _import_all,
     "cuda": _cuda_devices,
-    "bundle": _open,
+    "bundle": open_and_call,
 }
 
 
 def _ask(*question: str) -> tuple[Any, str]:
     """Return what a child process found, and its problem in one line, empty if there is none."""
-    try:
-        done = subprocess.run(  # noqa: S603 - this package
-            [sys.executable, "-W", "ignore", "-c", _CHILD, *question],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=_SECONDS,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
-        return None, f"no answer within {_SECONDS} s"
-    except OSError as error:
-        return None, f"cannot start {sys.executable}: {error.strerror}"
-    with contextlib.suppress(ValueError, IndexError, AttributeError):
-        reply = json.loads(done.stdout.splitlines()[-1])
-        return reply.get("found"), " ".join(reply.get("problem", "").split())
-    ending = f"signal {-done.returncode}" if done.returncode < 0 else f"code {done.returncode}"
-    return None, f"its process ended with {ending}"
+    told = ask(f"{__name__}:answer", *question, seconds=_SECONDS)
+    return told.found, told.problem
 
 
 def _runtime(name: str) -> Runtime:
@@ -305,5 +269,5 @@ def _opened(path: str) -> Opened:
     except (KvcastError, OSError) as error:
         return Opened(path=path, runtime="", problem=str(error))
     # An absolute path, so a folder named demo is not mistaken for the packaged model.
-    _, problem = _ask("bundle", str(Path(path).absolute()))
+    _, problem = _ask("bundle", str(Path(path).absolute()), runtime)
     return Opened(path=path, runtime=runtime, problem=problem)

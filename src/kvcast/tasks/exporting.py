@@ -16,6 +16,7 @@ from kvcast.spec.options import keywords_of
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.runtimes import RUNTIMES, BundlePrecision
 from kvcast.tasks.families import family_of
+from kvcast.tasks.first_opening import remember_opening
 from kvcast.tasks.params import ExportParams
 from kvcast.tasks.targets import TARGETS
 from kvcast.tasks.targets.base import BuildOptions, LoweringJob
@@ -120,7 +121,8 @@ def export_folder(
         # Opened as a user will open it, so a damaged tokenizer is reported now.
         family.model(candidate, checkpoint.dimensions, text)
         record = family.prove(candidate, programs, exact=precision.exact)
-        seal(folder, replace(manifest, verification=record))
+        # It has just run here.
+        remember_opening(seal(folder, replace(manifest, verification=record)))
     return output
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import override
 
-from kvcast.errors import KvcastError
+from kvcast.errors import InputMissingError, KvcastError
 from kvcast.runtimes.base import EncoderDecoder, Runtime
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.t5 import T5Dimensions
@@ -52,6 +52,9 @@ class Family(Protocol):
 
     def dimensions(self, fields: dict[str, Any]) -> Any:
         """Build dimensions from the manifest's fields."""
+
+    def tensor_shapes(self, dimensions: Any) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of each tensor of a model's checkpoint."""
 
     def model(self, runtime: Any, dimensions: Any, text: Mapping[str, bytes]) -> Any:
         """Return the model that users call."""
@@ -116,12 +119,20 @@ class WhisperFamily(Family):
         return WhisperDimensions.from_json(fields)
 
     @override
+    def tensor_shapes(self, dimensions: WhisperDimensions) -> Mapping[str, tuple[int, ...]]:
+        from kvcast.checkpoints.names import tensor_shapes
+
+        return tensor_shapes(dimensions)
+
+    @override
     def model(
         self, runtime: EncoderDecoder, dimensions: WhisperDimensions, text: Mapping[str, bytes]
     ) -> "WhisperModel":
         from kvcast.tasks.model import WhisperModel
         from kvcast.text.whisper import WhisperTokenizer
 
+        if TOKENIZER not in text:
+            raise InputMissingError(f"the bundle has no {TOKENIZER}: export it again")
         tokenizer = WhisperTokenizer(text[TOKENIZER], dimensions.vocab_size)
         return WhisperModel(runtime, tokenizer, dimensions)
 
@@ -176,6 +187,12 @@ class DecoderFamily(_TextFamily):
         return DecoderDimensions.from_json(fields)
 
     @override
+    def tensor_shapes(self, dimensions: DecoderDimensions) -> Mapping[str, tuple[int, ...]]:
+        from kvcast.checkpoints.decoder_names import tensor_shapes
+
+        return tensor_shapes(dimensions)
+
+    @override
     def model(
         self, runtime: Runtime, dimensions: DecoderDimensions, text: Mapping[str, bytes]
     ) -> "TextModel":
@@ -213,6 +230,12 @@ class T5Family(_TextFamily):
         return T5Dimensions.from_json(fields)
 
     @override
+    def tensor_shapes(self, dimensions: T5Dimensions) -> Mapping[str, tuple[int, ...]]:
+        from kvcast.checkpoints.t5_names import tensor_shapes
+
+        return tensor_shapes(dimensions)
+
+    @override
     def model(
         self, runtime: EncoderDecoder, dimensions: T5Dimensions, text: Mapping[str, bytes]
     ) -> "T5Model":
@@ -248,6 +271,12 @@ class UnilmFamily(_TextFamily):
     @override
     def dimensions(self, fields: dict[str, Any]) -> UnilmDimensions:
         return UnilmDimensions.from_json(fields)
+
+    @override
+    def tensor_shapes(self, dimensions: UnilmDimensions) -> Mapping[str, tuple[int, ...]]:
+        from kvcast.checkpoints.unilm_names import tensor_shapes
+
+        return tensor_shapes(dimensions)
 
     @override
     def model(

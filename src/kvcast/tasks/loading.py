@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvcast import __version__
 from kvcast.bundle.manifest import MANIFEST, VERSION, Manifest, is_bundle, read_bundle
 from kvcast.bundle.packages import bundle_of, is_package, read_on_trust, unvouched_package
+from kvcast.bundle.staging import remove_abandoned
+from kvcast.bundle.validation import check_manifest
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.runtimes.cores import available_cores
@@ -24,6 +26,7 @@ from kvcast.spec.phases import OnPhase
 from kvcast.spec.runtimes import DEFAULT_RUNTIME, RUNTIMES, BundlePrecision, PrecisionRequest
 from kvcast.tasks.exporting import check_export, export_folder, require_export_extra
 from kvcast.tasks.families import family_of
+from kvcast.tasks.first_opening import check_first_opening
 from kvcast.tasks.params import LoadParams
 from kvcast.tasks.targets import TARGETS
 from kvcast.tasks.targets.base import BuildOptions, Target
@@ -72,8 +75,12 @@ def load(model: str | Path, params: LoadParams) -> Model:
     return open_model(model, params).model
 
 
-def open_model(model: str | Path, params: LoadParams) -> OpenedModel:
-    """Open a model as `load` does, and say what it was opened from."""
+def open_model(model: str | Path, params: LoadParams, *, first_opening: bool = True) -> OpenedModel:
+    """Open a model as `load` does, and say what it was opened from.
+
+    With `first_opening` a package that was not opened on this machine before is opened in a child
+    process first.
+    """
     runtime, request = params.runtime, params.precision
     threads = params.threads or available_cores()
     place = Path(model) if is_package(Path(model)) else locate(str(model))
@@ -92,6 +99,8 @@ def open_model(model: str | Path, params: LoadParams) -> OpenedModel:
             folder, str(model), runtime or DEFAULT_RUNTIME, request, params.on_phase
         )
     _check_request(folder, manifest, runtime, request)
+    if first_opening:
+        check_first_opening(folder, manifest, trust=params.trust)
     return OpenedModel(
         model=_open_bundle(folder, manifest, threads), runtime=manifest.runtime, on_trust=package
     )
@@ -123,11 +132,22 @@ def _check_request(
             )
 
 
+def checked_dimensions(folder: Path, manifest: Manifest) -> Any:
+    """Return the dimensions of a bundle's model; raises KvcastError if its manifest is wrong."""
+    family = family_of(manifest.family)
+    try:
+        dimensions = family.dimensions(manifest.dimensions)
+        check_manifest(manifest, dimensions, family.tensor_shapes(dimensions).values())
+    except KvcastError as error:
+        raise KvcastError(f"{folder}: {error}") from None
+    return dimensions
+
+
 def _open_bundle(folder: Path, manifest: Manifest, threads: int) -> Model:
     family = family_of(manifest.family)
     # Text files lie beside the manifest, graphs in folders of their own.
     text = {name: (folder / name).read_bytes() for name in manifest.files if "/" not in name}
-    dimensions = family.dimensions(manifest.dimensions)
+    dimensions = checked_dimensions(folder, manifest)
     runtime = _target(manifest).open(manifest.family, folder, manifest, threads)
     model: Model = family.model(runtime, dimensions, text)
     return model
@@ -169,6 +189,7 @@ def _exported_once(
     parts = (fingerprint(checkpoint), runtime, repr(precision), *made_for, *versions)
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
     bundle = cache_dir() / "bundles" / key
+    remove_abandoned(bundle.parent)
     with contextlib.suppress(KvcastError):
         return bundle, read_bundle(bundle)
     # It is missing or damaged: exporting mends both.

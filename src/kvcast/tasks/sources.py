@@ -144,7 +144,7 @@ class UnilmModel(SourceTextModel):
         kept = list(different.values()) or [texts[0]]
         # What was written within the model's positions may not be, when it is spelled anew.
         most = self.dimensions.max_positions
-        anew = [np.array(self.tokenizer.encode(text.text)[:most], np.int64) for text in kept]
+        anew = [self._limits.known(self.tokenizer.encode(text.text)[:most]) for text in kept]
         embeddings_nd = self.runtime.embed([encoded, *anew])
         embeddings_nd /= np.linalg.norm(embeddings_nd, axis=1, keepdims=True)
         similarities_n = embeddings_nd[1:] @ embeddings_nd[0]

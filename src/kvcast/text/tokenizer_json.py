@@ -19,6 +19,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +28,7 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError
 from kvcast.text.base import Message, TextStream, TextTokenizer
+from kvcast.text.bounds import check_bounds
 from kvcast.text.characters import whole_characters
 from kvcast.text.charsmap import check_charsmap
 from kvcast.text.chat import NO_TEMPLATE, ChatTemplate, checked_messages
@@ -51,14 +53,13 @@ class JsonTokenizer(TextTokenizer):
         Raises KvcastError, naming `what`, if it is damaged, or of a kind whose tokens are not plain
         bytes.
         """
-        try:
+        self._what = what
+        with _one_line(f"{what} cannot be read"):
             description = json.loads(tokenizer_json)
+            check_bounds(description)
             _check(description)
             self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json.decode())
             spelling, leading_spaces = read_decoder(description["decoder"])
-        except Exception as error:  # the tokenizers library raises bare Exception
-            reason = " ".join(str(error).split())[:300]
-            raise KvcastError(f"{what} cannot be read: {reason}; fetch it again") from None
         self._unigram = description["model"].get("type") == "Unigram"
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -107,8 +108,9 @@ class JsonTokenizer(TextTokenizer):
 
     def _encode(self, prompt: str, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
         """Return the tokens of a prompt in which the user's `texts` have been neutralised."""
-        tokenizer = self._twin if any(map(self._spells_special, texts)) else self._tokenizer
-        ids: list[int] = tokenizer.encode(prompt, add_special_tokens=add_special_tokens).ids
+        with _one_line(f"{self._what} cannot take this text"):
+            tokenizer = self._twin if any(map(self._spells_special, texts)) else self._tokenizer
+            ids: list[int] = tokenizer.encode(prompt, add_special_tokens=add_special_tokens).ids
         return ids
 
     def _token_bytes(self, token: int) -> bytes:
@@ -185,6 +187,20 @@ class JsonTokenizer(TextTokenizer):
             cuts = [description["pre_tokenizer"], cut] if description["pre_tokenizer"] else [cut]
             description["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": cuts}
         return Tokenizer.from_str(json.dumps(description))
+
+
+@contextmanager
+def _one_line(problem: str) -> Iterator[None]:
+    """Raise KvcastError for whatever the tokenizers library raises: bare Exception, or a panic."""
+    try:
+        yield
+    except KvcastError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise KvcastError(f"{problem}: {reason}; fetch it again") from None
 
 
 def _check(description: Mapping[str, Any]) -> None:

@@ -46,6 +46,7 @@ class WhisperTokenizer:
             description = json.loads(tokenizer_json)
             self._bpe = _byte_level_bpe(description["model"])
             contents = {int(e["id"]): str(e["content"]) for e in description["added_tokens"]}
+            last = max(description["model"]["vocab"].values())
         except Exception as error:  # the tokenizers library raises bare Exception
             reason = " ".join(str(error).split())
             raise KvcastError(
@@ -54,6 +55,11 @@ class WhisperTokenizer:
         self._contents = {i: _RENAMED.get(content, content) for i, content in contents.items()}
         self._specials = {content: i for i, content in self._contents.items()}
         self.vocab_size = vocab_size
+        if last >= vocab_size:
+            raise KvcastError(
+                f"tokenizer.json does not belong to this model: it has a token {last}, and the "
+                f"model has {vocab_size}"
+            )
         self.is_multilingual = vocab_size >= 51865
         self.eot = self._special("<|endoftext|>")
         self.sot = self._special("<|startoftranscript|>")
@@ -160,7 +166,13 @@ class WhisperTokenizer:
     def _special(self, name: str) -> int:
         if name not in self._specials:
             raise KvcastError(f"tokenizer.json has no {name}: it is not that of a Whisper model")
-        return self._specials[name]
+        token = self._specials[name]
+        if not 0 <= token < self.vocab_size:
+            raise KvcastError(
+                f"tokenizer.json does not belong to this model: {name} is token {token}, and the "
+                f"model has {self.vocab_size}"
+            )
+        return token
 
 
 def _byte_level_bpe(model: dict[str, Any]) -> Tokenizer:

@@ -3,9 +3,14 @@ import os
 
 import pytest
 
-from kvcast.checkpoints import digests
-from kvcast.checkpoints.digests import sha256_of
+from kvcast.spec import digests
+from kvcast.spec.digests import sha256_of
 from kvcast.spec.paths import cache_dir
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "kvcast-cache"))
 
 
 @pytest.fixture

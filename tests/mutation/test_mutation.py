@@ -1,0 +1,83 @@
+"""Damaged files of every format are read, or refused in one line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundles import NEEDED, once
+from mutation import failing
+from mutation.__main__ import main
+from mutation.damage import damaged_bytes, lying_json
+from mutation.runner import OUTCOMES, Case, run
+from mutation.whole import FORMATS
+
+SEED = 20_260
+# Packages that were not opened before are opened in a child process, which imports torch.
+CASES = {"pte": 40, "pte manifest": 40, "pt2": 30, "pt2 weights": 20, "pt2 manifest": 30}
+SECONDS = 300  # for a machine that is busy: what hangs does so for ever
+
+
+def outcomes(name: str, cases: int) -> list[Case]:
+    kind = FORMATS[name]
+    if kind.samples in NEEDED:
+        pytest.importorskip(NEEDED[kind.samples][0], reason=NEEDED[kind.samples][1])
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        kind.make(folder)
+
+    samples = once(f"mutation-{kind.samples}", make)
+    return list(run(name, samples, SEED, range(cases), SECONDS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_damaged_file_is_read_or_refused_in_one_line(name: str):
+    cases = outcomes(name, CASES.get(name, 300))
+    assert [case for case in cases if not case.well] == []
+    found = {case.outcome for case in cases}
+    assert "refused" in found
+    assert not [case for case in cases if case.outcome == "refused" and not case.what]
+
+
+@pytest.mark.parametrize("name", ["manifest", "tokenizer.json", "sound"])
+def test_a_few_of_them(name: str):
+    cases = outcomes(name, 20)
+    assert len(cases) == 20
+    assert [case for case in cases if not case.well] == []
+
+
+@pytest.mark.parametrize("name", failing.FORMATS)
+def test_the_runner_notices(name: str, tmp_path: Path):
+    (tmp_path / "samples").mkdir()
+    failing.FORMATS[name].make(tmp_path / "samples")
+    seconds = 10 if name == "hung" else SECONDS
+    cases = list(
+        run(name, tmp_path / "samples", SEED, range(5, 7), seconds, module="mutation.failing")
+    )
+    assert [case.number for case in cases] == [5, 6]
+    expected = "traceback" if name == "panic" else name
+    assert {case.outcome for case in cases} == {expected}
+    assert all(case.well == (name in ("opened", "refused")) for case in cases)
+
+
+def test_damage_is_that_of_its_seed_and_changes_something():
+    content = bytes(range(256)) * 20
+    document = json.dumps({"a": [1, 2.5, "x"], "b": {"c": None, "d": [{"e": True}]}}).encode()
+    for change, whole in ((damaged_bytes, content), (lying_json, document)):
+        made = [change(np.random.default_rng(i), whole) for i in range(200)]
+        assert made == [change(np.random.default_rng(i), whole) for i in range(200)]
+        assert len(set(made)) > 100
+        assert sum(one != whole for one in made) > 150
+
+
+def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str], monkeypatch, tmp_path):
+    words = ["text.json", "--cases", "3", "--samples", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["mutation", *words])
+    assert main() == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split()[1:] == list(OUTCOMES)
+    assert row.split()[0] == "text.json"
+    assert sum(map(int, row.split()[1:])) == 3

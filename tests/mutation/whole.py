@@ -1,0 +1,268 @@
+"""Whole files to damage: small random models on every runtime, tokenizers, checkpoints, sound."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvcast.bundle.manifest import MANIFEST, read_bundle
+from kvcast.bundle.writing import seal
+from mutation.damage import damaged_bytes, lying_json
+
+Damage = Callable[[np.random.Generator, bytes], bytes]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "sense-and-sensibility.flac"
+
+
+@dataclass(frozen=True)
+class Format:
+    """What is damaged, and how it is opened.
+
+    Attributes:
+        samples: a name for its samples; formats may share them.
+        make: writes whole samples, each a folder, under a folder.
+        damage: what is done to a file's bytes.
+        files: the pattern of those that may be damaged, one of them a case.
+        use: opens a sample's folder as a user would and makes a first call.
+        seals: whether checksums are made right again afterwards.
+
+    """
+
+    samples: str
+    make: Callable[[Path], None]
+    damage: Damage
+    files: str
+    use: Callable[[Path], None]
+    seals: bool = False
+
+    def write_damaged(self, random: np.random.Generator, samples: Path, target: Path) -> None:
+        """Copy one of the samples and damage one of its files."""
+        choices = sorted(path for path in samples.iterdir() if path.is_dir())
+        sample = choices[int(random.integers(len(choices)))]
+        shutil.copytree(sample, target)
+        files = sorted(path for path in target.rglob(self.files) if path.is_file())
+        file = files[int(random.integers(len(files)))]
+        file.write_bytes(self.damage(random, file.read_bytes()))
+        if self.seals:
+            _seal_again(sample, target, file)
+
+
+def _seal_again(sample: Path, target: Path, file: Path) -> None:
+    if file.name != MANIFEST:
+        manifest = read_bundle(sample)
+        (target / MANIFEST).unlink()
+        seal(target, manifest)
+
+
+# Models.
+
+
+def _small_models() -> Mapping[str, tuple[Any, Mapping[str, bytes]]]:
+    """Dimensions of a model of each family, and the files of a tokenizer that fits."""
+    from random_decoders import GEMMA3
+    from random_models import SMALL, SMALL_T5
+    from random_unilms import ROFORMER
+    from text.decoder_tokenizers import byte_level, text_files
+    from text.source_tokenizers import VOCABULARY, bert_files, spiece_files, spiece_model
+
+    decoder = replace(GEMMA3, vocab_size=512, max_positions=64)
+    unilm = replace(ROFORMER, layers=2, vocab_size=len(VOCABULARY))
+    t5 = replace(SMALL_T5, encoder_layers=1, decoder_layers=1, vocab_size=600)
+    whisper = replace(SMALL, encoder_layers=1, decoder_layers=1, vocab_size=400)
+    whisper = replace(whisper, source_positions=1500)
+    return {
+        "decoder": (decoder, text_files(byte_level())),
+        "t5": (t5, spiece_files(spiece_model())),
+        "unilm": (unilm, bert_files()),
+        "whisper": (whisper, {"tokenizer.json": _whisper_tokenizer()}),
+    }
+
+
+def _whisper_tokenizer() -> bytes:
+    """Bytes as tokens, then what steers Whisper, then timestamps."""
+    from checkpoints.tiny_gguf import byte_level_alphabet
+
+    names = ("endoftext", "startoftranscript", "translate", "transcribe", "startoflm")
+    names += ("startofprev", "nospeech", "notimestamps")
+    added = [{"id": 256 + i, "content": f"<|{name}|>"} for i, name in enumerate(names)]
+    vocab = {character: i for i, character in enumerate(byte_level_alphabet())}
+    return json.dumps(
+        {"added_tokens": added, "model": {"type": "BPE", "vocab": vocab, "merges": []}}
+    ).encode()
+
+
+def _write_bundles(runtime: str, families: tuple[str, ...]) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        from bundles import bundle
+
+        for family in families:
+            dimensions, text = _small_models()[family]
+            target = folder / family
+            shutil.copytree(bundle(dimensions, runtime=runtime), target)
+            for name, content in text.items():
+                (target / name).write_bytes(content)
+            manifest = read_bundle(target)
+            (target / MANIFEST).unlink()
+            seal(target, manifest)
+
+    return make
+
+
+def _use_model(folder: Path) -> None:
+    import kvcast
+
+    model = kvcast.load(folder, threads=1)
+    if model.task == "transcribe":
+        noise = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)
+        options: dict[str, Any] = {"no_speech_threshold": None, "logprob_threshold": None}
+        list(model.transcribe(noise, temperature=0, max_new_tokens=3, **options))
+    else:
+        model.generate("house", max_new_tokens=3)
+        model.generate("the house is on the hill, and the hill is high.", max_new_tokens=2, beam=2)
+
+
+# Tokenizers.
+
+
+def _write_tokenizers(folder: Path) -> None:
+    from kvcast.text.sentencepiece_model import to_tokenizer_json
+    from text.decoder_tokenizers import KINDS, text_files
+    from text.source_tokenizers import spiece_model
+
+    samples = {name: text_files(make()) for name, make in KINDS.items()}
+    unigram = to_tokenizer_json(spiece_model(), 100, "spiece.model")
+    samples["unigram"] = {"tokenizer.json": unigram, "text.json": b'{"end_tokens": [1]}'}
+    for name, files in samples.items():
+        (folder / name).mkdir()
+        for file, content in files.items():
+            (folder / name / file).write_bytes(content)
+
+
+def _write_source_tokenizers(folder: Path) -> None:
+    from text.source_tokenizers import bert_files, spiece_files, spiece_model
+
+    samples = {
+        "spiece": spiece_files(spiece_model()),
+        "bpe": spiece_files(spiece_model(model_type="bpe")),
+        "bert": bert_files(),
+    }
+    for name, files in samples.items():
+        (folder / name).mkdir()
+        for file, content in files.items():
+            (folder / name / file).write_bytes(content)
+
+
+def _use_tokenizer(folder: Path) -> None:
+    from kvcast.text.opening import open_text
+
+    tokenizer = open_text({path.name: path.read_bytes() for path in folder.iterdir()})
+    tokenizer.encode("Call me Ishmael.  naïve 東京 <s> <|im_start|></s> don't\n\n 3.5%")
+    tokens = tokenizer.encode("Some years ago")
+    tokenizer.decode(tokens[: 1 << 16])
+    stream = tokenizer.stream()
+    for token in (*tokens[:100], 0, 1, 5, 10**6):
+        stream.push(token)
+    stream.finish()
+
+
+def _write_whisper_tokenizer(folder: Path) -> None:
+    (folder / "whisper").mkdir()
+    (folder / "whisper" / "tokenizer.json").write_bytes(_whisper_tokenizer())
+
+
+def _use_whisper_tokenizer(folder: Path) -> None:
+    from kvcast.text.whisper import WhisperTokenizer
+
+    tokenizer = WhisperTokenizer((folder / "tokenizer.json").read_bytes(), 400)
+    tokens = tokenizer.encode(" Call me Ishmael. naïve <|endoftext|>")
+    tokenizer.decode([*tokens, tokenizer.eot])
+    assert tokenizer.blank
+    assert tokenizer.non_speech_tokens
+    tokenizer.sot_sequence("en", "transcribe", timestamps=False)
+
+
+# Checkpoints.
+
+
+def _write_gguf(folder: Path) -> None:
+    from checkpoints.tiny_gguf import tiny_llama
+
+    (folder / "llama").mkdir()
+    tiny_llama(folder / "llama" / "model.gguf")
+
+
+def _write_hugging_face(folder: Path) -> None:
+    from checkpoints.tiny_decoders import random_decoder, save_decoder
+
+    for name in ("llama", "gemma3_text"):
+        (folder / name).mkdir()
+        save_decoder(random_decoder(name), folder / name)
+
+
+def _use_checkpoint(folder: Path) -> None:
+    from kvcast.checkpoints.source import locate, open_checkpoint
+
+    found = sorted(folder.glob("*.gguf"))
+    checkpoint = open_checkpoint(locate(str(found[0] if found else folder)))
+    for name in checkpoint.tensors:
+        np.asarray(checkpoint.tensors[name])
+
+
+# Sound.
+
+
+def _write_sound(folder: Path) -> None:
+    import soundfile
+
+    from audio.sound_files import write_by_pyav
+
+    samples, rate = soundfile.read(EXAMPLE, dtype="float32", frames=32_000)
+    stereo = np.stack([samples, samples[::-1]], 1)
+    for suffix in ("wav", "flac", "mp3", "ogg", "m4a", "webm"):
+        (folder / suffix).mkdir()
+        path = folder / suffix / f"sound.{suffix}"
+        if suffix in ("m4a", "webm"):
+            write_by_pyav(path, samples, rate)
+        else:
+            soundfile.write(path, stereo, rate)
+
+
+def _use_sound(folder: Path) -> None:
+    from kvcast.audio.features import open_features
+
+    (path,) = folder.iterdir()
+    with open_features(path, 80) as windows:
+        windows.window(0)
+
+
+_FAMILIES = ("decoder", "t5", "unilm", "whisper")
+_ONNX = ("onnx", _write_bundles("onnx", _FAMILIES))
+_PTE = ("executorch", _write_bundles("executorch", ("decoder", "t5")))
+_PT2 = ("aoti", _write_bundles("aoti", ("decoder", "t5")))
+_TEXT = ("text", _write_tokenizers)
+_SOURCE_TEXT = ("source-text", _write_source_tokenizers)
+_WHISPER_TEXT = ("whisper-text", _write_whisper_tokenizer)
+_CHECKPOINT = ("checkpoint", _write_hugging_face)
+
+FORMATS: Mapping[str, Format] = {
+    "manifest": Format(*_ONNX, lying_json, MANIFEST, _use_model, seals=True),
+    "onnx": Format(*_ONNX, damaged_bytes, "*.onnx*", _use_model, seals=True),
+    "pte": Format(*_PTE, damaged_bytes, "*.pte", _use_model, seals=True),
+    "pte manifest": Format(*_PTE, lying_json, MANIFEST, _use_model, seals=True),
+    "pt2": Format(*_PT2, damaged_bytes, "model.pt2", _use_model, seals=True),
+    "pt2 weights": Format(*_PT2, damaged_bytes, "*.safetensors", _use_model, seals=True),
+    "pt2 manifest": Format(*_PT2, lying_json, MANIFEST, _use_model, seals=True),
+    "tokenizer.json": Format(*_TEXT, lying_json, "tokenizer.json", _use_tokenizer),
+    "text.json": Format(*_TEXT, lying_json, "text.json", _use_tokenizer),
+    "spiece, vocab": Format(*_SOURCE_TEXT, damaged_bytes, "[sv]*[elt]", _use_tokenizer),
+    "whisper tokenizer": Format(
+        *_WHISPER_TEXT, lying_json, "tokenizer.json", _use_whisper_tokenizer
+    ),
+    "gguf": Format("gguf", _write_gguf, damaged_bytes, "*.gguf", _use_checkpoint),
+    "safetensors": Format(*_CHECKPOINT, damaged_bytes, "*.safetensors", _use_checkpoint),
+    "config.json": Format(*_CHECKPOINT, lying_json, "config.json", _use_checkpoint),
+    "sound": Format("sound", _write_sound, damaged_bytes, "sound.*", _use_sound),
+}
