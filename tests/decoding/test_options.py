@@ -29,7 +29,7 @@ def one_line(error: pytest.ExceptionInfo[UsageError]) -> str:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"task": "summarize"}, "unknown task 'summarize'"),
+        ({"task": "summarize"}, "task must be one of transcribe, translate, not 'summarize'"),
         ({"beam": 0}, "beam must be 1 or more, not 0"),
         ({"best_of": 0, "temperature": 1.0}, "best_of must be 1 or more, not 0"),
         ({"max_new_tokens": 0}, "max_new_tokens must be 1 or more, not 0"),

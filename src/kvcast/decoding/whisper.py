@@ -7,7 +7,7 @@ recordings, seeking or fallback; a window may be decoded several times.
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated, Self
 
 import numpy as np
 from typing_extensions import override
@@ -15,6 +15,7 @@ from typing_extensions import override
 from kvcast.decoding.filters import LogitFilter, SuppressBlank, SuppressTokens, TimestampRules
 from kvcast.decoding.loop import Loop
 from kvcast.decoding.numerics import softmax
+from kvcast.decoding.params import SEARCH, WindowParams
 from kvcast.decoding.requests import Continuation, Input, Prompt, Request
 from kvcast.decoding.strategies import (
     BeamSearch,
@@ -26,71 +27,39 @@ from kvcast.decoding.strategies import (
 )
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import EncoderDecoder, Float32
+from kvcast.spec.options import Bounds, Option
 from kvcast.text.whisper import SECONDS_PER_TIMESTAMP, WhisperTokenizer
 
-TASKS = ("transcribe", "translate")
 NON_SPEECH = -1
 """In `suppress_tokens`, stands for the tokenizer's non-speech tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingOptions:
+class DecodingOptions(WindowParams):
     """What decides a window's tokens, apart from the sound and the prompt.
 
     Attributes:
-        task: "transcribe", or "translate" to English.
-        language: a code of the tokenizer's languages; None detects it.
-        timestamps: whether to predict them; without, a window is one stretch of text.
         temperature: 0 takes the likeliest tokens, more samples.
-        beam: beams at temperature 0; 1 is greedy.
-        best_of: samples at a temperature above 0, of which the likeliest is taken.
-        patience: the beam search ends at round(beam * patience) finished beams; None is 1.
-        length_penalty: 0 to 1, see `MaximumLikelihood`; None divides by the length.
-        suppress_tokens: ids never to emit, "1,2,3" or a sequence; -1 stands for the non-speech
-            tokens. Prompt tokens are suppressed as well, unless this is empty.
-        max_new_tokens: most tokens of a window; None is half the decoder's context.
         max_initial_timestamp: latest start of the first segment in seconds; None is any.
-        seed: of sampling.
 
     Raises:
         UsageError: for a value out of range or options that exclude each other.
 
     """
 
-    task: str = "transcribe"
-    language: str | None = None
-    timestamps: bool = True
-    temperature: float = 0.0
-    beam: int = 1
-    best_of: int = 1
-    patience: float | None = None
-    length_penalty: float | None = None
-    suppress_tokens: str | Sequence[int] | None = "-1"
-    max_new_tokens: int | None = None
+    temperature: Annotated[
+        float, Option(group=SEARCH, help="0 is a search, more samples", check=Bounds(least=0))
+    ] = 0.0
     max_initial_timestamp: float | None = 1.0
-    seed: int = 0
 
+    @override
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise UsageError(f"unknown task {self.task!r}: give one of {', '.join(TASKS)}")
-        for name, least in (("beam", 1), ("best_of", 1), ("max_new_tokens", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"{name} must be {least} or more, not {value}")
-        if not 0 <= self.temperature < np.inf:
-            raise UsageError(f"temperature must be 0 or more, not {self.temperature}")
+        super().__post_init__()
         if self.temperature == 0 and self.best_of > 1:
             raise UsageError("best_of needs a temperature above 0: at 0 all samples are the same")
         if self.temperature > 0 and self.beam > 1:
             raise UsageError("beam needs temperature 0: above it best_of samples are drawn")
-        if self.patience is not None and self.beam == 1:
-            raise UsageError("patience needs a beam of 2 or more")
-        if self.patience is not None and not 0 < self.patience < np.inf:
-            raise UsageError(f"patience must be above 0, not {self.patience}")
-        if self.length_penalty is not None and not 0 <= self.length_penalty <= 1:
-            raise UsageError(f"length_penalty must be from 0 to 1, not {self.length_penalty}")
         self.strategy()
-        self.suppressed_ids()
 
     def check(self, tokenizer: WhisperTokenizer) -> None:
         """Raise UsageError for what this tokenizer's model cannot do."""
@@ -102,16 +71,6 @@ class DecodingOptions:
                     f"suppress_tokens: {token} is no token; give -1 or ids below "
                     f"{tokenizer.vocab_size}"
                 )
-
-    def suppressed_ids(self) -> tuple[int, ...]:
-        """Return `suppress_tokens` as numbers, NON_SPEECH among them if given."""
-        given = self.suppress_tokens or ()
-        try:
-            return tuple(map(int, given.split(",") if isinstance(given, str) else given))
-        except ValueError:
-            raise UsageError(
-                f"suppress_tokens must be ids with commas between, not {given!r}"
-            ) from None
 
     def strategy(self, stream: int = 0) -> Strategy:
         """Return the search; `stream` keeps random numbers of different windows apart."""

@@ -208,6 +208,10 @@ class Params:
         """Return the options, in order."""
         return _declared(cls)  # type: ignore[arg-type]  # classes can be hashed
 
+    def values(self, params: "type[Params]") -> dict[str, Any]:
+        """Return the values of the options that `params` declares, by name."""
+        return {option.name: getattr(self, option.name) for option in params.declared()}
+
     def changed(self, group: str) -> list[str]:
         """Return the names of a group's options that differ from their defaults."""
         return [

@@ -6,6 +6,7 @@ The one place where the words of the API meet the parts that own the options.
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from kvcast.decoding.params import WindowParams
 from kvcast.decoding.whisper import DecodingOptions, WindowDecoder
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.spec.options import keywords_of
@@ -67,18 +68,10 @@ class WhisperModel:
             InputMissingError, InputOutputError: the recording cannot be read.
 
         """
-        language = params.language
-        cold = DecodingOptions(
-            language=None if language is None else self.tokenizer.language_code(language),
-            task=params.task,
-            timestamps=params.timestamps,
-            beam=params.beam,
-            patience=params.patience,
-            length_penalty=params.length_penalty,
-            suppress_tokens=params.suppress_tokens,
-            max_new_tokens=params.max_new_tokens,
-            seed=params.seed,
-        )
+        spoken = params.language
+        language = None if spoken is None else self.tokenizer.language_code(spoken)
+        asked = params.values(WindowParams)
+        cold = DecodingOptions(**asked | {"language": language, "temperature": 0.0, "best_of": 1})
         cold.check(self.tokenizer)
         hot = replace(cold, temperature=1.0, best_of=params.best_of, beam=1, patience=None)
         attempts = [replace(hot if t else cold, temperature=t) for t in params.temperatures]

@@ -3,16 +3,24 @@
 Knows no tensor library, so that the command line can show its help at once.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from typing_extensions import override
 
-from kvcast.decoding.params import SAMPLING, SEVERAL, SamplingParams
+from kvcast.decoding.params import (
+    RECOGNITION,
+    SAMPLING,
+    SEARCH,
+    SEVERAL,
+    BestOf,
+    SamplingParams,
+    Temperature,
+    WindowParams,
+)
 from kvcast.errors import UsageError
-from kvcast.spec.options import Bounds, Check, Choice, Option, Params, Text
+from kvcast.spec.options import Bounds, Choice, Option, Params, Text
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.runtimes import DEFAULT_RUNTIME, RUNTIMES, PrecisionRequest, exported
 
@@ -32,8 +40,6 @@ __all__ = [
 
 CONVERSATION = "conversation"
 LOADING = "model and runtime"
-RECOGNITION = "what to recognise"
-SEARCH = "search"
 FALLBACK = "long recordings and fallback"
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -216,43 +222,12 @@ class PromptParams(SamplingParams):
     ] = None
 
 
-class _TokenIds(Check):
-    @override
-    def problem(self, value: Any, kind: type) -> str | None:
-        if re.fullmatch(r"\s*|\s*-?\d+\s*(,\s*-?\d+\s*)*", str(value)):
-            return None
-        return f"must be token ids with commas between, not {value!r}"
-
-
 @dataclass(frozen=True, kw_only=True)
-class TranscribeParams(Params):
+class TranscribeParams(WindowParams):
     """How a recording is transcribed; every option means what it means in OpenAI's Whisper."""
 
-    language: Annotated[
-        str | None,
-        Option(
-            group=RECOGNITION,
-            help="the language spoken, such as en or German",
-            check=Text(filled=True),
-            metavar="LANG",
-            default="detected in the first 30 seconds",
-        ),
-    ] = None
-    task: Annotated[
-        str,
-        Option(
-            group=RECOGNITION,
-            help="translate writes English",
-            check=Choice(lambda: ("transcribe", "translate")),
-        ),
-    ] = "transcribe"
-    timestamps: Annotated[
-        bool,
-        Option(
-            group=RECOGNITION,
-            help="predict times within each 30-second window; otherwise it is one segment",
-        ),
-    ] = True
+    best_of: BestOf = 5
+    temperature: Temperature = TEMPERATURES
     clip_start: Annotated[
         float,
         Option(
@@ -280,67 +255,6 @@ class TranscribeParams(Params):
             metavar="TEXT",
         ),
     ] = None
-    beam: Annotated[
-        int,
-        Option(
-            group=SEARCH,
-            help="beams at temperature 0",
-            check=Bounds(least=1),
-            flags=("--beam", "--beam-size"),
-            default="1, greedy",
-        ),
-    ] = 1
-    best_of: Annotated[
-        int, Option(group=SEARCH, help="samples at temperatures above 0", check=Bounds(least=1))
-    ] = 5
-    temperature: Annotated[
-        float | Sequence[float],
-        Option(
-            group=SEARCH,
-            help="one or several, each tried if the one before it fails",
-            check=Bounds(least=0),
-            metavar="T[,T…]",
-        ),
-    ] = TEMPERATURES
-    patience: Annotated[
-        float | None,
-        Option(
-            group=SEARCH,
-            help="beam search ends at round(beam x patience) finished beams",
-            check=Bounds(above=0),
-            metavar="P",
-            default="1",
-        ),
-    ] = None
-    length_penalty: Annotated[
-        float | None,
-        Option(
-            group=SEARCH,
-            help="exponent of Google NMT's length penalty",
-            check=Bounds(least=0, most=1),
-            metavar="ALPHA",
-            default="divide by the length",
-        ),
-    ] = None
-    suppress_tokens: Annotated[
-        str | Sequence[int] | None,
-        Option(
-            group=SEARCH,
-            help="token ids never to emit, separated by commas; -1 is the usual non-speech set",
-            check=_TokenIds(),
-            metavar="IDS",
-        ),
-    ] = "-1"
-    max_new_tokens: Annotated[
-        int | None,
-        Option(
-            group=SEARCH,
-            help="maximum number of tokens per 30-second window",
-            check=Bounds(least=1),
-            default="half the decoder's context",
-        ),
-    ] = None
-    seed: Annotated[int, Option(group=SEARCH, help="seed for sampling", check=Bounds(least=0))] = 0
     condition_on_previous_text: Annotated[
         bool, Option(group=FALLBACK, help="give each window the text before it as its prompt")
     ] = True

@@ -80,7 +80,7 @@ def test_another_processors_code_is_refused_before_it_is_loaded(compiled, tmp_pa
         ({"quantize": "none", "cache": "int8"}, "caches in --dtype fp32: drop --cache int8"),
         ({"quantize": "int8", "cache": "fp32"}, "caches in --dtype bf16: drop --cache fp32"),
         ({"quantize": "8da8w"}, "quantize of AOTInductor must be one of none, int8, int4"),
-        ({"dtype": "fp64"}, "dtype of AOTInductor must be one of fp32, bf16, fp16"),
+        ({"dtype": "fp64"}, "dtype must be one of fp32, bf16, fp16"),
         ({"device": "tpu"}, "device must be one of cpu, cuda"),
     ],
 )
