@@ -10,6 +10,7 @@ from scripted_windows import Heard, NumberedWindows, ScriptedDecoder, scripted_m
 
 from kvcast.decoding.whisper import DecodingOptions
 from kvcast.errors import UsageError
+from kvcast.tasks.params import TranscribeParams
 from kvcast.tasks.transcribe import Clip, Prompting, Transcription
 from kvcast.tasks.whisper.fallback import Thresholds
 
@@ -161,17 +162,17 @@ def test_a_clip_hides_what_follows_it_from_the_model():
 @pytest.mark.parametrize(
     ("clip", "says"),
     [
-        ({"start": -1.0}, "clip_start must be 0 or more, not -1.0"),
-        ({"start": float("nan")}, "clip_start must be 0 or more, not nan"),
-        ({"start": float("inf")}, "clip_start must be 0 or more, not inf"),
-        ({"end": 0.0}, "clip_end must come after clip_start 0, not 0.0"),
-        ({"start": 5.0, "end": 5.0}, "clip_end must come after clip_start 5, not 5.0"),
-        ({"end": float("nan")}, "clip_end must come after clip_start 0, not nan"),
+        ({"clip_start": -1.0}, "clip_start must be 0 or more, not -1.0"),
+        ({"clip_start": float("nan")}, "clip_start must be 0 or more, not nan"),
+        ({"clip_start": float("inf")}, "clip_start must be 0 or more, not inf"),
+        ({"clip_end": 0.0}, "clip_end must be above 0, not 0.0"),
+        ({"clip_start": 5.0, "clip_end": 5.0}, "clip_end must come after clip_start 5, not 5.0"),
+        ({"clip_end": float("nan")}, "clip_end must be above 0, not nan"),
     ],
 )
 def test_an_impossible_clip_is_refused_in_one_line(clip: dict[str, float], says: str):
     with pytest.raises(UsageError) as error:
-        Clip(**clip)
+        TranscribeParams(**clip)
     assert says in one_line(error)
 
 

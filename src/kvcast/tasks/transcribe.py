@@ -21,7 +21,6 @@ from kvcast.decoding.whisper import (
     WindowDecoder,
     likeliest,
 )
-from kvcast.errors import UsageError
 from kvcast.tasks.whisper.fallback import Thresholds
 from kvcast.tasks.whisper.segments import (
     FRAMES_PER_SECOND,
@@ -70,12 +69,6 @@ class Clip:
 
     start: float = 0.0
     end: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start < np.inf:
-            raise UsageError(f"clip_start must be 0 or more, not {self.start}")
-        if self.end is not None and not self.start < self.end < np.inf:
-            raise UsageError(f"clip_end must come after clip_start {self.start:g}, not {self.end}")
 
     def frames(self, content_frames: int) -> tuple[int, int]:
         """Return the first frame and the one after the last."""

@@ -6,15 +6,16 @@ Knows nothing of recordings or of how a window is decoded.
 from dataclasses import dataclass
 
 from kvcast.decoding.whisper import DecodingResult
+from kvcast.tasks.params import TranscribeParams
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
     """What counts as failed, and what as silence; None switches a threshold off."""
 
-    compression_ratio: float | None = 2.4
-    logprob: float | None = -1.0
-    no_speech: float | None = 0.6
+    compression_ratio: float | None = TranscribeParams.compression_ratio_threshold
+    logprob: float | None = TranscribeParams.logprob_threshold
+    no_speech: float | None = TranscribeParams.no_speech_threshold
 
     def rejection(self, result: DecodingResult) -> str | None:
         """Say why a result calls for another attempt; None accepts it."""
