@@ -14,7 +14,7 @@ import kvcast
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import InputMissingError
 
-THREADS = 2
+THREADS = 1  # tests share the cores
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def recordings() -> dict[str, Samples]:
 
 @pytest.fixture(scope="session")
 def load() -> Load:
-    """`kvcast.load` with two threads, which opens each model once."""
+    """`kvcast.load`, which opens each model once."""
 
     @cache
     def opened(model: str, **options: Any) -> kvcast.WhisperModel:
