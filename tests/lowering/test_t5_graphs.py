@@ -1,5 +1,7 @@
 """A T5's ONNX graphs: their operators, and their results after quantisation."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -14,6 +16,7 @@ from kvcast.runtimes.eager import EagerEncoderDecoder
 from random_models import CROSS_BIASED_T5, SMALL_T5, text
 
 VOCAB = SMALL_T5.vocab_size
+DEEP = replace(SMALL_T5, vocab_size=300, inner=96, encoder_layers=2, decoder_layers=3)
 
 
 def programs_of(dimensions, part, size):
@@ -119,9 +122,9 @@ def test_quantised_models_follow_fp32(dimensions, quantize, least, tmp_path):
     ],
 )
 def test_padding_is_not_seen_however_large_products_are(part, tmp_path):
-    programs = programs_of(SMALL_T5, part, 200)
+    programs = programs_of(DEEP, part, 200)
     lengths = np.array([5, 38], np.int32)
-    source_bt = np.random.default_rng(0).integers(0, SMALL_T5.vocab_size, (2, 38))
+    source_bt = np.random.default_rng(0).integers(0, DEEP.vocab_size, (2, 38))
     tokens_rs = np.zeros((2, 1), np.int64)
     for runtime in (EagerEncoderDecoder(programs), written(programs, tmp_path / "bundle")):
         padded = encoded(runtime, (source_bt, lengths))
