@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kvcast.decoding.numerics import top_k
 from kvcast.decoding.params import SamplingParams
@@ -48,20 +49,20 @@ class Truncation(Protocol):
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(Truncation):
     """The k likeliest, and what is as likely as the last of them."""
 
     k: int
 
+    @override
     def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
-        """See the protocol."""
         least = logits_c[top_k(logits_c, min(self.k, logits_c.size))[-1]]
         kept_c: NDArray[np.bool_] = logits_c >= least
         return kept_c
 
 
 @dataclass(frozen=True)
-class TopP:
+class TopP(Truncation):
     """The smallest set of likeliest tokens that reaches a probability (arXiv:1904.09751).
 
     Of equally likely ones at its border the lower indices belong to it.
@@ -69,8 +70,8 @@ class TopP:
 
     p: float
 
+    @override
     def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
-        """See the protocol."""
         kept_c = np.ones(logits_c.size, np.bool_)
         if self.p == 1:
             return kept_c
@@ -87,13 +88,13 @@ class TopP:
 
 
 @dataclass(frozen=True)
-class MinP:
+class MinP(Truncation):
     """What has at least this share of the likeliest token's probability (arXiv:2407.01082)."""
 
     share: float
 
+    @override
     def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
-        """See the protocol."""
         with np.errstate(divide="ignore"):
             least = logits_c.max() + np.log(np.float32(self.share))
         kept_c: NDArray[np.bool_] = logits_c >= least
