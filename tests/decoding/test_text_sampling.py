@@ -19,7 +19,8 @@ from transformers import (
 
 from kvcast.decoding.params import SamplingParams
 from kvcast.decoding.sampling import MinP, RepetitionPenalty, Sampler, TopK, TopP, draw
-from kvcast.errors import UsageError
+from kvcast.decoding.strategies import Greedy, Sampling
+from kvcast.errors import KvcastError, UsageError
 
 VOCAB = 700
 NOTHING_SEEN = np.empty(0, np.int64)
@@ -224,3 +225,21 @@ def test_a_value_out_of_range_is_refused_in_one_line(options: dict[str, Any], sa
     with pytest.raises(UsageError) as error:
         SamplingParams(**options)
     assert str(error.value) == says
+
+
+@pytest.mark.parametrize("odd", [[np.nan], [np.nan, 1.0, 2.0], [np.inf, 0.0], [-np.inf] * 3])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.5, top_k=2, top_p=0.5, min_p=0.1),
+    ],
+)
+def test_logits_that_are_no_numbers_are_one_line(odd: list[float], params: SamplingParams):
+    logits_v = np.array(odd, np.float32)
+    with pytest.raises(KvcastError, match="logits are no numbers"):
+        Sampler(params)(logits_v, np.zeros(0, np.int64))
+    for strategy in (Greedy(), Sampling(0.7, 1, (0,))):
+        with pytest.raises(KvcastError, match="logits are no numbers"):
+            strategy.start(0, 5).advance(logits_v[None].copy())

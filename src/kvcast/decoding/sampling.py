@@ -120,9 +120,7 @@ class Sampler:
         if self._penalty.penalty != 1:
             logits_v = logits_v.copy()
             self._penalty.apply(logits_v, seen)
-        likeliest = int(logits_v.argmax())
-        if not np.isfinite(logits_v[likeliest]):  # what argmax finds is NaN if anything is
-            raise KvcastError("the model's logits are no numbers: its weights are damaged")
+        likeliest = likeliest_token(logits_v)
         if self._temperature == 0:
             return likeliest
         # The peak is taken off first, so that it stays finite however cold it is.
@@ -133,6 +131,14 @@ class Sampler:
             kept_c = truncation.keeps(logits_c)
             logits_c, tokens_c = logits_c[kept_c], tokens_c[kept_c]
         return int(tokens_c[draw(logits_c, self._rng)])
+
+
+def likeliest_token(logits_v: Float32) -> int:
+    """Return the likeliest token; raises KvcastError where logits are no numbers."""
+    token = int(logits_v.argmax())
+    if not np.isfinite(logits_v[token]):  # what argmax finds is NaN if anything is
+        raise KvcastError("the model's logits are no numbers: its weights are damaged")
+    return token
 
 
 def truncations(params: SamplingParams) -> list[Truncation]:

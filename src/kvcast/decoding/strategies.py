@@ -14,7 +14,7 @@ from typing_extensions import override
 from kvcast.decoding.filters import LogitFilter
 from kvcast.decoding.numerics import log_probabilities, top_k
 from kvcast.decoding.requests import Continuation, Histories, Prompt, Request
-from kvcast.decoding.sampling import draw
+from kvcast.decoding.sampling import draw, likeliest_token
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import Float32, Int64
 
@@ -184,7 +184,7 @@ _Chooser = Callable[[Float32, Sequence[int | None]], list[int]]
 
 
 def _likeliest(logits_rv: Float32, places: Sequence[int | None]) -> list[int]:
-    return [int(logits_rv[place].argmax()) for place in places if place is not None]
+    return [likeliest_token(logits_rv[place]) for place in places if place is not None]
 
 
 class _Draws:
@@ -201,7 +201,8 @@ class _Draws:
                 self._rng.random()
                 continue
             logits_v = logits_rv[place]
-            tokens.append(draw((logits_v - logits_v.max()) / self._temperature, self._rng))
+            peak = logits_v[likeliest_token(logits_v)]
+            tokens.append(draw((logits_v - peak) / self._temperature, self._rng))
         return tokens
 
 
