@@ -19,7 +19,7 @@ from transformers import (
 
 from kvcast.decoding.params import SamplingParams
 from kvcast.decoding.sampling import MinP, RepetitionPenalty, Sampler, TopK, TopP, draw
-from kvcast.decoding.strategies import Greedy, Sampling
+from kvcast.decoding.strategies import BeamSearch, Greedy, Sampling
 from kvcast.errors import KvcastError, UsageError
 
 VOCAB = 700
@@ -243,3 +243,9 @@ def test_logits_that_are_no_numbers_are_one_line(odd: list[float], params: Sampl
     for strategy in (Greedy(), Sampling(0.7, 1, (0,))):
         with pytest.raises(KvcastError, match="logits are no numbers"):
             strategy.start(0, 5).advance(logits_v[None].copy())
+
+
+def test_beams_over_logits_that_are_no_numbers_are_one_line():
+    logits_rv = np.array([[1.0, np.nan, 2.0, 3.0]], np.float32)
+    with pytest.raises(KvcastError, match="logits are no numbers"):
+        BeamSearch(2).start(0, 5).advance(logits_rv)

@@ -90,7 +90,8 @@ def _outcomes(
             line = worker.stdout.readline()
             if not line:
                 worker.communicate()
-                yield Case(number, CRASHED, f"signal {-worker.returncode}")
+                code = worker.returncode
+                yield Case(number, CRASHED, f"signal {-code}" if code < 0 else f"code {code}")
                 return
             case = Case(**json.loads(line))
             yield case

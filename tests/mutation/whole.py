@@ -62,13 +62,13 @@ def _seal_again(sample: Path, target: Path, file: Path) -> None:
 
 def _small_models() -> Mapping[str, tuple[Any, Mapping[str, bytes]]]:
     """Dimensions of a model of each family, and the files of a tokenizer that fits."""
-    from random_decoders import GEMMA3
+    from random_decoders import MISTRAL
     from random_models import SMALL, SMALL_T5
     from random_unilms import ROFORMER
     from text.decoder_tokenizers import byte_level, text_files
     from text.source_tokenizers import VOCABULARY, bert_files, spiece_files, spiece_model
 
-    decoder = replace(GEMMA3, vocab_size=512, max_positions=64)
+    decoder = replace(MISTRAL, windows=(7, None), vocab_size=512, max_positions=64)
     unilm = replace(ROFORMER, layers=2, vocab_size=len(VOCABULARY))
     t5 = replace(SMALL_T5, encoder_layers=1, decoder_layers=1, vocab_size=600)
     whisper = replace(SMALL, encoder_layers=1, decoder_layers=1, vocab_size=400)

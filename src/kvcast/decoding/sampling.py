@@ -18,6 +18,7 @@ from kvcast.decoding.params import SamplingParams
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32, Int64
 
+_NO_NUMBERS = "the model's logits are no numbers: its weights are damaged"
 _COLDEST = 1e-30
 _HOTTEST = 1e30
 """Below this a temperature would be zero, or overflow, in fp32; far above it all is greedy."""
@@ -137,8 +138,14 @@ def likeliest_token(logits_v: Float32) -> int:
     """Return the likeliest token; raises KvcastError where logits are no numbers."""
     token = int(logits_v.argmax())
     if not np.isfinite(logits_v[token]):  # what argmax finds is NaN if anything is
-        raise KvcastError("the model's logits are no numbers: its weights are damaged")
+        raise KvcastError(_NO_NUMBERS)
     return token
+
+
+def check_numbers(logprobs: Float32) -> None:
+    """Raise KvcastError if one of some log-probabilities, of any shape, is no number."""
+    if np.isnan(logprobs).any():
+        raise KvcastError(_NO_NUMBERS)
 
 
 def truncations(params: SamplingParams) -> list[Truncation]:

@@ -14,7 +14,7 @@ from typing_extensions import override
 from kvcast.decoding.filters import LogitFilter
 from kvcast.decoding.numerics import log_probabilities, top_k
 from kvcast.decoding.requests import Continuation, Histories, Prompt, Request
-from kvcast.decoding.sampling import draw, likeliest_token
+from kvcast.decoding.sampling import check_numbers, draw, likeliest_token
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import Float32, Int64
 
@@ -282,6 +282,7 @@ class _Beams(Search):
         # One more than there are beams: even if each beam's best is its end, the beams refill.
         tokens_rk = np.stack([top_k(row_v, self._beams + 1) for row_v in logits_rv])
         scores_rk = self._sums_r[:, None] + log_probabilities(logits_rv, tokens_rk)
+        check_numbers(scores_rk)
         best_first = np.argsort(-scores_rk, axis=None, kind="stable")
         sums, parents, tokens = [], [], []
         for i in best_first.tolist():

@@ -15,7 +15,7 @@ from typing_extensions import override
 from kvcast.decoding.numerics import log_probabilities, log_softmax, top_k
 from kvcast.decoding.params import SamplingParams
 from kvcast.decoding.requests import Continuation, Histories, Prompt, Request
-from kvcast.decoding.sampling import RepetitionPenalty, Sampler
+from kvcast.decoding.sampling import RepetitionPenalty, Sampler, check_numbers
 from kvcast.decoding.texts import StoppingCriteria, Stopwatch, TextGeneration, WrittenText
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32
@@ -152,6 +152,7 @@ class SearchedTexts(TextRequest):
     def advance(self, logits_rv: Float32) -> list[Continuation]:
         self.watch.tick()
         logprobs_rv = log_softmax(logits_rv)
+        check_numbers(logprobs_rv[:, 0])  # one that is none makes a whole row none
         best = self._best(self._scores(logprobs_rv))
         ended = [self._ends(parent, token) for _, parent, token in best]
         for over, (total, parent, token) in zip(ended[: self.width], best, strict=False):
