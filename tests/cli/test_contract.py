@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import kvcast
-import kvcast.bench
+import kvcast.bench.commands
 import kvcast.cli
 from cli.cli_fakes import FakeSegment
 from kvcast.cli import export, generate, main, transcribe
@@ -81,11 +81,11 @@ def test_the_scripted_segment_has_the_real_ones_fields():
 
 
 def test_bench_transcribe_is_handed_over(monkeypatch):
-    benchmark = ModuleType("kvcast.bench.transcribe", "Time it.")
+    benchmark = ModuleType("kvcast.bench.commands.transcribe", "Time it.")
     benchmark.add_arguments = lambda parser: parser.add_argument("--rounds", type=int)
     benchmark.run = lambda args: 40 + args.rounds
-    monkeypatch.setitem(sys.modules, "kvcast.bench.transcribe", benchmark)
-    monkeypatch.setattr(kvcast.bench, "transcribe", benchmark, raising=False)
+    monkeypatch.setitem(sys.modules, "kvcast.bench.commands.transcribe", benchmark)
+    monkeypatch.setattr(kvcast.bench.commands, "transcribe", benchmark, raising=False)
     monkeypatch.delitem(sys.modules, "kvcast.cli.bench", raising=False)
     monkeypatch.delattr(kvcast.cli, "bench", raising=False)
     assert main(["bench", "transcribe", "--rounds", "2"]) == 42

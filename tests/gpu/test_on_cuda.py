@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvcast.bench.device.forms import Steps, Writer, ways
-from kvcast.bench.device.steps import compiled
-from kvcast.bench.device.subjects import Subject, decoder_subject, whisper_subject
+from kvcast.bench.gpu.models import RandomModel, random_model
+from kvcast.bench.gpu.steps import compiled
+from kvcast.bench.gpu.variants import variants
 from random_decoders import MISTRAL, random_decoder
 from random_models import SMALL, random_programs, speech
 
@@ -19,13 +19,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
 NEW = 12
-SUBJECTS = {
-    "whisper": partial(whisper_subject, "whisper", SMALL, 4),
-    "ring": partial(decoder_subject, "ring", MISTRAL, 5),
+MAKERS = {
+    "whisper": partial(random_model, SMALL, 4),
+    "ring": partial(random_model, MISTRAL, 5),
     # Over the edge between 128 and 256 slots.
-    "linear": partial(
-        decoder_subject, "linear", replace(MISTRAL, windows=(None,), max_positions=300), 122
-    ),
+    "linear": partial(random_model, replace(MISTRAL, windows=(None,), max_positions=300), 122),
 }
 
 
@@ -65,28 +63,25 @@ def test_a_decoder_on_cuda_writes_what_it_writes_on_the_cpu():
     assert written[0] == written[1]
 
 
-def _written(subject: Subject) -> dict[str, list[int]]:
-    forms, absent = ways(subject)
-    assert "graphs" not in absent
-    written, steps = {}, Steps(compiled)
-    for name, way in forms.items():
+def _written(model: RandomModel) -> dict[str, list[int]]:
+    written = {}
+    for variant in variants("x", model, compiled, new=NEW, dtype="any"):
+        assert variant.unfit() is None
         with torch.no_grad():
-            writer = Writer(subject, way, steps)
-            writer.prepare(NEW)
-            writer.write(NEW)
-            written[name] = writer.tokens(NEW)
+            variant.load()
+            _, written[variant.name] = variant.write()
     return written
 
 
-@pytest.mark.parametrize("name", list(SUBJECTS))
-def test_every_form_writes_the_same_tokens(name: str):
-    written = _written(SUBJECTS[name](torch.float32, "cuda"))
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_every_variant_writes_the_same_tokens(name: str):
+    written = _written(MAKERS[name](torch.float32, "cuda"))
     assert len({tuple(tokens) for tokens in written.values()}) == 1
 
 
 def test_graphs_replay_what_they_were_captured_from_in_bf16():
-    written = _written(SUBJECTS["whisper"](torch.bfloat16, "cuda"))
-    assert written["graphs"] == written["programs"]
+    written = _written(MAKERS["whisper"](torch.bfloat16, "cuda"))
+    assert written["x-graphs"] == written["x-programs"]
 
 
 def test_a_bundle_for_cuda_makes_the_round_trip(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -15,10 +15,12 @@ from kvcast.inspect.cost import Question, document, render
 from kvcast.inspect.machine import Machine
 from kvcast.inspect.sizes import counted
 from kvcast.inspect.units import duration, prefixed, size
-from kvcast.inspect.work import PARTS, DecoderWork, WhisperWork
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
 from kvcast.spec.whisper import WhisperDimensions
+from kvcast.work.base import PARTS
+from kvcast.work.decoder import DecoderWork
+from kvcast.work.whisper import WhisperWork
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 MISTRAL = counted(str(CONFIGS / "mistral-7b"))

@@ -10,9 +10,9 @@ from kvcast.checkpoints import t5_names, unilm_names
 from kvcast.errors import UsageError
 from kvcast.inspect.cost import Question, document
 from kvcast.inspect.sizes import counted
-from kvcast.inspect.source_work import T5Work, UnilmWork
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
+from kvcast.work.seq2seq import T5Work, UnilmWork
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 

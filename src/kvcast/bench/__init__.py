@@ -1,1 +1,15 @@
-"""Measurements of kvcast beside other programs, in one run, on the same input and weights."""
+"""kvcast beside other programs and beside itself: `kvcast bench …`.
+
+A *workload* says what is measured of one kind of model, a *backend* is one program that can do it.
+The *runner* gives each backend a process and lets them take turns, the *report* makes one JSON
+object of what they answered, and the *renderer* tables of that.
+
+    commands     what a user asks for: which workload, which backends
+    gpu          models, variants and steps on a CUDA device
+    recompute    the baseline without caches of cross keys and values
+    peers        one file a program, and a table of them for each workload
+    workloads    one file each: speech, causal, seq2seq, gpu
+    files        what peers are fed with, written from the checkpoint that kvcast reads
+
+Imports go downwards in that list, never back.
+"""

@@ -1,6 +1,6 @@
 """How fast this machine reads memory and multiplies, measured with plain loops of nothing else.
 
-Runs on the far side of `kvcast.bench.remote`. Knows nothing of models.
+For a process of its own, see `kvcast.bench.remote`. Knows nothing of models.
 """
 
 import time

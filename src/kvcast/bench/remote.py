@@ -1,18 +1,22 @@
 """An object that lives in a process of its own and is called through a pipe.
 
 Between calls the process is blocked in a read and does nothing, its threads aside; its memory and
-its imports are its own. Knows nothing of what the object does. Arguments and results are JSON.
+its imports are its own. The object is pickled once, arguments and results are JSON. Knows nothing
+of what the object does.
 """
 
+import base64
 import contextlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any, Self
+
+from typing_extensions import override
 
 from kvcast.errors import KvcastError
 
@@ -22,15 +26,13 @@ class RemoteError(KvcastError):
 
 
 class Remote:
-    """The near side: starts a process that holds `target`, "module:class", made of `arguments`."""
+    """The near side: starts a process that holds a copy of an object."""
 
-    def __init__(
-        self, target: str, arguments: Mapping[str, Any], environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, served: object, environment: Mapping[str, str]) -> None:
         # A file, for a pipe that nobody reads would block the process in the end.
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        self._process = subprocess.Popen(  # noqa: S603 - this package, and a name of its own
-            [sys.executable, "-m", "kvcast.bench.remote", target],
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "kvcast.bench.remote"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
@@ -39,7 +41,7 @@ class Remote:
             encoding="utf-8",
         )
         try:
-            self._exchange(dict(arguments))
+            self._exchange({"object": base64.b64encode(pickle.dumps(served)).decode()})
         except BaseException:
             self.close()
             raise
@@ -97,21 +99,49 @@ class Remote:
         return f"its process ended with status {status}" + (f": {lines[-1]}" if lines else "")
 
 
-def serve(target: str) -> None:
-    """Answer the far side's requests until standard input ends."""
+class Local(Remote):
+    """An object in this process, called as if it were far away."""
+
+    def __init__(self, served: object, _: Mapping[str, str]) -> None:
+        self._served = served
+
+    @property
+    @override
+    def pid(self) -> int:
+        return os.getpid()
+
+    @override
+    def call(self, method: str, **arguments: Any) -> Any:
+        try:
+            return getattr(self._served, method)(**arguments)
+        except Exception as error:
+            raise RemoteError(_one_line(error)) from error
+
+    @override
+    def close(self) -> None:
+        """Leave the object to whoever else has it."""
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def serve() -> None:
+    """Answer the near side's requests until standard input ends."""
+    served: Any = None
     with _replies() as replies:
-        module, _, name = target.partition(":")
-        served: Any = None
         for line in sys.stdin:
             request = json.loads(line)
             try:
                 if served is None:
-                    served, result = getattr(import_module(module), name)(**request), None
+                    packed = base64.b64decode(request["object"])
+                    served = pickle.loads(packed)  # noqa: S301 - from the process that began this
+                    result = None
                 else:
                     result = getattr(served, request["method"])(**request["arguments"])
                 reply = {"result": result}
             except Exception as error:
-                reply = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+                reply = {"error": _one_line(error)}
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
 
@@ -124,4 +154,4 @@ def _replies() -> Any:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve()

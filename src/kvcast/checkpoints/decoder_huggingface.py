@@ -29,7 +29,7 @@ _MOST_LAYERS = 10_000
 _LAYER = "decoder.layers.{i}"
 _ATTENTION = "layers.{i}.self_attn"
 _EXPERT = "layers.{i}.block_sparse_moe.experts.{e}"
-_NAMES: Mapping[str, Sequence[str]] = {
+NAMES: Mapping[str, Sequence[str]] = {
     "decoder.embedding.weight": ("embed_tokens.weight",),
     "decoder.norm.weight": ("norm.weight",),
     "decoder.head.weight": ("lm_head.weight",),
@@ -52,7 +52,7 @@ _NAMES: Mapping[str, Sequence[str]] = {
 }
 # Gemma's norm after attention has the name that others use for the norm before the feed-forward.
 _GEMMA_NAMES = {
-    **_NAMES,
+    **NAMES,
     f"{_LAYER}.attention_post_norm.weight": ("layers.{i}.post_attention_layernorm.weight",),
     f"{_LAYER}.feed_forward_norm.weight": ("layers.{i}.pre_feedforward_layernorm.weight",),
     f"{_LAYER}.feed_forward_post_norm.weight": ("layers.{i}.post_feedforward_layernorm.weight",),
@@ -121,7 +121,7 @@ class _Type:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     windowed: Callable[[Fields, int], bool] = lambda _fields, _layer: False
     particulars: Callable[[Fields], Mapping[str, Any]] = lambda _fields: {}
-    names: Mapping[str, Sequence[str]] = field(default_factory=lambda: _NAMES)
+    names: Mapping[str, Sequence[str]] = field(default_factory=lambda: NAMES)
     norms_less_one: bool = False
     foreign: tuple[str, ...] = ()
 

@@ -28,7 +28,7 @@ from kvcast.spec.rotary import Rotary
 SUFFIX = ".gguf"
 
 _LAYER = "decoder.layers.{i}"
-_NAMES: Mapping[str, Sequence[str]] = {
+NAMES: Mapping[str, Sequence[str]] = {
     "decoder.embedding.weight": ("token_embd.weight",),
     "decoder.norm.weight": ("output_norm.weight",),
     "decoder.head.weight": ("output.weight",),
@@ -158,7 +158,7 @@ def _read(source: Path, content_hash: str) -> DecoderCheckpoint:
     stored = _stored(file, dimensions, fields)
     if architecture.neighbours:
         stored = {name: _as_halves(name, tensor, dimensions) for name, tensor in stored.items()}
-    tensors = fill_decoder(dimensions, _NAMES, stored, str(path))
+    tensors = fill_decoder(dimensions, NAMES, stored, str(path))
     text = read_text(file.values, str(path))
     tokens = len(file.values["tokenizer.ggml.tokens"])
     if tokens > dimensions.vocab_size:

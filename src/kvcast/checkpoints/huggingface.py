@@ -73,7 +73,7 @@ _MODULES = {
 _EMBEDDING = "decoder.embed_tokens.weight"
 _SOURCE_POSITIONS = "encoder.embed_positions.weight"
 _HEAD = "proj_out.weight"
-_NAMES = {
+NAMES = {
     **{
         f"{ours}.{leaf}": tuple(f"{module}.{leaf}" for module in theirs)
         for ours, theirs in _MODULES.items()
@@ -83,7 +83,7 @@ _NAMES = {
     "decoder.embedding.weight": (_EMBEDDING,),
     "decoder.positions": ("decoder.embed_positions.weight",),
 }
-_DIMENSIONS = {
+DIMENSIONS = {
     "n_mels": "num_mel_bins",
     "vocab_size": "vocab_size",
     "d_model": "d_model",
@@ -116,13 +116,13 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _dimensions(config: Mapping[str, Any], what: str) -> WhisperDimensions:
-    for name in _DIMENSIONS.values():
+    for name in DIMENSIONS.values():
         if type(config.get(name)) is not int:
             raise KvcastError(f"{what}: {name} is missing or not a whole number")
     for name, value in _FIXED.items():
         if config.get(name, value) != value:
             raise KvcastError(f"{what}: {name} must be {value!r}, not {config[name]!r}")
-    sizes = {ours: config[theirs] for ours, theirs in _DIMENSIONS.items()}
+    sizes = {ours: config[theirs] for ours, theirs in DIMENSIONS.items()}
     return whisper_dimensions(what, **sizes)
 
 
@@ -141,7 +141,7 @@ def _read_whisper(folder: Path, config: Mapping[str, Any], content_hash: str) ->
         check_tied(head, stored[_EMBEDDING], str(folder))
     return WhisperCheckpoint(
         dimensions=dimensions,
-        tensors=assemble(dimensions, _NAMES, stored, str(folder)),
+        tensors=assemble(dimensions, NAMES, stored, str(folder)),
         tokenizer_json=_tokenizer_json(folder).read_bytes(),
         generation=_generation(folder, config),
         source=f"Hugging Face folder {folder}",

@@ -100,7 +100,7 @@ def _stack_names(stack: str, cross: Mapping[str, Sequence[str]]) -> dict[str, Se
     }
 
 
-_NAMES: Mapping[str, Sequence[str]] = {
+NAMES: Mapping[str, Sequence[str]] = {
     "embedding.weight": (_EMBEDDING,),
     "head.weight": (_HEAD,),
     **_stack_names("encoder", {}),
@@ -133,7 +133,7 @@ def read_t5(
         dimensions=dimensions,
         tensors=fill_evenly(
             tensor_shapes(dimensions),
-            _NAMES,
+            NAMES,
             stored,
             str(folder),
             f"a {dimensions.architecture} model of {layers}",

@@ -80,6 +80,23 @@ def fill_evenly(
     return fill(_even_entries(shapes, table), stored, what, model)
 
 
+def take_apart(
+    tensors: Mapping[str, NDArray[Any]], table: NameTable, keys: int | None = None
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield canonical tensors under the names of a file, one by one: the inverse of `fill`.
+
+    Parts are equal, but for queries where keys have `keys` rows and so have values. Serves tensors
+    without experts.
+    """
+    for canonical in tensors:
+        tensor, names = tensors[canonical], _names(canonical, table)
+        if ".qkv." in canonical and keys is not None:
+            parts = np.split(tensor, [len(tensor) - 2 * keys, len(tensor) - keys])
+        else:
+            parts = np.split(tensor, len(names))
+        yield from zip(names, parts, strict=True)
+
+
 def same(one: StoredTensor, other: StoredTensor) -> bool:
     """Tell whether two tensors are equal, reading them only if their shapes are."""
     return one.shape == other.shape and np.array_equal(one.read(), other.read())

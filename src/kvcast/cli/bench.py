@@ -4,8 +4,7 @@ import argparse
 from functools import partial
 from typing import Any
 
-from kvcast.bench import generate, gpu, transcribe
-from kvcast.bench.runtimes import command as runtimes
+from kvcast.bench.commands import generate, gpu, runtimes, transcribe
 from kvcast.cli.arguments import Parser
 from kvcast.errors import UsageError
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvcast.inspect.machine import Machine
     from kvcast.inspect.masks import Drawn
     from kvcast.inspect.schedule import Schedule
-    from kvcast.inspect.work import Counted
+    from kvcast.inspect.sizes import Counted
 
 _EXAMPLE: dict[str, Any] = {
     "lengths": (4, 1, 3),

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Self
 
-from kvcast.bench.rates import LARGE
+from kvcast.bench.rates import LARGE, Rates
 from kvcast.bench.remote import Remote
 from kvcast.errors import KvcastError
 from kvcast.inspect.units import plural
-
-_RATES = "kvcast.bench.rates:Rates"
 
 # Larger products reach no higher rate; they only take longer to measure.
 _MOST_TOKENS = 512
@@ -76,7 +74,7 @@ def _measured(threads: int, step_bytes: float, tokens: int, width: int) -> Mappi
             "measuring needs onnx: pip install 'kvcast[export]', or give --bandwidth and --rate, "
             "or --no-measure"
         )
-    with Remote(_RATES, {"threads": threads}, {}) as remote:
+    with Remote(Rates(threads), {}) as remote:
         rates: Mapping[str, float] = remote.call(
             "measure",
             working_set=max(_LEAST_BYTES, min(round(step_bytes), LARGE)),

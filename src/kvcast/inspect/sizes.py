@@ -12,19 +12,16 @@ from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle
 from kvcast.checkpoints.base import Dimensions
 from kvcast.checkpoints.source import locate, read_dimensions
 from kvcast.errors import InputOutputError, KvcastError, UsageError
-from kvcast.inspect.source_work import T5Work, UnilmWork
-from kvcast.inspect.work import Counted, DecoderWork, WhisperWork
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
 from kvcast.spec.whisper import WhisperDimensions
+from kvcast.work import work_of
+from kvcast.work.base import Counted
+from kvcast.work.seq2seq import T5Work
 
-_COUNTED: Mapping[type, Callable[..., Counted]] = {
-    WhisperDimensions: WhisperWork,
-    DecoderDimensions: DecoderWork,
-    T5Dimensions: T5Work,
-    UnilmDimensions: UnilmWork,
-}
+__all__ = ["Counted", "counted"]
+
 _FROM_JSON: Mapping[str, Callable[[dict[str, Any]], Dimensions]] = {
     "whisper": WhisperDimensions.from_json,
     "decoder": DecoderDimensions.from_json,
@@ -42,7 +39,7 @@ def counted(model: str, source: int | None = None) -> Counted:
     located = locate(model)
     dimensions = _of_bundle(located) if is_bundle(located) else read_dimensions(located)
     if source is None:
-        return _COUNTED[type(dimensions)](dimensions=dimensions)
+        return work_of(dimensions)
     if isinstance(dimensions, T5Dimensions):
         return T5Work(dimensions=dimensions, source=source)
     raise UsageError(f"{model} is not a T5, which --source is for: drop it")

@@ -1,0 +1,104 @@
+"""What a program must be able to do to take part, and what all of them are given.
+
+Knows no program, no workload and no process.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.bench.floor import Arithmetic
+from kvcast.bench.models import Model
+from kvcast.bench.schedule import Trial
+
+Samples = NDArray[np.float32]
+Tokens = list[int]
+
+
+@dataclass(kw_only=True)
+class Backend:
+    """One program with one setting. Methods are called in the order in which they stand here.
+
+    Can be pickled before it is loaded. Making one imports none of the program's packages.
+    """
+
+    model: Model  # to load
+    name: str  # how tables and `--peers` call it
+    dtype: str = "fp32"  # kind of numbers of weights and arithmetic, in words
+    precision: str = "fp32"  # of its weights: fp32, bf16, fp16, int8 or int4
+    kind: str = ""  # which of the program's kinds of numbers or files, where it has several
+    arithmetic: Arithmetic | None = None  # for floors; None where kvcast's counts do not apply
+    recomputes: bool = False  # whether it projects cross keys and values in every call
+    # of every layer, where it runs a model of the same sizes whose layers are rings
+    window: int | None = None
+    engine: Any = field(default=None, init=False)  # the program's own object, once it is loaded
+
+    # distributions that it needs, whose versions are printed
+    packages: Sequence[str] = field(default=(), init=False)
+    # what is imported before a model can be loaded
+    modules: Sequence[str] = field(default=(), init=False)
+    # what was chosen where it differs from the program's defaults, in words
+    settings: str = field(default="", init=False)
+
+    def unfit(self) -> str | None:
+        """Say why it cannot take this model, or None."""
+        return self.model.needs_checkpoint()
+
+    def takes(self, trial: Trial) -> bool:  # noqa: ARG002 - whoever is choosy overrides it
+        """Tell whether it takes part in a trial."""
+        return True
+
+    def prepare(self) -> None:
+        """Make files that are made once per model; not timed."""
+
+    def load(self) -> None:
+        """Get ready for turns."""
+        raise NotImplementedError
+
+
+class Transcriber(Protocol):
+    """A backend that turns speech into text."""
+
+    def transcribe(self, samples: Samples, language: str, beam: int) -> str:
+        """Turn mono 16 kHz float32 [samples] in a language, given by its code, into text.
+
+        At temperature 0 without fallback, with timestamps, and with no text of one window as the
+        prompt of the next.
+        """
+
+
+@dataclass
+class Ticks:
+    """A clock that begins when it is made, and is told whenever every row has one token more."""
+
+    began: float = field(default_factory=time.perf_counter)
+    times: list[float] = field(default_factory=list)
+
+    def tick(self) -> None:
+        """Take note."""
+        self.times.append(time.perf_counter())
+
+
+class Continuer(Protocol):
+    """A backend that continues prompts."""
+
+    def generate(self, prompts: Sequence[Tokens], new: int, ticks: Ticks) -> list[Tokens]:
+        """Continue prompts of equal length by `new` tokens each, the likeliest, all rows in step.
+
+        End tokens end nothing. `ticks` is told when every row has one token more.
+        """
+
+
+class Writer(Protocol):
+    """A backend that writes targets of sources."""
+
+    def write(self, sources: Sequence[Tokens], beams: int, tokens: int) -> list[Tokens]:
+        """Write the best target of each source, of exactly so many tokens.
+
+        Sources are of equal length. End tokens are held back; the token that a target begins
+        with is not among those returned.
+        """

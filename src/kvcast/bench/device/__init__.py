@@ -1,1 +1,0 @@
-"""What `kvcast bench gpu` measures: greedy steps of models with random weights on one device."""

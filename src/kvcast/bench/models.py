@@ -1,0 +1,130 @@
+"""The model that is measured, one class for each kind of workload, and files made of it once."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from kvcast.bench.files.hugging_face import TOKENIZER, is_common, write_hugging_face
+from kvcast.bundle.manifest import is_bundle
+from kvcast.checkpoints.base import DecoderCheckpoint
+from kvcast.checkpoints.source import fingerprint, open_checkpoint
+from kvcast.errors import KvcastError
+from kvcast.spec.paths import cache_dir
+
+# Goes up with what is written for others, so that nobody is fed an older file.
+_FILES = 2
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model on disk."""
+
+    folder: str  # the folder or file where it lies
+    threads: int  # to compute with
+
+    # of kvcast, which are imported before such a model can be loaded
+    modules: ClassVar[Sequence[str]] = ()
+
+    def checkpoint(self) -> Any:
+        """Open the weights that everybody uses."""
+        return open_checkpoint(Path(self.folder))
+
+    def made(self, what: str, packages: Sequence[str] = ()) -> Path:
+        """Return where a file or folder made of the checkpoint by these packages is kept."""
+        versions = (installed_versions(packages) or {}).values()
+        digest = fingerprint(Path(self.folder))[:24]
+        return made_path("-".join((digest, str(_FILES), what, *versions)))
+
+    def needs_checkpoint(self) -> str | None:
+        """Refuse a bundle, whose weights are ready for kvcast alone."""
+        if is_bundle(Path(self.folder)):
+            return "needs the checkpoint, and the model is a kvcast bundle"
+        return None
+
+    def hugging_face(self) -> Path:
+        """Return a folder that Hugging Face's libraries read, writing it the first time."""
+        return Path(self.folder)
+
+    def unlike_hugging_face(self) -> str | None:
+        """Say why there is no such folder, or None."""
+        reason = self.needs_checkpoint()
+        if reason is None and not any((Path(self.folder) / name).is_file() for name in _WEIGHTS):
+            reason = "needs a Hugging Face folder with safetensors"
+        return reason
+
+
+class SpeechModel(Model):
+    """A Whisper."""
+
+    modules = ("kvcast.audio.features",)
+
+
+class Seq2seqModel(Model):
+    """A T5, whose folder others read as it is."""
+
+    modules = ("kvcast.tasks.sources",)
+
+
+class CausalModel(Model):
+    """A decoder-only model."""
+
+    modules = ("kvcast.tasks.generate",)
+
+    @override
+    def checkpoint(self) -> DecoderCheckpoint:
+        found = super().checkpoint()
+        if isinstance(found, DecoderCheckpoint):
+            return found
+        raise KvcastError(f"{self.folder} is no decoder-only model, so it cannot generate")
+
+    @override
+    def hugging_face(self) -> Path:
+        folder = self.made("hf")
+        if not folder.is_dir():
+            with made_beside(folder) as beside:
+                write_hugging_face(self.checkpoint(), beside)
+        return folder
+
+    @override
+    def unlike_hugging_face(self) -> str | None:
+        reason = self.unlike_llama()
+        if reason is None and TOKENIZER not in self.checkpoint().text:
+            reason = "needs a tokenizer.json, and the model has another tokenizer"
+        return reason
+
+    def unlike_llama(self) -> str | None:
+        """Say why no file for other programs can be made of the model, or None."""
+        reason = self.needs_checkpoint()
+        if reason is None and not is_common(self.checkpoint().dimensions):
+            reason = "kvcast can write files for other programs of models like Llama only"
+        return reason
+
+
+def installed_versions(packages: Sequence[str]) -> dict[str, str] | None:
+    """Return the versions of distributions, or None if one is not installed."""
+    try:
+        return {name: metadata.version(name) for name in packages}
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def made_path(name: str) -> Path:
+    """Return where a file or folder lies that is made once and kept in the cache folder."""
+    return cache_dir() / "bench" / name
+
+
+@contextmanager
+def made_beside(path: Path) -> Iterator[Path]:
+    """Give another path; what is made there takes the place of `path` when the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        beside = Path(scratch) / path.name
+        yield beside
+        beside.rename(path)

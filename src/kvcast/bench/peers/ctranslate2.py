@@ -1,0 +1,117 @@
+"""CTranslate2, from a folder that its converter makes of a Hugging Face folder."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from kvcast.bench.backend import Backend, Continuer, Ticks, Tokens, Writer
+from kvcast.bench.models import made_beside
+
+
+class _CTranslate2(Backend):
+    """int8 is its fastest on a CPU."""
+
+    packages = ("ctranslate2", "transformers", "torch")
+    modules = ("ctranslate2",)
+    runner: ClassVar[str]  # the library's class that opens a folder
+    vocabulary: ClassVar[str]  # the file with the words of all tokens
+
+    @override
+    def unfit(self) -> str | None:
+        return self.model.unlike_hugging_face()
+
+    @override
+    def prepare(self) -> None:
+        folder = self._folder
+        if folder.is_dir():
+            return
+        from ctranslate2.converters import TransformersConverter
+
+        source = self.model.hugging_face()
+        with made_beside(folder) as beside:
+            TransformersConverter(str(source)).convert(str(beside), quantization=self.kind)
+            _tell_apart(beside / self.vocabulary)
+
+    @override
+    def load(self) -> None:
+        import ctranslate2
+
+        self.engine = getattr(ctranslate2, self.runner)(
+            str(self._folder),
+            device="cpu",
+            compute_type=self.kind,
+            inter_threads=1,
+            intra_threads=self.model.threads,
+        )
+        self._words: list[str] = json.loads((self._folder / self.vocabulary).read_bytes())
+        self._tokens = {word: token for token, word in enumerate(self._words)}
+
+    def _spelled(self, texts: Sequence[Tokens]) -> list[list[str]]:
+        return [[self._words[token] for token in text] for text in texts]
+
+    @property
+    def _folder(self) -> Path:
+        return self.model.made(f"ct2-{self.kind}", self.packages)
+
+
+class CausalCTranslate2(_CTranslate2, Continuer):
+    """Continues prompts; steps are told by its callback."""
+
+    settings = "beam 1, prompts forwarded at once, min_length = max_length"
+    runner = "Generator"
+    vocabulary = "vocabulary.json"
+
+    @override
+    def generate(self, prompts: Sequence[Tokens], new: int, ticks: Ticks) -> list[Tokens]:
+        told = 0
+
+        def on_token(_: Any) -> bool:
+            nonlocal told
+            told += 1
+            if told % len(prompts) == 0:
+                ticks.tick()
+            return False
+
+        found = self.engine.generate_batch(
+            self._spelled(prompts),
+            beam_size=1,
+            sampling_topk=1,
+            min_length=new,
+            max_length=new,
+            include_prompt_in_result=False,
+            callback=on_token,
+        )
+        return [list(result.sequences_ids[0]) for result in found]
+
+
+class Seq2seqCTranslate2(_CTranslate2, Writer):
+    """Writes targets of sources."""
+
+    settings = "min_decoding_length = max_decoding_length, one hypothesis"
+    runner = "Translator"
+    vocabulary = "shared_vocabulary.json"
+
+    @override
+    def write(self, sources: Sequence[Tokens], beams: int, tokens: int) -> list[Tokens]:
+        found = self.engine.translate_batch(
+            self._spelled(sources),
+            beam_size=beams,
+            min_decoding_length=tokens,
+            max_decoding_length=tokens,
+            max_input_length=0,
+        )
+        return [[self._tokens[word] for word in result.hypotheses[0]] for result in found]
+
+
+def _tell_apart(vocabulary: Path) -> None:
+    """Give words of their own to tokens that share one.
+
+    A T5 has more tokens than its tokenizer, and the converter calls them as others are called.
+    """
+    words: dict[str, None] = {}
+    for token, word in enumerate(json.loads(vocabulary.read_bytes())):
+        words[f"{word} {token}" if word in words else word] = None
+    vocabulary.write_text(json.dumps(list(words)), encoding="utf-8")

@@ -1,0 +1,57 @@
+"""openai-whisper: the original, in PyTorch."""
+
+import numpy as np
+from typing_extensions import override
+
+from kvcast.bench.backend import Backend, Samples, Transcriber
+from kvcast.bench.files.whisper_names import openai_tensors
+
+
+class OpenAIWhisper(Backend, Transcriber):
+    """fp32: it knows nothing faster on a CPU."""
+
+    packages = ("openai-whisper", "torch")
+    modules = ("torch", "whisper")
+    settings = "fp16=False"
+
+    @override
+    def load(self) -> None:
+        import torch
+        from whisper.model import ModelDimensions, Whisper
+
+        torch.set_num_threads(self.model.threads)
+        checkpoint = self.model.checkpoint()
+        sizes = checkpoint.dimensions
+        self.engine = Whisper(
+            ModelDimensions(
+                n_mels=sizes.n_mels,
+                n_audio_ctx=sizes.source_positions,
+                n_audio_state=sizes.d_model,
+                n_audio_head=sizes.encoder_heads,
+                n_audio_layer=sizes.encoder_layers,
+                n_vocab=sizes.vocab_size,
+                n_text_ctx=sizes.target_positions,
+                n_text_state=sizes.d_model,
+                n_text_head=sizes.decoder_heads,
+                n_text_layer=sizes.decoder_layers,
+            )
+        ).eval()
+        self.engine.load_state_dict(
+            {
+                name: torch.from_numpy(np.array(tensor, np.float32))
+                for name, tensor in openai_tensors(checkpoint.tensors)
+            }
+        )
+
+    @override
+    def transcribe(self, samples: Samples, language: str, beam: int) -> str:
+        result = self.engine.transcribe(
+            samples,
+            language=language,
+            beam_size=beam if beam > 1 else None,
+            temperature=0.0,
+            condition_on_previous_text=False,
+            fp16=False,
+            verbose=None,
+        )
+        return str(result["text"])

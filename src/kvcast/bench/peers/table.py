@@ -1,0 +1,72 @@
+"""Who takes part in what: a row for each program with each of its kinds of numbers."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from kvcast.bench.backend import Backend
+from kvcast.bench.peers.ctranslate2 import CausalCTranslate2, Seq2seqCTranslate2
+from kvcast.bench.peers.faster_whisper import FasterWhisper
+from kvcast.bench.peers.genai import OnnxRuntimeGenAI
+from kvcast.bench.peers.kvcast import Kvcast
+from kvcast.bench.peers.llamacpp import LlamaCpp
+from kvcast.bench.peers.openai_whisper import OpenAIWhisper
+from kvcast.bench.peers.optimum import OptimumOnnx
+from kvcast.bench.peers.transformers import (
+    CausalTransformers,
+    Seq2seqTransformers,
+    WhisperTransformers,
+)
+from kvcast.bench.peers.whispercpp import WhisperCpp
+from kvcast.bench.variants import Variant
+
+Make = Callable[..., Backend]
+_FP32_ATTENTION = "int8 weights, fp32 attention and cache"
+
+
+def _peers(*rows: tuple[str, Callable[..., Backend], str, str, str]) -> dict[str, Make]:
+    """Each row: name, class, precision, dtype, kind; see `Backend`."""
+    return {
+        name: partial(make, name=name, precision=precision, dtype=dtype, kind=kind)
+        for name, make, precision, dtype, kind in rows
+    }
+
+
+SPEECH: Mapping[str, Make] = _peers(
+    ("faster-whisper", FasterWhisper, "int8", "int8 weights, fp32 attention", "int8"),
+    ("whisper.cpp-q8_0", WhisperCpp, "int8", "q8_0 matrices, fp16 else", "q8_0"),
+    ("whisper.cpp-f16", WhisperCpp, "fp16", "fp16", "f16"),
+    ("transformers", WhisperTransformers, "bf16", "bf16", "bfloat16"),
+    ("openai-whisper", OpenAIWhisper, "fp32", "fp32", "float32"),
+)
+CAUSAL: Mapping[str, Make] = {
+    **{
+        f"kvcast-aoti-{precision}": partial(
+            Kvcast,
+            variant=Variant(runtime="aoti", precision=precision),
+            name=f"kvcast-aoti-{precision}",
+        )
+        for precision in ("int8", "int4")
+    },
+    **_peers(
+        ("llama.cpp-q8_0", LlamaCpp, "int8", "Q8_0 matrices, fp16 cache", "Q8_0"),
+        ("llama.cpp-q4_0", LlamaCpp, "int4", "Q4_0 matrices, fp16 cache", "Q4_0"),
+        (
+            "onnxruntime-genai-int4",
+            OnnxRuntimeGenAI,
+            "int4",
+            "int4 weights, fp32 attention",
+            "int4",
+        ),
+        ("ctranslate2-int8", CausalCTranslate2, "int8", _FP32_ATTENTION, "int8"),
+        ("transformers-bf16", CausalTransformers, "bf16", "bf16", "bfloat16"),
+        ("transformers-fp32", CausalTransformers, "fp32", "fp32", "float32"),
+    ),
+}
+SEQ2SEQ: Mapping[str, Make] = _peers(
+    ("ctranslate2-int8", Seq2seqCTranslate2, "int8", _FP32_ATTENTION, "int8"),
+    ("ctranslate2-fp32", Seq2seqCTranslate2, "fp32", "fp32", "float32"),
+    ("optimum-onnx-int8", OptimumOnnx, "int8", _FP32_ATTENTION, "int8"),
+    ("optimum-onnx-fp32", OptimumOnnx, "fp32", "fp32", "fp32"),
+    ("transformers-bf16", Seq2seqTransformers, "bf16", "bf16", "bfloat16"),
+    ("transformers-fp32", Seq2seqTransformers, "fp32", "fp32", "float32"),
+)

@@ -1,0 +1,254 @@
+"""One JSON object for every benchmark; docs/bench.md describes it field by field.
+
+Everything that is shown comes from it. A row is one backend in one trial, measured or broken down.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Protocol
+
+from typing_extensions import override
+
+from kvcast.bench.backend import Backend
+from kvcast.bench.floor import Arithmetic, Cost, Rates, best_of
+from kvcast.bench.machine import machine_facts
+from kvcast.bench.probes import ENCODE, STEP
+from kvcast.bench.runner import Loaded, Runner
+from kvcast.bench.schedule import Result, Results, Trial
+from kvcast.bench.workload import of_trial
+from kvcast.errors import KvcastError
+from kvcast.work.base import Work
+
+FORMAT = "kvcast.bench"
+VERSION = 2
+
+
+class Floors(Protocol):
+    """What a machine could do at best."""
+
+    @property
+    def rates(self) -> list[dict[str, Any]] | None:
+        """The best of what was measured, or None where it could not be."""
+
+    def measure_rates(self) -> None:
+        """Measure the machine: once before everything, and once after."""
+
+    def least(self, backend: Backend, trial: Trial) -> Mapping[str, float]:
+        """Return the least seconds of each metric of a trial that has a floor."""
+
+    def seconds(self, backend: Backend, work: Work) -> float | None:
+        """Return the least seconds of a backend's work, or None where that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """What a command asks for."""
+
+    name: str  # of the command
+    model: str  # as the user called it
+    runner: Runner
+    backends: Sequence[Backend]  # who is asked for, in order
+    # By name, the names of those that a backend is compared with, by label.
+    references: Mapping[str, Mapping[str, str]]
+    # Names of kvcast's backends, of which one must take part, and whose time is broken down. Where
+    # there are none, anybody may and nobody's is.
+    needed: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the command, for the JSON object
+
+
+def measure(benchmark: Benchmark, floors: Floors | None = None) -> dict[str, Any]:
+    """Measure, and return the object, of numbers, strings, lists and objects alone.
+
+    `floors` are those of another machine than the processor. Raises KvcastError with the first
+    reason where nobody who is needed can take part.
+    """
+    runner, workload = benchmark.runner, benchmark.runner.workload
+    floors = floors or ProcessorFloors(benchmark)
+    floors.measure_rates()
+    with runner.loaded(benchmark.backends) as (loaded, absent):
+        _check_present(benchmark, absent)
+        results = runner.turns(loaded)
+    trials = [one for one in workload.trials() if one["measure"] in workload.broken_down]
+    breakdowns = [
+        (backend, trial, found)
+        for backend in benchmark.backends
+        if backend.name in benchmark.needed and backend.name not in absent and trials
+        for trial, found in zip(trials, runner.breakdown(backend, trials), strict=True)
+    ]
+    floors.measure_rates()
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "benchmark": benchmark.name,
+        "workload": workload.name,
+        "model": benchmark.model,
+        "settings": {
+            "threads": runner.threads,
+            "runs": runner.runs,
+            "warm_up": 1,
+            **benchmark.settings,
+            **workload.settings,
+        },
+        "machine": machine_facts(),
+        "backends": [_backend(one) for one in loaded],
+        "absent": [{"name": name, "reason": reason} for name, reason in absent.items()],
+        "rows": [
+            _row(benchmark, one.backend, trial, results, floors)
+            for trial, by_name in results
+            for one in loaded
+            if one.name in by_name
+        ],
+        "breakdown": [_broken_down(benchmark, floors, *one) for one in breakdowns],
+        "rates": floors.rates,
+    }
+
+
+def _check_present(benchmark: Benchmark, absent: Mapping[str, str]) -> None:
+    needed = benchmark.needed or [backend.name for backend in benchmark.backends]
+    if all(name in absent for name in needed):
+        if benchmark.needed:
+            raise KvcastError(f"kvcast itself: {absent[needed[0]]}")
+        reasons = "; ".join(dict.fromkeys(absent.values()))
+        raise KvcastError(f"nothing can be measured: {reasons}")
+
+
+def _backend(loaded: Loaded) -> dict[str, Any]:
+    backend = loaded.backend
+    return {
+        "name": backend.name,
+        "precision": backend.precision,
+        "dtype": backend.dtype,
+        "settings": backend.settings,
+        "versions": dict(loaded.versions),
+        "import_seconds": loaded.imports,
+        "load_seconds": loaded.load,
+    }
+
+
+def _row(
+    benchmark: Benchmark, backend: Backend, trial: Trial, results: Results, floors: Floors
+) -> dict[str, Any]:
+    workload, by_name = benchmark.runner.workload, of_trial(results, trial)
+    result, place = by_name[backend.name], {"backend": backend.name, "trial": dict(trial)}
+    if not result.stands:
+        return {**place, "failure": result.failure}
+    others, least = benchmark.references[backend.name], floors.least(backend, trial)
+    return {
+        **place,
+        "metrics": {
+            metric: {
+                **_summary(result.series(metric)),
+                "times": {
+                    label: _ratio(result, by_name.get(other), metric)
+                    for label, other in others.items()
+                },
+                **_held(least.get(metric), median(result.series(metric))),
+            }
+            for metric in workload.metrics[trial["measure"]]
+        },
+        "facts": dict(workload.facts(trial, backend.name, results)),
+        "peak_bytes": max(result.series("peak_bytes")),
+        **result.surroundings(),
+    }
+
+
+def _summary(values: Sequence[float]) -> dict[str, Any]:
+    return {"median": median(values), "min": min(values), "max": max(values), "all": list(values)}
+
+
+def _ratio(result: Result, other: Result | None, metric: str) -> float | None:
+    if other is None or not other.stands:
+        return None
+    return median(result.series(metric)) / median(other.series(metric))
+
+
+def _held(least: float | None, measured: float) -> dict[str, float]:
+    """Compare with the least; `fraction` is 1 at best."""
+    if least is None:
+        return {}
+    return {"floor": least, "fraction": least / measured if measured else 0.0}
+
+
+def _broken_down(
+    benchmark: Benchmark, floors: Floors, backend: Backend, trial: Trial, found: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a row of a breakdown, each part of which is held against its calls' work."""
+    counted, inputs = benchmark.runner.workload.counted(trial), trial.get("rows", 1)
+    calls: list[tuple[str, float | None]] = []
+    for call in found["calls"]:
+        if call["part"] == ENCODE:
+            work = counted.encode(call["inputs"]) + counted.project(call["inputs"])
+        else:
+            sizes = {"rows": call["rows"], "asked": call["asked"], "inputs": inputs}
+            work = counted.call(call["held"], call["new"], **sizes)
+        calls.append((call["part"], floors.seconds(backend, work)))
+    again = counted.project(inputs)
+    return {
+        "backend": backend.name,
+        "trial": dict(trial),
+        "metrics": dict(_parts(found, calls)),
+        "facts": {
+            "steps": sum(part == STEP for part, _ in calls),
+            "inputs": sum(call.get("inputs", 0) for call in found["calls"]),
+            "cross_keys_again": floors.seconds(backend, again) if again.operations else None,
+        },
+        **{name: found[name] for name in ("others", "unsettled")},
+    }
+
+
+def _parts(
+    found: Mapping[str, Any], calls: Sequence[tuple[str, float | None]]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for part, took in {"whole": found["whole"], **found["parts"]}.items():
+        told = {"median": took, "share": took / found["whole"]}
+        least = [seconds for of, seconds in calls if part in (of, "whole") and seconds is not None]
+        if least:
+            told |= {**_held(sum(least), took), "calls": 1 if part == "whole" else len(least)}
+        yield part, told
+
+
+class ProcessorFloors(Floors):
+    """Work against the machine's rates, which are measured before and after everything."""
+
+    def __init__(self, benchmark: Benchmark) -> None:
+        self._runner, self._workload = benchmark.runner, benchmark.runner.workload
+        self._measured: dict[str, list[Mapping[str, float]]] = {}
+        # Steps in fewer bits read fewer bytes again and again.
+        self._step_bytes = {
+            arithmetic.precision: round(self._cost(arithmetic, self._workload.step()).bytes)
+            for backend in benchmark.backends
+            if (arithmetic := backend.arithmetic) is not None
+        }
+
+    @property
+    @override
+    def rates(self) -> list[dict[str, Any]] | None:
+        return [
+            {"of": of, "step_bytes": self._step_bytes[of], "rates": best_of(found)}
+            for of, found in self._measured.items()
+        ] or None
+
+    @override
+    def measure_rates(self) -> None:
+        for precision, step_bytes in self._step_bytes.items():
+            if (found := self._runner.rates(step_bytes)) is not None:
+                self._measured.setdefault(precision, []).append(found)
+
+    @override
+    def least(self, backend: Backend, trial: Trial) -> Mapping[str, float]:
+        works = self._workload.work(trial, backend)
+        floors = {metric: self.seconds(backend, work) for metric, work in works.items()}
+        return {metric: seconds for metric, seconds in floors.items() if seconds is not None}
+
+    @override
+    def seconds(self, backend: Backend, work: Work) -> float | None:
+        arithmetic = backend.arithmetic
+        if arithmetic is None or arithmetic.precision not in self._measured:
+            return None
+        rates = Rates.best(best_of(self._measured[arithmetic.precision]))
+        return self._cost(arithmetic, work).seconds(rates)
+
+    def _cost(self, arithmetic: Arithmetic, work: Work) -> Cost:
+        _, width = self._workload.largest_product
+        return arithmetic.cost(work, self._workload.stored, width)

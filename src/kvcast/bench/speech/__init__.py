@@ -1,1 +1,0 @@
-"""`kvcast bench transcribe`: Whisper beside other programs, on the same audio and weights."""

@@ -1,0 +1,127 @@
+"""Variants of kvcast: a runtime with a precision, or why there is no such variant.
+
+What precisions a runtime has is for `kvcast.tasks.targets` to say; here is what the pairs are
+called and asked for. Knows no model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvcast.bench.floor import Arithmetic
+from kvcast.errors import KvcastError
+from kvcast.spec import runtimes
+from kvcast.spec.runtimes import BundlePrecision, PrecisionRequest
+from kvcast.tasks.targets import TARGETS
+from kvcast.tasks.targets.base import BuildOptions
+
+PRECISIONS = {"fp32": "none", "bf16": "none", "int8": "int8", "int4": "int4"}
+"""Classes to compare within, and how each is quantised where a runtime has no word of its own."""
+
+QUANTIZED = {"int8": "int8", "int4": "int4", "none": "fp32"}
+"""The precision of a quantisation of ONNX Runtime's."""
+
+EAGER = "eager"
+REFERENCE = "onnx"
+"""The runtime whose times the others' are divided by, in the same precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """What is known of a runtime beside its target."""
+
+    packages: tuple[str, ...]  # distributions that it needs
+    module: str  # what is imported before a model can be loaded
+    words: Mapping[str, str]  # the kind of numbers of each precision
+    quantize: Mapping[str, str] = field(default_factory=dict)  # its own names for quantisations
+    bf16: tuple[str, ...] = ()  # precisions in which attention is computed in bf16
+
+
+RUNTIMES: Mapping[str, Runtime] = {
+    EAGER: Runtime(
+        packages=("torch", "kvcast"),
+        module="kvcast.runtimes.eager",
+        words={
+            "int8": "int8 linears over bf16 activations; fp32 head, attention and caches",
+            "int4": "int4 linears over bf16 activations; fp32 head, attention and caches",
+        },
+    ),
+    "onnx": Runtime(
+        packages=("onnxruntime", "kvcast"),
+        module="kvcast.runtimes.onnx",
+        words={
+            "int8": "int8 matrices, int8 activations; fp32 attention",
+            "int4": "int4 decoder, int8 encoder, int8 activations; fp32 attention",
+        },
+    ),
+    "aoti": Runtime(
+        packages=("torch", "kvcast"),
+        module="kvcast.runtimes.aoti",
+        words={
+            "bf16": "bf16 matrices, attention and caches",
+            "int8": "int8 matrices, int8 activations; bf16 attention and caches",
+            "int4": "int4 decoder, int8 encoder and table; bf16 activations and caches",
+        },
+        bf16=("bf16", "int8", "int4"),
+    ),
+    "executorch": Runtime(
+        packages=("executorch", "torch", "kvcast"),
+        module="kvcast.runtimes.executorch",
+        words={
+            "int8": "8da8w: int8 matrices, int8 activations; fp16 cross caches, else fp32",
+            "int4": "8da4w: int4 matrices, int8 activations; fp16 cross caches, else fp32",
+        },
+        quantize={"int8": "8da8w", "int4": "8da4w"},
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A runtime with a precision."""
+
+    runtime: str
+    precision: str
+
+    @property
+    def name(self) -> str:
+        """As tables have it."""
+        return f"{self.runtime}-{self.precision}"
+
+    @property
+    def of(self) -> Runtime:
+        """The runtime."""
+        return RUNTIMES[self.runtime]
+
+    @property
+    def dtype(self) -> str:
+        """Kind of numbers, in words."""
+        return self.of.words.get(self.precision, self.precision)
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """For floors: ONNX Runtime's bundle stores the fewest bytes, whatever runs."""
+        return Arithmetic(precision=self.precision, bf16_products=self.precision in self.of.bf16)
+
+    @property
+    def asked(self) -> PrecisionRequest:
+        """What is asked of the runtime."""
+        quantize = PRECISIONS[self.precision]
+        return PrecisionRequest(
+            quantize=self.of.quantize.get(quantize, quantize),
+            dtype="bf16" if self.precision == "bf16" else None,
+        )
+
+    @property
+    def numbers(self) -> BundlePrecision:
+        """What the runtime makes of it; raises UsageError where it has no such numbers."""
+        return runtimes.RUNTIMES[self.runtime].choose_precision(self.asked)
+
+    def refused(self) -> str | None:
+        """Say why there is no such variant, or not here; None if there is."""
+        try:
+            precision = self.numbers
+            if self.runtime in TARGETS:
+                TARGETS[self.runtime].check_build(precision, BuildOptions())
+        except KvcastError as error:
+            return str(error)
+        return None

@@ -1,0 +1,177 @@
+"""T5s: targets of sources, greedily and with beams, one source and several, short and long ones."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import median
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from kvcast.bench.backend import Backend, Tokens
+from kvcast.bench.layout import Found, Layout, Number, Table
+from kvcast.bench.probes import ENCODE, LOOP, PREFILL, REORDER, STEP
+from kvcast.bench.schedule import Answer, Results, Trial
+from kvcast.bench.workload import Workload, check_tokens, of_trial, random_tokens, timed
+from kvcast.errors import UsageError
+from kvcast.spec.t5 import T5Dimensions
+from kvcast.work.base import Work
+from kvcast.work.seq2seq import T5Work
+
+TARGETS = "targets"
+FIRST, WHOLE = "first", "whole"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2seq(Workload):
+    """Sources of equal length, and targets of so many tokens."""
+
+    dimensions: T5Dimensions  # of the model
+    source: int  # tokens of each source
+    target: int  # tokens to write for each, 2 or more
+    batch: Sequence[int]  # sources at once, with each of `beam`
+    beam: Sequence[int]  # 1 takes the likeliest token always
+    # tokens of further sources, one at a time and greedy, whose steps are compared
+    lengths: Sequence[int] = ()
+
+    name: ClassVar[str] = "seq2seq"
+    metrics: ClassVar[Mapping[str, Sequence[str]]] = {TARGETS: (FIRST, STEP, WHOLE)}
+    broken_down: ClassVar[Sequence[str]] = (TARGETS,)
+    parts: ClassVar[Sequence[str]] = (ENCODE, PREFILL, STEP, REORDER, LOOP)
+
+    def __post_init__(self) -> None:
+        if self.target < 2:
+            raise UsageError("target must be 2 or more: a step is what comes after the first token")
+        sizes = self.dimensions
+        for trial in self.trials():
+            if trial["beams"] > sizes.vocab_size:
+                raise UsageError(f"{trial['beams']} beams are more than {sizes.vocab_size} tokens")
+            for what, tokens, most in (
+                ("a source", trial["source"], sizes.source_positions),
+                ("a target", trial["target"], sizes.target_positions - 1),
+            ):
+                if tokens > most:
+                    raise UsageError(
+                        f"{tokens} tokens are more than the {most} of {what} that the model takes"
+                    )
+
+    @property
+    @override
+    def settings(self) -> Mapping[str, Any]:
+        return {
+            "source": self.source,
+            "target": self.target,
+            "batches": list(self.batch),
+            "beams": list(self.beam),
+            "lengths": list(self.lengths),
+            "decoding": "1 beam: greedy; more: the best of all, length penalty 1",
+            "end_tokens": "held back until a target has all its tokens",
+            "sources": "random tokens, the same for everybody",
+        }
+
+    @property
+    @override
+    def largest_product(self) -> tuple[int, int]:
+        return self.source, self.dimensions.width
+
+    @override
+    def trials(self) -> Sequence[Trial]:
+        asked = [(rows, self.source, beams) for rows, beams in product(self.batch, self.beam)]
+        asked += [(1, length, 1) for length in self.lengths]
+        return [self._trial(*sizes) for sizes in dict.fromkeys(asked)]
+
+    @override
+    def run(self, backend: Any, trial: Trial) -> Answer:
+        """Time a call that asks for one token, and one that asks for all.
+
+        Beam search commits to no token until it ends. So the time to the first is that of a call
+        for one token, and a step is what a call for all takes more, divided by their number;
+        greedy calls are timed like this too. One call before does not count: whoever has waited
+        for a turn finds none of its weights in the processor's caches.
+        """
+        self._write(backend, trial, 1)
+        first, _ = self._write(backend, trial, 1)
+        whole, targets = self._write(backend, trial, self.target)
+        return {
+            FIRST: first,
+            WHOLE: whole,
+            STEP: (whole - first) / (self.target - 1),
+            "tokens": targets[0],
+        }
+
+    @override
+    def once(self, backend: Any, trial: Trial) -> object:
+        return self._write(backend, trial, self.target)
+
+    @override
+    def counted(self, trial: Trial) -> T5Work:
+        return T5Work(dimensions=self.dimensions, source=trial.get("source", self.source))
+
+    @override
+    def work(self, trial: Trial, backend: Backend) -> Mapping[str, Work]:
+        return {}  # a call for all tokens is many calls of a runtime: see the breakdown
+
+    @override
+    def step(self) -> Work:
+        return self.counted({}).call(1, 1)
+
+    @override
+    def facts(self, trial: Trial, name: str, results: Results) -> Mapping[str, Any]:
+        result = of_trial(results, trial)[name]
+        return {
+            "tokens": result.last["tokens"],
+            "tokens_per_second": trial["rows"] * self.target / median(result.series(WHOLE)),
+            "over_first_length": self._over_first_length(trial, name, results),
+        }
+
+    def _over_first_length(self, trial: Trial, name: str, results: Results) -> float | None:
+        """Return a step's time over that with the first of the lengths that are compared."""
+        if trial not in [self._trial(1, length, 1) for length in self.lengths]:
+            return None
+        shortest = of_trial(results, self._trial(1, self.lengths[0], 1))[name]
+        if not shortest.stands:
+            return None
+        steps: list[float] = of_trial(results, trial)[name].series(STEP)
+        return median(steps) / median(shortest.series(STEP))
+
+    def _trial(self, rows: int, source: int, beams: int) -> dict[str, Any]:
+        sizes = {"rows": rows, "source": source, "beams": beams}
+        return {"measure": TARGETS, **sizes, "target": self.target}
+
+    def _write(self, backend: Any, trial: Trial, tokens: int) -> tuple[float, list[Tokens]]:
+        rows, beams = trial["rows"], trial["beams"]
+        sources = random_tokens(rows, trial["source"], self.dimensions.vocab_size)
+        seconds, targets = timed(lambda: backend.write(sources, beams, tokens))
+        check_tokens(targets, rows, tokens)
+        return seconds, targets
+
+
+def _tables(found: Found) -> Sequence[Table]:
+    settings = found["settings"]
+    metrics = {FIRST: "first ms", STEP: "a step ms"}
+    targets = Table(
+        measure=TARGETS,
+        metrics=metrics,
+        places={"batch": "rows", "beam": "beams"},
+        facts={"tokens/s": ("tokens_per_second", Number(decimals=1))},
+        select=lambda trial: (
+            trial["rows"] in settings["batches"]
+            and trial["beams"] in settings["beams"]
+            and trial["source"] == settings["source"]
+        ),
+    )
+    lengths = Table(
+        measure=TARGETS,
+        line="one source at a time, greedy",
+        metrics=metrics,
+        places={"source": "source"},
+        facts={"over the first": ("over_first_length", Number())},
+        by_backend=True,
+        select=lambda trial: (
+            (trial["rows"], trial["beams"]) == (1, 1) and trial["source"] in settings["lengths"]
+        ),
+    )
+    return [targets, lengths] if settings["lengths"] else [targets]
+
+
+LAYOUT = Layout(tables=_tables)

@@ -1,0 +1,29 @@
+"""What a call of a model multiplies and reads, counted from its dimensions alone.
+
+Counted once, for `kvcast inspect cost` and for the floors of `kvcast bench`. Each family has a
+class that meets `kvcast.work.base.Counted`. Knows no bytes, no rates and no clocks.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.t5 import T5Dimensions
+from kvcast.spec.unilm import UnilmDimensions
+from kvcast.spec.whisper import WhisperDimensions
+from kvcast.work.base import Counted
+from kvcast.work.decoder import DecoderWork
+from kvcast.work.seq2seq import T5Work, UnilmWork
+from kvcast.work.whisper import WhisperWork
+
+_COUNTED: Mapping[type, Callable[..., Counted]] = {
+    WhisperDimensions: WhisperWork,
+    DecoderDimensions: DecoderWork,
+    T5Dimensions: T5Work,
+    UnilmDimensions: UnilmWork,
+}
+
+
+def work_of(dimensions: Any) -> Counted:
+    """Return what counts the work of a model with these dimensions."""
+    return _COUNTED[type(dimensions)](dimensions=dimensions)

@@ -1,0 +1,136 @@
+"""Operations and numbers read: what counts have in common, whatever the family.
+
+A multiplication and an addition are two operations (FLOP). Matrix products and attention are
+counted. Norms, activations, softmax and rotation are not, nor are embedding lookups, which read one
+row per token.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Protocol, Self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Operations by purpose, and how many values are read from memory.
+
+    Attributes:
+        encoder: the encoder's products with weights.
+        encoder_attention: its attention, and convolutions.
+        cross_keys_values: projecting the encoder's output to the decoder's keys and values.
+        keys_values: projecting positions to keys and values.
+        linear: all other products with weights in the decoder's layers.
+        attention: queries with keys, and attention weights with values.
+        head: hidden states to logits.
+        weights: number of weights read. These are parts of it (the rest are biases, norms and
+            convolutions):
+        encoder_matrices: matrices of the encoder's layers and of the cross projections.
+        matrices: matrices of the decoder's layers.
+        table: matrix of the head.
+        columns: number of outputs of the decoder's matrices, if int8 has a scale for each.
+        held: self-cache entries from before the call that its queries see.
+        written: self-cache entries that the call adds.
+        cross: cross-cache entries read.
+
+    """
+
+    encoder: int = 0
+    encoder_attention: int = 0
+    cross_keys_values: int = 0
+    keys_values: int = 0
+    linear: int = 0
+    attention: int = 0
+    head: int = 0
+    weights: int = 0
+    encoder_matrices: int = 0
+    matrices: int = 0
+    table: int = 0
+    columns: int = 0
+    held: int = 0
+    written: int = 0
+    cross: int = 0
+
+    def __add__(self, other: Self) -> Self:
+        names = (field.name for field in fields(self))
+        return type(self)(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    @property
+    def flop(self) -> Mapping[str, int]:
+        """Operations by part, see PARTS."""
+        return {
+            "encoder": self.encoder + self.encoder_attention,
+            **{part: getattr(self, part) for part in PARTS[1:]},
+        }
+
+    @property
+    def operations(self) -> int:
+        """All operations."""
+        return sum(self.flop.values())
+
+    @property
+    def cached(self) -> int:
+        """Number of cached key and value entries read that were there before the call."""
+        return self.held + self.cross
+
+
+PARTS = ("encoder", "cross_keys_values", "keys_values", "linear", "attention", "head")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheKind:
+    """Cache layers of one kind, for one sequence; `numbers`: entries of all keys and values."""
+
+    kind: str
+    layers: int
+    positions: int
+    numbers: int
+
+
+class Counted(Protocol):
+    """A model whose work can be counted."""
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+
+    @property
+    def most_positions(self) -> int:
+        """Length of the longest sequence."""
+
+    @property
+    def width(self) -> int:
+        """Size of a hidden state."""
+
+    @property
+    def usual_prompt(self) -> int:
+        """Default length of a prompt."""
+
+    def encode(self, inputs: int = 1) -> Work:
+        """Count what is done once for each input, with or without a cache."""
+
+    def project(self, inputs: int = 1) -> Work:
+        """Count the cross keys and values, computed once for each input if they are cached."""
+
+    def call(
+        self, length: int, new: int, *, rows: int = 1, inputs: int = 1, asked: int = 1
+    ) -> Work:
+        """Count `new` tokens for each of `rows` rows over caches of `length` positions each.
+
+        `asked` positions of each row meet the head. Weights are read once for all rows, and the
+        cross cache of each of `inputs` encoded inputs once for all rows that read it.
+        """
+
+    def recompute(self, prompt: int, new: int) -> Work:
+        """Count the logits after a prompt and `new` tokens, with nothing cached."""
+
+    def cache(self, positions: int) -> tuple[CacheKind, ...]:
+        """Return the size of the cache for a sequence of that many positions."""
+
+
+def pairs(length: int, window: int | None) -> int:
+    """Return the number of pairs of a query and a key that it sees among `length` positions.
+
+    This is the sum of min(q + 1, window) over all q below `length`.
+    """
+    ramp = min(length, window or length)
+    return ramp * (ramp + 1) // 2 + (length - ramp) * ramp

@@ -1,0 +1,82 @@
+"""kvcast as a backend: texts are given as ids, and each token's time is known."""
+
+import numpy as np
+import pytest
+
+from bench_models import TINY
+from kvcast.bench.backend import Ticks
+from kvcast.bench.models import CausalModel
+from kvcast.bench.peers.kvcast import Kvcast, _Clocked
+from kvcast.bench.probes import Clock
+from kvcast.bench.variants import Variant
+from kvcast.programs.decoder import DecoderPrograms
+from kvcast.runtimes.eager_decoder import EagerDecoderOnly
+from kvcast.tasks.generate import TextModel
+from random_decoders import random_decoder
+
+VOCAB = TINY.vocab_size
+
+
+class Silent:
+    """A tokenizer to whom every token is an end token without a text."""
+
+    vocab_size = VOCAB
+    end_tokens = tuple(range(VOCAB))
+
+    def decode(self, tokens):
+        return f"decoded {tokens}"
+
+    def stream(self):
+        return self
+
+    def push(self, token):
+        return ""
+
+    def finish(self):
+        return ""
+
+
+@pytest.fixture
+def ours():
+    found = Kvcast(
+        CausalModel(folder="", threads=1), Variant(runtime="eager", precision="fp32"), "kvcast"
+    )
+    programs: DecoderPrograms = random_decoder(TINY)
+    found.engine = TextModel(EagerDecoderOnly(programs), Silent(), TINY)
+    return found
+
+
+def likeliest(model: TextModel, prompt: list[int], new: int) -> list[int]:
+    """Greedy, a row alone, everything computed again for each token."""
+    tokens = list(prompt)
+    for _ in range(new):
+        cache = model.runtime.new_cache(1, 40)
+        logits, _ = model.runtime.decode([np.array(tokens)], cache)
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_it_goes_on_past_end_tokens_and_tells_each_step(ours):
+    prompts, ticks = [[1, 2, 3], [4, 5, 6]], Ticks()
+    texts = ours.generate(prompts, 5, ticks)
+    assert texts == [likeliest(ours.engine, prompt, 5) for prompt in prompts]
+    assert len(ticks.times) == 5
+    assert ticks.began < ticks.times[0]
+    assert ticks.times == sorted(ticks.times)
+
+
+def test_a_clock_sees_prefill_and_steps(ours):
+    clock = Clock()
+    ours.timed(clock).generate([[1, 2, 3], [4, 5, 6]], 3, Ticks())
+    assert [(call["part"], call["rows"], call["new"]) for call in clock.calls] == [
+        ("prefill", 2, 3),
+        ("step", 2, 1),
+        ("step", 2, 1),
+    ]
+    assert {"prefill", "step"} <= clock.seconds.keys()
+
+
+def test_end_tokens_end_only_what_they_are_to_end():
+    assert len(_Clocked(Silent(), ends=True).end_tokens) == VOCAB
+    assert _Clocked(Silent(), ends=False).end_tokens == ()
+    assert _Clocked(Silent(), ends=False).decode([5]) == "decoded [5]"

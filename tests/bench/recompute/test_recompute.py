@@ -1,0 +1,64 @@
+"""The recomputing baseline gives what the cached programs give, on every runtime."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from kvcast.bench.recompute.bundles import open_bundle, write_bundle
+from kvcast.bench.recompute.programs import STATES, RecomputingPrograms, StatesTwice
+from kvcast.runtimes.eager import EagerEncoderDecoder
+from kvcast.spec.runtimes import BundlePrecision
+from random_models import SMALL, random_programs, speech
+
+FP32 = BundlePrecision(quantize="none")
+
+
+@pytest.fixture(scope="module")
+def programs():
+    return random_programs(replace(SMALL, decoder_layers=2, encoder_layers=1, vocab_size=64))
+
+
+def logits_of(runtime, batch=1):
+    """A prompt and steps after it, each row its own."""
+    tokens_rs = np.arange(8 * batch).reshape(batch, 8) % 64
+    cache, rows = runtime.new_cache(batch, 8, batch), range(batch)
+    cache = runtime.reset(runtime.encode(cache, rows, *speech(batch, seed=1)), rows, rows)
+    first, cache = runtime.decode(list(tokens_rs[:, :4]), cache)
+    steps = [first.copy()]  # the runtime's own memory
+    for i in range(4, 8):
+        logits, cache = runtime.decode(list(tokens_rs[:, i : i + 1]), cache)
+        steps.append(logits.copy())
+    return np.concatenate(steps, axis=1)
+
+
+def recomputing(programs, runtime, numbers, folder):
+    return open_bundle(folder, write_bundle(programs, runtime, numbers, folder), 1)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_eager_logits_equal_the_cached_ones(programs, batch):
+    recomputing = StatesTwice(RecomputingPrograms.of(programs))
+    found = logits_of(EagerEncoderDecoder(recomputing), batch)
+    np.testing.assert_array_equal(found, logits_of(EagerEncoderDecoder(programs), batch))
+
+
+# Compiling for AOTInductor would take longer than all the rest.
+@pytest.mark.parametrize("runtime", ["onnx", "executorch"])
+def test_exported_logits_equal_the_cached_ones(programs, runtime, tmp_path):
+    if runtime == "executorch":
+        pytest.importorskip("executorch")
+    found = logits_of(recomputing(programs, runtime, FP32, tmp_path / "bundle"))
+    expected = logits_of(EagerEncoderDecoder(programs))
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+def test_products_of_the_encoders_states_are_int8_as_in_an_int4_bundles_encode(programs, tmp_path):
+    write_bundle(programs, "onnx", BundlePrecision(quantize="int4"), tmp_path / "bundle")
+    graph = ir.load(tmp_path / "bundle" / "onnx" / "decode.onnx").graph
+    (states,) = (value for value in graph.inputs if value.name == STATES)
+    kinds = [use.node.op_type for use in states.uses()]
+    assert kinds == ["DynamicQuantizeMatMul"] * programs.dimensions.decoder_layers
+    others = [node.op_type for node in graph if node.op_type in ("MatMul", "Later")]
+    assert others == []

@@ -1,0 +1,393 @@
+"""From measurements to the JSON object and the tables, with figures that are easy to divide."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from bench_fakes import Scripted
+from bench_models import TINY, TINY_T5
+from kvcast.bench.backend import Backend
+from kvcast.bench.commands.runtimes import LAYOUTS, compared
+from kvcast.bench.floor import Arithmetic
+from kvcast.bench.layout import Layout
+from kvcast.bench.models import SpeechModel
+from kvcast.bench.peers.kvcast import Kvcast
+from kvcast.bench.recompute.backend import Recomputing
+from kvcast.bench.render import render
+from kvcast.bench.report import Benchmark, measure
+from kvcast.bench.runner import Loaded, Runner
+from kvcast.bench.schedule import Result, Results
+from kvcast.bench.variants import Variant
+from kvcast.bench.workloads import causal, seq2seq, speech
+from kvcast.bench.workloads.causal import Causal
+from kvcast.bench.workloads.seq2seq import Seq2seq
+from kvcast.bench.workloads.speech import Speech
+from kvcast.errors import KvcastError
+from kvcast.work.decoder import DecoderWork
+from kvcast.work.seq2seq import T5Work
+from kvcast.work.whisper import WhisperWork
+from random_models import SMALL
+
+SCHEMA = json.loads(
+    (Path(__file__).parents[2] / "docs" / "bench.schema.json").read_text(encoding="utf-8")
+)
+RATES = {"read": 1e9, "read_again": 2e9, "int8": 1e12, "fp32": 1e11}
+INT8 = Arithmetic(precision="int8")
+SPEECH = Speech(
+    dimensions=SMALL,
+    language="en",
+    samples="",
+    audio={"name": "talk.flac", "seconds": 2.5},
+    beams=[1],
+    reference="a b",
+)
+CAUSAL = Causal(dimensions=TINY, prompt=16, new=2, batch=[4], positions=[32], window=8)
+SEQ2SEQ = Seq2seq(dimensions=TINY_T5, source=16, target=3, batch=[2], beam=[4], lengths=[8, 32])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Canned(Runner):
+    """Measures nothing: seconds of each backend's turns are given, and calls of a breakdown."""
+
+    seconds: Mapping[str, Sequence[float]]
+    parts: Mapping[str, float]
+    calls: Sequence[Mapping[str, Any]] = ()
+    machine: Mapping[str, float] | None = None
+    absent: tuple[str, ...] = ()
+
+    @contextmanager
+    def loaded(self, backends: Sequence[Backend]) -> Iterator[tuple[list[Loaded], dict[str, str]]]:
+        here = [one for one in backends if one.name not in self.absent]
+        reasons = dict.fromkeys(self.absent, "not installed: pip install missing")
+        yield [Loaded(one, {one.name: "1.0"}, 0.5, 0.25, dict) for one in here], reasons
+
+    def turns(self, loaded: Sequence[Loaded]) -> Results:
+        return [
+            (
+                trial,
+                {one.name: self._result(trial, one) for one in loaded if one.backend.takes(trial)},
+            )
+            for trial in self.workload.trials()
+        ]
+
+    def _result(self, trial: Mapping[str, Any], one: Loaded) -> Result:
+        metrics = self.workload.metrics[trial["measure"]]
+        factor = 1.5 if trial.get("source") == 32 else 1
+        answers = [
+            dict.fromkeys(metrics, factor * s)
+            | {
+                "tokens": [7],
+                "text": " a c" if one.name == "slow" else "A b. ",
+                "peak_bytes": 10**7,
+            }
+            for s in self.seconds[one.name]
+        ]
+        failure = "its process ended" if one.name == "ill" else None
+        return Result(answers, [0.0] * len(answers), 0, failure)
+
+    def breakdown(self, backend: Backend, trials: Sequence[Any]) -> list[dict[str, Any]]:
+        found = {"whole": sum(self.parts.values()), "parts": self.parts, "calls": self.calls}
+        return [{**found, "others": 0.0, "unsettled": 0}] * len(trials)
+
+    def rates(self, step_bytes: int) -> dict[str, float] | None:
+        return None if self.machine is None else dict(self.machine)
+
+
+SECONDS = {
+    "kvcast-int8": [0.1, 0.2, 0.9],
+    "slow": [0.8, 0.6, 0.7],
+    "odd": [0.4],
+    "ill": [1],
+}
+PARTS = {
+    "speech": {"mel": 1.0, "encode": 4.0, "prefill": 1.0, "step": 2.0, "reorder": 0.0, "loop": 2.0},
+    "causal": {"prefill": 1.0, "step": 2.0, "loop": 1.0},
+    "seq2seq": {"encode": 4.0, "prefill": 1.0, "step": 2.0, "reorder": 1.0, "loop": 2.0},
+}
+CALLS = {
+    "speech": [{"part": "encode", "inputs": 1}],
+    "causal": [],
+    "seq2seq": [{"part": "encode", "inputs": 2}],
+}
+
+
+def calls(kind: str, rows: int) -> list[dict[str, Any]]:
+    call = {"rows": rows, "asked": 1}
+    return [
+        *CALLS[kind],
+        {"part": "prefill", **call, "new": 16, "held": 0},
+        {"part": "step", **call, "new": 1, "held": 16},
+        {"part": "step", **call, "new": 1, "held": 17},
+    ]
+
+
+def found(workload: Any, floor: bool = True, rows: int = 1) -> dict[str, Any]:
+    kind = workload.name
+    backends = [
+        Scripted(name="kvcast-int8", precision="int8", arithmetic=INT8),
+        Scripted(name="slow", precision="int8"),
+        Scripted(name="odd", precision="int4"),
+        Scripted(name="ill", precision="int8"),
+        Scripted(name="missing"),
+    ]
+    runner = Canned(
+        workload=workload,
+        threads=2,
+        runs=3,
+        seconds=SECONDS,
+        parts=PARTS[kind],
+        calls=calls(kind, rows),
+        machine=RATES if floor else None,
+        absent=("missing",),
+    )
+    references = {one.name: {"kvcast": f"kvcast-{one.precision}"} for one in backends}
+    benchmark = Benchmark(
+        name="generate",
+        model="demo",
+        runner=runner,
+        backends=backends,
+        references=references,
+        needed=["kvcast-int8"],
+    )
+    return measure(benchmark)
+
+
+WORKLOADS: Mapping[str, tuple[Any, Layout]] = {
+    "speech": (SPEECH, speech.LAYOUT),
+    "causal": (CAUSAL, causal.LAYOUT),
+    "seq2seq": (SEQ2SEQ, seq2seq.LAYOUT),
+}
+everybody = pytest.mark.parametrize("kind", WORKLOADS)
+
+
+def row(whole: Mapping[str, Any], name: str, **trial: Any) -> dict[str, Any]:
+    return next(
+        row
+        for row in whole["rows"]
+        if row["backend"] == name and trial.items() <= row["trial"].items()
+    )
+
+
+def cells(text: str, *first: str) -> list[str]:
+    """The first line of a table that begins so."""
+    lines = [line.split() for line in text.splitlines()]
+    return next(line for line in lines if tuple(line[: len(first)]) == first)
+
+
+@everybody
+@pytest.mark.parametrize("floor", [True, False])
+def test_the_object_keeps_its_schema(kind: str, floor: bool):
+    jsonschema.validate(json.loads(json.dumps(found(WORKLOADS[kind][0], floor))), SCHEMA)
+
+
+@pytest.mark.parametrize("change", [{"version": 1}, {"rows": [{"backend": "a"}]}, {"more": 1}])
+def test_the_schema_refuses_what_is_no_such_object(change: dict[str, Any]):
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**found(SPEECH), **change}, SCHEMA)
+
+
+@everybody
+def test_medians_are_compared_within_the_run_and_the_precision(kind: str):
+    whole = found(WORKLOADS[kind][0])
+    metric = WORKLOADS[kind][0].metrics[whole["rows"][0]["trial"]["measure"]][0]
+    ours, slow, odd = (
+        row(whole, name)["metrics"][metric] for name in ("kvcast-int8", "slow", "odd")
+    )
+    assert (ours["median"], ours["min"], ours["max"]) == (0.2, 0.1, 0.9)
+    assert ours["all"] == [0.1, 0.2, 0.9]
+    assert ours["times"] == {"kvcast": 1}
+    assert slow["times"]["kvcast"] == pytest.approx(3.5)
+    assert odd["times"] == {"kvcast": None}  # nobody of kvcast's in that precision
+    ill = row(whole, "ill")
+    assert ill == {"backend": "ill", "trial": ill["trial"], "failure": "its process ended"}
+
+
+def test_facts_of_each_kind():
+    assert row(found(SPEECH), "slow")["facts"] == {"word_error": 0.5, "text": "a c"}
+    unknown = found(replace(SPEECH, reference=None))
+    assert row(unknown, "slow")["facts"]["word_error"] is None
+    text = row(found(CAUSAL), "kvcast-int8")["facts"]
+    assert text == {"tokens": [7], "tokens_per_second": 20}
+    target = row(found(SEQ2SEQ), "kvcast-int8")["facts"]
+    assert target["tokens_per_second"] == pytest.approx(2 * 3 / 0.2)
+    assert target["over_first_length"] is None
+    longer = row(found(SEQ2SEQ), "kvcast-int8", source=32)["facts"]
+    assert longer["over_first_length"] == pytest.approx(1.5)
+
+
+def test_shares_counts_and_fractions_come_from_the_breakdown():
+    whole = found(SEQ2SEQ, rows=2)
+    entry = next(one for one in whole["breakdown"] if one["trial"]["source"] == 16)
+    assert entry["metrics"]["reorder"] == {"median": 1.0, "share": 0.1}
+    assert entry["facts"]["steps"] == 2
+    assert entry["facts"]["inputs"] == 2
+    held = {part: one for part, one in entry["metrics"].items() if "floor" in one}
+    assert list(held) == ["whole", "encode", "prefill", "step"]
+    assert (held["step"]["calls"], held["step"]["median"]) == (2, 2.0)
+    cost = partial(INT8.cost, stored=Seq2seq.stored, width=TINY_T5.width)
+    model = T5Work(dimensions=TINY_T5, source=16)
+    encode = cost(model.encode(2) + model.project(2))
+    assert held["encode"]["floor"] == pytest.approx(
+        max(encode.bytes / 2e9, encode.int8 / 1e12 + encode.fp32 / 1e11)
+    )
+    prefill = cost(model.call(0, 16, rows=2, inputs=2))
+    assert held["prefill"]["floor"] == pytest.approx(
+        max(prefill.bytes / 2e9, prefill.int8 / 1e12 + prefill.fp32 / 1e11)
+    )
+    parts = [held[part]["floor"] for part in ("encode", "prefill", "step")]
+    assert held["whole"]["floor"] == pytest.approx(sum(parts))
+    assert held["whole"]["fraction"] == pytest.approx(sum(parts) / 10)
+
+
+def test_steps_at_a_position_are_held_against_their_floor():
+    whole = found(CAUSAL)
+    far = row(whole, "kvcast-int8", measure="position")["metrics"]["step"]
+    cost = INT8.cost(DecoderWork(dimensions=TINY).call(32, 1), Causal.stored, TINY.width)
+    assert far["floor"] == pytest.approx(cost.bytes / 2e9)
+    assert far["fraction"] == pytest.approx(far["floor"] / 0.2)
+    assert "floor" not in row(whole, "slow", measure="position")["metrics"]["step"]
+
+
+def test_a_window_lowers_the_floor():
+    narrow = Scripted(name="ring", window=4)
+    trial = CAUSAL.trials()[-1]
+    whole, ring = (CAUSAL.work(trial, one)["step"] for one in (Scripted(), narrow))
+    assert whole.held - ring.held == 2 * 2 * TINY.kv_heads * TINY.head_dim * (32 - 3)
+
+
+@everybody
+def test_the_tables_show_every_backend_without_terminal_codes(kind: str):
+    workload, layout = WORKLOADS[kind]
+    text = render(found(workload), layout)
+    assert "\x1b" not in text
+    places = {"speech": ["1"], "causal": ["4"], "seq2seq": ["2", "4"]}[kind]
+    middle = "0.700" if kind == "speech" else "700.00"
+    least = "0.600" if kind == "speech" else "600.00"
+    assert cells(text, "slow", "int8")[2:][: len(places) + 2] == [*places, middle, least]
+    assert "its process ended" in text
+    assert "missing: not installed: pip install missing" in text
+    assert cells(text, "share", "kvcast-int8")[-1].endswith("%")
+    assert cells(text, "step", "kvcast-int8")[1] == "kvcast-int8"
+
+
+def test_steps_are_compared_over_the_lengths_of_sources():
+    text = render(found(SEQ2SEQ), seq2seq.LAYOUT)
+    table = text[text.index("one source at a time") :]
+    short, long = (cells(table, "kvcast-int8", "int8", length) for length in ("8", "32"))
+    assert short[-4:] == ["1.00", "10", "0.25", "0.50"]
+    assert long[-4:] == ["1.50", "10", "0.25", "0.50"]
+
+
+@everybody
+def test_without_a_floor_the_report_says_what_it_needs(kind: str):
+    workload, layout = WORKLOADS[kind]
+    assert "kvcast[export]" in render(found(workload, floor=False), layout)
+
+
+def test_a_busy_machine_is_marked():
+    crowded = found(SPEECH)
+    crowded["rows"][0]["others"] = 0.4
+    text = render(crowded, speech.LAYOUT)
+    assert "0.200 *" in text
+    assert "others used up to 40% of the machine" in text
+
+
+def test_kvcast_is_needed_beside_peers():
+    runner = Canned(
+        workload=SPEECH,
+        threads=1,
+        runs=1,
+        seconds=SECONDS,
+        parts={},
+        absent=("kvcast",),
+    )
+    benchmark = Benchmark(
+        name="transcribe",
+        model="demo",
+        runner=runner,
+        backends=[Scripted(name="kvcast"), Scripted(name="slow")],
+        references={"slow": {}},
+        needed=["kvcast"],
+    )
+    with pytest.raises(KvcastError, match="kvcast itself: not installed"):
+        measure(benchmark)
+    with pytest.raises(KvcastError, match="nothing can be measured: not installed"):
+        measure(replace(benchmark, backends=[Scripted(name="kvcast")], needed=[]))
+
+
+ON_RUNTIMES = replace(SPEECH, position=7)
+
+
+def on_runtimes(floor: bool = True) -> dict[str, Any]:
+    onnx, aoti = (Variant(runtime=name, precision="int8") for name in ("onnx", "aoti"))
+    model = SpeechModel(folder="nowhere", threads=1)
+    backends = [Kvcast(model, onnx), Kvcast(model, aoti), Recomputing(model, aoti)]
+    runner = Canned(
+        workload=ON_RUNTIMES,
+        threads=2,
+        runs=3,
+        seconds={
+            "onnx-int8": [0.1, 0.2, 0.9],
+            "aoti-int8": [0.05, 0.1, 0.45],
+            "aoti-int8-recompute": [0.4, 0.8, 3.6],
+        },
+        parts={},
+        machine=RATES if floor else None,
+        absent=(),
+    )
+    return measure(
+        Benchmark(
+            name="runtimes",
+            model="demo",
+            runner=runner,
+            backends=backends,
+            references={one.name: compared(one) for one in backends},
+        )
+    )
+
+
+def test_runtimes_are_compared_with_onnx_and_with_the_cached_variant():
+    whole = on_runtimes()
+    jsonschema.validate(json.loads(json.dumps(whole)), SCHEMA)
+    cached = row(whole, "aoti-int8", measure="step")["metrics"]["step"]
+    assert cached["times"] == {"onnx": pytest.approx(0.5)}
+    recomputing = row(whole, "aoti-int8-recompute", measure="step")["metrics"]["step"]
+    assert recomputing["times"] == pytest.approx({"onnx": 4, "cached": 8})
+    end_to_end = row(whole, "onnx-int8", measure="transcribe")
+    assert "floor" not in end_to_end["metrics"]["transcribe"]
+    assert whole["breakdown"] == []
+
+
+def test_fractions_are_of_each_variants_own_floor():
+    whole = on_runtimes()
+    model = WhisperWork(dimensions=SMALL)
+    cost = INT8.cost(model.call(7, 1), Speech.stored, SMALL.d_model)
+    step = row(whole, "onnx-int8", measure="step")["metrics"]["step"]
+    least = max(cost.bytes / 2e9, cost.int8 / 1e12 + cost.fp32 / 1e11)
+    assert step["floor"] == pytest.approx(least)
+    assert step["fraction"] == pytest.approx(least / 0.2)
+    assert whole["rates"][0]["step_bytes"] == round(cost.bytes)
+
+
+def test_recomputing_is_charged_the_projections_that_encode_is_spared():
+    cached, again = Scripted(), Scripted(recomputes=True)
+    step, encode = ON_RUNTIMES.trials()[:2]
+    projections = WhisperWork(dimensions=SMALL).project()
+    more = ON_RUNTIMES.work(step, again)["step"], ON_RUNTIMES.work(step, cached)["step"]
+    assert more[0] == more[1] + projections
+    whole = ON_RUNTIMES.work(encode, cached)["encode"]
+    assert whole == ON_RUNTIMES.work(encode, again)["encode"] + projections
+
+
+def test_the_tables_of_runtimes_say_what_was_done():
+    text = render(on_runtimes(), LAYOUTS["speech"])
+    assert cells(text, "aoti-int8-recompute", "int8")[2:5] == ["800.00", "400.00", "3600.00"]
+    assert "1 row, 1 new token at position 7, 25 source positions" in text
+    assert "2.50 s of sound to text: greedy (beam 1)" in text

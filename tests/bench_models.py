@@ -1,0 +1,60 @@
+"""Tiny models for benchmarks: decoder-only ones with a tokenizer of words w0, w1, ...; a T5."""
+
+import json
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models
+
+from kvcast.checkpoints.base import DecoderCheckpoint
+from kvcast.checkpoints.decoder_names import tensor_shapes
+from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.rotary import Rotary
+from kvcast.spec.t5 import T5Dimensions
+
+TINY = DecoderDimensions(
+    architecture="llama",
+    vocab_size=96,
+    width=64,
+    inner=96,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    windows=(None, None),
+    max_positions=64,
+    rotary=Rotary(base=10000.0),
+    norm_eps=1e-5,
+    attention_scale=0.25,
+)
+
+TINY_T5 = T5Dimensions(
+    architecture="t5",
+    vocab_size=64,
+    width=32,
+    inner=48,
+    heads=4,
+    head_dim=8,
+    encoder_layers=1,
+    decoder_layers=2,
+    logit_scale=32**-0.5,
+)
+
+
+def tiny_checkpoint(dimensions: DecoderDimensions = TINY) -> DecoderCheckpoint:
+    rng = np.random.default_rng(0)
+    words = {f"w{token}": token for token in range(dimensions.vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.decoder = decoders.ByteLevel()
+    about = {"end_tokens": [1], "bos_token": None, "eos_token": "w1"}
+    return DecoderCheckpoint(
+        dimensions=dimensions,
+        tensors={
+            name: rng.standard_normal(shape, np.float32)
+            for name, shape in tensor_shapes(dimensions).items()
+        },
+        text={
+            "tokenizer.json": tokenizer.to_str().encode(),
+            "text.json": json.dumps(about).encode(),
+        },
+        source="a test",
+        content_hash="0",
+    )
