@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Workers share the cores: more threads, or ones that wait by spinning, would take them from others.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -14,6 +15,12 @@ from bundles import opened, share
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.programs.whisper import WhisperPrograms
 from random_models import CROSS_BIASED_T5, SMALL, SMALL_T5, Subject, speech, text
+
+# A busy machine makes inputs slowly; that says nothing of what is tested.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 _SUBJECTS = {
     "whisper": (SMALL, speech),
