@@ -1,4 +1,4 @@
-"""What the tokenizers library would not come back from is refused before it reads it."""
+"""Descriptions that would make the tokenizers library hang are refused before it reads them."""
 
 import json
 from collections.abc import Callable
@@ -33,8 +33,8 @@ def message(description: dict[str, Any]) -> str:
     [
         (["", -3.0], "no characters"),
         ([None, -3.0], "no characters"),
-        (["x", float("nan")], "is no number"),
-        (["x", float("inf")], "is no number"),
+        (["x", float("nan")], "is not a finite number"),
+        (["x", float("inf")], "is not a finite number"),
         (["x"], "cannot be read"),
     ],
 )

@@ -22,7 +22,7 @@ FORMAT = "kvcast-bundle"
 VERSION = 2
 
 LONGEST = 4 << 20
-"""Bytes of a manifest at most; that of a model of 100 layers has a tenth of it."""
+"""The most bytes that a manifest may have; that of a model with 100 layers has a tenth of it."""
 _KINDS = ("linear", "ring", "cross")
 _DTYPES = ("float32", "float16", "bfloat16", "int8")
 
@@ -170,7 +170,7 @@ class Manifest:
 
 def _listed(names: Any) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise TypeError("a list of names is none")
+        raise TypeError("a field that should be a list of names is not one")
     return tuple(names)
 
 

@@ -1,8 +1,8 @@
-"""Folders in which something grows beside its destination, and what is left of killed ones.
+"""Staging folders: output is written beside its destination and renamed when it is complete.
 
-A staging folder holds a lock file for as long as its maker lives, whatever ends it. Whoever gets
-the lock of another's folder knows that its maker is gone, and removes the folder. Knows nothing of
-what grows there.
+The process that makes a staging folder locks a file in it. The system releases the lock when the
+process ends, however it ends. So whoever can take the lock knows that the process is gone, and
+removes the folder. Knows nothing of what is written there.
 
     .kvcast-k2j9x0aq.part/
         lock
@@ -62,13 +62,13 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _locked_folder(parent: Path) -> "tuple[Path, FileLock]":
-    # filelock takes a while to import, which only exports need.
+    # Slow to import, and only exports need it.
     from filelock import FileLock, Timeout
 
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=parent))
         lock = FileLock(folder / _LOCK)
-        # Before it was locked, another process could take the folder for an abandoned one.
+        # Until it is locked, another process may take the folder for an abandoned one.
         with contextlib.suppress(Timeout):
             lock.acquire(blocking=False)
             if (folder / _LOCK).exists():

@@ -1,7 +1,7 @@
-"""Whether a manifest agrees with itself: dimensions, caches, programs and the files' sizes.
+"""Checks that a manifest is consistent: dimensions, caches, programs and the files' sizes.
 
-A manifest that was changed and sealed again has right checksums. What it says is compared before
-memory is taken or a file is opened by what it says. Knows no weights and no runtime.
+A manifest may be wrong although all checksums match. So its fields are compared with each other
+before memory is allocated or a file is opened because of them. Knows no weights and no runtime.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,9 +19,9 @@ def check_manifest(manifest: Manifest, dimensions: Any, shapes: Iterable[tuple[i
     """Raise KvcastError where a manifest contradicts itself.
 
     Args:
-        manifest: parsed, with the sizes of files that were found right.
-        dimensions: of the model's family, made of the manifest's.
-        shapes: of the model's tensors, as these dimensions have them.
+        manifest: parsed; its files have the sizes that it states.
+        dimensions: the manifest's, as the model's family reads them.
+        shapes: of the tensors of a model with these dimensions.
 
     """
     expected = _LAYERS[manifest.family](dimensions)
@@ -35,7 +35,7 @@ def check_manifest(manifest: Manifest, dimensions: Any, shapes: Iterable[tuple[i
         raise _contradiction(f"it has {len(found)} layers of caches and not {len(expected)}")
     for program in _PROGRAMS[manifest.family](dimensions):
         manifest.graph(program)
-    # Nothing is stored in less than 4 bits a number.
+    # Each weight takes at least 4 bits.
     least = sum(prod(shape) for shape in shapes) // 2
     held = sum(record.size for record in manifest.files.values())
     if held < least:
@@ -53,7 +53,7 @@ def _layer(run: CacheLayers) -> _Layer:
 
 
 def _capacity_fits(layer: _Layer, wanted: _Layer) -> bool:
-    # A target may bound sources more closely than the model does.
+    # A target may allow only shorter sources than the model does.
     return layer[3] == wanted[3] or (layer[0] == "cross" and layer[3] < wanted[3])
 
 

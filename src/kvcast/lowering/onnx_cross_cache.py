@@ -154,7 +154,7 @@ def _size(value: ir.Value, axis: int) -> int:
 
 
 def _channels(cache: ir.Value) -> int:
-    """Return how many numbers a position has: heads * d."""
+    """Return the number of channels, heads * d."""
     return _size(cache, 1) * _size(cache, 3)
 
 

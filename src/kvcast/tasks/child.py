@@ -1,6 +1,6 @@
-"""A question that a child process answers, so that a crash or a hang is an answer too.
+"""Calls a function in a child process, so that a crash or a hang there can be reported.
 
-Knows no question.
+Knows none of the functions that it calls.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ _READY = "ready"
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came back.
+    """What a child process answered.
 
     Attributes:
-        found: the function's result, as JSON keeps it; None where there is a problem.
+        found: the function's result, as read back from JSON; None if there was a problem.
         problem: one line; empty if there is none.
-        ended: whether the child crashed or took too long, and did not answer.
+        ended: whether the child started, but crashed or took too long instead of answering.
 
     """
 
@@ -39,8 +39,11 @@ class Answer:
 
 
 def ask(function: str, *words: str, seconds: float) -> Answer:
-    """Call a function, given as `module:name`, with words in a child process with a time limit."""
-    # The same modules as here, and none that lies in the working folder by chance.
+    """Call the function `module:name` with string arguments in a child process.
+
+    The child is killed after `seconds`.
+    """
+    # Import the same modules as here, and none that happens to lie in the working folder.
     asked = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = json.dumps([part for part in (*asked, *sys.path) if part])
     try:
@@ -68,10 +71,10 @@ def ask(function: str, *words: str, seconds: float) -> Answer:
 
 
 def reply(function: str, *words: str) -> None:
-    """Answer in the child: as JSON on the last line of what was standard output."""
+    """Run in the child: call the function and print the answer as JSON, on the last line."""
     answers = os.fdopen(os.dup(1), "w")
     with Path(os.devnull).open("w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)  # where native code may write anything
+        os.dup2(nowhere.fileno(), 1)  # native code may write anything to standard output
     print(_READY, file=answers, flush=True)
     module, _, name = function.partition(":")
     try:

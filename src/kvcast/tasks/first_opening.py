@@ -1,9 +1,9 @@
 """The first opening of a package of native code on this machine, in a child process.
 
-Checksums show damage and not intent: whoever changes a package can seal it again, and native code
-may crash or hang a process that opens it. So a package that was not opened here before is opened
-and called in a child process with a time limit. What went well is remembered in the cache folder by
-the digests of all of the bundle's files. Knows no runtime.
+Checksums show damage and not intent: whoever changes a package can update its checksum too, and
+native code may crash or hang the process that opens it. So a package that is new to this machine is
+first opened and called in a child process with a time limit. A success is remembered in the cache
+folder by the digests of all of the bundle's files. Knows no runtime.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 _SECONDS = 120
 _BYTES_A_SECOND = 20_000_000  # from a slow disk
-# The first one that fits the model's context: a chunk and a step, and a step alone.
+# For a chunk and a step, for a step alone, and for vocabularies without Latin letters.
 _PROMPTS = ("The quick brown fox jumps over the lazy dog. " * 4, "fox", "的")
 
 
 def check_first_opening(bundle: Path, manifest: Manifest, *, trust: bool) -> None:
-    """Raise KvcastError if opening a bundle for the first time ends its process, or never ends.
+    """Raise KvcastError if a bundle's first opening crashes or does not end in time.
 
-    Whatever else goes wrong there is left to whoever opens it here. A bundle without native code is
-    not tried.
+    Any other error will come up again when the caller opens the bundle. A bundle without native
+    code is not tried.
     """
     if not _is_native(manifest) or _note(manifest).is_file():
         return
@@ -52,7 +52,7 @@ def check_first_opening(bundle: Path, manifest: Manifest, *, trust: bool) -> Non
 
 
 def remember_opening(manifest: Manifest) -> None:
-    """Note that this bundle was opened and called here and all went well."""
+    """Note that this bundle was opened and called on this machine without a problem."""
     if _is_native(manifest):
         note = _note(manifest)
         with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
@@ -61,7 +61,7 @@ def remember_opening(manifest: Manifest) -> None:
 
 
 def open_and_call(bundle: str, runtime: str, trust: str = "") -> None:
-    """Open a bundle and call it once; raises KvcastError, or whatever a broken one raises."""
+    """Open a bundle and call it; raises KvcastError, or whatever a broken package raises."""
     from kvcast.tasks.loading import open_model
     from kvcast.tasks.params import LoadParams
 
@@ -71,7 +71,7 @@ def open_and_call(bundle: str, runtime: str, trust: str = "") -> None:
 
 
 def call_once(model: "Model") -> None:
-    """Let a model write a few tokens; raises KvcastError."""
+    """Let a model generate a few tokens; raises KvcastError."""
     if model.task == "transcribe":
         noise = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)
         list(
@@ -94,7 +94,7 @@ def _is_native(manifest: Manifest) -> bool:
 
 
 def _note(manifest: Manifest) -> Path:
-    """Where it is noted, under a name made of all that could make a difference."""
+    """Return the file that notes a success; its name is a digest of all that could matter."""
     parts = [manifest.to_json(), *instruction_sets()]
     for name in ("kvcast", "torch", "executorch"):
         with contextlib.suppress(PackageNotFoundError):

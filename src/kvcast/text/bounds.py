@@ -1,8 +1,7 @@
-"""What a tokenizer.json may hold, so that the tokenizers library comes back from reading it.
+"""Limits on a tokenizer.json that keep the tokenizers library from hanging or filling the memory.
 
-The library takes numbers and texts as they are. Some of them it then never comes to an end with, or
-takes all memory: a piece of no characters, or an id beyond which it writes down every number that
-is not used. Knows no text and no vocabulary.
+The library does not check what it reads. With an empty piece it never returns, and with a huge id
+it lists every unused id below. Knows no text and no vocabulary.
 """
 
 import math
@@ -17,7 +16,7 @@ _STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
 def check_bounds(description: Mapping[str, Any]) -> None:
-    """Raise ValueError, KeyError or TypeError for what the library might not come back from."""
+    """Raise ValueError, KeyError or TypeError for what could make the library hang."""
     model = description["model"]
     if model.get("type") == "Unigram":
         _check_pieces(model["vocab"])
@@ -38,12 +37,12 @@ def _check_pieces(pieces: Iterable[Any]) -> None:
         if not isinstance(piece, str) or not piece:
             raise ValueError("its vocabulary has a piece of no characters")
         if not math.isfinite(score):
-            raise ValueError(f"the score of its piece {piece!r} is no number")
+            raise ValueError(f"the score of its piece {piece!r} is not a finite number")
 
 
 def _check_ids(ids: Iterable[Any]) -> None:
     if any(type(i) is not int or not 0 <= i < _MOST_TOKENS for i in ids):
-        raise ValueError(f"an id of its vocabulary is no number below {_MOST_TOKENS}")
+        raise ValueError(f"an id of its vocabulary is not a whole number below {_MOST_TOKENS}")
 
 
 def _steps(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
@@ -57,7 +56,7 @@ def _steps(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
 
 
 def _texts(step: Mapping[str, Any]) -> Iterator[str]:
-    """Yield patterns and what takes their place."""
+    """Yield a step's pattern and the text that replaces it."""
     pattern = step.get("pattern")
     values = (*pattern.values(),) if isinstance(pattern, Mapping) else ()
     for value in (*values, step.get("content"), step.get("prepend")):
