@@ -123,7 +123,3 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
 # Whoever drives a runtime only hands its caches back to it.
 Runtime: TypeAlias = RuntimeOf[Any]
 EncoderDecoder: TypeAlias = EncoderDecoderOf[Any]
-# Until the decoding loop and the tasks over it are merged.
-DecoderOnly: TypeAlias = RuntimeOf[Any]
-CrossCache: TypeAlias = Any
-DecoderCache: TypeAlias = Cache
