@@ -15,7 +15,7 @@ from mutation.whole import FORMATS
 
 SEED = 20_260
 # Packages that were not opened before are opened in a child process, which imports torch.
-CASES = {"pte": 40, "pte manifest": 40, "pt2": 30, "pt2 weights": 20, "pt2 manifest": 30}
+CASES = {"pte": 15, "pte manifest": 15, "pt2": 12, "pt2 weights": 6, "pt2 manifest": 12}
 SECONDS = 300  # for a machine that is busy: what hangs does so for ever
 
 
@@ -42,7 +42,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(name: str):
     assert not [case for case in cases if case.outcome == "refused" and not case.what]
 
 
-@pytest.mark.parametrize("name", ["manifest", "tokenizer.json", "sound"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "sound"])
 def test_a_few_of_them(name: str):
     cases = outcomes(name, 20)
     assert len(cases) == 20
