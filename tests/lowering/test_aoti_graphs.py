@@ -14,7 +14,7 @@ from bundles import bundle
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.writing import seal
 from kvcast.errors import KvcastError
-from kvcast.lowering import aoti, onnx_decoder, signatures
+from kvcast.lowering import aoti, signatures
 from kvcast.lowering.aoti_operators import kept
 from kvcast.lowering.aoti_precision import Precision
 from kvcast.programs.decoder import DecoderPrograms
@@ -33,8 +33,7 @@ def written(module: nn.Module, arguments: tuple[Any, ...]) -> dict[str, str]:
 
 
 def decode_signature(programs: DecoderPrograms) -> signatures.Signature:
-    layers = onnx_decoder.cache_layers(programs.dimensions)
-    return signatures.decoder(programs, layers)["decode"]
+    return signatures.decoder(programs)["decode"]
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,11 @@ One graph serves prefill and step; rows, new positions and the capacities of lin
 are dynamic. Knows the program's signature and the manifest's vocabulary, but no checkpoints.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import onnx_ir as ir
 
-from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.bundle.manifest import Graph
 from kvcast.lowering import signatures
 from kvcast.lowering.calibration import run_random_tokens
 from kvcast.lowering.onnx import FOLDER, check_heads, export_graph, save_graph
@@ -20,36 +18,16 @@ from kvcast.lowering.onnx_self_cache import quantize_self_caches
 from kvcast.lowering.signatures import Signature, cache_names
 from kvcast.lowering.smoothing import smooth
 from kvcast.programs.decoder import DecoderPrograms
+from kvcast.spec.phases import OnPhase
 
-CACHE_DTYPES = {"fp32": "float32", "int8": "int8"}
 # Every token depends on the tables, in the lookup and in the last product: with 4 bits
 # SmolLM2-135M's perplexity is 13.6 instead of 10.7.
 TABLE_BITS = 8
 _TABLES = ("decoder.embedding.weight", "decoder.head.weight")
 
 
-class CacheSizes(Protocol):
-    """The dimensions of a model that determine its caches."""
-
-    @property
-    def windows(self) -> Sequence[int | None]:
-        """How many positions a query of each layer sees; None: all of them."""
-
-    @property
-    def kv_heads(self) -> int:
-        """Number of key and value heads."""
-
-    @property
-    def head_dim(self) -> int:
-        """Size of a head."""
-
-    @property
-    def max_positions(self) -> int:
-        """Length of the longest sequence."""
-
-
 def lower(
-    programs: DecoderPrograms, quantize: str, folder: Path, cache: str = "fp32"
+    programs: DecoderPrograms, quantize: str, cache: str, folder: Path, on_phase: OnPhase
 ) -> dict[str, Graph]:
     """Write `onnx/decode.onnx` with its data file under `folder`.
 
@@ -57,22 +35,25 @@ def lower(
         programs: fp32 programs.
         quantize: "none"; "int8", for which the programs' weights are smoothed in place without
             changing results; or "int4". Experts of a mixture stay in fp32.
-        folder: an existing folder.
         cache: dtype of keys and values, "fp32" or "int8".
+        folder: an existing folder.
+        on_phase: called as each phase begins.
 
     Returns:
         The manifest's entry for the graph.
 
     """
+    on_phase("exporting")
     (folder / FOLDER).mkdir()
     if quantize == "int8":
         smooth(programs)
     dimensions = programs.dimensions
-    signature = signatures.decoder(programs, cache_layers(dimensions))["decode"]
+    signature = signatures.decoder(programs)["decode"]
     decode = decode_graph(signature, dimensions.head_dim, rotary=True)
     fuse(decode)
     interleave_experts(decode)
     if quantize != "none":
+        on_phase("quantising")
         quantize_matrices(decode, {"int8": 8, "int4": 4}[quantize], in_blocks=_is_gated)
         for table in _TABLES:
             if table in decode.graph.initializers:
@@ -86,24 +67,6 @@ def _is_gated(product: ir.Node) -> bool:
     """Tell whether a product's input is a gate times its values, of which a few are huge."""
     source = product.inputs[0].producer() if product.inputs[0] is not None else None
     return source is not None and source.op_type == "Mul"
-
-
-def cache_layers(dimensions: CacheSizes, cache: str = "fp32") -> tuple[CacheLayers, ...]:
-    """Describe the caches for the manifest, one entry per layer, in order.
-
-    A ring's capacity is its window, the smallest possible.
-    """
-    return tuple(
-        CacheLayers(
-            kind="ring" if window else "linear",
-            layers=1,
-            heads=dimensions.kv_heads,
-            head_dim=dimensions.head_dim,
-            capacity=window or dimensions.max_positions,
-            dtype=CACHE_DTYPES[cache],
-        )
-        for window in dimensions.windows
-    )
 
 
 def decode_graph(signature: Signature, head_dim: int, *, rotary: bool) -> ir.Model:

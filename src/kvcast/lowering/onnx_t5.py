@@ -7,19 +7,19 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.bundle.manifest import Graph
 from kvcast.lowering import signatures
 from kvcast.lowering.onnx import FOLDER, export_graph, save_graph
 from kvcast.lowering.onnx_decoder import TABLE_BITS, decode_graph, save_decode_graph
 from kvcast.lowering.onnx_fusion import fuse
 from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
 from kvcast.programs.t5 import T5Programs
-from kvcast.spec.t5 import T5Dimensions
+from kvcast.spec.phases import OnPhase
 
 _TABLES = ("model.embedding.weight", "model.head.weight")
 
 
-def lower(programs: T5Programs, quantize: str, folder: Path) -> dict[str, Graph]:
+def lower(programs: T5Programs, quantize: str, folder: Path, on_phase: OnPhase) -> dict[str, Graph]:
     """Write `onnx/encode.onnx` and `onnx/decode.onnx` with their data files under `folder`.
 
     Args:
@@ -27,6 +27,7 @@ def lower(programs: T5Programs, quantize: str, folder: Path) -> dict[str, Graph]
         quantize: "none", "int8" or "int4"; int4 leaves the encoder and the cross projections in
             int8, which is several times faster for many tokens.
         folder: an existing folder.
+        on_phase: called as each phase begins.
 
     Returns:
         The manifest's entries for the graphs.
@@ -35,6 +36,7 @@ def lower(programs: T5Programs, quantize: str, folder: Path) -> dict[str, Graph]
         KvcastError: ONNX Runtime does not support the head size.
 
     """
+    on_phase("exporting")
     (folder / FOLDER).mkdir()
     program = signatures.t5(programs)
     decode = decode_graph(program["decode"], programs.dimensions.head_dim, rotary=False)
@@ -42,6 +44,7 @@ def lower(programs: T5Programs, quantize: str, folder: Path) -> dict[str, Graph]
     for graph in (encode, decode):
         fuse(graph)
     if quantize != "none":
+        on_phase("quantising")
         quantize_matrices(encode, bits=8, in_blocks=_is_activated)
         quantize_matrices(decode, {"int8": 8, "int4": 4}[quantize], in_blocks=_is_activated)
         for graph in (encode, decode):
@@ -52,21 +55,6 @@ def lower(programs: T5Programs, quantize: str, folder: Path) -> dict[str, Graph]
     # Both stacks share the embedding.
     file = f"{FOLDER}/encode.onnx"
     return {"decode": saved, "encode": save_graph(encode, folder, file, {}, beside=saved.file)}
-
-
-def cache_layers(dimensions: T5Dimensions) -> tuple[CacheLayers, ...]:
-    """Describe the decoder's caches for the manifest."""
-    capacities = {"linear": dimensions.target_positions, "cross": dimensions.source_positions}
-    return tuple(
-        CacheLayers(
-            kind=kind,
-            layers=dimensions.decoder_layers,
-            heads=dimensions.heads,
-            head_dim=dimensions.head_dim,
-            capacity=capacity,
-        )
-        for kind, capacity in capacities.items()
-    )
 
 
 def _is_activated(product: ir.Node) -> bool:

@@ -11,37 +11,41 @@ from kvcast.bundle.manifest import Graph
 from kvcast.lowering import signatures
 from kvcast.lowering.calibration import run_random_tokens
 from kvcast.lowering.onnx import FOLDER, export_graph, save_graph
-from kvcast.lowering.onnx_decoder import TABLE_BITS, cache_layers, decode_graph, save_decode_graph
+from kvcast.lowering.onnx_decoder import TABLE_BITS, decode_graph, save_decode_graph
 from kvcast.lowering.onnx_fusion import fuse
 from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
 from kvcast.lowering.onnx_self_cache import quantize_self_caches
 from kvcast.programs.unilm import UnilmPrograms
+from kvcast.spec.phases import OnPhase
 
 _TIED_TABLE = "rows.model.embedding.weight"
 
 
 def lower(
-    programs: UnilmPrograms, quantize: str, folder: Path, cache: str = "fp32"
+    programs: UnilmPrograms, quantize: str, cache: str, folder: Path, on_phase: OnPhase
 ) -> dict[str, Graph]:
     """Write `onnx/decode.onnx` and, if the model has a pooler, `onnx/pool.onnx` under `folder`.
 
     Args:
         programs: fp32 programs.
         quantize: "none", "int8" or "int4". The pooler stays in fp32, as it runs once per source.
-        folder: an existing folder.
         cache: dtype of keys and values, "fp32" or "int8".
+        folder: an existing folder.
+        on_phase: called as each phase begins.
 
     Returns:
         The manifest's entries for the graphs.
 
     """
+    on_phase("exporting")
     (folder / FOLDER).mkdir()
     dimensions = programs.dimensions
-    program = signatures.unilm(programs, cache_layers(dimensions))
+    program = signatures.unilm(programs)
     rotary = dimensions.rotary is not None
     decode = decode_graph(program["decode"], dimensions.head_dim, rotary=rotary)
     fuse(decode)
     if quantize != "none":
+        on_phase("quantising")
         quantize_matrices(decode, {"int8": 8, "int4": 4}[quantize])
         quantize_table(decode, _TIED_TABLE, bits=TABLE_BITS)
     if cache == "int8":

@@ -5,19 +5,21 @@ Knows the programs' signatures and the manifest's vocabulary, but no checkpoints
 
 from pathlib import Path
 
-from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.bundle.manifest import Graph
 from kvcast.lowering import signatures
 from kvcast.lowering.onnx import FOLDER, check_heads, export_graph, save_graph
 from kvcast.lowering.onnx_cross_cache import quantize_cross_caches
 from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
 from kvcast.lowering.signatures import cache_names
 from kvcast.programs.whisper import WhisperPrograms
-from kvcast.spec.whisper import WhisperDimensions
+from kvcast.spec.phases import OnPhase
 
 _TIED_TABLE = "decoder.embedding.weight"
 
 
-def lower(programs: WhisperPrograms, quantize: str, folder: Path) -> dict[str, Graph]:
+def lower(
+    programs: WhisperPrograms, quantize: str, folder: Path, on_phase: OnPhase
+) -> dict[str, Graph]:
     """Write `onnx/encode.onnx` and `onnx/decode.onnx` with their data files under `folder`.
 
     Args:
@@ -26,18 +28,21 @@ def lower(programs: WhisperPrograms, quantize: str, folder: Path) -> dict[str, G
             the encoder and the cross projections in int8 too, which is several times faster for
             many tokens.
         folder: an existing folder.
+        on_phase: called as each phase begins.
 
     Returns:
         The manifest's entries for the graphs.
 
     """
     check_heads(programs.dimensions.head_dim, rotary=False)
+    on_phase("exporting")
     (folder / FOLDER).mkdir()
     program = signatures.whisper(programs)
     encode, decode = export_graph(program["encode"]), export_graph(program["decode"])
     layers = programs.dimensions.decoder_layers
     aliases = dict(zip(cache_names("present", layers), cache_names("past", layers), strict=True))
     if quantize != "none":
+        on_phase("quantising")
         quantize_matrices(encode, bits=8)
         bits = {"int8": 8, "int4": 4}[quantize]
         quantize_matrices(decode, bits=bits)
@@ -47,20 +52,3 @@ def lower(programs: WhisperPrograms, quantize: str, folder: Path) -> dict[str, G
         "encode": save_graph(encode, folder, f"{FOLDER}/encode.onnx", {}),
         "decode": save_graph(decode, folder, f"{FOLDER}/decode.onnx", aliases),
     }
-
-
-def cache_layers(dimensions: WhisperDimensions) -> tuple[CacheLayers, ...]:
-    """Describe the decoder's caches for the manifest."""
-
-    def layers(kind: str, capacity: int) -> CacheLayers:
-        return CacheLayers(
-            kind=kind,
-            layers=dimensions.decoder_layers,
-            heads=dimensions.decoder_heads,
-            head_dim=dimensions.head_dim,
-            capacity=capacity,
-        )
-
-    return layers("linear", dimensions.target_positions), layers(
-        "cross", dimensions.source_positions
-    )

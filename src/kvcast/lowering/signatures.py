@@ -4,7 +4,7 @@ Every size that callers vary is dynamic: rows, new positions, capacities. All ta
 module; it knows the programs' signatures and no target.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from kvcast.bundle.manifest import CacheLayers
+from kvcast.lowering import caches
 from kvcast.programs.decoder import DecoderPrograms
 from kvcast.programs.t5 import T5Programs
 from kvcast.programs.unilm import UnilmPrograms
@@ -108,13 +109,15 @@ def t5(programs: T5Programs) -> Mapping[str, Signature]:
     return {"encode": encode, "decode": decode}
 
 
-def decoder(programs: DecoderPrograms, layers: Sequence[CacheLayers]) -> Mapping[str, Signature]:
-    """Return the signature of `decode`; `layers` has one entry per layer, in order."""
+def decoder(programs: DecoderPrograms) -> Mapping[str, Signature]:
+    """Return the signature of `decode`."""
+    layers = caches.of_layers(programs.dimensions)
     return {"decode": _decode_alone(programs.decode, layers, ["logits"])}
 
 
-def unilm(programs: UnilmPrograms, layers: Sequence[CacheLayers]) -> Mapping[str, Signature]:
-    """Return the signatures of `decode` and, with a pooler, `pool`; `layers` as in `decoder`."""
+def unilm(programs: UnilmPrograms) -> Mapping[str, Signature]:
+    """Return the signatures of `decode` and, with a pooler, `pool`."""
+    layers = caches.of_layers(programs.dimensions)
     decode = _decode_alone(programs.decode, layers, ["logits", "hidden"])
     if not programs.dimensions.pooled:
         return {"decode": decode}
@@ -132,16 +135,24 @@ def _decode_alone(
     program: nn.Module, layers: Sequence[CacheLayers], results: Sequence[str]
 ) -> Signature:
     kinds = [layer.kind for layer in layers]
-    caches, sizes = _self_caches(kinds, layers[0].heads, layers[0].head_dim)
+    own, sizes = _self_caches(kinds, layers[0].heads, layers[0].head_dim)
     return Signature(
         program=program,
-        arguments=(*_new_tokens(), caches),
+        arguments=(*_new_tokens(), own),
         sizes=(*_new_token_sizes(), sizes),
         inputs=[*_NEW_TOKENS, *cache_names("past", len(layers))],
         outputs=[*results, *cache_names("present", len(layers))],
         kinds=sorted(set(kinds)),
     )
 
+
+# By family.
+SIGNATURES: Mapping[str, Callable[[Any], Mapping[str, Signature]]] = {
+    "whisper": whisper,
+    "t5": t5,
+    "decoder": decoder,
+    "unilm": unilm,
+}
 
 _NEW_TOKENS = ("tokens", "lengths", "offsets")
 
@@ -167,12 +178,12 @@ def _self_caches(
             "ring": Dim("ring", min=3),
         },
     )
-    caches, sizes = [], []
+    examples, sizes = [], []
     for kind in kinds:
-        caches += _caches(1, _ROWS, _CAPACITIES[kind], (heads, head_dim))
+        examples += _caches(1, _ROWS, _CAPACITIES[kind], (heads, head_dim))
         part = {0: rows, 2: open_capacities[kind]}
         sizes.append((part, part))
-    return caches, sizes
+    return examples, sizes
 
 
 def _caches(

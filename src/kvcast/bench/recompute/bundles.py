@@ -79,9 +79,9 @@ def open_bundle(bundle: Path, manifest: Manifest, threads: int) -> EncoderDecode
 
 def _lower_onnx(programs: "WhisperPrograms", numbers: BundlePrecision, folder: Path) -> Lowered:
     from kvcast.bench.recompute.programs import RecomputingPrograms
+    from kvcast.lowering.caches import of_whisper as cache_layers
     from kvcast.lowering.onnx import FOLDER, export_graph, save_graph
     from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
-    from kvcast.lowering.onnx_whisper import cache_layers
     from kvcast.lowering.signatures import cache_names
 
     (folder / FOLDER).mkdir()
@@ -128,7 +128,7 @@ def _lower_aoti(programs: "WhisperPrograms", numbers: BundlePrecision, folder: P
     from kvcast.bench.recompute.programs import RecomputingPrograms
     from kvcast.lowering import aoti
     from kvcast.lowering.aoti_precision import Precision
-    from kvcast.lowering.onnx_whisper import cache_layers
+    from kvcast.lowering.caches import of_whisper as cache_layers
 
     precision = Precision(dtype=numbers.dtype, quantize=numbers.quantize)
     if numbers.quantize == "int4":
@@ -151,7 +151,7 @@ def _lower_executorch(
 
     from kvcast.bench.recompute.programs import RecomputingPrograms, of_one_input
     from kvcast.lowering import executorch
-    from kvcast.lowering.onnx_whisper import cache_layers
+    from kvcast.lowering.caches import of_whisper as cache_layers
 
     signed = RecomputingPrograms.of(programs, of_one_input).signatures()
     sizes, layers = programs.dimensions, cache_layers(programs.dimensions)

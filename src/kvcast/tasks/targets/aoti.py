@@ -1,12 +1,11 @@
 """AOTInductor as a target. torch is imported inside functions."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
-from kvcast.bundle.manifest import CacheLayers, Manifest
+from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.cores import instruction_sets
 from kvcast.spec.runtimes import BundlePrecision
@@ -41,6 +40,8 @@ class AotiTarget(Target):
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
         from kvcast.lowering import aoti
         from kvcast.lowering.aoti_precision import Precision
+        from kvcast.lowering.caches import CACHES
+        from kvcast.lowering.signatures import SIGNATURES
         from kvcast.lowering.smoothing import smooth
 
         programs, precision = job.programs, job.precision
@@ -48,16 +49,15 @@ class AotiTarget(Target):
             job.on_phase("quantising")
             smooth(programs)
         compiled = Precision(dtype=precision.dtype, quantize=precision.quantize)
-        signatures, layers = _SIGNATURES[job.family](programs)
         graphs = aoti.lower(
-            signatures,
+            SIGNATURES[job.family](programs),
             compiled,
             folder,
             device=job.build.device,
             max_autotune=job.build.max_autotune,
             on_phase=job.on_phase,
         )
-        return graphs, aoti.cache_layers(layers, compiled)
+        return graphs, aoti.cache_layers(CACHES[job.family](programs.dimensions), compiled)
 
     @override
     def self_test(self) -> SelfTestResult:
@@ -102,41 +102,3 @@ def _check_cuda(precision: BundlePrecision) -> None:
             "--device cuda needs a CUDA device and there is none here: export on the machine that "
             "has one, or drop it"
         )
-
-
-# Programs with their signatures (kvcast.lowering.signatures), and the layout of their caches.
-_Signatures = tuple[Any, tuple[CacheLayers, ...]]
-
-
-def _whisper(programs: Any) -> _Signatures:
-    from kvcast.lowering import onnx_whisper, signatures
-
-    return signatures.whisper(programs), onnx_whisper.cache_layers(programs.dimensions)
-
-
-def _t5(programs: Any) -> _Signatures:
-    from kvcast.lowering import onnx_t5, signatures
-
-    return signatures.t5(programs), onnx_t5.cache_layers(programs.dimensions)
-
-
-def _decoder(programs: Any) -> _Signatures:
-    from kvcast.lowering import onnx_decoder, signatures
-
-    layers = onnx_decoder.cache_layers(programs.dimensions)
-    return signatures.decoder(programs, layers), layers
-
-
-def _unilm(programs: Any) -> _Signatures:
-    from kvcast.lowering import onnx_decoder, signatures
-
-    layers = onnx_decoder.cache_layers(programs.dimensions)
-    return signatures.unilm(programs, layers), layers
-
-
-_SIGNATURES: Mapping[str, Callable[[Any], _Signatures]] = {
-    "whisper": _whisper,
-    "t5": _t5,
-    "decoder": _decoder,
-    "unilm": _unilm,
-}

@@ -1,6 +1,5 @@
 """ExecuTorch as a target. torch is imported inside functions."""
 
-from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,10 @@ class ExecutorchTarget(Target):
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
-        job.on_phase("exporting")
-        lower, layers = _LOWERINGS[job.family](job.programs.dimensions)
-        graphs = lower(job.programs, layers, job.precision.quantize, folder, job.special_tokens)
-        return graphs, tuple(layers)
+        from kvcast.lowering.executorch_families import lower
+
+        quantize, tokens = job.precision.quantize, job.special_tokens
+        return lower(job.family, job.programs, quantize, folder, tokens, job.on_phase)
 
     @override
     def self_test(self) -> SelfTestResult:
@@ -59,35 +58,3 @@ class ExecutorchTarget(Target):
 
         runtimes = {"decoder": ExecutorchDecoderOnly, "unilm": ExecutorchUnilm}
         return runtimes.get(family, ExecutorchEncoderDecoder)(folder, manifest, threads)
-
-
-def _whisper(dimensions: Any) -> tuple[Callable[..., Any], Sequence[Any]]:
-    from kvcast.lowering import executorch_whisper, onnx_whisper
-
-    return executorch_whisper.lower, onnx_whisper.cache_layers(dimensions)
-
-
-def _t5(dimensions: Any) -> tuple[Callable[..., Any], Sequence[Any]]:
-    from kvcast.lowering import executorch_t5
-
-    return executorch_t5.lower, executorch_t5.bounded_layers(dimensions)
-
-
-def _decoder(dimensions: Any) -> tuple[Callable[..., Any], Sequence[Any]]:
-    from kvcast.lowering import executorch_decoder, onnx_decoder
-
-    return executorch_decoder.lower, onnx_decoder.cache_layers(dimensions)
-
-
-def _unilm(dimensions: Any) -> tuple[Callable[..., Any], Sequence[Any]]:
-    from kvcast.lowering import executorch_unilm, onnx_decoder
-
-    return executorch_unilm.lower, onnx_decoder.cache_layers(dimensions)
-
-
-_LOWERINGS: Mapping[str, Callable[[Any], tuple[Callable[..., Any], Sequence[Any]]]] = {
-    "whisper": _whisper,
-    "t5": _t5,
-    "decoder": _decoder,
-    "unilm": _unilm,
-}

@@ -1,12 +1,13 @@
 """ONNX Runtime as a target. torch is imported inside functions, as opening a bundle needs none."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
-from kvcast.bundle.manifest import Manifest
+from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.errors import UsageError
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.tasks.targets.base import (
@@ -29,8 +30,12 @@ class OnnxTarget(Target):
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
-        job.on_phase("exporting")
-        return _LOWERINGS[job.family](job.programs, job.precision, folder)
+        from kvcast.lowering.caches import CACHES
+
+        graphs = _LOWERINGS[job.family](job, folder)
+        layers = CACHES[job.family](job.programs.dimensions)
+        dtype = {"fp32": "float32", "int8": "int8"}[job.precision.cache]
+        return graphs, tuple(replace(layer, dtype=dtype) for layer in layers)
 
     @override
     def self_test(self) -> SelfTestResult:
@@ -52,33 +57,32 @@ class OnnxTarget(Target):
         return runtimes.get(family, OnnxEncoderDecoder)(folder, manifest, threads)
 
 
-def _whisper(programs: Any, precision: BundlePrecision, folder: Path) -> Lowered:
-    _refuse_int8_cache("Whisper", precision)
-    from kvcast.lowering.onnx_whisper import cache_layers, lower
+def _whisper(job: LoweringJob, folder: Path) -> dict[str, Graph]:
+    _refuse_int8_cache("Whisper", job.precision)
+    from kvcast.lowering.onnx_whisper import lower
 
-    return lower(programs, precision.quantize, folder), cache_layers(programs.dimensions)
-
-
-def _t5(programs: Any, precision: BundlePrecision, folder: Path) -> Lowered:
-    _refuse_int8_cache("T5", precision)
-    from kvcast.lowering.onnx_t5 import cache_layers, lower
-
-    return lower(programs, precision.quantize, folder), cache_layers(programs.dimensions)
+    return lower(job.programs, job.precision.quantize, folder, job.on_phase)
 
 
-def _decoder(programs: Any, precision: BundlePrecision, folder: Path) -> Lowered:
-    from kvcast.lowering.onnx_decoder import cache_layers, lower
+def _t5(job: LoweringJob, folder: Path) -> dict[str, Graph]:
+    _refuse_int8_cache("T5", job.precision)
+    from kvcast.lowering.onnx_t5 import lower
 
-    graphs = lower(programs, precision.quantize, folder, precision.cache)
-    return graphs, cache_layers(programs.dimensions, precision.cache)
+    return lower(job.programs, job.precision.quantize, folder, job.on_phase)
 
 
-def _unilm(programs: Any, precision: BundlePrecision, folder: Path) -> Lowered:
-    from kvcast.lowering.onnx_decoder import cache_layers
+def _decoder(job: LoweringJob, folder: Path) -> dict[str, Graph]:
+    from kvcast.lowering.onnx_decoder import lower
+
+    precision = job.precision
+    return lower(job.programs, precision.quantize, precision.cache, folder, job.on_phase)
+
+
+def _unilm(job: LoweringJob, folder: Path) -> dict[str, Graph]:
     from kvcast.lowering.onnx_unilm import lower
 
-    graphs = lower(programs, precision.quantize, folder, precision.cache)
-    return graphs, cache_layers(programs.dimensions, precision.cache)
+    precision = job.precision
+    return lower(job.programs, precision.quantize, precision.cache, folder, job.on_phase)
 
 
 def _refuse_int8_cache(family: str, precision: BundlePrecision) -> None:
@@ -86,7 +90,7 @@ def _refuse_int8_cache(family: str, precision: BundlePrecision) -> None:
         raise UsageError(f"{family} keeps its self cache in fp32: drop --cache {precision.cache}")
 
 
-_LOWERINGS: Mapping[str, Callable[[Any, BundlePrecision, Path], Lowered]] = {
+_LOWERINGS: Mapping[str, Callable[[LoweringJob, Path], dict[str, Graph]]] = {
     "whisper": _whisper,
     "t5": _t5,
     "decoder": _decoder,
