@@ -95,7 +95,7 @@ def stepped(runtime, source, target):
     found = [logits[0]]
     for token in target:
         logits, cache = runtime.decode([token[None]], cache)
-        found.append(logits[0])
+        found.append(logits[0].copy())
     return np.concatenate(found)
 
 

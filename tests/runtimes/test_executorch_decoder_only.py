@@ -27,7 +27,7 @@ def _written(runtime: Runtime, prompts: Sequence[NDArray[Any]], steps: int) -> N
     new, logits = list(prompts), []
     for _ in range(steps):
         step, cache = runtime.decode(new, cache)
-        logits.append(step)
+        logits.append(step.copy())
         new = list(step[:, -1].argmax(axis=-1)[:, None])
     return np.concatenate(logits, axis=1)
 
