@@ -2,6 +2,7 @@
 
 import re
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,8 @@ def ring_exported() -> Exported:
 
 # Compiling may change what was exported, so what is compiled is exported once more.
 @pytest.fixture(scope="module")
-def whisper_decode(small_programs) -> str:
-    signature = signatures.whisper(small_programs)["decode"]
+def whisper_decode() -> str:
+    signature = signatures.whisper(random_programs(replace(SMALL, decoder_layers=3)))["decode"]
     return "".join(written(*aoti.export_program(signature, Precision(), "decode")).values())
 
 
