@@ -22,7 +22,6 @@ from mutation.whole import FORMATS, Format
 OPENED, REFUSED = "opened", "refused"
 TRACEBACK, CRASHED, HUNG, MEMORY = "traceback", "crashed", "hung", "memory"
 OUTCOMES = (OPENED, REFUSED, TRACEBACK, CRASHED, HUNG, MEMORY)
-_MOST_MEMORY = 1 << 30  # that a case may take beyond what the process had before
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ def _try(
         ours = [frame for frame in frames if "kvcast" in frame.filename] or frames
         place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}"
         outcome, what = TRACEBACK, f"{place} {type(error).__name__}: {str(error)[:150]}"
-    if _peak() - before > _MOST_MEMORY:
+    if _peak() - before > kind.room:
         return Case(number, MEMORY, f"{(_peak() - before) / 1e9:.1f} GB, then {outcome} {what}")
     return Case(number, outcome, what)
 

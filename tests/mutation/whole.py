@@ -28,6 +28,7 @@ class Format:
         files: the pattern of those that may be damaged, one of them a case.
         use: opens a sample's folder as a user would and makes a first call.
         seals: whether checksums are made right again afterwards.
+        room: bytes that a case may take beyond what the process had; imports are among them.
 
     """
 
@@ -37,6 +38,7 @@ class Format:
     files: str
     use: Callable[[Path], None]
     seals: bool = False
+    room: int = 1 << 30
 
     def write_damaged(self, random: np.random.Generator, samples: Path, target: Path) -> None:
         """Copy one of the samples and damage one of its files."""
@@ -238,6 +240,7 @@ def _use_sound(folder: Path) -> None:
         windows.window(0)
 
 
+_WITH_TORCH = 4 << 30
 _FAMILIES = ("decoder", "t5", "unilm", "whisper")
 _ONNX = ("onnx", _write_bundles("onnx", _FAMILIES))
 _PTE = ("executorch", _write_bundles("executorch", ("decoder", "t5")))
@@ -250,11 +253,13 @@ _CHECKPOINT = ("checkpoint", _write_hugging_face)
 FORMATS: Mapping[str, Format] = {
     "manifest": Format(*_ONNX, lying_json, MANIFEST, _use_model, seals=True),
     "onnx": Format(*_ONNX, damaged_bytes, "*.onnx*", _use_model, seals=True),
-    "pte": Format(*_PTE, damaged_bytes, "*.pte", _use_model, seals=True),
-    "pte manifest": Format(*_PTE, lying_json, MANIFEST, _use_model, seals=True),
-    "pt2": Format(*_PT2, damaged_bytes, "model.pt2", _use_model, seals=True),
-    "pt2 weights": Format(*_PT2, damaged_bytes, "*.safetensors", _use_model, seals=True),
-    "pt2 manifest": Format(*_PT2, lying_json, MANIFEST, _use_model, seals=True),
+    "pte": Format(*_PTE, damaged_bytes, "*.pte", _use_model, seals=True, room=_WITH_TORCH),
+    "pte manifest": Format(*_PTE, lying_json, MANIFEST, _use_model, seals=True, room=_WITH_TORCH),
+    "pt2": Format(*_PT2, damaged_bytes, "model.pt2", _use_model, seals=True, room=_WITH_TORCH),
+    "pt2 weights": Format(
+        *_PT2, damaged_bytes, "*.safetensors", _use_model, seals=True, room=_WITH_TORCH
+    ),
+    "pt2 manifest": Format(*_PT2, lying_json, MANIFEST, _use_model, seals=True, room=_WITH_TORCH),
     "tokenizer.json": Format(*_TEXT, lying_json, "tokenizer.json", _use_tokenizer),
     "text.json": Format(*_TEXT, lying_json, "text.json", _use_tokenizer),
     "spiece, vocab": Format(*_SOURCE_TEXT, damaged_bytes, "[sv]*[elt]", _use_tokenizer),
