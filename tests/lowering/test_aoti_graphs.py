@@ -5,11 +5,14 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
+import sympy
 import torch
 from safetensors import safe_open
 from torch import nn
+from torch._inductor.codegen import cpp
 
 from bundles import bundle
 from kvcast.bundle.manifest import Manifest, read_bundle
@@ -18,6 +21,11 @@ from kvcast.errors import KvcastError
 from kvcast.lowering import aoti, signatures
 from kvcast.lowering.aoti_operators import kept
 from kvcast.lowering.aoti_precision import Precision
+from kvcast.lowering.inductor import (
+    compile_program,
+    remembered_strides,
+    short_loops_on_one_thread,
+)
 from kvcast.programs.decoder import DecoderPrograms
 from kvcast.runtimes.aoti import AotiEncoderDecoder, open_programs
 from random_decoders import GEMMA3, random_decoder
@@ -29,7 +37,7 @@ COPIES = re.compile(r"aoti_torch_(?:cpu_)?(?:copy_?|clone\w*|cat\w*|repeat\w*|ex
 
 def written(module: nn.Module, arguments: tuple[Any, ...]) -> dict[str, str]:
     """The C++ of an exported program by file."""
-    files, _ = aoti.compile_program(module, arguments)
+    files, _ = compile_program(module, arguments)
     return {file: Path(file).read_text() for file in files if file.endswith(".cpp")}
 
 
@@ -50,28 +58,34 @@ def compiled_small():
 Exported = tuple[torch.fx.GraphModule, tuple[Any, ...]]
 
 
+def exported(signature: signatures.Signature) -> Exported:
+    """A `decode` in fp32, before it is compiled."""
+    traced = aoti.trace_program(signature, Precision())
+    return aoti.export_program(traced, signature, Precision(), "decode")
+
+
 @pytest.fixture(scope="module")
 def whisper_exported(small_programs) -> Exported:
     """`decode`, before it is compiled."""
-    return aoti.export_program(signatures.whisper(small_programs)["decode"], Precision(), "decode")
+    return exported(signatures.whisper(small_programs)["decode"])
 
 
 @pytest.fixture(scope="module")
 def ring_exported() -> Exported:
-    return aoti.export_program(decode_signature(random_decoder(GEMMA3)), Precision(), "decode")
+    return exported(decode_signature(random_decoder(GEMMA3)))
 
 
 # Compiling may change what was exported, so what is compiled is exported once more.
 @pytest.fixture(scope="module")
 def whisper_decode() -> str:
     signature = signatures.whisper(random_programs(replace(SMALL, decoder_layers=3)))["decode"]
-    return "".join(written(*aoti.export_program(signature, Precision(), "decode")).values())
+    return "".join(written(*exported(signature)).values())
 
 
 @pytest.fixture(scope="module")
 def ring_decode() -> str:
     signature = decode_signature(random_decoder(GEMMA3))
-    return "".join(written(*aoti.export_program(signature, Precision(), "decode")).values())
+    return "".join(written(*exported(signature)).values())
 
 
 @pytest.fixture(params=["whisper_decode", "ring_decode"])
@@ -173,6 +187,49 @@ def product(linear: nn.Linear) -> signatures.Signature:
     )
 
 
+class StoppedError(Exception):
+    """Ends a lowering before anything is compiled."""
+
+
+def test_prefill_and_decode_are_two_forms_of_one_export(monkeypatch, tmp_path):
+    programs = random_decoder(GEMMA3)
+    traced, phases = [], []
+
+    def trace(*arguments):
+        traced.append(trace_program(*arguments))
+        return traced[-1]
+
+    def stop(*_, **__):
+        raise StoppedError
+
+    trace_program = aoti.trace_program
+    monkeypatch.setattr(aoti, "trace_program", trace)
+    monkeypatch.setattr(aoti, "compile_program", stop)
+    precision = Precision(dtype="bf16", quantize="int8")
+    with pytest.raises(StoppedError):
+        aoti.lower(signatures.decoder(programs), precision, tmp_path, on_phase=phases.append)
+    assert len(traced) == 1
+    assert phases == [
+        "exporting decode",
+        "quantising decode",
+        "quantising prefill",
+        "compiling decode",
+    ]
+
+
+def test_no_stride_is_derived_twice():
+    """A layer asks for more strides than Inductor's own caches hold, the next for the same."""
+    x, size = sympy.symbols("x size", integer=True, positive=True)
+    layer = [x * size + offset for offset in range(200)]
+    simplify = Mock(wraps=sympy.simplify)
+    with remembered_strides(), patch.object(sympy, "simplify", simplify):
+        first = [cpp.stride_at_vec_range(index, x, 16) for index in layer]
+        derived = simplify.call_count
+        assert [cpp.stride_at_vec_range(index, x, 16) for index in layer] == first
+    assert set(first) == {size}
+    assert simplify.call_count == derived >= len(layer)
+
+
 class Loops(nn.Module):
     """A loop over few values, and one over many that uses the results of the first."""
 
@@ -184,7 +241,7 @@ class Loops(nn.Module):
 def test_only_loops_over_many_numbers_take_all_threads():
     examples = torch.ones(64), torch.ones(1 << 20)
     module = torch.export.export(Loops(), examples).module()
-    with aoti.short_loops_on_one_thread():
+    with short_loops_on_one_thread():
         files = written(module, examples)
     (code,) = (text for file, text in files.items() if file.endswith(".kernel.cpp"))
     assert code.count("for(") > code.count("#pragma omp for") == 1

@@ -5,19 +5,15 @@ replaced by plain ones, and Inductor compiles the result to native code for this
 stay out of the code: on loading, all programs receive the same tensors. Knows no model.
 """
 
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch._inductor import aot_compile, config
-from torch._inductor.codegen.cpp import CppKernel
 from torch.export.passes import move_to_device_pass
 from torch.export.pt2_archive._package import package_pt2
 from torch.export.pt2_archive._package_weights import Weights
@@ -26,30 +22,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from kvcast.bundle.manifest import CacheLayers, Graph
 from kvcast.lowering.aoti_operators import multiply_by_onednn, reading, table
 from kvcast.lowering.aoti_precision import Precision, reduce_matrices
+from kvcast.lowering.inductor import compile_program, export, short_loops_on_one_thread, tracing
 from kvcast.lowering.replace import replace_operators
 from kvcast.lowering.signatures import Signature
 from kvcast.spec.phases import OnPhase, ignore_phase
 
 PACKAGE, WEIGHTS = "aoti/model.pt2", "aoti/weights.safetensors"
 _SLOTS = "slots_"
-_OPTIONS = {
-    "aot_inductor.package": True,
-    "aot_inductor.package_constants_in_so": False,
-    # Returns the constants to us; they stay out of the package, so nothing is pickled.
-    "aot_inductor.package_constants_on_disk_format": "pickle_weights",
-    # The caller decides on the number of threads; loops are divided for up to this many.
-    "cpp.dynamic_threads": True,
-    "cpp.threads": 16,
-    "aot_inductor.check_lowerbound": False,
-    # GELU is read twice, for a token's range and for its rounding: this stores it once.
-    "realize_opcount_threshold": 15,
-    # A gate and its values, or a query and a key, both read one product. Applying the product's
-    # scales twice is cheap; storing it in fp32 first took three times as long.
-    "realize_reads_threshold": 8,
-    # Both serve debuggers; they make files larger and reveal this machine's folders.
-    "aot_inductor.enable_line_tables": False,
-    "aot_inductor.enable_frame_pointer": False,
-}
 # Typical sizes, because Inductor divides loops among threads by the sizes of the examples. All
 # differ, so that torch.export does not take two of them for one.
 _TYPICAL = {
@@ -65,12 +44,6 @@ _TYPICAL = {
     _SLOTS + "ring": 460,
 }
 _PREFILL = {"new": 256}
-# Tuning without the reports meant for Inductor's developers.
-_TUNED = {
-    "max_autotune": True,
-    "autotune_num_choices_displayed": 0,
-    "max_autotune_report_choices_stats": False,
-}
 
 
 class _Results(nn.Module):
@@ -123,12 +96,17 @@ def lower(
     """
     (folder / PACKAGE).parent.mkdir()
     wanted = dict(signatures)
+    traced = {}
+    for name, signature in signatures.items():
+        on_phase(f"exporting {name}")
+        traced[name] = trace_program(signature, precision)
     if precision.has_prefill and device == "cpu":
-        wanted["prefill"] = signatures["decode"]
+        wanted["prefill"], traced["prefill"] = signatures["decode"], traced["decode"]
     exported = {}
     for name, signature in wanted.items():
-        on_phase(f"exporting {name}")
-        exported[name] = export_program(signature, precision, name, device)
+        if precision.quantize != "none" and precision.forms(name):
+            on_phase(f"quantising {name}")
+        exported[name] = export_program(traced[name], signature, precision, name, device)
     weights: dict[str, Tensor] = {}
     for module, _ in exported.values():
         _add(weights, _weights(module))
@@ -164,85 +142,42 @@ def result_names(signature: Signature) -> list[str]:
     return [name for name in signature.outputs if not name.startswith("present_")]
 
 
+def trace_program(signature: Signature, precision: Precision) -> torch.export.ExportedProgram:
+    """Export a program with kvcast's operators still in it, which every form of it begins with."""
+    given = _examples(signature, precision.torch_dtype, _TYPICAL)
+    with tracing():
+        return export(signature.program, given, signature.sizes)
+
+
 def export_program(
-    signature: Signature, precision: Precision, name: str, device: str = "cpu"
+    traced: torch.export.ExportedProgram,
+    signature: Signature,
+    precision: Precision,
+    name: str,
+    device: str = "cpu",
 ) -> tuple[torch.fx.GraphModule, tuple[Any, ...]]:
-    """Return the graph to compile and example arguments for it: slots, then the program's own."""
+    """Return the graph to compile and example arguments for it: slots, then the program's own.
+
+    `traced` is `trace_program`'s; `name` is the form's: "prefill" is `decode` for many tokens.
+    """
     typical = _TYPICAL | (_PREFILL if name == "prefill" else {})
     given = _examples(signature, precision.torch_dtype, typical)
     slots = [torch.zeros(typical[_SLOTS + kind], dtype=torch.int8) for kind in signature.kinds]
     slot_sizes = [{0: torch.export.Dim(_SLOTS + kind)} for kind in signature.kinds]
     arguments = (slots, *given)
-    with _quiet(), torch.no_grad():
-        exported = _export(signature.program, given, signature.sizes)
-        operators = table(precision.torch_dtype, few=name == "decode", device=device)
-        replaced = replace_operators(exported, operators)
+    operators = table(precision.torch_dtype, few=name == "decode", device=device)
+    with tracing():
+        replaced = replace_operators(traced, operators)
         reduce_matrices(replaced, precision, name)
         if device == "cpu":
             multiply_by_onednn(replaced)
         results = _Results(replaced, signature, precision.torch_dtype)
-        pure = _export(results, arguments, (slot_sizes, signature.sizes))
-        pure = move_to_device_pass(pure, device)
-    module = pure.module(check_guards=False)
+        pure = export(results, arguments, (slot_sizes, signature.sizes))
+        module = move_to_device_pass(pure, device).module(check_guards=False)
     if not isinstance(module, torch.fx.GraphModule):
         raise TypeError("torch.export gave no graph module")
     _drop_assertions(module)
     return module, tree_map(lambda tensor: tensor.to(device), arguments)
-
-
-def compile_program(
-    module: torch.fx.GraphModule, arguments: tuple[Any, ...], *, max_autotune: bool = False
-) -> tuple[list[str], dict[str, Tensor]]:
-    """Return the files that Inductor writes (native code, its sources, metadata) and its constants.
-
-    These are the constants that are not weights of the module: the group size of int4, or weights
-    rearranged for a tuned product.
-    """
-    with _quiet(), torch.no_grad():
-        produced = aot_compile(
-            module, arguments, options=_OPTIONS | (_TUNED if max_autotune else {})
-        )
-    if not isinstance(produced, list):
-        raise TypeError("AOTInductor gave no files")
-    files: list[str] = []
-    constants: dict[str, Tensor] = {}
-    for part in produced:
-        if isinstance(part, str):
-            files.append(part)
-        else:
-            own = [name for name in part if name.startswith("constant")]
-            constants |= {name: part.get_weight(name)[0] for name in own}
-    return files, constants
-
-
-@contextmanager
-def short_loops_on_one_thread() -> Iterator[None]:
-    """Compile so that a loop with little work stays on one thread.
-
-    `cpp.dynamic_threads` makes all threads wait for one another even around a loop over a single
-    token, some twenty times a layer. It overrides Inductor's own rule, which weighs the amount of
-    work; this restores that rule.
-    """
-    decide = CppKernel.decide_parallel_depth
-
-    def by_amount_of_work(*arguments: Any) -> Any:
-        with config.patch({"cpp.dynamic_threads": False}):
-            return decide(*arguments)  # type: ignore[no-untyped-call]
-
-    with patch.object(CppKernel, "decide_parallel_depth", by_amount_of_work):
-        yield
-
-
-def _export(
-    program: nn.Module, arguments: tuple[Any, ...], sizes: tuple[Any, ...]
-) -> torch.export.ExportedProgram:
-    return torch.export.export(
-        program,
-        arguments,
-        dynamic_shapes=sizes,
-        strict=False,
-        prefer_deferred_runtime_asserts_over_guards=True,
-    )
 
 
 def _examples(
@@ -291,11 +226,3 @@ def _add(weights: dict[str, Tensor], others: Mapping[str, Tensor]) -> None:
         known = weights.setdefault(name, tensor)
         if known.dtype != tensor.dtype or not torch.equal(known, tensor):
             raise RuntimeError(f"two programs have different weights named {name}")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide warnings that are meant for torch's own developers."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
