@@ -100,13 +100,14 @@ def two_program_source() -> str:
     from kvcast.checkpoints.source import locate, open_checkpoint
     from kvcast.lowering import aoti, signatures
     from kvcast.lowering.aoti_precision import Precision
+    from kvcast.lowering.inductor import compile_program
     from kvcast.programs.whisper import WhisperPrograms
 
     checkpoint = open_checkpoint(locate("demo"))
     programs = WhisperPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
     signature = signatures.whisper(programs)["decode"]
-    exported = aoti.export_program(signature, Precision(), "decode")
-    files, _ = aoti.compile_program(*exported)
+    traced = aoti.trace_program(signature, Precision())
+    files, _ = compile_program(*aoti.export_program(traced, signature, Precision(), "decode"))
     return "".join(Path(file).read_text() for file in files if file.endswith(".wrapper.cpp"))
 
 
