@@ -216,8 +216,10 @@ def test_t5_pegasus_has_the_logits_of_bert4keras(tmp_path, cross_bias):
     runtime = EagerEncoderDecoder(programs)
     rng = np.random.default_rng(5)
     source, target = rng.integers(4, 9, 40), np.array([2, *rng.integers(4, 9, 24)])
-    cross = runtime.encode(source[None], np.array([len(source)], np.int32))
-    ours, _ = runtime.decode(target[None], runtime.new_cache(cross, 1), tuple(range(len(target))))
+    cache = runtime.new_cache(1, len(target), inputs=1)
+    cache = runtime.encode(cache, [0], source[None], np.array([len(source)], np.int32))
+    cache = runtime.reset(cache, [0], [0])
+    ours, _ = runtime.decode([target], cache, positions=range(len(target)))
     weights = {name: value.astype(np.float64) for name, value in variables("t5-pegasus").items()}
     theirs = Bert4kerasT5(weights, WRITER.T5_PEGASUS, cross_bias).logits(source, target)
     assert theirs.std() > 0.2

@@ -166,10 +166,15 @@ def test_a_shape_that_disagrees_with_the_configuration_is_named(folder):
     assert "[8, 6, 3]" in message
 
 
-@pytest.mark.parametrize("layers", [1, 4, 10**12])
+@pytest.mark.parametrize("layers", [1, 4, 10_000])
 def test_another_number_of_layers_than_configured_is_one_line(folder, layers):
     edit_json(folder / "config.json", decoder_layers=layers)
     assert "decoder.layers." in one_line(folder)
+
+
+def test_more_layers_than_any_model_has_are_one_line(folder):
+    edit_json(folder / "config.json", decoder_layers=10**12)
+    assert "1000000000000 layers are more than any model has" in one_line(folder)
 
 
 def test_a_foreign_tensor_is_named_rather_than_left_out(folder):

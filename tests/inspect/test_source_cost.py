@@ -67,7 +67,7 @@ def test_a_t5_multiplies_every_matrix_with_every_token(gated: bool, tied: bool):
     assert model.parameters == sum(map(prod, shapes.values()))
     attention = 2 * 2 * 7 * 7 * 32
     encoder = model.encode()
-    assert encoder.encoder == 2 * 7 * matrices(shapes, "encoder.layers.") + 2 * attention
+    assert encoder.flop["encoder"] == 2 * 7 * matrices(shapes, "encoder.layers.") + 2 * attention
     call, cross = model.call(4, 5), model.project().cross_keys_values
     own = matrices(shapes, "decoder.layers.", "cross_attention.key_value")
     assert call.keys_values + call.linear == 2 * 5 * own

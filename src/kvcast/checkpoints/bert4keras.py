@@ -30,12 +30,12 @@ from kvcast.checkpoints.tensorflow_file import TensorflowTensor, read_checkpoint
 from kvcast.checkpoints.vocabularies import BEGIN, END, token_ids
 from kvcast.errors import KvcastError
 from kvcast.spec.rotary import Rotary
+from kvcast.spec.sizes import MOST_LAYERS
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
 
 _INDEX = "*.ckpt*.index"
 _CONFIGS = ("bert_config.json", "t5_config.json", "config.json")
-_MOST_LAYERS = 10_000
 # Default number of positions: build_transformer_model's max_position.
 _POSITIONS = 512
 _ACTIVATIONS = {
@@ -139,7 +139,7 @@ def _unilm_dimensions(config: Fields, tensors: Mapping[str, TensorflowTensor]) -
         embedding_width=config.whole("embedding_size", width),
         inner=config.whole("intermediate_size"),
         heads=config.whole("num_attention_heads"),
-        layers=config.whole("num_hidden_layers", most=_MOST_LAYERS),
+        layers=config.whole("num_hidden_layers", most=MOST_LAYERS),
         max_positions=config.whole(
             "max_position", config.whole("max_position_embeddings", _POSITIONS)
         ),
@@ -153,7 +153,7 @@ def _unilm_dimensions(config: Fields, tensors: Mapping[str, TensorflowTensor]) -
 
 def _t5_dimensions(config: Fields, start_token: int) -> T5Dimensions:
     width, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
-    layers = config.whole("num_hidden_layers", most=_MOST_LAYERS)
+    layers = config.whole("num_hidden_layers", most=MOST_LAYERS)
     match config.values.get("hidden_act"):
         case [gate, "linear"]:
             activation = _activation(config, gate)

@@ -22,9 +22,9 @@ from kvcast.checkpoints.rotary_huggingface import FULL, SLIDING, read_rotary
 from kvcast.checkpoints.tables import changed, fill_decoder, same
 from kvcast.checkpoints.text_huggingface import end_tokens, token_text, tokenizer_settings
 from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.sizes import MOST_LAYERS
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-_MOST_LAYERS = 10_000
 
 _LAYER = "decoder.layers.{i}"
 _ATTENTION = "layers.{i}.self_attn"
@@ -266,7 +266,7 @@ def _dimensions(fields: Fields, kind: _Type, architecture: str) -> DecoderDimens
 
 def _windows(fields: Fields, kind: _Type) -> tuple[int | None, ...]:
     """Return each layer's window; as in transformers, it includes the query's own position."""
-    layers = fields.whole("num_hidden_layers", most=_MOST_LAYERS)
+    layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
     kinds = fields.values.get("layer_types")
     if kinds is None:
         kinds = [SLIDING if kind.windowed(fields, i) else FULL for i in range(layers)]

@@ -24,9 +24,9 @@ from kvcast.checkpoints.tables import changed, fill_decoder, halves_from_pairs
 from kvcast.errors import InputMissingError
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
+from kvcast.spec.sizes import MOST_LAYERS
 
 _STEM = "consolidated"
-_MOST_LAYERS = 10_000
 # mistral-inference computes rotary angles for this many positions, whatever the model.
 _POSITIONS = 128_000
 
@@ -91,7 +91,7 @@ def _dimensions(params: Fields) -> DecoderDimensions:
 
 def _windows(params: Fields) -> tuple[int | None, ...]:
     """Return each layer's window, from one value for all or a list that repeats; null is none."""
-    layers = params.whole("n_layers", most=_MOST_LAYERS)
+    layers = params.whole("n_layers", most=MOST_LAYERS)
     given = params.values.get("sliding_window")
     cycle = given if isinstance(given, list) else [given]
     if not cycle or layers % len(cycle):

@@ -30,6 +30,7 @@ from kvcast.checkpoints.vocabularies import (
 )
 from kvcast.checkpoints.wordpiece_huggingface import PLAIN, SEGMENTING, read_wordpiece
 from kvcast.errors import InputMissingError, KvcastError
+from kvcast.spec.sizes import MOST_LAYERS
 from kvcast.spec.t5 import T5Dimensions
 
 _COMMON = {
@@ -71,7 +72,6 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-_MOST_LAYERS = 10_000
 _EMBEDDING, _HEAD = "shared.weight", "lm_head.weight"
 _COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 # The first T5s were saved with this matrix, which nothing has ever used.
@@ -151,7 +151,7 @@ def t5_dimensions(config: Mapping[str, Any], what: str) -> T5Dimensions:
     """
     kind = config["model_type"]
     fields = Fields(values={**_DEFAULTS[kind], **config}, what=what)
-    width, layers = fields.whole("d_model"), fields.whole("num_layers", most=_MOST_LAYERS)
+    width, layers = fields.whole("d_model"), fields.whole("num_layers", most=MOST_LAYERS)
     activation, gated = _feed_forward(fields)
     scaled = kind == "t5" and _scaled(fields)
     return fields.make(
@@ -163,7 +163,7 @@ def t5_dimensions(config: Mapping[str, Any], what: str) -> T5Dimensions:
         heads=fields.whole("num_heads"),
         head_dim=fields.whole("d_kv"),
         encoder_layers=layers,
-        decoder_layers=fields.whole("num_decoder_layers", layers, most=_MOST_LAYERS),
+        decoder_layers=fields.whole("num_decoder_layers", layers, most=MOST_LAYERS),
         buckets=fields.whole("relative_attention_num_buckets"),
         max_distance=fields.whole("relative_attention_max_distance"),
         activation=activation,

@@ -18,6 +18,7 @@ from kvcast.checkpoints.unilm_names import tensor_shapes
 from kvcast.checkpoints.wordpiece_huggingface import SEGMENTING, read_wordpiece
 from kvcast.errors import KvcastError
 from kvcast.spec.rotary import Rotary
+from kvcast.spec.sizes import MOST_LAYERS
 from kvcast.spec.unilm import UnilmDimensions
 
 _COMMON = {
@@ -44,7 +45,6 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
-_MOST_LAYERS = 10_000
 
 _ENCODER = "encoder.layer.{i}"
 _HEAD = "cls.predictions"
@@ -138,7 +138,7 @@ def unilm_dimensions(config: Mapping[str, Any], what: str) -> UnilmDimensions:
         embedding_width=fields.whole("embedding_size", width) if kind == "roformer" else width,
         inner=fields.whole("intermediate_size"),
         heads=fields.whole("num_attention_heads"),
-        layers=fields.whole("num_hidden_layers", most=_MOST_LAYERS),
+        layers=fields.whole("num_hidden_layers", most=MOST_LAYERS),
         max_positions=fields.whole("max_position_embeddings"),
         rotary=_ROTARY if kind == "roformer" else None,
         activation=_ACTIVATIONS[activation],

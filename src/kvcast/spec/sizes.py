@@ -4,7 +4,7 @@ from kvcast.errors import KvcastError
 
 # More than any model has, and few enough for a table.
 MOST_POSITIONS = 1 << 24
-MOST_LAYERS = 1 << 12
+MOST_LAYERS = 10_000
 
 
 def require_positive(**sizes: int) -> None:
