@@ -40,6 +40,7 @@ def test_hugging_face_and_ctranslate2_folders_and_the_demo_agree(
     assert text(capsys, locate("demo"), *words) == expected
 
 
+@pytest.mark.slow
 def test_runtimes_agree_on_fp32(capsys: pytest.CaptureFixture[str]) -> None:
     onnx = text(capsys, "demo", "--quantize", "none")
     assert text(capsys, "demo", "--runtime", "eager") == onnx

@@ -88,7 +88,7 @@ def ring_decode() -> str:
     return "".join(written(*exported(signature)).values())
 
 
-@pytest.fixture(params=["whisper_decode", "ring_decode"])
+@pytest.fixture(params=["whisper_decode", pytest.param("ring_decode", marks=pytest.mark.slow)])
 def source(request):
     return request.getfixturevalue(request.param)
 

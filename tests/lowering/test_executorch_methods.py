@@ -77,7 +77,14 @@ def _calls(plan: Any) -> list[tuple[str, list[int]]]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", ["whisper", "t5", CROSS_BIASED, "decoder", "unilm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "whisper",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("t5", CROSS_BIASED)),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("decoder", "unilm")),
+    ],
+)
 def test_a_step_copies_no_cache_and_projects_none(name: str) -> None:
     plan = _plan(name)
     values = [value.val for value in plan.values]

@@ -79,9 +79,9 @@ def _outcomes(
     assert worker.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(worker.stdout, selectors.EVENT_READ)
+        worker.stdout.readline()  # imports are done; at the end of the stream the first case tells
         for number in range(first, stop):
-            # The first case waits for imports.
-            if not selector.select(seconds + (60 if number == first else 0)):
+            if not selector.select(seconds):
                 os.killpg(worker.pid, 9)
                 worker.communicate()
                 yield Case(number, HUNG, f"no answer in {seconds:.0f} s")
@@ -103,6 +103,7 @@ def work(module: str, name: str, samples: str, seed: str, first: str, stop: str)
     """Try cases one after the other, and tell on what was standard output."""
     kind = import_module(module).FORMATS[name]
     told = os.fdopen(os.dup(1), "w", buffering=1)
+    print("ready", file=told)
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     with tempfile.TemporaryDirectory() as scratch:

@@ -53,7 +53,7 @@ def test_a_few_of_them(name: str):
 def test_the_runner_notices(name: str, tmp_path: Path):
     (tmp_path / "samples").mkdir()
     failing.FORMATS[name].make(tmp_path / "samples")
-    seconds = 10 if name == "hung" else SECONDS
+    seconds = 3 if name == "hung" else SECONDS
     cases = list(
         run(name, tmp_path / "samples", SEED, range(5, 7), seconds, module="mutation.failing")
     )

@@ -248,6 +248,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.slow
 def test_type_checkers_check_the_keywords(tmp_path: Path):
     file = tmp_path / "house.py"
     file.write_text(TYPED + "\n".join(MISTAKES) + "\n")

@@ -64,6 +64,7 @@ def t5(tmp_path: Path) -> str:
 SOURCES = ["--threads", "1", "--source", "6", "--target", "3", "--batch", "1", "2"]
 
 
+@pytest.mark.slow
 def test_kvcast_alone_is_measured_with_a_t5(
     t5: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):

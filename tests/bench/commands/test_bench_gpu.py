@@ -53,6 +53,7 @@ def rows(found: dict[str, Any], model: str) -> list[dict[str, Any]]:
     return [row for row in found["rows"] if row["trial"]["model"] == model]
 
 
+@pytest.mark.slow
 def test_the_document_is_valid_and_says_what_was_measured(found: dict[str, Any]):
     jsonschema.validate(json.loads(json.dumps(found)), SCHEMA)
     names = [row["backend"] for row in found["rows"]]
@@ -67,6 +68,7 @@ def test_the_document_is_valid_and_says_what_was_measured(found: dict[str, Any])
         assert row["facts"]["tokens_per_second"] == pytest.approx(1 / step["median"])
 
 
+@pytest.mark.slow
 def test_the_limit_is_bytes_over_the_best_rate(found: dict[str, Any]):
     assert [rates["of"] for rates in found["rates"]] == list(MODELS)
     for rates in found["rates"]:
@@ -77,6 +79,7 @@ def test_the_limit_is_bytes_over_the_best_rate(found: dict[str, Any]):
             assert step["fraction"] == pytest.approx(step["floor"] / step["median"])
 
 
+@pytest.mark.slow
 def test_people_read_every_variant_and_why_one_is_absent(found: dict[str, Any]):
     shown = render(found, LAYOUT)
     for words in ("projected at every step", "torch.cond", "two programs", "need a CUDA device"):

@@ -52,6 +52,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_impatient")
 def test_a_whisper_and_its_recomputing_baseline_are_measured(
     whisper: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
