@@ -81,8 +81,8 @@ def _calls(plan: Any) -> list[tuple[str, list[int]]]:
     "name",
     [
         "whisper",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("t5", CROSS_BIASED)),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("decoder", "unilm")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("t5", "decoder", "unilm")),
+        CROSS_BIASED,
     ],
 )
 def test_a_step_copies_no_cache_and_projects_none(name: str) -> None:
