@@ -4,7 +4,7 @@ import pytest
 
 from bench_fakes import FINDS_THIS, Far
 from kvcast.bench import idle
-from kvcast.bench.idle import IdleGate, Usage, cpu_seconds
+from kvcast.bench.idle import IdleGate, cpu_seconds, machine_seconds, others_share
 from kvcast.bench.remote import Remote
 
 
@@ -32,8 +32,15 @@ def test_a_watched_turn_gives_its_answer_and_the_share_of_others():
 
 
 def test_what_others_used_is_all_but_our_own():
-    before, after = Usage(busy=100.0, available=400.0), Usage(busy=107.0, available=420.0)
-    assert after.others(before, own=4.0) == (3.0, 20.0)
-    assert after.share(before) == 0.35
+    before, after = (100.0, 400.0), (107.0, 420.0)
+    assert others_share(before, after, own=4.0) == 3 / 20
     # Counters of hundredths may show less than our own.
-    assert after.others(before, own=7.01) == (0.0, 20.0)
+    assert others_share(before, after, own=7.01) == 0
+    assert others_share(before, before, own=0.0) == 0
+
+
+def test_the_machines_counters_grow_by_what_there_was_to_use():
+    before = machine_seconds()
+    IdleGate([]).watch(lambda: sum(range(10**7)))
+    used, available = (b - a for a, b in zip(before, machine_seconds(), strict=True))
+    assert 0 < used <= available

@@ -48,9 +48,9 @@ def test_the_clock_tells_encode_prefill_step_and_reorder_apart():
     ]
     parts = ("encode", "prefill", "step", "reorder", "loop")
     found = clock.answer(parts, 1.0)
-    assert list(found["parts"]) == list(parts)
-    assert all(seconds > 0 for seconds in found["parts"].values())
-    assert sum(found["parts"].values()) == pytest.approx(1.0)
+    assert list(found) == ["whole", *parts, "calls"]
+    assert all(found[part] > 0 for part in parts)
+    assert sum(found[part] for part in parts) == found["whole"] == pytest.approx(1.0)
 
 
 def test_a_later_chunk_of_a_prompt_is_prefill():
@@ -64,4 +64,9 @@ def test_a_later_chunk_of_a_prompt_is_prefill():
 def test_what_no_part_is_shown_of_belongs_to_the_loop():
     clock = Clock()
     clock.seconds |= {"step": 0.5, "reorder": 0.2}
-    assert clock.answer(("step", "loop"), 1.0)["parts"] == {"step": 0.5, "loop": 0.5}
+    assert clock.answer(("step", "loop"), 1.0) == {
+        "whole": 1.0,
+        "step": 0.5,
+        "loop": 0.5,
+        "calls": [],
+    }

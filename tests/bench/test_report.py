@@ -61,20 +61,22 @@ class Canned(Runner):
     calls: Sequence[Mapping[str, Any]] = ()
     machine: Mapping[str, float] | None = None
     absent: tuple[str, ...] = ()
+    broken: str = ""  # who fails when its time is broken down
 
     @contextmanager
     def loaded(self, backends: Sequence[Backend]) -> Iterator[tuple[list[Loaded], dict[str, str]]]:
         here = [one for one in backends if one.name not in self.absent]
         reasons = dict.fromkeys(self.absent, "not installed: pip install missing")
-        yield [Loaded(one, {one.name: "1.0"}, 0.5, 0.25, dict) for one in here], reasons
+        nowhere: Any = None
+        yield [Loaded(one, {one.name: "1.0"}, 0.5, 0.25, nowhere) for one in here], reasons
 
-    def turns(self, loaded: Sequence[Loaded]) -> Results:
+    def turns(
+        self, loaded: Sequence[Loaded], trials: Sequence[Any], method: str = "run"
+    ) -> Results:
+        act = self._result if method == "run" else self._broken_down
         return [
-            (
-                trial,
-                {one.name: self._result(trial, one) for one in loaded if one.backend.takes(trial)},
-            )
-            for trial in self.workload.trials()
+            (trial, {one.name: act(trial, one) for one in loaded if one.backend.takes(trial)})
+            for trial in trials
         ]
 
     def _result(self, trial: Mapping[str, Any], one: Loaded) -> Result:
@@ -92,9 +94,10 @@ class Canned(Runner):
         failure = "its process ended" if one.name == "ill" else None
         return Result(answers, [0.0] * len(answers), 0, failure)
 
-    def breakdown(self, backend: Backend, trials: Sequence[Any]) -> list[dict[str, Any]]:
-        found = {"whole": sum(self.parts.values()), "parts": self.parts, "calls": self.calls}
-        return [{**found, "others": 0.0, "unsettled": 0}] * len(trials)
+    def _broken_down(self, trial: Mapping[str, Any], one: Loaded) -> Result:
+        answer = {"whole": sum(self.parts.values()), **self.parts, "calls": self.calls}
+        failure = "its process ended" if one.name == self.broken else None
+        return Result([answer] * 2, [0.0] * 2, 0, failure)
 
     def rates(self, step_bytes: int) -> dict[str, float] | None:
         return None if self.machine is None else dict(self.machine)
@@ -320,6 +323,22 @@ def test_kvcast_is_needed_beside_peers():
         measure(benchmark)
     with pytest.raises(KvcastError, match="nothing can be measured: not installed"):
         measure(replace(benchmark, backends=[Scripted(name="kvcast")], needed=[]))
+
+
+def test_a_breakdown_that_fails_is_an_error():
+    runner = Canned(
+        workload=CAUSAL, threads=1, runs=1, seconds=SECONDS, parts={}, broken="kvcast-int8"
+    )
+    benchmark = Benchmark(
+        name="generate",
+        model="demo",
+        runner=runner,
+        backends=[Scripted(name="kvcast-int8")],
+        references={"kvcast-int8": {}},
+        needed=["kvcast-int8"],
+    )
+    with pytest.raises(KvcastError, match=r"no breakdown of .*'text'.*: its process ended"):
+        measure(benchmark)
 
 
 ON_RUNTIMES = replace(SPEECH, position=7)

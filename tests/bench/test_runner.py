@@ -11,7 +11,6 @@ from kvcast.bench import idle
 from kvcast.bench.remote import Local, Remote
 from kvcast.bench.runner import Runner
 from kvcast.bench.workloads.causal import Causal
-from kvcast.errors import KvcastError
 
 CAUSAL = Causal(dimensions=TINY, prompt=5, new=2, batch=[1, 2])
 
@@ -36,10 +35,10 @@ def test_everybody_has_a_process_and_answers_in_turn():
     backends = [Scripted(name="a"), Scripted(name="b", missing=1)]
     with runner(Far).loaded(backends) as (loaded, absent):
         assert absent == {}
-        assert len({pid for one in loaded for pid in one.pids}) == 2
+        assert len({one.remote.pid for one in loaded}) == 2
         assert all(one.load >= 0 and one.imports > 0 for one in loaded)
         assert loaded[0].versions.keys() == {"numpy"}
-        results = runner(Far).turns(loaded)
+        results = runner(Far).turns(loaded, CAUSAL.trials())
     assert [trial["rows"] for trial, _ in results] == [1, 2]
     first = results[0][1]
     assert first["a"].stands
@@ -70,23 +69,39 @@ def test_only_those_who_want_to_take_part_in_a_trial():
             return trial["rows"] == 2
 
     with runner().loaded([Scripted(name="all"), Choosy(name="choosy")]) as (loaded, _):
-        results = runner().turns(loaded)
+        results = runner().turns(loaded, CAUSAL.trials())
     assert [list(by_name) for _, by_name in results] == [["all"], ["all", "choosy"]]
 
 
-def test_a_breakdown_has_medians_of_the_runs_that_count():
-    class Timed(Scripted):
-        def timed(self, clock: Any) -> Any:
-            clock.seconds["prefill"] = clock.seconds["step"] = 0.001
-            return self
+class Engine:
+    """A model whose runtime's steps and prefills take no time, and are called by nobody."""
 
-    (found, _) = runner(runs=3).breakdown(Timed(), CAUSAL.trials())
-    assert found["parts"].keys() == {"prefill", "step", "loop"}
-    assert found["parts"]["step"] == 0.001
-    assert found["whole"] == pytest.approx(sum(found["parts"].values()), abs=1e-3)
-    assert found["others"] >= 0
+    runtime = tokenizer = dimensions = None
+
+    def __init__(self, *parts: Any) -> None:
+        pass
 
 
-def test_a_breakdown_that_fails_is_an_error():
-    with pytest.raises(KvcastError, match=r"no breakdown of .*has no attribute 'timed'"):
-        runner().breakdown(Scripted(), CAUSAL.trials())
+class Timed(Scripted):
+    def load(self) -> None:
+        self.engine = Engine()
+
+    def generate(self, prompts: Any, new: int, ticks: Any) -> list[list[int]]:
+        assert isinstance(self.engine, Engine)
+        return super().generate(prompts, new, ticks)
+
+
+def test_a_breakdown_is_a_turn_with_a_clock_around_the_runtime():
+    with runner(runs=3).loaded([Timed(name="ours")]) as (loaded, _):
+        found = runner(runs=3).turns(loaded, CAUSAL.trials(), "break_down")
+    for _, by_name in found:
+        result = by_name["ours"]
+        assert len(result.answers) == 3
+        assert result.last.keys() == {"whole", "prefill", "step", "loop", "calls"}
+        assert result.last["whole"] == result.last["loop"] > 0
+
+
+def test_a_breakdown_that_fails_says_why():
+    with runner().loaded([Scripted(name="another")]) as (loaded, _):
+        ((_, by_name), _) = runner().turns(loaded, CAUSAL.trials(), "break_down")
+    assert "has no attribute 'runtime'" in str(by_name["another"].failure)

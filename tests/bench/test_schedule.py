@@ -28,8 +28,8 @@ class Scripted:
     def __init__(self, stage: Stage, name: str, *seconds: float | None) -> None:
         self.stage, self.name, self.seconds = stage, name, list(seconds)
 
-    def __call__(self, trial: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.stage.events.append(f"{self.name}{trial['beam']}")
+    def __call__(self) -> Mapping[str, Any]:
+        self.stage.events.append(self.name)
         seconds = self.seconds.pop(0)
         if seconds is None:
             raise KvcastError("out of breath")
@@ -39,13 +39,15 @@ class Scripted:
 def test_everybody_takes_turns_and_all_is_quiet_before_each():
     stage = Stage()
     players = {name: Scripted(stage, name, 1, 2, 3) for name in "abc"}
-    take_turns(players, stage, {"beam": 5}, runs=2)
-    assert stage.events == ["settle", "a5", "settle", "b5", "settle", "c5"] * 3
+    take_turns(players, stage, runs=2, what="beam 5")
+    assert stage.events == ["settle", "a", "settle", "b", "settle", "c"] * 3
 
 
 def test_the_warm_up_does_not_count():
     stage = Stage()
-    result = take_turns({"a": Scripted(stage, "a", 100, 3, 1, 2)}, stage, {"beam": 1}, runs=3)["a"]
+    result = take_turns({"a": Scripted(stage, "a", 100, 3, 1, 2)}, stage, runs=3, what="beam 5")[
+        "a"
+    ]
     assert result.series("seconds") == [3, 1, 2]
     assert result.others == [0.25] * 3
     assert (result.last["text"], result.last["peak_bytes"]) == ("2", 20)
@@ -54,8 +56,8 @@ def test_the_warm_up_does_not_count():
 def test_who_fails_has_no_more_turns_and_the_others_go_on():
     stage = Stage()
     players = {"a": Scripted(stage, "a", 1, None), "b": Scripted(stage, "b", 1, 1, 1)}
-    results = take_turns(players, stage, {"beam": 1}, runs=2)
-    assert [event for event in stage.events if event != "settle"] == ["a1", "b1", "a1", "b1", "b1"]
+    results = take_turns(players, stage, runs=2, what="beam 5")
+    assert [event for event in stage.events if event != "settle"] == ["a", "b", "a", "b", "b"]
     assert results["a"].failure == "out of breath"
     assert not results["a"].stands
     assert results["b"].stands
@@ -65,6 +67,8 @@ def test_who_fails_has_no_more_turns_and_the_others_go_on():
 def test_turns_that_began_before_all_was_quiet_are_counted():
     stage = Stage(settles=False)
     assert (
-        take_turns({"a": Scripted(stage, "a", 1, 1, 1)}, stage, {"beam": 1}, runs=2)["a"].unsettled
+        take_turns({"a": Scripted(stage, "a", 1, 1, 1)}, stage, runs=2, what="beam 5")[
+            "a"
+        ].unsettled
         == 2
     )

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import TypeVar
 
 WINDOW = 0.1
 """Seconds of looking; the system counts in hundredths, so a spinning thread takes about ten."""
@@ -26,32 +26,27 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True)
 class IdleGate:
-    """Surrounds turns of these processes; meets `kvcast.bench.schedule.Gate`."""
+    """Surrounds turns of these processes."""
 
     pids: Sequence[int]
 
     def settle(self) -> bool:
         """Wait until the processes use no processor and others next to none; False if in vain."""
+        import psutil
+
         deadline = time.monotonic() + PATIENCE
-        ours, all_ = self._used(), Usage.now()
         while time.monotonic() < deadline:
-            time.sleep(WINDOW)
-            ours_before, all_before = ours, all_
-            ours, all_ = self._used(), Usage.now()
-            if ours == ours_before and all_.share(all_before) <= IDLE:
+            before = list(map(cpu_seconds, self.pids))
+            share = psutil.cpu_percent(WINDOW) / 100
+            if before == list(map(cpu_seconds, self.pids)) and share <= IDLE:
                 return True
         return False
 
     def watch(self, turn: Callable[[], AnswerT]) -> tuple[AnswerT, float]:
         """Take the turn, and return its answer and the share of the machine that others used."""
-        before, ours = Usage.now(), self._ours()
+        before, own = machine_seconds(), self._ours()
         answer = turn()
-        own = self._ours() - ours
-        used, available = Usage.now().others(before, own)
-        return answer, used / available if available else 0.0
-
-    def _used(self) -> list[float]:
-        return [cpu_seconds(pid) for pid in self.pids]
+        return answer, others_share(before, machine_seconds(), self._ours() - own)
 
     def _ours(self) -> float:
         return sum(map(cpu_seconds, {*self.pids, os.getpid()}))
@@ -68,30 +63,17 @@ def cpu_seconds(pid: int) -> float:
     return float(times.user + times.system)
 
 
-@dataclass(frozen=True)
-class Usage:
-    """Processor seconds: of the whole machine, and how many there were to use."""
+def machine_seconds() -> tuple[float, float]:
+    """Return the processor seconds that were used, and those there were, since some time past."""
+    import psutil
 
-    busy: float
-    available: float
+    times = psutil.cpu_times()._asdict()
+    # Guests' time is in user's already; what a hypervisor steals is lost to everybody here.
+    available = sum(seconds for name, seconds in times.items() if not name.startswith("guest"))
+    return available - times["idle"] - times.get("iowait", 0.0), available
 
-    @classmethod
-    def now(cls) -> Self:
-        """Read the counters, which begin somewhere in the past."""
-        import psutil
 
-        times = psutil.cpu_times()
-        idle = times.idle + getattr(times, "iowait", 0.0)
-        # Guests' time is in user's already; what a hypervisor steals is lost to everybody here.
-        counted = ("user", "nice", "system", "irq", "softirq", "steal", "interrupt", "dpc")
-        busy = sum(getattr(times, name, 0.0) for name in counted)
-        return cls(busy, busy + idle)
-
-    def share(self, since: Self) -> float:
-        """Return the part of the machine that was in use since then, 0 to 1."""
-        available = self.available - since.available
-        return (self.busy - since.busy) / available if available else 0.0
-
-    def others(self, since: Self, own: float) -> tuple[float, float]:
-        """Return what all but `own` used since then, and what there was, in processor seconds."""
-        return max(0.0, self.busy - since.busy - own), self.available - since.available
+def others_share(before: tuple[float, float], after: tuple[float, float], own: float) -> float:
+    """Return the part of the machine, 0 to 1, that all but `own` seconds used in between."""
+    used, available = (later - earlier for earlier, later in zip(before, after, strict=True))
+    return max(0.0, used - own) / available if available else 0.0

@@ -1,8 +1,4 @@
-"""All that the benchmarks know of the inside of kvcast's models: clocks, and calls of a runtime.
-
-The product holds no clocks: the runtime that its loop is given here is wrapped in one, and so are
-a recording's windows. Nothing else in `kvcast.bench` calls a runtime by itself.
-"""
+"""All that the benchmarks know of the inside of kvcast's models: clocks, and calls of a runtime."""
 
 import time
 from collections import defaultdict
@@ -10,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,11 +45,7 @@ class Clock:
     def answer(self, parts: Sequence[str], whole: float) -> dict[str, Any]:
         """Return what a breakdown says of a run that took `whole` seconds; LOOP is what is left."""
         self.seconds[LOOP] = whole - sum(self.seconds[part] for part in parts if part != LOOP)
-        return {
-            "whole": whole,
-            "parts": {part: self.seconds[part] for part in parts},
-            "calls": self.calls,
-        }
+        return {"whole": whole, **{part: self.seconds[part] for part in parts}, "calls": self.calls}
 
 
 class Timed:
@@ -101,34 +94,23 @@ class TimedRuntime(Timed):
             return self._timed.decode(tokens, cache, rows, positions)
 
 
-def timed_model(model: Any, clock: Clock) -> Any:
-    """Return a model with a clock around its runtime, and around a recording's windows."""
-    if model.task == "transcribe":
-        return _TimedWhisper(model, clock)
-    return type(model)(TimedRuntime(model.runtime, clock), model.tokenizer, model.dimensions)
+@contextmanager
+def timed_model(model: Any, clock: Clock) -> Iterator[Any]:
+    """Give a model with a clock around its runtime, and meanwhile around every recording's windows.
 
+    The product holds no clocks, so these are put around it from outside.
+    """
+    from kvcast.audio import features
 
-class _TimedWhisper:
-    """A Whisper whose recording and runtime are timed."""
+    open_features = features.open_features
 
-    def __init__(self, model: Any, clock: Clock) -> None:
-        from kvcast.audio.features import open_features
+    def open_timed(samples: NDArray[np.float32], n_mels: int) -> Timed:
+        with clock.part(MEL):
+            windows = open_features(samples, n_mels)
+        return Timed(windows, clock, {"window": MEL, "first_window": MEL})
 
-        runtime = TimedRuntime(model.runtime, clock)
-        self._model = type(model)(runtime, model.tokenizer, model.dimensions)
-        self._clock = clock
-        self._open_features = open_features
-
-    def transcribe(self, samples: NDArray[np.float32], **options: Any) -> Any:
-        from unittest.mock import patch
-
-        with patch("kvcast.audio.features.open_features", self._open):
-            return self._model.transcribe(samples, **options)
-
-    def _open(self, samples: NDArray[np.float32], n_mels: int) -> Timed:
-        with self._clock.part(MEL):
-            windows = self._open_features(samples, n_mels)
-        return Timed(windows, self._clock, {"window": MEL, "first_window": MEL})
+    with patch.object(features, "open_features", open_timed):
+        yield type(model)(TimedRuntime(model.runtime, clock), model.tokenizer, model.dimensions)
 
 
 def encode_seconds(model: Any, samples: NDArray[np.float32]) -> float:

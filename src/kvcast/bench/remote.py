@@ -1,20 +1,18 @@
 """An object that lives in a process of its own and is called through a pipe.
 
 Between calls the process is blocked in a read and does nothing, its threads aside; its memory and
-its imports are its own. The object is pickled once, arguments and results are JSON. Knows nothing
-of what the object does.
+its imports are its own, which `multiprocessing` would share with the main module. Objects,
+arguments and results are pickled. Knows nothing of what the object does.
 """
 
-import base64
-import contextlib
-import json
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 from typing_extensions import override
 
@@ -25,23 +23,21 @@ class RemoteError(KvcastError):
     """The object raised, or its process ended."""
 
 
-class Remote:
-    """The near side: starts a process that holds a copy of an object."""
+class Remote(AbstractContextManager["Remote"]):
+    """The near side: starts a process that holds a copy of an object, and ends it."""
 
     def __init__(self, served: object, environment: Mapping[str, str]) -> None:
         # A file, for a pipe that nobody reads would block the process in the end.
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        self._process = subprocess.Popen(
+        self._process: Any = subprocess.Popen(
             [sys.executable, "-m", "kvcast.bench.remote"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
             env={**os.environ, **environment},
-            text=True,
-            encoding="utf-8",
         )
         try:
-            self._exchange({"object": base64.b64encode(pickle.dumps(served)).decode()})
+            self._exchange(served)
         except BaseException:
             self.close()
             raise
@@ -49,48 +45,36 @@ class Remote:
     @property
     def pid(self) -> int:
         """Of the process."""
-        return self._process.pid
+        found: int = self._process.pid
+        return found
 
     def call(self, method: str, **arguments: Any) -> Any:
         """Return what the object's method returns; raises RemoteError with one line."""
-        return self._exchange({"method": method, "arguments": arguments})
+        return self._exchange((method, arguments))
 
     def close(self) -> None:
         """End the process."""
-        with contextlib.suppress(OSError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
         try:
-            self._process.wait(timeout=5)
+            self._process.communicate(timeout=5)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+            self._process.communicate()
         self._complaints.close()
 
-    def __enter__(self) -> Self:
-        return self
-
+    @override
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _exchange(self, request: dict[str, Any]) -> Any:
-        to, back = self._process.stdin, self._process.stdout
-        if to is None or back is None:
-            raise RemoteError("the process has no pipes")
+    def _exchange(self, request: object) -> Any:
         try:
-            to.write(json.dumps(request) + "\n")
-            to.flush()
-            answer = back.readline()
-        except OSError:
-            answer = ""
-        if not answer:
-            raise RemoteError(self._last_words())
-        reply = json.loads(answer)
-        if "error" in reply:
-            raise RemoteError(reply["error"])
-        return reply["result"]
+            pickle.dump(request, self._process.stdin)
+            self._process.stdin.flush()
+            result, error = pickle.load(self._process.stdout)  # noqa: S301 - our own process
+        except (OSError, EOFError, pickle.UnpicklingError):
+            raise RemoteError(self._last_words()) from None
+        if error is not None:
+            raise RemoteError(error)
+        return result
 
     def _last_words(self) -> str:
         status = self._process.wait()
@@ -127,30 +111,27 @@ def _one_line(error: Exception) -> str:
 
 
 def serve() -> None:
-    """Answer the near side's requests until standard input ends."""
+    """Answer the near side's requests, of which the first is the object, until there are no more.
+
+    Answers take over standard output: what libraries print there goes to standard error instead.
+    """
     served: Any = None
-    with _replies() as replies:
-        for line in sys.stdin:
-            request = json.loads(line)
-            try:
-                if served is None:
-                    packed = base64.b64decode(request["object"])
-                    served = pickle.loads(packed)  # noqa: S301 - from the process that began this
-                    result = None
-                else:
-                    result = getattr(served, request["method"])(**request["arguments"])
-                reply = {"result": result}
-            except Exception as error:
-                reply = {"error": _one_line(error)}
-            replies.write(json.dumps(reply) + "\n")
-            replies.flush()
-
-
-def _replies() -> Any:
-    """Take over standard output: what libraries print there goes to standard error instead."""
-    own = os.dup(1)
+    requests: Any = sys.stdin.buffer
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    return os.fdopen(own, "w", encoding="utf-8")
+    while requests.peek(1):
+        try:
+            request, result = pickle.load(requests), None  # noqa: S301 - from who started this
+            if served is None:
+                served = request
+            else:
+                method, arguments = request
+                result = getattr(served, method)(**arguments)
+            answer = pickle.dumps((result, None))
+        except Exception as error:
+            answer = pickle.dumps((None, _one_line(error)))
+        answers.write(answer)
+        answers.flush()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 Everything that is shown comes from it. A row is one backend in one trial, measured or broken down.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Protocol
@@ -66,16 +67,13 @@ def measure(benchmark: Benchmark, floors: Floors | None = None) -> dict[str, Any
     runner, workload = benchmark.runner, benchmark.runner.workload
     floors = floors or ProcessorFloors(benchmark)
     floors.measure_rates()
+    trials = workload.trials()
     with runner.loaded(benchmark.backends) as (loaded, absent):
         _check_present(benchmark, absent)
-        results = runner.turns(loaded)
-    trials = [one for one in workload.trials() if one["measure"] in workload.broken_down]
-    breakdowns = [
-        (backend, trial, found)
-        for backend in benchmark.backends
-        if backend.name in benchmark.needed and backend.name not in absent and trials
-        for trial, found in zip(trials, runner.breakdown(backend, trials), strict=True)
-    ]
+        results = runner.turns(loaded, trials)
+        ours = [one for one in loaded if one.name in benchmark.needed]
+        broken_down = [trial for trial in trials if trial["measure"] in workload.broken_down]
+        breakdowns = runner.turns(ours, broken_down, "break_down") if ours else []
     floors.measure_rates()
     return {
         "format": FORMAT,
@@ -99,7 +97,11 @@ def measure(benchmark: Benchmark, floors: Floors | None = None) -> dict[str, Any
             for one in loaded
             if one.name in by_name
         ],
-        "breakdown": [_broken_down(benchmark, floors, *one) for one in breakdowns],
+        "breakdown": [
+            _broken_down(benchmark, one.backend, trial, by_name[one.name], floors)
+            for one in ours
+            for trial, by_name in breakdowns
+        ],
         "rates": floors.rates,
     }
 
@@ -171,41 +173,48 @@ def _held(least: float | None, measured: float) -> dict[str, float]:
 
 
 def _broken_down(
-    benchmark: Benchmark, floors: Floors, backend: Backend, trial: Trial, found: Mapping[str, Any]
+    benchmark: Benchmark, backend: Backend, trial: Trial, result: Result, floors: Floors
 ) -> dict[str, Any]:
     """Return a row of a breakdown, each part of which is held against its calls' work."""
-    counted, inputs = benchmark.runner.workload.counted(trial), trial.get("rows", 1)
-    calls: list[tuple[str, float | None]] = []
-    for call in found["calls"]:
+    if not result.stands:
+        raise KvcastError(f"no breakdown of {dict(trial)}: {result.failure}")
+    workload, calls, inputs = benchmark.runner.workload, result.last["calls"], trial.get("rows", 1)
+    counted = workload.counted(trial)
+    least: defaultdict[str, list[float]] = defaultdict(list)
+    for call in calls:
         if call["part"] == ENCODE:
             work = counted.encode(call["inputs"]) + counted.project(call["inputs"])
         else:
             sizes = {"rows": call["rows"], "asked": call["asked"], "inputs": inputs}
             work = counted.call(call["held"], call["new"], **sizes)
-        calls.append((call["part"], floors.seconds(backend, work)))
+        if (seconds := floors.seconds(backend, work)) is not None:
+            least[call["part"]].append(seconds)
+    if least:
+        least["whole"] = [sum(map(sum, least.values()))]
     again = counted.project(inputs)
+    medians = {part: median(result.series(part)) for part in ("whole", *workload.parts)}
     return {
         "backend": backend.name,
         "trial": dict(trial),
-        "metrics": dict(_parts(found, calls)),
+        "metrics": {
+            part: {
+                "median": took,
+                "share": took / medians["whole"],
+                **(
+                    {"calls": len(least[part]), **_held(sum(least[part]), took)}
+                    if part in least
+                    else {}
+                ),
+            }
+            for part, took in medians.items()
+        },
         "facts": {
-            "steps": sum(part == STEP for part, _ in calls),
-            "inputs": sum(call.get("inputs", 0) for call in found["calls"]),
+            "steps": sum(call["part"] == STEP for call in calls),
+            "inputs": sum(call.get("inputs", 0) for call in calls),
             "cross_keys_again": floors.seconds(backend, again) if again.operations else None,
         },
-        **{name: found[name] for name in ("others", "unsettled")},
+        **result.surroundings(),
     }
-
-
-def _parts(
-    found: Mapping[str, Any], calls: Sequence[tuple[str, float | None]]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    for part, took in {"whole": found["whole"], **found["parts"]}.items():
-        told = {"median": took, "share": took / found["whole"]}
-        least = [seconds for of, seconds in calls if part in (of, "whole") and seconds is not None]
-        if least:
-            told |= {**_held(sum(least), took), "calls": 1 if part == "whole" else len(least)}
-        yield part, told
 
 
 class ProcessorFloors(Floors):

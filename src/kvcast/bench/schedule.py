@@ -3,27 +3,18 @@
 Knows backends by what they answer, and nothing of processes or of what a turn is about.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
+from kvcast.bench.idle import IdleGate
 from kvcast.errors import KvcastError
 
 Trial = Mapping[str, Any]
 """What is to be done in a turn, the same for everybody; `measure` says what kind of thing it is."""
 Answer = Mapping[str, Any]
 """Seconds by metric, and whatever else a workload wants to know of a turn."""
-
-
-class Gate(Protocol):
-    """What surrounds every turn; see `kvcast.bench.idle.IdleGate`."""
-
-    def settle(self) -> bool:
-        """Wait until all is quiet; False if it never is."""
-
-    def watch(self, turn: Callable[[], Answer]) -> tuple[Answer, float]:
-        """Take the turn, and return its answer and what others used meanwhile (0 to 1)."""
 
 
 @dataclass
@@ -38,7 +29,7 @@ class Result:
     @property
     def stands(self) -> bool:
         """Whether there is anything to show."""
-        return self.failure is None and bool(self.answers)
+        return self.failure is None
 
     @property
     def last(self) -> Answer:
@@ -59,29 +50,23 @@ Results = list[tuple[Trial, dict[str, Result]]]
 
 
 def take_turns(
-    players: Mapping[str, Callable[[Trial], Answer]],
-    gate: Gate,
-    trial: Trial,
-    *,
-    runs: int,
-    report: Callable[[str], None] = lambda _: None,
+    players: Mapping[str, Callable[[], Answer]], gate: IdleGate, *, runs: int, what: str
 ) -> dict[str, Result]:
-    """Let every player do a trial once to warm up and `runs` times more, one after the other.
+    """Let every player play once to warm up and `runs` times more, one after the other.
 
-    A player that fails has no more turns, and its result says why.
+    A player that fails has no more turns, and its result says why. `what` it is about is said to
+    a person at a terminal.
     """
     results = {name: Result() for name in players}
-    what = ", ".join(f"{name} {value}" for name, value in trial.items())
     for number in range(runs + 1):
         for name, play in players.items():
             result = results[name]
             if result.failure is not None:
                 continue
-            run = f"run {number} of {runs}" if number else "warm-up"
-            report(f"{what}, {run}: {name}")
+            say(f"{what}, {f'run {number} of {runs}' if number else 'warm-up'}: {name}")
             is_quiet = gate.settle()
             try:
-                answer, others = gate.watch(partial(play, trial))
+                answer, others = gate.watch(play)
             except KvcastError as error:
                 result.failure = str(error)
                 continue
@@ -90,3 +75,9 @@ def take_turns(
                 result.answers.append(answer)
                 result.others.append(others)
     return results
+
+
+def say(message: str) -> None:
+    """Tell a person at a terminal what is going on."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(f"\r\x1b[K{message}", end="", file=sys.stderr, flush=True)

@@ -3,9 +3,11 @@
 Imports nothing of its own accord but the standard library: what it imports counts as its backend's.
 """
 
+import copy
 import gc
 import sys
 import time
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,8 +35,7 @@ class Worker:
 
     def load(self) -> float:
         """Load, and return the seconds; imports come before and do not count."""
-        for module in self._backend.modules:
-            import_module(module)
+        Importing().seconds(self._backend.modules)
         start = time.perf_counter()
         self._backend.load()
         return time.perf_counter() - start
@@ -42,26 +43,26 @@ class Worker:
     def run(self, trial: dict[str, Any]) -> dict[str, Any]:
         """Do a trial once; return the workload's answer, and peak memory."""
         gc.collect()
-        if self._workload.peak_per_turn:
-            forget_peak()
-        return {**self._workload.run(self._backend, trial), "peak_bytes": peak_bytes()}
+        if self._workload.peak_per_turn and _CLEAR.exists():  # only Linux can forget a peak
+            _CLEAR.write_text(_PEAK)
+        return {**self._workload.run(self._backend, trial), "peak_bytes": _peak_bytes()}
 
     def break_down(self, trial: dict[str, Any]) -> dict[str, Any]:
         """Do a trial's work once on a backend of kvcast's; return seconds by part, and calls."""
-        from kvcast.bench.probes import Clock
+        from kvcast.bench.probes import Clock, timed_model
 
-        backend: Any = self._backend
-        clock = Clock()
-        timed = backend.timed(clock)
-        start = time.perf_counter()
-        self._workload.once(timed, trial)
-        return clock.answer(self._workload.parts, time.perf_counter() - start)
+        backend, clock = copy.copy(self._backend), Clock()
+        with timed_model(backend.engine, clock) as backend.engine:
+            start = time.perf_counter()
+            self._workload.once(backend, trial)
+            whole = time.perf_counter() - start
+        return clock.answer(self._workload.parts, whole)
 
 
 class Importing:
     """An interpreter that is still empty: a worker's has NumPy already."""
 
-    def seconds(self, modules: list[str]) -> float:
+    def seconds(self, modules: Iterable[str]) -> float:
         """Import `modules` and return how long it took; meaningful once."""
         start = time.perf_counter()
         for name in modules:
@@ -69,8 +70,8 @@ class Importing:
         return time.perf_counter() - start
 
 
-def peak_bytes() -> int:
-    """Return the most memory that this process has held since it began, or since `forget_peak`.
+def _peak_bytes() -> int:
+    """Return the most memory that this process has held since it began, or since a run began.
 
     On Linux from VmHWM: ru_maxrss there begins with what the parent held when it forked.
     """
@@ -81,9 +82,3 @@ def peak_bytes() -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def forget_peak() -> None:
-    """Let the peak begin anew with what is held now, where the system can (Linux)."""
-    if _CLEAR.exists():
-        _CLEAR.write_text(_PEAK)

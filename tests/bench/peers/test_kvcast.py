@@ -7,7 +7,7 @@ from bench_models import TINY
 from kvcast.bench.backend import Ticks
 from kvcast.bench.models import CausalModel
 from kvcast.bench.peers.kvcast import Kvcast, _Clocked
-from kvcast.bench.probes import Clock
+from kvcast.bench.probes import Clock, timed_model
 from kvcast.bench.variants import Variant
 from kvcast.programs.decoder import DecoderPrograms
 from kvcast.runtimes.eager_decoder import EagerDecoderOnly
@@ -67,7 +67,8 @@ def test_it_goes_on_past_end_tokens_and_tells_each_step(ours):
 
 def test_a_clock_sees_prefill_and_steps(ours):
     clock = Clock()
-    ours.timed(clock).generate([[1, 2, 3], [4, 5, 6]], 3, Ticks())
+    with timed_model(ours.engine, clock) as ours.engine:
+        ours.generate([[1, 2, 3], [4, 5, 6]], 3, Ticks())
     assert [(call["part"], call["rows"], call["new"]) for call in clock.calls] == [
         ("prefill", 2, 3),
         ("step", 2, 1),

@@ -1,6 +1,5 @@
 """kvcast itself, through its public API, as anybody would use it."""
 
-import copy
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -89,12 +88,6 @@ class Kvcast(Backend):
     def step_seconds(self, samples: Samples, position: int) -> float:
         """See `probes.step_seconds`."""
         return probes.step_seconds(self.engine, samples, position)
-
-    def timed(self, clock: probes.Clock) -> "Kvcast":
-        """Return the same with a clock around the runtime."""
-        found = copy.copy(self)
-        found.engine = probes.timed_model(self.engine, clock)
-        return found
 
     def _open(self, folder: str) -> Any:
         import kvcast
