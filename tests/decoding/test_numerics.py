@@ -6,14 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kvcast.decoding.numerics import log_probabilities, log_softmax, log_sum_exp, softmax, top_k
+from kvcast.decoding.numerics import (
+    best_first,
+    log_probabilities,
+    log_softmax,
+    log_sum_exp,
+    softmax,
+    top_k,
+)
 
 LOGITS = st.floats(-200, 200, width=32) | st.just(-np.inf)
 # Few different values, many of them equal, in rows shorter and longer than blocks of a row.
-TIED_ROW = arrays(
-    np.float32, st.integers(1, 700), elements=st.sampled_from([-np.inf, -3.0, 0.0, 1.0, 1.5])
-)
-ROW = arrays(np.float32, st.integers(1, 700), elements=LOGITS)
+WIDE = st.tuples(st.integers(1, 3), st.integers(1, 700))
+TIED_ROWS = arrays(np.float32, WIDE, elements=st.sampled_from([-np.inf, -3.0, 0.0, 1.0, 1.5]))
+NAN_ROWS = arrays(np.float32, WIDE, elements=LOGITS | st.just(np.nan))
 ROWS = arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 90)), elements=LOGITS).filter(
     lambda logits_rv: np.isfinite(logits_rv.max(axis=1)).all()
 )
@@ -23,20 +29,39 @@ def exact_log_sum_exp(logits_rv: np.ndarray) -> np.ndarray:
     return np.logaddexp.reduce(logits_rv.astype(np.float64), axis=1)
 
 
-@given(row_v=TIED_ROW | ROW, data=st.data())
-def test_top_k_is_a_stable_descending_sort_so_ties_go_to_the_lower_index(row_v, data):
-    k = data.draw(st.integers(1, row_v.size))
-    best = np.argsort(-row_v, kind="stable")[:k]
-    assert top_k(row_v, k).tolist() == best.tolist()
+def sorted_k(logits_rv: np.ndarray, k: int) -> list[list[int]]:
+    return np.argsort(-logits_rv, axis=1, kind="stable")[:, :k].tolist()
+
+
+@given(logits_rv=TIED_ROWS | NAN_ROWS | ROWS, data=st.data())
+def test_top_k_is_a_stable_descending_sort_so_ties_go_to_the_lower_index(logits_rv, data):
+    k = data.draw(st.integers(1, logits_rv.shape[1]))
+    assert top_k(logits_rv, k).tolist() == sorted_k(logits_rv, k)
 
 
 @pytest.mark.parametrize("vocab", [51864, 51865, 51866])
 @pytest.mark.parametrize("k", [1, 2, 6, 11])
 def test_top_k_over_a_whole_vocabulary(vocab: int, k: int):
-    row_v = np.random.default_rng(k).normal(size=vocab).astype(np.float32)
-    row_v[50363:] = -np.inf
-    row_v[[7, 50000]] = row_v.max() + 1
-    assert top_k(row_v, k).tolist() == np.argsort(-row_v, kind="stable")[:k].tolist()
+    logits_rv = np.random.default_rng(k).normal(size=(3, vocab)).astype(np.float32)
+    logits_rv[1, 50363:] = -np.inf
+    logits_rv[1, [7, 50000]] = logits_rv[1].max() + 1
+    # As a runtime's logits lie between those of other positions.
+    apart_rpv = np.stack([logits_rv, logits_rv + 1], axis=1)
+    assert top_k(apart_rpv[:, 0], k).tolist() == sorted_k(logits_rv, k)
+
+
+@given(data=st.data())
+def test_the_best_of_all_rows_come_in_the_order_of_a_stable_sort(data):
+    shape = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 5)))
+    scores_rk = data.draw(arrays(np.float32, shape, elements=st.sampled_from([-np.inf, 0.0, 1.0])))
+    tokens_rk = data.draw(arrays(np.intp, shape, elements=st.integers(0, 99)))
+    count = data.draw(st.integers(1, 20))
+    found = best_first(scores_rk, tokens_rk, count)
+    every = [
+        (float(scores_rk[place]), place[0], int(tokens_rk[place])) for place in np.ndindex(*shape)
+    ]
+    every.sort(key=lambda one: -one[0])
+    assert list(zip(*found, strict=True)) == every[:count]
 
 
 @given(logits_rv=ROWS)

@@ -74,15 +74,16 @@ class TimestampRules(LogitFilter):
 
     def _keep_order(self, row_v: Float32, written_n: Int64) -> None:
         begin = self.begin
-        is_timestamp_n = written_n >= begin
-        after_timestamp = is_timestamp_n[-1]
-        opening = after_timestamp and (len(written_n) < 2 or is_timestamp_n[-2])
+        timestamps_at = np.flatnonzero(written_n >= begin)
+        if not timestamps_at.size:
+            return
+        latest, last = int(written_n[timestamps_at[-1]]), len(written_n) - 1
+        after_timestamp = timestamps_at[-1] == last
+        opening = after_timestamp and (last == 0 or written_n[last - 1] >= begin)
         closing = after_timestamp and not opening
         if opening:  # text must follow
             row_v[begin:] = -np.inf
         elif closing:  # the next segment's start must follow, or the end
             row_v[: self.eot] = -np.inf
-        if is_timestamp_n.any():
-            latest = written_n[is_timestamp_n][-1]
-            # A segment may start where the last one ended, but must not end where it starts.
-            row_v[begin : latest if closing else latest + 1] = -np.inf
+        # A segment may start where the last one ended, but must not end where it starts.
+        row_v[begin : latest if closing else latest + 1] = -np.inf

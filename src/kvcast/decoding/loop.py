@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from kvcast.decoding.admission import Admission
-from kvcast.decoding.requests import Request
+from kvcast.decoding.requests import Continuations, Request
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
 
 
@@ -45,14 +45,16 @@ class Loop:
         self._admission = Admission(rows, inputs)
         self._waiting: deque[Request] = deque()
         self._admitted: list[_Running] = []
-        self._running: list[_Running] = []
+        self._reading: list[_Running] = []
+        self._writing: list[_Running] = []
+        self._batch: _Batch | None = None  # of those that write, until their rows change
         self._reading_is_next = True
         self._cache: Any = None
 
     @property
     def idle(self) -> bool:
         """Whether nothing waits or is under way."""
-        return not (self._waiting or self._admitted or self._running)
+        return not (self._writing or self._reading or self._admitted or self._waiting)
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn; it begins with the next step if there is room."""
@@ -69,11 +71,12 @@ class Loop:
         """End a request; nothing happens if it is over or unknown."""
         if request in self._waiting:
             self._waiting.remove(request)
-        for under_way in (self._admitted, self._running):
+        for under_way in (self._admitted, self._reading, self._writing):
             for one in [one for one in under_way if one.request is request]:
                 under_way.remove(one)
+                self._batch = None
                 self._admission.release(one.held, one.slot)
-                if under_way is self._running:
+                if under_way is not self._admitted:
                     self._cache = self._runtime.reset(self._cache, one.live)
         self._admit()
 
@@ -95,25 +98,13 @@ class Loop:
 
         Returns the requests that got tokens.
         """
-        if began := self._begin():
+        if self._admitted and (began := self._begin()):
             return began
-        reading = [one for one in self._running if one.reads]
-        writing = [one for one in self._running if not one.reads]
-        part = reading if reading and (self._reading_is_next or not writing) else writing
-        self._reading_is_next = part is writing
-        # Requests whose logits lie at the same offsets are computed in one call.
-        calls: dict[tuple[int, ...], list[_Running]] = {}
-        for one in part:
-            calls.setdefault(one.positions(self._chunk), []).append(one)
-        advanced: list[Request] = []
-        for positions, several in calls.items():
-            fed = sorted(pair for one in several for pair in one.feed(self._chunk))
-            rows = [row for row, _ in fed]
-            logits_rpv, self._cache = self._runtime.decode(
-                [tokens_s for _, tokens_s in fed], self._cache, rows, positions
-            )
-            advanced += self._advance(several, rows, logits_rpv)
-        return advanced
+        if self._reading and (self._reading_is_next or not self._writing):
+            self._reading_is_next = False
+            return self._read()
+        self._reading_is_next = True
+        return self._write() if self._writing else []
 
     def _admit(self) -> None:
         """Give those that wait what is free, in their order."""
@@ -125,10 +116,8 @@ class Loop:
 
         Returns those that got tokens: their prefix was all that they had to read.
         """
-        if not self._admitted:
-            return []
         new, self._admitted = self._admitted, []
-        self._running += new
+        self._reading += new
         if self._cache is None:
             self._cache = self._runtime.new_cache(*self._sizes)
         if inputs := self._admission.inputs_to_encode():
@@ -140,48 +129,90 @@ class Loop:
         began: list[Request] = []
         for prefix in dict.fromkeys(one.request.prompt.prefix for one in new):
             if prefix is not None:
-                several = [one for one in new if one.request.prompt.prefix is prefix]
-                rows = [one.rows[0] for one in several]
+                batch = _Batch([one for one in new if one.request.prompt.prefix is prefix])
+                rows = batch.rows
                 self._cache = self._runtime.adopt(self._cache, rows, prefix.cache, [0] * len(rows))
-                logits_r1v = np.tile(prefix.logits_v, (len(rows), 1, 1))
-                began += self._advance(several, rows, logits_r1v)
+                began += self._advance(batch, np.tile(prefix.logits_v, (len(rows), 1)))
         return began
 
-    def _advance(
-        self, several: Sequence["_Running"], rows: Sequence[int], logits_rpv: Float32
-    ) -> list[Request]:
-        """Let those that have read everything choose, then move and empty rows as they say."""
-        places = {row: place for place, row in enumerate(rows)}
-        parents = list(range(self._sizes[0]))
-        emptied: list[int] = []
+    def _read(self) -> list[Request]:
+        """Feed a chunk to each of those that read; let those that have read everything choose."""
+        # Requests whose logits lie at the same offsets are computed in one call.
+        calls: dict[tuple[int, ...], list[_Running]] = {}
+        for one in self._reading:
+            calls.setdefault(one.positions(self._chunk), []).append(one)
         advanced: list[Request] = []
-        for one in several:
-            found = [places[row] for row in one.live]
-            if logits_rpv.shape[1] > 1:
-                one.request.probed_v = logits_rpv[found[0], 0].copy()
+        for positions, several in calls.items():
+            batch = _Batch(several)
+            fed = {one.rows[0]: one.feed(self._chunk) for one in several}
+            tokens = [fed[row] for row in batch.rows]
+            logits_rpv, self._cache = self._runtime.decode(
+                tokens, self._cache, batch.rows, positions
+            )
+            if len(positions) > 1:
+                for one, places in batch.members:
+                    one.request.probed_v = logits_rpv[places][0, 0].copy()
+            advanced += self._advance(batch, logits_rpv[:, -1])
+        return advanced
+
+    def _write(self) -> list[Request]:
+        """Feed those that write what they chose; let them choose again."""
+        if self._batch is None:
+            self._batch = _Batch(self._writing)
+        batch = self._batch
+        for one, places in batch.members:
+            batch.tokens_r1[places, 0] = one.next
+        logits_rpv, self._cache = self._runtime.decode(batch.tokens_r1, self._cache, batch.rows)
+        return self._advance(batch, logits_rpv[:, -1])
+
+    def _advance(self, batch: "_Batch", logits_rv: Float32) -> list[Request]:
+        """Let those that have read everything choose; move and empty rows if they say so."""
+        advanced: list[Request] = []
+        changes: list[tuple[_Running, Continuations]] = []
+        for one, places in batch.members:
             if one.reads:
                 continue
-            adjoining = found[-1] - found[0] + 1 == len(found)
-            picked = slice(found[0], found[-1] + 1) if adjoining else found
-            continuations = one.request.advance(logits_rpv[picked, -1])
-            for row, parent, _ in continuations:
-                parents[one.rows[row]] = one.rows[parent]
-            live = [one.rows[row] for row, _, _ in continuations]
-            emptied += [row for row in one.live if row not in live]
-            if len(live) < len(one.held):
-                left = [row for row in one.held if row not in live]
-                self._admission.release(left, None if live else one.slot)
-            one.held = one.live = live
-            one.next_l1 = np.array([[token] for _, _, token in continuations], np.int64)
-            one.request.done = not live
+            chosen = one.request.advance(logits_rv[places])
+            one.next = chosen.tokens
+            if not chosen.rows == chosen.parents == one.numbers:
+                changes.append((one, chosen))
             advanced.append(one.request)
+        if changes:
+            self._change(changes)
+        return advanced
+
+    def _change(self, changes: Sequence[tuple["_Running", Continuations]]) -> None:
+        """Let rows continue others, or end."""
+        parents = list(range(self._sizes[0]))
+        emptied: list[int] = []
+        for one, chosen in changes:
+            for row, parent in zip(chosen.rows, chosen.parents, strict=True):
+                parents[one.rows[row]] = one.rows[parent]
+            if chosen.rows != one.numbers:
+                emptied += self._keep(one, chosen.rows)
         if parents != list(range(len(parents))):
             self._cache = self._runtime.reorder(self._cache, parents)
         if emptied:
             self._cache = self._runtime.reset(self._cache, sorted(emptied))
-            self._running = [one for one in self._running if one.live]
             self._admit()
-        return advanced
+
+    def _keep(self, one: "_Running", numbers: list[int]) -> list[int]:
+        """Leave a request only these of its rows; return those that were fed and are not now."""
+        live = [one.rows[number] for number in numbers]
+        emptied = [row for row in one.live if row not in live]
+        if len(live) < len(one.held):
+            left = [row for row in one.held if row not in live]
+            self._admission.release(left, None if live else one.slot)
+        if one in self._reading:
+            self._reading.remove(one)
+            self._writing.append(one)
+        if not live:
+            self._writing.remove(one)
+        one.held = one.live = live
+        one.numbers = numbers
+        one.request.done = not live
+        self._batch = None
+        return emptied
 
 
 class _Running:
@@ -192,8 +223,9 @@ class _Running:
         rows: of the cache, by the request's own numbers, ascending.
         held: those of them that are still its own.
         live: those that are fed; the first one alone reads the prompt.
+        numbers: of live rows; None before it has chosen for the first time.
+        next: what live rows are fed next, once the prompt is read.
         slot: of its encoded input; None if it has none.
-        next_l1: what live rows are fed next, once the prompt is read.
 
     """
 
@@ -201,8 +233,9 @@ class _Running:
         self.request = request
         self.rows = self.held = rows
         self.live = rows[:1]
+        self.numbers: list[int] | None = None
+        self.next: list[int] = []
         self.slot = slot
-        self.next_l1: Int64 = np.empty((0, 1), np.int64)
         self._unread = request.prompt.tokens
 
     @property
@@ -213,16 +246,37 @@ class _Running:
     def positions(self, chunk: int | None) -> tuple[int, ...]:
         """Return offsets, into what is fed next, of the logits that it needs."""
         probe = self.request.probe
-        if probe is not None and self.reads:
+        if probe is not None:
             probe -= len(self.request.prompt.tokens) - len(self._unread)
             if 0 <= probe < len(self._unread[:chunk]):
                 return probe, -1
         return (-1,)
 
-    def feed(self, chunk: int | None) -> list[tuple[int, Int64]]:
-        """Return what each live row is fed next, [S]; it counts as fed."""
-        if not self.reads:
-            return list(zip(self.live, self.next_l1, strict=True))
+    def feed(self, chunk: int | None) -> Int64:
+        """Return what is read next, [S]; it counts as fed."""
         fed_s = self._unread[:chunk]
         self._unread = self._unread[len(fed_s) :]
-        return [(self.live[0], fed_s)]
+        return fed_s
+
+
+class _Batch:
+    """Requests whose rows share calls.
+
+    Attributes:
+        rows: those that are fed, ascending.
+        members: the requests, each with the places of its rows among these.
+        tokens_r1: room for what the rows are fed in a step.
+
+    """
+
+    def __init__(self, requests: Sequence[_Running]) -> None:
+        self.rows = sorted(row for one in requests for row in one.live)
+        place_of = {row: place for place, row in enumerate(self.rows)}
+        self.members = [(one, _places([place_of[row] for row in one.live])) for one in requests]
+        self.tokens_r1: Int64 = np.empty((len(self.rows), 1), np.int64)
+
+
+def _places(ascending: list[int]) -> slice | list[int]:
+    """Return a slice, which indexes without a copy, if the places adjoin."""
+    first, last = ascending[0], ascending[-1]
+    return slice(first, last + 1) if last - first + 1 == len(ascending) else ascending

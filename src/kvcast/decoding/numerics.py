@@ -48,15 +48,38 @@ def log_sum_exp(logits_rv: Float32) -> Float32:
     return sums_r
 
 
-def top_k(row_v: Float32, k: int) -> NDArray[np.intp]:
-    """Return the indices of the k largest values, largest first, ties by the lower index.
+def top_k(logits_rv: Float32, k: int) -> NDArray[np.intp]:
+    """Return the indices of each row's k largest values, [rows, k], largest first.
 
-    The k-th largest of the maxima of disjoint blocks bounds the k-th largest value from below, so
-    one pass leaves a handful of candidates to sort.
+    Of equal values the lower index comes first; NaN comes last. The k-th largest of the maxima of
+    disjoint blocks bounds the k-th largest value from below, so one pass leaves a handful of
+    candidates to sort.
     """
-    width = row_v.size // _BLOCKS
-    peaks = row_v[: _BLOCKS * width].reshape(_BLOCKS, width).max(axis=0, initial=-np.inf)
-    peaks = np.concatenate([peaks, row_v[_BLOCKS * width :]])
-    bound = np.partition(peaks, -k)[-k] if k <= peaks.size else -np.inf
-    candidates = np.flatnonzero(row_v >= bound)
-    return candidates[np.argsort(-row_v[candidates], kind="stable")[:k]]
+    rows, vocab = logits_rv.shape
+    width = vocab // _BLOCKS
+    blocks = logits_rv[:, : _BLOCKS * width].reshape(rows, _BLOCKS, width)
+    peaks_rb = np.concatenate(
+        [blocks.max(axis=1, initial=-np.inf), logits_rv[:, _BLOCKS * width :]], axis=1
+    )
+    left_out = np.zeros(logits_rv.shape, np.bool_)
+    if k <= peaks_rb.shape[1]:
+        peaks_rb.partition(-k, axis=1)
+        np.less(logits_rv, peaks_rb[:, -k, None], out=left_out)
+    row_c, index_c = np.divmod(np.flatnonzero(~left_out), vocab)
+    order = np.lexsort((-logits_rv[row_c, index_c], row_c))
+    firsts_r = np.searchsorted(row_c, np.arange(rows))
+    best_rk: NDArray[np.intp] = index_c[order[firsts_r[:, None] + np.arange(k)]]
+    return best_rk
+
+
+def best_first(
+    scores_rk: Float32, tokens_rk: NDArray[np.intp], count: int
+) -> tuple[list[float], list[int], list[int]]:
+    """Return scores, rows and tokens of the best `count` continuations of all rows, best first.
+
+    Of equal scores the one that comes first, row by row, is the better.
+    """
+    best = (-scores_rk).argsort(axis=None, kind="stable")[:count]
+    scores, tokens = scores_rk.ravel()[best], tokens_rk.ravel()[best]
+    rows = best // scores_rk.shape[1]
+    return scores.tolist(), rows.tolist(), tokens.tolist()

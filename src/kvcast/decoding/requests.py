@@ -99,7 +99,7 @@ def compute(runtime: Runtime, prompt: Prompt, chunk: int | None) -> Prefix:
 
 
 class Histories:
-    """As many tokens for each row; there is one row at first."""
+    """As many tokens for each row; there is one row at first. Views hold until the next token."""
 
     def __init__(self, room: int, before: Sequence[int] | Int64 = ()) -> None:
         """Make room for so many tokens, after those that precede all rows."""
@@ -124,21 +124,28 @@ class Histories:
 
     def extend(self, parents: Sequence[int], tokens_r: Sequence[int]) -> None:
         """Let row i continue old row `parents[i]`, with a token."""
-        if list(parents) != list(range(len(self._tokens))):
+        moved = [row for row, parent in enumerate(parents) if row != parent]
+        if len(parents) != len(self._tokens):
             self._tokens = self._tokens[list(parents)]
+        elif moved:
+            taken = [parents[row] for row in moved]
+            self._tokens[moved, : self._end] = self._tokens[taken, : self._end]
         self._tokens[:, self._end] = tokens_r
         self._end += 1
 
 
-class Continuation(NamedTuple):
-    """A row that goes on: it continues what row `parent` held, with a token that is to be fed.
+class Continuations(NamedTuple):
+    """The rows that go on, ascending; they count from 0 within their request.
 
-    Rows count from 0 within their request.
+    Row `rows[i]` continues what row `parents[i]` held, with `tokens[i]`, which is to be fed.
     """
 
-    row: int
-    parent: int
-    token: int
+    rows: list[int]
+    parents: list[int]
+    tokens: list[int]
+
+
+OVER = Continuations([], [], [])
 
 
 class Request(ABC):
@@ -165,14 +172,14 @@ class Request(ABC):
         self.done = False
 
     @abstractmethod
-    def advance(self, logits_rv: Float32) -> list[Continuation]:
+    def advance(self, logits_rv: Float32) -> Continuations:
         """Choose the next tokens.
 
         Args:
             logits_rv: [rows, vocab], of its rows that went on, ascending; may be overwritten.
 
         Returns:
-            The rows that go on, ascending. The others are free for other requests from then on, so
-            whoever wants several names them the first time. With none the request is over.
+            The rows that go on. The others are free for other requests from then on, so whoever
+            wants several names them the first time. With none the request is over: `OVER`.
 
         """

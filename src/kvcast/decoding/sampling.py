@@ -6,6 +6,7 @@ says which of the tokens that are left it keeps; the rest are dropped, so each p
 numbers than the one before it. Knows neither runtimes nor what tokens mean.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,7 +58,7 @@ class TopK(Truncation):
 
     @override
     def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
-        least = logits_c[top_k(logits_c, min(self.k, logits_c.size))[-1]]
+        least = logits_c[top_k(logits_c[None], min(self.k, logits_c.size))[0, -1]]
         kept_c: NDArray[np.bool_] = logits_c >= least
         return kept_c
 
@@ -131,13 +132,13 @@ class Sampler:
         for truncation in self._truncations:
             kept_c = truncation.keeps(logits_c)
             logits_c, tokens_c = logits_c[kept_c], tokens_c[kept_c]
-        return int(tokens_c[draw(logits_c, self._rng)])
+        return int(tokens_c[draw(logits_c, self._rng.random())])
 
 
 def likeliest_token(logits_v: Float32) -> int:
     """Return the likeliest token; raises KvcastError where logits are no numbers."""
     token = int(logits_v.argmax())
-    if not np.isfinite(logits_v[token]):  # what argmax finds is NaN if anything is
+    if not math.isfinite(logits_v[token]):  # what argmax finds is NaN if anything is
         raise KvcastError(_NO_NUMBERS)
     return token
 
@@ -158,9 +159,12 @@ def truncations(params: SamplingParams) -> list[Truncation]:
     return rules
 
 
-def draw(logits_c: Float32, rng: np.random.Generator) -> int:
-    """Draw an index with the probabilities of these logits, by inverting their cumulation."""
+def draw(logits_c: Float32, number: float) -> int:
+    """Draw an index with the probabilities of these logits, by inverting their cumulation.
+
+    `number`, 0 or more and below 1, is what chance gave.
+    """
     cumulative = np.exp(logits_c - logits_c.max()).cumsum(dtype=np.float64)
     # Rounding must not carry a draw to the very end, past the last token that has any weight.
-    point = min(rng.random() * cumulative[-1], np.nextafter(cumulative[-1], 0))
+    point = min(number * cumulative[-1], np.nextafter(cumulative[-1], 0))
     return int(cumulative.searchsorted(point, side="right"))

@@ -12,8 +12,8 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.decoding.filters import LogitFilter
-from kvcast.decoding.numerics import log_probabilities, top_k
-from kvcast.decoding.requests import Continuation, Histories, Prompt, Request
+from kvcast.decoding.numerics import best_first, log_probabilities, top_k
+from kvcast.decoding.requests import OVER, Continuations, Histories, Prompt, Request
 from kvcast.decoding.sampling import check_numbers, draw, likeliest_token
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import Float32, Int64
@@ -34,8 +34,8 @@ class Search(Protocol):
     def written_rn(self) -> Int64:
         """[rows, n]: what each row that goes on has written."""
 
-    def advance(self, logits_rv: Float32) -> list[Continuation]:
-        """Take one token for each row from filtered logits [rows, vocab]; none if it is over."""
+    def advance(self, logits_rv: Float32) -> Continuations:
+        """Take one token for each row from filtered logits [rows, vocab]; `OVER` at the end."""
 
     def candidates(self) -> list[Candidate]:
         """Return what was found; ask once, at the end."""
@@ -81,7 +81,7 @@ class Sampling(Strategy):
 
     @override
     def start(self, eot: int, room: int) -> Search:
-        draws = _Draws(self.temperature, np.random.default_rng(self.seed))
+        draws = _Draws(self.temperature, np.random.default_rng(self.seed), self.samples)
         return _IndependentRows(draws, self.samples, eot, room)
 
 
@@ -173,36 +173,35 @@ class SearchRequest(Request):
         self._filters = filters
 
     @override
-    def advance(self, logits_rv: Float32) -> list[Continuation]:
+    def advance(self, logits_rv: Float32) -> Continuations:
         for logit_filter in self._filters:
             logit_filter.apply(logits_rv, self.search.written_rn)
         return self.search.advance(logits_rv)
 
 
-_Chooser = Callable[[Float32, Sequence[int | None]], list[int]]
-"""Chooses from logits [places, vocab] for rows at these places; None is a row that has ended."""
+_Chooser = Callable[[Float32, Sequence[int], Sequence[int]], list[int]]
+"""Chooses from logits [places, vocab]: a token for each of some rows, given their places."""
 
 
-def _likeliest(logits_rv: Float32, places: Sequence[int | None]) -> list[int]:
-    return [likeliest_token(logits_rv[place]) for place in places if place is not None]
+def _likeliest(logits_rv: Float32, rows: Sequence[int], places: Sequence[int]) -> list[int]:  # noqa: ARG001
+    return [likeliest_token(logits_rv[place]) for place in places]
 
 
 class _Draws:
     """Draws tokens; what a row draws does not depend on when another ended."""
 
-    def __init__(self, temperature: float, rng: np.random.Generator) -> None:
+    def __init__(self, temperature: float, rng: np.random.Generator, count: int) -> None:
         self._temperature = temperature
         self._rng = rng
+        self._count = count
 
-    def __call__(self, logits_rv: Float32, places: Sequence[int | None]) -> list[int]:
+    def __call__(self, logits_rv: Float32, rows: Sequence[int], places: Sequence[int]) -> list[int]:
+        numbers = self._rng.random(self._count)
         tokens = []
-        for place in places:
-            if place is None:
-                self._rng.random()
-                continue
+        for row, place in zip(rows, places, strict=True):
             logits_v = logits_rv[place]
             peak = logits_v[likeliest_token(logits_v)]
-            tokens.append(draw((logits_v - peak) / self._temperature, self._rng))
+            tokens.append(draw((logits_v - peak) / self._temperature, numbers[row]))
         return tokens
 
 
@@ -225,30 +224,28 @@ class _IndependentRows(Search):
         return self._written.written_rn
 
     @override
-    def advance(self, logits_rv: Float32) -> list[Continuation]:
-        live = self._live
-        place_of = {row: place for place, row in enumerate(live)}
-        places = [place_of.get(row) for row in range(self._count)]
+    def advance(self, logits_rv: Float32) -> Continuations:
+        rows, places = self._live, list(range(len(self._live)))
         if not self._written.length:  # all begin in the row that read the prompt
-            places = [0] * self._count
-        tokens = self._choose(logits_rv, places)
-        chosen = [(row, place) for row, place in enumerate(places) if place is not None]
-        tokens_rk = np.array(tokens).reshape(len(live), -1)
-        sums_c = log_probabilities(logits_rv, tokens_rk).ravel()
-        sums_c += self._sums_l[[place for _, place in chosen]]
-        going_on = []
-        for i, (row, place) in enumerate(chosen):
-            if tokens[i] != self._eot:
-                going_on.append(i)
-                continue
-            written = tuple(self._written.written_rn[place].tolist())
-            self._ended[row] = Candidate(tokens=written, sum_logprob=float(sums_c[i]))
-        self._written.extend([chosen[i][1] for i in going_on], [tokens[i] for i in going_on])
-        self._sums_l = sums_c[going_on]
-        self._live = [chosen[i][0] for i in going_on]
-        if self._written.length == self._room:
-            return []
-        return [Continuation(chosen[i][0], live[chosen[i][1]], tokens[i]) for i in going_on]
+            rows, places = list(range(self._count)), [0] * self._count
+        tokens = self._choose(logits_rv, rows, places)
+        tokens_rk = np.array(tokens).reshape(len(logits_rv), -1)
+        sums_l = log_probabilities(logits_rv, tokens_rk).ravel()
+        sums_l += self._sums_l[places]
+        if self._eot in tokens:
+            going_on = []
+            for i, token in enumerate(tokens):
+                if token != self._eot:
+                    going_on.append(i)
+                    continue
+                written = tuple(self._written.written_rn[places[i]].tolist())
+                self._ended[rows[i]] = Candidate(tokens=written, sum_logprob=float(sums_l[i]))
+            rows, places, tokens = ([one[i] for i in going_on] for one in (rows, places, tokens))
+            sums_l = sums_l[going_on]
+        parents = [self._live[place] for place in places]
+        self._written.extend(places, tokens)
+        self._live, self._sums_l = rows, sums_l
+        return OVER if self._written.length == self._room else Continuations(rows, parents, tokens)
 
     @override
     def candidates(self) -> list[Candidate]:
@@ -265,6 +262,7 @@ class _Beams(Search):
 
     def __init__(self, strategy: BeamSearch, eot: int, room: int) -> None:
         self._beams = strategy.beams
+        self._rows = list(range(strategy.beams))
         self._wanted = strategy.finished_wanted
         self._eot = eot
         self._room = room
@@ -278,39 +276,38 @@ class _Beams(Search):
         return self._written.written_rn
 
     @override
-    def advance(self, logits_rv: Float32) -> list[Continuation]:
+    def advance(self, logits_rv: Float32) -> Continuations:
         # One more than there are beams: even if each beam's best is its end, the beams refill.
-        tokens_rk = np.stack([top_k(row_v, self._beams + 1) for row_v in logits_rv])
+        tokens_rk = top_k(logits_rv, self._beams + 1)
         scores_rk = self._sums_r[:, None] + log_probabilities(logits_rv, tokens_rk)
         check_numbers(scores_rk)
-        best_first = np.argsort(-scores_rk, axis=None, kind="stable")
         sums, parents, tokens = [], [], []
-        for i in best_first.tolist():
-            parent, token, score = i // tokens_rk.shape[1], tokens_rk.flat[i], scores_rk.flat[i]
+        best = best_first(scores_rk, tokens_rk, 2 * self._beams)
+        for score, parent, token in zip(*best, strict=True):
             if token != self._eot:
                 sums.append(score)
                 parents.append(parent)
-                tokens.append(int(token))
+                tokens.append(token)
             elif len(self._finished) < self._wanted:
                 written = tuple(self._written.written_rn[parent].tolist())
-                self._finished.append(Candidate(tokens=written, sum_logprob=float(score)))
+                self._finished.append(Candidate(tokens=written, sum_logprob=score))
             if len(sums) == self._beams:
                 break
         self._sums_r = np.array(sums, np.float32)
         self._written.extend(parents, tokens)
         if len(self._finished) >= self._wanted or self._written.length == self._room:
-            return []
-        return [Continuation(*one) for one in zip(range(self._beams), parents, tokens, strict=True)]
+            return OVER
+        return Continuations(self._rows, parents, tokens)
 
     @override
     def candidates(self) -> list[Candidate]:
         """Return what finished; if too few, the best under way stand in."""
         missing = max(0, self._beams - len(self._finished))
-        best_first = self._sums_r.argsort(kind="stable")[::-1][:missing]
+        best = self._sums_r.argsort(kind="stable")[::-1][:missing]
         return self._finished + [
             Candidate(
                 tokens=tuple(self._written.written_rn[row].tolist()),
                 sum_logprob=float(self._sums_r[row]),
             )
-            for row in best_first
+            for row in best
         ]

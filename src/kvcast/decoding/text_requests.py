@@ -7,14 +7,14 @@ length ** length_penalty. Knows no runtime.
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
 import numpy as np
 from typing_extensions import override
 
-from kvcast.decoding.numerics import log_probabilities, log_softmax, top_k
+from kvcast.decoding.numerics import best_first, log_probabilities, log_softmax, top_k
 from kvcast.decoding.params import SamplingParams
-from kvcast.decoding.requests import Continuation, Histories, Prompt, Request
+from kvcast.decoding.requests import OVER, Continuations, Histories, Prompt, Request
 from kvcast.decoding.sampling import RepetitionPenalty, Sampler, check_numbers
 from kvcast.decoding.texts import StoppingCriteria, Stopwatch, TextGeneration, WrittenText
 from kvcast.errors import KvcastError
@@ -98,7 +98,7 @@ class SampledText(TextRequest):
         self._seen = spec.histories()
 
     @override
-    def advance(self, logits_rv: Float32) -> list[Continuation]:
+    def advance(self, logits_rv: Float32) -> Continuations:
         logits_v = self.spec.criteria.withheld(logits_rv[0], self._seen.length)
         token = self._sampler(logits_v, self._seen.all_rn[0])
         logprob = None
@@ -107,7 +107,7 @@ class SampledText(TextRequest):
         self._seen.extend([0], [token])
         self.watch.tick()
         self.text.push(token, logprob)
-        return [] if self.text.finish_reason else [Continuation(0, 0, token)]
+        return OVER if self.text.finish_reason else Continuations([0], [0], [token])
 
     @override
     def generations(self) -> list[TextGeneration]:
@@ -145,31 +145,32 @@ class SearchedTexts(TextRequest):
         self._considered = max(2, 1 + len(spec.criteria.end_tokens)) * self.width
         # Of each row; -inf only fills a place, when too few sequences go on.
         self._totals = [0.0]
+        self._rows = list(range(self.width))
+        self._penalty = RepetitionPenalty(spec.params.repetition_penalty)
         self._written = spec.histories()
         self._logprobs_rn = np.empty((1, 0), np.float32)
 
     @override
-    def advance(self, logits_rv: Float32) -> list[Continuation]:
+    def advance(self, logits_rv: Float32) -> Continuations:
         self.watch.tick()
         logprobs_rv = log_softmax(logits_rv)
         check_numbers(logprobs_rv[:, 0])  # one that is none makes a whole row none
-        best = self._best(self._scores(logprobs_rv))
-        ended = [self._ends(parent, token) for _, parent, token in best]
-        for over, (total, parent, token) in zip(ended[: self.width], best, strict=False):
-            if over and total > -np.inf:
-                self._finish(total, parent, token, logprobs_rv)
+        totals, parents, tokens = self._best(self._scores(logprobs_rv))
+        written_rn, spec = self._written.written_rn, self.spec
+        ended = spec.criteria.are_met(written_rn, parents, tokens, spec.tokenizer)
+        for k in range(self.width):
+            if ended[k] and totals[k] > -np.inf:
+                self._finish(totals[k], parents[k], tokens[k], logprobs_rv)
         # Those that ended only fill up, if too few others are left.
-        going_on = sorted(range(len(best)), key=ended.__getitem__)[: self.width]
-        self._totals = [-np.inf if ended[k] else best[k][0] for k in going_on]
-        parents = [best[k][1] for k in going_on]
-        tokens = [best[k][2] for k in going_on]
+        going_on = sorted(range(len(ended)), key=ended.__getitem__)[: self.width]
+        self._totals = [-np.inf if ended[k] else totals[k] for k in going_on]
+        parents = [parents[k] for k in going_on]
+        tokens = [tokens[k] for k in going_on]
         self._written.extend(parents, tokens)
         if self.spec.params.logprobs:
             last_r1 = logprobs_rv[parents, tokens][:, None]
             self._logprobs_rn = np.concatenate([self._logprobs_rn[parents], last_r1], axis=1)
-        if not self._can_improve():
-            return []
-        return [Continuation(*one) for one in zip(range(self.width), parents, tokens, strict=True)]
+        return Continuations(self._rows, parents, tokens) if self._can_improve() else OVER
 
     @override
     def generations(self) -> list[TextGeneration]:
@@ -184,28 +185,20 @@ class SearchedTexts(TextRequest):
 
     def _scores(self, logprobs_rv: Float32) -> Float32:
         """Return what to choose by; log-probabilities stay what the model gave."""
-        penalty = RepetitionPenalty(self.spec.params.repetition_penalty)
-        if penalty.penalty != 1:
+        if self._penalty.penalty != 1:
             scores_rv = logprobs_rv.copy()
             for scores_v, seen in zip(scores_rv, self._written.all_rn, strict=True):
-                penalty.apply(scores_v, seen)
+                self._penalty.apply(scores_v, seen)
             logprobs_rv = scores_rv
         return self.spec.criteria.withheld(logprobs_rv, self._written.length)
 
-    def _best(self, scores_rv: Float32) -> list[tuple[float, int, int]]:
-        """Return the best continuations (total, row, token), best first."""
-        found: list[tuple[float, int, int]] = []
-        for row, (total, scores_v) in enumerate(zip(self._totals, scores_rv, strict=True)):
-            tokens_k = top_k(scores_v, min(self._considered, scores_v.size))
-            totals_k = np.float32(total) + scores_v[tokens_k]
-            pairs = zip(totals_k.tolist(), tokens_k.tolist(), strict=True)
-            found += [(total, row, token) for total, token in pairs]
-        found.sort(key=itemgetter(0), reverse=True)
-        return found[: self._considered]
-
-    def _ends(self, parent: int, token: int) -> bool:
-        written = self._written.written_rn[parent]
-        return self.spec.criteria.are_met(written, token, self.spec.tokenizer)
+    def _best(self, scores_rv: Float32) -> tuple[list[float], list[int], list[int]]:
+        """Return total, row and token of the best continuations, best first."""
+        rows, vocab = scores_rv.shape
+        tokens_rk = top_k(scores_rv, min(self._considered, vocab))
+        totals_r1 = np.array(self._totals, np.float32)[:, None]
+        totals_rk = totals_r1 + scores_rv[np.arange(rows)[:, None], tokens_rk]
+        return best_first(totals_rk, tokens_rk, self._considered)
 
     def _finish(self, total: float, parent: int, token: int, logprobs_rv: Float32) -> None:
         """Let a sequence that ended compete with those that ended before."""

@@ -4,6 +4,7 @@ Knows nothing of models and caches, or of how tokens are chosen.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,14 +137,22 @@ class StoppingCriteria:
         scores[..., list(self.end_tokens)] = -np.inf
         return scores
 
-    def are_met(self, written: Int64, token: int, tokenizer: TextTokenizer) -> bool:
-        """Tell whether a token [] ends a text of those written [n]."""
-        if token in self.end_tokens or len(written) + 1 == self.max_new_tokens:
-            return True
-        if not self.stops.strings:
-            return False
-        text = tokenizer.decode([*written.tolist(), token])
-        return any(stop in text for stop in self.stops.strings)
+    def are_met(
+        self,
+        written_rn: Int64,
+        parents: Sequence[int],
+        tokens: Sequence[int],
+        tokenizer: TextTokenizer,
+    ) -> list[bool]:
+        """Tell for each token whether it ends the text, row `parents[i]`, that it continues."""
+        if written_rn.shape[1] + 1 == self.max_new_tokens:
+            return [True] * len(tokens)
+        ended = [token in self.end_tokens for token in tokens]
+        if self.stops.strings:
+            for i, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
+                text = tokenizer.decode([*written_rn[parent].tolist(), token])
+                ended[i] |= any(stop in text for stop in self.stops.strings)
+        return ended
 
 
 class WrittenText:

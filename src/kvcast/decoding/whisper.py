@@ -16,7 +16,7 @@ from kvcast.decoding.filters import LogitFilter, SuppressBlank, SuppressTokens, 
 from kvcast.decoding.loop import Loop
 from kvcast.decoding.numerics import softmax
 from kvcast.decoding.params import SEARCH, WindowParams
-from kvcast.decoding.requests import Continuation, Input, Prompt, Request
+from kvcast.decoding.requests import OVER, Continuations, Input, Prompt, Request
 from kvcast.decoding.strategies import (
     BeamSearch,
     Greedy,
@@ -146,11 +146,11 @@ class _LanguageRequest(Request):
         self.probabilities: dict[str, float] = {}
 
     @override
-    def advance(self, logits_rv: Float32) -> list[Continuation]:
+    def advance(self, logits_rv: Float32) -> Continuations:
         languages_rl = softmax(logits_rv[:, self._tokenizer.language_tokens])
         codes = self._tokenizer.languages
         self.probabilities = dict(zip(codes, languages_rl[0].tolist(), strict=True))
-        return []
+        return OVER
 
 
 class WindowDecoder:

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
+Tokens: TypeAlias = Sequence[Int64] | Int64
+"""Tokens [S] for each row; an array [rows, S] where all have as many."""
 
 
 class Cache(Protocol):
@@ -54,7 +56,7 @@ class RuntimeOf(Protocol[CacheT]):
 
     def decode(
         self,
-        tokens: Sequence[Int64],
+        tokens: Tokens,
         cache: CacheT,
         rows: Sequence[int] | None = None,
         positions: Sequence[int] = (-1,),
@@ -62,7 +64,8 @@ class RuntimeOf(Protocol[CacheT]):
         """Append tokens to rows: a chunk of a prompt, or one token for a step.
 
         Args:
-            tokens: for each row that takes part its new tokens [S], S >= 1, of any length each.
+            tokens: for each row that takes part its new tokens [S], S >= 1, of any length each;
+                copied, so the caller may change them afterwards.
             cache: grows.
             rows: which rows take part, ascending, without repeats; None is all.
             positions: offsets into each row's new tokens (negative counts from its end).

@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 from typing_extensions import override
 
-from kvcast.runtimes.base import Float32, Int32, Int64, RuntimeOf
+from kvcast.runtimes.base import Float32, Int32, RuntimeOf, Tokens
 from kvcast.runtimes.history import History
 from kvcast.runtimes.memory import Array, Layer, Memory, Slots
 
@@ -107,9 +107,9 @@ class Cache:
         """Longest sequence that a row can hold."""
         return self.history.capacity
 
-    def append(self, rows: Sequence[int], tokens: Sequence[Int64]) -> Self:
+    def append(self, rows: Sequence[int], tokens: Tokens) -> Self:
         """Return the handle after rows got tokens; raises KvcastError if these do not fit."""
-        return replace(self, history=self.history.append(rows, tokens))
+        return type(self)(self.memory, self.history.append(rows, tokens), self.reads)
 
     def reset(self, rows: Sequence[int], inputs: Sequence[int] | None) -> Self:
         """Return the handle whose given rows are empty and read these inputs, or none."""
@@ -145,7 +145,7 @@ class Cache:
             raise ValueError(f"row {row} reads no input: reset it to one first")
         return self.reads[row]
 
-    def plan(self, rows: Sequence[int], tokens: Sequence[Int64]) -> Plan:
+    def plan(self, rows: Sequence[int], tokens: Tokens) -> Plan:
         """Divide rows with new tokens among calls; this may move rows.
 
         The plan of a step is kept until other rows step or rows read other inputs.
@@ -299,7 +299,7 @@ class CachedRuntime(ABC, RuntimeOf[Cache]):
 
     @abstractmethod
     def run(
-        self, tokens: Sequence[Int64], cache: Cache, rows: list[int], positions: Sequence[int]
+        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
     ) -> Float32:
         """Run the program on new tokens of rows; returns logits as `decode` does.
 
@@ -320,7 +320,7 @@ class CachedRuntime(ABC, RuntimeOf[Cache]):
     @override
     def decode(
         self,
-        tokens: Sequence[Int64],
+        tokens: Tokens,
         cache: Cache,
         rows: Sequence[int] | None = None,
         positions: Sequence[int] = (-1,),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from kvcast.runtimes.base import EncoderDecoderOf, Float32, Int64
+from kvcast.runtimes.base import EncoderDecoderOf, Float32, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime
 from kvcast.runtimes.memory import Layer
 
@@ -76,7 +76,7 @@ class EagerEncoderDecoder(TorchRuntime, EncoderDecoderOf[Cache]):
     @override
     @torch.inference_mode()
     def run(
-        self, tokens: Sequence[Int64], cache: Cache, rows: list[int], positions: Sequence[int]
+        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
     ) -> Float32:
         plan = cache.plan(rows, tokens)
         logits = []

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from kvcast.runtimes.base import Float32, Int64
+from kvcast.runtimes.base import Float32, Tokens
 from kvcast.runtimes.cache import Cache
 from kvcast.runtimes.eager import TorchRuntime, pairs
 from kvcast.runtimes.memory import Layer
@@ -47,7 +47,7 @@ class EagerDecoderOnly(TorchRuntime):
     @override
     @torch.inference_mode()
     def run(
-        self, tokens: Sequence[Int64], cache: Cache, rows: list[int], positions: Sequence[int]
+        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
     ) -> Float32:
         plan = cache.plan(rows, tokens)
         order = [i for run in plan.runs for i in run.index]

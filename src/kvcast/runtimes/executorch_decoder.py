@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
-from kvcast.runtimes.base import Float32, Int64
+from kvcast.runtimes.base import Float32, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime
 from kvcast.runtimes.executorch_methods import DecodeMethod, Methods
 from kvcast.runtimes.memory import Layer
@@ -49,7 +49,7 @@ class ExecutorchRuntime(CachedRuntime):
 
     @override
     def run(
-        self, tokens: Sequence[Int64], cache: Cache, rows: list[int], positions: Sequence[int]
+        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
     ) -> Float32:
         logits_rpv = self._decode.logits(len(rows), len(positions))
         for row, new, logits_pv in zip(rows, tokens, logits_rpv, strict=True):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.base import Int32, Int64
+from kvcast.runtimes.base import Int32, Int64, Tokens
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class History:
         capacity: int = self.tokens_rc.shape[1]
         return capacity
 
-    def append(self, rows: Sequence[int], tokens: Sequence[Int64]) -> Self:
+    def append(self, rows: Sequence[int], tokens: Tokens) -> Self:
         """Describe the cache after `rows` took their new tokens; KvcastError if they don't fit."""
         lengths = self.lengths.copy()
         for row, new in zip(rows, tokens, strict=True):
@@ -63,7 +63,7 @@ class History:
                 raise KvcastError(f"the cache holds {self.capacity} positions and is full")
             self.tokens_rc[row, first:stop] = new
             lengths[row] = stop
-        return replace(self, lengths=lengths)
+        return type(self)(self.tokens_rc, lengths)
 
     def reset(self, rows: Sequence[int]) -> Self:
         """Describe the cache after the given rows were emptied."""
@@ -123,7 +123,7 @@ class SourceHistory(History):
     """
 
     @override
-    def append(self, rows: Sequence[int], tokens: Sequence[Int64]) -> Self:
+    def append(self, rows: Sequence[int], tokens: Tokens) -> Self:
         marked = [
             new if self.lengths[row] else -1 - new for row, new in zip(rows, tokens, strict=True)
         ]

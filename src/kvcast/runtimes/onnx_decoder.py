@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.bundle.manifest import CacheLayers, Manifest
-from kvcast.runtimes.base import Float32, Int32, Int64
+from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime, Run
 from kvcast.runtimes.memory import Layer, Memory
 from kvcast.runtimes.onnx_graph import OnnxGraph, check_graphs
@@ -60,7 +60,7 @@ class OnnxRuntime(CachedRuntime):
 
     @override
     def run(
-        self, tokens: Sequence[Int64], cache: Cache, rows: list[int], positions: Sequence[int]
+        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
     ) -> Float32:
         plan = cache.plan(rows, tokens)
         if len(positions) > 1 or not plan.is_step:
@@ -78,7 +78,7 @@ class OnnxRuntime(CachedRuntime):
 
     def _chunk(
         self,
-        tokens: Sequence[Int64],
+        tokens: Tokens,
         cache: Cache,
         rows: list[int],
         positions: Sequence[int],
