@@ -37,6 +37,20 @@ TINY_T5 = T5Dimensions(
     decoder_layers=2,
     logit_scale=32**-0.5,
 )
+TINY_T5_CONFIG = {
+    "model_type": "t5",
+    "architectures": ["T5ForConditionalGeneration"],
+    "vocab_size": 64,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_heads": 4,
+    "num_layers": 1,
+    "num_decoder_layers": 2,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
 
 
 def tiny_checkpoint(dimensions: DecoderDimensions = TINY) -> DecoderCheckpoint:

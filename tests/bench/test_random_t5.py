@@ -1,28 +1,28 @@
 """T5s with random weights: what is written is a whole model, the same every time."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from bench_models import TINY_T5 as TINY
+from bench_models import TINY_T5_CONFIG as CONFIG
 from kvcast.bench import random_t5
 from kvcast.bench.random_t5 import RANDOM, random_folder, write_t5
 from kvcast.checkpoints.source import open_checkpoint
+from kvcast.checkpoints.t5_huggingface import t5_dimensions
 from kvcast.checkpoints.t5_names import tensor_shapes
 from kvcast.errors import UsageError
 from kvcast.text.opening import open_text
 
 
 def test_kvcast_reads_what_is_written(tmp_path):
-    write_t5(TINY, tmp_path / "model")
+    write_t5(CONFIG, tmp_path / "model")
     found = open_checkpoint(tmp_path / "model")
     assert found.dimensions == TINY
     assert {name: tensor.shape for name, tensor in found.tensors.items()} == tensor_shapes(TINY)
 
 
 def test_words_are_tokens_and_a_source_ends(tmp_path):
-    write_t5(TINY, tmp_path / "model")
+    write_t5(CONFIG, tmp_path / "model")
     tokenizer = open_text(open_checkpoint(tmp_path / "model").text)
     assert tokenizer.encode("t5 t63 t3") == [5, 63, 3, 1]
     assert tokenizer.decode([5, 63, 3, 1]) == "t5 t63 t3"
@@ -36,7 +36,7 @@ def test_transformers_computes_the_same_from_it(tmp_path):
     from kvcast.programs.t5 import T5Programs
     from kvcast.runtimes.eager import EagerEncoderDecoder
 
-    write_t5(TINY, tmp_path / "model")
+    write_t5(CONFIG, tmp_path / "model")
     source_bt, target_rs = np.array([[5, 6, 7, 1]]), np.array([[0, 9, 8]])
     with torch.inference_mode():
         theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")(
@@ -54,7 +54,7 @@ def test_transformers_computes_the_same_from_it(tmp_path):
 
 def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        write_t5(TINY, tmp_path / name, seed)
+        write_t5(CONFIG, tmp_path / name, seed)
     read = {name: (tmp_path / name / "model.safetensors").read_bytes() for name in "abc"}
     assert read["a"] == read["b"]
     assert read["a"] != read["c"]
@@ -62,7 +62,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path):
 
 def test_a_published_size_is_written_once(tmp_path, monkeypatch):
     monkeypatch.setenv("KVCAST_CACHE", str(tmp_path))
-    monkeypatch.setitem(random_t5._PUBLISHED, "t5-small", replace(TINY, vocab_size=40))
+    monkeypatch.setitem(random_t5._PUBLISHED, "t5-small", {**CONFIG, "vocab_size": 40})
     folder = random_folder("random:t5-small")
     written = (folder / "model.safetensors").stat().st_mtime_ns
     assert random_folder("random:t5-small") == folder
@@ -72,7 +72,7 @@ def test_a_published_size_is_written_once(tmp_path, monkeypatch):
 
 def test_t5_small_has_the_published_number_of_weights():
     assert RANDOM == ("random:t5-small",)
-    sizes = random_t5._PUBLISHED["t5-small"]
+    sizes = t5_dimensions(random_t5._PUBLISHED["t5-small"], "t5-small")
     assert sum(int(np.prod(shape)) for shape in tensor_shapes(sizes).values()) == 60_506_624
 
 

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import kvcast
-from kvcast.bench.files.hugging_face import write_hugging_face
+from kvcast.bench.hugging_face import write_hugging_face
 from kvcast.checkpoints.source import locate, open_checkpoint
 
 pytestmark = pytest.mark.slow

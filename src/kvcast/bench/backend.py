@@ -6,6 +6,7 @@ Knows no program, no workload and no process.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,14 +47,15 @@ class Backend:
 
     def unfit(self) -> str | None:
         """Say why it cannot take this model, or None."""
-        return self.model.needs_checkpoint()
+        return self.model.unfit()
 
     def takes(self, trial: Trial) -> bool:  # noqa: ARG002 - whoever is choosy overrides it
         """Tell whether it takes part in a trial."""
         return True
 
-    def prepare(self) -> None:
-        """Make files that are made once per model; not timed."""
+    def files(self) -> Path:
+        """Return what it loads; what has to be made of the model is made the first time."""
+        return Path(self.model.folder)
 
     def load(self) -> None:
         """Get ready for turns."""

@@ -1,8 +1,6 @@
 """The model that is measured, one class for each kind of workload, and files made of it once."""
 
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -10,15 +8,14 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from kvcast.bench.files.hugging_face import TOKENIZER, is_common, write_hugging_face
+from kvcast.bench.hugging_face import TOKENIZER, is_like_llama, write_hugging_face
 from kvcast.bundle.manifest import is_bundle
-from kvcast.checkpoints.base import DecoderCheckpoint
+from kvcast.bundle.writing import staged
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
-from kvcast.errors import KvcastError
 from kvcast.spec.paths import cache_dir
 
 # Goes up with what is written for others, so that nobody is fed an older file.
-_FILES = 2
+_FILES = 3
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -36,11 +33,11 @@ class Model:
         """Open the weights that everybody uses."""
         return open_checkpoint(Path(self.folder))
 
-    def made(self, what: str, packages: Sequence[str] = ()) -> Path:
-        """Return where a file or folder made of the checkpoint by these packages is kept."""
+    def made(self, what: str, make: Callable[[Path], object], packages: Sequence[str] = ()) -> Path:
+        """Return a folder that `make` fills by means of these packages, the first time."""
         versions = (installed_versions(packages) or {}).values()
         digest = fingerprint(Path(self.folder))[:24]
-        return made_path("-".join((digest, str(_FILES), what, *versions)))
+        return made_once("-".join((digest, str(_FILES), what, *versions)), make)
 
     def needs_checkpoint(self) -> str | None:
         """Refuse a bundle, whose weights are ready for kvcast alone."""
@@ -50,14 +47,11 @@ class Model:
 
     def hugging_face(self) -> Path:
         """Return a folder that Hugging Face's libraries read, writing it the first time."""
-        return Path(self.folder)
+        return self.made("hf", lambda folder: write_hugging_face(self.checkpoint(), folder))
 
-    def unlike_hugging_face(self) -> str | None:
-        """Say why there is no such folder, or None."""
-        reason = self.needs_checkpoint()
-        if reason is None and not any((Path(self.folder) / name).is_file() for name in _WEIGHTS):
-            reason = "needs a Hugging Face folder with safetensors"
-        return reason
+    def unfit(self) -> str | None:
+        """Say why other programs cannot be fed with the model, or None."""
+        return self.needs_checkpoint()
 
 
 class SpeechModel(Model):
@@ -71,6 +65,17 @@ class Seq2seqModel(Model):
 
     modules = ("kvcast.tasks.sources",)
 
+    @override
+    def hugging_face(self) -> Path:
+        return Path(self.folder)
+
+    @override
+    def unfit(self) -> str | None:
+        reason = self.needs_checkpoint()
+        if reason is None and not any((Path(self.folder) / name).is_file() for name in _WEIGHTS):
+            reason = "needs a Hugging Face folder with safetensors"
+        return reason
+
 
 class CausalModel(Model):
     """A decoder-only model."""
@@ -78,22 +83,7 @@ class CausalModel(Model):
     modules = ("kvcast.tasks.generate",)
 
     @override
-    def checkpoint(self) -> DecoderCheckpoint:
-        found = super().checkpoint()
-        if isinstance(found, DecoderCheckpoint):
-            return found
-        raise KvcastError(f"{self.folder} is no decoder-only model, so it cannot generate")
-
-    @override
-    def hugging_face(self) -> Path:
-        folder = self.made("hf")
-        if not folder.is_dir():
-            with made_beside(folder) as beside:
-                write_hugging_face(self.checkpoint(), beside)
-        return folder
-
-    @override
-    def unlike_hugging_face(self) -> str | None:
+    def unfit(self) -> str | None:
         reason = self.unlike_llama()
         if reason is None and TOKENIZER not in self.checkpoint().text:
             reason = "needs a tokenizer.json, and the model has another tokenizer"
@@ -102,7 +92,7 @@ class CausalModel(Model):
     def unlike_llama(self) -> str | None:
         """Say why no file for other programs can be made of the model, or None."""
         reason = self.needs_checkpoint()
-        if reason is None and not is_common(self.checkpoint().dimensions):
+        if reason is None and not is_like_llama(self.checkpoint().dimensions):
             reason = "kvcast can write files for other programs of models like Llama only"
         return reason
 
@@ -116,15 +106,14 @@ def installed_versions(packages: Sequence[str]) -> dict[str, str] | None:
 
 
 def made_path(name: str) -> Path:
-    """Return where a file or folder lies that is made once and kept in the cache folder."""
+    """Return where a folder lies that is made once and kept in the cache folder."""
     return cache_dir() / "bench" / name
 
 
-@contextmanager
-def made_beside(path: Path) -> Iterator[Path]:
-    """Give another path; what is made there takes the place of `path` when the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        beside = Path(scratch) / path.name
-        yield beside
-        beside.rename(path)
+def made_once(name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder of that name in the cache folder, which `make` fills the first time."""
+    folder = made_path(name)
+    if not folder.is_dir():
+        with staged(folder, overwrite=False) as new:
+            make(new)
+    return folder

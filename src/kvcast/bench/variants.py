@@ -1,11 +1,11 @@
 """Variants of kvcast: a runtime with a precision, or why there is no such variant.
 
-What precisions a runtime has is for `kvcast.tasks.targets` to say; here is what the pairs are
+What precisions a runtime has is for `kvcast.spec.runtimes` to say; here is what the pairs are
 called and asked for. Knows no model.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvcast.bench.floor import Arithmetic
 from kvcast.errors import KvcastError
@@ -24,55 +24,26 @@ EAGER = "eager"
 REFERENCE = "onnx"
 """The runtime whose times the others' are divided by, in the same precision."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Runtime:
-    """What is known of a runtime beside its target."""
-
-    packages: tuple[str, ...]  # distributions that it needs
-    module: str  # what is imported before a model can be loaded
-    words: Mapping[str, str]  # the kind of numbers of each precision
-    quantize: Mapping[str, str] = field(default_factory=dict)  # its own names for quantisations
-    bf16: tuple[str, ...] = ()  # precisions in which attention is computed in bf16
-
-
-RUNTIMES: Mapping[str, Runtime] = {
-    EAGER: Runtime(
-        packages=("torch", "kvcast"),
-        module="kvcast.runtimes.eager",
-        words={
-            "int8": "int8 linears over bf16 activations; fp32 head, attention and caches",
-            "int4": "int4 linears over bf16 activations; fp32 head, attention and caches",
-        },
-    ),
-    "onnx": Runtime(
-        packages=("onnxruntime", "kvcast"),
-        module="kvcast.runtimes.onnx",
-        words={
-            "int8": "int8 matrices, int8 activations; fp32 attention",
-            "int4": "int4 decoder, int8 encoder, int8 activations; fp32 attention",
-        },
-    ),
-    "aoti": Runtime(
-        packages=("torch", "kvcast"),
-        module="kvcast.runtimes.aoti",
-        words={
-            "bf16": "bf16 matrices, attention and caches",
-            "int8": "int8 matrices, int8 activations; bf16 attention and caches",
-            "int4": "int4 decoder, int8 encoder and table; bf16 activations and caches",
-        },
-        bf16=("bf16", "int8", "int4"),
-    ),
-    "executorch": Runtime(
-        packages=("executorch", "torch", "kvcast"),
-        module="kvcast.runtimes.executorch",
-        words={
-            "int8": "8da8w: int8 matrices, int8 activations; fp16 cross caches, else fp32",
-            "int4": "8da4w: int4 matrices, int8 activations; fp16 cross caches, else fp32",
-        },
-        quantize={"int8": "8da8w", "int4": "8da4w"},
-    ),
+RUNTIMES: Mapping[str, tuple[str, ...]] = {
+    EAGER: ("torch", "kvcast"),
+    "onnx": ("onnxruntime", "kvcast"),
+    "aoti": ("torch", "kvcast"),
+    "executorch": ("executorch", "torch", "kvcast"),
 }
+"""Runtimes, and the distributions that each needs."""
+
+_DTYPES: Mapping[tuple[str, str], str] = {
+    (EAGER, "int8"): "int8 linears over bf16 activations; fp32 head, attention and caches",
+    (EAGER, "int4"): "int4 linears over bf16 activations; fp32 head, attention and caches",
+    ("onnx", "int8"): "int8 matrices, int8 activations; fp32 attention",
+    ("onnx", "int4"): "int4 decoder, int8 encoder, int8 activations; fp32 attention",
+    ("aoti", "bf16"): "bf16 matrices, attention and caches",
+    ("aoti", "int8"): "int8 matrices, int8 activations; bf16 attention and caches",
+    ("aoti", "int4"): "int4 decoder, int8 encoder and table; bf16 activations and caches",
+    ("executorch", "int8"): "8da8w: int8 matrices, int8 activations; fp16 cross caches, else fp32",
+    ("executorch", "int4"): "8da4w: int4 matrices, int8 activations; fp16 cross caches, else fp32",
+}
+_SCHEMES = {("executorch", "int8"): "8da8w", ("executorch", "int4"): "8da4w"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,26 +59,28 @@ class Variant:
         return f"{self.runtime}-{self.precision}"
 
     @property
-    def of(self) -> Runtime:
-        """The runtime."""
-        return RUNTIMES[self.runtime]
+    def module(self) -> str:
+        """What is imported before a model can be loaded."""
+        return f"kvcast.runtimes.{self.runtime}"
 
     @property
     def dtype(self) -> str:
         """Kind of numbers, in words."""
-        return self.of.words.get(self.precision, self.precision)
+        return _DTYPES.get((self.runtime, self.precision), self.precision)
 
     @property
     def arithmetic(self) -> Arithmetic:
         """For floors: ONNX Runtime's bundle stores the fewest bytes, whatever runs."""
-        return Arithmetic(precision=self.precision, bf16_products=self.precision in self.of.bf16)
+        quantized = runtimes.RUNTIMES[self.runtime].quantized_dtype
+        attention = self.precision if PRECISIONS[self.precision] == "none" else quantized
+        return Arithmetic(precision=self.precision, bf16_products=attention == "bf16")
 
     @property
     def asked(self) -> PrecisionRequest:
         """What is asked of the runtime."""
-        quantize = PRECISIONS[self.precision]
+        own = _SCHEMES.get((self.runtime, self.precision))
         return PrecisionRequest(
-            quantize=self.of.quantize.get(quantize, quantize),
+            quantize=own or PRECISIONS[self.precision],
             dtype="bf16" if self.precision == "bf16" else None,
         )
 

@@ -29,8 +29,7 @@ class Worker:
         self._backend = backend
 
     def prepare(self) -> None:
-        """Make the files that loading needs, and load once, so that they are in memory."""
-        self._backend.prepare()
+        """Load once, so that files are made, and are in memory when loading is timed."""
         self._backend.load()
 
     def load(self) -> float:

@@ -24,6 +24,15 @@ from kvcast.checkpoints.text_huggingface import end_tokens, token_text, tokenize
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.sizes import MOST_LAYERS
 
+SIZES = {
+    "vocab_size": "vocab_size",
+    "width": "hidden_size",
+    "inner": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "max_positions": "max_position_embeddings",
+}
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 _LAYER = "decoder.layers.{i}"
@@ -239,25 +248,20 @@ def _fields(config: Mapping[str, Any], kind: _Type, what: str) -> Fields:
 
 
 def _dimensions(fields: Fields, kind: _Type, architecture: str) -> DecoderDimensions:
-    heads, width = fields.whole("num_attention_heads"), fields.whole("hidden_size")
-    head_dim = fields.whole("head_dim", width // heads)
+    heads = fields.whole(SIZES["heads"])
+    usual = {"kv_heads": heads, "head_dim": fields.whole(SIZES["width"]) // heads}
+    whole = {ours: fields.whole(theirs, usual.get(ours)) for ours, theirs in SIZES.items()}
     activation = str(fields.values.get("hidden_activation") or fields.values.get("hidden_act"))
     if activation not in _ACTIVATIONS:
         supported = ", ".join(_ACTIVATIONS)
         raise fields.error(f"activation {activation!r} is not supported (supported: {supported})")
     sizes = {
         "architecture": architecture,
-        "vocab_size": fields.whole("vocab_size"),
-        "width": width,
-        "inner": fields.whole("intermediate_size"),
-        "heads": heads,
-        "kv_heads": fields.whole("num_key_value_heads", heads),
-        "head_dim": head_dim,
+        **whole,
         "windows": _windows(fields, kind),
-        "max_positions": fields.whole("max_position_embeddings"),
         "rotary": read_rotary(fields, FULL, "rope_theta"),
         "norm_eps": fields.positive("rms_norm_eps"),
-        "attention_scale": head_dim**-0.5,
+        "attention_scale": whole["head_dim"] ** -0.5,
         "activation": _ACTIVATIONS[activation],
         "tied": fields.flag("tie_word_embeddings"),
     }

@@ -162,3 +162,9 @@ def halves_from_pairs(weight: NDArray[Any], head_dim: int) -> NDArray[Any]:
     """
     pairs = weight.reshape(-1, head_dim // 2, 2, *weight.shape[1:])
     return pairs.swapaxes(1, 2).reshape(weight.shape)
+
+
+def pairs_from_halves(weight: NDArray[Any], head_dim: int) -> NDArray[Any]:
+    """Undo `halves_from_pairs`."""
+    halves = weight.reshape(-1, 2, head_dim // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)

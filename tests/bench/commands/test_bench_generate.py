@@ -6,10 +6,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from bench_models import TINY_T5, tiny_checkpoint
+from bench_models import TINY_T5_CONFIG, tiny_checkpoint
 from kvcast.bench import idle
 from kvcast.bench.commands import generate
-from kvcast.bench.files.hugging_face import write_hugging_face
+from kvcast.bench.hugging_face import write_hugging_face
 from kvcast.bench.peers.kvcast import RING
 from kvcast.bench.random_t5 import write_t5
 from kvcast.cli import main
@@ -57,7 +57,7 @@ def test_kvcast_alone_is_measured(
 
 @pytest.fixture
 def t5(tmp_path: Path) -> str:
-    write_t5(TINY_T5, tmp_path / "t5")
+    write_t5(TINY_T5_CONFIG, tmp_path / "t5")
     return str(tmp_path / "t5")
 
 

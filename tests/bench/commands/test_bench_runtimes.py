@@ -8,9 +8,9 @@ import jsonschema
 import pytest
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-from bench_models import TINY_T5, tiny_checkpoint
+from bench_models import TINY_T5_CONFIG, tiny_checkpoint
 from kvcast.bench import idle, runner
-from kvcast.bench.files.hugging_face import write_hugging_face
+from kvcast.bench.hugging_face import write_hugging_face
 from kvcast.bench.random_t5 import write_t5
 from kvcast.checkpoints.source import locate, read_dimensions
 from kvcast.cli import main
@@ -117,7 +117,7 @@ def test_a_mistake_is_one_line(
 def test_options_of_a_whisper_are_refused_for_others(
     chat: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    write_t5(TINY_T5, tmp_path / "t5")
+    write_t5(TINY_T5_CONFIG, tmp_path / "t5")
     for words, message in (
         ([CARD, "--model", chat], "AUDIO says nothing of decoder-only models"),
         (["--model", chat, "--prompt", "60"], "60 + 65 tokens are more than the 64"),

@@ -1,14 +1,17 @@
 """kvcast as a backend: texts are given as ids, and each token's time is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from bench_models import TINY
+from bench_models import TINY, tiny_checkpoint
 from kvcast.bench.backend import Ticks
 from kvcast.bench.models import CausalModel
-from kvcast.bench.peers.kvcast import Kvcast, _Clocked
+from kvcast.bench.peers.kvcast import Kvcast, _Clocked, windowed
 from kvcast.bench.probes import Clock, timed_model
 from kvcast.bench.variants import Variant
+from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.programs.decoder import DecoderPrograms
 from kvcast.runtimes.eager_decoder import EagerDecoderOnly
 from kvcast.tasks.generate import TextModel
@@ -77,7 +80,14 @@ def test_a_clock_sees_prefill_and_steps(ours):
     assert {"prefill", "step"} <= clock.seconds.keys()
 
 
-def test_end_tokens_end_only_what_they_are_to_end():
-    assert len(_Clocked(Silent(), ends=True).end_tokens) == VOCAB
-    assert _Clocked(Silent(), ends=False).end_tokens == ()
-    assert _Clocked(Silent(), ends=False).decode([5]) == "decoded [5]"
+def test_a_clocked_tokenizer_is_the_same_without_end_tokens():
+    assert _Clocked(Silent()).end_tokens == ()
+    assert _Clocked(Silent()).decode([5]) == "decoded [5]"
+
+
+def test_the_ring_has_the_models_sizes_and_matrices():
+    checkpoint = tiny_checkpoint(replace(TINY, architecture="qwen2", qkv_bias=True))
+    ring = windowed(checkpoint, 5)
+    assert ring.dimensions == replace(TINY, architecture="mistral", windows=(5, 5))
+    assert ring.tensors.keys() == tensor_shapes(TINY).keys()
+    assert all(ring.tensors[name] is checkpoint.tensors[name] for name in ring.tensors)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench_models import TINY, tiny_checkpoint
-from kvcast.bench.files.hugging_face import write_hugging_face
+from kvcast.bench.hugging_face import write_hugging_face
 from kvcast.bench.models import CausalModel, Model, Seq2seqModel, SpeechModel, installed_versions
 from kvcast.bench.peers.table import CAUSAL, SEQ2SEQ, SPEECH
 from kvcast.bench.variants import PRECISIONS, RUNTIMES, Variant

@@ -70,7 +70,6 @@ def test_tokens_equal_kvcasts_in_fp32(name, beams, random, ours, tmp_path, monke
     peer = SEQ2SEQ[name](model=Seq2seqModel(folder=str(folder), threads=1))
     if installed_versions(peer.packages) is None:
         pytest.skip(f"{peer.packages[0]} wants an environment of its own")
-    peer.prepare()
     peer.load()
     sources = random_tokens(ROWS, SOURCE, ours.dimensions.vocab_size)
     found = peer.write(sources, beams, TARGET)

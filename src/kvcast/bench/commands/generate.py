@@ -44,7 +44,7 @@ _KINDS: Kinds = {
             "prompt": (512, "tokens of each prompt"),
             "new": (128, "tokens after the first"),
             "positions": ([100, 1000, 8000], "where steps are timed; none to skip"),
-            "window": (512, "of the model with random weights and rings, at the positions"),
+            "window": (512, "of the model whose layers are rings, at the positions"),
         },
         peers=CAUSAL,
         others=lambda model, workload: (

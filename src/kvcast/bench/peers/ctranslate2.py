@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
 from typing_extensions import override
 
 from kvcast.bench.backend import Backend, Continuer, Ticks, Tokens, Writer
-from kvcast.bench.models import made_beside
 
 
 class _CTranslate2(Backend):
@@ -20,41 +20,33 @@ class _CTranslate2(Backend):
     vocabulary: ClassVar[str]  # the file with the words of all tokens
 
     @override
-    def unfit(self) -> str | None:
-        return self.model.unlike_hugging_face()
-
-    @override
-    def prepare(self) -> None:
-        folder = self._folder
-        if folder.is_dir():
-            return
-        from ctranslate2.converters import TransformersConverter
-
-        source = self.model.hugging_face()
-        with made_beside(folder) as beside:
-            TransformersConverter(str(source)).convert(str(beside), quantization=self.kind)
-            _tell_apart(beside / self.vocabulary)
+    def files(self) -> Path:
+        return self.model.made(f"ct2-{self.kind}", self._convert, self.packages)
 
     @override
     def load(self) -> None:
         import ctranslate2
 
+        folder = self.files()
         self.engine = getattr(ctranslate2, self.runner)(
-            str(self._folder),
+            str(folder),
             device="cpu",
             compute_type=self.kind,
             inter_threads=1,
             intra_threads=self.model.threads,
         )
-        self._words: list[str] = json.loads((self._folder / self.vocabulary).read_bytes())
+        self._words: list[str] = json.loads((folder / self.vocabulary).read_bytes())
         self._tokens = {word: token for token, word in enumerate(self._words)}
 
     def _spelled(self, texts: Sequence[Tokens]) -> list[list[str]]:
         return [[self._words[token] for token in text] for text in texts]
 
-    @property
-    def _folder(self) -> Path:
-        return self.model.made(f"ct2-{self.kind}", self.packages)
+    def _convert(self, folder: Path) -> None:
+        from ctranslate2.converters import TransformersConverter
+
+        converter = TransformersConverter(str(self.model.hugging_face()))
+        converter.convert(str(folder), quantization=self.kind, force=True)
+        _tell_apart(folder / self.vocabulary)
 
 
 class CausalCTranslate2(_CTranslate2, Continuer):
@@ -66,12 +58,10 @@ class CausalCTranslate2(_CTranslate2, Continuer):
 
     @override
     def generate(self, prompts: Sequence[Tokens], new: int, ticks: Ticks) -> list[Tokens]:
-        told = 0
+        told = count(1)
 
         def on_token(_: Any) -> bool:
-            nonlocal told
-            told += 1
-            if told % len(prompts) == 0:
+            if next(told) % len(prompts) == 0:
                 ticks.tick()
             return False
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.bench.backend import Backend, Continuer, Ticks, Tokens
-from kvcast.bench.models import made_beside
 from kvcast.errors import KvcastError
 
 # Products in int8, and the head on the last position only.
@@ -25,41 +25,14 @@ class OnnxRuntimeGenAI(Backend, Continuer):
     settings = f"{', '.join(_OPTIONS)}, min_length = max_length"
 
     @override
-    def unfit(self) -> str | None:
-        return self.model.unlike_hugging_face()
-
-    @override
-    def prepare(self) -> None:
-        folder = self._folder
-        if folder.is_dir():
-            return
-        source = self.model.hugging_face()
-        with made_beside(folder) as beside:
-            arguments = {
-                "-i": str(source),
-                "-o": str(beside),
-                "-p": "int4",
-                "-e": "cpu",
-                "-c": str(beside.parent / "builder"),
-            }
-            built = subprocess.run(  # noqa: S603 - an installed package, and paths of our own
-                [
-                    *(sys.executable, "-m", "onnxruntime_genai.models.builder"),
-                    *(word for pair in arguments.items() for word in pair),
-                    *("--extra_options", *_OPTIONS),
-                ],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if built.returncode:
-                raise KvcastError(f"its builder failed: {built.stderr.strip().splitlines()[-1:]}")
+    def files(self) -> Path:
+        return self.model.made("genai-int4", self._build, self.packages)
 
     @override
     def load(self) -> None:
         import onnxruntime_genai
 
-        config = onnxruntime_genai.Config(str(self._folder))
+        config = onnxruntime_genai.Config(str(self.files()))
         session = {"intra_op_num_threads": self.model.threads}
         config.overlay(json.dumps({"model": {"decoder": {"session_options": session}}}))
         self.engine = onnxruntime_genai.Model(config)
@@ -83,6 +56,13 @@ class OnnxRuntimeGenAI(Backend, Continuer):
             ticks.tick()
         return [generator.get_sequence(row)[length:].tolist() for row in range(len(prompts))]
 
-    @property
-    def _folder(self) -> Path:
-        return self.model.made("genai-int4", self.packages)
+    def _build(self, folder: Path) -> None:
+        builder = (sys.executable, "-m", "onnxruntime_genai.models.builder")
+        paths = ("-i", str(self.model.hugging_face()), "-o", str(folder))
+        with tempfile.TemporaryDirectory() as cache:
+            kind = ("-p", "int4", "-e", "cpu", "-c", cache, "--extra_options", *_OPTIONS)
+            built = subprocess.run(  # noqa: S603 - an installed package, and paths of our own
+                (*builder, *paths, *kind), capture_output=True, text=True, check=False
+            )
+        if built.returncode:
+            raise KvcastError(f"its builder failed: {built.stderr.strip().splitlines()[-1:]}")

@@ -4,24 +4,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 from typing_extensions import override
 
 from kvcast.bench import probes
 from kvcast.bench.backend import Backend, Samples, Ticks, Tokens
-from kvcast.bench.files.hugging_face import write_hugging_face
-from kvcast.bench.models import CausalModel, Model, made_beside
+from kvcast.bench.hugging_face import write_hugging_face
+from kvcast.bench.models import CausalModel, Model
 from kvcast.bench.schedule import Trial
-from kvcast.bench.variants import REFERENCE, Variant
+from kvcast.bench.variants import REFERENCE, RUNTIMES, Variant
 from kvcast.bench.workloads.causal import POSITION
 from kvcast.bundle.manifest import is_bundle, read_bundle
 from kvcast.checkpoints.base import DecoderCheckpoint
 from kvcast.checkpoints.decoder_names import tensor_shapes
 
 RING = "kvcast-int8-ring"
-_SPREAD = 0.02
 
 
 class Kvcast(Backend):
@@ -38,8 +37,8 @@ class Kvcast(Backend):
             arithmetic=variant.arithmetic,
         )
         self.variant = variant
-        self.packages = variant.of.packages
-        self.modules = ("kvcast.tasks.loading", *model.modules, variant.of.module)
+        self.packages = RUNTIMES[variant.runtime]
+        self.modules = ("kvcast.tasks.loading", *model.modules, variant.module)
 
     @override
     def unfit(self) -> str | None:
@@ -53,7 +52,16 @@ class Kvcast(Backend):
 
     @override
     def load(self) -> None:
-        self.engine = self._open(self.model.folder)
+        import kvcast
+
+        asked = self.variant.asked
+        self.engine = kvcast.load(
+            str(self.files()),
+            runtime=self.variant.runtime,
+            quantize=asked.quantize,
+            dtype=asked.dtype,
+            threads=self.model.threads,
+        )
 
     def transcribe(self, samples: Samples, language: str, beam: int) -> str:
         """See `Transcriber`."""
@@ -68,17 +76,17 @@ class Kvcast(Backend):
 
     def generate(self, prompts: Sequence[Tokens], new: int, ticks: Ticks) -> list[Tokens]:
         """See `Continuer`."""
-        tokenizer = _Clocked(self.engine.tokenizer, ends=False)
-        texts = self._texts(tokenizer, prompts, max_new_tokens=new)
-        rows = len(prompts)
-        ticks.times[:] = tokenizer.times[-rows * new :][rows - 1 :: rows]
+        model, rows = self.engine, len(prompts)
+        tokenizer = _Clocked(model.tokenizer)
+        endless = type(model)(model.runtime, tokenizer, model.dimensions)
+        texts = _texts(endless, prompts, max_new_tokens=new)
+        ticks.times[:] = tokenizer.times[rows - 1 :: rows]
         return texts
 
     def write(self, sources: Sequence[Tokens], beams: int, tokens: int) -> list[Tokens]:
         """See `Writer`."""
-        tokenizer = _Clocked(self.engine.tokenizer, ends=True)
-        return self._texts(
-            tokenizer, sources, beam=beams, min_new_tokens=tokens, max_new_tokens=tokens
+        return _texts(
+            self.engine, sources, beam=beams, min_new_tokens=tokens, max_new_tokens=tokens
         )
 
     def encode_seconds(self, samples: Samples) -> float:
@@ -89,64 +97,38 @@ class Kvcast(Backend):
         """See `probes.step_seconds`."""
         return probes.step_seconds(self.engine, samples, position)
 
-    def _open(self, folder: str) -> Any:
-        import kvcast
-
-        asked = self.variant.asked
-        return kvcast.load(
-            folder,
-            runtime=self.variant.runtime,
-            quantize=asked.quantize,
-            dtype=asked.dtype,
-            threads=self.model.threads,
-        )
-
-    def _texts(
-        self, tokenizer: "_Clocked", prompts: Sequence[Tokens], **keywords: int
-    ) -> list[Tokens]:
-        model = self.engine
-        found = type(model)(model.runtime, tokenizer, model.dimensions).generate_each(
-            prompts, batch=len(prompts), **keywords
-        )
-        return [list(text.tokens) for [text] in found]
-
 
 class KvcastRing(Kvcast):
-    """A model of the same sizes with random weights, each of whose layers has a window."""
+    """A Mistral of the model's own matrices, each of whose layers has a window."""
 
     model: CausalModel
+    window: int
 
     def __init__(self, model: CausalModel, window: int) -> None:
         super().__init__(model, Variant(runtime=REFERENCE, precision="int8"), RING)
         self.window = window
-        self.settings = f"{super().settings}; random weights, a window of {window} positions"
+        self.settings = f"{super().settings}; a Mistral with a window of {window} positions"
 
     @override
     def unfit(self) -> str | None:
-        return self.model.unlike_hugging_face()
+        return self.model.unfit()
 
     @override
     def takes(self, trial: Trial) -> bool:
         return bool(trial["measure"] == POSITION)
 
     @override
-    def prepare(self) -> None:
-        folder = self._folder
-        if not folder.is_dir() and self.window is not None:
-            with made_beside(folder) as beside:
-                write_hugging_face(windowed(self.model.checkpoint(), self.window), beside)
-
-    @override
-    def load(self) -> None:
-        self.engine = self._open(str(self._folder))
-
-    @property
-    def _folder(self) -> Path:
-        return self.model.made(f"window-{self.window}")
+    def files(self) -> Path:
+        return self.model.made(
+            f"ring-{self.window}",
+            lambda folder: write_hugging_face(
+                windowed(self.model.checkpoint(), self.window), folder
+            ),
+        )
 
 
 def windowed(checkpoint: DecoderCheckpoint, window: int) -> DecoderCheckpoint:
-    """Return a Mistral of the checkpoint's sizes: random weights, and a window in each layer."""
+    """Return a Mistral of a checkpoint's sizes and matrices, with a window in each layer."""
     dimensions = replace(
         checkpoint.dimensions,
         architecture="mistral",
@@ -155,43 +137,36 @@ def windowed(checkpoint: DecoderCheckpoint, window: int) -> DecoderCheckpoint:
         out_bias=False,
         query_key_norm=False,
     )
-    rng = np.random.default_rng(0)
-    tensors = {
-        name: np.ones(shape, np.float32)
-        if len(shape) == 1
-        else rng.standard_normal(shape, np.float32) * np.float32(_SPREAD)
-        for name, shape in tensor_shapes(dimensions).items()
-    }
-    return replace(checkpoint, dimensions=dimensions, tensors=tensors, source="random weights")
+    tensors = {name: checkpoint.tensors[name] for name in tensor_shapes(dimensions)}
+    return replace(checkpoint, dimensions=dimensions, tensors=tensors)
+
+
+def _texts(model: Any, prompts: Sequence[Tokens], **keywords: int) -> list[Tokens]:
+    found = model.generate_each(prompts, batch=len(prompts), **keywords)
+    return [list(text.tokens) for [text] in found]
 
 
 class _Clocked:
-    """A tokenizer that notes when each token comes; meets `kvcast.text.base.TextTokenizer`."""
+    """A tokenizer that notes when each token comes, and knows no token that ends a text.
 
-    def __init__(self, tokenizer: Any, *, ends: bool) -> None:
+    Meets `kvcast.text.base.TextTokenizer`.
+    """
+
+    end_tokens = ()
+
+    def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self.end_tokens = tokenizer.end_tokens if ends else ()
         self.times: list[float] = []
 
-    def stream(self) -> "_Stream":
-        return _Stream(self._tokenizer.stream(), self.times)
+    def stream(self) -> Any:
+        stream = self._tokenizer.stream()
+
+        def push(token: int) -> str:
+            self.times.append(time.perf_counter())
+            piece: str = stream.push(token)
+            return piece
+
+        return SimpleNamespace(push=push, finish=stream.finish)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
-
-
-class _Stream:
-    """Text under way."""
-
-    def __init__(self, stream: Any, times: list[float]) -> None:
-        self._stream = stream
-        self._times = times
-
-    def push(self, token: int) -> str:
-        self._times.append(time.perf_counter())
-        piece: str = self._stream.push(token)
-        return piece
-
-    def finish(self) -> str:
-        rest: str = self._stream.finish()
-        return rest

@@ -1,4 +1,9 @@
-"""llama.cpp through llama-cpp-python's low-level interface, from GGUF files of the same weights."""
+"""llama.cpp through llama-cpp-python's low-level interface, from GGUF files of the same weights.
+
+The files have no tokenizer, which is all that evaluating tokens needs. Every matrix, the embedding
+included, is stored in one kind of blocks; vectors stay fp32. The `llama` architecture rotates
+neighbours, so the rows of its queries and keys are put in that order.
+"""
 
 import ctypes
 from collections.abc import Sequence
@@ -9,11 +14,16 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.bench.backend import Backend, Continuer, Ticks, Tokens
-from kvcast.bench.files.gguf import write_gguf
-from kvcast.bench.models import CausalModel, made_beside
+from kvcast.bench.hugging_face import model_type
+from kvcast.bench.models import CausalModel
+from kvcast.checkpoints.base import DecoderCheckpoint
+from kvcast.checkpoints.gguf import NAMES
+from kvcast.checkpoints.tables import pairs_from_halves, take_apart
 from kvcast.errors import KvcastError
 
 _BATCH = 512
+_FILE = "model.gguf"
+_NEIGHBOURS = "llama"
 
 
 class LlamaCpp(Backend, Continuer):
@@ -27,7 +37,7 @@ class LlamaCpp(Backend, Continuer):
     )
 
     model: CausalModel
-    _texts: "_Texts | None" = None
+    _context: "_Context | None" = None
 
     @override
     def unfit(self) -> str | None:
@@ -37,50 +47,44 @@ class LlamaCpp(Backend, Continuer):
         return reason
 
     @override
-    def prepare(self) -> None:
-        file = self._file
-        if not file.is_file():
-            with made_beside(file) as beside:
-                write_gguf(self.model.checkpoint(), self.kind, beside)
+    def files(self) -> Path:
+        return self.model.made(
+            f"gguf-{self.kind}",
+            lambda folder: write_gguf(self.model.checkpoint(), self.kind, folder / _FILE),
+            ("gguf",),
+        )
 
     @override
     def load(self) -> None:
         import llama_cpp
 
         llama_cpp.llama_backend_init()
-        params = llama_cpp.llama_model_default_params()
-        self.engine = llama_cpp.llama_model_load_from_file(str(self._file).encode(), params)
+        file, params = self.files() / _FILE, llama_cpp.llama_model_default_params()
+        self.engine = llama_cpp.llama_model_load_from_file(str(file).encode(), params)
         if not self.engine:
-            raise KvcastError(f"llama.cpp cannot read {self._file}")
+            raise KvcastError(f"llama.cpp cannot read {file}")
 
     @override
     def generate(self, prompts: Sequence[Tokens], new: int, ticks: Ticks) -> list[Tokens]:
         # Memory for caches is fixed when a context is made: other sizes make one anew, in the
         # warm-up.
         sizes = (len(prompts), len(prompts[0]) + new)
-        if self._texts is None or self._texts.sizes != sizes:
-            if self._texts is not None:
-                self._texts.close()  # two at once would count as its peak memory
-            self._texts = _Texts(self.engine, sizes, self.model.threads)
-        texts = self._texts
-        texts.clear()
-        tokens = [texts.read(row, prompt) for row, prompt in enumerate(prompts)]
+        if self._context is None or self._context.sizes != sizes:
+            if self._context is not None:
+                self._context.close()  # two at once would count as its peak memory
+            self._context = _Context(self.engine, sizes, self.model.threads)
+        context = self._context
+        context.clear()
+        steps = [[context.append([(row, prompt)])[0] for row, prompt in enumerate(prompts)]]
         ticks.tick()
-        written = [[token] for token in tokens]
         for _ in range(new - 1):
-            tokens = texts.step(tokens)
+            steps.append(context.append([(row, [token]) for row, token in enumerate(steps[-1])]))
             ticks.tick()
-            for text, token in zip(written, tokens, strict=True):
-                text.append(token)
-        return written
-
-    @property
-    def _file(self) -> Path:
-        return self.model.made(f"{self.kind}.gguf", ("gguf",))
+        return [list(tokens) for tokens in zip(*steps, strict=True)]
 
 
-class _Texts:
-    """A context: caches of some rows of so many positions."""
+class _Context:
+    """Caches of some rows of so many positions."""
 
     def __init__(self, model: Any, sizes: tuple[int, int], threads: int) -> None:
         import llama_cpp
@@ -98,8 +102,7 @@ class _Texts:
             raise KvcastError(f"llama.cpp makes no context of {rows} x {positions} positions")
         vocab = llama_cpp.llama_model_get_vocab(model)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(vocab)
-        self._batch: Any = llama_cpp.llama_batch_init(max(_BATCH, rows), 0, 1)
-        self._lengths = [0] * rows
+        self._batch: Any = llama_cpp.llama_batch_init(_BATCH, 0, 1)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -108,31 +111,24 @@ class _Texts:
 
     def clear(self) -> None:
         """Forget all texts."""
-        memory = self._library.llama_get_memory(self._context)
-        self._library.llama_memory_clear(memory, False)
-        self._lengths = [0] * len(self._lengths)
+        self._library.llama_memory_clear(self._library.llama_get_memory(self._context), False)
+        self._lengths = [0] * self.sizes[0]
 
-    def read(self, row: int, prompt: Tokens) -> int:
-        """Read a prompt and return the likeliest next token."""
-        for i in range(0, len(prompt), _BATCH):
-            chunk = prompt[i : i + _BATCH]
-            is_last = i + _BATCH >= len(prompt)
-            places = [
-                (token, row, is_last and at == len(chunk) - 1) for at, token in enumerate(chunk)
-            ]
-            self._decode(places)
-        return self._likeliest(len(chunk) - 1)
+    def append(self, texts: Sequence[tuple[int, Tokens]]) -> list[int]:
+        """Append tokens to some rows, and return the likeliest next one of each."""
+        places = [
+            (row, token, at == len(tokens) - 1)
+            for row, tokens in texts
+            for at, token in enumerate(tokens)
+        ]
+        chunks = [places[i : i + _BATCH] for i in range(0, len(places), _BATCH)]
+        return [token for chunk in chunks for token in self._decode(chunk)]
 
-    def step(self, tokens: Sequence[int]) -> list[int]:
-        """Append a token to each row and return the likeliest next ones."""
-        self._decode([(token, row, True) for row, token in enumerate(tokens)])
-        return [self._likeliest(at) for at in range(len(tokens))]
-
-    def _decode(self, places: Sequence[tuple[int, int, bool]]) -> None:
-        """Evaluate tokens, each with its row and whether its logits are wanted."""
+    def _decode(self, places: Sequence[tuple[int, int, bool]]) -> list[int]:
+        """Evaluate tokens of rows; return the likeliest after each whose logits are wanted."""
         batch = self._batch
         batch.n_tokens = len(places)
-        for at, (token, row, is_wanted) in enumerate(places):
+        for at, (row, token, is_wanted) in enumerate(places):
             batch.token[at] = token
             batch.pos[at] = self._lengths[row]
             batch.n_seq_id[at] = 1
@@ -142,8 +138,44 @@ class _Texts:
         status = self._library.llama_decode(self._context, batch)
         if status:
             raise KvcastError(f"llama_decode ended with status {status}")
+        return [self._likeliest(at) for at, (*_, is_wanted) in enumerate(places) if is_wanted]
 
     def _likeliest(self, at: int) -> int:
         logits = self._library.llama_get_logits_ith(self._context, at)
         pointer = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
         return int(np.ctypeslib.as_array(pointer, (self._vocab_size,)).argmax())
+
+
+def write_gguf(checkpoint: DecoderCheckpoint, kind: str, path: Path) -> None:
+    """Write `checkpoint` to `path`; `kind` names ggml's blocks: "Q8_0" or "Q4_0"."""
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf.quants import quantize
+
+    dimensions, blocks = checkpoint.dimensions, GGMLQuantizationType[kind]
+    writer = GGUFWriter(path, model_type(dimensions))
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(dimensions.vocab_size)
+    writer.add_block_count(dimensions.layers)
+    writer.add_context_length(dimensions.max_positions)
+    writer.add_embedding_length(dimensions.width)
+    writer.add_feed_forward_length(dimensions.inner)
+    writer.add_head_count(dimensions.heads)
+    writer.add_head_count_kv(dimensions.kv_heads)
+    writer.add_key_length(dimensions.head_dim)
+    writer.add_value_length(dimensions.head_dim)
+    writer.add_rope_dimension_count(dimensions.head_dim)
+    writer.add_rope_freq_base(dimensions.rotary.base)
+    writer.add_layer_norm_rms_eps(dimensions.norm_eps)
+    keys = dimensions.kv_heads * dimensions.head_dim
+    for name, tensor in take_apart(checkpoint.tensors, NAMES, keys):
+        weight = np.array(tensor, np.float32)
+        if writer.arch == _NEIGHBOURS and name.split(".")[-2] in ("attn_q", "attn_k"):
+            weight = pairs_from_halves(weight, dimensions.head_dim)
+        if weight.ndim < 2:
+            writer.add_tensor(name, weight)
+        else:
+            writer.add_tensor(name, quantize(weight, blocks), raw_dtype=blocks)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

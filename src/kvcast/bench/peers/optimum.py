@@ -1,16 +1,14 @@
 """optimum-onnx: transformers' `generate` over graphs for ONNX Runtime that it exports itself."""
 
-from collections.abc import Sequence
+import shutil
 from pathlib import Path
 
 from typing_extensions import override
 
-from kvcast.bench.backend import Backend, Tokens, Writer
-from kvcast.bench.models import made_beside
-from kvcast.bench.peers.transformers import generated_targets
+from kvcast.bench.peers.transformers import Seq2seqTransformers
 
 
-class OptimumOnnx(Backend, Writer):
+class OptimumOnnx(Seq2seqTransformers):
     """Its int8 is ONNX Runtime's dynamic quantisation, a scale for each channel."""
 
     packages = ("optimum-onnx", "transformers", "torch", "onnxruntime")
@@ -18,14 +16,13 @@ class OptimumOnnx(Backend, Writer):
     settings = "generate, min_new_tokens = max_new_tokens, a decoder with and one without a past"
 
     @override
-    def unfit(self) -> str | None:
-        return self.model.unlike_hugging_face()
-
-    @override
-    def prepare(self) -> None:
-        self._exported()
-        if self.kind == "int8" and not self._folder("int8").is_dir():
-            self._quantise()
+    def files(self) -> Path:
+        exported = self.model.made("optimum-fp32", self._export, self.packages)
+        if self.kind == "fp32":
+            return exported
+        return self.model.made(
+            "optimum-int8", lambda folder: _quantise(exported, folder), self.packages
+        )
 
     @override
     def load(self) -> None:
@@ -37,35 +34,22 @@ class OptimumOnnx(Backend, Writer):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.model.threads
         self.engine = ORTModelForSeq2SeqLM.from_pretrained(
-            self._folder(self.kind), session_options=options, use_merged=False
+            self.files(), session_options=options, use_merged=False
         )
 
-    @override
-    def write(self, sources: Sequence[Tokens], beams: int, tokens: int) -> list[Tokens]:
-        return generated_targets(self.engine, sources, beams, tokens)
+    def _export(self, folder: Path) -> None:
+        from optimum.onnxruntime import ORTModelForSeq2SeqLM
 
-    def _exported(self) -> Path:
-        folder = self._folder("fp32")
-        if not folder.is_dir():
-            from optimum.onnxruntime import ORTModelForSeq2SeqLM
+        ORTModelForSeq2SeqLM.from_pretrained(self.model.folder, export=True).save_pretrained(folder)
 
-            with made_beside(folder) as beside:
-                model = ORTModelForSeq2SeqLM.from_pretrained(self.model.folder, export=True)
-                model.save_pretrained(beside)
-        return folder
 
-    def _quantise(self) -> None:
-        from optimum.onnxruntime import ORTQuantizer
-        from optimum.onnxruntime.configuration import AutoQuantizationConfig
+def _quantise(exported: Path, folder: Path) -> None:
+    from optimum.onnxruntime import ORTQuantizer
+    from optimum.onnxruntime.configuration import AutoQuantizationConfig
 
-        kind = AutoQuantizationConfig.avx512_vnni(is_static=False, per_channel=True)
-        exported = self._exported()
-        with made_beside(self._folder("int8")) as beside:
-            for graph in exported.glob("*.onnx"):
-                quantizer = ORTQuantizer.from_pretrained(exported, file_name=graph.name)
-                quantizer.quantize(save_dir=beside, file_suffix=None, quantization_config=kind)
-            for settings in exported.glob("*.json"):
-                (beside / settings.name).write_bytes(settings.read_bytes())
-
-    def _folder(self, kind: str) -> Path:
-        return self.model.made(f"optimum-{kind}", self.packages)
+    kind = AutoQuantizationConfig.avx512_vnni(is_static=False, per_channel=True)
+    for graph in exported.glob("*.onnx"):
+        quantizer = ORTQuantizer.from_pretrained(exported, file_name=graph.name)
+        quantizer.quantize(save_dir=folder, file_suffix=None, quantization_config=kind)
+    for settings in exported.glob("*.json"):
+        shutil.copy(settings, folder)

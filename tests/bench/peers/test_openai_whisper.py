@@ -7,7 +7,8 @@ from transformers import WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperModel
 from whisper.model import ModelDimensions, Whisper
 
-from kvcast.bench.files.whisper_names import openai_tensors, transformers_tensors
+from kvcast.bench.hugging_face import transformers_tensors
+from kvcast.bench.peers.openai_whisper import openai_sizes, openai_tensors
 from kvcast.checkpoints.names import tensor_shapes
 from kvcast.errors import KvcastError
 from kvcast.spec.whisper import WhisperDimensions
@@ -38,7 +39,8 @@ def checkpoint() -> dict[str, np.ndarray]:
 
 
 def test_openai_whisper_gets_exactly_its_tensors():
-    model = Whisper(ModelDimensions(80, 10, 8, 2, 2, 99, 6, 8, 2, 1))
+    assert openai_sizes(DIMENSIONS) == vars(ModelDimensions(80, 10, 8, 2, 2, 99, 6, 8, 2, 1))
+    model = Whisper(ModelDimensions(**openai_sizes(DIMENSIONS)))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     assert {name: tensor.shape for name, tensor in openai_tensors(checkpoint())} == shapes
 

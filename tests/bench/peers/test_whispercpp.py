@@ -9,8 +9,8 @@ import pytest
 
 from kvcast.audio.decode import open_audio
 from kvcast.audio.mel import mel_filters
-from kvcast.bench.files.ggml import FILE_KINDS, to_q8_0, write_ggml
-from kvcast.bench.files.whisper_names import openai_tensors
+from kvcast.bench.peers.openai_whisper import openai_tensors
+from kvcast.bench.peers.whispercpp import FILE_KINDS, write_ggml
 from kvcast.bench.recording import word_error
 from kvcast.checkpoints.base import WhisperCheckpoint
 from kvcast.checkpoints.source import locate, open_checkpoint
@@ -107,16 +107,6 @@ def test_every_tensor_reads_back_as_it_was(written, checkpoint):
     matrices -= {"encoder.positional_embedding", "decoder.positional_embedding"}
     quantised = {name for name, code in found.kinds.items() if code == 8}
     assert quantised == (matrices if kind == "q8_0" else set())
-
-
-def test_q8_0_by_hand():
-    block = np.zeros(32, np.float32)
-    block[:4] = [127, -63.5, 0.5, -0.4]
-    packed = np.frombuffer(to_q8_0(np.stack([block, np.zeros(32)])), BLOCK)
-    assert packed["scale"].tolist() == [1, 0]
-    # Halves go away from zero.
-    assert packed["codes"][0, :5].tolist() == [127, -64, 1, 0, 0]
-    assert not packed["codes"][1].any()
 
 
 def test_whisper_cpp_understands_the_example(written):

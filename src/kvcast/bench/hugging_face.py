@@ -1,0 +1,153 @@
+"""Hugging Face folders that other programs read: of Whispers, and of models of the Llama kind.
+
+Those are dense ones without scaled rotation: Llama, Mistral, Qwen 2 and Qwen 3.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.checkpoints.base import DecoderCheckpoint, WhisperCheckpoint
+from kvcast.checkpoints.decoder_huggingface import NAMES, SIZES, decoder_dimensions
+from kvcast.checkpoints.huggingface import DIMENSIONS
+from kvcast.checkpoints.huggingface import NAMES as WHISPER_NAMES
+from kvcast.checkpoints.tables import take_apart
+from kvcast.errors import KvcastError
+from kvcast.spec.decoder import DecoderDimensions
+from kvcast.text.whisper import WhisperTokenizer
+
+Tensors = Iterator[tuple[str, NDArray[Any]]]
+TOKENIZER = "tokenizer.json"
+_HEAD = "lm_head.weight"
+
+
+def write_hugging_face(checkpoint: DecoderCheckpoint | WhisperCheckpoint, folder: Path) -> None:
+    """Fill `folder`, which is made unless it exists, with tensors in fp32."""
+    _WRITERS[checkpoint.family](checkpoint, folder)
+
+
+def write_folder(
+    folder: Path, tensors: Iterable[tuple[str, NDArray[Any]]], **files: Mapping[str, Any]
+) -> None:
+    """Write tensors by name in fp32, and JSON files by their names without the ending."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, fields in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(fields), encoding="utf-8")
+    whole = {name: np.array(tensor, np.float32) for name, tensor in tensors}
+    save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def model_type(dimensions: DecoderDimensions) -> str:
+    """Return what Hugging Face calls a model of these dimensions, if it `is_like_llama`."""
+    if dimensions.query_key_norm:
+        return "qwen3"
+    if dimensions.qkv_bias and not dimensions.out_bias:
+        return "qwen2"
+    return "llama" if dimensions.windows[0] is None else "mistral"
+
+
+def is_like_llama(dimensions: DecoderDimensions) -> bool:
+    """Tell whether a configuration written here says all about the model: read, it is the same."""
+    config = _decoder_config(dimensions)
+    same = replace(dimensions, architecture=config["model_type"])
+    return decoder_dimensions(config, "what would be written") == same
+
+
+def _decoder_config(dimensions: DecoderDimensions) -> dict[str, Any]:
+    kind = model_type(dimensions)
+    return {
+        "model_type": kind,
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "dtype": "float32",
+        **{theirs: getattr(dimensions, ours) for ours, theirs in SIZES.items()},
+        "num_hidden_layers": dimensions.layers,
+        "sliding_window": dimensions.windows[0],
+        "rope_theta": dimensions.rotary.base,
+        "rms_norm_eps": dimensions.norm_eps,
+        "hidden_act": "silu",
+        "attention_bias": dimensions.out_bias,
+        "tie_word_embeddings": dimensions.tied,
+    }
+
+
+def _write_decoder(checkpoint: DecoderCheckpoint, folder: Path) -> None:
+    dimensions, about = checkpoint.dimensions, json.loads(checkpoint.text["text.json"])
+    end = (about["end_tokens"] or [0])[0]
+    special = {name: about[name] for name in ("bos_token", "eos_token") if about[name]}
+    keys = dimensions.kv_heads * dimensions.head_dim
+    parts = take_apart(checkpoint.tensors, NAMES, keys)
+    write_folder(
+        folder,
+        ((name if name == _HEAD else f"model.{name}", tensor) for name, tensor in parts),
+        config=_decoder_config(dimensions) | {"bos_token_id": end, "eos_token_id": end},
+        tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast", **special},
+        tokenizer=json.loads(checkpoint.text[TOKENIZER]),
+    )
+
+
+def _write_whisper(checkpoint: WhisperCheckpoint, folder: Path) -> None:
+    sizes = checkpoint.dimensions
+    tokenizer = WhisperTokenizer(checkpoint.tokenizer_json, sizes.vocab_size)
+    special = {f"{role}_token_id": tokenizer.eot for role in ("bos", "eos", "pad")}
+    special["decoder_start_token_id"] = tokenizer.sot
+    write_folder(
+        folder,
+        ((f"model.{name}", tensor) for name, tensor in transformers_tensors(checkpoint.tensors)),
+        config={
+            "model_type": "whisper",
+            "architectures": ["WhisperForConditionalGeneration"],
+            "dtype": "float32",
+            **{theirs: getattr(sizes, ours) for ours, theirs in DIMENSIONS.items()},
+            "encoder_ffn_dim": 4 * sizes.d_model,
+            "decoder_ffn_dim": 4 * sizes.d_model,
+            **special,
+        },
+        generation_config={**special, **_rules(tokenizer)},
+        tokenizer=json.loads(checkpoint.tokenizer_json),
+    )
+
+
+def transformers_tensors(tensors: Mapping[str, NDArray[Any]]) -> Tensors:
+    """Yield every tensor under the name in transformers' WhisperModel, but keys' biases of zero.
+
+    Raises KvcastError if one is not.
+    """
+    for name, tensor in take_apart(tensors, WHISPER_NAMES):
+        if not name.endswith("k_proj.bias"):
+            yield name, tensor
+        elif tensor.any():
+            raise KvcastError(f"{name}: a bias of keys, which no other Whisper knows")
+
+
+def _rules(tokenizer: WhisperTokenizer) -> dict[str, Any]:
+    """Return what generation_config.json of a published Whisper says of its tokens."""
+    rules = {
+        "suppress_tokens": sorted({*tokenizer.non_speech_tokens, *tokenizer.control_tokens}),
+        "begin_suppress_tokens": list(tokenizer.blank),
+        "no_timestamps_token_id": tokenizer.no_timestamps,
+        "max_initial_timestamp_index": 50,
+        "prev_sot_token_id": tokenizer.sot_prev,
+        "is_multilingual": tokenizer.is_multilingual,
+        "return_timestamps": True,
+        "max_length": 448,
+    }
+    if tokenizer.is_multilingual:
+        codes = zip(tokenizer.languages, tokenizer.language_tokens, strict=True)
+        rules["lang_to_id"] = {f"<|{code}|>": token for code, token in codes}
+        rules["task_to_id"] = {
+            task: getattr(tokenizer, task) for task in ("transcribe", "translate")
+        }
+    return rules
+
+
+_WRITERS: Mapping[str, Callable[[Any, Path], None]] = {
+    "decoder": _write_decoder,
+    "whisper": _write_whisper,
+}
