@@ -24,7 +24,6 @@ from kvcast.bench.render import render
 from kvcast.bench.report import Benchmark, measure
 from kvcast.bench.runner import Loaded, Runner
 from kvcast.bench.schedule import Result, Results
-from kvcast.bench.variants import Variant
 from kvcast.bench.workloads import causal, seq2seq, speech
 from kvcast.bench.workloads.causal import Causal
 from kvcast.bench.workloads.seq2seq import Seq2seq
@@ -345,9 +344,12 @@ ON_RUNTIMES = replace(SPEECH, position=7)
 
 
 def on_runtimes(floor: bool = True) -> dict[str, Any]:
-    onnx, aoti = (Variant(runtime=name, precision="int8") for name in ("onnx", "aoti"))
     model = SpeechModel(folder="nowhere", threads=1)
-    backends = [Kvcast(model, onnx), Kvcast(model, aoti), Recomputing(model, aoti)]
+    backends = [
+        Kvcast(model, "onnx", "int8"),
+        Kvcast(model, "aoti", "int8"),
+        Recomputing(model, "aoti", "int8"),
+    ]
     runner = Canned(
         workload=ON_RUNTIMES,
         threads=2,

@@ -10,7 +10,6 @@ from kvcast.bench.backend import Ticks
 from kvcast.bench.models import CausalModel
 from kvcast.bench.peers.kvcast import Kvcast, _Clocked, windowed
 from kvcast.bench.probes import Clock, timed_model
-from kvcast.bench.variants import Variant
 from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.programs.decoder import DecoderPrograms
 from kvcast.runtimes.eager_decoder import EagerDecoderOnly
@@ -41,9 +40,7 @@ class Silent:
 
 @pytest.fixture
 def ours():
-    found = Kvcast(
-        CausalModel(folder="", threads=1), Variant(runtime="eager", precision="fp32"), "kvcast"
-    )
+    found = Kvcast(CausalModel(folder="", threads=1), "eager", "fp32")
     programs: DecoderPrograms = random_decoder(TINY)
     found.engine = TextModel(EagerDecoderOnly(programs), Silent(), TINY)
     return found

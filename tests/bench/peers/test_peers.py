@@ -11,8 +11,8 @@ import pytest
 from bench_models import TINY, tiny_checkpoint
 from kvcast.bench.hugging_face import write_hugging_face
 from kvcast.bench.models import CausalModel, Model, Seq2seqModel, SpeechModel, installed_versions
+from kvcast.bench.peers.kvcast import PRECISIONS, RUNTIMES, Kvcast
 from kvcast.bench.peers.table import CAUSAL, SEQ2SEQ, SPEECH
-from kvcast.bench.variants import PRECISIONS, RUNTIMES, Variant
 
 TABLES: Mapping[str, tuple[Mapping[str, Any], type[Model]]] = {
     "speech": (SPEECH, SpeechModel),
@@ -61,12 +61,12 @@ def test_versions_are_those_of_all_packages_or_none():
     assert installed_versions(("numpy",))
 
 
-def test_a_variant_that_a_runtime_lacks_has_a_reason():
+def test_a_precision_that_a_runtime_lacks_has_a_reason():
     reasons = {
-        variant.name: variant.refused()
+        ours.name: ours.unfit()
         for runtime in RUNTIMES
         for precision in PRECISIONS
-        if (variant := Variant(runtime=runtime, precision=precision))
+        if (ours := Kvcast(Model(folder="x", threads=1), runtime, precision))
         and precision in ("fp32", "bf16")
     }
     assert "drop --dtype bf16" in reasons["onnx-bf16"]

@@ -7,7 +7,6 @@ import torch
 from kvcast.bench.models import Seq2seqModel, installed_versions
 from kvcast.bench.peers.kvcast import Kvcast
 from kvcast.bench.peers.table import SEQ2SEQ
-from kvcast.bench.variants import Variant
 from kvcast.bench.workload import random_tokens
 from kvcast.programs.t5 import T5Programs
 from kvcast.runtimes.eager import EagerEncoderDecoder
@@ -57,7 +56,7 @@ def ours(random):
 
 def kvcast(model):
     """kvcast with this model."""
-    ours = Kvcast(Seq2seqModel(folder="", threads=1), Variant(runtime="eager", precision="fp32"))
+    ours = Kvcast(Seq2seqModel(folder="", threads=1), "eager", "fp32")
     ours.engine = model
     return ours
 

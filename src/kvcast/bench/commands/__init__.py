@@ -19,13 +19,12 @@ from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.bench.backend import Backend
 from kvcast.bench.layout import Layout
 from kvcast.bench.models import Model
-from kvcast.bench.peers.kvcast import Kvcast
+from kvcast.bench.peers.kvcast import REFERENCE, Kvcast
 from kvcast.bench.peers.table import Make
 from kvcast.bench.recording import read_reference, read_samples
 from kvcast.bench.render import render
 from kvcast.bench.report import Benchmark, measure
 from kvcast.bench.runner import Runner
-from kvcast.bench.variants import Variant
 from kvcast.bench.workload import Workload
 from kvcast.bundle.manifest import is_bundle, read_bundle
 from kvcast.checkpoints.base import Dimensions
@@ -125,7 +124,7 @@ def beside_peers(
     kind: Kind,
     folder: Path,
     workload: Workload,
-    ours: Mapping[str, Variant],
+    ours: Mapping[str, str],
     compared: Callable[[Backend], str],
 ) -> int:
     """Measure kvcast in some precisions beside other programs, and print; returns the exit code.
@@ -137,7 +136,7 @@ def beside_peers(
         raise UsageError(f"{strangers[0]} takes no {kind.name}: peers are {', '.join(kind.peers)}")
     model = kind.model(folder=str(folder), threads=args.threads)
     backends = [
-        *(Kvcast(model, variant, name) for name, variant in ours.items()),
+        *(Kvcast(model, REFERENCE, precision, name) for name, precision in ours.items()),
         *kind.others(model, workload),
         *(kind.peers[name](model=model) for name in peers),
     ]

@@ -24,10 +24,9 @@ from kvcast.bench.commands import (
     require,
 )
 from kvcast.bench.models import CausalModel, Seq2seqModel
-from kvcast.bench.peers.kvcast import KvcastRing
+from kvcast.bench.peers.kvcast import QUANTIZED, KvcastRing
 from kvcast.bench.peers.table import CAUSAL, SEQ2SEQ
 from kvcast.bench.random_t5 import RANDOM, is_random, random_folder
-from kvcast.bench.variants import QUANTIZED, REFERENCE, Variant
 from kvcast.bench.workloads import causal, seq2seq
 from kvcast.checkpoints.source import locate
 from kvcast.spec.decoder import DecoderDimensions
@@ -95,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     kind, dimensions = kind_of(_KINDS, folder, args.model, "generate")
     workload = kind.workload(dimensions=dimensions, batch=args.batch, **kind.chosen(args, _KINDS))
     precisions = [QUANTIZED[quantize] for quantize in dict.fromkeys(args.quantize)]
-    ours = {f"kvcast-{one}": Variant(runtime=REFERENCE, precision=one) for one in precisions}
+    ours = {f"kvcast-{one}": one for one in precisions}
     quantized = ("int8", "int4")  # all others are compared with kvcast's fp32
 
     def compared(backend: Backend) -> str:

@@ -30,12 +30,11 @@ from kvcast.bench.commands import (
 )
 from kvcast.bench.layout import Found, Layout, Table
 from kvcast.bench.models import CausalModel, Model, SpeechModel
-from kvcast.bench.peers.kvcast import Kvcast
+from kvcast.bench.peers.kvcast import PRECISIONS, REFERENCE, RUNTIMES, Kvcast
 from kvcast.bench.probes import ENCODE, STEP
 from kvcast.bench.recompute.backend import Recomputing
 from kvcast.bench.report import Benchmark, measure
 from kvcast.bench.runner import Runner
-from kvcast.bench.variants import PRECISIONS, REFERENCE, RUNTIMES, Variant
 from kvcast.bench.workloads.causal import FIRST, TEXT, Causal
 from kvcast.bench.workloads.speech import TRANSCRIBE, WORD_ERROR, Speech
 from kvcast.checkpoints.source import locate
@@ -78,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         model = kind.model(folder=str(folder), threads=args.threads)
         runtimes, precisions = map(list, map(dict.fromkeys, (args.runtimes, args.quantize)))
         backends: list[Kvcast] = [
-            make(model, Variant(runtime=runtime, precision=precision))
+            make(model, runtime, precision)
             for precision in precisions
             for runtime in runtimes
             for make in _BACKENDS[kind.model]
@@ -114,10 +113,10 @@ def _causal(*, dimensions: DecoderDimensions, prompt: int, new: int) -> Causal:
 
 
 def compared(backend: Kvcast) -> dict[str, str]:
-    """Compare with ONNX Runtime in the same precision, and a baseline with its cached variant."""
-    variant = backend.variant
-    same = {"onnx": Variant(runtime=REFERENCE, precision=variant.precision).name}
-    return {**same, "cached": variant.name} if backend.recomputes else same
+    """Compare with ONNX Runtime in the same precision, and a baseline with what caches."""
+    same = {"onnx": f"{REFERENCE}-{backend.precision}"}
+    cached = {"cached": f"{backend.runtime}-{backend.precision}"}
+    return {**same, **cached} if backend.recomputes else same
 
 
 def _speech_tables(found: Found) -> Sequence[Table]:

@@ -21,8 +21,8 @@ from kvcast.bench.commands import (
     require,
 )
 from kvcast.bench.models import SpeechModel
+from kvcast.bench.peers.kvcast import QUANTIZED
 from kvcast.bench.peers.table import SPEECH
-from kvcast.bench.variants import QUANTIZED, REFERENCE, Variant
 from kvcast.bench.workloads.speech import LAYOUT, Speech
 from kvcast.bundle.manifest import is_bundle, read_bundle
 from kvcast.checkpoints.source import locate
@@ -63,5 +63,5 @@ def run(args: argparse.Namespace) -> int:
         kind, dimensions = kind_of(_KINDS, folder, args.model, "transcribe")
         speech = Speech(dimensions=dimensions, language=args.language, beams=args.beam, **heard)
         quantize = read_bundle(folder).quantize if is_bundle(folder) else "int8"
-        ours = {_KVCAST: Variant(runtime=REFERENCE, precision=QUANTIZED[quantize])}
+        ours = {_KVCAST: QUANTIZED[quantize]}
         return beside_peers("transcribe", args, kind, folder, speech, ours, lambda _: _KVCAST)

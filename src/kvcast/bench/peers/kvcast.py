@@ -1,7 +1,11 @@
-"""kvcast itself, through its public API, as anybody would use it."""
+"""kvcast itself, through its public API, as anybody would use it.
+
+What precisions a runtime has is for `kvcast.spec.runtimes` to say; here is what its pairs with
+them are called and asked for.
+"""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,14 +15,50 @@ from typing_extensions import override
 
 from kvcast.bench import probes
 from kvcast.bench.backend import Backend, Samples, Ticks, Tokens
+from kvcast.bench.floor import Arithmetic
 from kvcast.bench.hugging_face import write_hugging_face
 from kvcast.bench.models import CausalModel, Model
 from kvcast.bench.schedule import Trial
-from kvcast.bench.variants import REFERENCE, RUNTIMES, Variant
 from kvcast.bench.workloads.causal import POSITION
 from kvcast.bundle.manifest import is_bundle, read_bundle
 from kvcast.checkpoints.base import DecoderCheckpoint
 from kvcast.checkpoints.decoder_names import tensor_shapes
+from kvcast.errors import KvcastError
+from kvcast.spec import runtimes
+from kvcast.spec.runtimes import BundlePrecision, PrecisionRequest
+from kvcast.tasks.targets import TARGETS
+from kvcast.tasks.targets.base import BuildOptions
+
+PRECISIONS = {"fp32": "none", "bf16": "none", "int8": "int8", "int4": "int4"}
+"""Classes to compare within, and how each is quantised where a runtime has no word of its own."""
+
+QUANTIZED = {"int8": "int8", "int4": "int4", "none": "fp32"}
+"""The precision of a quantisation of ONNX Runtime's."""
+
+EAGER = "eager"
+REFERENCE = "onnx"
+"""The runtime whose times the others' are divided by, in the same precision."""
+
+RUNTIMES: Mapping[str, tuple[str, ...]] = {
+    EAGER: ("torch", "kvcast"),
+    "onnx": ("onnxruntime", "kvcast"),
+    "aoti": ("torch", "kvcast"),
+    "executorch": ("executorch", "torch", "kvcast"),
+}
+"""Runtimes, and the distributions that each needs."""
+
+_DTYPES: Mapping[tuple[str, str], str] = {
+    (EAGER, "int8"): "int8 linears over bf16 activations; fp32 head, attention and caches",
+    (EAGER, "int4"): "int4 linears over bf16 activations; fp32 head, attention and caches",
+    ("onnx", "int8"): "int8 matrices, int8 activations; fp32 attention",
+    ("onnx", "int4"): "int4 decoder, int8 encoder, int8 activations; fp32 attention",
+    ("aoti", "bf16"): "bf16 matrices, attention and caches",
+    ("aoti", "int8"): "int8 matrices, int8 activations; bf16 attention and caches",
+    ("aoti", "int4"): "int4 decoder, int8 encoder and table; bf16 activations and caches",
+    ("executorch", "int8"): "8da8w: int8 matrices, int8 activations; fp16 cross caches, else fp32",
+    ("executorch", "int4"): "8da4w: int4 matrices, int8 activations; fp16 cross caches, else fp32",
+}
+_SCHEMES = {("executorch", "int8"): "8da8w", ("executorch", "int4"): "8da4w"}
 
 RING = "kvcast-int8-ring"
 
@@ -28,38 +68,52 @@ class Kvcast(Backend):
 
     settings = "kvcast's programs and caches, with text and log-probabilities"
 
-    def __init__(self, model: Model, variant: Variant, name: str | None = None) -> None:
+    def __init__(self, model: Model, runtime: str, precision: str, name: str | None = None) -> None:
+        quantize = _SCHEMES.get((runtime, precision), PRECISIONS[precision])
+        dtype = "bf16" if precision == "bf16" else None
+        usual = "fp32" if quantize == "none" else runtimes.RUNTIMES[runtime].quantized_dtype
         super().__init__(
             model=model,
-            name=name or variant.name,
-            dtype=variant.dtype,
-            precision=variant.precision,
-            arithmetic=variant.arithmetic,
+            name=name or f"{runtime}-{precision}",
+            dtype=_DTYPES.get((runtime, precision), precision),
+            precision=precision,
+            # ONNX Runtime's bundle stores the fewest bytes, whatever runs.
+            arithmetic=Arithmetic(precision=precision, bf16_products=(dtype or usual) == "bf16"),
         )
-        self.variant = variant
-        self.packages = RUNTIMES[variant.runtime]
-        self.modules = ("kvcast.tasks.loading", *model.modules, variant.module)
+        self.runtime = runtime
+        self.asked = PrecisionRequest(quantize=quantize, dtype=dtype)
+        self.packages = RUNTIMES[runtime]
+        self.modules = ("kvcast.tasks.loading", *model.modules, f"kvcast.runtimes.{runtime}")
+
+    @property
+    def bundled(self) -> BundlePrecision:
+        """What the runtime makes of the precision; raises UsageError where it has no such one."""
+        return runtimes.RUNTIMES[self.runtime].choose_precision(self.asked)
 
     @override
     def unfit(self) -> str | None:
         folder = Path(self.model.folder)
-        if self.variant.runtime != REFERENCE:
-            return self.model.needs_checkpoint() or self.variant.refused()
-        asked = self.variant.asked.quantize
-        if is_bundle(folder) and (has := read_bundle(folder).quantize) != asked:
+        if self.runtime != REFERENCE and (reason := self.model.needs_checkpoint()):
+            return reason
+        if is_bundle(folder) and (has := read_bundle(folder).quantize) != self.asked.quantize:
             return f"the bundle was exported with --quantize {has}"
-        return self.variant.refused()
+        try:
+            precision = self.bundled
+            if self.runtime in TARGETS:
+                TARGETS[self.runtime].check_build(precision, BuildOptions())
+        except KvcastError as error:
+            return str(error)
+        return None
 
     @override
     def load(self) -> None:
         import kvcast
 
-        asked = self.variant.asked
         self.engine = kvcast.load(
             str(self.files()),
-            runtime=self.variant.runtime,
-            quantize=asked.quantize,
-            dtype=asked.dtype,
+            runtime=self.runtime,
+            quantize=self.asked.quantize,
+            dtype=self.asked.dtype,
             threads=self.model.threads,
         )
 
@@ -80,7 +134,7 @@ class Kvcast(Backend):
         tokenizer = _Clocked(model.tokenizer)
         endless = type(model)(model.runtime, tokenizer, model.dimensions)
         texts = _texts(endless, prompts, max_new_tokens=new)
-        ticks.times[:] = tokenizer.times[rows - 1 :: rows]
+        ticks.times[:] = tokenizer.times[-rows * new :][rows - 1 :: rows]
         return texts
 
     def write(self, sources: Sequence[Tokens], beams: int, tokens: int) -> list[Tokens]:
@@ -105,7 +159,7 @@ class KvcastRing(Kvcast):
     window: int
 
     def __init__(self, model: CausalModel, window: int) -> None:
-        super().__init__(model, Variant(runtime=REFERENCE, precision="int8"), RING)
+        super().__init__(model, REFERENCE, "int8", RING)
         self.window = window
         self.settings = f"{super().settings}; a Mistral with a window of {window} positions"
 

@@ -17,13 +17,14 @@ from kvcast.bench.peers.transformers import (
     WhisperTransformers,
 )
 from kvcast.bench.peers.whispercpp import WhisperCpp
-from kvcast.bench.variants import Variant
 
 Make = Callable[..., Backend]
-_FP32_ATTENTION = "int8 weights, fp32 attention and cache"
+_INT8 = "int8 weights, fp32 attention"
+_INT8_CACHE = f"{_INT8} and cache"
+_GENAI = ("int4", "int4 weights, fp32 attention", "int4")
 
 
-def _peers(*rows: tuple[str, Callable[..., Backend], str, str, str]) -> dict[str, Make]:
+def _peers(*rows: tuple[str, Make, str, str, str]) -> dict[str, Make]:
     """Each row: name, class, precision, dtype, kind; see `Backend`."""
     return {
         name: partial(make, name=name, precision=precision, dtype=dtype, kind=kind)
@@ -32,7 +33,7 @@ def _peers(*rows: tuple[str, Callable[..., Backend], str, str, str]) -> dict[str
 
 
 SPEECH: Mapping[str, Make] = _peers(
-    ("faster-whisper", FasterWhisper, "int8", "int8 weights, fp32 attention", "int8"),
+    ("faster-whisper", FasterWhisper, "int8", _INT8, "int8"),
     ("whisper.cpp-q8_0", WhisperCpp, "int8", "q8_0 matrices, fp16 else", "q8_0"),
     ("whisper.cpp-f16", WhisperCpp, "fp16", "fp16", "f16"),
     ("transformers", WhisperTransformers, "bf16", "bf16", "bfloat16"),
@@ -40,32 +41,22 @@ SPEECH: Mapping[str, Make] = _peers(
 )
 CAUSAL: Mapping[str, Make] = {
     **{
-        f"kvcast-aoti-{precision}": partial(
-            Kvcast,
-            variant=Variant(runtime="aoti", precision=precision),
-            name=f"kvcast-aoti-{precision}",
-        )
-        for precision in ("int8", "int4")
+        name: partial(Kvcast, runtime="aoti", precision=precision, name=name)
+        for name, precision in (("kvcast-aoti-int8", "int8"), ("kvcast-aoti-int4", "int4"))
     },
     **_peers(
         ("llama.cpp-q8_0", LlamaCpp, "int8", "Q8_0 matrices, fp16 cache", "Q8_0"),
         ("llama.cpp-q4_0", LlamaCpp, "int4", "Q4_0 matrices, fp16 cache", "Q4_0"),
-        (
-            "onnxruntime-genai-int4",
-            OnnxRuntimeGenAI,
-            "int4",
-            "int4 weights, fp32 attention",
-            "int4",
-        ),
-        ("ctranslate2-int8", CausalCTranslate2, "int8", _FP32_ATTENTION, "int8"),
+        ("onnxruntime-genai-int4", OnnxRuntimeGenAI, *_GENAI),
+        ("ctranslate2-int8", CausalCTranslate2, "int8", _INT8_CACHE, "int8"),
         ("transformers-bf16", CausalTransformers, "bf16", "bf16", "bfloat16"),
         ("transformers-fp32", CausalTransformers, "fp32", "fp32", "float32"),
     ),
 }
 SEQ2SEQ: Mapping[str, Make] = _peers(
-    ("ctranslate2-int8", Seq2seqCTranslate2, "int8", _FP32_ATTENTION, "int8"),
+    ("ctranslate2-int8", Seq2seqCTranslate2, "int8", _INT8_CACHE, "int8"),
     ("ctranslate2-fp32", Seq2seqCTranslate2, "fp32", "fp32", "float32"),
-    ("optimum-onnx-int8", OptimumOnnx, "int8", _FP32_ATTENTION, "int8"),
+    ("optimum-onnx-int8", OptimumOnnx, "int8", _INT8_CACHE, "int8"),
     ("optimum-onnx-fp32", OptimumOnnx, "fp32", "fp32", "fp32"),
     ("transformers-bf16", Seq2seqTransformers, "bf16", "bf16", "bfloat16"),
     ("transformers-fp32", Seq2seqTransformers, "fp32", "fp32", "float32"),

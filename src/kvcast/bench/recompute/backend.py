@@ -5,9 +5,8 @@ from pathlib import Path
 from typing_extensions import override
 
 from kvcast.bench.models import Model
-from kvcast.bench.peers.kvcast import Kvcast
+from kvcast.bench.peers.kvcast import EAGER, PRECISIONS, Kvcast
 from kvcast.bench.recompute.bundles import open_exported
-from kvcast.bench.variants import EAGER, PRECISIONS, Variant
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.tasks.families import family_of
 
@@ -17,8 +16,8 @@ class Recomputing(Kvcast):
 
     settings = "cross keys and values of every layer projected anew in every call"
 
-    def __init__(self, model: Model, variant: Variant) -> None:
-        super().__init__(model, variant, f"{variant.name}-recompute")
+    def __init__(self, model: Model, runtime: str, precision: str) -> None:
+        super().__init__(model, runtime, precision, f"{runtime}-{precision}-recompute")
         self.recomputes = True
 
     @override
@@ -31,9 +30,9 @@ class Recomputing(Kvcast):
 
     def _runtime(self) -> EncoderDecoder:
         checkpoint, threads = self.model.checkpoint(), self.model.threads
-        if self.variant.runtime != EAGER:
-            folder, numbers = Path(self.model.folder), self.variant.numbers
-            return open_exported(checkpoint, folder, self.variant.runtime, numbers, threads)
+        if self.runtime != EAGER:
+            folder, numbers = Path(self.model.folder), self.bundled
+            return open_exported(checkpoint, folder, self.runtime, numbers, threads)
         from kvcast.bench.recompute.programs import RecomputingPrograms, StatesTwice
         from kvcast.runtimes import torch_settings
         from kvcast.runtimes.eager import EagerEncoderDecoder
@@ -41,6 +40,6 @@ class Recomputing(Kvcast):
         torch_settings.use(threads)
         family = family_of(checkpoint.family)
         programs = family.programs(checkpoint)
-        if (quantize := PRECISIONS[self.variant.precision]) != "none":
+        if (quantize := PRECISIONS[self.precision]) != "none":
             family.quantize_eager(programs, quantize)
         return EagerEncoderDecoder(StatesTwice(RecomputingPrograms.of(programs)))
