@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from bench_fakes import Scripted
 from bench_models import TINY, TINY_T5
 from kvcast.bench.backend import Backend
-from kvcast.bench.commands.runtimes import LAYOUTS, compared
+from kvcast.bench.commands.runtimes import Steps, compared
 from kvcast.bench.floor import Arithmetic
-from kvcast.bench.layout import Layout
 from kvcast.bench.models import SpeechModel
 from kvcast.bench.peers.kvcast import Kvcast
 from kvcast.bench.recompute.backend import Recomputing
@@ -24,7 +24,7 @@ from kvcast.bench.render import render
 from kvcast.bench.report import Benchmark, measure
 from kvcast.bench.runner import Loaded, Runner
 from kvcast.bench.schedule import Result, Results
-from kvcast.bench.workloads import causal, seq2seq, speech
+from kvcast.bench.workload import Workload
 from kvcast.bench.workloads.causal import Causal
 from kvcast.bench.workloads.seq2seq import Seq2seq
 from kvcast.bench.workloads.speech import Speech
@@ -42,9 +42,8 @@ INT8 = Arithmetic(precision="int8")
 SPEECH = Speech(
     dimensions=SMALL,
     language="en",
-    samples="",
+    samples=np.zeros(1, np.float32),
     audio={"name": "talk.flac", "seconds": 2.5},
-    beams=[1],
     reference="a b",
 )
 CAUSAL = Causal(dimensions=TINY, prompt=16, new=2, batch=[4], positions=[32], window=8)
@@ -149,23 +148,18 @@ def found(workload: Any, floor: bool = True, rows: int = 1) -> dict[str, Any]:
         machine=RATES if floor else None,
         absent=("missing",),
     )
-    references = {one.name: {"kvcast": f"kvcast-{one.precision}"} for one in backends}
     benchmark = Benchmark(
         name="generate",
         model="demo",
         runner=runner,
         backends=backends,
-        references=references,
+        references=lambda one: {"kvcast": f"kvcast-{one.precision}"},
         needed=["kvcast-int8"],
     )
     return measure(benchmark)
 
 
-WORKLOADS: Mapping[str, tuple[Any, Layout]] = {
-    "speech": (SPEECH, speech.LAYOUT),
-    "causal": (CAUSAL, causal.LAYOUT),
-    "seq2seq": (SEQ2SEQ, seq2seq.LAYOUT),
-}
+WORKLOADS: Mapping[str, Workload] = {"speech": SPEECH, "causal": CAUSAL, "seq2seq": SEQ2SEQ}
 everybody = pytest.mark.parametrize("kind", WORKLOADS)
 
 
@@ -186,7 +180,7 @@ def cells(text: str, *first: str) -> list[str]:
 @everybody
 @pytest.mark.parametrize("floor", [True, False])
 def test_the_object_keeps_its_schema(kind: str, floor: bool):
-    jsonschema.validate(json.loads(json.dumps(found(WORKLOADS[kind][0], floor))), SCHEMA)
+    jsonschema.validate(json.loads(json.dumps(found(WORKLOADS[kind], floor))), SCHEMA)
 
 
 @pytest.mark.parametrize("change", [{"version": 1}, {"rows": [{"backend": "a"}]}, {"more": 1}])
@@ -197,8 +191,8 @@ def test_the_schema_refuses_what_is_no_such_object(change: dict[str, Any]):
 
 @everybody
 def test_medians_are_compared_within_the_run_and_the_precision(kind: str):
-    whole = found(WORKLOADS[kind][0])
-    metric = WORKLOADS[kind][0].metrics[whole["rows"][0]["trial"]["measure"]][0]
+    whole = found(WORKLOADS[kind])
+    metric = WORKLOADS[kind].metrics[whole["rows"][0]["trial"]["measure"]][0]
     ours, slow, odd = (
         row(whole, name)["metrics"][metric] for name in ("kvcast-int8", "slow", "odd")
     )
@@ -266,8 +260,8 @@ def test_a_window_lowers_the_floor():
 
 @everybody
 def test_the_tables_show_every_backend_without_terminal_codes(kind: str):
-    workload, layout = WORKLOADS[kind]
-    text = render(found(workload), layout)
+    workload = WORKLOADS[kind]
+    text = render(found(workload), workload.tables())
     assert "\x1b" not in text
     places = {"speech": ["1"], "causal": ["4"], "seq2seq": ["2", "4"]}[kind]
     middle = "0.700" if kind == "speech" else "700.00"
@@ -280,7 +274,7 @@ def test_the_tables_show_every_backend_without_terminal_codes(kind: str):
 
 
 def test_steps_are_compared_over_the_lengths_of_sources():
-    text = render(found(SEQ2SEQ), seq2seq.LAYOUT)
+    text = render(found(SEQ2SEQ), SEQ2SEQ.tables())
     table = text[text.index("one source at a time") :]
     short, long = (cells(table, "kvcast-int8", "int8", length) for length in ("8", "32"))
     assert short[-4:] == ["1.00", "10", "0.25", "0.50"]
@@ -289,14 +283,14 @@ def test_steps_are_compared_over_the_lengths_of_sources():
 
 @everybody
 def test_without_a_floor_the_report_says_what_it_needs(kind: str):
-    workload, layout = WORKLOADS[kind]
-    assert "kvcast[export]" in render(found(workload, floor=False), layout)
+    workload = WORKLOADS[kind]
+    assert "kvcast[export]" in render(found(workload, floor=False), workload.tables())
 
 
 def test_a_busy_machine_is_marked():
     crowded = found(SPEECH)
     crowded["rows"][0]["others"] = 0.4
-    text = render(crowded, speech.LAYOUT)
+    text = render(crowded, SPEECH.tables())
     assert "0.200 *" in text
     assert "others used up to 40% of the machine" in text
 
@@ -315,7 +309,6 @@ def test_kvcast_is_needed_beside_peers():
         model="demo",
         runner=runner,
         backends=[Scripted(name="kvcast"), Scripted(name="slow")],
-        references={"slow": {}},
         needed=["kvcast"],
     )
     with pytest.raises(KvcastError, match="kvcast itself: not installed"):
@@ -333,14 +326,13 @@ def test_a_breakdown_that_fails_is_an_error():
         model="demo",
         runner=runner,
         backends=[Scripted(name="kvcast-int8")],
-        references={"kvcast-int8": {}},
         needed=["kvcast-int8"],
     )
     with pytest.raises(KvcastError, match=r"no breakdown of .*'text'.*: its process ended"):
         measure(benchmark)
 
 
-ON_RUNTIMES = replace(SPEECH, position=7)
+ON_RUNTIMES = Steps(**{**vars(SPEECH), "position": 7})
 
 
 def on_runtimes(floor: bool = True) -> dict[str, Any]:
@@ -369,7 +361,7 @@ def on_runtimes(floor: bool = True) -> dict[str, Any]:
             model="demo",
             runner=runner,
             backends=backends,
-            references={one.name: compared(one) for one in backends},
+            references=compared,
         )
     )
 
@@ -408,7 +400,7 @@ def test_recomputing_is_charged_the_projections_that_encode_is_spared():
 
 
 def test_the_tables_of_runtimes_say_what_was_done():
-    text = render(on_runtimes(), LAYOUTS["speech"])
+    text = render(on_runtimes(), ON_RUNTIMES.tables())
     assert cells(text, "aoti-int8-recompute", "int8")[2:5] == ["800.00", "400.00", "3600.00"]
     assert "1 row, 1 new token at position 7, 25 source positions" in text
     assert "2.50 s of sound to text: greedy (beam 1)" in text

@@ -6,28 +6,12 @@ store them, and seconds. Norms, activations, rotation and softmax count as nothi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 from kvcast.work.base import Work
 
 _TABLE_BLOCKS = (128, 64, 32, 16)
 _INT4_BLOCK = 32
 _SCALE = 4  # bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """Bytes and operations a second."""
-
-    read: float
-    int8: float
-    fp32: float
-
-    @classmethod
-    def best(cls, measured: Mapping[str, float]) -> Self:
-        """Take what a floor charges, which must not be too high: the better rate of reading."""
-        read = max(measured["read"], measured["read_again"])
-        return cls(read=read, int8=measured["int8"], fp32=measured["fp32"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +22,14 @@ class Cost:
     fp32: float = 0.0
     bytes: float = 0.0
 
-    def seconds(self, rates: Rates) -> float:
-        """Return the least time: reading and multiplying overlap, the two products do not."""
-        products = self.int8 / rates.int8 + self.fp32 / rates.fp32
-        return max(products, self.bytes / rates.read)
+    def seconds(self, rates: Mapping[str, float]) -> float:
+        """Return the least time at the rates that `kvcast.bench.rates` measures.
+
+        Reading and multiplying overlap, the two products do not. A floor must not be too high, so
+        the better rate of reading counts.
+        """
+        products = self.int8 / rates["int8"] + self.fp32 / rates["fp32"]
+        return max(products, self.bytes / max(rates["read"], rates["read_again"]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,15 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from statistics import median
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvcast.bench.workload import timed
 
 MEL, ENCODE, PREFILL, STEP, REORDER, LOOP = "mel", "encode", "prefill", "step", "reorder", "loop"
 """Parts of a run: the recording, calls of the runtime, and all that is outside."""
@@ -137,18 +139,10 @@ def _first_window(model: Any, samples: NDArray[np.float32]) -> NDArray[np.float3
     """Of a recording, [1, n_mels, frames]."""
     from kvcast.audio.features import open_features
 
-    windows = open_features(samples, model.dimensions.n_mels)
-    try:
+    with closing(open_features(samples, model.dimensions.n_mels)) as windows:
         return windows.first_window()[None]
-    finally:
-        windows.close()
 
 
 def _typical(act: Callable[[], object], calls: int) -> float:
     """Return the median seconds of some calls, after a few that do not count."""
-    seconds = []
-    for _ in range(_UNCOUNTED + calls):
-        start = time.perf_counter()
-        act()
-        seconds.append(time.perf_counter() - start)
-    return median(seconds[_UNCOUNTED:])
+    return median([timed(act)[0] for _ in range(_UNCOUNTED + calls)][_UNCOUNTED:])

@@ -4,7 +4,7 @@ For a process of its own, see `kvcast.bench.remote`. Knows nothing of models.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +17,11 @@ LARGE = 256 * 2**20
 _READ_AT_ONCE = 2**29
 _TRIES = 5
 _PRODUCTS = 20
+# The operator, the left operand's type here and in the graph, the product's, and the matrix's.
+_PRODUCT: Mapping[str, tuple[str, Any, str, str, Any]] = {
+    "int8": ("MatMulInteger", np.uint8, "uint8", "int32", np.int8),
+    "fp32": ("MatMul", np.float32, "float", "float", np.float32),
+}
 
 
 class Rates:
@@ -35,8 +40,8 @@ class Rates:
         return {
             "read": self._read(LARGE),
             "read_again": self._read(working_set),
-            "int8": self._multiply(tokens, width, np.uint8, np.int8),
-            "fp32": self._multiply(tokens, width, np.float32, np.float32),
+            "int8": self._multiply(tokens, width, "int8"),
+            "fp32": self._multiply(tokens, width, "fp32"),
         }
 
     def _read(self, size: int) -> float:
@@ -53,9 +58,9 @@ class Rates:
             seconds = _best(lambda: list(pool.map(read, parts)), _TRIES)
         return size * passes / seconds
 
-    def _multiply(self, tokens: int, width: int, left: Any, right: Any) -> float:
-        session = _product(tokens, width, left, right, self._threads)
-        feed = {"x": np.ones((tokens, width), left)}
+    def _multiply(self, tokens: int, width: int, precision: str) -> float:
+        session = _product(tokens, width, precision, self._threads)
+        feed = {"x": np.ones((tokens, width), _PRODUCT[precision][1])}
         seconds = _best(lambda: session.run(None, feed), _PRODUCTS)
         return 2 * tokens * width * 4 * width / seconds
 
@@ -71,23 +76,19 @@ def _best(act: Callable[[], object], tries: int) -> float:
     return best
 
 
-def _product(tokens: int, width: int, left: Any, right: Any, threads: int) -> Any:
+def _product(tokens: int, width: int, precision: str, threads: int) -> Any:
     """Return a session of one product with a constant matrix."""
     import onnxruntime as ort
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import numpy_helper, parser
 
-    is_int8 = right is np.int8
-    weight = numpy_helper.from_array(np.ones((width, 4 * width), right), "w")
-    x_type = helper.np_dtype_to_tensor_dtype(np.dtype(left))
-    y_type = TensorProto.INT32 if is_int8 else TensorProto.FLOAT
-    graph = helper.make_graph(
-        [helper.make_node("MatMulInteger" if is_int8 else "MatMul", ["x", "w"], ["y"])],
-        "product",
-        [helper.make_tensor_value_info("x", x_type, [tokens, width])],
-        [helper.make_tensor_value_info("y", y_type, [tokens, 4 * width])],
-        [weight],
+    operator, _, left, product, right = _PRODUCT[precision]
+    model = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]>
+        product ({left}[{tokens}, {width}] x) => ({product}[{tokens}, {4 * width}] y)
+        {{ y = {operator} (x, w) }}"""
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    weight = np.ones((width, 4 * width), right)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     return ort.InferenceSession(

@@ -6,10 +6,11 @@ become spaces. Numbers stay as they are written.
 """
 
 import re
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvcast.errors import InputMissingError, InputOutputError, UsageError
 
@@ -29,19 +30,23 @@ def read_reference(path: Path) -> str:
     return text
 
 
-def read_samples(source: str) -> NDArray[np.float32]:
-    """Read all of a recording, mono, 16 kHz; raises KvcastError with one line."""
-    from kvcast.audio.decode import open_audio
+def heard(source: str, reference: Path | None) -> dict[str, Any]:
+    """Read a recording and what is spoken in it, as `workloads.speech.Speech` takes them.
 
-    audio = open_audio(source)
-    try:
-        blocks = list(audio.blocks())
-    finally:
-        audio.close()
-    samples = np.concatenate([np.empty(0, np.float32), *blocks])
+    Samples are mono, 16 kHz, float32. Raises KvcastError with one line.
+    """
+    from kvcast.audio.decode import SAMPLE_RATE, open_audio
+
+    spoken = None if reference is None else read_reference(reference)
+    with closing(open_audio(source)) as audio:
+        samples = np.concatenate([np.empty(0, np.float32), *audio.blocks()])
     if not len(samples):
         raise InputOutputError(f"{source} holds no sound")
-    return samples
+    return {
+        "samples": samples,
+        "audio": {"name": Path(source).name, "seconds": len(samples) / SAMPLE_RATE},
+        "reference": spoken,
+    }
 
 
 def normalise(text: str) -> str:

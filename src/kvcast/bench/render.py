@@ -3,47 +3,50 @@
 Without a terminal the tables are plain text, as wide as they need.
 """
 
-import io
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Drawn
 
-from kvcast.bench.layout import MILLISECONDS, PERCENT, Found, Layout, Number, Table
+from kvcast.bench.workload import Table
 
 BUSY = 0.05
 """Share of the machine that others may use before a figure is marked."""
 
+Found = Mapping[str, Any]
+"""The JSON object, or a part of it."""
+
 _WIDE = 300
 _LIMITS = ("calls", "least ms", "measured ms", "fraction", "a call ms")
-_NO_FLOOR = "no floor: it needs onnx: pip install 'kvcast[export]'"
-_BRIEF, _ROUNDED = Number(factor=1000, decimals=1), Number(factor=100, decimals=0, unit="%")
 
 
-def render(found: Found, layout: Layout) -> str:
+def render(found: Found, tables: Sequence[Table]) -> str:
     """Return lines and tables as one text."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    file = io.StringIO()
     console = Console(
-        file=file,
         force_terminal=is_terminal,
         width=None if is_terminal else _WIDE,
         highlight=False,
         soft_wrap=True,
     )
-    for part in _parts(found, layout):
-        console.print(part, markup=False)
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+    with console.capture() as shown:
+        for part in _parts(found, tables):
+            console.print(part, markup=False)
+    return "\n".join(line.rstrip() for line in shown.get().splitlines())
 
 
-def _parts(found: Found, layout: Layout) -> Iterator[str | Drawn]:
-    tables = layout.tables(found)
+def _parts(found: Found, tables: Sequence[Table]) -> Iterator[str | Drawn]:
     settings = "; ".join(f"{name} {_said(value)}" for name, value in found["settings"].items())
     yield f"kvcast bench {found['benchmark']}, model {found['model']}: {settings}"
     yield "medians after a warm-up, backends in turns, each with the machine to itself"
-    yield _machine(found)
+    machine = found["machine"]
+    yield (
+        f"{machine['cpu']} ({' '.join(machine['instructions'])}), {machine['cores']} cores, "
+        f"{machine['system']}, Python {machine['python']}"
+    )
     for backend in found["backends"]:
         versions = ", ".join(f"{name} {v}" for name, v in backend["versions"].items())
         yield f"{backend['name']}: {versions}; {backend['dtype']}; {backend['settings']}"
@@ -58,10 +61,10 @@ def _parts(found: Found, layout: Layout) -> Iterator[str | Drawn]:
     if found["breakdown"]:
         yield _breakdown(found, places)
     if not found["rates"]:
-        yield _NO_FLOOR
+        yield "no floor: it needs onnx: pip install 'kvcast[export]'"
         return
     if found["breakdown"]:
-        yield _floors(found, places, layout)
+        yield _floors(found, places, tables)
     yield from map(_rates, found["rates"])
 
 
@@ -72,29 +75,18 @@ def _said(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _machine(found: Found) -> str:
-    machine = found["machine"]
-    return (
-        f"{machine['cpu']} ({' '.join(machine['instructions'])}), {machine['cores']} cores, "
-        f"{machine['system']}, Python {machine['python']}"
-    )
+def _shown(value: float | None, number: str = ".2f", factor: float = 1) -> str:
+    """Return a number times `factor` as `number` formats it, or a dash for None."""
+    return "-" if value is None else format(value * factor, number)
 
 
 def _measured(found: Found, table: Table) -> Drawn:
     backends = {backend["name"]: backend for backend in found["backends"]}
-    rows = [
-        row
-        for row in found["rows"]
-        if row["trial"]["measure"] == table.measure and table.select(row["trial"])
-    ]
+    rows = [row for row in found["rows"] if row["trial"] in table.trials]
     if table.by_backend:
         rows.sort(key=lambda row: list(backends).index(row["backend"]))
-    compared = dict.fromkeys(
-        label
-        for row in rows
-        for metric in row.get("metrics", {}).values()
-        for label in metric["times"]
-    )
+    metrics = [row["metrics"][name] for row in rows if "metrics" in row for name in table.metrics]
+    compared = list(dict.fromkeys(label for metric in metrics for label in metric["times"]))
     heads = []
     for title in table.metrics.values():
         heads += [title, "min", "max", *(f"x {label}" for label in compared)]
@@ -103,25 +95,26 @@ def _measured(found: Found, table: Table) -> Drawn:
     drawn = _table("backend", "precision", *table.places, *heads, *table.facts, *last)
     for row in rows:
         backend = backends[row["backend"]]
-        name, precision = row["backend"], backend["precision"]
         places = (str(row["trial"][field]) for field in table.places.values())
         cells = [row["failure"]] if "failure" in row else _cells(row, backend, table, compared)
-        drawn.add_row(name, precision, *places, *cells)
+        drawn.add_row(row["backend"], backend["precision"], *places, *cells)
     return drawn
 
 
-def _cells(row: Found, backend: Found, table: Table, compared: Iterable[str]) -> Iterator[str]:
+def _cells(row: Found, backend: Found, table: Table, compared: Sequence[str]) -> Iterator[str]:
     for name in table.metrics:
         metric = row["metrics"][name]
-        yield table.number.show(metric["median"]) + _mark(row)
-        yield from (table.number.show(metric[end]) for end in ("min", "max"))
-        yield from (Number().show(metric["times"].get(label)) for label in compared)
+        middle, *ends = (
+            _shown(metric[which], table.number, table.factor) for which in ("median", "min", "max")
+        )
+        yield from (middle + _mark(row), *ends)
+        yield from (_shown(metric["times"].get(label)) for label in compared)
         if table.floors:
-            yield MILLISECONDS.show(metric.get("floor"))
-            yield _ROUNDED.show(metric.get("fraction"))
-    yield from (number.show(row["facts"].get(fact)) for fact, number in table.facts.values())
+            yield _shown(metric.get("floor"), factor=1000)
+            yield _shown(metric.get("fraction"), ".0%")
+    yield from (_shown(row["facts"].get(fact), number) for fact, number in table.facts.values())
     yield f"{row['peak_bytes'] / 1e6:.0f}"
-    yield from (Number().show(backend[f"{name}_seconds"]) for name in ("load", "import"))
+    yield from (_shown(backend[f"{name}_seconds"]) for name in ("load", "import"))
 
 
 def _breakdown(found: Found, places: Found) -> Drawn:
@@ -129,17 +122,15 @@ def _breakdown(found: Found, places: Found) -> Drawn:
     parts = list(found["breakdown"][0]["metrics"])
     drawn = _table("kvcast's time, ms", "of", *places.values(), *parts, "inputs", "steps")
     for row in found["breakdown"]:
-        of = _of(row, places)
-        first, *others = (_BRIEF.show(row["metrics"][part]["median"]) for part in parts)
+        of, metrics = _of(row, places), row["metrics"].values()
+        first, *others = (_shown(metric["median"], ".1f", 1000) for metric in metrics)
         counts = (str(row["facts"][count]) for count in ("inputs", "steps"))
         drawn.add_row("median", *of, first + _mark(row), *others, *counts)
-        drawn.add_row(
-            "share", *of, *(PERCENT.show(row["metrics"][part]["share"]) for part in parts)
-        )
+        drawn.add_row("share", *of, *(_shown(metric["share"], ".1%") for metric in metrics))
     return drawn
 
 
-def _floors(found: Found, places: Found, layout: Layout) -> Drawn:
+def _floors(found: Found, places: Found, tables: Sequence[Table]) -> Drawn:
     """Show what each part could take at least, and each measured row that has a limit.
 
     The last column says what cross keys would cost if each step computed them again.
@@ -149,13 +140,13 @@ def _floors(found: Found, places: Found, layout: Layout) -> Drawn:
         held = {part: one for part, one in row["metrics"].items() if "calls" in one}
         for part in sorted(held, key="whole".__eq__):  # the whole comes last
             again = row["facts"].get("cross_keys_again") if part == "step" else None
-            drawn.add_row(part, *_of(row, places), *_limit(held[part]), MILLISECONDS.show(again))
-    for row in found["rows"]:
-        name = layout.limits.get(row["trial"]["measure"], "")
-        for metric in row.get("metrics", {}).values():
-            if name and "floor" in metric:
-                limit = _limit({**metric, "calls": 1})
-                drawn.add_row(name.format(**row["trial"]), *_of(row, places), *limit)
+            drawn.add_row(part, *_of(row, places), *_limit(held[part]), _shown(again, factor=1000))
+    for table in tables:
+        for row in found["rows"] if table.limit else ():
+            for metric in row.get("metrics", {}).values() if row["trial"] in table.trials else ():
+                if "floor" in metric:
+                    name = table.limit.format(**row["trial"])
+                    drawn.add_row(name, *_of(row, places), *_limit({**metric, "calls": 1}))
     return drawn
 
 
@@ -166,10 +157,9 @@ def _of(row: Found, places: Found) -> list[str]:
 def _limit(held: Found) -> list[str]:
     return [
         str(held["calls"]),
-        _BRIEF.show(held["floor"]),
-        _BRIEF.show(held["median"]),
-        _ROUNDED.show(held["fraction"]),
-        MILLISECONDS.show(held["median"] / max(1, held["calls"])),
+        *(_shown(held[which], ".1f", 1000) for which in ("floor", "median")),
+        _shown(held["fraction"], ".0%"),
+        _shown(held["median"] / max(1, held["calls"]), factor=1000),
     ]
 
 

@@ -4,7 +4,7 @@ Everything that is shown comes from it. A row is one backend in one trial, measu
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from kvcast.bench.backend import Backend
-from kvcast.bench.floor import Arithmetic, Cost, Rates, best_of
+from kvcast.bench.floor import Arithmetic, Cost, best_of
 from kvcast.bench.machine import machine_facts
 from kvcast.bench.probes import ENCODE, STEP
 from kvcast.bench.runner import Loaded, Runner
@@ -50,8 +50,8 @@ class Benchmark:
     model: str  # as the user called it
     runner: Runner
     backends: Sequence[Backend]  # who is asked for, in order
-    # By name, the names of those that a backend is compared with, by label.
-    references: Mapping[str, Mapping[str, str]]
+    # By label, the names of those that a backend is compared with.
+    references: Callable[[Any], Mapping[str, str]] = lambda _: {}
     # Names of kvcast's backends, of which one must take part, and whose time is broken down. Where
     # there are none, anybody may and nobody's is.
     needed: Sequence[str] = ()
@@ -72,7 +72,7 @@ def measure(benchmark: Benchmark, floors: Floors | None = None) -> dict[str, Any
         _check_present(benchmark, absent)
         results = runner.turns(loaded, trials)
         ours = [one for one in loaded if one.name in benchmark.needed]
-        broken_down = [trial for trial in trials if trial["measure"] in workload.broken_down]
+        broken_down = [trial for trial in trials if trial["measure"] == workload.broken_down]
         breakdowns = runner.turns(ours, broken_down, "break_down") if ours else []
     floors.measure_rates()
     return {
@@ -135,7 +135,7 @@ def _row(
     result, place = by_name[backend.name], {"backend": backend.name, "trial": dict(trial)}
     if not result.stands:
         return {**place, "failure": result.failure}
-    others, least = benchmark.references[backend.name], floors.least(backend, trial)
+    others, least = benchmark.references(backend), floors.least(backend, trial)
     return {
         **place,
         "metrics": {
@@ -224,8 +224,9 @@ class ProcessorFloors(Floors):
         self._runner, self._workload = benchmark.runner, benchmark.runner.workload
         self._measured: dict[str, list[Mapping[str, float]]] = {}
         # Steps in fewer bits read fewer bytes again and again.
+        step, _ = self._workload.rated
         self._step_bytes = {
-            arithmetic.precision: round(self._cost(arithmetic, self._workload.step()).bytes)
+            arithmetic.precision: round(self._cost(arithmetic, step).bytes)
             for backend in benchmark.backends
             if (arithmetic := backend.arithmetic) is not None
         }
@@ -255,9 +256,7 @@ class ProcessorFloors(Floors):
         arithmetic = backend.arithmetic
         if arithmetic is None or arithmetic.precision not in self._measured:
             return None
-        rates = Rates.best(best_of(self._measured[arithmetic.precision]))
-        return self._cost(arithmetic, work).seconds(rates)
+        return self._cost(arithmetic, work).seconds(best_of(self._measured[arithmetic.precision]))
 
     def _cost(self, arithmetic: Arithmetic, work: Work) -> Cost:
-        _, width = self._workload.largest_product
-        return arithmetic.cost(work, self._workload.stored, width)
+        return arithmetic.cost(work, self._workload.stored, self._workload.counted({}).width)

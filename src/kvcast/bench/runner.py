@@ -88,7 +88,8 @@ class Runner:
         if find_spec("onnx") is None:
             return None
         say("rates of this machine")
-        tokens, width = self.workload.largest_product
+        _, tokens = self.workload.rated
+        width = self.workload.counted({}).width
         with self._hosted(Rates(self.threads)) as remote:
             IdleGate([remote.pid]).settle()
             found: dict[str, float] = remote.call(

@@ -1,46 +1,84 @@
 """What is measured of one kind of model: the protocol that every workload meets.
 
-A workload lists trials, does one on a loaded backend and times it, and counts what the trial
-multiplies and reads. Knows no process and no table.
+A workload lists trials, does one on a loaded backend and times it, counts what the trial
+multiplies and reads, and says what tables show of it. Knows no process and draws nothing.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
 from kvcast.bench.backend import Backend, Tokens
 from kvcast.bench.floor import Stored
+from kvcast.bench.models import Model
 from kvcast.bench.schedule import Answer, Result, Results, Trial
 from kvcast.errors import KvcastError
+from kvcast.work import work_of
 from kvcast.work.base import Counted, Work
 
 ResultT = TypeVar("ResultT")
+Numbers = Mapping[str, tuple[Any, str]]
+"""Options that are whole numbers from 1, or lists of them: default and help."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of some trials, one line each, in milliseconds.
+
+    Every table has backend, precision, peak memory, load and import; a metric has its median, least
+    and most, and a ratio to each backend that the row is compared with.
+    """
+
+    trials: Sequence[Trial]
+    metrics: Mapping[str, str]  # title of each metric
+    factor: float = 1000  # metrics are shown times that
+    number: str = ".2f"  # how they are written
+    line: str | None = None  # what stands above
+    # title of a column and the field of trials that it shows
+    places: Mapping[str, str] = field(default_factory=dict)
+    # title of a column, the fact and how it is written
+    facts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    floors: bool = False  # whether each metric's floor is shown
+    limit: str = ""  # what the floors' table calls these rows, if they stand there too
+    # whether rows of one backend stand together, and not those of one trial
+    by_backend: bool = False
 
 
 class Workload(Protocol):
     """One kind of model. Can be pickled: it is on both sides of a pipe."""
 
-    name: ClassVar[str]  # of the kind, in the JSON object
+    name: ClassVar[str]  # in the JSON object
+    kind: ClassVar[str] = ""  # what its models are called
+    model: ClassVar[type[Model]] = Model  # what backends are given
+    options: ClassVar[Numbers] = {}  # of a command, which are its own
+    words: ClassVar[Mapping[str, Any]] = {}  # own options that are no numbers, with their defaults
     # by measure, what is timed; seconds are in the answers under these names
     metrics: ClassVar[Mapping[str, Sequence[str]]]
-    broken_down: ClassVar[Sequence[str]] = ()  # measures of trials whose time is broken down
+    broken_down: ClassVar[str] = ""  # measure of the trials whose time is broken down
     parts: ClassVar[Sequence[str]] = ()  # of a breakdown, in order
     stored: ClassVar[Stored] = Stored()  # how bundles of the family store numbers
     # whether peak memory begins anew with each turn; else it is the process's
-    peak_per_turn: bool = True
+    peak_per_turn: ClassVar[bool] = True
+    dimensions: Any = None  # of the model, if there is one
+
+    @classmethod
+    def own(cls) -> dict[str, Any]:
+        """Return all options that are its own, with their defaults."""
+        return {**{name: default for name, (default, _) in cls.options.items()}, **cls.words}
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """What was the same for everybody, for the JSON object."""
 
     @property
-    def largest_product(self) -> tuple[int, int]:
-        """Tokens and width of the largest product, [tokens, width] by [width, 4 * width]."""
+    def rated(self) -> tuple[Work, int]:
+        """One step, whose bytes `read_again` reads, and the tokens of the largest product."""
 
-    def trials(self) -> Sequence[Trial]:
-        """List what is to be done, in order."""
+    def tables(self) -> Sequence[Table]:
+        """List what is measured, in order, and how it is shown."""
 
     def run(self, backend: Any, trial: Trial) -> Answer:
         """Do a trial on a loaded backend; return the seconds of each metric and what came of it.
@@ -48,20 +86,25 @@ class Workload(Protocol):
         Raises KvcastError for a backend that did less than it was asked.
         """
 
-    def once(self, backend: Any, trial: Trial) -> object:
-        """Do a trial's work once, for a breakdown."""
-
-    def counted(self, trial: Trial) -> Counted:
-        """Return what counts the work of a trial's model."""
-
-    def work(self, trial: Trial, backend: Backend) -> Mapping[str, Work]:
-        """Count a backend's least work for those metrics of a trial that have a floor."""
-
-    def step(self) -> Work:
-        """Count one step, of which `read_again` reads as many bytes."""
-
     def facts(self, trial: Trial, name: str, results: Results) -> Mapping[str, Any]:
         """Return what is said of a backend's result in a trial beside seconds."""
+
+    def trials(self) -> list[Trial]:
+        """List what is to be done, in order, each once."""
+        shown = [trial for table in self.tables() for trial in table.trials]
+        return [trial for index, trial in enumerate(shown) if trial not in shown[:index]]
+
+    def once(self, backend: Any, trial: Trial) -> object:
+        """Do a trial's work once, for a breakdown."""
+        return self.run(backend, trial)
+
+    def counted(self, trial: Trial) -> Counted:  # noqa: ARG002 - of all trials, unless overridden
+        """Return what counts the work of a trial's model."""
+        return work_of(self.dimensions)
+
+    def work(self, trial: Trial, backend: Backend) -> Mapping[str, Work]:  # noqa: ARG002 - as above
+        """Count a backend's least work for those metrics of a trial that have a floor."""
+        return {}
 
 
 def timed(act: Callable[[], ResultT]) -> tuple[float, ResultT]:

@@ -7,8 +7,7 @@ import jsonschema
 import pytest
 
 from bench_models import TINY_T5_CONFIG, tiny_checkpoint
-from kvcast.bench import idle
-from kvcast.bench.commands import generate
+from kvcast.bench import commands, idle
 from kvcast.bench.hugging_face import write_hugging_face
 from kvcast.bench.peers.kvcast import RING
 from kvcast.bench.random_t5 import write_t5
@@ -99,8 +98,8 @@ def test_kvcast_alone_is_measured_with_a_t5(
     ("words", "message"),
     [
         (["--target", "1"], "target must be 2 or more"),
-        (["--beam", "1", "0"], "beam must be 1 or more, not 0"),
-        (["--lengths", "-3"], "lengths must be 1 or more, not -3"),
+        (["--beam", "1", "0"], "argument --beam: must be 1 or more, not 0"),
+        (["--lengths", "-3"], "argument --lengths: must be 1 or more, not -3"),
         (["--beam", "65"], "65 beams are more than 64 tokens"),
         (["--source", "5000"], "5000 tokens are more than the 4096 of a source"),
         (["--lengths", "5000"], "5000 tokens are more than the 4096 of a source"),
@@ -133,10 +132,10 @@ def test_random_weights_of_unknown_sizes_are_refused(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--runs", "0"], 2, "runs must be 1 or more, not 0"),
-        (["--batch", "1", "0"], 2, "batch must be 1 or more, not 0"),
-        (["--positions", "-3"], 2, "positions must be 1 or more, not -3"),
-        (["--new", "0"], 2, "new must be 1 or more, not 0"),
+        (["--runs", "0"], 2, "argument --runs: must be 1 or more, not 0"),
+        (["--batch", "1", "0"], 2, "argument --batch: must be 1 or more, not 0"),
+        (["--positions", "-3"], 2, "argument --positions: must be 1 or more, not -3"),
+        (["--new", "0"], 2, "argument --new: must be 1 or more, not 0"),
         (["--positions", "63"], 2, "63 + 17 tokens are more than the 64 that the model takes"),
         (["--prompt", "62", "--new", "2"], 2, "62 + 3 tokens are more than the 64"),
         (["--peers", "nobody"], 2, "nobody"),
@@ -160,6 +159,6 @@ def test_a_model_that_only_transcribes_is_refused(capsys: pytest.CaptureFixture[
 def test_without_the_extra_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(generate, "NEEDED", ("no_such_module",))
+    monkeypatch.setattr(commands, "find_spec", lambda _: None)
     assert main(["bench", "generate"]) == 1
-    assert "bench needs no_such_module: pip install 'kvcast[bench]'" in capsys.readouterr().err
+    assert "bench needs psutil: pip install 'kvcast[bench]'" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from kvcast.bench.gpu.models import (
     Published,
 )
 from kvcast.bench.render import render
-from kvcast.bench.workloads.gpu import LAYOUT
+from kvcast.cli.arguments import Parser
 from kvcast.errors import KvcastError, UsageError
 from random_decoders import MISTRAL
 from random_models import SMALL
@@ -35,18 +35,23 @@ MODELS = {
 
 
 def arguments(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     gpu.add_arguments(parser)
     return parser.parse_args(words)
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def measured() -> tuple[dict[str, Any], Any]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
         return measure_on(
             "cpu", MODELS, lambda module, _: module, dtype="fp32", runs=2, copied=2**16
         )
+
+
+@pytest.fixture(scope="module")
+def found(measured: tuple[dict[str, Any], Any]) -> dict[str, Any]:
+    return measured[0]
 
 
 def rows(found: dict[str, Any], model: str) -> list[dict[str, Any]]:
@@ -80,8 +85,8 @@ def test_the_limit_is_bytes_over_the_best_rate(found: dict[str, Any]):
 
 
 @pytest.mark.slow
-def test_people_read_every_variant_and_why_one_is_absent(found: dict[str, Any]):
-    shown = render(found, LAYOUT)
+def test_people_read_every_variant_and_why_one_is_absent(measured: tuple[dict[str, Any], Any]):
+    shown = render(*measured)
     for words in ("projected at every step", "torch.cond", "two programs", "need a CUDA device"):
         assert words in shown
     assert "speech: 3 steps after 4 tokens" in shown
@@ -97,7 +102,7 @@ def test_without_a_cuda_device_it_says_so(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("words", [("--runs", "0"), ("--new", "0"), ("--prompt", "-1")])
 def test_numbers_below_one_are_wrong_usage(words: tuple[str, ...]):
     with pytest.raises(UsageError, match="must be 1 or more"):
-        gpu.run(arguments(*words))
+        arguments(*words)
 
 
 def test_a_text_longer_than_the_model_is_wrong_usage():

@@ -96,7 +96,7 @@ def test_a_decoder_only_model_is_measured_on_several_runtimes(
     ("words", "code", "message"),
     [
         ([], 2, "a Whisper needs a recording"),
-        ([CARD, "--runs", "0"], 2, "runs must be 1 or more, not 0"),
+        ([CARD, "--runs", "0"], 2, "argument --runs: must be 1 or more, not 0"),
         ([CARD, "--position", "448"], 2, "position must be below 448"),
         ([CARD, "--prompt", "9"], 2, "--prompt says nothing of Whispers"),
         ([CARD, "--runtimes", "tflite"], 2, "tflite"),

@@ -6,8 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kvcast.bench import idle
-from kvcast.bench.commands import transcribe
+from kvcast.bench import commands, idle
 from kvcast.cli import main
 
 ROOT = Path(__file__).parents[3]
@@ -42,9 +41,9 @@ def test_kvcast_alone_is_measured(
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ([AUDIO, "--runs", "0"], 2, "runs must be 1 or more, not 0"),
-        ([AUDIO, "--threads", "0"], 2, "threads must be 1 or more, not 0"),
-        ([AUDIO, "--beam", "1", "0"], 2, "beam must be 1 or more, not 0"),
+        ([AUDIO, "--runs", "0"], 2, "argument --runs: must be 1 or more, not 0"),
+        ([AUDIO, "--threads", "0"], 2, "argument --threads: must be 1 or more, not 0"),
+        ([AUDIO, "--beam", "1", "0"], 2, "argument --beam: must be 1 or more, not 0"),
         ([AUDIO, "--peers", "nobody"], 2, "nobody"),
         ([AUDIO, "--reference", "absent.txt"], 66, "absent.txt does not exist"),
         ([AUDIO, "--reference", AUDIO], 74, "cannot be read as UTF-8 text"),
@@ -64,6 +63,6 @@ def test_a_mistake_is_one_line(
 def test_without_the_extra_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(transcribe, "NEEDED", ("no_such_module",))
+    monkeypatch.setattr(commands, "find_spec", lambda _: None)
     assert main(["bench", "transcribe", AUDIO]) == 1
-    assert "bench needs no_such_module: pip install 'kvcast[bench]'" in capsys.readouterr().err
+    assert "bench needs psutil: pip install 'kvcast[bench]'" in capsys.readouterr().err

@@ -1,7 +1,6 @@
 """What a turn of each workload asks of a backend, with ones that follow a script."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,14 +20,13 @@ CAUSAL = Causal(dimensions=TINY, prompt=5, new=3, batch=[2], positions=[9])
 SEQ2SEQ = Seq2seq(dimensions=TINY_T5, source=5, target=4, batch=[2], beam=[3])
 
 
-def test_a_recording_is_transcribed_with_each_beam(tmp_path: Path):
-    np.save(tmp_path / "samples.npy", np.zeros(7, np.float32))
+def test_a_recording_is_transcribed_with_each_beam():
     speech = Speech(
         dimensions=SMALL,
         language="de",
-        samples=str(tmp_path / "samples.npy"),
+        samples=np.zeros(7, np.float32),
         audio={"name": "x", "seconds": 1.0},
-        beams=[1, 5],
+        beam=[1, 5],
     )
     scripted = Scripted()
     answers = [speech.run(scripted, trial) for trial in speech.trials()]
@@ -39,7 +37,7 @@ def test_a_recording_is_transcribed_with_each_beam(tmp_path: Path):
 
 def test_a_position_beyond_the_decoder_is_wrong_usage():
     with pytest.raises(UsageError, match="position must be below 32"):
-        Speech(dimensions=SMALL, language="en", samples="", audio={}, beams=[1], position=32)
+        Speech(dimensions=SMALL, language="en", samples=np.zeros(1), audio={}, position=32)
 
 
 def test_a_continued_text_answers_with_times_and_tokens():

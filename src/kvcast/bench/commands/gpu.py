@@ -9,8 +9,7 @@ docs/bench-gpu.md says how it is measured and what every figure means.
 import argparse
 from dataclasses import replace
 
-from kvcast.bench.commands import check_positive, require, show
-from kvcast.bench.workloads.gpu import LAYOUT
+from kvcast.bench.commands import positive, require, show
 from kvcast.errors import KvcastError
 
 NEEDED = ("psutil", "torch")
@@ -30,16 +29,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=_DTYPES, default="bf16", help="of weights and caches (default: bf16)"
     )
-    parser.add_argument("--runs", type=int, default=5, help="after one to warm up (default: 5)")
     parser.add_argument(
-        "--prompt", type=int, help="tokens before the first step (default: each model's own)"
+        "--runs", type=positive, default=5, help="after one to warm up (default: 5)"
     )
-    parser.add_argument("--new", type=int, help="steps of a run (default: each model's own)")
+    parser.add_argument(
+        "--prompt", type=positive, help="tokens before the first step (default: each model's own)"
+    )
+    parser.add_argument("--new", type=positive, help="steps of a run (default: each model's own)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; returns the exit code."""
-    check_positive(args, ("runs", "prompt", "new"))
     require(*NEEDED)
     import torch
 
@@ -52,4 +52,4 @@ def run(args: argparse.Namespace) -> int:
     own = {name: getattr(args, name) for name in ("prompt", "new")}
     given = {name: number for name, number in own.items() if number is not None}
     models = {name: replace(PUBLISHED[name], **given) for name in args.model}
-    return show(measure_on("cuda", models, compiled, dtype=args.dtype, runs=args.runs), LAYOUT)
+    return show(*measure_on("cuda", models, compiled, dtype=args.dtype, runs=args.runs))

@@ -8,34 +8,15 @@ line one JSON object. docs/bench.md says how it is measured and what every figur
 import argparse
 from pathlib import Path
 
-from kvcast.bench.commands import (
-    EVERYBODYS,
-    Kind,
-    Kinds,
-    add_numbers,
-    add_some,
-    beside_peers,
-    check_positive,
-    kind_of,
-    recording,
-    require,
-)
-from kvcast.bench.models import SpeechModel
-from kvcast.bench.peers.kvcast import QUANTIZED
+from kvcast.bench.commands import Kinds, add_common, add_some, chosen, compare, peers
+from kvcast.bench.peers.kvcast import QUANTIZED, REFERENCE, Kvcast
 from kvcast.bench.peers.table import SPEECH
-from kvcast.bench.workloads.speech import LAYOUT, Speech
+from kvcast.bench.workloads.speech import Speech
 from kvcast.bundle.manifest import is_bundle, read_bundle
-from kvcast.checkpoints.source import locate
 from kvcast.spec.whisper import WhisperDimensions
 
-NEEDED = ("jiwer", "psutil")
 _KVCAST = "kvcast"
-_KINDS: Kinds = {
-    WhisperDimensions: Kind(
-        name="Whispers", model=SpeechModel, workload=Speech, layout=LAYOUT, peers=SPEECH
-    )
-}
-_NUMBERS = {**EVERYBODYS, "beam": ([1, 5], "beams; 1 is greedy")}
+_KINDS: Kinds = {WhisperDimensions: Speech}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,24 +25,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference", type=Path, metavar="FILE", help="what is spoken, for the word error"
     )
-    parser.add_argument(
-        "--model",
-        default="demo",
-        help="a checkpoint folder, hub id, bundle, demo or demo-base (default: demo)",
-    )
-    parser.add_argument("--language", default="en", help="code of what is spoken (default: en)")
-    add_numbers(parser, _NUMBERS)
-    add_some(parser, "--peers", SPEECH, "none for kvcast alone")
+    words = "a checkpoint folder, hub id, bundle, demo or demo-base"
+    add_common(parser, "demo", words, _KINDS)
+    parser.add_argument("--language", help="code of what is spoken (default: en)")
+    add_some(parser, "--peers", SPEECH, "none for kvcast alone", nargs="*")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; returns the exit code."""
-    check_positive(args, _NUMBERS)
-    require(*NEEDED)
-    with recording(args.audio, args.reference) as heard:
-        folder = locate(args.model)
-        kind, dimensions = kind_of(_KINDS, folder, args.model, "transcribe")
-        speech = Speech(dimensions=dimensions, language=args.language, beams=args.beam, **heard)
-        quantize = read_bundle(folder).quantize if is_bundle(folder) else "int8"
-        ours = {_KVCAST: QUANTIZED[quantize]}
-        return beside_peers("transcribe", args, kind, folder, speech, ours, lambda _: _KVCAST)
+    speech, model = chosen(args, _KINDS, "transcribe")
+    folder = Path(model.folder)
+    quantize = read_bundle(folder).quantize if is_bundle(folder) else "int8"
+    ours = Kvcast(model, REFERENCE, QUANTIZED[quantize], _KVCAST)
+    return compare(
+        "transcribe",
+        args,
+        speech,
+        backends=[ours, *peers(args, speech, model)],
+        references=lambda _: {"kvcast": _KVCAST},
+        needed=[_KVCAST],
+    )

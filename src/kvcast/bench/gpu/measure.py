@@ -20,6 +20,7 @@ from kvcast.bench.remote import Local
 from kvcast.bench.report import Benchmark, Floors, measure
 from kvcast.bench.runner import Runner
 from kvcast.bench.schedule import Trial
+from kvcast.bench.workload import Table
 from kvcast.bench.workloads.gpu import GpuSteps
 from kvcast.errors import KvcastError
 from kvcast.work import work_of
@@ -34,8 +35,8 @@ def measure_on(
     dtype: str,
     runs: int,
     copied: int = COPIED,
-) -> dict[str, Any]:
-    """Measure models and return the JSON object.
+) -> tuple[dict[str, Any], Sequence[Table]]:
+    """Measure models and return the JSON object, and its tables.
 
     Args:
         device: "cuda" or, for tests, "cpu".
@@ -66,10 +67,10 @@ def measure_on(
             model=" ".join(models),
             runner=Runner(workload=workload, threads=1, runs=runs, host=Local),
             backends=backends,
-            references={backend.name: {} for backend in backends},
             settings={"dtype": dtype},
         )
-        return measure(benchmark, _MemoryFloors(partial(memory_rates, device, copied), backends))
+        floors = _MemoryFloors(partial(memory_rates, device, copied), backends)
+        return measure(benchmark, floors), workload.tables()
 
 
 class _MemoryFloors(Floors):

@@ -9,10 +9,10 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.bench.backend import Backend, Ticks, Tokens
-from kvcast.bench.layout import Found, Layout, Number, Table
+from kvcast.bench.models import CausalModel, Model
 from kvcast.bench.probes import LOOP, PREFILL, STEP
 from kvcast.bench.schedule import Answer, Results, Trial
-from kvcast.bench.workload import Workload, check_tokens, of_trial, random_tokens
+from kvcast.bench.workload import Numbers, Table, Workload, check_tokens, of_trial, random_tokens
 from kvcast.errors import KvcastError, UsageError
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.work.base import Work
@@ -30,18 +30,24 @@ _TYPICAL = {TEXT: mean, POSITION: median}
 class Causal(Workload):
     """Prompts of equal length, continued greedily."""
 
-    dimensions: DecoderDimensions  # of the model
-    prompt: int  # tokens of each
+    dimensions: DecoderDimensions
+    prompt: int
     new: int  # tokens of each row after the first, which comes of the prompt
     batch: Sequence[int] = (1,)  # prompts at once, of each trial
     positions: Sequence[int] = ()  # where a few steps of one row are timed
-    step_at: int = 0  # tokens before the step whose bytes `read_again` reads
-    window: int | None = None  # of the model with rings that takes part at positions
-    peak_per_turn: bool = True  # see `Workload`
+    window: int | None = None
 
     name: ClassVar[str] = "causal"
+    kind: ClassVar[str] = "decoder-only models"
+    model: ClassVar[type[Model]] = CausalModel
+    options: ClassVar[Numbers] = {
+        "prompt": (512, "tokens of each prompt"),
+        "new": (128, "tokens after the first"),
+        "positions": ([100, 1000, 8000], "where steps are timed; none to skip"),
+        "window": (512, "of the model whose layers are rings, at the positions"),
+    }
     metrics: ClassVar[Mapping[str, Sequence[str]]] = {TEXT: (FIRST, STEP), POSITION: (STEP,)}
-    broken_down: ClassVar[Sequence[str]] = (TEXT,)
+    broken_down: ClassVar[str] = TEXT
     parts: ClassVar[Sequence[str]] = (PREFILL, STEP, LOOP)
 
     def __post_init__(self) -> None:
@@ -69,26 +75,42 @@ class Causal(Workload):
 
     @property
     @override
-    def largest_product(self) -> tuple[int, int]:
-        return self.prompt, self.dimensions.width
+    def rated(self) -> tuple[Work, int]:
+        return self.counted({}).call(0, 1), self.prompt
 
     @override
-    def trials(self) -> Sequence[Trial]:
-        texts = [
+    def tables(self) -> Sequence[Table]:
+        texts = Table(
+            trials=self.texts(),
+            metrics={FIRST: "first ms", STEP: "a step ms"},
+            places={"batch": "rows"},
+            facts={"tokens/s": ("tokens_per_second", ".1f")},
+        )
+        far = Table(
+            trials=[
+                {"measure": POSITION, "rows": 1, "prompt": position, "steps": STEPS_AT_POSITION}
+                for position in self.positions
+            ],
+            metrics={STEP: "a step ms"},
+            places={"position": "prompt"},
+            limit="step at {prompt}",
+        )
+        return [texts, far] if self.positions else [texts]
+
+    def texts(self) -> list[Trial]:
+        """Return the trials of whole texts, one for each number of rows."""
+        return [
             {"measure": TEXT, "rows": rows, "prompt": self.prompt, "steps": self.new}
             for rows in self.batch
         ]
-        far = [
-            {"measure": POSITION, "rows": 1, "prompt": position, "steps": STEPS_AT_POSITION}
-            for position in self.positions
-        ]
-        return [*texts, *far]
 
     @override
     def run(self, backend: Any, trial: Trial) -> Answer:
-        prompts, new, ticks = self._prompts(trial), trial["steps"] + 1, Ticks()
+        rows, new = trial["rows"], trial["steps"] + 1
+        prompts = random_tokens(rows, trial["prompt"], self.dimensions.vocab_size)
+        ticks = Ticks()
         texts: list[Tokens] = backend.generate(prompts, new, ticks)
-        check_tokens(texts, trial["rows"], new)
+        check_tokens(texts, rows, new)
         if len(ticks.times) != new:
             raise KvcastError(f"took {len(ticks.times)} steps to {new} tokens")
         steps = np.diff(ticks.times).tolist()
@@ -97,14 +119,6 @@ class Causal(Workload):
             STEP: _TYPICAL[trial["measure"]](steps),
             "tokens": texts[0],
         }
-
-    @override
-    def once(self, backend: Any, trial: Trial) -> object:
-        return backend.generate(self._prompts(trial), trial["steps"] + 1, Ticks())
-
-    @override
-    def counted(self, trial: Trial) -> DecoderWork:
-        return DecoderWork(dimensions=self.dimensions)
 
     @override
     def work(self, trial: Trial, backend: Backend) -> Mapping[str, Work]:
@@ -118,30 +132,9 @@ class Causal(Workload):
         return step | {FIRST: model.call(0, prompt, rows=rows)} if is_text else step
 
     @override
-    def step(self) -> Work:
-        return self.counted({}).call(self.step_at, 1)
-
-    @override
     def facts(self, trial: Trial, name: str, results: Results) -> Mapping[str, Any]:
         result = of_trial(results, trial)[name]
         return {
             "tokens": result.last["tokens"],
             "tokens_per_second": trial["rows"] / median(result.series(STEP)),
         }
-
-    def _prompts(self, trial: Trial) -> list[Tokens]:
-        return random_tokens(trial["rows"], trial["prompt"], self.dimensions.vocab_size)
-
-
-def _tables(found: Found) -> Sequence[Table]:
-    texts = Table(
-        measure=TEXT,
-        metrics={FIRST: "first ms", STEP: "a step ms"},
-        places={"batch": "rows"},
-        facts={"tokens/s": ("tokens_per_second", Number(decimals=1))},
-    )
-    far = Table(measure=POSITION, metrics={STEP: "a step ms"}, places={"position": "prompt"})
-    return [texts, far] if found["settings"]["positions"] else [texts]
-
-
-LAYOUT = Layout(tables=_tables, limits={POSITION: "step at {prompt}"})

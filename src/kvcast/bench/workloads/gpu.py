@@ -7,11 +7,9 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from kvcast.bench.backend import Backend
-from kvcast.bench.layout import Found, Layout, Number, Table
 from kvcast.bench.probes import STEP
 from kvcast.bench.schedule import Answer, Results, Trial
-from kvcast.bench.workload import Workload, of_trial
+from kvcast.bench.workload import Table, Workload, of_trial
 from kvcast.errors import UsageError
 from kvcast.work.base import Counted, Work
 
@@ -24,10 +22,9 @@ class GpuSteps(Workload):
 
     texts: Mapping[str, tuple[Counted, int, int]]
     device: Mapping[str, Any]  # facts, for the JSON object
-    peak_per_turn: bool = False
-
     name: ClassVar[str] = "gpu"
     metrics: ClassVar[Mapping[str, Sequence[str]]] = {STEPS: (STEP,)}
+    peak_per_turn: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name, (counted, prompt, new) in self.texts.items():
@@ -44,13 +41,23 @@ class GpuSteps(Workload):
 
     @property
     @override
-    def largest_product(self) -> tuple[int, int]:
-        return 1, max(counted.width for counted, _, _ in self.texts.values())
+    def rated(self) -> tuple[Work, int]:
+        return Work(), 1  # the floor is that of the device's memory
 
     @override
-    def trials(self) -> Sequence[Trial]:
+    def tables(self) -> Sequence[Table]:
         return [
-            {"measure": STEPS, "model": name, "prompt": prompt, "new": new}
+            Table(
+                trials=[{"measure": STEPS, "model": name, "prompt": prompt, "new": new}],
+                metrics={STEP: "ms a token"},
+                number=".3f",
+                line=f"{name}: {new} steps after {prompt} tokens",
+                floors=True,
+                facts={
+                    "tokens/s": ("tokens_per_second", ".0f"),
+                    "same tokens": ("agreeing", ".0f"),
+                },
+            )
             for name, (_, prompt, new) in self.texts.items()
         ]
 
@@ -60,20 +67,8 @@ class GpuSteps(Workload):
         return {STEP: seconds / trial["new"], "tokens": tokens}
 
     @override
-    def once(self, backend: Any, trial: Trial) -> object:
-        return backend.write()
-
-    @override
     def counted(self, trial: Trial) -> Counted:
         return self.texts[trial["model"]][0]
-
-    @override
-    def work(self, trial: Trial, backend: Backend) -> Mapping[str, Work]:
-        return {}  # the floor is that of the device's memory
-
-    @override
-    def step(self) -> Work:
-        return Work()
 
     @override
     def facts(self, trial: Trial, name: str, results: Results) -> Mapping[str, Any]:
@@ -85,25 +80,3 @@ class GpuSteps(Workload):
             differ = (index for index, (one, other) in enumerate(pairs) if one != other)
             agreeing = next(differ, trial["new"])
         return {"tokens_per_second": 1 / median(result.series(STEP)), "agreeing": agreeing}
-
-
-def _tables(found: Found) -> Sequence[Table]:
-    trials = {row["trial"]["model"]: row["trial"] for row in found["rows"]}
-    return [
-        Table(
-            measure=STEPS,
-            metrics={STEP: "ms a token"},
-            number=Number(factor=1000, decimals=3),
-            line=f"{model}: {trial['new']} steps after {trial['prompt']} tokens",
-            floors=True,
-            facts={
-                "tokens/s": ("tokens_per_second", Number(decimals=0)),
-                "same tokens": ("agreeing", Number(decimals=0)),
-            },
-            select=lambda one, model=model: one["model"] == model,  # type: ignore[misc]
-        )
-        for model, trial in trials.items()
-    ]
-
-
-LAYOUT = Layout(tables=_tables)

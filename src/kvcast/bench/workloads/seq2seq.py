@@ -8,11 +8,19 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from kvcast.bench.backend import Backend, Tokens
-from kvcast.bench.layout import Found, Layout, Number, Table
+from kvcast.bench.backend import Tokens
+from kvcast.bench.models import Model, Seq2seqModel
 from kvcast.bench.probes import ENCODE, LOOP, PREFILL, REORDER, STEP
 from kvcast.bench.schedule import Answer, Results, Trial
-from kvcast.bench.workload import Workload, check_tokens, of_trial, random_tokens, timed
+from kvcast.bench.workload import (
+    Numbers,
+    Table,
+    Workload,
+    check_tokens,
+    of_trial,
+    random_tokens,
+    timed,
+)
 from kvcast.errors import UsageError
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.work.base import Work
@@ -26,17 +34,24 @@ FIRST, WHOLE = "first", "whole"
 class Seq2seq(Workload):
     """Sources of equal length, and targets of so many tokens."""
 
-    dimensions: T5Dimensions  # of the model
-    source: int  # tokens of each source
-    target: int  # tokens to write for each, 2 or more
+    dimensions: T5Dimensions
+    source: int
+    target: int  # 2 or more
     batch: Sequence[int]  # sources at once, with each of `beam`
-    beam: Sequence[int]  # 1 takes the likeliest token always
-    # tokens of further sources, one at a time and greedy, whose steps are compared
-    lengths: Sequence[int] = ()
+    beam: Sequence[int]
+    lengths: Sequence[int] = ()  # one source at a time and greedy
 
     name: ClassVar[str] = "seq2seq"
+    kind: ClassVar[str] = "T5s"
+    model: ClassVar[type[Model]] = Seq2seqModel
+    options: ClassVar[Numbers] = {
+        "source": (128, "tokens of each source"),
+        "target": (64, "tokens to write for each"),
+        "beam": ([1, 4], "beams; 1 is greedy"),
+        "lengths": ([32, 128, 512], "of sources whose steps are compared; none to skip"),
+    }
     metrics: ClassVar[Mapping[str, Sequence[str]]] = {TARGETS: (FIRST, STEP, WHOLE)}
-    broken_down: ClassVar[Sequence[str]] = (TARGETS,)
+    broken_down: ClassVar[str] = TARGETS
     parts: ClassVar[Sequence[str]] = (ENCODE, PREFILL, STEP, REORDER, LOOP)
 
     def __post_init__(self) -> None:
@@ -71,14 +86,30 @@ class Seq2seq(Workload):
 
     @property
     @override
-    def largest_product(self) -> tuple[int, int]:
-        return self.source, self.dimensions.width
+    def rated(self) -> tuple[Work, int]:
+        return self.counted({}).call(1, 1), self.source
 
     @override
-    def trials(self) -> Sequence[Trial]:
-        asked = [(rows, self.source, beams) for rows, beams in product(self.batch, self.beam)]
-        asked += [(1, length, 1) for length in self.lengths]
-        return [self._trial(*sizes) for sizes in dict.fromkeys(asked)]
+    def tables(self) -> Sequence[Table]:
+        metrics = {FIRST: "first ms", STEP: "a step ms"}
+        targets = Table(
+            trials=[
+                self._trial(rows, self.source, beams)
+                for rows, beams in product(self.batch, self.beam)
+            ],
+            metrics=metrics,
+            places={"batch": "rows", "beam": "beams"},
+            facts={"tokens/s": ("tokens_per_second", ".1f")},
+        )
+        lengths = Table(
+            trials=self._compared(),
+            line="one source at a time, greedy",
+            metrics=metrics,
+            places={"source": "source"},
+            facts={"over the first": ("over_first_length", ".2f")},
+            by_backend=True,
+        )
+        return [targets, lengths] if self.lengths else [targets]
 
     @override
     def run(self, backend: Any, trial: Trial) -> Answer:
@@ -108,14 +139,6 @@ class Seq2seq(Workload):
         return T5Work(dimensions=self.dimensions, source=trial.get("source", self.source))
 
     @override
-    def work(self, trial: Trial, backend: Backend) -> Mapping[str, Work]:
-        return {}  # a call for all tokens is many calls of a runtime: see the breakdown
-
-    @override
-    def step(self) -> Work:
-        return self.counted({}).call(1, 1)
-
-    @override
     def facts(self, trial: Trial, name: str, results: Results) -> Mapping[str, Any]:
         result = of_trial(results, trial)[name]
         return {
@@ -126,15 +149,16 @@ class Seq2seq(Workload):
 
     def _over_first_length(self, trial: Trial, name: str, results: Results) -> float | None:
         """Return a step's time over that with the first of the lengths that are compared."""
-        if trial not in [self._trial(1, length, 1) for length in self.lengths]:
-            return None
-        shortest = of_trial(results, self._trial(1, self.lengths[0], 1))[name]
-        if not shortest.stands:
+        compared = self._compared()
+        if trial not in compared or not (first := of_trial(results, compared[0])[name]).stands:
             return None
         steps: list[float] = of_trial(results, trial)[name].series(STEP)
-        return median(steps) / median(shortest.series(STEP))
+        return median(steps) / median(first.series(STEP))
 
-    def _trial(self, rows: int, source: int, beams: int) -> dict[str, Any]:
+    def _compared(self) -> list[Trial]:
+        return [self._trial(1, length, 1) for length in self.lengths]
+
+    def _trial(self, rows: int, source: int, beams: int) -> Trial:
         sizes = {"rows": rows, "source": source, "beams": beams}
         return {"measure": TARGETS, **sizes, "target": self.target}
 
@@ -144,34 +168,3 @@ class Seq2seq(Workload):
         seconds, targets = timed(lambda: backend.write(sources, beams, tokens))
         check_tokens(targets, rows, tokens)
         return seconds, targets
-
-
-def _tables(found: Found) -> Sequence[Table]:
-    settings = found["settings"]
-    metrics = {FIRST: "first ms", STEP: "a step ms"}
-    targets = Table(
-        measure=TARGETS,
-        metrics=metrics,
-        places={"batch": "rows", "beam": "beams"},
-        facts={"tokens/s": ("tokens_per_second", Number(decimals=1))},
-        select=lambda trial: (
-            trial["rows"] in settings["batches"]
-            and trial["beams"] in settings["beams"]
-            and trial["source"] == settings["source"]
-        ),
-    )
-    lengths = Table(
-        measure=TARGETS,
-        line="one source at a time, greedy",
-        metrics=metrics,
-        places={"source": "source"},
-        facts={"over the first": ("over_first_length", Number())},
-        by_backend=True,
-        select=lambda trial: (
-            (trial["rows"], trial["beams"]) == (1, 1) and trial["source"] in settings["lengths"]
-        ),
-    )
-    return [targets, lengths] if settings["lengths"] else [targets]
-
-
-LAYOUT = Layout(tables=_tables)

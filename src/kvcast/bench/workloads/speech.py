@@ -2,50 +2,48 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
-import numpy as np
 from typing_extensions import override
 
 from kvcast.bench.backend import Backend, Samples
 from kvcast.bench.floor import Stored
-from kvcast.bench.layout import PERCENT, SECONDS, Layout, Table
+from kvcast.bench.models import Model, SpeechModel
 from kvcast.bench.probes import ENCODE, LOOP, MEL, PREFILL, REORDER, STEP
 from kvcast.bench.recording import word_error
 from kvcast.bench.schedule import Answer, Results, Trial
-from kvcast.bench.workload import Workload, of_trial, timed
+from kvcast.bench.workload import Numbers, Table, Workload, of_trial, timed
 from kvcast.errors import UsageError
 from kvcast.spec.whisper import WhisperDimensions
 from kvcast.work.base import Work
-from kvcast.work.whisper import WhisperWork
 
 TRANSCRIBE = "transcribe"
-WORD_ERROR = {"word error": ("word_error", PERCENT)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speech(Workload):
     """A recording for a Whisper."""
 
-    dimensions: WhisperDimensions  # of the model
+    dimensions: WhisperDimensions
     language: str  # code of what is spoken
-    samples: str  # .npy file of them, mono, 16 kHz, float32
-    audio: Mapping[str, Any]  # `name` and `seconds` of the recording
-    beams: Sequence[int]  # of the transcriptions; 1 is greedy
+    samples: Samples  # of the recording
+    audio: Mapping[str, Any]  # its `name` and `seconds`
+    reference: str | None = None  # what is spoken, if that is known
+    beam: Sequence[int] = (1,)  # of each transcription
     # tokens that the row of a step holds before it; None times no steps or encodes
     position: int | None = None
-    reference: str | None = None  # what is spoken, if that is known
 
     name: ClassVar[str] = "speech"
+    kind: ClassVar[str] = "Whispers"
+    model: ClassVar[type[Model]] = SpeechModel
+    options: ClassVar[Numbers] = {"beam": ([1, 5], "beams; 1 is greedy")}
+    words: ClassVar[Mapping[str, Any]] = {"audio": None, "reference": None, "language": "en"}
     metrics: ClassVar[Mapping[str, Sequence[str]]] = {
-        TRANSCRIBE: (TRANSCRIBE,),
-        ENCODE: (ENCODE,),
-        STEP: (STEP,),
+        measure: (measure,) for measure in (TRANSCRIBE, ENCODE, STEP)
     }
-    broken_down: ClassVar[Sequence[str]] = (TRANSCRIBE,)
+    broken_down: ClassVar[str] = TRANSCRIBE
     parts: ClassVar[Sequence[str]] = (MEL, ENCODE, PREFILL, STEP, REORDER, LOOP)
-    peak_per_turn: bool = False
+    peak_per_turn: ClassVar[bool] = False
     stored: ClassVar[Stored] = Stored(int4_table=True, int8_cross=True, column_scales=True)
 
     def __post_init__(self) -> None:
@@ -61,7 +59,7 @@ class Speech(Workload):
         return {
             "audio": dict(self.audio),
             "language": self.language,
-            "beams": list(self.beams),
+            "beams": list(self.beam),
             "position": self.position,
             "source_positions": self.dimensions.source_positions,
             "temperature": 0,
@@ -74,47 +72,40 @@ class Speech(Workload):
 
     @property
     @override
-    def largest_product(self) -> tuple[int, int]:
-        return self.dimensions.source_positions, self.dimensions.d_model
+    def rated(self) -> tuple[Work, int]:
+        return self._step, self.dimensions.source_positions
 
     @override
-    def trials(self) -> Sequence[Trial]:
-        alone = [] if self.position is None else [{"measure": STEP}, {"measure": ENCODE}]
-        return [*alone, *({"measure": TRANSCRIBE, "beam": beam} for beam in self.beams)]
+    def tables(self) -> Sequence[Table]:
+        return [
+            Table(
+                trials=[{"measure": TRANSCRIBE, "beam": beam} for beam in self.beam],
+                metrics={TRANSCRIBE: "median s"},
+                factor=1,
+                number=".3f",
+                places={"beam": "beam"},
+                facts={"word error": ("word_error", ".1%")},
+            )
+        ]
 
     @override
     def run(self, backend: Any, trial: Trial) -> Answer:
         measure = trial["measure"]
-        if measure == TRANSCRIBE:
-            seconds, text = timed(lambda: self.once(backend, trial))
-            return {TRANSCRIBE: seconds, "text": text}
         if measure == ENCODE:
-            return {ENCODE: backend.encode_seconds(self._samples)}
-        return {STEP: backend.step_seconds(self._samples, self.position)}
-
-    @override
-    def once(self, backend: Any, trial: Trial) -> str:
-        text: str = backend.transcribe(self._samples, self.language, trial["beam"])
-        return text
-
-    @override
-    def counted(self, trial: Trial) -> WhisperWork:
-        return WhisperWork(dimensions=self.dimensions)
+            return {ENCODE: backend.encode_seconds(self.samples)}
+        if measure == STEP:
+            return {STEP: backend.step_seconds(self.samples, self.position)}
+        seconds, text = timed(
+            lambda: backend.transcribe(self.samples, self.language, trial["beam"])
+        )
+        return {TRANSCRIBE: seconds, "text": text}
 
     @override
     def work(self, trial: Trial, backend: Backend) -> Mapping[str, Work]:
         model = self.counted(trial)
-        encode, step = model.encode(), self.step()
-        if backend.recomputes:
-            step += model.project()
-        else:
-            encode += model.project()
-        floors = {ENCODE: encode, STEP: step}
-        return {metric: floors[metric] for metric in floors if metric == trial["measure"]}
-
-    @override
-    def step(self) -> Work:
-        return self.counted({}).call(self.position or 1, 1)
+        floors = {ENCODE: model.encode(), STEP: self._step}
+        floors[STEP if backend.recomputes else ENCODE] += model.project()
+        return {metric: work for metric, work in floors.items() if metric == trial["measure"]}
 
     @override
     def facts(self, trial: Trial, name: str, results: Results) -> Mapping[str, Any]:
@@ -124,20 +115,6 @@ class Speech(Workload):
         error = None if reference is None else word_error(reference, text)
         return {"word_error": error, "text": text.strip()}
 
-    @cached_property
-    def _samples(self) -> Samples:
-        samples: Samples = np.load(self.samples, allow_pickle=False)
-        return samples
-
-
-LAYOUT = Layout(
-    tables=lambda _: [
-        Table(
-            measure=TRANSCRIBE,
-            metrics={TRANSCRIBE: "median s"},
-            number=SECONDS,
-            places={"beam": "beam"},
-            facts=WORD_ERROR,
-        )
-    ],
-)
+    @property
+    def _step(self) -> Work:
+        return self.counted({}).call(self.position or 1, 1)
