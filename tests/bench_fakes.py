@@ -18,7 +18,7 @@ FINDS_THIS = {
 
 
 class Far:
-    """Held by `kvcast.bench.remote` in another process."""
+    """Held by `kvcast.machine.remote` in another process."""
 
     def __init__(self, start: int) -> None:
         self._total = start

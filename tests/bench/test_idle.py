@@ -5,7 +5,7 @@ import pytest
 from bench_fakes import FINDS_THIS, Far
 from kvcast.bench import idle
 from kvcast.bench.idle import IdleGate, cpu_seconds, machine_seconds, others_share
-from kvcast.bench.remote import Remote
+from kvcast.machine.remote import Remote
 
 
 def test_quiet_is_when_the_processes_use_no_processor(monkeypatch: pytest.MonkeyPatch):

@@ -66,14 +66,18 @@ class Canned(Runner):
         here = [one for one in backends if one.name not in self.absent]
         reasons = dict.fromkeys(self.absent, "not installed: pip install missing")
         nowhere: Any = None
-        yield [Loaded(one, {one.name: "1.0"}, 0.5, 0.25, nowhere) for one in here], reasons
+        facts = {"versions": {"one": "1.0"}, "import_seconds": 0.5, "load_seconds": 0.25}
+        yield [Loaded(one, facts, nowhere) for one in here], reasons
 
     def turns(
         self, loaded: Sequence[Loaded], trials: Sequence[Any], method: str = "run"
     ) -> Results:
         act = self._result if method == "run" else self._broken_down
         return [
-            (trial, {one.name: act(trial, one) for one in loaded if one.backend.takes(trial)})
+            (
+                trial,
+                {one.backend.name: act(trial, one) for one in loaded if one.backend.takes(trial)},
+            )
             for trial in trials
         ]
 
@@ -84,17 +88,17 @@ class Canned(Runner):
             dict.fromkeys(metrics, factor * s)
             | {
                 "tokens": [7],
-                "text": " a c" if one.name == "slow" else "A b. ",
+                "text": " a c" if one.backend.name == "slow" else "A b. ",
                 "peak_bytes": 10**7,
             }
-            for s in self.seconds[one.name]
+            for s in self.seconds[one.backend.name]
         ]
-        failure = "its process ended" if one.name == "ill" else None
+        failure = "its process ended" if one.backend.name == "ill" else None
         return Result(answers, [0.0] * len(answers), 0, failure)
 
     def _broken_down(self, trial: Mapping[str, Any], one: Loaded) -> Result:
         answer = {"whole": sum(self.parts.values()), **self.parts, "calls": self.calls}
-        failure = "its process ended" if one.name == self.broken else None
+        failure = "its process ended" if one.backend.name == self.broken else None
         return Result([answer] * 2, [0.0] * 2, 0, failure)
 
     def rates(self, step_bytes: int) -> dict[str, float] | None:

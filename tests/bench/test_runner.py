@@ -8,9 +8,9 @@ import pytest
 from bench_fakes import FINDS_THIS, Scripted
 from bench_models import TINY
 from kvcast.bench import idle
-from kvcast.bench.remote import Local, Remote
 from kvcast.bench.runner import Runner
 from kvcast.bench.workloads.causal import Causal
+from kvcast.machine.remote import Local, Remote
 
 CAUSAL = Causal(dimensions=TINY, prompt=5, new=2, batch=[1, 2])
 
@@ -36,8 +36,9 @@ def test_everybody_has_a_process_and_answers_in_turn():
     with runner(Far).loaded(backends) as (loaded, absent):
         assert absent == {}
         assert len({one.remote.pid for one in loaded}) == 2
-        assert all(one.load >= 0 and one.imports > 0 for one in loaded)
-        assert loaded[0].versions.keys() == {"numpy"}
+        assert all(one.facts["load_seconds"] >= 0 for one in loaded)
+        assert all(one.facts["import_seconds"] > 0 for one in loaded)
+        assert loaded[0].facts["versions"].keys() == {"numpy"}
         results = runner(Far).turns(loaded, CAUSAL.trials())
     assert [trial["rows"] for trial, _ in results] == [1, 2]
     first = results[0][1]
@@ -54,7 +55,7 @@ def test_who_cannot_take_part_says_why():
         Scripted(name="here"),
     ]
     with runner().loaded(backends) as (loaded, absent):
-        assert [one.name for one in loaded] == ["here"]
+        assert [one.backend.name for one in loaded] == ["here"]
     assert absent == {
         "missing": "not installed: pip install no-such-package",
         "unfit": "needs another model",

@@ -23,7 +23,7 @@ class Cost:
     bytes: float = 0.0
 
     def seconds(self, rates: Mapping[str, float]) -> float:
-        """Return the least time at the rates that `kvcast.bench.rates` measures.
+        """Return the least time at the rates that `kvcast.machine.rates` measures.
 
         Reading and multiplying overlap, the two products do not. A floor must not be too high, so
         the better rate of reading counts.

@@ -15,7 +15,7 @@ from kvcast.bench.backend import Backend
 from kvcast.bench.floor import Arithmetic, Cost, best_of
 from kvcast.bench.machine import machine_facts
 from kvcast.bench.probes import ENCODE, STEP
-from kvcast.bench.runner import Loaded, Runner
+from kvcast.bench.runner import Runner
 from kvcast.bench.schedule import Result, Results, Trial
 from kvcast.bench.workload import of_trial
 from kvcast.errors import KvcastError
@@ -23,6 +23,7 @@ from kvcast.work.base import Work
 
 FORMAT = "kvcast.bench"
 VERSION = 2
+_DESCRIBED = ("name", "precision", "dtype", "settings")
 
 
 class Floors(Protocol):
@@ -71,7 +72,7 @@ def measure(benchmark: Benchmark, floors: Floors | None = None) -> dict[str, Any
     with runner.loaded(benchmark.backends) as (loaded, absent):
         _check_present(benchmark, absent)
         results = runner.turns(loaded, trials)
-        ours = [one for one in loaded if one.name in benchmark.needed]
+        ours = [one for one in loaded if one.backend.name in benchmark.needed]
         broken_down = [trial for trial in trials if trial["measure"] == workload.broken_down]
         breakdowns = runner.turns(ours, broken_down, "break_down") if ours else []
     floors.measure_rates()
@@ -89,16 +90,19 @@ def measure(benchmark: Benchmark, floors: Floors | None = None) -> dict[str, Any
             **workload.settings,
         },
         "machine": machine_facts(),
-        "backends": [_backend(one) for one in loaded],
+        "backends": [
+            {**{name: getattr(one.backend, name) for name in _DESCRIBED}, **one.facts}
+            for one in loaded
+        ],
         "absent": [{"name": name, "reason": reason} for name, reason in absent.items()],
         "rows": [
             _row(benchmark, one.backend, trial, results, floors)
             for trial, by_name in results
             for one in loaded
-            if one.name in by_name
+            if one.backend.name in by_name
         ],
         "breakdown": [
-            _broken_down(benchmark, one.backend, trial, by_name[one.name], floors)
+            _broken_down(benchmark, one.backend, trial, by_name[one.backend.name], floors)
             for one in ours
             for trial, by_name in breakdowns
         ],
@@ -113,19 +117,6 @@ def _check_present(benchmark: Benchmark, absent: Mapping[str, str]) -> None:
             raise KvcastError(f"kvcast itself: {absent[needed[0]]}")
         reasons = "; ".join(dict.fromkeys(absent.values()))
         raise KvcastError(f"nothing can be measured: {reasons}")
-
-
-def _backend(loaded: Loaded) -> dict[str, Any]:
-    backend = loaded.backend
-    return {
-        "name": backend.name,
-        "precision": backend.precision,
-        "dtype": backend.dtype,
-        "settings": backend.settings,
-        "versions": dict(loaded.versions),
-        "import_seconds": loaded.imports,
-        "load_seconds": loaded.load,
-    }
 
 
 def _row(

@@ -9,16 +9,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 from kvcast.bench.backend import Backend
 from kvcast.bench.idle import IdleGate
 from kvcast.bench.models import installed_versions
-from kvcast.bench.rates import Rates
-from kvcast.bench.remote import Remote
 from kvcast.bench.schedule import Results, Trial, say, take_turns
 from kvcast.bench.worker import Importing, Worker
 from kvcast.bench.workload import Workload
 from kvcast.errors import KvcastError
+from kvcast.machine.rates import Rates
+from kvcast.machine.remote import Remote
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,8 @@ class Loaded:
     """A backend that is ready for turns."""
 
     backend: Backend  # as it was before it was loaded
-    versions: Mapping[str, str]  # of its packages
-    imports: float  # seconds, in an empty interpreter
-    load: float  # seconds
+    facts: Mapping[str, Any]  # its packages' versions, seconds to import and to load
     remote: Remote  # holds a Worker
-
-    @property
-    def name(self) -> str:
-        """The backend's."""
-        return self.backend.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +69,7 @@ class Runner:
         results: Results = []
         for trial in trials:
             players = {
-                one.name: partial(one.remote.call, method, trial=dict(trial))
+                one.backend.name: partial(one.remote.call, method, trial=dict(trial))
                 for one in loaded
                 if one.backend.takes(trial)
             }
@@ -84,7 +78,7 @@ class Runner:
         return results
 
     def rates(self, step_bytes: int) -> dict[str, float] | None:
-        """Measure the machine, see `kvcast.bench.rates`; None without `onnx`, which that needs."""
+        """Measure the machine by `kvcast.machine.rates`; None without `onnx`, which that needs."""
         if find_spec("onnx") is None:
             return None
         say("rates of this machine")
@@ -107,8 +101,12 @@ class Runner:
             imports: float = importing.call("seconds", modules=list(backend.modules))
         remote = stack.enter_context(self._hosted(worker))
         IdleGate([remote.pid]).settle()
-        versions = installed_versions(backend.packages) or {}
-        return Loaded(backend, versions, imports, remote.call("load"), remote)
+        facts = {
+            "versions": installed_versions(backend.packages) or {},
+            "import_seconds": imports,
+            "load_seconds": remote.call("load"),
+        }
+        return Loaded(backend, facts, remote)
 
     def _hosted(self, served: object) -> Remote:
         # Nobody looks for a hub, and nobody's OpenMP or BLAS takes more threads than it was given.

@@ -1,4 +1,4 @@
-"""A workload and one backend, in a process of their own; see `kvcast.bench.remote`.
+"""A workload and one backend, in a process of their own; see `kvcast.machine.remote`.
 
 Imports nothing of its own accord but the standard library: what it imports counts as its backend's.
 """

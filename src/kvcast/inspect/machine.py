@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Self
 
-from kvcast.bench.rates import LARGE, Rates
-from kvcast.bench.remote import Remote
 from kvcast.errors import KvcastError
 from kvcast.inspect.units import plural
+from kvcast.machine.rates import LARGE, Rates
+from kvcast.machine.remote import Remote
 
 # Larger products reach no higher rate; they only take longer to measure.
 _MOST_TOKENS = 512
@@ -44,10 +44,10 @@ class Machine:
     ) -> Self:
         """Use the given figures, and measure the others with that many threads.
 
-        `kvcast.bench.rates` measures at the model's sizes. The best figure counts, since it yields
-        a lower bound on the time: the better of reading from memory and of reading `step_bytes`
-        repeatedly, which may stay in the processor's cache; the better of int8 and float32
-        products, unless weights are float32. Raises KvcastError if `onnx` is needed but not
+        `kvcast.machine.rates` measures at the model's sizes. The best figure counts, since it
+        yields a lower bound on the time: the better of reading from memory and of reading
+        `step_bytes` repeatedly, which may stay in the processor's cache; the better of int8 and
+        float32 products, unless weights are float32. Raises KvcastError if `onnx` is needed but not
         installed.
         """
         if bandwidth is not None and rate is not None:

@@ -98,6 +98,8 @@ def chosen(
         raise KvcastError(f"{args.model} cannot be measured: bench {command} takes {names}")
     options |= _own_options(args, workload, kinds)
     if "audio" in options:
+        if options["audio"] is None:
+            raise UsageError(f"a Whisper needs a recording: kvcast bench {command} AUDIO")
         if options["reference"] is not None:
             require("jiwer")
         options |= heard(options["audio"], options["reference"])

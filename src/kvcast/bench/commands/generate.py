@@ -50,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
     workload, model = chosen(args, _KINDS, "generate", _find, batch=args.batch)
     precisions = [QUANTIZED[quantize] for quantize in dict.fromkeys(args.quantize)]
     ours: list[Backend] = [
-        Kvcast(model, REFERENCE, precision, f"kvcast-{precision}")
-        for precision in precisions
+        Kvcast(model, REFERENCE, precision, f"kvcast-{precision}") for precision in precisions
     ]
     has_rings = isinstance(workload, Causal) and workload.positions
     rings = [KvcastRing(model, workload.window)] if has_rings else []

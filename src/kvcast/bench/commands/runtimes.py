@@ -17,13 +17,13 @@ from typing import ClassVar
 from typing_extensions import override
 
 from kvcast.bench.commands import Kinds, add_common, add_some, chosen, compare
+from kvcast.bench.models import Model
 from kvcast.bench.peers.kvcast import PRECISIONS, REFERENCE, RUNTIMES, Kvcast
 from kvcast.bench.probes import ENCODE, STEP
 from kvcast.bench.recompute.backend import Recomputing
 from kvcast.bench.workload import Numbers, Table
 from kvcast.bench.workloads.causal import FIRST, Causal
 from kvcast.bench.workloads.speech import Speech
-from kvcast.bundle.manifest import is_bundle
 from kvcast.checkpoints.source import locate
 from kvcast.errors import KvcastError
 from kvcast.spec.decoder import DecoderDimensions
@@ -121,13 +121,10 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
-def _find(model: str) -> Path:
-    folder = locate(model)
-    if is_bundle(folder):
-        raise KvcastError(
-            f"{model} cannot be measured: bench runtimes needs the checkpoint, and the model is a "
-            "kvcast bundle"
-        )
+def _find(name: str) -> Path:
+    folder = locate(name)
+    if reason := Model(folder=str(folder), threads=1).needs_checkpoint():
+        raise KvcastError(f"{name} cannot be measured: bench runtimes {reason}")
     return folder
 
 

@@ -16,13 +16,13 @@ from kvcast.bench.gpu.device import COPIED, device_facts, memory_rates
 from kvcast.bench.gpu.models import DTYPES, Published, random_model
 from kvcast.bench.gpu.variants import Compile, GpuVariant, variants
 from kvcast.bench.probes import STEP
-from kvcast.bench.remote import Local
 from kvcast.bench.report import Benchmark, Floors, measure
 from kvcast.bench.runner import Runner
 from kvcast.bench.schedule import Trial
 from kvcast.bench.workload import Table
 from kvcast.bench.workloads.gpu import GpuSteps
 from kvcast.errors import KvcastError
+from kvcast.machine.remote import Local
 from kvcast.work import work_of
 from kvcast.work.base import Work
 

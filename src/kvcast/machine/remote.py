@@ -24,29 +24,27 @@ class RemoteError(KvcastError):
 
 
 class Remote(AbstractContextManager["Remote"]):
-    """The near side: starts a process that holds a copy of an object, and ends it."""
+    """The near side: starts a process that holds a copy of an object, and ends it.
+
+    `pid` is the process's.
+    """
 
     def __init__(self, served: object, environment: Mapping[str, str]) -> None:
         # A file, for a pipe that nobody reads would block the process in the end.
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process: Any = subprocess.Popen(
-            [sys.executable, "-m", "kvcast.bench.remote"],
+            [sys.executable, "-m", "kvcast.machine.remote"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
             env={**os.environ, **environment},
         )
+        self.pid: int = self._process.pid
         try:
             self._exchange(served)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        found: int = self._process.pid
-        return found
 
     def call(self, method: str, **arguments: Any) -> Any:
         """Return what the object's method returns; raises RemoteError with one line."""
@@ -87,12 +85,7 @@ class Local(Remote):
     """An object in this process, called as if it were far away."""
 
     def __init__(self, served: object, _: Mapping[str, str]) -> None:
-        self._served = served
-
-    @property
-    @override
-    def pid(self) -> int:
-        return os.getpid()
+        self._served, self.pid = served, os.getpid()
 
     @override
     def call(self, method: str, **arguments: Any) -> Any:

@@ -4,7 +4,7 @@ import pytest
 
 from bench_fakes import FINDS_THIS, Far
 from kvcast.bench.idle import cpu_seconds
-from kvcast.bench.remote import Local, Remote, RemoteError
+from kvcast.machine.remote import Local, Remote, RemoteError
 
 ENVIRONMENT = {**FINDS_THIS, "MARK": "far"}
 
