@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-import kvcast
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
+from kvcast.checkpoints.source import locate
+from kvcast.cli import main
 from kvcast.programs.decoder import DecoderPrograms
 from kvcast.programs.t5 import T5Programs
 from kvcast.programs.unilm import UnilmPrograms
@@ -132,10 +133,17 @@ def write(
 
 
 def exported(model: str, runtime: str = "onnx", **precision: str) -> Path:
-    """Return a packaged model's bundle, exported as a user does it; nobody may change it."""
+    """Return a packaged model's bundle, which the command exported; nobody may change it.
+
+    Raises InputMissingError if the model is not installed.
+    """
+    locate(model)
+    options = [word for name, value in precision.items() for word in (f"--{name}", value)]
 
     def make(folder: Path) -> None:
-        kvcast.export_bundle(model, folder, runtime=runtime, **precision)
+        words = ["export", model, "--output", str(folder), "--runtime", runtime, "-q", *options]
+        if code := main(words):
+            raise RuntimeError(f"kvcast {' '.join(words)} ended with {code}")
 
     return once("-".join((model, runtime, *precision.values())), make)
 

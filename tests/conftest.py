@@ -1,5 +1,6 @@
 """Fixtures that several folders of tests share: models, and where they are kept."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -10,6 +11,8 @@ from hypothesis import HealthCheck, settings
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# What AOTInductor writes around its kernels; g++ takes longer to optimise that than the kernels.
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
 from bundles import opened, share
 from kvcast.checkpoints.source import locate, open_checkpoint
@@ -21,6 +24,22 @@ settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported out of garbage collections, and collect rarely.
+
+    An export makes millions of objects that live until its end.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000)
+
+
+def pytest_unconfigure() -> None:
+    """Let everything be freed at the end; some libraries report what is not."""
+    gc.unfreeze()
+
 
 _SUBJECTS = {
     "whisper": (SMALL, speech),

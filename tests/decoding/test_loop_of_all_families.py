@@ -243,7 +243,7 @@ def test_on_onnx_runtime(name, arrivals, rows, inputs, chunk):
 @pytest.mark.parametrize("runtime", ["eager", "onnx"])
 @pytest.mark.parametrize("name", SUBJECTS)
 @RANDOM
-@settings(MANY, max_examples=300, derandomize=False)
+@settings(MANY, max_examples=150, derandomize=False)
 def test_at_length(name, runtime, arrivals, rows, inputs, chunk):
     check(name, runtime, arrivals, rows, inputs, chunk)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from openai_oracle import Oracle
-from real_speech import CARDS, EXAMPLE, SPOKEN, Load, Samples, read
+from real_speech import CARDS, EXAMPLE, SPOKEN, Load, Samples, read, source
 
 import kvcast
 from kvcast.checkpoints.source import locate, open_checkpoint
@@ -32,12 +32,12 @@ def recordings() -> dict[str, Samples]:
 
 @pytest.fixture(scope="session")
 def load() -> Load:
-    """`kvcast.load`, which opens each model once."""
+    """`kvcast.load`, which opens each model once; all tests share one fp32 bundle of each."""
 
     @cache
     def opened(model: str, **options: Any) -> kvcast.WhisperModel:
         try:
-            return kvcast.load(model, threads=THREADS, **options)
+            return kvcast.load(source(model, options), threads=THREADS, **options)
         except InputMissingError as error:
             pytest.skip(str(error))
 

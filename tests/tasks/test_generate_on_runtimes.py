@@ -35,15 +35,28 @@ def recomputing(name: str) -> TextModel:
     return TextModel(RecomputingRuntime(logits), Letters(), MODELS[name])
 
 
-@pytest.fixture(params=MODELS)
-def name(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(
+    params=[
+        *((name, "eager") for name in MODELS),
+        ("mistral", "onnx"),
+        *(pytest.param((name, "onnx"), marks=pytest.mark.slow) for name in ("llama", "gemma3")),
+    ],
+    ids="-".join,
+)
+def case(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Each model on each runtime."""
     return request.param
 
 
-@pytest.fixture(params=["eager", "onnx"])
-def model(request: pytest.FixtureRequest, name: str) -> TextModel:
-    """Each model on each runtime."""
-    return TextModel(opened(MODELS[name], runtime=request.param), Letters(), MODELS[name])
+@pytest.fixture
+def name(case: tuple[str, str]) -> str:
+    return case[0]
+
+
+@pytest.fixture
+def model(case: tuple[str, str]) -> TextModel:
+    name, runtime = case
+    return TextModel(opened(MODELS[name], runtime=runtime), Letters(), MODELS[name])
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -89,7 +102,9 @@ class Endless(Letters):
     end_tokens = (-1,)
 
 
-@pytest.mark.parametrize("name", ["mistral"])
+@pytest.mark.parametrize(
+    "case", [("mistral", "eager"), ("mistral", "onnx")], indirect=True, ids="-".join
+)
 def test_a_row_begins_again_after_the_prefix_when_its_rings_have_turned_round(
     model: TextModel, name: str
 ):

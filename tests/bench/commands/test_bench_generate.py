@@ -23,6 +23,7 @@ def model(tmp_path: Path) -> str:
     return str(tmp_path / "model")
 
 
+@pytest.mark.slow
 def test_kvcast_alone_is_measured(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):

@@ -76,6 +76,7 @@ def test_a_whisper_and_its_recomputing_baseline_are_measured(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_impatient")
 def test_a_decoder_only_model_is_measured_on_several_runtimes(
     chat: str, capsys: pytest.CaptureFixture[str]
