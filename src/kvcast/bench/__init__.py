@@ -9,7 +9,7 @@ object of what they answered, and the *renderer* tables of that.
     recompute    the baseline without caches of cross keys and values
     peers        one file a program, and a table of them for each workload
     workloads    one file each: speech, causal, seq2seq, gpu
-    files        what peers are fed with, written from the checkpoint that kvcast reads
+    models       what is measured, and files that peers are fed with
 
 Imports go downwards in that list, never back.
 """

@@ -30,7 +30,7 @@ def read_reference(path: Path) -> str:
     return text
 
 
-def heard(source: str, reference: Path | None) -> dict[str, Any]:
+def read_recording(source: str, reference: Path | None) -> dict[str, Any]:
     """Read a recording and what is spoken in it, as `workloads.speech.Speech` takes them.
 
     Samples are mono, 16 kHz, float32. Raises KvcastError with one line.

@@ -65,7 +65,8 @@ class Remote(AbstractContextManager["Remote"]):
 
     def _exchange(self, request: object) -> Any:
         try:
-            pickle.dump(request, self._process.stdin)
+            # Protocol 5 reads an array in place: a copy would count as the process's peak memory.
+            pickle.dump(request, self._process.stdin, protocol=5)
             self._process.stdin.flush()
             result, error = pickle.load(self._process.stdout)  # noqa: S301 - our own process
         except (OSError, EOFError, pickle.UnpicklingError):

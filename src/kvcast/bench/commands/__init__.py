@@ -13,7 +13,7 @@ from typing import Any
 from kvcast.bench.backend import Backend
 from kvcast.bench.models import Model
 from kvcast.bench.peers.table import CAUSAL, SEQ2SEQ, SPEECH
-from kvcast.bench.recording import heard
+from kvcast.bench.recording import read_recording
 from kvcast.bench.render import render
 from kvcast.bench.report import Benchmark, measure
 from kvcast.bench.runner import Runner
@@ -73,7 +73,7 @@ def require(*packages: str) -> None:
         raise KvcastError(f"bench needs {' and '.join(missing)}: pip install 'kvcast[bench]'")
 
 
-def chosen(
+def choose_workload(
     args: argparse.Namespace,
     kinds: Kinds,
     command: str,
@@ -102,7 +102,7 @@ def chosen(
             raise UsageError(f"a Whisper needs a recording: kvcast bench {command} AUDIO")
         if options["reference"] is not None:
             require("jiwer")
-        options |= heard(options["audio"], options["reference"])
+        options |= read_recording(options["audio"], options["reference"])
     model = workload.model(folder=str(folder), threads=args.threads)
     return workload(dimensions=dimensions, **options), model
 

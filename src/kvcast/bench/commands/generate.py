@@ -17,7 +17,7 @@ from kvcast.bench.commands import (
     add_common,
     add_numbers,
     add_some,
-    chosen,
+    choose_workload,
     compare,
     peers,
     require,
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; returns the exit code."""
-    workload, model = chosen(args, _KINDS, "generate", _find, batch=args.batch)
+    workload, model = choose_workload(args, _KINDS, "generate", _find, batch=args.batch)
     precisions = [QUANTIZED[quantize] for quantize in dict.fromkeys(args.quantize)]
     ours: list[Backend] = [
         Kvcast(model, REFERENCE, precision, f"kvcast-{precision}") for precision in precisions

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from kvcast.bench.commands import Kinds, add_common, add_some, chosen, compare
+from kvcast.bench.commands import Kinds, add_common, add_some, choose_workload, compare
 from kvcast.bench.models import Model
 from kvcast.bench.peers.kvcast import PRECISIONS, REFERENCE, RUNTIMES, Kvcast
 from kvcast.bench.probes import ENCODE, STEP
@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; returns the exit code."""
-    workload, model = chosen(args, _KINDS, "runtimes", _find)
+    workload, model = choose_workload(args, _KINDS, "runtimes", _find)
     runtimes, precisions = map(list, map(dict.fromkeys, (args.runtimes, args.quantize)))
     return compare(
         "runtimes",

@@ -8,7 +8,7 @@ line one JSON object. docs/bench.md says how it is measured and what every figur
 import argparse
 from pathlib import Path
 
-from kvcast.bench.commands import Kinds, add_common, add_some, chosen, compare, peers
+from kvcast.bench.commands import Kinds, add_common, add_some, choose_workload, compare, peers
 from kvcast.bench.peers.kvcast import QUANTIZED, REFERENCE, Kvcast
 from kvcast.bench.peers.table import SPEECH
 from kvcast.bench.workloads.speech import Speech
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; returns the exit code."""
-    speech, model = chosen(args, _KINDS, "transcribe")
+    speech, model = choose_workload(args, _KINDS, "transcribe")
     folder = Path(model.folder)
     quantize = read_bundle(folder).quantize if is_bundle(folder) else "int8"
     ours = Kvcast(model, REFERENCE, QUANTIZED[quantize], _KVCAST)
