@@ -15,6 +15,11 @@ from kvcast.errors import InputOutputError, UsageError
 STANDARD_INPUT = "-"
 
 
+def shown(source: str) -> str:
+    """Return what messages call an input."""
+    return "standard input" if source == STANDARD_INPUT else source
+
+
 def stem(source: str) -> str:
     """Return the name, without extension, of the files that belong to an input."""
     return "stdin" if source == STANDARD_INPUT else Path(source).stem
@@ -46,19 +51,19 @@ def prepare_folder(folder: Path) -> None:
 
 def save(target: Path, text: str) -> None:
     """Put `text` into `target` all at once, as UTF-8 with plain newlines."""
-    draft = _beside(target)
+    part = _beside(target)
     try:
-        with draft.open("x", encoding="utf-8", errors="backslashreplace", newline="\n") as stream:
+        with part.open("x", encoding="utf-8", errors="backslashreplace", newline="\n") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        draft.replace(target)
+        part.replace(target)
         _sync_folder(target.parent)
     except OSError as error:
         raise _unwritable(target, error) from None
     finally:
         with contextlib.suppress(OSError):  # renamed, or never made
-            draft.unlink()
+            part.unlink()
 
 
 def _beside(target: Path) -> Path:

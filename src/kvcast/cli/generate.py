@@ -5,7 +5,6 @@ Knows no decoding: the model streams pieces of one text, or yields the texts of 
 
 import argparse
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, groupby
 from pathlib import Path
@@ -20,6 +19,7 @@ from kvcast.cli.prompts import Prompt
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.spec.phases import OnPhase
 from kvcast.tasks.params import CONVERSATION, LOADING, SAMPLING, SEVERAL, LoadParams, PromptParams
+from kvcast.tasks.writers import json_number
 
 if TYPE_CHECKING:
     from kvcast.tasks.generate import TextGeneration, TextModel
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     TextGenerator = TextModel | SourceTextModel
 
-MODEL_SAMPLINGS = (
+MODEL_CHOICES = (
     "a kvcast bundle, a Hugging Face, Mistral or bert4keras folder, a GGUF file, "
     "a hub id org/name[@revision], or demo-chat, demo-t5 or demo-unilm"
 )
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=filled,
         default="demo-chat",
         metavar="MODEL",
-        help=f"{MODEL_SAMPLINGS} (default: demo-chat)",
+        help=f"{MODEL_CHOICES} (default: demo-chat)",
     )
     add_options(under, LoadParams)
     add_options(under, PromptParams)
@@ -298,22 +298,17 @@ def _fields(text: "TextGeneration", *, logprobs: bool) -> dict[str, Any]:
     return {
         "text": text.text,
         "tokens": [int(token) for token in text.tokens],
-        "logprobs": [_number(value) for value in text.logprobs or ()] if logprobs else None,
+        "logprobs": [json_number(value) for value in text.logprobs or ()] if logprobs else None,
         "finish_reason": text.finish_reason,
-        "score": None if text.score is None else _number(text.score),
-        "similarity": None if text.similarity is None else _number(text.similarity),
+        "score": None if text.score is None else json_number(text.score),
+        "similarity": None if text.similarity is None else json_number(text.similarity),
         "timings": {
-            "first_token": _number(timings.first_token),
-            "seconds": _number(timings.seconds),
-            "per_token": _number(timings.per_token),
-            "tokens_per_second": _number(timings.tokens_per_second),
+            "first_token": json_number(timings.first_token),
+            "seconds": json_number(timings.seconds),
+            "per_token": json_number(timings.per_token),
+            "tokens_per_second": json_number(timings.tokens_per_second),
         },
     }
-
-
-def _number(value: float) -> float | None:
-    """JSON has no infinities and no NaN; null stands for them."""
-    return float(value) if math.isfinite(value) else None
 
 
 def _speed(texts: "Sequence[TextGeneration]") -> str:

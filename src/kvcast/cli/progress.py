@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from typing_extensions import override
+
 from kvcast.cli.console import printable
 from kvcast.spec.phases import ignore_phase
 
@@ -41,29 +43,30 @@ def progress(*, quiet: bool) -> Progress:
     return Drawn() if can_redraw and not quiet else Silent()
 
 
-class Silent:
+class Silent(Progress):
     """Progress that nobody watches."""
 
+    @override
     @contextmanager
-    def waiting(self, message: str) -> Iterator[Callable[[str], None]]:  # noqa: ARG002
-        """Draw nothing."""
+    def waiting(self, message: str) -> Iterator[Callable[[str], None]]:
         yield ignore_phase
 
+    @override
     @contextmanager
-    def measuring(self, name: str, total: float | None) -> Iterator[None]:  # noqa: ARG002
-        """Draw nothing."""
+    def measuring(self, name: str, total: float | None) -> Iterator[None]:
         yield
 
+    @override
     def reached(self, seconds: float) -> None:
-        """Draw nothing."""
+        pass  # nothing is drawn
 
+    @override
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Nothing is there to hide."""
         yield
 
 
-class Drawn:
+class Drawn(Progress):
     """Progress drawn by rich on standard error, wiped when done."""
 
     def __init__(self) -> None:
@@ -72,17 +75,17 @@ class Drawn:
         self._console = Console(stderr=True)
         self._bar: RichProgress | None = None
 
+    @override
     @contextmanager
     def waiting(self, message: str) -> Iterator[Callable[[str], None]]:
-        """Show a spinner and the message."""
         from rich.markup import escape
 
         with self._console.status(escape(printable(message))) as status:
             yield lambda part: status.update(escape(printable(f"{message}: {part}")))
 
+    @override
     @contextmanager
     def measuring(self, name: str, total: float | None) -> Iterator[None]:
-        """Show a bar with seconds of audio done, the total and the time left."""
         from rich.markup import escape
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -108,15 +111,16 @@ class Drawn:
         finally:
             self._bar = None
 
+    @override
     def reached(self, seconds: float) -> None:
-        """Move the bar to this many seconds of audio."""
         if self._bar:
             for task in self._bar.task_ids:
                 self._bar.update(task, completed=seconds)
 
+    @override
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Wipe the bar if standard output is a terminal too, and draw it again afterwards."""
+        # The bar is in the way only if standard output is a terminal too.
         if self._bar is None or not sys.stdout.isatty():
             yield
             return

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvcast.cli.files import STANDARD_INPUT
+from kvcast.cli.files import STANDARD_INPUT, shown
 from kvcast.errors import InputMissingError, InputOutputError, UsageError
 
 JSON_LINES = frozenset({".jsonl", ".ndjson"})
@@ -60,11 +60,6 @@ def read_prompts(source: str) -> list[Prompt]:
         raise UsageError(f"{shown(source)} holds no prompt")
     read = _prompt_of_json if _holds_json(source, lines[0][1]) else _prompt_of_text
     return [_filled(read(line, f"{shown(source)}, line {number}")) for number, line in lines]
-
-
-def shown(source: str) -> str:
-    """Return what messages call an input."""
-    return "standard input" if source == STANDARD_INPUT else source
 
 
 def is_text(value: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvcast.cli import console
 from kvcast.cli.arguments import Heading, add_options, headings, keywords
-from kvcast.cli.files import STANDARD_INPUT
+from kvcast.cli.files import STANDARD_INPUT, shown
 from kvcast.cli.opening import opened
 from kvcast.cli.outputs import FORMATS, Outputs
 from kvcast.cli.progress import Progress, progress
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         except console.OutputStreamError:
             raise
         except Exception as error:
-            failures.append(console.report(error, about=_shown(source)))
+            failures.append(console.report(error, about=shown(source)))
     return _exit_code(failures, inputs=len(args.audio))
 
 
@@ -176,7 +176,7 @@ def _transcribe(
             watcher.reached(segment.end)
             yield segment
 
-    with watcher.measuring(_shown(source), transcription.duration):
+    with watcher.measuring(shown(source), transcription.duration):
         outputs.show(watched(), watcher)
     transcript = Transcript(
         source=source,
@@ -191,11 +191,7 @@ def _transcribe(
     outputs.finish(transcript)
     if not args.quiet:
         for notice in transcript.notices:
-            console.say(notice, about=_shown(source))
-
-
-def _shown(source: str) -> str:
-    return "standard input" if source == STANDARD_INPUT else source
+            console.say(notice, about=shown(source))
 
 
 def _exit_code(failures: list[int], *, inputs: int) -> int:

@@ -179,8 +179,8 @@ class SearchRequest(Request):
         return self.search.advance(logits_rv)
 
 
-_Chooser = Callable[[Float32, Sequence[int], Sequence[int]], list[int]]
-"""Chooses from logits [places, vocab]: a token for each of some rows, given their places."""
+_Sampler = Callable[[Float32, Sequence[int], Sequence[int]], list[int]]
+"""Returns a token for each of some rows, given logits [places, vocab] and the rows' places."""
 
 
 def _likeliest(logits_rv: Float32, rows: Sequence[int], places: Sequence[int]) -> list[int]:  # noqa: ARG001
@@ -208,8 +208,8 @@ class _Draws:
 class _IndependentRows(Search):
     """Rows that never meet: greedy, or several samples. A row that ended leaves."""
 
-    def __init__(self, choose: _Chooser, count: int, eot: int, room: int) -> None:
-        self._choose = choose
+    def __init__(self, sample: _Sampler, count: int, eot: int, room: int) -> None:
+        self._sample = sample
         self._count = count
         self._eot = eot
         self._room = room
@@ -228,7 +228,7 @@ class _IndependentRows(Search):
         rows, places = self._live, list(range(len(self._live)))
         if not self._written.length:  # all begin in the row that read the prompt
             rows, places = list(range(self._count)), [0] * self._count
-        tokens = self._choose(logits_rv, rows, places)
+        tokens = self._sample(logits_rv, rows, places)
         tokens_rk = np.array(tokens).reshape(len(logits_rv), -1)
         sums_l = log_probabilities(logits_rv, tokens_rk).ravel()
         sums_l += self._sums_l[places]

@@ -121,7 +121,6 @@ class Option:
         metavar: the value's name in the command line's help.
         flags: spellings on the command line; by default one derived from the name.
         default: the default in words, if the value alone does not explain it.
-        read: converts an argument of the command line to the value, if the type does not suffice.
 
     """
 
@@ -131,7 +130,6 @@ class Option:
     metavar: str = "N"
     flags: tuple[str, ...] = ()
     default: str | Callable[[], str] | None = None
-    read: Callable[[str], Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

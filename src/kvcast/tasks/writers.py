@@ -43,7 +43,7 @@ class Transcript:
             "runtime": self.runtime,
             "task": self.task,
             "language": self.language,
-            "duration": _number(self.duration),
+            "duration": json_number(self.duration),
             "text": "".join(segment.text for segment in self.segments).strip(),
             "segments": [_segment_fields(segment) for segment in self.segments],
             "notices": list(self.notices),
@@ -106,19 +106,19 @@ def _segment_fields(segment: "Segment") -> dict[str, Any]:
     return {
         "id": segment.id,
         "seek": segment.seek,
-        "start": _number(segment.start),
-        "end": _number(segment.end),
+        "start": json_number(segment.start),
+        "end": json_number(segment.end),
         "text": segment.text,
         "tokens": [int(token) for token in segment.tokens],
-        "temperature": _number(segment.temperature),
-        "avg_logprob": _number(segment.avg_logprob),
-        "compression_ratio": _number(segment.compression_ratio),
-        "no_speech_prob": _number(segment.no_speech_prob),
+        "temperature": json_number(segment.temperature),
+        "avg_logprob": json_number(segment.avg_logprob),
+        "compression_ratio": json_number(segment.compression_ratio),
+        "no_speech_prob": json_number(segment.no_speech_prob),
         "fallback": list(segment.fallback),
     }
 
 
-def _number(value: float) -> float | None:
+def json_number(value: float) -> float | None:
     """Return null for infinities and NaN, which JSON lacks."""
     return float(value) if math.isfinite(value) else None
 

@@ -23,10 +23,10 @@ def check_bounds(description: Mapping[str, Any]) -> None:
     else:
         _check_ids(model["vocab"].values())
     _check_ids(token["id"] for token in description.get("added_tokens") or [])
-    steps = [step for name in _STEPS for step in _steps(description.get(name))]
-    if len(steps) > _MOST_PARTS:
-        raise ValueError(f"it has {len(steps)} steps")
-    for step in steps:
+    every = [step for name in _STEPS for step in steps(description.get(name))]
+    if len(every) > _MOST_PARTS:
+        raise ValueError(f"it has {len(every)} steps")
+    for step in every:
         for text in _texts(step):
             if len(text) > _LONGEST_PATTERN:
                 raise ValueError(f"its step {step.get('type')!r} has a text too long to be one")
@@ -45,14 +45,14 @@ def _check_ids(ids: Iterable[Any]) -> None:
         raise ValueError(f"an id of its vocabulary is not a whole number below {_MOST_TOKENS}")
 
 
-def _steps(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """Yield a step, and those of the sequences in it."""
+def steps(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """Yield a step of a tokenizer.json, and those of the sequences in it."""
     if step is None:
         return
     yield step
     for name in _PARTS:
         for part in step.get(name) or []:
-            yield from _steps(part)
+            yield from steps(part)
 
 
 def _texts(step: Mapping[str, Any]) -> Iterator[str]:

@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError
 from kvcast.text.base import Message, TextStream, TextTokenizer
-from kvcast.text.bounds import check_bounds
+from kvcast.text.bounds import check_bounds, steps
 from kvcast.text.characters import whole_characters
 from kvcast.text.charsmap import check_charsmap
 from kvcast.text.chat import NO_TEMPLATE, ChatTemplate, checked_messages
@@ -208,14 +208,6 @@ def _check(description: Mapping[str, Any]) -> None:
     model = description["model"]
     if model.get("type") == "Unigram" and model.get("unk_id") is None:
         raise ValueError("its model has no unknown token")
-    for normalizer in _normalizers(description.get("normalizer")):
+    for normalizer in steps(description.get("normalizer")):
         if normalizer.get("type") == "Precompiled":
             check_charsmap(base64.b64decode(normalizer["precompiled_charsmap"], validate=True))
-
-
-def _normalizers(description: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a normalizer, including those of nested sequences."""
-    if description is not None:
-        yield description
-        for part in description.get("normalizers", []):
-            yield from _normalizers(part)
