@@ -3,6 +3,8 @@
 A message is one line: what is wrong, then what to do. Errors know nothing of how they are shown.
 """
 
+_LONGEST = 300
+
 
 class KvcastError(Exception):
     """Something failed that the user can act on."""
@@ -32,3 +34,8 @@ class InputOutputError(KvcastError):
     """An input cannot be read or decoded, or an output cannot be written."""
 
     exit_code = 74
+
+
+def in_one_line(error: object) -> str:
+    """Return what another library's error or message says: one line of at most 300 characters."""
+    return " ".join(str(error).split())[:_LONGEST] or type(error).__name__

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvcast.bundle.manifest import CacheLayers, Manifest
-from kvcast.errors import KvcastError
+from kvcast.errors import KvcastError, in_one_line
 
 Shape = tuple[int | None, ...]
 """Sizes of a tensor; None is open."""
-_LONGEST = 300
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,7 @@ class Argument:
 
 def failed(path: Path, error: BaseException) -> KvcastError:
     """Say in one line that a file does not run here, and what the runtime said."""
-    said = " ".join(str(error).split())[:_LONGEST] or type(error).__name__
-    return KvcastError(f"{path} cannot be run here: {said}; export it again")
+    return KvcastError(f"{path} cannot be run here: {in_one_line(error)}; export it again")
 
 
 @contextmanager

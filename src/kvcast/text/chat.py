@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcast.errors import KvcastError, UsageError
+from kvcast.errors import KvcastError, UsageError, in_one_line
 from kvcast.text.base import Message
 from kvcast.text.characters import whole_characters
 
@@ -108,4 +108,4 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
 
 def _line(reply: Mapping[str, str]) -> str:
     (message,) = reply.values()
-    return " ".join(message.split())[:300]
+    return in_one_line(message)

@@ -13,7 +13,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from kvcast.errors import KvcastError
+from kvcast.errors import KvcastError, in_one_line
 from kvcast.text.base import Message, TextStream, TextTokenizer
 from kvcast.text.characters import whole_characters
 from kvcast.text.chat import checked_messages
@@ -107,4 +107,4 @@ def _needs_extra(name: str) -> str:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return in_one_line(f"{type(error).__name__}: {error}")

@@ -26,7 +26,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from kvcast.errors import KvcastError
+from kvcast.errors import KvcastError, in_one_line
 from kvcast.text.base import Message, TextStream, TextTokenizer
 from kvcast.text.bounds import check_bounds, steps
 from kvcast.text.characters import whole_characters
@@ -199,8 +199,7 @@ def _one_line(problem: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise KvcastError(f"{problem}: {reason}; fetch it again") from None
+        raise KvcastError(f"{problem}: {in_one_line(error)}; fetch it again") from None
 
 
 def _check(description: Mapping[str, Any]) -> None:

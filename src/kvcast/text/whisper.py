@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from kvcast.errors import KvcastError
+from kvcast.errors import KvcastError, in_one_line
 from kvcast.text.characters import BYTES_BY_CHARACTER, whole_characters
 from kvcast.text.languages import LANGUAGES, language_code
 
@@ -48,10 +48,8 @@ class WhisperTokenizer:
             contents = {int(e["id"]): str(e["content"]) for e in description["added_tokens"]}
             last = max(description["model"]["vocab"].values())
         except Exception as error:  # the tokenizers library raises bare Exception
-            reason = " ".join(str(error).split())
-            raise KvcastError(
-                f"tokenizer.json is not that of a Whisper model ({type(error).__name__}: {reason})"
-            ) from None
+            reason = in_one_line(f"{type(error).__name__}: {error}")
+            raise KvcastError(f"tokenizer.json is not that of a Whisper model ({reason})") from None
         self._contents = {i: _RENAMED.get(content, content) for i, content in contents.items()}
         self._specials = {content: i for i, content in self._contents.items()}
         self.vocab_size = vocab_size
