@@ -22,7 +22,7 @@ from kvcast.errors import KvcastError
 from kvcast.runtimes import torch_settings
 from kvcast.runtimes.eager import EagerEncoderDecoder, LayerCache, Programs, pairs
 from kvcast.runtimes.memory import Layer
-from kvcast.runtimes.opening import failed, naming
+from kvcast.runtimes.opening import naming
 
 _WEIGHTS = "weights.safetensors"
 _SLOTS = "slots_"
@@ -56,10 +56,8 @@ class CompiledProgram:
         given = list(inputs)
         for i in self._brought:
             given[i] = given[i].to(self._device)
-        try:
+        with naming(self._path):
             results: list[Tensor] = self._loader.run([*sizes, *given])
-        except Exception as error:
-            raise failed(self._path, error) from error
         return results
 
     def _slots_of(self, count: int) -> Tensor:

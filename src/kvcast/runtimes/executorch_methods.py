@@ -5,7 +5,7 @@ is copied. Knows nothing of models.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvcast.bundle.manifest import Manifest
+from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32, Int64
-from kvcast.runtimes.executorch_checks import check_methods
 from kvcast.runtimes.executorch_quiet import quiet
-from kvcast.runtimes.opening import failed, naming
+from kvcast.runtimes.opening import Argument, Program, check_programs, naming
 
 _TOKENS, _LENGTHS, _OFFSETS = range(3)
 _FIRST_CACHE = 3
+# Numbers as executorch's core/portable_type/scalar_type.h has them.
+_DTYPES = {1: "int8", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 15: "bfloat16"}
 
 
 class Methods:
@@ -44,20 +45,52 @@ class Methods:
     def check(self, manifest: Manifest) -> None:
         """Raise KvcastError unless the methods are what a bundle's manifest says."""
         with naming(self._path):
-            check_methods(self._path, self._program, manifest)
+            check_programs(
+                manifest,
+                {name: self._described(name, graph) for name, graph in manifest.graphs.items()},
+                rows=1,
+                cache=lambda layer: (layer.heads, None, 1, layer.head_dim),
+            )
 
     def run(self, name: str, arguments: Sequence[Tensor]) -> list[Tensor]:
         """Run a method; raises KvcastError, which names the file, for whatever goes wrong."""
-        try:
+        with naming(self._path):
             results: list[Tensor] = self._program.load_method(name).execute(arguments)
-        except Exception as error:
-            raise failed(self._path, error) from error
         return results
 
     def shapes(self, name: str) -> list[tuple[int, ...]]:
         """Return the largest shape of each argument."""
         metadata = self._program.metadata(name)
         return [tuple(metadata.input_tensor_meta(i).sizes()) for i in range(metadata.num_inputs())]
+
+    def _described(self, name: str, graph: Graph) -> Program:
+        """Return what a method says of its arguments, which have no names of their own."""
+        if name not in self._program.method_names:
+            raise KvcastError(
+                f"{self._path} has no method {name}, as bundle.json says; export it again"
+            )
+        metadata = self._program.metadata(name)
+
+        def named(
+            names: tuple[str, ...], count: int, meta: Callable[[int], Any]
+        ) -> dict[str, Argument]:
+            if len(names) != count:
+                raise KvcastError(
+                    f"{self._path} does not fit bundle.json: {name} has {count} inputs or "
+                    f"outputs, not {len(names)}; export again"
+                )
+            return {n: _argument(meta(i)) for i, n in enumerate(names)}
+
+        return Program(
+            self._path,
+            named(graph.inputs, metadata.num_inputs(), metadata.input_tensor_meta),
+            named(graph.outputs, metadata.num_outputs(), metadata.output_tensor_meta),
+        )
+
+
+def _argument(meta: Any) -> Argument:
+    code = int(meta.dtype())
+    return Argument(_DTYPES.get(code, f"type {code}"), tuple(meta.sizes()))
 
 
 class DecodeMethod:

@@ -11,11 +11,11 @@ import torch
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.runtimes.base import Float32, Int64
-from kvcast.runtimes.executorch_decoder import ExecutorchDecoderOnly
+from kvcast.runtimes.executorch import ExecutorchRuntime
 from kvcast.runtimes.history import SourceHistory, check_sources
 
 
-class ExecutorchUnilm(ExecutorchDecoderOnly):
+class ExecutorchUnilm(ExecutorchRuntime):
     """The first call of an empty row is its source."""
 
     history = SourceHistory

@@ -1,10 +1,11 @@
-"""Encoder-decoder bundles on ONNX Runtime, without torch.
+"""Bundles on ONNX Runtime, without torch: `decode`, which all families have, and `encode`.
 
-What the encode graph gives, and what the decode graph wants of its inputs beside, is bound once for
-all steps. Knows graphs by the names in the bundle's manifest and nothing of models.
+Each layer's key and value are bound as past and as present of the graph, so a step writes its new
+positions there and copies nothing else; encoded inputs are bound where they lie. Knows graphs by
+the names and aliases in the bundle's manifest and nothing of models.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,132 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.bundle.manifest import Manifest
-from kvcast.runtimes.base import EncoderDecoderOf
-from kvcast.runtimes.cache import Cache
-from kvcast.runtimes.onnx_decoder import OnnxRuntime
-from kvcast.runtimes.onnx_session import onnx_session, ort_value
+from kvcast.bundle.manifest import CacheLayers, Manifest
+from kvcast.runtimes.base import EncoderDecoderOf, Float32, Int32, Int64, Tokens
+from kvcast.runtimes.cache import Cache, CachedRuntime, Run
+from kvcast.runtimes.memory import Layer, Memory
+from kvcast.runtimes.onnx_graph import OnnxGraph, check_graphs
+from kvcast.runtimes.onnx_session import Step, bind, onnx_session, ort_value
+
+# A ring that is full is moved together once in so many steps.
+_SPARE = 128
+_NEW = ("tokens", "lengths", "offsets")
+
+
+class OnnxRuntime(CachedRuntime):
+    """The graph `decode` over caches in NumPy arrays: all that a decoder-only model has."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int, **others: OnnxGraph) -> None:
+        """Open `decode`; `others` are graphs that belong to it, by their names."""
+        self._graph = manifest.graph("decode")
+        self._session = onnx_session(folder / self._graph.file, threads)
+        check_graphs(manifest, {"decode": self._session, **others})
+        self._layers = [layer for layer in manifest.cache if layer.kind != "cross"]
+        self._vocab: int = manifest.dimensions["vocab_size"]
+        self._past = [name for name in self._graph.inputs if name.startswith("past_")]
+        self.encoded = [name for name in self._graph.inputs if name not in {*_NEW, *self._past}]
+        # Only then are cross caches bound as outputs too.
+        self._cross_is_quantized = any(
+            buffer.startswith("cross_") for buffer in self._graph.aliases.values()
+        )
+
+    @override
+    def layers(self, capacity: int) -> Sequence[Layer]:
+        return [
+            Layer(
+                (layer.heads, _slots(layer, capacity), layer.head_dim),
+                layer.dtype,
+                is_ring=layer.kind == "ring",
+            )
+            for layer in self._layers
+            for _ in range(2 * layer.layers)
+        ]
+
+    @override
+    def make(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        return np.zeros(shape, dtype)
+
+    @override
+    def run(
+        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
+    ) -> Float32:
+        plan = cache.plan(rows, tokens)
+        if len(positions) > 1 or not plan.is_step:
+            logits = [self._chunk(tokens, cache, rows, positions, run) for run in plan.runs]
+            return plan.in_order(logits)
+        step = self._step(cache.memory)
+        if plan.bound is None:
+            calls = (call for run in plan.runs for call in self._calls(run, empty=False))
+            plan.bound = [self._step_binding(cache.memory, step, call) for call in calls]
+        step.tokens_rs[plan.places] = tokens
+        step.lengths[plan.places] = cache.lengths[rows]
+        for binding in plan.bound:
+            self._session.run_with_iobinding(binding)
+        return step.logits[plan.places]
+
+    def _chunk(
+        self,
+        tokens: Tokens,
+        cache: Cache,
+        rows: list[int],
+        positions: Sequence[int],
+        run: Run,
+    ) -> Float32:
+        """Append several tokens to each row of a run; return logits [rows, positions, vocab]."""
+        tokens_rs = np.stack([tokens[i] for i in run.index])
+        lengths = cache.lengths[[rows[i] for i in run.index]]
+        offsets = np.asarray(positions, np.int64) % run.new
+        logits = np.empty((len(run.index), len(offsets), self._vocab), np.float32)
+        first = run.places.start
+        for call in self._calls(run, empty=not lengths.any()):
+            part = slice(call.places.start - first, call.places.stop - first)
+            given = (tokens_rs[part], lengths[part], offsets)
+            self._session.run_with_iobinding(self._bind(cache.memory, call, given, logits[part]))
+        return logits
+
+    def _calls(self, run: Run, *, empty: bool) -> Iterator[Run]:
+        """Cut a run into what GroupQueryAttention takes at once.
+
+        With several queries an input over keys that are there, be they beams over a quantised
+        cross cache or a chunk over a self cache, it takes one input or row at a time. Prompts of
+        models without an encoder go one by one as well: int8 products have one scale for all that
+        they multiply, and a text is not to depend on its neighbours.
+        """
+        if run.new > 1 and not (empty and run.slots):
+            return run.split(1)
+        if self._cross_is_quantized and (run.new > 1 or run.rows_each > 1):
+            return run.split(run.rows_each)
+        return iter([run])
+
+    def _step(self, memory: Memory) -> Step:
+        """Return buffers of one new token for every row, by its place."""
+        if "step" not in memory.bound:
+            rows = len(memory.places)
+            memory.bound["step"] = Step(
+                np.zeros((rows, 1), np.int64),
+                np.zeros(rows, np.int32),
+                np.zeros(1, np.int64),
+                np.empty((rows, 1, self._vocab), np.float32),
+            )
+        step: Step = memory.bound["step"]
+        return step
+
+    def _step_binding(self, memory: Memory, step: Step, call: Run) -> Any:
+        key = ("step", call.places, call.slots)
+        if key not in memory.bound:
+            part = slice(call.places.start, call.places.stop)
+            given = (step.tokens_rs[part], step.lengths[part], step.offsets)
+            memory.bound[key] = self._bind(memory, call, given, step.logits[part])
+        return memory.bound[key]
+
+    def _bind(
+        self, memory: Memory, call: Run, given: tuple[Int64, Int32, Int64], logits: Float32
+    ) -> Any:
+        cells, encoded = memory.views(call.places, call.slots)
+        values: dict[str, NDArray[Any]] = dict(zip(_NEW, given, strict=True))
+        values |= zip(self._past, cells, strict=True)
+        values |= zip(self.encoded, encoded, strict=True)
+        return bind(self._session, self._graph, values, logits)
 
 
 class OnnxEncoderDecoder(OnnxRuntime, EncoderDecoderOf[Cache]):
@@ -40,3 +162,11 @@ class OnnxEncoderDecoder(OnnxRuntime, EncoderDecoderOf[Cache]):
         arrays |= {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
         cache.memory.fill(slots, [arrays[name] for name in self.encoded])
         return cache
+
+
+def _slots(layer: CacheLayers, capacity: int) -> int:
+    """Slots of a layer in a cache for sequences of `capacity` positions.
+
+    A ring has as many whatever the capacity, so that a row can go to another cache as it lies.
+    """
+    return layer.capacity + _SPARE if layer.kind == "ring" else capacity

@@ -6,17 +6,8 @@ from typing import Any
 
 import onnxruntime as ort
 
-from kvcast.bundle.manifest import CacheLayers, Manifest
-from kvcast.errors import KvcastError
-from kvcast.runtimes.opening import (
-    Argument,
-    check_arguments,
-    check_past,
-    each_layer,
-    failed,
-    naming,
-    sizes_of,
-)
+from kvcast.bundle.manifest import Manifest
+from kvcast.runtimes.opening import Argument, Program, check_programs, naming
 
 _DTYPES = {
     "tensor(float)": "float32",
@@ -41,26 +32,20 @@ class OnnxGraph:
 
     def run(self, outputs: list[str], feed: Mapping[str, Any]) -> list[Any]:
         """Run over arrays."""
-        try:
+        with naming(self.path):
             results: list[Any] = self._session.run(outputs, feed)
-        except Exception as error:
-            raise failed(self.path, error) from error
         return results
 
     def run_with_ort_values(self, outputs: list[str], feed: Mapping[str, Any]) -> list[Any]:
         """Run over ONNX Runtime's own values."""
-        try:
+        with naming(self.path):
             results: list[Any] = self._session.run_with_ort_values(outputs, feed)
-        except Exception as error:
-            raise failed(self.path, error) from error
         return results
 
     def run_with_iobinding(self, binding: Any) -> None:
         """Run over what was bound."""
-        try:
+        with naming(self.path):
             self._session.run_with_iobinding(binding)
-        except Exception as error:
-            raise failed(self.path, error) from error
 
     def inputs(self) -> dict[str, Argument]:
         """Return what the graph says that it takes."""
@@ -73,52 +58,12 @@ class OnnxGraph:
 
 def check_graphs(manifest: Manifest, graphs: Mapping[str, OnnxGraph]) -> None:
     """Raise KvcastError unless graphs, by their names in the manifest, are what that says."""
-    layers = each_layer(manifest.cache)
-    known = _known(manifest, layers)
-    encoded: dict[str, Argument] = {}
-    for name in sorted(graphs, reverse=True):  # encode before decode, which takes what it gives
-        graph, promised = graphs[name], manifest.graph(name)
-        takes, gives = graph.inputs(), graph.outputs()
-        if name == "encode":
-            encoded = {n: given for n, given in gives.items() if n.startswith("cross_")}
-        fitting = known | encoded | {"hidden": _hidden(manifest, name)}
-        fitting |= {n: takes[b] for n, b in promised.aliases.items() if b in encoded and b in takes}
-        check_arguments(graph.path, promised.inputs, takes, fitting)
-        check_arguments(graph.path, promised.outputs, gives, fitting)
-        if name == "decode":
-            check_past(graph.path, promised.inputs, layers)
-        for output, buffer in promised.aliases.items():
-            if gives[output].dtype != takes[buffer].dtype:
-                raise KvcastError(
-                    f"{graph.path} does not fit bundle.json: {output} cannot be written to "
-                    f"{buffer}; export again"
-                )
-
-
-def _known(manifest: Manifest, layers: list[CacheLayers]) -> dict[str, Argument]:
-    vocab, width, mels, frames = sizes_of(
-        manifest, "vocab_size", "width", "n_mels", "source_positions"
+    check_programs(
+        manifest,
+        {name: Program(one.path, one.inputs(), one.outputs()) for name, one in graphs.items()},
+        rows=None,
+        cache=lambda layer: (None, layer.heads, None, layer.head_dim),
     )
-    known = {
-        "tokens": Argument("int64", (None, None)),
-        "lengths": Argument("int32", (None,)),
-        "offsets": Argument("int64", (None,)),
-        "source": Argument("int64", (None, None)),
-        "source_lengths": Argument("int32", (None,)),
-        "features": Argument("float32", (None, mels, None if frames is None else 2 * frames)),
-        "logits": Argument("float32", (None, None, vocab)),
-        "pooled": Argument("float32", (None, width)),
-    }
-    for i, layer in enumerate(layers):
-        for part in ("key", "value"):
-            argument = Argument(layer.dtype, (None, layer.heads, None, layer.head_dim))
-            known |= {f"past_{part}_{i}": argument, f"present_{part}_{i}": argument}
-    return known
-
-
-def _hidden(manifest: Manifest, name: str) -> Argument:
-    (width,) = sizes_of(manifest, "width")
-    return Argument("float32", (None, width) if name == "pool" else (None, None, width))
 
 
 def _argument(described: Any) -> tuple[str, Argument]:

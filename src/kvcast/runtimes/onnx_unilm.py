@@ -11,12 +11,12 @@ import numpy as np
 from kvcast.bundle.manifest import Manifest
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.runtimes.history import SourceHistory, check_sources
-from kvcast.runtimes.onnx_decoder import OnnxDecoderOnly
+from kvcast.runtimes.onnx import OnnxRuntime
 from kvcast.runtimes.onnx_graph import check_graphs
 from kvcast.runtimes.onnx_session import onnx_session
 
 
-class OnnxUnilm(OnnxDecoderOnly):
+class OnnxUnilm(OnnxRuntime):
     """The first call of an empty row is its source."""
 
     history = SourceHistory

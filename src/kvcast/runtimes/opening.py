@@ -5,7 +5,7 @@ and sealed again. So a program's own arguments are compared with what the manife
 memory is taken for them, and whatever a runtime raises becomes a KvcastError. Knows no runtime.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,13 @@ class Argument:
     shape: Shape
 
 
-def failed(path: Path, error: BaseException) -> KvcastError:
-    """Say in one line that a file does not run here, and what the runtime said."""
-    return KvcastError(f"{path} cannot be run here: {in_one_line(error)}; export it again")
+@dataclass(frozen=True)
+class Program:
+    """A program's file, and what the runtime says of its inputs and outputs, by name."""
+
+    path: Path
+    takes: Mapping[str, Argument]
+    gives: Mapping[str, Argument]
 
 
 @contextmanager
@@ -38,29 +42,87 @@ def naming(path: Path) -> Iterator[None]:
     except KvcastError:
         raise
     except Exception as error:
-        raise failed(path, error) from error
+        raise KvcastError(
+            f"{path} cannot be run here: {in_one_line(error)}; export it again"
+        ) from error
 
 
-def each_layer(runs: Iterable[CacheLayers]) -> list[CacheLayers]:
-    """Return the self caches, one entry a layer."""
-    return [run for run in runs if run.kind != "cross" for _ in range(run.layers)]
+def check_programs(
+    manifest: Manifest,
+    programs: Mapping[str, Program],
+    *,
+    rows: int | None,
+    cache: Callable[[CacheLayers], Shape],
+) -> None:
+    """Raise KvcastError unless programs, by their names in the manifest, are what that says.
+
+    Args:
+        manifest: the bundle's.
+        programs: as the runtime describes them.
+        rows: the most rows of a call; None is open.
+        cache: the shape of a layer's keys, and of its values.
+
+    """
+    layers = [run for run in manifest.cache if run.kind != "cross" for _ in range(run.layers)]
+    known = _known(manifest, layers, rows, cache)
+    encoded: dict[str, Argument] = {}
+    for name in sorted(programs, reverse=True):  # encode before decode, which takes what it gives
+        program, promised = programs[name], manifest.graph(name)
+        takes, gives = program.takes, program.gives
+        if name == "encode":
+            encoded = {n: given for n, given in gives.items() if n.startswith("cross_")}
+        fitting = known | encoded | {"hidden": _hidden(manifest, name, rows)}
+        fitting |= {n: takes[b] for n, b in promised.aliases.items() if b in encoded and b in takes}
+        _check_arguments(program.path, promised.inputs, takes, fitting)
+        _check_arguments(program.path, promised.outputs, gives, fitting)
+        if name == "decode":
+            _check_past(program.path, promised.inputs, layers)
+        for output, buffer in promised.aliases.items():
+            if gives[output].dtype != takes[buffer].dtype:
+                raise KvcastError(
+                    f"{program.path} does not fit bundle.json: {output} cannot be written to "
+                    f"{buffer}; export again"
+                )
 
 
-def check_arguments(
+def _known(
+    manifest: Manifest,
+    layers: Sequence[CacheLayers],
+    rows: int | None,
+    cache: Callable[[CacheLayers], Shape],
+) -> dict[str, Argument]:
+    """Describe the arguments of a family's programs; sizes that it does not have are open."""
+    size = manifest.dimensions.get
+    frames = None if (positions := size("source_positions")) is None else 2 * positions
+    known = {
+        "tokens": Argument("int64", (rows, None)),
+        "lengths": Argument("int32", (rows,)),
+        "offsets": Argument("int64", (None,)),
+        "source": Argument("int64", (rows, None)),
+        "source_lengths": Argument("int32", (rows,)),
+        "features": Argument("float32", (rows, size("n_mels"), frames)),
+        "logits": Argument("float32", (rows, None, size("vocab_size"))),
+        "pooled": Argument("float32", (rows, size("width"))),
+    }
+    for i, layer in enumerate(layers):
+        for part in ("key", "value"):
+            argument = Argument(layer.dtype, cache(layer))
+            known |= {f"past_{part}_{i}": argument, f"present_{part}_{i}": argument}
+    return known
+
+
+def _hidden(manifest: Manifest, program: str, rows: int | None) -> Argument:
+    width = manifest.dimensions.get("width")
+    return Argument("float32", (rows, width) if program == "pool" else (rows, None, width))
+
+
+def _check_arguments(
     path: Path,
     promised: Sequence[str],
     found: Mapping[str, Argument],
     known: Mapping[str, Argument],
 ) -> None:
-    """Raise KvcastError unless a program's arguments are those that the manifest promises.
-
-    Args:
-        path: the program's file.
-        promised: names in the manifest.
-        found: what the program itself says of its arguments, by name.
-        known: what each may be; a name that begins with one of these and an asterisk will do.
-
-    """
+    """Raise KvcastError unless the arguments found are those promised, and are what is known."""
     if set(promised) != set(found):
         odd = min(set(promised) ^ set(found))
         where = "bundle.json" if odd in promised else "the file"
@@ -88,7 +150,7 @@ def _shown(argument: Argument) -> str:
     return f"{argument.dtype} [{sizes}]"
 
 
-def check_past(path: Path, inputs: Sequence[str], layers: Sequence[CacheLayers]) -> None:
+def _check_past(path: Path, inputs: Sequence[str], layers: Sequence[CacheLayers]) -> None:
     """Raise KvcastError unless a program takes key and value of each layer, in order."""
     wanted = [f"past_{part}_{i}" for i in range(len(layers)) for part in ("key", "value")]
     if [name for name in inputs if name.startswith("past_")] != wanted:
@@ -96,8 +158,3 @@ def check_past(path: Path, inputs: Sequence[str], layers: Sequence[CacheLayers])
             f"{path} does not fit bundle.json: it does not take the caches of {len(layers)} "
             "layers in order; export again"
         )
-
-
-def sizes_of(manifest: Manifest, *names: str) -> list[int | None]:
-    """Return dimensions by name; None for those that the model's family does not have."""
-    return [manifest.dimensions.get(name) for name in names]

@@ -52,9 +52,8 @@ class ExecutorchTarget(Target):
 
     @override
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
-        from kvcast.runtimes.executorch import ExecutorchEncoderDecoder
-        from kvcast.runtimes.executorch_decoder import ExecutorchDecoderOnly
+        from kvcast.runtimes.executorch import ExecutorchEncoderDecoder, ExecutorchRuntime
         from kvcast.runtimes.executorch_unilm import ExecutorchUnilm
 
-        runtimes = {"decoder": ExecutorchDecoderOnly, "unilm": ExecutorchUnilm}
+        runtimes = {"decoder": ExecutorchRuntime, "unilm": ExecutorchUnilm}
         return runtimes.get(family, ExecutorchEncoderDecoder)(folder, manifest, threads)

@@ -49,11 +49,10 @@ class OnnxTarget(Target):
 
     @override
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
-        from kvcast.runtimes.onnx import OnnxEncoderDecoder
-        from kvcast.runtimes.onnx_decoder import OnnxDecoderOnly
+        from kvcast.runtimes.onnx import OnnxEncoderDecoder, OnnxRuntime
         from kvcast.runtimes.onnx_unilm import OnnxUnilm
 
-        runtimes = {"decoder": OnnxDecoderOnly, "unilm": OnnxUnilm}
+        runtimes = {"decoder": OnnxRuntime, "unilm": OnnxUnilm}
         return runtimes.get(family, OnnxEncoderDecoder)(folder, manifest, threads)
 
 
