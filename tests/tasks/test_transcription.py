@@ -11,19 +11,13 @@ from scripted_windows import Heard, NumberedWindows, ScriptedDecoder, scripted_m
 from kvcast.decoding.whisper import DecodingOptions
 from kvcast.errors import UsageError
 from kvcast.tasks.params import TranscribeParams
-from kvcast.tasks.transcribe import Clip, Prompting, Transcription
-from kvcast.tasks.whisper.fallback import Thresholds
+from kvcast.tasks.transcribe import Transcription, clipped_frames, initial_tokens
 
 
 def transcription(
     decoder: ScriptedDecoder, windows: NumberedWindows, **changes: Any
 ) -> Transcription:
-    parts = {
-        "attempts": [DecodingOptions()],
-        "thresholds": Thresholds(),
-        "prompting": Prompting(),
-        "clip": Clip(),
-    }
+    parts = {"attempts": [DecodingOptions()], "params": TranscribeParams()}
     return Transcription(decoder, windows, **(parts | changes))
 
 
@@ -134,7 +128,9 @@ def test_duration_and_notices_are_the_recordings():
 
 
 def test_a_clip_past_the_end_says_so_and_gives_nothing():
-    found = transcription(ScriptedDecoder([]), NumberedWindows(250), clip=Clip(start=2.5))
+    found = transcription(
+        ScriptedDecoder([]), NumberedWindows(250), params=TranscribeParams(clip_start=2.5)
+    )
     assert found.notices == ("clip_start 2.5 is past the end, 2.50 s",)
     assert list(found) == []
 
@@ -142,20 +138,24 @@ def test_a_clip_past_the_end_says_so_and_gives_nothing():
 @pytest.mark.parametrize(
     ("clip", "first_and_last"),
     [
-        (Clip(), (0, 1000)),
-        (Clip(start=2.346), (235, 1000)),
-        (Clip(start=2.344, end=7.0), (234, 700)),
-        (Clip(end=99.0), (0, 1000)),
-        (Clip(start=99.0), (9900, 1000)),
+        ({}, (0, 1000)),
+        ({"clip_start": 2.346}, (235, 1000)),
+        ({"clip_start": 2.344, "clip_end": 7.0}, (234, 700)),
+        ({"clip_end": 99.0}, (0, 1000)),
+        ({"clip_start": 99.0}, (9900, 1000)),
     ],
 )
 def test_a_clip_is_rounded_to_frames_and_ends_with_the_recording(clip, first_and_last):
-    assert clip.frames(1000) == first_and_last
+    assert clipped_frames(TranscribeParams(**clip), 1000) == first_and_last
 
 
 def test_a_clip_hides_what_follows_it_from_the_model():
     decoder = ScriptedDecoder([])
-    list(transcription(decoder, NumberedWindows(9000), clip=Clip(start=10, end=45)))
+    list(
+        transcription(
+            decoder, NumberedWindows(9000), params=TranscribeParams(clip_start=10, clip_end=45)
+        )
+    )
     assert [where for where, _, _ in decoder.calls] == [(1000, 3000), (4000, 500)]
 
 
@@ -178,7 +178,7 @@ def test_an_impossible_clip_is_refused_in_one_line(clip: dict[str, float], says:
 
 @given(prompt=st.text())
 def test_an_initial_prompt_is_text_after_a_space(prompt: str):
-    tokens = Prompting(initial_prompt=prompt).initial_tokens(tokenizer())
+    tokens = initial_tokens(TranscribeParams(initial_prompt=prompt), tokenizer())
     assert tokens == tokenizer().encode(" " + prompt.strip())
     assert all(token < tokenizer().eot for token in tokens)
 

@@ -1,6 +1,6 @@
-"""A Whisper model that is ready to transcribe: what `kvcast.load` returns.
+"""A Whisper model that is ready to transcribe: what `kvcast.load` returns for one.
 
-The one place where the words of the API meet the parts that own the options.
+Turns the options of a call into ways to decode a window. Knows no file format.
 """
 
 from dataclasses import replace
@@ -12,8 +12,7 @@ from kvcast.runtimes.base import EncoderDecoder
 from kvcast.spec.options import keywords_of
 from kvcast.spec.whisper import WhisperDimensions
 from kvcast.tasks.params import TranscribeParams
-from kvcast.tasks.transcribe import Clip, Prompting, Transcription
-from kvcast.tasks.whisper.fallback import Thresholds
+from kvcast.tasks.transcribe import Transcription
 from kvcast.text.whisper import WhisperTokenizer
 
 if TYPE_CHECKING:
@@ -75,16 +74,6 @@ class WhisperModel:
         cold.check(self.tokenizer)
         hot = replace(cold, temperature=1.0, best_of=params.best_of, beam=1, patience=None)
         attempts = [replace(hot if t else cold, temperature=t) for t in params.temperatures]
-        thresholds = Thresholds(
-            compression_ratio=params.compression_ratio_threshold,
-            logprob=params.logprob_threshold,
-            no_speech=params.no_speech_threshold,
-        )
-        prompting = Prompting(
-            initial_prompt=params.initial_prompt,
-            condition_on_previous_text=params.condition_on_previous_text,
-        )
-        clip = Clip(start=params.clip_start, end=params.clip_end)
         # Opened last: a mistake in the options should not wait for an hour of sound to be read.
         from kvcast.audio.features import open_features
 
@@ -92,7 +81,5 @@ class WhisperModel:
             self.decoder(*attempts),
             open_features(audio, self.dimensions.n_mels),
             attempts=attempts,
-            thresholds=thresholds,
-            prompting=prompting,
-            clip=clip,
+            params=params,
         )

@@ -7,7 +7,7 @@ Segments that are empty or take no time are not yielded. Knows no file formats a
 
 import itertools
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol, Self
 
@@ -21,7 +21,8 @@ from kvcast.decoding.whisper import (
     WindowDecoder,
     likeliest,
 )
-from kvcast.tasks.whisper.fallback import Thresholds
+from kvcast.tasks.params import TranscribeParams
+from kvcast.tasks.whisper.fallback import is_silence, rejection
 from kvcast.tasks.whisper.segments import (
     FRAMES_PER_SECOND,
     WINDOW_FRAMES,
@@ -32,7 +33,7 @@ from kvcast.tasks.whisper.segments import (
 )
 from kvcast.text.whisper import WhisperTokenizer
 
-__all__ = ["Clip", "Prompting", "Segment", "Transcription", "Windows"]
+__all__ = ["Segment", "Transcription", "Windows", "clipped_frames", "initial_tokens"]
 
 _PROMPT_RESET_TEMPERATURE = 0.5
 """Text that took a higher temperature is too doubtful to condition the next window."""
@@ -63,37 +64,19 @@ class Windows(Protocol):
         """Release the recording."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Clip:
-    """The part of a recording to transcribe, in seconds; an `end` of None is the recording's."""
-
-    start: float = 0.0
-    end: float | None = None
-
-    def frames(self, content_frames: int) -> tuple[int, int]:
-        """Return the first frame and the one after the last."""
-        if self.end is None:
-            return round(self.start * FRAMES_PER_SECOND), content_frames
-        end = round(self.end * FRAMES_PER_SECOND)
-        return round(self.start * FRAMES_PER_SECOND), min(end, content_frames)
+def clipped_frames(params: TranscribeParams, content_frames: int) -> tuple[int, int]:
+    """Return the first frame of the part to transcribe, and the one after its last."""
+    end = content_frames
+    if params.clip_end is not None:
+        end = min(round(params.clip_end * FRAMES_PER_SECOND), content_frames)
+    return round(params.clip_start * FRAMES_PER_SECOND), end
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prompting:
-    """What text each window is decoded after."""
-
-    initial_prompt: str | None = None
-    condition_on_previous_text: bool = True
-
-    def initial_tokens(self, tokenizer: WhisperTokenizer) -> list[int]:
-        """Return what precedes the first window."""
-        if self.initial_prompt is None:
-            return []
-        return tokenizer.encode(" " + self.initial_prompt.strip())
-
-    def keeps(self, temperature: float) -> bool:
-        """Tell whether text decoded at this temperature prompts the next window."""
-        return self.condition_on_previous_text and temperature <= _PROMPT_RESET_TEMPERATURE
+def initial_tokens(params: TranscribeParams, tokenizer: WhisperTokenizer) -> list[int]:
+    """Return what precedes the first window."""
+    if params.initial_prompt is None:
+        return []
+    return tokenizer.encode(" " + params.initial_prompt.strip())
 
 
 class Transcription(Iterator[Segment]):
@@ -108,9 +91,7 @@ class Transcription(Iterator[Segment]):
         windows: Windows,
         *,
         attempts: Sequence[DecodingOptions],
-        thresholds: Thresholds,
-        prompting: Prompting,
-        clip: Clip,
+        params: TranscribeParams,
     ) -> None:
         """Prepare; nothing is decoded yet.
 
@@ -118,17 +99,13 @@ class Transcription(Iterator[Segment]):
             decoder: the model.
             windows: the recording.
             attempts: how to decode a window first, and after each rejection; one at least.
-            thresholds: what is rejected, and what is silence.
-            prompting: what text a window is decoded after.
-            clip: the part of the recording to transcribe.
+            params: all other options.
 
         """
         self._decoder = decoder
         self._windows = windows
         self._attempts = attempts
-        self._thresholds = thresholds
-        self._prompting = prompting
-        self._clip = clip
+        self._params = params
         self._segments = self._transcribe()
 
     @property
@@ -139,10 +116,10 @@ class Transcription(Iterator[Segment]):
     @property
     def notices(self) -> tuple[str, ...]:
         """What a user should know, one line each."""
-        start, end = self._clip.frames(self._windows.content_frames)
+        start, end = clipped_frames(self._params, self._windows.content_frames)
         if start < end:
             return self._windows.notices
-        late = f"clip_start {self._clip.start:g} is past the end, {self.duration:.2f} s"
+        late = f"clip_start {self._params.clip_start:g} is past the end, {self.duration:.2f} s"
         return (*self._windows.notices, late)
 
     @cached_property
@@ -171,14 +148,14 @@ class Transcription(Iterator[Segment]):
         self.close()
 
     def _transcribe(self) -> Generator[Segment]:
-        prompt = self._prompting.initial_tokens(self._decoder.tokenizer)
-        seek, end = self._clip.frames(self._windows.content_frames)
+        prompt = initial_tokens(self._params, self._decoder.tokenizer)
+        seek, end = clipped_frames(self._params, self._windows.content_frames)
         found = itertools.count()
         try:
             while seek < end:
                 window = Window(seek, min(WINDOW_FRAMES, end - seek))
                 result, rejections = self._decode(window, prompt)
-                if self._thresholds.is_silence(result):
+                if is_silence(result, self._params):
                     seek += window.frames
                     continue
                 spans, advance = split(
@@ -189,7 +166,7 @@ class Transcription(Iterator[Segment]):
                     if text.strip() and span.start != span.end:
                         prompt += span.tokens
                         yield _segment(next(found), window, span, text, result, rejections)
-                if not self._prompting.keeps(result.temperature):
+                if not self._conditions_next(result):
                     prompt.clear()
                 seek += advance
         finally:
@@ -207,11 +184,16 @@ class Transcription(Iterator[Segment]):
         for options in self._attempts:
             spoken = replace(options, language=self.language)
             [result] = self._decoder.decode([heard], spoken, prompt=prompt, stream=window.seek)
-            rejection = self._thresholds.rejection(result)
-            if rejection is None or options is self._attempts[-1]:
+            reason = rejection(result, self._params)
+            if reason is None or options is self._attempts[-1]:
                 break
-            rejections.append(rejection)
+            rejections.append(reason)
         return result, tuple(rejections)
+
+    def _conditions_next(self, result: DecodingResult) -> bool:
+        """Tell whether a window's text prompts the next window."""
+        certain = result.temperature <= _PROMPT_RESET_TEMPERATURE
+        return self._params.condition_on_previous_text and certain
 
     def _text(self, span: Span) -> str:
         tokenizer = self._decoder.tokenizer

@@ -1,13 +1,21 @@
-"""Operations and numbers read: what counts have in common, whatever the family.
+"""Operations and numbers read: what counts have in common, for all families.
 
 A multiplication and an addition are two operations (FLOP). Matrix products and attention are
 counted. Norms, activations, softmax and rotation are not, nor are embedding lookups, which read one
 row per token.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Protocol, Self
+
+from typing_extensions import override
+
+from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.t5 import T5Dimensions
+from kvcast.spec.unilm import UnilmDimensions
+from kvcast.spec.whisper import WhisperDimensions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +133,71 @@ class Counted(Protocol):
 
     def cache(self, positions: int) -> tuple[CacheKind, ...]:
         """Return the size of the cache for a sequence of that many positions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderOnlyWork(Counted):
+    """What models without an encoder have in common."""
+
+    dimensions: DecoderDimensions | UnilmDimensions
+
+    @property
+    @override
+    def most_positions(self) -> int:
+        return self.dimensions.max_positions
+
+    @property
+    @override
+    def width(self) -> int:
+        return self.dimensions.width
+
+    @override
+    def encode(self, inputs: int = 1) -> Work:
+        return Work()
+
+    @override
+    def project(self, inputs: int = 1) -> Work:
+        return Work()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderDecoderWork(Counted):
+    """What models with an encoder have in common."""
+
+    dimensions: WhisperDimensions | T5Dimensions
+
+    @property
+    @abstractmethod
+    def input_positions(self) -> int:
+        """Number of positions of an encoded input."""
+
+    @property
+    @abstractmethod
+    def key_size(self) -> int:
+        """Size of one position's keys in one layer."""
+
+    @property
+    @override
+    def most_positions(self) -> int:
+        return self.dimensions.target_positions
+
+    @override
+    def recompute(self, prompt: int, new: int) -> Work:
+        # The encoder's output is kept in any case.
+        return replace(self.call(0, prompt + new) + self.project(), held=0, cross=0)
+
+    @override
+    def cache(self, positions: int) -> tuple[CacheKind, ...]:
+        layers = self.dimensions.decoder_layers
+        return tuple(
+            CacheKind(
+                kind=kind,
+                layers=layers,
+                positions=held,
+                numbers=layers * 2 * self.key_size * held,
+            )
+            for kind, held in (("linear", positions), ("cross", self.input_positions))
+        )
 
 
 def pairs(length: int, window: int | None) -> int:

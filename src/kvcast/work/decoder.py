@@ -10,11 +10,11 @@ from typing_extensions import override
 
 from kvcast.checkpoints import decoder_names
 from kvcast.spec.decoder import DecoderDimensions
-from kvcast.work.base import CacheKind, Counted, Work, pairs
+from kvcast.work.base import CacheKind, DecoderOnlyWork, Work, pairs
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderWork(Counted):
+class DecoderWork(DecoderOnlyWork):
     """A decoder-only model. Each token multiplies by the experts that it is routed to.
 
     A call reads every expert that its tokens could be routed to, at most all, once.
@@ -29,26 +29,8 @@ class DecoderWork(Counted):
 
     @property
     @override
-    def most_positions(self) -> int:
-        return self.dimensions.max_positions
-
-    @property
-    @override
-    def width(self) -> int:
-        return self.dimensions.width
-
-    @property
-    @override
     def usual_prompt(self) -> int:
         return 1000
-
-    @override
-    def encode(self, inputs: int = 1) -> Work:
-        return Work()
-
-    @override
-    def project(self, inputs: int = 1) -> Work:
-        return Work()
 
     @override
     def call(

@@ -1,6 +1,6 @@
 """Counts the work of text-to-text models, T5 and UniLM."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
@@ -10,11 +10,11 @@ from kvcast.checkpoints import t5_names, unilm_names
 from kvcast.errors import UsageError
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
-from kvcast.work.base import CacheKind, Counted, Work, pairs
+from kvcast.work.base import CacheKind, DecoderOnlyWork, EncoderDecoderWork, Work, pairs
 
 
 @dataclass(frozen=True, kw_only=True)
-class T5Work(Counted):
+class T5Work(EncoderDecoderWork):
     """A T5 with sources of `source` tokens; a prompt is the start of its target.
 
     Lookups in tables of positions are not counted.
@@ -37,11 +37,6 @@ class T5Work(Counted):
 
     @property
     @override
-    def most_positions(self) -> int:
-        return self.dimensions.target_positions
-
-    @property
-    @override
     def width(self) -> int:
         return self.dimensions.width
 
@@ -53,10 +48,10 @@ class T5Work(Counted):
     @override
     def encode(self, inputs: int = 1) -> Work:
         sizes, t = self.dimensions, self.source
-        matrices = sizes.encoder_layers * (4 * self._mixed * sizes.width + self._feed_forward)
+        matrices = sizes.encoder_layers * (4 * self.key_size * sizes.width + self._feed_forward)
         return Work(
             encoder=2 * inputs * t * matrices,
-            encoder_attention=2 * 2 * inputs * sizes.encoder_layers * t * t * self._mixed,
+            encoder_attention=2 * 2 * inputs * sizes.encoder_layers * t * t * self.key_size,
             weights=self._count("encoder.") - self._table,
             encoder_matrices=matrices,
         )
@@ -73,7 +68,7 @@ class T5Work(Counted):
     def call(
         self, length: int, new: int, *, rows: int = 1, inputs: int = 1, asked: int = 1
     ) -> Work:
-        sizes, t, mixed, each = self.dimensions, self.source, self._mixed, rows * new
+        sizes, t, mixed, each = self.dimensions, self.source, self.key_size, rows * new
         layers = sizes.decoder_layers
         seen = pairs(length + new, None) - pairs(length, None) + new * t
         keys_values = layers * 2 * mixed * sizes.width
@@ -92,27 +87,14 @@ class T5Work(Counted):
             cross=inputs * layers * 2 * mixed * t,
         )
 
+    @property
     @override
-    def recompute(self, prompt: int, new: int) -> Work:
-        # The encoder's output is kept in any case.
-        return replace(self.call(0, prompt + new) + self.project(), held=0, cross=0)
-
-    @override
-    def cache(self, positions: int) -> tuple[CacheKind, ...]:
-        layers = self.dimensions.decoder_layers
-        return tuple(
-            CacheKind(
-                kind=kind,
-                layers=layers,
-                positions=held,
-                numbers=layers * 2 * self._mixed * held,
-            )
-            for kind, held in (("linear", positions), ("cross", self.source))
-        )
+    def input_positions(self) -> int:
+        return self.source
 
     @property
-    def _mixed(self) -> int:
-        """Size of all heads together."""
+    @override
+    def key_size(self) -> int:
         return self.dimensions.heads * self.dimensions.head_dim
 
     @property
@@ -127,7 +109,7 @@ class T5Work(Counted):
 
     @property
     def _cross_weights(self) -> int:
-        return self.dimensions.decoder_layers * 2 * self._mixed * self.dimensions.width
+        return self.dimensions.decoder_layers * 2 * self.key_size * self.dimensions.width
 
     @cached_property
     def _step_weights(self) -> int:
@@ -140,7 +122,7 @@ class T5Work(Counted):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnilmWork(Counted):
+class UnilmWork(DecoderOnlyWork):
     """A UniLM generator, whose prompt is its source."""
 
     dimensions: UnilmDimensions
@@ -152,26 +134,8 @@ class UnilmWork(Counted):
 
     @property
     @override
-    def most_positions(self) -> int:
-        return self.dimensions.max_positions
-
-    @property
-    @override
-    def width(self) -> int:
-        return self.dimensions.width
-
-    @property
-    @override
     def usual_prompt(self) -> int:
         return min(128, self.most_positions)
-
-    @override
-    def encode(self, inputs: int = 1) -> Work:
-        return Work()
-
-    @override
-    def project(self, inputs: int = 1) -> Work:
-        return Work()
 
     @override
     def call(

@@ -1,6 +1,6 @@
 """Work of a Whisper over windows of sound."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
@@ -8,11 +8,11 @@ from typing_extensions import override
 
 from kvcast.checkpoints import names
 from kvcast.spec.whisper import WhisperDimensions
-from kvcast.work.base import CacheKind, Counted, Work, pairs
+from kvcast.work.base import EncoderDecoderWork, Work, pairs
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhisperWork(Counted):
+class WhisperWork(EncoderDecoderWork):
     """A Whisper; an input is one window of sound."""
 
     dimensions: WhisperDimensions
@@ -21,11 +21,6 @@ class WhisperWork(Counted):
     @override
     def parameters(self) -> int:
         return self._count("")
-
-    @property
-    @override
-    def most_positions(self) -> int:
-        return self.dimensions.target_positions
 
     @property
     @override
@@ -84,24 +79,15 @@ class WhisperWork(Counted):
             cross=inputs * layers * 2 * d * t,
         )
 
+    @property
     @override
-    def recompute(self, prompt: int, new: int) -> Work:
-        # The encoder's output is kept in any case.
-        return replace(self.call(0, prompt + new) + self.project(), held=0, cross=0)
+    def input_positions(self) -> int:
+        return self.dimensions.source_positions
 
+    @property
     @override
-    def cache(self, positions: int) -> tuple[CacheKind, ...]:
-        sizes = self.dimensions
-        held = {"linear": positions, "cross": sizes.source_positions}
-        return tuple(
-            CacheKind(
-                kind=kind,
-                layers=sizes.decoder_layers,
-                positions=many,
-                numbers=sizes.decoder_layers * 2 * sizes.d_model * many,
-            )
-            for kind, many in held.items()
-        )
+    def key_size(self) -> int:
+        return self.dimensions.d_model
 
     @cached_property
     def _step_weights(self) -> int:

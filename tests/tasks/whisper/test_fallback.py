@@ -3,7 +3,8 @@
 import pytest
 
 from kvcast.decoding.whisper import DecodingResult
-from kvcast.tasks.whisper.fallback import Thresholds
+from kvcast.tasks.params import TranscribeParams
+from kvcast.tasks.whisper.fallback import is_silence, rejection
 
 
 def result(
@@ -43,28 +44,30 @@ def result(
     ],
 )
 def test_a_rejection_says_why(found: DecodingResult, reason: str | None):
-    assert Thresholds().rejection(found) == reason
+    assert rejection(found, TranscribeParams()) == reason
 
 
 def test_thresholds_can_be_switched_off_each():
     bad = result(avg_logprob=-9, compression_ratio=9, no_speech_prob=0.9)
-    assert Thresholds(no_speech=None, logprob=None).rejection(bad) == "compression_ratio 9.00 > 2.4"
-    by_probability = Thresholds(no_speech=None, compression_ratio=None)
-    assert by_probability.rejection(bad) == "avg_logprob -9.00 < -1"
-    assert Thresholds(logprob=None, compression_ratio=None).rejection(bad) is None
+    repeats = TranscribeParams(no_speech_threshold=None, logprob_threshold=None)
+    assert rejection(bad, repeats) == "compression_ratio 9.00 > 2.4"
+    improbable = TranscribeParams(no_speech_threshold=None, compression_ratio_threshold=None)
+    assert rejection(bad, improbable) == "avg_logprob -9.00 < -1"
+    neither = TranscribeParams(logprob_threshold=None, compression_ratio_threshold=None)
+    assert rejection(bad, neither) is None
 
 
 @pytest.mark.parametrize(
     ("thresholds", "found", "silent"),
     [
-        (Thresholds(), result(no_speech_prob=0.7, avg_logprob=-1.0), True),
-        (Thresholds(), result(no_speech_prob=0.7, avg_logprob=-0.99), False),
-        (Thresholds(), result(no_speech_prob=0.6, avg_logprob=-2), False),
-        (Thresholds(logprob=None), result(no_speech_prob=0.7), True),
-        (Thresholds(no_speech=None), result(no_speech_prob=1.0, avg_logprob=-9), False),
+        ({}, result(no_speech_prob=0.7, avg_logprob=-1.0), True),
+        ({}, result(no_speech_prob=0.7, avg_logprob=-0.99), False),
+        ({}, result(no_speech_prob=0.6, avg_logprob=-2), False),
+        ({"logprob_threshold": None}, result(no_speech_prob=0.7), True),
+        ({"no_speech_threshold": None}, result(no_speech_prob=1.0, avg_logprob=-9), False),
     ],
 )
 def test_silence_is_improbable_text_where_nobody_speaks(
-    thresholds: Thresholds, found: DecodingResult, silent: bool
+    thresholds: dict[str, None], found: DecodingResult, silent: bool
 ):
-    assert thresholds.is_silence(found) == silent
+    assert is_silence(found, TranscribeParams(**thresholds)) == silent
