@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import kvcast
-from kvcast.bundle import packages
-from kvcast.bundle.manifest import MANIFEST, Graph, Manifest, read_bundle
+from kvcast.bundle import manifest, packages
+from kvcast.bundle.manifest import MANIFEST, FileRecord, Graph, Manifest, read_bundle
 from kvcast.bundle.packages import describe_packages, read_on_trust
 from kvcast.bundle.writing import seal
 from kvcast.cli import main
@@ -28,7 +28,7 @@ def write_fake(folder: Path, package: str) -> Path:
     else:
         path.write_bytes(bytes(1000))
     (folder / "tokenizer.json").write_text("{}")
-    manifest = Manifest(
+    described = Manifest(
         family="t5",
         runtime=package.partition("/")[0],
         quantize="none",
@@ -38,8 +38,8 @@ def write_fake(folder: Path, package: str) -> Path:
         source={},
         tools={},
     )
-    describe_packages(folder, manifest)
-    seal(folder, manifest)
+    describe_packages(folder, described)
+    seal(folder, described)
     return path
 
 
@@ -52,6 +52,21 @@ def package(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def unvouched(package: Path) -> Path:
     (package.parents[1] / MANIFEST).unlink()
     return package
+
+
+def test_a_package_is_hashed_at_each_opening_whatever_is_remembered(package, monkeypatch):
+    remembered: list[str] = []
+
+    def sha256_of(path: Path) -> str:
+        remembered.append(path.name)
+        return FileRecord.of(path).sha256
+
+    monkeypatch.setattr(manifest, "sha256_of", sha256_of)
+    read_bundle(package.parents[1])
+    assert remembered == ["tokenizer.json"]
+    package.write_bytes(package.read_bytes()[:-1] + b"x")
+    with pytest.raises(KvcastError, match="was changed since the export"):
+        read_bundle(package.parents[1])
 
 
 def rewrite(package: Path, change: Callable[[str], str], record: str = RECORD) -> None:

@@ -165,8 +165,8 @@ def test_without_a_model_the_choices_are_told(monkeypatch, recording, capsys):
     [
         (whole_number(1, 9), "10", "a whole number from 1 to 9, not '10'"),
         (number(), "x", "a number, not 'x'"),
-        (number(0.0), "-1", "a number at least 0, not '-1'"),
-        (number(0.0, 1.0), "2", "a number at least 0 and at most 1, not '2'"),
+        (number(0.0), "-1", "a number of at least 0, not '-1'"),
+        (number(0.0, 1.0), "2", "a number of at least 0 and at most 1, not '2'"),
         (number(above=0.0), "0", "a number above 0, not '0'"),
         (several(number(above=0.0)), "1 0", "a number above 0, not '0'"),
     ],

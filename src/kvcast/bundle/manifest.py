@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar, get_origin
 
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 from kvcast.spec.digests import sha256_of
+from kvcast.spec.runtimes import is_native
 from kvcast.spec.sizes import MOST_POSITIONS, require_one_of, require_positive
 
 MANIFEST = "bundle.json"
@@ -207,8 +208,8 @@ def read_bundle(folder: Path) -> Manifest:
     if unlisted := {graph.file for graph in manifest.graphs.values()} - manifest.files.keys():
         raise KvcastError(f"{path} gives no checksum for {min(unlisted)}; export again")
     # Digests of large files are remembered, but for packages of native code.
-    packages = {graph.file for graph in manifest.graphs.values() if not _is_data(graph.file)}
-    check_files(folder, manifest.files, anew=packages)
+    programs = {graph.file for graph in manifest.graphs.values()}
+    check_files(folder, manifest.files, anew=programs if is_native(manifest.runtime) else ())
     return manifest
 
 
@@ -245,10 +246,6 @@ def stays_inside(name: str) -> bool:
 def file_records(folder: Path, names: Iterable[str]) -> Mapping[str, FileRecord]:
     """Measure files by their names relative to `folder`."""
     return {name: FileRecord.of(folder / name) for name in sorted(names)}
-
-
-def _is_data(file: str) -> bool:
-    return PurePosixPath(file).suffix == ".onnx"
 
 
 def _hash(path: Path) -> str:

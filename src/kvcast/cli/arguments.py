@@ -170,8 +170,8 @@ def number(
 ) -> Callable[[str], float]:
     """Return a reader of finite numbers within bounds; `above` excludes its own value."""
     bounds = [f"above {above:g}"] if above is not None else []
-    bounds += [f"at least {minimum:g}"] if minimum > -math.inf else []
-    bounds += [f"at most {maximum:g}"] if maximum < math.inf else []
+    bounds += [f"of at least {minimum:g}"] if minimum > -math.inf else []
+    bounds += [f"{'' if bounds else 'of '}at most {maximum:g}"] if maximum < math.inf else []
     wanted = " and ".join(["a number", *bounds]).replace(" and ", " ", 1)
 
     def read(text: str) -> float:

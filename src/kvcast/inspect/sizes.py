@@ -4,30 +4,19 @@ They come from a bundle's manifest or a checkpoint's configuration, so the weigh
 Knows no format.
 """
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle
 from kvcast.checkpoints.base import Dimensions
 from kvcast.checkpoints.source import locate, read_dimensions
 from kvcast.errors import InputOutputError, KvcastError, UsageError
-from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.t5 import T5Dimensions
-from kvcast.spec.unilm import UnilmDimensions
-from kvcast.spec.whisper import WhisperDimensions
+from kvcast.tasks.families import family_of
 from kvcast.work import work_of
 from kvcast.work.base import Counted
 from kvcast.work.seq2seq import T5Work
 
 __all__ = ["Counted", "counted"]
-
-_FROM_JSON: Mapping[str, Callable[[dict[str, Any]], Dimensions]] = {
-    "whisper": WhisperDimensions.from_json,
-    "decoder": DecoderDimensions.from_json,
-    "t5": T5Dimensions.from_json,
-    "unilm": UnilmDimensions.from_json,
-}
 
 
 def counted(model: str, source: int | None = None) -> Counted:
@@ -51,6 +40,8 @@ def _of_bundle(folder: Path) -> Dimensions:
         manifest = Manifest.from_json((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         raise InputOutputError(f"{folder / MANIFEST} cannot be read: export it again") from None
-    if manifest.family not in _FROM_JSON:
-        raise KvcastError(f"{folder} holds a {manifest.family} model, whose cost cannot be counted")
-    return _FROM_JSON[manifest.family](manifest.dimensions)
+    try:
+        dimensions: Dimensions = family_of(manifest.family).dimensions(manifest.dimensions)
+    except KvcastError as error:
+        raise KvcastError(f"{folder}: {error}") from None
+    return dimensions

@@ -51,6 +51,7 @@ class RuntimeInfo:
         extra: the extra to install for opening models, as in `kvcast[extra]`; empty: none.
         exports: whether models are exported to bundles for it.
         compiles: whether exporting compiles native code, so that build options apply.
+        native: whether its bundles can contain native code.
         quantize: quantisation schemes for weight matrices.
         default_quantize: the default scheme.
         dtypes: dtypes of everything that is not quantised; the first is the default with "none".
@@ -64,6 +65,7 @@ class RuntimeInfo:
     extra: str
     exports: bool = True
     compiles: bool = False
+    native: bool = True
     quantize: tuple[str, ...]
     default_quantize: str
     dtypes: tuple[str, ...] = ("fp32",)
@@ -102,6 +104,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         title="ONNX Runtime",
         summary="needs no PyTorch",
         extra="",
+        native=False,
         quantize=("none", "int8", "int4"),
         default_quantize="int8",
         caches=("fp32", "int8"),
@@ -140,3 +143,8 @@ DEFAULT_RUNTIME = "onnx"
 def exported() -> tuple[str, ...]:
     """Return the names of the runtimes that have bundles."""
     return tuple(name for name, runtime in RUNTIMES.items() if runtime.exports)
+
+
+def is_native(name: str) -> bool:
+    """Tell whether a runtime's bundles can contain native code; those of an unknown one can."""
+    return name not in RUNTIMES or RUNTIMES[name].native

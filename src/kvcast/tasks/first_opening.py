@@ -18,6 +18,7 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.cores import instruction_sets
 from kvcast.spec.paths import cache_dir
+from kvcast.spec.runtimes import is_native
 from kvcast.tasks.child import ask
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def check_first_opening(bundle: Path, manifest: Manifest, *, trust: bool) -> Non
     Any other error will come up again when the caller opens the bundle. A bundle without native
     code is not tried.
     """
-    if not _is_native(manifest) or _note(manifest).is_file():
+    if not is_native(manifest.runtime) or _note(manifest).is_file():
         return
     size = sum(record.size for record in manifest.files.values())
     words = (str(bundle.absolute()), manifest.runtime, "trust" if trust else "")
@@ -53,7 +54,7 @@ def check_first_opening(bundle: Path, manifest: Manifest, *, trust: bool) -> Non
 
 def remember_opening(manifest: Manifest) -> None:
     """Note that this bundle was opened and called on this machine without a problem."""
-    if _is_native(manifest):
+    if is_native(manifest.runtime):
         note = _note(manifest)
         with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
             note.parent.mkdir(parents=True, exist_ok=True)
@@ -87,10 +88,6 @@ def call_once(model: "Model") -> None:
     for prompt in _PROMPTS:
         with contextlib.suppress(UsageError):  # longer than the model's context, or no token at all
             model.generate(prompt, max_new_tokens=2)
-
-
-def _is_native(manifest: Manifest) -> bool:
-    return manifest.runtime != "onnx"
 
 
 def _note(manifest: Manifest) -> Path:
