@@ -213,7 +213,7 @@ def test_help_and_drawing_import_nothing_of_models(view: str):
         (["bias", "--chunk", "2"], 2, "--chunk begins at a position: add --step"),
         (["bias", "--buckets", "6"], 2, "buckets must be 4, 8, ... up to 1,000, not 6"),
         (["bias", "--distance", "16"], 2, "distance must be above half of 32 buckets"),
-        (["bias", "--head", "1"], 2, "--head is one of a model's: add --model"),
+        (["bias", "--head", "1"], 2, "--head selects a head of a model: add --model"),
         (["bias", "--model", "demo", "--buckets", "8"], 2, "--model has its own --buckets"),
         (["bias", "--model", "demo"], 1, "demo is a whisper model: only a T5 has"),
         (["bias", "--model", "no such model"], 66, "no model 'no such model'"),

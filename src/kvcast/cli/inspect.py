@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     views = parser.add_subparsers(title="views", metavar="VIEW", required=True)
     for name, summary, declare in (
         ("masks", "draw who sees whom in each chunk and step", _add_masks),
-        ("cache", "show what lies in each slot after each chunk and step", _add_cache),
+        ("cache", "show what each slot holds after each chunk and step", _add_cache),
         (
             "bias",
             "show T5's relative position bias, or the rows of it that a call needs",
@@ -72,7 +72,7 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_schedule(parser: argparse.ArgumentParser) -> None:
-    """Declare what a schedule is made of; what is not given is absent, for it to be told."""
+    """Declare a schedule's arguments; those that are not given have no value at all."""
     for name, read, meaning in (
         ("lengths", several(whole_number(1)), "tokens of each prompt (default: 4,1,3)"),
         ("window", _window, "positions that a query sees, itself included, or none (default: 3)"),
@@ -238,7 +238,7 @@ def _shown_bias(args: argparse.Namespace) -> "Bias":
 
     if args.model is None:
         if args.head is not None:
-            raise UsageError("--head is one of a model's: add --model, or drop it")
+            raise UsageError("--head selects a head of a model: add --model, or drop --head")
         return Bias.plain(args.buckets or 32, args.distance or 128)
     from kvcast.inspect.tables import bias_of
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def opened(args: argparse.Namespace, on_phase: OnPhase = ignore_phase) -> "OpenedModel":
-    """Load the model; says what was taken on trust, unless asked to be quiet.
+    """Load the model; says what was opened on trust, unless asked to be quiet.
 
     `on_phase` is called with the phases of an export, if the model must be exported first.
     """
@@ -21,5 +21,5 @@ def opened(args: argparse.Namespace, on_phase: OnPhase = ignore_phase) -> "Opene
 
     found = open_model(args.model, LoadParams(**keywords(args, LoadParams), on_phase=on_phase))
     if found.on_trust is not None and not args.quiet:
-        console.say(f"{found.on_trust} is taken on trust: no bundle.json vouches for it")
+        console.say(f"{found.on_trust} is opened on trust: there is no bundle.json to verify it")
     return found

@@ -134,7 +134,8 @@ def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[WhisperModel, s
     model = found.model
     if model.task != "transcribe":
         raise UsageError(
-            f"{args.model} continues text and does not hear: use kvcast generate, or another model"
+            f"{args.model} generates text and cannot transcribe: "
+            "use kvcast generate, or another model"
         )
     return model, found.runtime
 

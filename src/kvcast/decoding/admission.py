@@ -1,7 +1,7 @@
 """Which rows of a cache, and which slot for its encoded input, a request gets.
 
-A slot that no request reads keeps its input until another one needs the slot, so whoever reads the
-same input later finds it encoded. Knows neither runtimes nor what requests write.
+A slot that no request reads keeps its input until another one needs the slot, so a later
+request for the same input finds it encoded. Knows neither runtimes nor what requests write.
 """
 
 from bisect import insort

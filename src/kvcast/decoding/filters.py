@@ -24,7 +24,7 @@ class LogitFilter(Protocol):
 
 @dataclass(frozen=True)
 class SuppressBlank(LogitFilter):
-    """Nothing that is blank comes first."""
+    """A text does not start with these tokens."""
 
     blank: tuple[int, ...]
 
@@ -35,7 +35,7 @@ class SuppressBlank(LogitFilter):
 
 
 class SuppressTokens(LogitFilter):
-    """These never come."""
+    """These tokens are never chosen."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = np.asarray(tokens, np.intp)

@@ -154,7 +154,7 @@ class Request(ABC):
     Attributes:
         prompt: what precedes it. One row reads it, row 0.
         width: most rows that it ever has.
-        capacity: most positions that a row comes to hold; the last token need not be fed.
+        capacity: most positions that a row will hold; the last token need not be fed.
         probe: offset into the prompt's tokens whose logits it wants, too.
         probed_v: these logits [vocab], set by the loop when it has read so far.
         done: whether it is over; the loop sets it.
@@ -179,7 +179,8 @@ class Request(ABC):
             logits_rv: [rows, vocab], of its rows that went on, ascending; may be overwritten.
 
         Returns:
-            The rows that go on. The others are free for other requests from then on, so whoever
-            wants several names them the first time. With none the request is over: `OVER`.
+            The rows that go on. The others are free for other requests from then on, so a request
+            with several rows returns all of them the first time. `OVER`, with none, ends the
+            request.
 
         """

@@ -19,7 +19,7 @@ from kvcast.decoding.params import SamplingParams
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32, Int64
 
-_NO_NUMBERS = "the model's logits are no numbers: its weights are damaged"
+_NO_NUMBERS = "the model's logits are NaN or infinite: its weights are damaged"
 _COLDEST = 1e-30
 _HOTTEST = 1e30
 """Below this a temperature would be zero, or overflow, in fp32; far above it all is greedy."""
@@ -116,8 +116,8 @@ class Sampler:
     def __call__(self, logits_v: Float32, seen: Int64) -> int:
         """Choose from the model's logits [vocab], which stay as they are.
 
-        `seen` is the sequence so far, prompt included. Raises KvcastError where logits are no
-        numbers.
+        `seen` is the sequence so far, prompt included. Raises KvcastError for logits that are NaN
+        or infinite.
         """
         if self._penalty.penalty != 1:
             logits_v = logits_v.copy()
@@ -136,7 +136,7 @@ class Sampler:
 
 
 def likeliest_token(logits_v: Float32) -> int:
-    """Return the likeliest token; raises KvcastError where logits are no numbers."""
+    """Return the likeliest token; raises KvcastError for logits that are NaN or infinite."""
     token = int(logits_v.argmax())
     if not math.isfinite(logits_v[token]):  # what argmax finds is NaN if anything is
         raise KvcastError(_NO_NUMBERS)
@@ -144,7 +144,7 @@ def likeliest_token(logits_v: Float32) -> int:
 
 
 def check_numbers(logprobs: Float32) -> None:
-    """Raise KvcastError if one of some log-probabilities, of any shape, is no number."""
+    """Raise KvcastError if any of these log-probabilities, of any shape, is NaN."""
     if np.isnan(logprobs).any():
         raise KvcastError(_NO_NUMBERS)
 

@@ -45,7 +45,7 @@ class TextSpec:
 
     @property
     def capacity(self) -> int:
-        """Positions that a row can come to need: the last token is never fed."""
+        """Most positions that a row may need: the last token is never fed."""
         return self.prompt.length + self.criteria.max_new_tokens - 1
 
     def begin(self) -> WrittenText:
@@ -141,7 +141,7 @@ class SearchedTexts(TextRequest):
     def __init__(self, spec: TextSpec) -> None:
         super().__init__(spec, width=spec.params.beam)
         self.hypotheses: list[Hypothesis] = []
-        # So many that enough are left if all end tokens are among the best of each row.
+        # Enough are left even if all end tokens are among the best of each row.
         self._considered = max(2, 1 + len(spec.criteria.end_tokens)) * self.width
         # Of each row; -inf only fills a place, when too few sequences go on.
         self._totals = [0.0]

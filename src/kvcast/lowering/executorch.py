@@ -42,7 +42,7 @@ with quiet():
 FOLDER = "executorch"
 FILE = f"{FOLDER}/model.pte"
 CONSTANTS = f"{FOLDER}/constants.json"
-# Logits that one call returns at most; memory is planned for so many.
+# Logits that one call returns at most; memory is planned for that many.
 _MOST_ASKED = 8
 
 Argument = tuple[Any, Any]
@@ -150,7 +150,7 @@ def export_method(
 
     Args:
         signature: the program's.
-        arguments: one row's, with caches laid out as `executorch_operators` describes.
+        arguments: of one row, with caches laid out as `executorch_operators` describes.
         finish: applied to the results.
         quantize: "none", "8da8w" or "8da4w".
 

@@ -25,7 +25,7 @@ from kvcast.lowering.signatures import Signature
 FOLDER = "onnx"
 # What GroupQueryAttention takes; as it rotates, it rounds half a head down to a multiple of 8.
 _HEAD_MULTIPLE, _ROTARY_HEAD_MULTIPLE = 8, 16
-_SMALL = 256  # tensors of up to so many bytes stay in the graph's own file
+_SMALL = 256  # tensors of up to this many bytes stay in the graph's own file
 
 
 def check_heads(head_dim: int, *, rotary: bool) -> None:

@@ -123,6 +123,6 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
         """
 
 
-# Whoever drives a runtime only hands its caches back to it.
+# Callers treat a runtime's caches as opaque.
 Runtime: TypeAlias = RuntimeOf[Any]
 EncoderDecoder: TypeAlias = EncoderDecoderOf[Any]

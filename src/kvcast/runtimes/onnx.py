@@ -20,7 +20,7 @@ from kvcast.runtimes.memory import Layer, Memory
 from kvcast.runtimes.onnx_graph import OnnxGraph, check_graphs
 from kvcast.runtimes.onnx_session import Step, bind, onnx_session, ort_value
 
-# A ring that is full is moved together once in so many steps.
+# A full ring is compacted once in this many steps.
 _SPARE = 128
 _NEW = ("tokens", "lengths", "offsets")
 

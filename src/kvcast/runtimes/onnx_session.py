@@ -19,7 +19,7 @@ _SPIN_US = "500"
 
 
 def onnx_session(path: Path, threads: int) -> OnnxGraph:
-    """Load a graph to run with so many threads."""
+    """Load a graph that runs with this many threads."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = _ERRORS_ONLY

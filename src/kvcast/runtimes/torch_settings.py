@@ -1,4 +1,4 @@
-"""What a process that computes with PyTorch is set to: its threads, and memory that it keeps.
+"""Settings of a process that computes with PyTorch: its threads, and freed memory that it keeps.
 
 Knows neither models nor what is computed.
 """
@@ -16,11 +16,11 @@ _KEPT_BYTES, _LARGEST_BLOCK = 1 << 30, 32 << 20
 
 
 def use(threads: int) -> None:
-    """Compute with so many threads, and keep freed memory for the next call.
+    """Compute with this many threads, and keep freed memory for the next call.
 
     glibc gives large blocks back to the system as soon as they are free and asks for them anew,
     page by page: that was 100,000 page faults and 100 of 250 ms in a prefill of 512 tokens. The
-    most that a process takes stays the same. Whoever has set glibc's malloc keeps those settings.
+    most that a process takes stays the same. A user's own settings of malloc take precedence.
     """
     torch.set_num_threads(threads)
     if platform.libc_ver()[0] == "glibc" and not _is_set_by_user():

@@ -1,6 +1,6 @@
 """The first opening of a package of native code on this machine, in a child process.
 
-Checksums show damage and not intent: whoever changes a package can update its checksum too, and
+Checksums show damage and not intent: someone who changes a package can update its checksum too, and
 native code may crash or hang the process that opens it. So a package that is new to this machine is
 first opened and called in a child process with a time limit. A success is remembered in the cache
 folder by the digests of all of the bundle's files. Knows no runtime.

@@ -45,7 +45,7 @@ class WhisperModel:
         return self.tokenizer.languages
 
     def decoder(self, *attempts: DecodingOptions, windows: int = 1) -> WindowDecoder:
-        """Return what decodes so many windows at once, in any of these ways."""
+        """Return a decoder of `windows` windows at once, in any of these ways."""
         rows = windows * max(options.strategy().width for options in attempts)
         context = self.dimensions.target_positions
         return WindowDecoder(self.runtime, self.tokenizer, context, rows=rows, windows=windows)

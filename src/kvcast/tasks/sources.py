@@ -142,7 +142,7 @@ class UnilmModel(SourceTextModel):
             if text.text not in itself:
                 different.setdefault(text.text, text)
         kept = list(different.values()) or [texts[0]]
-        # What was written within the model's positions may not be, when it is spelled anew.
+        # Encoding a text again may give more tokens than the model has positions.
         most = self.dimensions.max_positions
         anew = [self._limits.known(self.tokenizer.encode(text.text)[:most]) for text in kept]
         embeddings_nd = self.runtime.embed([encoded, *anew])

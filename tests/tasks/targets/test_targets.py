@@ -46,7 +46,7 @@ def test_what_is_trusted_runs_and_is_told(compiled, tmp_path, capsys):
         assert main([*words, str(model)]) == 0
         printed = capsys.readouterr()
         assert printed.out == "2021-03-03\n"
-        assert "model.pt2 is taken on trust: no bundle.json vouches for it" in printed.err
+        assert "model.pt2 is opened on trust: there is no bundle.json to verify it" in printed.err
     assert main([*words, str(compiled), "--quantize", "none"]) == 0
     assert "trust" not in capsys.readouterr().err
 
