@@ -12,12 +12,14 @@ from kvcast.cli import console
 from kvcast.cli.arguments import Parser, normalise
 from kvcast.cli.signals import TERMINATED, Terminated, terminable
 from kvcast.errors import UsageError
+from kvcast.spec.runtimes import RUNTIMES
 
 __all__ = ["main"]
 
+*_OTHERS, _LAST = (runtime.title for runtime in RUNTIMES.values())
 DESCRIPTION = (
     "Turn recordings into text with Whisper models, and continue text with language models, "
-    "on ONNX Runtime, AOTInductor, ExecuTorch or PyTorch."
+    f"on {', '.join(_OTHERS)} or {_LAST}."
 )
 
 
