@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import override
 
 from kvcast.bench import probes
-from kvcast.bench.backend import Backend, Samples, Ticks, Tokens
+from kvcast.bench.backend import Backend, Continuer, Samples, Ticks, Tokens, Transcriber, Writer
 from kvcast.bench.floor import Arithmetic
 from kvcast.bench.hugging_face import write_hugging_face
 from kvcast.bench.models import CausalModel, Model
@@ -63,7 +63,7 @@ _SCHEMES = {("executorch", "int8"): "8da8w", ("executorch", "int4"): "8da4w"}
 RING = "kvcast-int8-ring"
 
 
-class Kvcast(Backend):
+class Kvcast(Backend, Transcriber, Continuer, Writer):
     """A model of any family on one runtime in one precision; does all that a backend can do."""
 
     settings = "kvcast's programs and caches, with text and log-probabilities"
@@ -117,8 +117,8 @@ class Kvcast(Backend):
             threads=self.model.threads,
         )
 
+    @override
     def transcribe(self, samples: Samples, language: str, beam: int) -> str:
-        """See `Transcriber`."""
         segments = self.engine.transcribe(
             samples,
             language=language,
@@ -128,8 +128,8 @@ class Kvcast(Backend):
         )
         return "".join(segment.text for segment in segments)
 
+    @override
     def generate(self, prompts: Sequence[Tokens], new: int, ticks: Ticks) -> list[Tokens]:
-        """See `Continuer`."""
         model, rows = self.engine, len(prompts)
         tokenizer = _Clocked(model.tokenizer)
         endless = type(model)(model.runtime, tokenizer, model.dimensions)
@@ -137,8 +137,8 @@ class Kvcast(Backend):
         ticks.times[:] = tokenizer.times[-rows * new :][rows - 1 :: rows]
         return texts
 
+    @override
     def write(self, sources: Sequence[Tokens], beams: int, tokens: int) -> list[Tokens]:
-        """See `Writer`."""
         return _texts(
             self.engine, sources, beam=beams, min_new_tokens=tokens, max_new_tokens=tokens
         )

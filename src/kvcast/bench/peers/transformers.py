@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
+from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.bench.backend import Backend, Continuer, Samples, Ticks, Tokens, Transcriber, Writer
 from kvcast.text.whisper import WhisperTokenizer
 
-_SAMPLE_RATE = 16_000
-_WINDOW = 30 * _SAMPLE_RATE
+_WINDOW = 30 * SAMPLE_RATE
 
 
 class _Transformers(Backend):
@@ -115,7 +115,7 @@ class WhisperTransformers(_Transformers, Transcriber):
         padding = {"truncation": False, "padding": "longest"} if is_long else {}
         features = self._extractor(
             samples,
-            sampling_rate=_SAMPLE_RATE,
+            sampling_rate=SAMPLE_RATE,
             return_tensors="pt",
             return_attention_mask=True,
             **padding,
