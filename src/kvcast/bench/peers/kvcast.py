@@ -13,7 +13,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from kvcast.bench import probes
 from kvcast.bench.backend import Backend, Continuer, Samples, Ticks, Tokens, Transcriber, Writer
 from kvcast.bench.floor import Arithmetic
 from kvcast.bench.hugging_face import write_hugging_face
@@ -142,14 +141,6 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
         return _texts(
             self.engine, sources, beam=beams, min_new_tokens=tokens, max_new_tokens=tokens
         )
-
-    def encode_seconds(self, samples: Samples) -> float:
-        """See `probes.encode_seconds`."""
-        return probes.encode_seconds(self.engine, samples)
-
-    def step_seconds(self, samples: Samples, position: int) -> float:
-        """See `probes.step_seconds`."""
-        return probes.step_seconds(self.engine, samples, position)
 
 
 class KvcastRing(Kvcast):

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
+from kvcast.bench import probes
 from kvcast.bench.backend import Backend, Samples
 from kvcast.bench.floor import Stored
 from kvcast.bench.models import Model, SpeechModel
@@ -92,9 +93,9 @@ class Speech(Workload):
     def run(self, backend: Any, trial: Trial) -> Answer:
         measure = trial["measure"]
         if measure == ENCODE:
-            return {ENCODE: backend.encode_seconds(self.samples)}
+            return {ENCODE: probes.encode_seconds(backend.engine, self.samples)}
         if measure == STEP:
-            return {STEP: backend.step_seconds(self.samples, self.position)}
+            return {STEP: probes.step_seconds(backend.engine, self.samples, self.position or 1)}
         seconds, text = timed(
             lambda: backend.transcribe(self.samples, self.language, trial["beam"])
         )
