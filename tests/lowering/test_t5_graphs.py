@@ -125,13 +125,8 @@ def test_quantised_models_follow_fp32(dimensions, quantize, least):
         assert np.corrcoef(exact, candidate)[0, 1] > least
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        "cross_attention.query",
-        pytest.param("encoder.layers.0.self_attention.qkv", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["cross_attention.query", "encoder.layers.0.self_attention.qkv"])
 def test_padding_is_not_seen_however_large_products_are(part, tmp_path):
     programs = programs_of(DEEP, part, 200)
     lengths = np.array([5, 38], np.int32)

@@ -216,7 +216,9 @@ def test_too_many_positions_are_one_line(runtime):
         runtime.decode([random_tokens(6)], cache)
 
 
-@pytest.mark.parametrize("subject", RINGS, ids=name)
+@pytest.mark.parametrize(
+    "subject", [pytest.param(RINGS[0], marks=pytest.mark.slow), RINGS[1]], ids=name
+)
 def test_two_thousand_tokens_past_the_window_stay_equal(runtime, whole):
     tokens = random_tokens(2050, seed=6)
     cache = runtime.new_cache(1, 2050)

@@ -53,10 +53,9 @@ def assert_equal(
     [
         ("onnx", {}),
         ("eager", {}),
-        ("onnx", BEAMS),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("eager", BEAMS), *product(RUNTIMES, (UNTIMED, BEAMS | UNTIMED)))
+            for case in product(RUNTIMES, (BEAMS, UNTIMED, BEAMS | UNTIMED))
         ),
     ],
     ids=str,

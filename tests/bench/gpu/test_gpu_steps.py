@@ -123,6 +123,7 @@ def test_a_step_reads_no_more_slots_than_it_was_made_for():
     assert int(text.token_rs) == eager(subject)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_a_compiled_step_writes_its_caches_in_place_and_the_same_tokens():
     from torch._inductor.utils import run_and_get_code
