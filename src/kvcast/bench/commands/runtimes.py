@@ -23,7 +23,7 @@ from kvcast.bench.probes import ENCODE, STEP
 from kvcast.bench.recompute.backend import Recomputing
 from kvcast.bench.workload import Numbers, Table
 from kvcast.bench.workloads.causal import FIRST, Causal
-from kvcast.bench.workloads.speech import Speech
+from kvcast.bench.workloads.speech import TRANSCRIBE, Speech
 from kvcast.checkpoints.source import locate
 from kvcast.errors import KvcastError
 from kvcast.spec.decoder import DecoderDimensions
@@ -79,7 +79,14 @@ class Steps(Speech):
                 Table(trials=[{"measure": of}], metrics={of: "median ms"}, line=line, floors=True)
                 for of, line in lines.items()
             ),
-            replace(whole, line=line),
+            replace(
+                whole,
+                line=line,
+                metrics={TRANSCRIBE: "median ms"},
+                factor=1000,
+                number=".2f",
+                places={},
+            ),
         ]
 
 
