@@ -2,7 +2,9 @@
 
 import re
 import zipfile
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -19,13 +21,16 @@ from bundles import bundle
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.writing import seal
 from kvcast.errors import KvcastError
-from kvcast.lowering import aoti, signatures
+from kvcast.lowering import aoti, inductor, signatures
 from kvcast.lowering.aoti_operators import kept
 from kvcast.lowering.aoti_precision import Precision
 from kvcast.lowering.inductor import (
+    call_graph,
     compile_program,
     remembered_strides,
     short_loops_on_one_thread,
+    trace,
+    tracing,
 )
 from kvcast.runtimes.aoti import AotiEncoderDecoder, open_programs
 from random_decoders import GEMMA3, random_decoder
@@ -54,17 +59,40 @@ def compiled_small():
 
 @dataclass(frozen=True)
 class Step:
-    """A `decode` in fp32: operators and their targets before it is compiled, and its C++."""
+    """A `decode` in fp32.
 
-    nodes: tuple[tuple[str, Any], ...]
+    Attributes:
+        weights: the names of those that it reads.
+        operators: of the graph that Inductor lowers.
+        written: the nodes that those operators write.
+        source: its C++.
+
+    """
+
+    weights: tuple[str, ...]
+    operators: tuple[Any, ...]
+    written: tuple[tuple[str, str], ...]
     source: str
 
     @classmethod
     def lower(cls, signature: signatures.Signature) -> "Step":
         traced = aoti.trace_program(signature, Precision())
         module, arguments = aoti.export_program(traced, signature, Precision(), "decode")
-        nodes = tuple((node.op, node.target) for node in module.graph.nodes)
-        return cls(nodes, written(module, arguments))
+        operators, written_nodes = [], []
+
+        def record(*given: Any, **options: Any) -> Any:
+            graph, inputs = trace(*given, **options)
+            for node in graph.graph.nodes:
+                operators.append(node.target)
+                schema = getattr(node.target, "_schema", None)
+                if schema and schema.is_mutable:
+                    written_nodes.append((node.args[0].op, node.args[0].name))
+            return graph, inputs
+
+        with patch.object(inductor, "trace", record):
+            source = written(module, arguments)
+        weights = tuple(name for name, _ in module.named_parameters())
+        return cls(weights, tuple(operators), tuple(written_nodes), source)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +134,7 @@ def test_a_step_allocates_nothing_of_a_caches_size(source):
 
 
 def test_cross_keys_are_projected_by_encode_alone(whisper_step):
-    read = {str(target) for operator, target in whisper_step.nodes if operator == "get_attr"}
+    read = whisper_step.weights
     assert any("cross_attention.query" in name for name in read)
     assert not any("cross_attention.key_value" in name for name in read)
 
@@ -116,7 +144,7 @@ def test_weights_are_kept_once_and_apart(compiled_small, small_programs):
         stored = list(weights.keys())
     parameters = dict(small_programs.decode.named_parameters())
     parameters |= dict(small_programs.encode.named_parameters())
-    assert {name.removeprefix("program.") for name in stored} == set(parameters)
+    assert {name.removeprefix("results.program.") for name in stored} == set(parameters)
     with zipfile.ZipFile(compiled_small / aoti.PACKAGE) as package:
         names = package.namelist()
     assert sum(name.endswith(".so") for name in names) == 2
@@ -154,15 +182,35 @@ def test_weights_without_a_checksum_are_refused(compiled_small):
 
 
 def test_operators_that_are_left_are_none_of_ours(whisper_step):
-    targets = {target for _, target in whisper_step.nodes}
-    assert not [target for target in targets if "kvcast" in str(target)]
-    assert torch.ops.aten.index_put_.default in targets
+    assert not [operator for operator in whisper_step.operators if "kvcast" in str(operator)]
+    assert torch.ops.aten.index_put.default in whisper_step.operators
+
+
+def test_a_step_writes_its_caches_and_nothing_else(whisper_step):
+    assert len(whisper_step.written) == len(set(whisper_step.written)) == 2
+    assert {operator for operator, _ in whisper_step.written} == {"placeholder"}
 
 
 def test_layers_share_the_mask_of_their_window(ring_step):
-    targets = [target for _, target in ring_step.nodes]
-    masks = targets.count(torch.ops.prims.copy_strided.default)
+    masks = ring_step.operators.count(torch.ops.prims.copy_strided.default)
     assert masks == len(set(GEMMA3.windows)) < GEMMA3.layers
+
+
+class Branch(nn.Module):
+    """Does something else for many rows."""
+
+    def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor]:
+        return (rows * 2 if rows.shape[0] > 7 else rows,)
+
+
+@pytest.mark.parametrize(("dynamic", "fits"), [((0,), False), ((), True)])
+def test_a_program_that_only_fits_some_sizes_is_refused(dynamic, fits):
+    module = call_graph(Branch(), [torch.ones(9, 4)], [dynamic], results=1)
+    inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    refused = pytest.raises(RuntimeError, match=r"does not fit every size: s\d+ > 7")
+    with tracing(), nullcontext() if fits else refused:
+        graph, _ = trace(module, inputs)
+        assert torch.ops.aten.mul.Tensor in {node.target for node in graph.graph.nodes}
 
 
 def product(linear: nn.Linear) -> signatures.Signature:
@@ -219,19 +267,42 @@ def test_no_stride_is_derived_twice():
     assert simplify.call_count == derived >= len(layer)
 
 
+@pytest.mark.parametrize(("version", "replaced"), [(torch.__version__, True), ("2.99.0", False)])
+def test_only_the_inductor_that_it_knows_is_changed(version, replaced, monkeypatch):
+    used = []
+
+    def stop(*_, **__):
+        compile_fx = import_module("torch._inductor.compile_fx")
+        used.append(compile_fx.aot_export_module)
+        raise StoppedError
+
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(inductor, "aot_compile", stop)
+    with pytest.raises(StoppedError):
+        compile_program(Mock(), ())
+    assert (used == [trace]) == replaced
+    assert import_module("torch._inductor.compile_fx").aot_export_module is not trace
+
+
 class Loops(nn.Module):
     """A loop over few values, and one over many that uses the results of the first."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
     def forward(self, few: torch.Tensor, many: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls += 1
         total = kept(few * 2).sum()
         return total, many * total
 
 
 def test_only_loops_over_many_numbers_take_all_threads():
     examples = torch.ones(64), torch.ones(1 << 20)
-    module = torch.export.export(Loops(), examples).module()
+    loops = Loops()
     with short_loops_on_one_thread():
-        code = written(module, examples)
+        code = written(call_graph(loops, examples, [(), ()], results=2), examples)
+    assert loops.calls == 1, "Inductor traced it more than once"
     assert code.count("for(int64_t x0") > code.count("#pragma omp for") == 1
 
 

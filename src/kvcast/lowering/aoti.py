@@ -5,7 +5,7 @@ replaced by plain ones, and Inductor compiles the result to native code for this
 stay out of the code: on loading, all programs receive the same tensors. Knows no model.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +17,18 @@ from torch import Tensor, nn
 from torch.export.passes import move_to_device_pass
 from torch.export.pt2_archive._package import package_pt2
 from torch.export.pt2_archive._package_weights import Weights
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
 from kvcast.bundle.manifest import CacheLayers, Graph
 from kvcast.lowering.aoti_operators import multiply_by_onednn, reading, table
 from kvcast.lowering.aoti_precision import Precision, reduce_matrices
-from kvcast.lowering.inductor import compile_program, export, short_loops_on_one_thread, tracing
+from kvcast.lowering.inductor import (
+    call_graph,
+    compile_program,
+    export,
+    short_loops_on_one_thread,
+    tracing,
+)
 from kvcast.lowering.replace import replace_operators
 from kvcast.lowering.signatures import Signature
 from kvcast.spec.phases import OnPhase, ignore_phase
@@ -30,7 +36,7 @@ from kvcast.spec.phases import OnPhase, ignore_phase
 PACKAGE, WEIGHTS = "aoti/model.pt2", "aoti/weights.safetensors"
 _SLOTS = "slots_"
 # Typical sizes, because Inductor divides loops among threads by the sizes of the examples. All
-# differ, so that torch.export does not take two of them for one.
+# differ, because equal ones become one size.
 _TYPICAL = {
     "rows": 4,
     "batch": 2,
@@ -47,21 +53,26 @@ _PREFILL = {"new": 256}
 
 
 class _Results(nn.Module):
-    """A program with its operators replaced; takes the slots to read before its own arguments."""
+    """A program with its operators replaced; takes the slots to read before its own arguments.
+
+    All arguments come flat.
+    """
 
     def __init__(self, program: nn.Module, signature: Signature, dtype: torch.dtype) -> None:
         super().__init__()
         self.program = program
         self._kinds = signature.kinds
+        self._structure = tree_structure(signature.arguments)
         self._dtypes = [
             dtype if name.startswith("cross_") else torch.float32
             for name in result_names(signature)
         ]
 
-    def forward(self, slots: Sequence[Tensor], *arguments: Any) -> list[Tensor]:
+    def forward(self, *flat: Tensor) -> list[Tensor]:
         """Return the results as a flat list, without the caches, which are written in place."""
-        held = {kind: part.shape[0] for kind, part in zip(self._kinds, slots, strict=True)}
+        held = {kind: part.shape[0] for kind, part in zip(self._kinds, flat, strict=False)}
         with reading(held):
+            arguments = tree_unflatten(flat[len(held) :], self._structure)
             results = tree_leaves(self.program(*arguments))
         return [part.to(dtype) for part, dtype in zip(results, self._dtypes, strict=False)]
 
@@ -99,7 +110,7 @@ def lower(
     traced = {}
     for name, signature in signatures.items():
         on_phase(f"exporting {name}")
-        traced[name] = trace_program(signature, precision)
+        traced[name] = trace_program(signature, precision, device)
     if precision.has_prefill and device == "cpu":
         wanted["prefill"], traced["prefill"] = signatures["decode"], traced["decode"]
     exported = {}
@@ -142,11 +153,13 @@ def result_names(signature: Signature) -> list[str]:
     return [name for name in signature.outputs if not name.startswith("present_")]
 
 
-def trace_program(signature: Signature, precision: Precision) -> torch.export.ExportedProgram:
+def trace_program(
+    signature: Signature, precision: Precision, device: str = "cpu"
+) -> torch.export.ExportedProgram:
     """Export a program with kvcast's operators still in it, which every form of it begins with."""
     given = _examples(signature, precision.torch_dtype, _TYPICAL)
     with tracing():
-        return export(signature.program, given, signature.sizes)
+        return move_to_device_pass(export(signature.program, given, signature.sizes), device)
 
 
 def export_program(
@@ -155,29 +168,30 @@ def export_program(
     precision: Precision,
     name: str,
     device: str = "cpu",
-) -> tuple[torch.fx.GraphModule, tuple[Any, ...]]:
-    """Return the graph to compile and example arguments for it: slots, then the program's own.
+) -> tuple[torch.fx.GraphModule, tuple[Tensor, ...]]:
+    """Return what to compile and flat examples of its arguments: slots, then the program's own.
 
     `traced` is `trace_program`'s; `name` is the form's: "prefill" is `decode` for many tokens.
     """
     typical = _TYPICAL | (_PREFILL if name == "prefill" else {})
     given = _examples(signature, precision.torch_dtype, typical)
+    sizes = [
+        *({0} for _ in signature.kinds),
+        *tree_leaves(signature.sizes, is_leaf=lambda part: isinstance(part, dict)),
+    ]
     slots = [torch.zeros(typical[_SLOTS + kind], dtype=torch.int8) for kind in signature.kinds]
-    slot_sizes = [{0: torch.export.Dim(_SLOTS + kind)} for kind in signature.kinds]
-    arguments = (slots, *given)
+    arguments = tuple(part.to(device) for part in (*slots, *tree_leaves(given)))
     operators = table(precision.torch_dtype, few=name == "decode", device=device)
     with tracing():
         replaced = replace_operators(traced, operators)
+        _drop_assertions(replaced)
         reduce_matrices(replaced, precision, name)
         if device == "cpu":
             multiply_by_onednn(replaced)
+        replaced.delete_all_unused_submodules()
         results = _Results(replaced, signature, precision.torch_dtype)
-        pure = export(results, arguments, (slot_sizes, signature.sizes))
-        module = move_to_device_pass(pure, device).module(check_guards=False)
-    if not isinstance(module, torch.fx.GraphModule):
-        raise TypeError("torch.export gave no graph module")
-    _drop_assertions(module)
-    return module, tree_map(lambda tensor: tensor.to(device), arguments)
+        module = call_graph(results, arguments, sizes, len(result_names(signature)))
+    return module, arguments
 
 
 def _examples(
@@ -212,9 +226,7 @@ def _drop_assertions(module: torch.fx.GraphModule) -> None:
 
 def _weights(module: torch.fx.GraphModule) -> dict[str, Tensor]:
     """Return the constants that the program reads, by name."""
-    read = {node.target for node in module.graph.nodes if node.op == "get_attr"}
-    named = {**module.state_dict(), **dict(module.named_buffers())}
-    return {name: tensor for name, tensor in named.items() if name in read}
+    return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
 def _add(weights: dict[str, Tensor], others: Mapping[str, Tensor]) -> None:
