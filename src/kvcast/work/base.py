@@ -5,17 +5,16 @@ counted. Norms, activations, softmax and rotation are not, nor are embedding loo
 row per token.
 """
 
-from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from functools import cached_property
+from math import prod
 from typing import Protocol, Self
 
 from typing_extensions import override
 
 from kvcast.spec.decoder import DecoderDimensions
-from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
-from kvcast.spec.whisper import WhisperDimensions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +97,18 @@ class Counted(Protocol):
     """A model whose work can be counted."""
 
     @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the weights by name."""
+
+    @cached_property
     def parameters(self) -> int:
         """Number of weights."""
+        return self.count("")
+
+    def count(self, start: str, part: str = "") -> int:
+        """Return the number of weights in tensors named `start`... that contain `part`."""
+        shapes = self.shapes.items()
+        return sum(prod(shape) for name, shape in shapes if name.startswith(start) and part in name)
 
     @property
     def most_positions(self) -> int:
@@ -113,11 +122,13 @@ class Counted(Protocol):
     def usual_prompt(self) -> int:
         """Default length of a prompt."""
 
-    def encode(self, inputs: int = 1) -> Work:
+    def encode(self, inputs: int = 1) -> Work:  # noqa: ARG002 - not all models have an encoder
         """Count what is done once for each input, with or without a cache."""
+        return Work()
 
-    def project(self, inputs: int = 1) -> Work:
+    def project(self, inputs: int = 1) -> Work:  # noqa: ARG002
         """Count the cross keys and values, computed once for each input if they are cached."""
+        return Work()
 
     def call(
         self, length: int, new: int, *, rows: int = 1, inputs: int = 1, asked: int = 1
@@ -150,54 +161,6 @@ class DecoderOnlyWork(Counted):
     @override
     def width(self) -> int:
         return self.dimensions.width
-
-    @override
-    def encode(self, inputs: int = 1) -> Work:
-        return Work()
-
-    @override
-    def project(self, inputs: int = 1) -> Work:
-        return Work()
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderDecoderWork(Counted):
-    """What models with an encoder have in common."""
-
-    dimensions: WhisperDimensions | T5Dimensions
-
-    @property
-    @abstractmethod
-    def input_positions(self) -> int:
-        """Number of positions of an encoded input."""
-
-    @property
-    @abstractmethod
-    def key_size(self) -> int:
-        """Size of one position's keys in one layer."""
-
-    @property
-    @override
-    def most_positions(self) -> int:
-        return self.dimensions.target_positions
-
-    @override
-    def recompute(self, prompt: int, new: int) -> Work:
-        # The encoder's output is kept in any case.
-        return replace(self.call(0, prompt + new) + self.project(), held=0, cross=0)
-
-    @override
-    def cache(self, positions: int) -> tuple[CacheKind, ...]:
-        layers = self.dimensions.decoder_layers
-        return tuple(
-            CacheKind(
-                kind=kind,
-                layers=layers,
-                positions=held,
-                numbers=layers * 2 * self.key_size * held,
-            )
-            for kind, held in (("linear", positions), ("cross", self.input_positions))
-        )
 
 
 def pairs(length: int, window: int | None) -> int:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 from typing_extensions import override
 
@@ -24,8 +23,8 @@ class DecoderWork(DecoderOnlyWork):
 
     @cached_property
     @override
-    def parameters(self) -> int:
-        return sum(map(prod, decoder_names.tensor_shapes(self.dimensions).values()))
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return decoder_names.tensor_shapes(self.dimensions)
 
     @property
     @override

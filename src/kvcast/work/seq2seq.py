@@ -1,8 +1,8 @@
 """Counts the work of text-to-text models, T5 and UniLM."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 from typing_extensions import override
 
@@ -10,7 +10,8 @@ from kvcast.checkpoints import t5_names, unilm_names
 from kvcast.errors import UsageError
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
-from kvcast.work.base import CacheKind, DecoderOnlyWork, EncoderDecoderWork, Work, pairs
+from kvcast.work.base import CacheKind, DecoderOnlyWork, Work, pairs
+from kvcast.work.encoder_decoder import EncoderDecoderWork, Sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,93 +33,27 @@ class T5Work(EncoderDecoderWork):
 
     @cached_property
     @override
-    def parameters(self) -> int:
-        return self._count("")
-
-    @property
-    @override
-    def width(self) -> int:
-        return self.dimensions.width
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return t5_names.tensor_shapes(self.dimensions)
 
     @property
     @override
     def usual_prompt(self) -> int:
         return 1  # the token that targets begin with
 
-    @override
-    def encode(self, inputs: int = 1) -> Work:
-        sizes, t = self.dimensions, self.source
-        matrices = sizes.encoder_layers * (4 * self.key_size * sizes.width + self._feed_forward)
-        return Work(
-            encoder=2 * inputs * t * matrices,
-            encoder_attention=2 * 2 * inputs * sizes.encoder_layers * t * t * self.key_size,
-            weights=self._count("encoder.") - self._table,
-            encoder_matrices=matrices,
-        )
-
-    @override
-    def project(self, inputs: int = 1) -> Work:
-        return Work(
-            cross_keys_values=2 * inputs * self.source * self._cross_weights,
-            weights=self._cross_weights,
-            encoder_matrices=self._cross_weights,
-        )
-
-    @override
-    def call(
-        self, length: int, new: int, *, rows: int = 1, inputs: int = 1, asked: int = 1
-    ) -> Work:
-        sizes, t, mixed, each = self.dimensions, self.source, self.key_size, rows * new
-        layers = sizes.decoder_layers
-        seen = pairs(length + new, None) - pairs(length, None) + new * t
-        keys_values = layers * 2 * mixed * sizes.width
-        # Query and output of both attentions, and the feed-forward.
-        linear = layers * (4 * mixed * sizes.width + self._feed_forward)
-        return Work(
-            keys_values=2 * each * keys_values,
-            linear=2 * each * linear,
-            attention=2 * 2 * rows * layers * mixed * seen,
-            head=2 * rows * asked * sizes.vocab_size * sizes.width,
-            weights=self._step_weights,
-            matrices=keys_values + linear,
-            table=sizes.vocab_size * sizes.width,
-            held=rows * layers * 2 * mixed * length,
-            written=each * layers * 2 * mixed,
-            cross=inputs * layers * 2 * mixed * t,
-        )
-
-    @property
-    @override
-    def input_positions(self) -> int:
-        return self.source
-
-    @property
-    @override
-    def key_size(self) -> int:
-        return self.dimensions.heads * self.dimensions.head_dim
-
-    @property
-    def _feed_forward(self) -> int:
-        """Number of weights of one feed-forward."""
-        sizes = self.dimensions
-        return (3 if sizes.gated else 2) * sizes.width * sizes.inner
-
-    @property
-    def _table(self) -> int:
-        return self.dimensions.buckets * self.dimensions.heads
-
-    @property
-    def _cross_weights(self) -> int:
-        return self.dimensions.decoder_layers * 2 * self.key_size * self.dimensions.width
-
     @cached_property
-    def _step_weights(self) -> int:
-        head = self.dimensions.vocab_size * self.dimensions.width
-        return self._count("decoder.") - self._table - self._cross_weights + head
-
-    def _count(self, start: str) -> int:
-        shapes = t5_names.tensor_shapes(self.dimensions)
-        return sum(prod(shape) for name, shape in shapes.items() if name.startswith(start))
+    @override
+    def sizes(self) -> Sizes:
+        of, head = self.dimensions, self.dimensions.vocab_size * self.dimensions.width
+        table = of.buckets * of.heads
+        return Sizes(
+            source=self.source,
+            width=of.width,
+            mixed=of.heads * of.head_dim,
+            feed_forward=(3 if of.gated else 2) * of.width * of.inner,
+            encoder_weights=self.count("encoder.") - table,
+            step_weights=self.count("decoder.") - table - self.cross_weights + head,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +64,8 @@ class UnilmWork(DecoderOnlyWork):
 
     @cached_property
     @override
-    def parameters(self) -> int:
-        return sum(map(prod, self._shapes.values()))
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return unilm_names.tensor_shapes(self.dimensions)
 
     @property
     @override
@@ -177,11 +112,7 @@ class UnilmWork(DecoderOnlyWork):
         )
 
     @cached_property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        return unilm_names.tensor_shapes(self.dimensions)
-
-    @cached_property
     def _step_weights(self) -> int:
         """Number of weights without tables of segments and positions, and without the pooler."""
         idle = ("segments.", "positions.", "pooler.")
-        return sum(prod(shape) for name, shape in self._shapes.items() if not name.startswith(idle))
+        return self.parameters - sum(map(self.count, idle))
