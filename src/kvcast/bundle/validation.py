@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any
 
+from kvcast.bundle.caches import CACHES
 from kvcast.bundle.manifest import MANIFEST, CacheLayers, Manifest
 from kvcast.errors import KvcastError
-
-_Layer = tuple[str, int, int, int]
-"""Kind, heads, head_dim, capacity."""
 
 
 def check_manifest(manifest: Manifest, dimensions: Any, shapes: Iterable[tuple[int, ...]]) -> None:
@@ -24,10 +22,10 @@ def check_manifest(manifest: Manifest, dimensions: Any, shapes: Iterable[tuple[i
         shapes: of the tensors of a model with these dimensions.
 
     """
-    expected = _LAYERS[manifest.family](dimensions)
-    found = [_layer(run) for run in manifest.cache for _ in range(run.layers)]
+    expected = _each(CACHES[manifest.family](dimensions))
+    found = _each(manifest.cache)
     for layer, wanted in zip(found, expected, strict=False):
-        if layer[:3] != wanted[:3] or not _capacity_fits(layer, wanted):
+        if not _fits(layer, wanted):
             raise _contradiction(
                 f"a cache is {_shown(layer)} and the dimensions say {_shown(wanted)}"
             )
@@ -48,40 +46,21 @@ def _contradiction(what: str) -> KvcastError:
     return KvcastError(f"{MANIFEST} contradicts itself: {what}; export it again")
 
 
-def _layer(run: CacheLayers) -> _Layer:
-    return run.kind, run.heads, run.head_dim, run.capacity
+def _each(runs: Iterable[CacheLayers]) -> list[CacheLayers]:
+    return [run for run in runs for _ in range(run.layers)]
 
 
-def _capacity_fits(layer: _Layer, wanted: _Layer) -> bool:
-    # A target may allow only shorter sources than the model does.
-    return layer[3] == wanted[3] or (layer[0] == "cross" and layer[3] < wanted[3])
+def _fits(layer: CacheLayers, wanted: CacheLayers) -> bool:
+    # A target chooses the dtype, and may allow only shorter sources than the model does.
+    is_shorter = layer.kind == "cross" and layer.capacity < wanted.capacity
+    same = (layer.kind, layer.heads, layer.head_dim) == (wanted.kind, wanted.heads, wanted.head_dim)
+    return same and (layer.capacity == wanted.capacity or is_shorter)
 
 
-def _shown(layer: _Layer) -> str:
-    kind, heads, head_dim, capacity = layer
-    return f"{kind}, {heads} heads of {head_dim}, {capacity} positions"
+def _shown(layer: CacheLayers) -> str:
+    return f"{layer.kind}, {layer.heads} heads of {layer.head_dim}, {layer.capacity} positions"
 
 
-def _encoder_decoder(dimensions: Any) -> list[_Layer]:
-    heads = (dimensions.decoder_heads, dimensions.head_dim)
-    own = [("linear", *heads, dimensions.target_positions)] * dimensions.decoder_layers
-    return own + [("cross", *heads, dimensions.source_positions)] * dimensions.decoder_layers
-
-
-def _decoder_only(dimensions: Any) -> list[_Layer]:
-    heads = (dimensions.kv_heads, dimensions.head_dim)
-    return [
-        ("ring", *heads, window) if window else ("linear", *heads, dimensions.max_positions)
-        for window in dimensions.windows
-    ]
-
-
-_LAYERS: Mapping[str, Callable[[Any], list[_Layer]]] = {
-    "whisper": _encoder_decoder,
-    "t5": _encoder_decoder,
-    "decoder": _decoder_only,
-    "unilm": _decoder_only,
-}
 _PROGRAMS: Mapping[str, Callable[[Any], tuple[str, ...]]] = {
     "whisper": lambda _: ("encode", "decode"),
     "t5": lambda _: ("encode", "decode"),

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.export import Dim
 
+from kvcast.bundle.caches import CACHES
 from kvcast.bundle.manifest import CacheLayers, Graph
-from kvcast.lowering.caches import CACHES
 from kvcast.lowering.executorch import (
     Argument,
     Results,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from kvcast.bundle import caches
 from kvcast.bundle.manifest import CacheLayers
-from kvcast.lowering import caches
 from kvcast.programs.decoder import DecoderPrograms
 from kvcast.programs.t5 import T5Programs
 from kvcast.programs.unilm import UnilmPrograms

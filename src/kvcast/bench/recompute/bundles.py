@@ -79,7 +79,7 @@ def open_bundle(bundle: Path, manifest: Manifest, threads: int) -> EncoderDecode
 
 def _lower_onnx(programs: "WhisperPrograms", numbers: BundlePrecision, folder: Path) -> Lowered:
     from kvcast.bench.recompute.programs import RecomputingPrograms
-    from kvcast.lowering.caches import of_whisper as cache_layers
+    from kvcast.bundle.caches import of_decoder as cache_layers
     from kvcast.lowering.onnx import FOLDER, export_graph, save_graph
     from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
     from kvcast.lowering.signatures import cache_names
@@ -126,9 +126,9 @@ def _open_onnx(folder: Path, manifest: Manifest, threads: int) -> EncoderDecoder
 def _lower_aoti(programs: "WhisperPrograms", numbers: BundlePrecision, folder: Path) -> Lowered:
     from kvcast.bench.recompute.aoti import with_cast_projections
     from kvcast.bench.recompute.programs import RecomputingPrograms
+    from kvcast.bundle.caches import of_decoder as cache_layers
     from kvcast.lowering import aoti
     from kvcast.lowering.aoti_precision import Precision
-    from kvcast.lowering.caches import of_whisper as cache_layers
 
     precision = Precision(dtype=numbers.dtype, quantize=numbers.quantize)
     if numbers.quantize == "int4":
@@ -150,8 +150,8 @@ def _lower_executorch(
     from torch.export import Dim
 
     from kvcast.bench.recompute.programs import RecomputingPrograms, of_one_input
+    from kvcast.bundle.caches import of_decoder as cache_layers
     from kvcast.lowering import executorch
-    from kvcast.lowering.caches import of_whisper as cache_layers
 
     signed = RecomputingPrograms.of(programs, of_one_input).signatures()
     sizes, layers = programs.dimensions, cache_layers(programs.dimensions)

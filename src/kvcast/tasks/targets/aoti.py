@@ -38,9 +38,9 @@ class AotiTarget(Target):
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
+        from kvcast.bundle.caches import CACHES
         from kvcast.lowering import aoti
         from kvcast.lowering.aoti_precision import Precision
-        from kvcast.lowering.caches import CACHES
         from kvcast.lowering.signatures import SIGNATURES
         from kvcast.lowering.smoothing import smooth
 

@@ -30,7 +30,7 @@ class OnnxTarget(Target):
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
-        from kvcast.lowering.caches import CACHES
+        from kvcast.bundle.caches import CACHES
 
         graphs = _LOWERINGS[job.family](job, folder)
         layers = CACHES[job.family](job.programs.dimensions)

@@ -1,4 +1,4 @@
-"""Layout of each family's caches, whatever the target. Knows dimensions and no graph library."""
+"""Layout of each family's caches, whatever the target. Knows dimensions and no graphs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -45,25 +45,14 @@ def of_layers(dimensions: CacheSizes) -> tuple[CacheLayers, ...]:
     )
 
 
-def of_whisper(dimensions: WhisperDimensions) -> tuple[CacheLayers, ...]:
-    """Describe the self caches and the cross caches."""
-    return _of_decoder(dimensions, dimensions.decoder_heads)
-
-
-def of_t5(dimensions: T5Dimensions) -> tuple[CacheLayers, ...]:
-    """Describe the self caches and the cross caches."""
-    return _of_decoder(dimensions, dimensions.heads)
-
-
-def _of_decoder(
-    dimensions: WhisperDimensions | T5Dimensions, heads: int
-) -> tuple[CacheLayers, ...]:
+def of_decoder(dimensions: WhisperDimensions | T5Dimensions) -> tuple[CacheLayers, ...]:
+    """Describe the self caches and the cross caches of a decoder over encoded sources."""
     capacities = {"linear": dimensions.target_positions, "cross": dimensions.source_positions}
     return tuple(
         CacheLayers(
             kind=kind,
             layers=dimensions.decoder_layers,
-            heads=heads,
+            heads=dimensions.decoder_heads,
             head_dim=dimensions.head_dim,
             capacity=capacity,
         )
@@ -72,8 +61,8 @@ def _of_decoder(
 
 
 CACHES: Mapping[str, Callable[[Any], tuple[CacheLayers, ...]]] = {
-    "whisper": of_whisper,
-    "t5": of_t5,
+    "whisper": of_decoder,
+    "t5": of_decoder,
     "decoder": of_layers,
     "unilm": of_layers,
 }
