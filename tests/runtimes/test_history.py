@@ -4,64 +4,90 @@ import numpy as np
 import pytest
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.history import History, Move, SourceHistory
+from kvcast.runtimes.history import History, Moves
 
 
-def filled(kind: type[History], *rows: list[int]) -> History:
-    """A history of rows that took their tokens in one chunk each."""
-    return kind.empty(len(rows), 16).append(range(len(rows)), [np.array(row) for row in rows])
+def holding(*lengths: int) -> History:
+    """A history of rows that took so many tokens in one chunk each."""
+    return grown(History.empty(len(lengths), 16), *lengths)
+
+
+def grown(history: History, *counts: int) -> History:
+    """The history after rows took so many more tokens; those of no new tokens take no part."""
+    new = {row: np.zeros(count, np.int64) for row, count in enumerate(counts) if count}
+    return history.append(list(new), list(new.values()))
+
+
+def fanned_out(length: int, rows: int) -> History:
+    """Rows that all continue the first."""
+    return holding(*[length] + [0] * (rows - 1)).reorder([0] * rows)[0]
 
 
 def test_rows_with_one_past_need_no_copy() -> None:
-    _, moves = filled(History, *[[5, 6, 7]] * 5).reorder([3, 3, 0, 1, 2])
-    assert moves == []
+    beams, moves = holding(3, 0, 0, 0, 0).reorder([0] * 5)
+    assert moves == Moves([1, 2, 3, 4], [0] * 4, 0, 3)
+    _, moves = beams.reorder([3, 3, 0, 1, 2])
+    assert moves is None
 
 
 def test_only_what_comes_after_the_parting_is_copied() -> None:
-    beams = filled(History, [5, 6, 7, 0], [5, 6, 7, 1], [5, 6, 7, 2])
+    beams = grown(fanned_out(3, 3), 1, 1, 1)
     beams, moves = beams.reorder([0, 0, 1])
-    assert moves == [Move(1, 0, 3, 4), Move(2, 1, 3, 4)]
-    # Rows 0 and 1 share four tokens by now: a step later only the fifth differs.
-    beams = beams.append([0, 1, 2], [np.array([8]), np.array([9]), np.array([8])])
-    _, moves = beams.reorder([1, 1, 2])
-    assert moves == [Move(0, 1, 4, 5)]
+    assert moves == Moves([1, 2], [0, 1], 3, 4)
+    # Rows 0 and 1 share four positions by now: a step later only the fifth differs.
+    beams, moves = grown(beams, 1, 1, 1).reorder([1, 1, 2])
+    assert moves == Moves([0], [1], 4, 5)
+    # Row 2 parted from both before that.
+    _, moves = beams.reorder([0, 2, 2])
+    assert moves == Moves([1], [2], 3, 5)
 
 
 def test_rows_that_go_on_from_longer_ones_take_the_rest() -> None:
-    history, moves = filled(History, [5, 6], [5, 6, 7, 8]).reorder([1, 1])
-    assert moves == [Move(0, 1, 2, 4)]
+    history, moves = grown(fanned_out(2, 2), 0, 2).reorder([1, 1])
+    assert moves == Moves([0], [1], 2, 4)
     assert history.lengths.tolist() == [4, 4]
 
 
 def test_rows_that_go_on_from_shorter_ones_take_all() -> None:
     """A ring may have lost what the shorter one holds."""
-    _, moves = filled(History, [5, 6, 7, 8], [5, 6]).reorder([1, 1])
-    assert moves == [Move(0, 1, 0, 2)]
+    _, moves = grown(fanned_out(2, 2), 2, 0).reorder([1, 1])
+    assert moves == Moves([0], [1], 0, 2)
 
 
-def test_rows_of_other_inputs_share_nothing_though_their_tokens_agree() -> None:
-    _, moves = filled(History, [5, 6, 7], [5, 6, 7]).reorder([1, 1], unrelated=[0])
-    assert moves == [Move(0, 1, 0, 3)]
+def test_rows_that_read_apart_share_nothing() -> None:
+    """Whatever they read: another input, a UniLM's other source, or the same tokens."""
+    _, moves = holding(3, 3).reorder([1, 1])
+    assert moves == Moves([0], [1], 0, 3)
+
+
+def test_a_row_that_was_emptied_shares_nothing() -> None:
+    history = grown(fanned_out(3, 3).reset([1]), 0, 3, 0)
+    _, moves = history.reorder([0, 0, 0])
+    assert moves == Moves([1], [0], 0, 3)
 
 
 def test_a_row_that_goes_on_from_an_empty_one_copies_nothing() -> None:
-    history, moves = filled(History, [5, 6], [5]).reset([1]).reorder([1, 1])
-    assert moves == []
+    history, moves = fanned_out(2, 2).reset([1]).reorder([1, 1])
+    assert moves is None
     assert history.lengths.tolist() == [0, 0]
 
 
-def test_sources_that_begin_alike_share_nothing() -> None:
-    _, moves = filled(SourceHistory, [5, 6, 7], [5, 6, 8]).reorder([1, 1])
-    assert moves == [Move(0, 1, 0, 3)]
-
-
-def test_targets_of_one_source_share_it() -> None:
-    rows = filled(SourceHistory, [5, 6], [5, 6])
-    rows = rows.append([0, 1], [np.array([9, 1]), np.array([9, 2])])
-    _, moves = rows.reorder([1, 1])
-    assert moves == [Move(0, 1, 3, 4)]
+def test_rows_of_another_cache_share_what_they_shared_there() -> None:
+    beams = grown(fanned_out(3, 3), 1, 1, 1)
+    forked = holding(5, 5, 5, 5).adopt([1, 2, 3], beams, [0, 2, 2])
+    assert forked.lengths.tolist() == [5, 4, 4, 4]
+    assert forked.reorder([0, 1, 3, 2])[1] is None
+    assert forked.reorder([0, 2, 2, 3])[1] == Moves([1], [2], 3, 4)
+    assert forked.reorder([0, 0, 2, 3])[1] == Moves([1], [0], 0, 5)
 
 
 def test_another_number_of_rows_is_no_reorder() -> None:
     with pytest.raises(KvcastError, match="2 rows cannot become 3"):
-        filled(History, [5], [6]).reorder([0, 1, 1])
+        holding(1, 1).reorder([0, 1, 1])
+
+
+def test_a_row_holds_no_more_than_the_capacity() -> None:
+    with pytest.raises(KvcastError, match="16 positions and is full"):
+        grown(holding(16, 1), 1, 1)
+    with pytest.raises(KvcastError, match="a cache of 2 positions cannot hold 3"):
+        History.empty(1, 2).adopt([0], holding(3), [0])

@@ -115,16 +115,15 @@ class Cache:
         """Return the handle whose given rows are empty and read these inputs, or none."""
         changed = dict(zip(rows, inputs or [_NONE] * len(rows), strict=True))
         reads = tuple(changed.get(row, slot) for row, slot in enumerate(self.reads))
-        return replace(self, history=self.history.reset(rows), reads=self._same(reads))
+        return type(self)(self.memory, self.history.reset(rows), self._same(reads))
 
     def reorder(self, parents: Sequence[int]) -> Self:
         """Copy what differs; return the handle whose row i continues row `parents[i]`."""
-        reads = tuple(self.reads[parent] for parent in parents)
-        unrelated = [row for row, slot in enumerate(reads) if slot != self.reads[row]]
-        history, moves = self.history.reorder(parents, unrelated)
+        reads = self._same(tuple([self.reads[parent] for parent in parents]))
+        history, moves = self.history.reorder(parents)
         if moves:
             self.memory.copy(moves)
-        return replace(self, history=history, reads=self._same(reads))
+        return type(self)(self.memory, history, reads)
 
     def adopt(self, rows: Sequence[int], other: Self, parents: Sequence[int]) -> Self:
         """Copy rows of another cache; return the handle whose row `rows[i]` holds `parents[i]`."""
@@ -281,12 +280,10 @@ class CachedRuntime(ABC, RuntimeOf[Cache]):
     """A runtime over `Cache`; subclasses allocate memory and run programs.
 
     Attributes:
-        history: what determines a row's keys and values.
         longest: upper limit of a cache's capacity; None for no limit.
 
     """
 
-    history: type[History] = History
     longest: int | None = None
 
     @abstractmethod
@@ -315,7 +312,7 @@ class CachedRuntime(ABC, RuntimeOf[Cache]):
         if self.longest is not None:
             capacity = min(capacity, self.longest)
         memory = Memory(self.layers(capacity), rows, self.slots(inputs), self.make)
-        return Cache(memory, self.history.empty(rows, capacity), (_NONE,) * rows)
+        return Cache(memory, History.empty(rows, capacity), (_NONE,) * rows)
 
     @override
     def decode(

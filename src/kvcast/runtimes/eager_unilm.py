@@ -13,7 +13,7 @@ from kvcast.runtimes.base import Float32, Int64
 from kvcast.runtimes.eager import pairs
 from kvcast.runtimes.eager_decoder import EagerDecoderOnly
 from kvcast.runtimes.eager_decoder import Programs as DecoderPrograms
-from kvcast.runtimes.history import SourceHistory, check_sources
+from kvcast.runtimes.history import check_sources
 
 
 class Programs(DecoderPrograms, Protocol):
@@ -31,7 +31,6 @@ class Programs(DecoderPrograms, Protocol):
 class EagerUnilm(EagerDecoderOnly):
     """The first call of an empty row is its source."""
 
-    history = SourceHistory
     _programs: Programs
 
     def __init__(self, programs: Programs) -> None:

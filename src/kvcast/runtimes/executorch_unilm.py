@@ -12,13 +12,11 @@ import torch
 from kvcast.bundle.manifest import Manifest
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.runtimes.executorch import ExecutorchRuntime
-from kvcast.runtimes.history import SourceHistory, check_sources
+from kvcast.runtimes.history import check_sources
 
 
 class ExecutorchUnilm(ExecutorchRuntime):
     """The first call of an empty row is its source."""
-
-    history = SourceHistory
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         super().__init__(folder, manifest, threads)

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from kvcast.runtimes.base import Int32
-from kvcast.runtimes.history import Move
+from kvcast.runtimes.history import Moves
 
 Array: TypeAlias = Any
 """A NumPy array or a torch tensor; only operations that both support are used."""
@@ -161,12 +161,11 @@ class Memory:
         if self.slots.fill(slots, parts):
             self.bound.clear()
 
-    def copy(self, moves: Sequence[Move]) -> None:
+    def copy(self, moves: Moves) -> None:
         """Copy positions from row to row, all at once."""
-        targets = [self.places[move.target] for move in moves]
-        parents = [self.places[move.parent] for move in moves]
-        first, stop = min(move.first for move in moves), max(move.stop for move in moves)
-        self._copy(targets, parents, slice(first, stop))
+        targets = [self.places[row] for row in moves.targets]
+        parents = [self.places[row] for row in moves.parents]
+        self._copy(targets, parents, slice(moves.first, moves.stop))
 
     def adopt(
         self, rows: Sequence[int], other: Self, parents: Sequence[int], lengths: Int32

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.runtimes.base import Float32, Int64
-from kvcast.runtimes.history import SourceHistory, check_sources
+from kvcast.runtimes.history import check_sources
 from kvcast.runtimes.onnx import OnnxRuntime
 from kvcast.runtimes.onnx_graph import check_graphs
 from kvcast.runtimes.onnx_session import onnx_session
@@ -18,8 +18,6 @@ from kvcast.runtimes.onnx_session import onnx_session
 
 class OnnxUnilm(OnnxRuntime):
     """The first call of an empty row is its source."""
-
-    history = SourceHistory
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         super().__init__(folder, manifest, threads)
