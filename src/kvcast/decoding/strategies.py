@@ -174,8 +174,9 @@ class SearchRequest(Request):
 
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
+        written_rn = self.search.written_rn
         for logit_filter in self._filters:
-            logit_filter.apply(logits_rv, self.search.written_rn)
+            logit_filter.apply(logits_rv, written_rn)
         return self.search.advance(logits_rv)
 
 
