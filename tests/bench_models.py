@@ -1,6 +1,7 @@
 """Tiny models for benchmarks: decoder-only ones with a tokenizer of words w0, w1, ...; a T5."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models
@@ -8,26 +9,12 @@ from tokenizers import Tokenizer, decoders, models
 from kvcast.checkpoints.base import DecoderCheckpoint
 from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.spec.decoder import DecoderDimensions
-from kvcast.spec.rotary import Rotary
-from kvcast.spec.t5 import T5Dimensions
+from published_models import T5_SMALL
+from random_decoders import LLAMA
 
-TINY = DecoderDimensions(
-    architecture="llama",
-    vocab_size=96,
-    width=64,
-    inner=96,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    windows=(None, None),
-    max_positions=64,
-    rotary=Rotary(base=10000.0),
-    norm_eps=1e-5,
-    attention_scale=0.25,
-)
-
-TINY_T5 = T5Dimensions(
-    architecture="t5",
+TINY = replace(LLAMA, vocab_size=96, max_positions=64)
+TINY_T5 = replace(
+    T5_SMALL,
     vocab_size=64,
     width=32,
     inner=48,

@@ -8,50 +8,13 @@ from kvcast.bench.floor import Arithmetic, Cost
 from kvcast.bench.workloads.causal import Causal
 from kvcast.bench.workloads.seq2seq import Seq2seq
 from kvcast.bench.workloads.speech import Speech
-from kvcast.spec.decoder import DecoderDimensions
-from kvcast.spec.rotary import Rotary
-from kvcast.spec.t5 import T5Dimensions
-from kvcast.spec.whisper import WhisperDimensions
 from kvcast.work.base import Work
 from kvcast.work.decoder import DecoderWork
 from kvcast.work.seq2seq import T5Work
 from kvcast.work.whisper import WhisperWork
+from published_models import SMOL, T5_SMALL, TINY_EN
 
-TINY_EN = WhisperWork(
-    dimensions=WhisperDimensions(
-        n_mels=80,
-        vocab_size=51864,
-        d_model=384,
-        encoder_layers=4,
-        encoder_heads=6,
-        decoder_layers=4,
-        decoder_heads=6,
-    )
-)
-SMOL = DecoderDimensions(
-    architecture="llama",
-    vocab_size=49152,
-    width=576,
-    inner=1536,
-    heads=9,
-    kv_heads=3,
-    head_dim=64,
-    windows=(None,) * 30,
-    max_positions=8192,
-    rotary=Rotary(base=1e5),
-    norm_eps=1e-5,
-    attention_scale=0.125,
-)
-T5_SMALL = T5Dimensions(
-    architecture="t5",
-    vocab_size=32128,
-    width=512,
-    inner=2048,
-    heads=8,
-    head_dim=64,
-    encoder_layers=6,
-    decoder_layers=6,
-)
+WHISPER = WhisperWork(dimensions=TINY_EN)
 
 
 def speech(work: Work, precision: str = "int8") -> Cost:
@@ -71,7 +34,7 @@ class TestWhisper:
     cross = 4 * 2 * 384 * 1500
 
     def test_encode_counts_what_is_multiplied_for_a_window(self):
-        cost = speech(TINY_EN.encode() + TINY_EN.project())
+        cost = speech(WHISPER.encode() + WHISPER.project())
         # Four layers of 12 d^2 weights and four cross projections of 2 d^2, 1500 positions each.
         weights = 4 * 12 * 147_456 + 4 * 2 * 147_456
         assert weights == 8_257_536
@@ -83,7 +46,7 @@ class TestWhisper:
         assert cost.bytes == weights
 
     def test_a_step_reads_weights_head_and_both_caches(self):
-        cost = speech(TINY_EN.call(9, 1))
+        cost = speech(WHISPER.call(9, 1))
         scales = 4 * 4 * 11 * 384
         own = 4 * 2 * 384 * 10 * 4
         weights = self.matrices + scales + self.head + 4 * self.head / 128
@@ -93,29 +56,29 @@ class TestWhisper:
         assert cost.fp32 == 4 * (2 * 1510 * 384 * 2)
 
     def test_beams_multiply_products_and_own_caches_but_not_weights_or_cross_caches(self):
-        one, five = (speech(TINY_EN.call(9, 1, rows=rows)) for rows in (1, 5))
+        one, five = (speech(WHISPER.call(9, 1, rows=rows)) for rows in (1, 5))
         assert five.int8 == 5 * one.int8
         assert five.fp32 == 5 * one.fp32
         assert five.bytes - one.bytes == 4 * (4 * 2 * 384 * 10 * 4)
 
     def test_a_prompt_meets_the_head_only_where_logits_are_asked_for(self):
-        prompt = speech(TINY_EN.call(0, 4, asked=2))
+        prompt = speech(WHISPER.call(0, 4, asked=2))
         assert prompt.int8 == 2 * (4 * self.matrices + 2 * self.head)
 
     def test_fp32_bundles_read_four_bytes_a_weight_and_multiply_in_fp32(self):
-        cost = speech(TINY_EN.call(0, 1), "fp32")
+        cost = speech(WHISPER.call(0, 1), "fp32")
         own = 4 * 2 * 384 * 1 * 4
         assert cost.bytes == 4 * (self.matrices + self.head) + 4 * self.cross + own
         assert cost.int8 == 0
-        encode = TINY_EN.encode() + TINY_EN.project()
+        encode = WHISPER.encode() + WHISPER.project()
         assert speech(encode, "fp32").bytes == 4 * speech(encode).bytes
         assert speech(encode, "fp32").int8 == 0
 
     def test_int4_halves_the_decoder_and_leaves_the_encoder(self):
         own = 4 * 2 * 384 * 1 * 4
         weights = self.matrices / 2 + self.matrices / 8 + self.head / 2 + 4 * self.head / 128
-        assert speech(TINY_EN.call(0, 1), "int4").bytes == weights + self.cross + own
-        encode = TINY_EN.encode() + TINY_EN.project()
+        assert speech(WHISPER.call(0, 1), "int4").bytes == weights + self.cross + own
+        encode = WHISPER.encode() + WHISPER.project()
         assert speech(encode, "int4") == speech(encode)
 
 

@@ -12,21 +12,10 @@ from tiny_whisper import edit_json
 from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
 from kvcast.checkpoints.t5_names import tensor_shapes
 from kvcast.errors import InputMissingError, InputOutputError
-from kvcast.spec.t5 import T5Dimensions
+from published_models import T5_SMALL
 from random_t5s import SETTINGS, random_t5, save_t5, t5_tensors
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
-T5_SMALL = T5Dimensions(
-    architecture="t5",
-    vocab_size=32128,
-    width=512,
-    inner=2048,
-    heads=8,
-    head_dim=64,
-    encoder_layers=6,
-    decoder_layers=6,
-    logit_scale=512**-0.5,
-)
 FLAN_T5_SMALL = replace(
     T5_SMALL,
     inner=1024,

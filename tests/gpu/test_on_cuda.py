@@ -1,15 +1,15 @@
 """What only a CUDA device can show; skipped where there is none."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from kvcast.bench.gpu.models import RandomModel, random_model
+from kvcast.bench.gpu.models import random_model
 from kvcast.bench.gpu.steps import compiled
 from kvcast.bench.gpu.variants import variants
+from kvcast.bench.workloads.gpu import TimedModel
 from random_decoders import MISTRAL, random_decoder
 from random_models import SMALL, random_programs, speech
 
@@ -19,11 +19,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
 NEW = 12
-MAKERS = {
-    "whisper": partial(random_model, SMALL, 4),
-    "ring": partial(random_model, MISTRAL, 5),
+TIMED = {
+    "whisper": TimedModel(dimensions=SMALL, prompt=4, new=NEW),
+    "ring": TimedModel(dimensions=MISTRAL, prompt=5, new=NEW),
     # Over the edge between 128 and 256 slots.
-    "linear": partial(random_model, replace(MISTRAL, windows=(None,), max_positions=300), 122),
+    "linear": TimedModel(
+        dimensions=replace(MISTRAL, windows=(None,), max_positions=300), prompt=122, new=NEW
+    ),
+    # Steps to warm up a graph must not run out of positions.
+    "last": TimedModel(dimensions=SMALL, prompt=31, new=1),
 }
 
 
@@ -63,9 +67,10 @@ def test_a_decoder_on_cuda_writes_what_it_writes_on_the_cpu():
     assert written[0] == written[1]
 
 
-def _written(model: RandomModel) -> dict[str, list[int]]:
+def _written(name: str, dtype: torch.dtype) -> dict[str, list[int]]:
     written = {}
-    for variant in variants("x", model, compiled, new=NEW, dtype="any"):
+    model = random_model(TIMED[name], dtype, "cuda")
+    for variant in variants("x", model, compiled, dtype="any"):
         assert variant.unfit() is None
         with torch.no_grad():
             variant.load()
@@ -73,14 +78,14 @@ def _written(model: RandomModel) -> dict[str, list[int]]:
     return written
 
 
-@pytest.mark.parametrize("name", list(MAKERS))
+@pytest.mark.parametrize("name", list(TIMED))
 def test_every_variant_writes_the_same_tokens(name: str):
-    written = _written(MAKERS[name](torch.float32, "cuda"))
+    written = _written(name, torch.float32)
     assert len({tuple(tokens) for tokens in written.values()}) == 1
 
 
 def test_graphs_replay_what_they_were_captured_from_in_bf16():
-    written = _written(MAKERS["whisper"](torch.bfloat16, "cuda"))
+    written = _written("whisper", torch.bfloat16)
     assert written["x-graphs"] == written["x-programs"]
 
 

@@ -17,10 +17,10 @@ from kvcast.inspect.sizes import counted
 from kvcast.inspect.units import duration, prefixed, size
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
-from kvcast.spec.whisper import WhisperDimensions
 from kvcast.work.base import PARTS
 from kvcast.work.decoder import DecoderWork
 from kvcast.work.whisper import WhisperWork
+from published_models import TINY_EN
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 MISTRAL = counted(str(CONFIGS / "mistral-7b"))
@@ -154,17 +154,7 @@ def test_cache_layers_are_sized_by_kind_and_a_ring_stops_growing():
 
 
 def test_a_tiny_whisper_counts_as_by_hand():
-    model = WhisperWork(
-        dimensions=WhisperDimensions(
-            n_mels=80,
-            vocab_size=51864,
-            d_model=384,
-            encoder_layers=4,
-            encoder_heads=6,
-            decoder_layers=4,
-            decoder_heads=6,
-        )
-    )
+    model = WhisperWork(dimensions=TINY_EN)
     d2 = 384 * 384
     convolutions = 2 * 3000 * 240 * 384 + 2 * 1500 * 1152 * 384
     attention = 4 * (2 * 1500 * 1500 * 384 * 2)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from typing_extensions import override
 
@@ -26,21 +26,39 @@ VERSION = 2
 _DESCRIBED = ("name", "precision", "dtype", "settings")
 
 
-class Floors(Protocol):
-    """What a machine could do at best."""
+class Floors:
+    """What a machine could do at best: rates, measured before and after everything.
+
+    `measure` makes them, or None, for each name in `step_bytes`: the bytes that a step reads.
+    """
+
+    def __init__(
+        self, step_bytes: Mapping[str, float], measure: Callable[[int], Mapping[str, float] | None]
+    ) -> None:
+        self._step_bytes, self._measure = step_bytes, measure
+        self._measured: dict[str, list[Mapping[str, float]]] = {}
 
     @property
     def rates(self) -> list[dict[str, Any]] | None:
-        """The best of what was measured, or None where it could not be."""
+        """The best of what was measured, or None where nothing could be."""
+        return [
+            {"of": of, "step_bytes": round(self._step_bytes[of]), "rates": best_of(found)}
+            for of, found in self._measured.items()
+        ] or None
 
     def measure_rates(self) -> None:
-        """Measure the machine: once before everything, and once after."""
+        """Measure the machine."""
+        for of, step_bytes in self._step_bytes.items():
+            if (found := self._measure(round(step_bytes))) is not None:
+                self._measured.setdefault(of, []).append(found)
 
     def least(self, backend: Backend, trial: Trial) -> Mapping[str, float]:
         """Return the least seconds of each metric of a trial that has a floor."""
+        raise NotImplementedError
 
-    def seconds(self, backend: Backend, work: Work) -> float | None:
+    def seconds(self, backend: Backend, work: Work) -> float | None:  # noqa: ARG002
         """Return the least seconds of a backend's work, or None where that is not known."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,32 +227,18 @@ def _broken_down(
 
 
 class ProcessorFloors(Floors):
-    """Work against the machine's rates, which are measured before and after everything."""
+    """Work against the rates of the processor and its memory."""
 
     def __init__(self, benchmark: Benchmark) -> None:
-        self._runner, self._workload = benchmark.runner, benchmark.runner.workload
-        self._measured: dict[str, list[Mapping[str, float]]] = {}
+        self._workload = benchmark.runner.workload
         # Steps in fewer bits read fewer bytes again and again.
         step, _ = self._workload.rated
-        self._step_bytes = {
-            arithmetic.precision: round(self._cost(arithmetic, step).bytes)
+        step_bytes = {
+            arithmetic.precision: self._cost(arithmetic, step).bytes
             for backend in benchmark.backends
             if (arithmetic := backend.arithmetic) is not None
         }
-
-    @property
-    @override
-    def rates(self) -> list[dict[str, Any]] | None:
-        return [
-            {"of": of, "step_bytes": self._step_bytes[of], "rates": best_of(found)}
-            for of, found in self._measured.items()
-        ] or None
-
-    @override
-    def measure_rates(self) -> None:
-        for precision, step_bytes in self._step_bytes.items():
-            if (found := self._runner.rates(step_bytes)) is not None:
-                self._measured.setdefault(precision, []).append(found)
+        super().__init__(step_bytes, benchmark.runner.rates)
 
     @override
     def least(self, backend: Backend, trial: Trial) -> Mapping[str, float]:

@@ -13,24 +13,22 @@ import torch
 from kvcast.bench import idle
 from kvcast.bench.commands import gpu
 from kvcast.bench.gpu.measure import measure_on
-from kvcast.bench.gpu.models import (
-    DTYPES,
-    PUBLISHED,
-    Published,
-)
 from kvcast.bench.render import render
+from kvcast.bench.workloads.gpu import BYTES, PUBLISHED, TimedModel
+from kvcast.checkpoints.source import read_dimensions
 from kvcast.cli.arguments import Parser
 from kvcast.errors import KvcastError, UsageError
+from kvcast.lowering.aoti_precision import Precision
 from random_decoders import MISTRAL
 from random_models import SMALL
 
+CONFIGS = Path(__file__).parents[2] / "data" / "configs"
 SCHEMA = json.loads(
     (Path(__file__).parents[3] / "docs" / "bench.schema.json").read_text(encoding="utf-8")
 )
-SPEECH = replace(SMALL, decoder_layers=1)
 MODELS = {
-    "speech": Published(dimensions=SPEECH, prompt=4, new=3),
-    "text": Published(dimensions=MISTRAL, prompt=5, new=3),
+    "speech": TimedModel(dimensions=replace(SMALL, decoder_layers=1), prompt=4, new=3),
+    "text": TimedModel(dimensions=MISTRAL, prompt=5, new=3),
 }
 
 
@@ -111,6 +109,10 @@ def test_a_text_longer_than_the_model_is_wrong_usage():
         measure_on("cpu", models, lambda module, _: module, dtype="fp32", runs=1)
 
 
-def test_the_command_offers_the_models_and_dtypes_that_there_are():
+def test_the_command_offers_published_models_and_the_dtypes_that_there_are():
     assert arguments().model == list(PUBLISHED)
-    assert [arguments("--dtype", name).dtype for name in DTYPES] == list(DTYPES)
+    assert [arguments("--dtype", name).dtype for name in BYTES] == list(BYTES)
+    for name, timed in PUBLISHED.items():
+        assert timed.dimensions == read_dimensions(CONFIGS / name)
+    for name, size in BYTES.items():
+        assert Precision(dtype=name).torch_dtype.itemsize == size

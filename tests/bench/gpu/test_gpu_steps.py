@@ -11,33 +11,30 @@ import torch
 from torch.utils._pytree import tree_map
 
 from kvcast.bench.gpu.models import RandomModel, random_model
-from kvcast.bench.gpu.steps import (
-    PRODUCTS,
-    arguments_of,
-    compiled,
-    make_step,
-    slots_for,
-    summed,
-)
+from kvcast.bench.gpu.steps import compiled, make_step, slots_for, summed
 from kvcast.bench.gpu.variants import GpuVariant, variants
+from kvcast.bench.workloads.gpu import GpuSteps, TimedModel
 from random_decoders import MISTRAL
 from random_models import SMALL
 
 NEW = 12
-FP32 = torch.float32
-SHALLOW = replace(SMALL, decoder_layers=1)
 # Longer than the fewest slots, and a ring that goes round.
 LINEAR = replace(MISTRAL, windows=(None, None), max_positions=300)
-MAKERS: Mapping[str, partial[RandomModel]] = {
-    "whisper": partial(random_model, SHALLOW, 4, FP32, "cpu"),
-    "ring": partial(random_model, MISTRAL, 5, FP32, "cpu"),
-    "linear": partial(random_model, LINEAR, 122, FP32, "cpu"),
+RING = TimedModel(dimensions=MISTRAL, prompt=5, new=NEW)
+TIMED: Mapping[str, TimedModel] = {
+    "whisper": TimedModel(dimensions=replace(SMALL, decoder_layers=1), prompt=4, new=NEW),
+    "ring": RING,
+    "linear": TimedModel(dimensions=LINEAR, prompt=122, new=NEW),
 }
 
 
-@pytest.fixture(scope="module", params=list(MAKERS))
+def made(name: str) -> RandomModel:
+    return random_model(TIMED[name], torch.float32, "cpu")
+
+
+@pytest.fixture(scope="module", params=list(TIMED))
 def subject(request: pytest.FixtureRequest) -> RandomModel:
-    return MAKERS[request.param]()
+    return made(request.param)
 
 
 @torch.no_grad()
@@ -47,9 +44,7 @@ def eager(subject: RandomModel) -> list[int]:
     tokens = []
     for _ in range(NEW):
         offsets = torch.zeros(1, dtype=torch.int64)
-        logits, _ = subject.decode(
-            text.token_rs, text.lengths, offsets, text.caches, *subject.given
-        )
+        logits, _ = subject.decode(text.token_rs, text.lengths, offsets, text.caches, *text.given)
         text.token_rs.copy_(logits[:, -1].argmax(-1)[:, None])
         text.lengths.add_(1)
         tokens.append(int(text.token_rs))
@@ -61,17 +56,19 @@ def uncompiled(module, arguments):
 
 
 def ways(subject: RandomModel) -> dict[str, GpuVariant]:
-    made = variants("x", subject, uncompiled, new=NEW, dtype="fp32")
-    return {variant.name: variant for variant in made}
+    found = variants("x", subject, uncompiled, dtype="fp32")
+    return {variant.name: variant for variant in found}
 
 
 def test_every_variant_writes_what_the_eager_programs_write(subject: RandomModel):
     expected = eager(subject)
     assert len(set(expected)) > 3  # a text that says something
-    found = [one for one in ways(subject).values() if one.unfit() is None]
-    programs = ways(subject)["x-programs"]
-    found += [replace(programs, products=products) for products in PRODUCTS]
-    for variant in found:
+    found = ways(subject)
+    # Without a graph, what one would replay.
+    library = replace(found["x-graphs-library"], is_graph=False)
+    for variant in (*found.values(), library):
+        if variant.unfit() is not None:
+            continue
         with torch.no_grad():
             variant.load()
             for _ in range(2):  # the second time over what the first has left
@@ -81,13 +78,14 @@ def test_every_variant_writes_what_the_eager_programs_write(subject: RandomModel
 
 
 def test_variants_that_need_a_cuda_device_say_so(subject: RandomModel):
-    assert ways(subject)["x-graphs"].unfit() == "CUDA graphs need a CUDA device"
+    for name in ("x-graphs", "x-graphs-library"):
+        assert ways(subject)[name].unfit() == "CUDA graphs need a CUDA device"
 
 
 def test_whisper_has_the_variants_of_its_cross_keys():
     names = ["recompute", "cond", "programs", "graphs", "graphs-library"]
-    assert list(ways(MAKERS["whisper"]())) == [f"x-{name}" for name in names]
-    assert list(ways(MAKERS["ring"]())) == [f"x-{name}" for name in names[2:]]
+    assert list(ways(made("whisper"))) == [f"x-{name}" for name in names]
+    assert list(ways(made("ring"))) == [f"x-{name}" for name in names[2:]]
 
 
 def test_slots_are_powers_of_two_up_to_the_capacity():
@@ -111,15 +109,14 @@ def test_a_sum_is_the_product():
 
 
 def test_a_step_reads_no_more_slots_than_it_was_made_for():
-    subject = MAKERS["linear"]()
+    subject = made("linear")
     with torch.no_grad():
         text = tree_map(torch.clone, subject.begun)
-        arguments = arguments_of(text, subject.given)
-        step = make_step(subject.decode, text, subject.given, 128, "sums")
+        step = make_step(subject.decode, text, 128, "sums")
         for key, value in text.caches:
             for cache in (key, value):
                 cache[:, :, 128:] = torch.nan
-        step(*arguments)
+        step(*text)
     assert int(text.token_rs) == eager(subject)[0]
 
 
@@ -128,14 +125,13 @@ def test_a_step_reads_no_more_slots_than_it_was_made_for():
 def test_a_compiled_step_writes_its_caches_in_place_and_the_same_tokens():
     from torch._inductor.utils import run_and_get_code
 
-    subject = MAKERS["whisper"]()
+    subject = made("whisper")
     with torch.no_grad():
         text = tree_map(torch.clone, subject.begun)
-        arguments = arguments_of(text, subject.given)
-        module = make_step(subject.decode, text, subject.given, 32, "sums")
-        step, (code,) = run_and_get_code(partial(compiled, module, arguments))
+        module = make_step(subject.decode, text, 32, "sums")
+        step, (code,) = run_and_get_code(partial(compiled, module, tuple(text)))
         for _ in range(NEW):
-            step(*arguments)
+            step(*text)
     assert text.written[5 : 5 + NEW].tolist() == eager(subject)
     shapes = re.findall(r"empty_strided_cpu\(\(([\d, ]+)\)", code)
     buffers = [prod(map(int, re.findall(r"\d+", shape))) for shape in shapes]
@@ -144,11 +140,12 @@ def test_a_compiled_step_writes_its_caches_in_place_and_the_same_tokens():
 
 
 def test_bytes_of_a_step_are_counted():
-    subject = MAKERS["ring"]()
+    def step_bytes(prompt: int) -> float:
+        models = {"x": replace(RING, prompt=prompt, new=1)}
+        steps = GpuSteps(models=models, dtype="fp32", device={})
+        return steps.step_bytes(steps.trials()[0])
+
     matrices = 2 * (64 * (64 + 64) + 64 * 64 + 64 * 192 + 96 * 64) + 160 * 64
     norms = 5 * 64
-    (variant, *_) = ways(subject).values()
-    begun = replace(variant, model=replace(subject, prompt=2), new=1)
-    assert begun.step_bytes == 4 * (matrices + norms + 2 * 2 * 2 * 3 * 16)
-    late, full = (replace(begun, model=replace(subject, prompt=held)) for held in (49, 6))
-    assert late.step_bytes == full.step_bytes  # the ring holds no more
+    assert step_bytes(2) == 4 * (matrices + norms + 2 * 2 * 2 * 3 * 16)
+    assert step_bytes(49) == step_bytes(6)  # the ring holds no more

@@ -9,12 +9,11 @@ docs/bench-gpu.md says how it is measured and what every figure means.
 import argparse
 from dataclasses import replace
 
-from kvcast.bench.commands import positive, require, show
+from kvcast.bench.commands import add_numbers, positive, require, show
+from kvcast.bench.workloads.gpu import BYTES, PUBLISHED
 from kvcast.errors import KvcastError
 
 NEEDED = ("psutil", "torch")
-_MODELS = ("whisper-large-v3-turbo", "mistral-7b")
-_DTYPES = ("bf16", "fp16", "fp32")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,16 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         nargs="+",
-        choices=_MODELS,
-        default=list(_MODELS),
-        help=f"shapes of these (default: {' '.join(_MODELS)})",
+        choices=list(PUBLISHED),
+        default=list(PUBLISHED),
+        help=f"shapes of these (default: {' '.join(PUBLISHED)})",
     )
     parser.add_argument(
-        "--dtype", choices=_DTYPES, default="bf16", help="of weights and caches (default: bf16)"
+        "--dtype", choices=list(BYTES), default="bf16", help="of weights and caches (default: bf16)"
     )
-    parser.add_argument(
-        "--runs", type=positive, default=5, help="after one to warm up (default: 5)"
-    )
+    add_numbers(parser, {"runs": (5, "after one to warm up")})
     parser.add_argument(
         "--prompt", type=positive, help="tokens before the first step (default: each model's own)"
     )
@@ -46,10 +43,8 @@ def run(args: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         raise KvcastError("no CUDA device is present: bench gpu measures nothing else")
     from kvcast.bench.gpu.measure import measure_on
-    from kvcast.bench.gpu.models import PUBLISHED
     from kvcast.bench.gpu.steps import compiled
 
-    own = {name: getattr(args, name) for name in ("prompt", "new")}
-    given = {name: number for name, number in own.items() if number is not None}
-    models = {name: replace(PUBLISHED[name], **given) for name in args.model}
+    own = {name: getattr(args, name) for name in ("prompt", "new") if getattr(args, name)}
+    models = {name: replace(PUBLISHED[name], **own) for name in args.model}
     return show(*measure_on("cuda", models, compiled, dtype=args.dtype, runs=args.runs))

@@ -24,10 +24,7 @@ def seconds_of(work: Callable[[], object], device: str) -> float:
         start = time.perf_counter()
         work()
         return time.perf_counter() - start
-    before, after = (
-        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        for _ in range(2)
-    )
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     before.record()
     work()
@@ -43,16 +40,17 @@ def memory_rates(device: str, size: int = COPIED) -> dict[str, float]:
     """
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
-    copying = _best(lambda: target.copy_(source), device)
-    reading = _best(source.sum, device)
+    copying, reading = (
+        min(seconds_of(work, device) for _ in range(1 + _TRIES))
+        for work in (lambda: target.copy_(source), source.sum)
+    )
     return {"copy": 2 * size / copying, "read": size / reading}
 
 
 def device_facts(device: str) -> dict[str, Any]:
     """Return its name, and of a CUDA device what decides its speed; None for what is unknown."""
     if not device.startswith("cuda"):
-        unknown = dict.fromkeys(("capability", "memory_bytes", "driver", "cuda"))
-        return {"name": device, **unknown}
+        return {"name": device, **dict.fromkeys(("capability", "memory_bytes", "driver", "cuda"))}
     found = torch.cuda.get_device_properties(device)
     return {
         "name": found.name,
@@ -64,14 +62,8 @@ def device_facts(device: str) -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
+    if (tool := shutil.which("nvidia-smi")) is None:
         return None
     asked = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
     answer = subprocess.run(asked, capture_output=True, text=True, check=False)  # noqa: S603
     return answer.stdout.splitlines()[0].strip() if answer.stdout else None
-
-
-def _best(work: Callable[[], object], device: str) -> float:
-    work()
-    return min(seconds_of(work, device) for _ in range(_TRIES))

@@ -18,14 +18,12 @@ from torch.nn.functional import linear
 
 from kvcast.bench.gpu.models import Text
 from kvcast.lowering.aoti_operators import reading, table
-from kvcast.lowering.replace import Table, replace_operators
+from kvcast.lowering.replace import replace_operators
 
 FEWEST_SLOTS = 128
 
 Step = Callable[..., object]
-"""Takes `arguments_of` a text and what else the program is given; changes the text in place."""
-
-Products = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""Takes the parts of a text, or nothing if it has them already, and changes them in place."""
 
 
 def slots_for(positions: int, capacity: int) -> int:
@@ -50,7 +48,7 @@ def summed(hidden: Tensor, weight_oi: Tensor, bias_o: Tensor | None = None) -> T
     return product if bias_o is None else product + bias_o
 
 
-PRODUCTS: Mapping[str, Products] = {"sums": summed, "library": linear}
+PRODUCTS: Mapping[str, Callable[..., Tensor]] = {"sums": summed, "library": linear}
 """How to multiply one row with a matrix. Which is faster the bench finds out."""
 
 
@@ -59,11 +57,11 @@ class _Greedy(nn.Module):
 
     offsets: Tensor
 
-    def __init__(self, program: nn.Module, slots: int, device: torch.device) -> None:
+    def __init__(self, program: nn.Module, slots: int, offsets: Tensor) -> None:
         super().__init__()
         self.program = program
         self._slots = {"linear": slots, "ring": slots}
-        self.register_buffer("offsets", torch.zeros(1, dtype=torch.int64, device=device))
+        self.register_buffer("offsets", offsets)
 
     def forward(
         self, token_rs: Tensor, lengths: Tensor, written: Tensor, caches: Any, given: Any
@@ -78,37 +76,21 @@ class _Greedy(nn.Module):
         return newest_r
 
 
-def arguments_of(text: Text, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what a step takes; it changes the tensors of `text`."""
-    return text.token_rs, text.lengths, text.written, list(text.caches), given
-
-
 @torch.no_grad()
-def make_step(
-    program: nn.Module, text: Text, given: tuple[Any, ...], slots: int, products: str
-) -> GraphModule:
-    """Return a step in plain operators.
+def make_step(program: nn.Module, text: Text, slots: int, products: str) -> GraphModule:
+    """Return a step over texts like this one, which is left as it is, in plain operators.
 
-    Args:
-        program: takes tokens, lengths, offsets, caches and whatever is given.
-        text: for shapes and the device; left as it is.
-        given: what else the program takes.
-        slots: how many slots of each cache are read, from the first.
-        products: one of PRODUCTS.
-
+    The first `slots` slots of each cache are read; `products` is one of PRODUCTS.
     """
     offsets = torch.zeros_like(text.lengths, dtype=torch.int64)
-    exported = torch.export.export(
-        program, (text.token_rs, text.lengths, offsets, list(text.caches), *given), strict=False
-    )
-    replaced = replace_operators(exported, _table(text, products))
-    step = _Greedy(replaced, slots, text.lengths.device)
+    taken = (text.token_rs, text.lengths, offsets, text.caches, *text.given)
+    exported = torch.export.export(program, taken, strict=False)
+    numbers = text.caches[0][0].dtype
+    operators = {**table(numbers), torch.ops.aten.linear.default: PRODUCTS[products]}
+    replaced = replace_operators(exported, operators)
     _cut_before_products(replaced)
-    pure = torch.export.export(step, arguments_of(text, given), strict=False)
-    module = pure.module(check_guards=False)
-    if not isinstance(module, GraphModule):
-        raise TypeError("torch.export gave no graph module")
-    return module
+    step = _Greedy(replaced, slots, offsets)
+    return torch.export.export(step, tuple(text), strict=False).module(check_guards=False)
 
 
 def _cut_before_products(module: GraphModule) -> None:
@@ -142,43 +124,31 @@ def _is_row(hidden: Tensor) -> bool:
     return hidden.numel() == hidden.shape[-1]
 
 
-def _table(text: Text, products: str) -> Table:
-    numbers = text.caches[0][0].dtype
-    return {**table(numbers), torch.ops.aten.linear.default: PRODUCTS[products]}
-
-
-OPTIONS = {
-    "max_autotune": True,
-    "coordinate_descent_tuning": True,
-    # Halves of a rotated head are put together in the kernel that writes them into the cache.
-    "force_pointwise_cat": True,
-}
-"""Inductor's, those of its mode max-autotune-no-cudagraphs among them."""
-
-
 def compiled(module: GraphModule, arguments: tuple[Any, ...]) -> Step:
     """Return the step as Inductor's kernels, which the host launches one after the other.
 
     Not by torch.compile, which would trace the exported graph once more: Dynamo refuses branches
     of torch.cond that write, and its guards would look at every weight before every step.
     """
-    step: Step = torch._inductor.compile(module, list(arguments), options=OPTIONS)
+    # What mode max-autotune-no-cudagraphs has.
+    options = {"max_autotune": True, "coordinate_descent_tuning": True}
+    # Halves of a rotated head are put together in the kernel that writes them into the cache.
+    options["force_pointwise_cat"] = True
+    step: Step = torch._inductor.compile(module, list(arguments), options=options)
     return step
 
 
-def captured(step: Step, arguments: tuple[Any, ...]) -> Callable[[], object]:
-    """Return a replay of the step as one CUDA graph; the text it was captured with goes on.
-
-    Steps that were taken to warm up have changed the text.
-    """
+def captured(take: Step, rewind: Callable[[], object]) -> Step:
+    """Return a replay of a step as one CUDA graph; `rewind` takes back steps to warm up."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         for _ in range(3):
-            step(*arguments)
+            rewind()
+            take()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        step(*arguments)
-    replay: Callable[[], object] = graph.replay
+        take()
+    replay: Step = graph.replay
     return replay

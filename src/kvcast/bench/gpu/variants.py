@@ -1,9 +1,9 @@
 """Ways to write a text with the same weights: what each computes a step, and how it is launched."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from importlib.util import find_spec
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,52 +13,22 @@ from torch.utils._pytree import tree_leaves, tree_map
 from typing_extensions import override
 
 from kvcast.bench.backend import Backend, Tokens
-from kvcast.bench.gpu.conditional import Conditional
 from kvcast.bench.gpu.device import seconds_of
-from kvcast.bench.gpu.models import LayerCache, RandomModel, Text
-from kvcast.bench.gpu.steps import Step, arguments_of, captured, make_step, slots_for
+from kvcast.bench.gpu.models import RandomModel, Text
+from kvcast.bench.gpu.steps import Step, captured, make_step, slots_for
+from kvcast.conditional.cross_attention import CachedCrossAttention
+from kvcast.nn.attention import CrossAttention
 
 Compile = Callable[[GraphModule, tuple[Any, ...]], Step]
-Launch = Callable[[Step, tuple[Any, ...]], Callable[[], object]]
-"""From a step and what it takes to a call that takes it."""
 
-
-class Recompute(nn.Module):
-    """Projects the cross keys and values of the whole source at every step, as stock exports do."""
-
-    def __init__(self, decode: nn.Module) -> None:
-        super().__init__()
-        self.decode = decode
-
-    def forward(
-        self,
-        tokens_rs: Tensor,
-        lengths: Tensor,
-        offsets: Tensor,
-        caches: Sequence[LayerCache],
-        source_btx: Tensor,
-    ) -> Any:
-        """Like `kvcast.programs.whisper.Decode`, from an encoder's output."""
-        cross = self.decode.decoder.project_cross(source_btx)  # type: ignore[union-attr, operator]
-        return self.decode(tokens_rs, lengths, offsets, caches, cross)
-
-
-class Steps:
-    """Steps, each made once: variants that differ only in how they are launched share them."""
-
-    def __init__(self, compile_step: Compile) -> None:
-        self._compile = compile_step
-        self._made: dict[tuple[nn.Module, str, int], Step] = {}
-
-    def step(
-        self, program: nn.Module, given: tuple[Any, ...], text: Text, slots: int, products: str
-    ) -> Step:
-        """Return a step over texts with the shapes of this one."""
-        key = (program, products, slots)
-        if key not in self._made:
-            module = make_step(program, text, given, slots, products)
-            self._made[key] = self._compile(module, arguments_of(text, given))
-        return self._made[key]
+# Name, settings in words, program, whether a CUDA graph is replayed, products.
+_VARIANTS = (
+    ("recompute", "cross keys projected at every step", "recompute", False, "sums"),
+    ("cond", "torch.cond on a flag, one program", "cond", False, "sums"),
+    ("programs", "two programs", "cached", False, "sums"),
+    ("graphs", "two programs, CUDA graphs", "cached", True, "sums"),
+    ("graphs-library", "two programs, CUDA graphs, library products", "cached", True, "library"),
+)
 
 
 @dataclass(kw_only=True)
@@ -67,21 +37,17 @@ class GpuVariant(Backend):
 
     model: Any  # a RandomModel: there is no file
     of: str  # the model's name
-    steps: Steps  # of all variants of the model
-    new: int  # tokens to write
-    program: Callable[[], nn.Module]  # makes what takes tokens, lengths, offsets, caches, `given`
-    given: tuple[Any, ...]
-    launch: Launch
-    products: str = "sums"  # one of kvcast.bench.gpu.steps.PRODUCTS
-    reason: str | None = None  # why it cannot be
+    text: Text  # that is written, by all variants of the model
+    step: Callable[[int], Step]  # from slots to read to a call that takes a step of the text
+    is_graph: bool  # whether a step is replayed, and not launched kernel by kernel
     settings: str = ""
     packages = ("torch",)
-    # By slots.
-    _calls: dict[int, Callable[[], object]] = field(default_factory=dict, init=False)
 
     @override
     def unfit(self) -> str | None:
-        return self.reason
+        if self.is_graph and not self.text.lengths.is_cuda:
+            return "CUDA graphs need a CUDA device"
+        return None
 
     @override
     def takes(self, trial: Any) -> bool:
@@ -90,94 +56,117 @@ class GpuVariant(Backend):
     @override
     def load(self) -> None:
         if self.engine is None:
-            self.engine = self.program()
-            self._text: Text = tree_map(torch.clone, self.model.begun)
-        for index in range(self.new):
-            slots = self._slots(index)
-            if slots not in self._calls:
-                step = self.steps.step(self.engine, self.given, self._text, slots, self.products)
-                self._calls[slots] = self.launch(step, arguments_of(self._text, self.given))
-                self._calls[slots]()
-
-    @property
-    def step_bytes(self) -> float:
-        """The bytes that a step must read, on average over the text.
-
-        Every weight once, of self caches what is held (a ring holds no more than its slots), and
-        the cross caches.
-        """
-        held = range(self.model.prompt, self.model.prompt + self.new)
-        works = [self.model.counted.call(length, 1) for length in held]
-        numbers = sum(one.weights + one.held + one.written + one.cross for one in works)
-        mean: float = numbers / self.new * self.model.begun.caches[0][0].element_size()
-        return mean
+            ready, timed = cache(self._ready), self.model.timed
+            capacity = max(key.shape[2] for key, _ in self.text.caches)
+            held = range(timed.prompt + 1, timed.prompt + timed.new + 1)
+            self.engine = [ready(slots_for(positions, capacity)) for positions in held]
 
     def write(self) -> tuple[float, Tokens]:
         """Write the text from its beginning; return the device's seconds, and the tokens."""
-        # Caches too: a ring's later positions displace those that the earlier text needs.
-        for own, earlier in zip(
-            tree_leaves(self._text), tree_leaves(self.model.begun), strict=True
-        ):
-            own.copy_(earlier)
-        seconds = seconds_of(self._write, str(self._text.lengths.device))
-        first = self.model.prompt + 1
-        tokens: Tokens = self._text.written[first : first + self.new].tolist()
+        self._rewind()
+        seconds = seconds_of(self._write, str(self.text.lengths.device))
+        first = self.model.timed.prompt + 1
+        tokens: Tokens = self.text.written[first : first + len(self.engine)].tolist()
         return seconds, tokens
 
     def _write(self) -> None:
-        for index in range(self.new):
-            self._calls[self._slots(index)]()
+        for take in self.engine:
+            take()
 
-    def _slots(self, index: int) -> int:
-        capacity = max(key.shape[2] for key, _ in self._text.caches)
-        return slots_for(self.model.prompt + index + 1, capacity)
+    def _ready(self, slots: int) -> Step:
+        """Return a step that has been taken once."""
+        take = self.step(slots)
+        if self.is_graph:
+            take = captured(take, self._rewind)
+        self._rewind()
+        take()
+        return take
+
+    def _rewind(self) -> None:
+        # Caches too: a ring's later positions displace those that the earlier text needs.
+        for own, earlier in zip(tree_leaves(self.text), tree_leaves(self.model.begun), strict=True):
+            own.copy_(earlier)
 
 
 def variants(
-    name: str, model: RandomModel, compile_step: Compile, *, new: int, dtype: str
+    name: str, model: RandomModel, compile_step: Compile, *, dtype: str
 ) -> Iterator[GpuVariant]:
     """Yield the ways to write a model's text; those that cannot be on its device say why."""
-    source, everybodys = (
-        model.source,
-        {
-            "of": name,
-            "model": model,
-            "steps": Steps(compile_step),
-            "new": new,
-            "dtype": dtype,
-            "precision": dtype,
-            "given": model.given,
-            "launch": _called,
-        },
-    )
+    text: Text = tree_map(torch.clone, model.begun)
+    programs = {"cached": (model.decode, text)}
+    if (source := model.source) is not None:
+        from_source = text._replace(given=([(source,)] * len(text.caches),))
+        conditional = partial(_conditional, positions=source.shape[1])
+        programs["recompute"] = (_with_cross_attention(model.decode, _recomputing), from_source)
+        programs["cond"] = (_with_cross_attention(model.decode, conditional), from_source)
 
-    def make(
-        variant: str, settings: str, program: Callable[[], nn.Module], **how: Any
-    ) -> GpuVariant:
-        return GpuVariant(
-            name=f"{name}-{variant}",
-            settings=settings,
-            program=program,
-            **{**everybodys, **how},
-        )
+    # Variants that differ only in how steps are launched share them.
+    @cache
+    def step(program: str, products: str, slots: int) -> Step:
+        decode, taken = programs[program]
+        module = make_step(decode, taken, slots, products)
+        return partial(compile_step(module, tuple(taken)), *taken)
 
-    if source is not None:
-        projected = "cross keys projected at every step"
-        yield make("recompute", projected, partial(Recompute, model.decode), given=(source,))
-        yield make(
-            "cond",
-            "torch.cond on a flag, one program",
-            partial(Conditional, model.decode, source),
-            given=(source,),
-            reason=None if find_spec("transformers") else "transformers is not installed",
-        )
-    reason = None if model.begun.lengths.is_cuda else "CUDA graphs need a CUDA device"
-    graphs = {"launch": captured, "reason": reason}
-    yield make("programs", "two programs", lambda: model.decode)
-    yield make("graphs", "two programs, CUDA graphs", lambda: model.decode, **graphs)
-    library = "two programs, CUDA graphs, library products"
-    yield make("graphs-library", library, lambda: model.decode, **graphs, products="library")
+    for variant, settings, program, is_graph, products in _VARIANTS:
+        if program in programs:
+            yield GpuVariant(
+                name=f"{name}-{variant}",
+                dtype=dtype,
+                precision=dtype,
+                model=model,
+                of=name,
+                text=text,
+                step=partial(step, program, products),
+                is_graph=is_graph,
+                settings=settings,
+            )
 
 
-def _called(step: Step, arguments: tuple[Any, ...]) -> Callable[[], object]:
-    return partial(step, *arguments)
+def _with_cross_attention(
+    decode: nn.Module, exchange: Callable[[CrossAttention], nn.Module]
+) -> nn.Module:
+    """Return a `kvcast.programs.whisper.Decode` over the same weights, with other attentions.
+
+    They take an encoder's output [1, t, width] in place of a cross cache's key and value.
+    """
+    decode = copy.deepcopy(decode, {id(weight): weight for weight in decode.parameters()})
+    layers: Any = decode.get_submodule("decoder.layers")
+    for layer in layers:
+        layer.cross_attention = exchange(layer.cross_attention)
+    return decode
+
+
+def _recomputing(cross: CrossAttention) -> nn.Module:
+    """Project keys and values of the whole source at every step, as stock exports do."""
+    cross.register_forward_pre_hook(lambda _, given: (given[0], *cross.project(given[1])))
+    return cross
+
+
+def _conditional(cross: CrossAttention, positions: int) -> nn.Module:
+    """Return `kvcast.conditional`'s cross-attention: one program, torch.cond on a flag.
+
+    The first call projects the source and later ones read what it left, so a text after another
+    needs the same source.
+    """
+    cached = CachedCrossAttention(WhisperAttention(cross), rows=1, source_positions=positions)
+    cached.register_forward_hook(lambda _module, _given, results: results[0])
+    return cached
+
+
+class WhisperAttention(nn.Module):
+    """A cross-attention's weights under the names that transformers has for them."""
+
+    def __init__(self, cross: CrossAttention) -> None:
+        super().__init__()
+        weights, biases = cross.key_value.weight.chunk(2), cross.key_value.bias.chunk(2)
+        self.k_proj, self.v_proj = map(_linear, weights, biases)
+        self.q_proj, self.out_proj = cross.query, cross.out
+        self.num_heads, self.scaling = cross.heads.count, cross.heads.scale
+
+
+def _linear(weight_oi: Tensor, bias_o: Tensor) -> nn.Linear:
+    outputs, inputs = weight_oi.shape
+    made = nn.Linear(inputs, outputs, device="meta")
+    # Copies, since what a branch of torch.cond is given must not overlap.
+    made.load_state_dict({"weight": weight_oi.clone(), "bias": bias_o.clone()}, assign=True)
+    return made.requires_grad_(requires_grad=False)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from statistics import median
 from typing import Any, ClassVar
 
@@ -11,33 +12,88 @@ from kvcast.bench.probes import STEP
 from kvcast.bench.schedule import Answer, Results, Trial
 from kvcast.bench.workload import Table, Workload, of_trial
 from kvcast.errors import UsageError
+from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.rotary import Rotary
+from kvcast.spec.whisper import WhisperDimensions
+from kvcast.work import work_of
 from kvcast.work.base import Counted, Work
 
 STEPS = "steps"
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+"""Of a number of weights and caches, by dtype."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedModel:
+    """Sizes of a model, and how its steps are timed."""
+
+    dimensions: Any
+    prompt: int  # tokens before the first step
+    new: int  # steps of a run
+
+
+PUBLISHED: Mapping[str, TimedModel] = {
+    "whisper-large-v3-turbo": TimedModel(
+        dimensions=WhisperDimensions(
+            n_mels=128,
+            vocab_size=51866,
+            d_model=1280,
+            encoder_layers=32,
+            encoder_heads=20,
+            decoder_layers=4,
+            decoder_heads=20,
+        ),
+        prompt=4,
+        new=200,
+    ),
+    "mistral-7b": TimedModel(
+        dimensions=DecoderDimensions(
+            architecture="mistral",
+            vocab_size=32000,
+            width=4096,
+            inner=14336,
+            heads=32,
+            kv_heads=8,
+            head_dim=128,
+            windows=(4096,) * 32,
+            max_positions=32768,
+            rotary=Rotary(base=10000.0),
+            norm_eps=1e-5,
+            attention_scale=128**-0.5,
+            tied=False,
+        ),
+        prompt=512,
+        new=128,
+    ),
+}
+"""Known models, and how their steps are timed unless it is said otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSteps(Workload):
-    """A text of each model: its name, what counts its work, tokens before the first step, steps."""
+    """A text of each model."""
 
-    texts: Mapping[str, tuple[Counted, int, int]]
+    models: Mapping[str, TimedModel]  # by name
+    dtype: str  # of weights and caches, one of BYTES
     device: Mapping[str, Any]  # facts, for the JSON object
     name: ClassVar[str] = "gpu"
     metrics: ClassVar[Mapping[str, Sequence[str]]] = {STEPS: (STEP,)}
     peak_per_turn: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        for name, (counted, prompt, new) in self.texts.items():
-            if prompt + new > counted.most_positions:
+        for trial in self.trials():
+            prompt, new, most = trial["prompt"], trial["new"], self.counted(trial).most_positions
+            if prompt + new > most:
                 raise UsageError(
-                    f"{prompt} + {new} tokens are more than the {counted.most_positions} of "
-                    f"{name}: lower --prompt or --new"
+                    f"{prompt} + {new} tokens are more than the {most} of {trial['model']}: "
+                    "lower --prompt or --new"
                 )
 
     @property
     @override
     def settings(self) -> Mapping[str, Any]:
-        return {"batch": 1, "decoding": "greedy", "device": dict(self.device)}
+        device = dict(self.device)
+        return {"dtype": self.dtype, "batch": 1, "decoding": "greedy", "device": device}
 
     @property
     @override
@@ -48,17 +104,17 @@ class GpuSteps(Workload):
     def tables(self) -> Sequence[Table]:
         return [
             Table(
-                trials=[{"measure": STEPS, "model": name, "prompt": prompt, "new": new}],
+                trials=[{"measure": STEPS, "model": name, "prompt": one.prompt, "new": one.new}],
                 metrics={STEP: "ms a token"},
                 number=".3f",
-                line=f"{name}: {new} steps after {prompt} tokens",
+                line=f"{name}: {one.new} steps after {one.prompt} tokens",
                 floors=True,
                 facts={
                     "tokens/s": ("tokens_per_second", ".0f"),
                     "same tokens": ("agreeing", ".0f"),
                 },
             )
-            for name, (_, prompt, new) in self.texts.items()
+            for name, one in self.models.items()
         ]
 
     @override
@@ -68,7 +124,19 @@ class GpuSteps(Workload):
 
     @override
     def counted(self, trial: Trial) -> Counted:
-        return self.texts[trial["model"]][0]
+        return work_of(self.models[trial["model"]].dimensions)
+
+    def step_bytes(self, trial: Trial) -> float:
+        """Return the bytes that a step must read, on average over a trial's text.
+
+        Every weight once, of self caches what is held (a ring holds no more than its slots), and
+        the cross caches.
+        """
+        counted, prompt, new = self.counted(trial), trial["prompt"], trial["new"]
+        works = [counted.call(length, 1) for length in range(prompt, prompt + new)]
+        numbers = sum(work.weights + work.cached + work.written for work in works)
+        read: float = numbers / new * BYTES[self.dtype]
+        return read
 
     @override
     def facts(self, trial: Trial, name: str, results: Results) -> Mapping[str, Any]:
@@ -77,6 +145,5 @@ class GpuSteps(Workload):
         agreeing = None
         if reference is not None and reference.stands:
             pairs = zip(result.last["tokens"], reference.last["tokens"], strict=True)
-            differ = (index for index, (one, other) in enumerate(pairs) if one != other)
-            agreeing = next(differ, trial["new"])
+            agreeing = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
         return {"tokens_per_second": 1 / median(result.series(STEP)), "agreeing": agreeing}
