@@ -130,7 +130,7 @@ def trace(
         decompositions: of operators, as `make_fx` takes them.
 
     Raises:
-        RuntimeError: the program only fits some values of a dynamic size.
+        RuntimeError: the program only fits one value of a dynamic size.
 
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -171,14 +171,12 @@ def trace(
 
 
 def _fixed_sizes(env: ShapeEnv) -> list[str]:
-    """Say what tracing assumed of single sizes, which torch.export refuses too."""
-    bounds = [
-        str(guard.expr)
-        for guard in env.guards
-        if len(guard.expr.free_symbols) == 1 and getattr(guard.expr, "rel_op", "") != "!="
-    ]
-    values = env.replacements.items()
-    return bounds + [f"{size} = {value}" for size, value in values if value.is_number]
+    """Name the sizes that tracing took for numbers.
+
+    Bounds are none of a program's own: they decide between kernels, whose layouts are the same.
+    """
+    equations = [guard.expr for guard in env.guards if getattr(guard.expr, "rel_op", "") == "=="]
+    return [str(equation) for equation in equations if len(equation.free_symbols) == 1]
 
 
 def _plain(functional: Tensor) -> Tensor:
