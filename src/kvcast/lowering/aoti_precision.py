@@ -23,6 +23,7 @@ _CONVOLUTION = torch.ops.aten.conv1d.default
 _WEIGHT_OF = {_LINEAR: 1, _EMBEDDING: 0}  # which argument it is
 # Tables of fewer rows that serve lookups alone keep their precision.
 _LARGE_TABLE = 4096
+_SOURCE_MATRIX = ".cross_attention.key_value"
 _LARGEST, _SMALLEST = 127, 1e-12
 # Steps from a token's lowest value to its highest: fewer than int8's 255, as both ends are rounded.
 _STEPS = 252
@@ -192,7 +193,9 @@ def reduce_matrices(module: GraphModule, precision: Precision, program: str) -> 
         matrix = _linear(module, owner, products)
         if not products and len(matrix.weight) < _LARGE_TABLE:
             continue
-        form = forms[bool(lookups)](matrix)
+        # A product with a whole source is of many tokens, whatever program it is in.
+        of_source = owner.endswith(_SOURCE_MATRIX)
+        form = (precision.forms("encode") or forms if of_source else forms)[bool(lookups)](matrix)
         # A name of its own: another program may read the same matrix in another dtype.
         reduced = f"{owner}_{str(form.weight.dtype).removeprefix('torch.')}"
         module.set_submodule(reduced, form)

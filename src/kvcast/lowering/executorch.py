@@ -6,15 +6,17 @@ and forks. Each call processes one row. Matrix products run on XNNPACK. Knows no
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from typing_extensions import override
 
 from kvcast.bundle.manifest import CacheLayers, Graph
@@ -44,19 +46,25 @@ FILE = f"{FOLDER}/model.pte"
 CONSTANTS = f"{FOLDER}/constants.json"
 # Logits that one call returns at most; memory is planned for that many.
 _MOST_ASKED = 8
-
-Argument = tuple[Any, Any]
-"""An example and its dynamic shapes, as torch.export takes them."""
-Results = Any
+_CROSS_KEY, _CROSS_VALUE = "cross_key_", "cross_value_"
 
 
-def new_positions(chunk: int) -> list[Argument]:
-    """Tokens [1, s] for up to `chunk` new positions, lengths [1], and offsets that get logits."""
-    return [
-        (torch.zeros(1, 3, dtype=torch.int64), {1: Dim("new", max=chunk)}),
-        (torch.zeros(1, dtype=torch.int32), None),
-        (torch.tensor([0, 2]), {0: Dim("asked", max=_MOST_ASKED)}),
-    ]
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What the methods of one file are given.
+
+    Attributes:
+        chunk: the most new positions of a call.
+        self_layers: layout of the self caches; all but rings may have less capacity.
+        longest_source: the most tokens of a source, where sources have various lengths.
+        facts: what callers need to know beside `facts_of`.
+
+    """
+
+    chunk: int
+    self_layers: Sequence[CacheLayers]
+    longest_source: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def facts_of(
@@ -82,77 +90,19 @@ def facts_of(
     }
 
 
-def caches(layers: Sequence[CacheLayers], open_size: Any) -> Argument:
-    """Return keys and values of layers, with a dynamic capacity for all but rings.
-
-    Args:
-        layers: layout of the caches; rings have exactly their capacity.
-        open_size: the dynamic capacity of the others.
-
-    """
-    examples, sizes = [], []
-    for run in layers:
-        shape = (run.heads, run.capacity, 1, run.head_dim)
-        part = None if run.kind == "ring" else {1: open_size}
-        for _ in range(run.layers):
-            examples.append((torch.zeros(shape), torch.zeros(shape)))
-            sizes.append((part, part))
-    return examples, sizes
-
-
-def cross_caches(run: CacheLayers, source: Any, dtype: torch.dtype) -> Argument:
-    """Return keys [heads, d, t] and values [heads, t, d] of layers, laid out for fast products.
-
-    Args:
-        run: layout of the caches.
-        source: the dynamic size t, or None if it is fixed.
-        dtype: of keys and values.
-
-    """
-    positions, dim = run.capacity, run.head_dim
-    sizes = (None, None) if source is None else ({2: source}, {1: source})
-    # A tensor for each: torch.export would merge arguments that share one.
-    examples = [
-        tuple(
-            torch.zeros(run.heads, *shape, dtype=dtype)
-            for shape in ((dim, positions), (positions, dim))
-        )
-        for _ in range(run.layers)
-    ]
-    return examples, [sizes] * run.layers
-
-
-def without_caches(results: Results) -> Results:
-    """Return `decode`'s results without the caches, which it wrote in place."""
-    return results[:-1]
-
-
-def as_cross_caches(dtype: torch.dtype) -> Callable[[Results], Results]:
-    """Return a function that lays out `encode`'s caches as `decode` takes them, in one list."""
-
-    def finish(layers: Results) -> Results:
-        return [
-            part.to(dtype).contiguous()
-            for key, value in layers
-            for part in (key[0].transpose(1, 2), value[0])
-        ]
-
-    return finish
-
-
 def export_method(
-    signature: Signature,
-    arguments: Sequence[Argument],
-    finish: Callable[[Results], Results],
-    quantize: str,
+    signature: Signature, layout: Layout, quantize: str, cross_dtype: torch.dtype
 ) -> ExportedProgram:
     """Export a program with kvcast's operators replaced by ExecuTorch's.
 
+    Self caches are laid out as `executorch_operators` describes, cross keys as [heads, d, t] and
+    cross values as [heads, t, d], for fast products. All else is one row's.
+
     Args:
         signature: the program's.
-        arguments: of one row, with caches laid out as `executorch_operators` describes.
-        finish: applied to the results.
+        layout: of the file that the method is for.
         quantize: "none", "8da8w" or "8da4w".
+        cross_dtype: of cross caches.
 
     Raises:
         KvcastError: the program needs something for which ExecuTorch has no operator.
@@ -167,26 +117,64 @@ def export_method(
         )
         replaced = replace_operators(exported, TABLE)
         quantize_matrices(replaced, quantize)
-        method = _Method(replaced, signature.inputs, finish)
-        examples, sizes = zip(*arguments, strict=True)
+        method = _Method(replaced, signature, cross_dtype)
+        examples, sizes = _arguments(signature, layout, cross_dtype)
         return torch.export.export(method, examples, dynamic_shapes=(sizes,), strict=False)
+
+
+def _arguments(
+    signature: Signature, layout: Layout, cross_dtype: torch.dtype
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return example arguments and their dynamic shapes, as torch.export takes them."""
+    most = {"new": layout.chunk, "asked": _MOST_ASKED, "source": layout.longest_source}
+    own = [run for run in layout.self_layers for _ in range(run.layers)]
+    flat, structure = tree_flatten(signature.arguments)
+    open_sizes = tree_leaves(signature.sizes, is_leaf=lambda part: isinstance(part, dict))
+    examples: list[Tensor] = []
+    sizes: list[dict[int, Any] | None] = []
+    for name, part, open_here in zip(signature.inputs, flat, open_sizes, strict=True):
+        named = {axis: size.__name__ for axis, size in open_here.items()}
+        bounded = {axis: Dim(n, max=most[n]) for axis, n in named.items() if n in most}
+        if name.startswith("past_"):
+            run = own[int(name.rpartition("_")[2])]
+            example = torch.zeros(run.heads, run.capacity, 1, run.head_dim)
+            bounded = {} if run.kind == "ring" else {1: Dim("capacity", max=run.capacity)}
+        elif name.startswith(_CROSS_VALUE):
+            example, bounded = part, {axis - 1: size for axis, size in bounded.items()}
+        else:
+            # Offsets alone have neither rows nor inputs on their first axis.
+            example = part if name.startswith(_CROSS_KEY) or 0 in bounded else part[:1]
+        examples.append(_laid_out(name, example, cross_dtype))
+        sizes.append(bounded or None)
+    return tree_unflatten(examples, structure), tree_unflatten(sizes, structure)
+
+
+def _laid_out(name: str, part: Tensor, cross_dtype: torch.dtype) -> Tensor:
+    """Return an argument or a result as methods have it: cross caches are those of one input."""
+    if name.startswith(_CROSS_KEY):
+        return part[0].transpose(1, 2).to(cross_dtype).contiguous()
+    return part[0].to(cross_dtype).contiguous() if name.startswith(_CROSS_VALUE) else part
 
 
 class _Method(nn.Module):
     """A program's graph, called with arguments of other shapes than it was exported with."""
 
-    def __init__(
-        self, graph: GraphModule, inputs: Sequence[str], finish: Callable[[Results], Results]
-    ) -> None:
+    def __init__(self, graph: GraphModule, signature: Signature, cross_dtype: torch.dtype) -> None:
         super().__init__()
-        _redirect_cache_sizes(graph, inputs)
+        _redirect_cache_sizes(graph, signature.inputs)
         # Rebuilt, since the exported module would check shapes.
         self.program = GraphModule(graph, graph.graph)
-        self.finish = finish
+        self._outputs = signature.outputs
+        self._cross_dtype = cross_dtype
 
-    def forward(self, *arguments: Any) -> Results:
-        """Run the program; return what `finish` makes of its results."""
-        return self.finish(self.program(*arguments))
+    def forward(self, *arguments: Any) -> list[Tensor]:
+        """Run the program; return its results without the caches, which it wrote in place."""
+        results = zip(self._outputs, tree_leaves(self.program(*arguments)), strict=True)
+        return [
+            _laid_out(name, part, self._cross_dtype)
+            for name, part in results
+            if not name.startswith("present_")
+        ]
 
 
 def save_methods(
@@ -259,7 +247,7 @@ def _redirect_cache_sizes(module: GraphModule, inputs: Sequence[str]) -> None:
         source, axis = node.args
         if source in arguments and source.meta["val"].dim() == 4:
             # Positions are on another axis; rows are the first axis of every other argument.
-            positions = 2 if names[source].startswith("cross_key_") else 1
+            positions = 2 if names[source].startswith(_CROSS_KEY) else 1
             node.args = (source, positions) if axis == 2 else (arguments[0], axis)
     module.recompile()
 

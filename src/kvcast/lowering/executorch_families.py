@@ -4,29 +4,15 @@ Knows the programs' signatures and the manifest's vocabulary, but no checkpoints
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.export import Dim
-
 from kvcast.bundle.caches import CACHES
 from kvcast.bundle.manifest import CacheLayers, Graph
-from kvcast.lowering.executorch import (
-    Argument,
-    Results,
-    as_cross_caches,
-    caches,
-    cross_caches,
-    export_method,
-    facts_of,
-    new_positions,
-    save_methods,
-    without_caches,
-)
+from kvcast.lowering.executorch import Layout, export_method, facts_of, save_methods
 from kvcast.lowering.executorch_quantize import cross_dtype, for_many_tokens
-from kvcast.lowering.signatures import SIGNATURES
+from kvcast.lowering.signatures import Signature
 from kvcast.spec.phases import OnPhase
 
 # Most new positions of one call.
@@ -35,28 +21,10 @@ _CHUNK, _T5_CHUNK = 128, 16
 _LONGEST_SOURCE = 512
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Method:
-    """How a program becomes a method: its arguments, what becomes of its results, its scheme."""
-
-    arguments: Sequence[Argument]
-    finish: Callable[[Results], Results]
-    quantize: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Layout:
-    """Methods of one file: the most new positions of a call, self caches, further facts."""
-
-    methods: Mapping[str, _Method]
-    chunk: int
-    self_layers: Sequence[CacheLayers]
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-
 def lower(
     family: str,
-    programs: Any,
+    signatures: Mapping[str, Signature],
+    dimensions: Any,
     quantize: str,
     folder: Path,
     special_tokens: Mapping[str, Sequence[int]],
@@ -66,7 +34,8 @@ def lower(
 
     Args:
         family: the programs' family.
-        programs: fp32 programs.
+        signatures: the programs, in fp32, by the names that the runtime looks up.
+        dimensions: the model's.
         quantize: "none", "8da8w" or "8da4w", which leaves encoders and cross projections in int8.
         folder: an existing folder.
         special_tokens: by role, for callers that read only this file.
@@ -79,109 +48,50 @@ def lower(
         KvcastError: attention has a soft cap, or the model has a mixture of experts.
 
     """
-    layers = _LIMITS.get(family, tuple)(CACHES[family](programs.dimensions))
-    layout = _LAYOUTS[family](programs.dimensions, layers, quantize)
-    signatures = SIGNATURES[family](programs)
+    layers = _LIMITS.get(family, tuple)(CACHES[family](dimensions))
+    layout = _LAYOUTS[family](dimensions, layers)
     methods = {}
-    for name, method in layout.methods.items():
+    for name, signature in signatures.items():
         on_phase(f"exporting {name}")
-        methods[name] = export_method(
-            signatures[name], method.arguments, method.finish, method.quantize
-        )
+        scheme = for_many_tokens(quantize) if name == "encode" else quantize
+        methods[name] = export_method(signature, layout, scheme, cross_dtype(quantize))
     on_phase("compiling")
-    vocab = programs.dimensions.vocab_size
-    facts = facts_of(vocab, layout.self_layers, layout.chunk, special_tokens)
+    facts = facts_of(dimensions.vocab_size, layout.self_layers, layout.chunk, special_tokens)
     return save_methods(methods, signatures, {**facts, **layout.facts}, folder), layers
 
 
-def _whisper(dimensions: Any, layers: Sequence[CacheLayers], quantize: str) -> _Layout:
-    own, cross = layers
-    chunk = min(_CHUNK, own.capacity)
-    capacity = Dim("capacity", max=own.capacity)
-    dtype = cross_dtype(quantize)
-    mel_bins, mel_frames = dimensions.n_mels, 2 * dimensions.source_positions
-    encode = _Method(
-        arguments=[(torch.zeros(1, mel_bins, mel_frames), None)],
-        finish=as_cross_caches(dtype),
-        quantize=for_many_tokens(quantize),
-    )
-    decode = _Method(
-        arguments=[
-            *new_positions(chunk),
-            caches([own], capacity),
-            cross_caches(cross, None, dtype),
-        ],
-        finish=without_caches,
-        quantize=quantize,
-    )
-    return _Layout(
-        methods={"encode": encode, "decode": decode},
-        chunk=chunk,
+def _whisper(dimensions: Any, layers: Sequence[CacheLayers]) -> Layout:
+    own, _ = layers
+    return Layout(
+        chunk=min(_CHUNK, own.capacity),
         self_layers=[own],
-        facts={"mel_bins": mel_bins, "mel_frames": mel_frames},
+        facts={"mel_bins": dimensions.n_mels, "mel_frames": 2 * dimensions.source_positions},
     )
 
 
-def _t5(dimensions: Any, layers: Sequence[CacheLayers], quantize: str) -> _Layout:
+def _t5(dimensions: Any, layers: Sequence[CacheLayers]) -> Layout:
     own, cross = layers
-    chunk = min(_T5_CHUNK, own.capacity)
-    capacity, source = Dim("capacity", max=own.capacity), Dim("source", max=cross.capacity)
-    dtype = cross_dtype(quantize)
-    lengths = (torch.ones(1, dtype=torch.int32), None)
-    encode = _Method(
-        arguments=[(torch.zeros(1, 5, dtype=torch.int64), {1: source}), lengths],
-        finish=as_cross_caches(dtype),
-        quantize=for_many_tokens(quantize),
-    )
-    decode = _Method(
-        arguments=[
-            *new_positions(chunk),
-            caches([own], capacity),
-            cross_caches(cross, source, dtype),
-            lengths,
-        ],
-        finish=without_caches,
-        quantize=quantize,
-    )
-    return _Layout(
-        methods={"encode": encode, "decode": decode},
-        chunk=chunk,
+    return Layout(
+        chunk=min(_T5_CHUNK, own.capacity),
         self_layers=[own],
+        longest_source=cross.capacity,
         facts={"longest_source": cross.capacity, "start_tokens": [dimensions.start_token]},
     )
 
 
-def _decoder(dimensions: Any, layers: Sequence[CacheLayers], quantize: str) -> _Layout:
-    longest = dimensions.max_positions
-    chunk = min(_CHUNK, longest)
+def _decoder(dimensions: Any, layers: Sequence[CacheLayers]) -> Layout:
+    chunk = min(_CHUNK, dimensions.max_positions)
     # A chunk is written before it is read, so a ring has room for both (`kvcast.spec.ring`).
     with_chunk = [
         replace(layer, capacity=layer.capacity + chunk - 1) if layer.kind == "ring" else layer
         for layer in layers
     ]
-    decode = _Method(
-        arguments=[*new_positions(chunk), caches(with_chunk, Dim("capacity", max=longest))],
-        finish=without_caches,
-        quantize=quantize,
-    )
-    return _Layout(methods={"decode": decode}, chunk=chunk, self_layers=with_chunk)
+    return Layout(chunk=chunk, self_layers=with_chunk)
 
 
-def _unilm(dimensions: Any, layers: Sequence[CacheLayers], quantize: str) -> _Layout:
+def _unilm(dimensions: Any, layers: Sequence[CacheLayers]) -> Layout:
     # All positions of a source see each other, so it takes one call.
-    chunk = dimensions.max_positions
-    decode = _Method(
-        arguments=[*new_positions(chunk), caches(layers, Dim("capacity", max=chunk))],
-        finish=without_caches,
-        quantize=quantize,
-    )
-    pool = _Method(
-        arguments=[(torch.zeros(1, dimensions.width), None)],
-        finish=lambda pooled: pooled,
-        quantize=quantize,
-    )
-    methods = {"decode": decode} | ({"pool": pool} if dimensions.pooled else {})
-    return _Layout(methods=methods, chunk=chunk, self_layers=layers)
+    return Layout(chunk=dimensions.max_positions, self_layers=layers)
 
 
 def _short_sources(layers: Sequence[CacheLayers]) -> tuple[CacheLayers, ...]:
@@ -192,7 +102,7 @@ def _short_sources(layers: Sequence[CacheLayers]) -> tuple[CacheLayers, ...]:
 _LIMITS: Mapping[str, Callable[[Sequence[CacheLayers]], tuple[CacheLayers, ...]]] = {
     "t5": _short_sources
 }
-_LAYOUTS: Mapping[str, Callable[[Any, Sequence[CacheLayers], str], _Layout]] = {
+_LAYOUTS: Mapping[str, Callable[[Any, Sequence[CacheLayers]], Layout]] = {
     "whisper": _whisper,
     "t5": _t5,
     "decoder": _decoder,

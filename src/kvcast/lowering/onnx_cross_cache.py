@@ -27,12 +27,15 @@ PARTS = ("key", "value")
 
 
 def quantize_cross_caches(encode: ir.Model, decode: ir.Model) -> dict[str, str]:
-    """Change both graphs in place; return which of `decode`'s outputs alias which inputs."""
+    """Change both graphs in place; return which of `decode`'s outputs alias which inputs.
+
+    Graphs without cross caches stay as they are.
+    """
     layers = sum((value.name or "").startswith("cross_key_") for value in decode.graph.inputs)
     for layer in range(layers):
         _quantize_outputs(encode.graph, layer)
     encode.graph.sort()
-    return _read_quantized(decode.graph, layers)
+    return _read_quantized(decode.graph, layers) if layers else {}
 
 
 def _quantize_outputs(graph: ir.Graph, layer: int) -> None:

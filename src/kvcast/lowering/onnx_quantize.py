@@ -98,7 +98,10 @@ def _indivisible(width: int, block: int) -> KvcastError:
 
 
 def quantize_matrices(
-    model: ir.Model, bits: int, in_blocks: Callable[[ir.Node], bool] = lambda _: False
+    model: ir.Model,
+    bits: int,
+    in_blocks: Callable[[ir.Node], bool] = lambda _: False,
+    only: Callable[[ir.Node], bool] = lambda _: True,
 ) -> int:
     """Replace every product with a constant matrix, including its bias; return how many there are.
 
@@ -107,6 +110,7 @@ def quantize_matrices(
         bits: 8 or 4.
         in_blocks: says which products need int8 in blocks, because a single scale does not suit
             their input. Ignored with 4 bits.
+        only: says which products are replaced.
 
     """
     products = [
@@ -115,6 +119,7 @@ def quantize_matrices(
         if node.op_type == "MatMul"
         and node.inputs[1] is not None
         and node.inputs[1].const_value is not None
+        and only(node)
     ]
     for node in products:
         bias, end = _following_bias(node)

@@ -7,7 +7,6 @@ and nothing of models.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ from torch import Tensor
 from torch.export.pt2_archive._package import load_pt2
 from typing_extensions import override
 
-from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
+from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.errors import KvcastError
 from kvcast.runtimes import torch_settings
-from kvcast.runtimes.eager import EagerEncoderDecoder, LayerCache, Programs, pairs
+from kvcast.runtimes.eager import TorchEncoderDecoder
 from kvcast.runtimes.memory import Layer
 from kvcast.runtimes.opening import naming
 
@@ -127,61 +126,35 @@ def load_weights(path: Path, device: str) -> dict[str, Tensor]:
     return {name: mapped.to(device, copy=True) for name, mapped in load_file(path).items()}
 
 
-@dataclass(frozen=True)
-class _Dimensions:
-    """What of a model's sizes the self cache of an encoder-decoder follows from."""
-
-    decoder_layers: int
-    decoder_heads: int
-    head_dim: int
-    target_positions: int
-
-    @classmethod
-    def of(cls, layers: CacheLayers) -> "_Dimensions":
-        return cls(layers.layers, layers.heads, layers.head_dim, layers.capacity)
-
-
-class _EncoderDecoderPrograms(Programs):
-    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
-        programs = open_programs(folder, manifest, threads)
-        self._encode, self._decode = programs["encode"], DecodeProgram(programs)
-        self._dimensions = _Dimensions.of(manifest.cache_layers("linear"))
-
-    @property
-    @override
-    def dimensions(self) -> _Dimensions:
-        return self._dimensions
-
-    @override
-    def encode(self, *source: Tensor) -> list[LayerCache]:
-        return pairs(self._encode(source, {}))
-
-    @override
-    def decode(
-        self,
-        tokens_rs: Tensor,
-        lengths: Tensor,
-        offsets: Tensor,
-        self_caches: Sequence[LayerCache],
-        cross_caches: Sequence[LayerCache],
-        *given: Tensor,
-    ) -> tuple[Tensor, Sequence[LayerCache]]:
-        own = (part for layer in self_caches for part in layer)
-        cross = (part for layer in cross_caches for part in layer)
-        held = int(lengths.max()) + tokens_rs.shape[1]
-        inputs = [tokens_rs, lengths, offsets, *own, *cross, *given]
-        (logits,) = self._decode(inputs, {"linear": held})
-        return logits, self_caches
-
-
-class AotiEncoderDecoder(EagerEncoderDecoder):
+class AotiEncoderDecoder(TorchEncoderDecoder):
     """Compiled programs instead of modules; caches are in the bundle's dtype, on its device."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
-        super().__init__(_EncoderDecoderPrograms(folder, manifest, threads))
-        self._dtype = getattr(torch, manifest.cache_layers("linear").dtype)
+        programs = open_programs(folder, manifest, threads)
+        self._encode, self._decode = programs["encode"], DecodeProgram(programs)
+        self._own = manifest.cache_layers("linear")
+        self.longest = self._own.capacity
         self.device = manifest.device
 
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:
-        return [replace(layer, dtype=self._dtype) for layer in super().layers(capacity)]
+        shape = (self._own.heads, capacity, self._own.head_dim)
+        return [Layer(shape, getattr(torch, self._own.dtype))] * (2 * self._own.layers)
+
+    @override
+    def encode_source(self, *source: Tensor) -> Sequence[Tensor]:
+        return self._encode(source, {})
+
+    @override
+    def decode_tokens(
+        self,
+        tokens_rs: Tensor,
+        lengths: Tensor,
+        offsets: Tensor,
+        own: Sequence[Tensor],
+        encoded: Sequence[Tensor],
+    ) -> Tensor:
+        held = int(lengths.max()) + tokens_rs.shape[1]
+        inputs = [tokens_rs, lengths, offsets, *own, *encoded]
+        (logits,) = self._decode(inputs, {"linear": held})
+        return logits

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from typing_extensions import override
 
 from kvcast.runtimes.base import EncoderDecoderOf, Float32, Tokens
@@ -50,18 +51,26 @@ class TorchRuntime(CachedRuntime):
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
 
-class EagerEncoderDecoder(TorchRuntime, EncoderDecoderOf[Cache]):
-    """A cross cache's arrays are key and value of each layer, and what `encode` took beside."""
+class TorchEncoderDecoder(TorchRuntime, EncoderDecoderOf[Cache]):
+    """Programs over flat lists of tensors; a slot has what they encoded and what that came with."""
 
-    def __init__(self, programs: Programs) -> None:
-        self._programs = programs
-        self.longest = programs.dimensions.target_positions
+    def encode_source(self, *source: Tensor) -> Sequence[Tensor]:
+        """Return what `decode_tokens` takes of inputs, each [inputs, ...]."""
+        raise NotImplementedError
 
-    @override
-    def layers(self, capacity: int) -> Sequence[Layer]:
-        dimensions = self._programs.dimensions
-        shape = (dimensions.decoder_heads, capacity, dimensions.head_dim)
-        return [Layer(shape, torch.float32)] * (2 * dimensions.decoder_layers)
+    def decode_tokens(
+        self,
+        tokens_rs: Tensor,
+        lengths: Tensor,
+        offsets: Tensor,
+        own: Sequence[Tensor],
+        encoded: Sequence[Tensor],
+    ) -> Tensor:
+        """Return logits fp32 [rows, p, vocab], and write the self caches `own`.
+
+        Otherwise as `kvcast.programs.whisper.Decode`.
+        """
+        raise NotImplementedError
 
     @override
     @torch.inference_mode()
@@ -69,8 +78,7 @@ class EagerEncoderDecoder(TorchRuntime, EncoderDecoderOf[Cache]):
         cache.vacate(slots)
         # Copies: a cache keeps lengths, and the caller's arrays may become something else.
         first, *given = (torch.from_numpy(np.array(part, order="C")) for part in source)
-        caches = self._programs.encode(first, *given)
-        cache.memory.fill(slots, [*(part for layer in caches for part in layer), *given])
+        cache.memory.fill(slots, [*self.encode_source(first, *given), *given])
         return cache
 
     @override
@@ -82,17 +90,53 @@ class EagerEncoderDecoder(TorchRuntime, EncoderDecoderOf[Cache]):
         logits = []
         for run in plan.runs:
             own, encoded = cache.memory.views(run.places, run.slots)
-            cross = len(own)
-            logits_rpv, _ = self._programs.decode(
+            logits_rpv = self.decode_tokens(
                 torch.from_numpy(np.stack([tokens[i] for i in run.index])),
                 torch.from_numpy(cache.lengths[[rows[i] for i in run.index]]),
                 torch.from_numpy(np.asarray(positions, np.int64) % run.new),
-                pairs(own),
-                pairs(encoded[:cross]),
-                *encoded[cross:],
+                own,
+                encoded,
             )
             logits.append(logits_rpv.numpy())
         return plan.in_order(logits)
+
+
+class EagerEncoderDecoder(TorchEncoderDecoder):
+    """A cross cache's arrays are key and value of each layer, and what `encode` took beside."""
+
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
+        self._structure: TreeSpec
+        self.longest = programs.dimensions.target_positions
+
+    @override
+    def layers(self, capacity: int) -> Sequence[Layer]:
+        dimensions = self._programs.dimensions
+        shape = (dimensions.decoder_heads, capacity, dimensions.head_dim)
+        return [Layer(shape, torch.float32)] * (2 * dimensions.decoder_layers)
+
+    @override
+    def encode_source(self, *source: Tensor) -> Sequence[Tensor]:
+        # Of every source alike.
+        flat, self._structure = tree_flatten(self._programs.encode(*source))
+        return flat
+
+    @override
+    def decode_tokens(
+        self,
+        tokens_rs: Tensor,
+        lengths: Tensor,
+        offsets: Tensor,
+        own: Sequence[Tensor],
+        encoded: Sequence[Tensor],
+    ) -> Tensor:
+        count = self._structure.num_leaves
+        cross_caches = tree_unflatten(encoded[:count], self._structure)
+        logits: Tensor
+        logits, _ = self._programs.decode(
+            tokens_rs, lengths, offsets, pairs(own), cross_caches, *encoded[count:]
+        )
+        return logits
 
 
 def pairs(flat: Sequence[Tensor]) -> list[LayerCache]:

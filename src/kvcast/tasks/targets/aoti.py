@@ -41,7 +41,6 @@ class AotiTarget(Target):
         from kvcast.bundle.caches import CACHES
         from kvcast.lowering import aoti
         from kvcast.lowering.aoti_precision import Precision
-        from kvcast.lowering.signatures import SIGNATURES
         from kvcast.lowering.smoothing import smooth
 
         programs, precision = job.programs, job.precision
@@ -50,7 +49,7 @@ class AotiTarget(Target):
             smooth(programs)
         compiled = Precision(dtype=precision.dtype, quantize=precision.quantize)
         graphs = aoti.lower(
-            SIGNATURES[job.family](programs),
+            job.signatures(),
             compiled,
             folder,
             device=job.build.device,

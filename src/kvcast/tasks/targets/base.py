@@ -51,6 +51,13 @@ class LoweringJob:
     special_tokens: Mapping[str, Sequence[int]]
     on_phase: OnPhase = ignore_phase
 
+    def signatures(self) -> Mapping[str, Any]:
+        """Return what exporters need to know of each program; see `kvcast.lowering.signatures`."""
+        from kvcast.lowering.signatures import SIGNATURES  # which imports torch
+
+        found: Mapping[str, Any] = SIGNATURES[self.family](self.programs)
+        return found
+
 
 class Target(Protocol):
     """One runtime that models are exported to.

@@ -34,8 +34,15 @@ class ExecutorchTarget(Target):
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
         from kvcast.lowering.executorch_families import lower
 
-        quantize, tokens = job.precision.quantize, job.special_tokens
-        return lower(job.family, job.programs, quantize, folder, tokens, job.on_phase)
+        return lower(
+            job.family,
+            job.signatures(),
+            job.programs.dimensions,
+            job.precision.quantize,
+            folder,
+            job.special_tokens,
+            job.on_phase,
+        )
 
     @override
     def self_test(self) -> SelfTestResult:

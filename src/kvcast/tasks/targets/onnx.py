@@ -60,7 +60,8 @@ def _whisper(job: LoweringJob, folder: Path) -> dict[str, Graph]:
     _refuse_int8_cache("Whisper", job.precision)
     from kvcast.lowering.onnx_whisper import lower
 
-    return lower(job.programs, job.precision.quantize, folder, job.on_phase)
+    sizes, quantize = job.programs.dimensions, job.precision.quantize
+    return lower(job.signatures(), sizes, quantize, folder, job.on_phase)
 
 
 def _t5(job: LoweringJob, folder: Path) -> dict[str, Graph]:
