@@ -6,10 +6,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from kvcast.bench.recompute.bundles import open_bundle, write_bundle
-from kvcast.bench.recompute.programs import STATES, RecomputingPrograms, StatesTwice
+from kvcast.bench.recompute.backend import write_bundle
+from kvcast.bench.recompute.programs import STATES, recomputing
+from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.eager import EagerEncoderDecoder
 from kvcast.spec.runtimes import BundlePrecision
+from kvcast.tasks.targets import TARGETS
 from random_models import SMALL, random_programs, speech
 
 FP32 = BundlePrecision(quantize="none")
@@ -33,14 +35,14 @@ def logits_of(runtime, batch=1):
     return np.concatenate(steps, axis=1)
 
 
-def recomputing(programs, runtime, numbers, folder):
-    return open_bundle(folder, write_bundle(programs, runtime, numbers, folder), 1)
+def exported(programs, runtime, numbers, folder):
+    write_bundle(programs, runtime, numbers, folder)
+    return TARGETS[runtime].open("whisper", folder, read_bundle(folder), 1)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_eager_logits_equal_the_cached_ones(programs, batch):
-    recomputing = StatesTwice(RecomputingPrograms.of(programs))
-    found = logits_of(EagerEncoderDecoder(recomputing), batch)
+    found = logits_of(EagerEncoderDecoder(recomputing(programs, "eager")), batch)
     np.testing.assert_array_equal(found, logits_of(EagerEncoderDecoder(programs), batch))
 
 
@@ -49,16 +51,15 @@ def test_eager_logits_equal_the_cached_ones(programs, batch):
 def test_exported_logits_equal_the_cached_ones(programs, runtime, tmp_path):
     if runtime == "executorch":
         pytest.importorskip("executorch")
-    found = logits_of(recomputing(programs, runtime, FP32, tmp_path / "bundle"))
+    found = logits_of(exported(programs, runtime, FP32, tmp_path))
     expected = logits_of(EagerEncoderDecoder(programs))
     np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
 def test_products_of_the_encoders_states_are_int8_as_in_an_int4_bundles_encode(programs, tmp_path):
-    write_bundle(programs, "onnx", BundlePrecision(quantize="int4"), tmp_path / "bundle")
-    graph = ir.load(tmp_path / "bundle" / "onnx" / "decode.onnx").graph
+    write_bundle(programs, "onnx", BundlePrecision(quantize="int4"), tmp_path)
+    graph = ir.load(tmp_path / "onnx" / "decode.onnx").graph
     (states,) = (value for value in graph.inputs if value.name == STATES)
     kinds = [use.node.op_type for use in states.uses()]
     assert kinds == ["DynamicQuantizeMatMul"] * programs.dimensions.decoder_layers
-    others = [node.op_type for node in graph if node.op_type in ("MatMul", "Later")]
-    assert others == []
+    assert "MatMul" not in {node.op_type for node in graph}

@@ -1,14 +1,20 @@
-"""kvcast with the recomputing programs in place of its own."""
+"""kvcast with the recomputing programs in place of its own. torch is imported inside functions."""
 
+import hashlib
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from typing_extensions import override
 
 from kvcast.bench.models import Model
 from kvcast.bench.peers.kvcast import EAGER, PRECISIONS, Kvcast
-from kvcast.bench.recompute.bundles import open_exported
-from kvcast.runtimes.base import EncoderDecoder
+from kvcast.bundle.manifest import Manifest, read_bundle
+from kvcast.bundle.writing import seal
+from kvcast.spec.runtimes import BundlePrecision
 from kvcast.tasks.families import family_of
+from kvcast.tasks.targets import TARGETS
+from kvcast.tasks.targets.base import BuildOptions
 
 
 class Recomputing(Kvcast):
@@ -21,25 +27,60 @@ class Recomputing(Kvcast):
         self.recomputes = True
 
     @override
+    def files(self) -> Path:
+        processor = ",".join(TARGETS[self.runtime].processor())
+        made_for = hashlib.sha256(processor.encode()).hexdigest()[:8]
+        what = "-".join(("recompute", self.runtime, self.precision, made_for))
+        return self.model.made(what, self._lower, self.packages)
+
+    @override
     def load(self) -> None:
-        checkpoint = self.model.checkpoint()
-        family = family_of(checkpoint.family)
-        self.engine = family.model(
-            self._runtime(), checkpoint.dimensions, family.text_files(checkpoint)
-        )
+        checkpoint, family = self.model.checkpoint(), family_of("whisper")
+        runtime = self._eager() if self.runtime == EAGER else self._exported()
+        self.engine = family.model(runtime, checkpoint.dimensions, family.text_files(checkpoint))
 
-    def _runtime(self) -> EncoderDecoder:
-        checkpoint, threads = self.model.checkpoint(), self.model.threads
-        if self.runtime != EAGER:
-            folder, numbers = Path(self.model.folder), self.bundled
-            return open_exported(checkpoint, folder, self.runtime, numbers, threads)
-        from kvcast.bench.recompute.programs import RecomputingPrograms, StatesTwice
+    def _exported(self) -> Any:
+        folder, target = self.files(), TARGETS[self.runtime]
+        return target.open("whisper", folder, read_bundle(folder), self.model.threads)
+
+    def _lower(self, folder: Path) -> None:
+        programs = family_of("whisper").programs(self.model.checkpoint())
+        write_bundle(programs, self.runtime, self.bundled, folder)
+
+    def _eager(self) -> Any:
+        from kvcast.bench.recompute.programs import recomputing
         from kvcast.runtimes import torch_settings
-        from kvcast.runtimes.eager import EagerEncoderDecoder
 
-        torch_settings.use(threads)
-        family = family_of(checkpoint.family)
-        programs = family.programs(checkpoint)
+        torch_settings.use(self.model.threads)
+        family = family_of("whisper")
+        programs = recomputing(family.programs(self.model.checkpoint()), EAGER)
         if (quantize := PRECISIONS[self.precision]) != "none":
             family.quantize_eager(programs, quantize)
-        return EagerEncoderDecoder(StatesTwice(RecomputingPrograms.of(programs)))
+        return family.eager(programs)
+
+
+def write_bundle(cached: Any, runtime: str, numbers: BundlePrecision, folder: Path) -> None:
+    """Lower the fp32 programs, made to recompute; the runtime opens `folder` as a Whisper's."""
+    from kvcast.bench.recompute.programs import RecomputingJob, recomputing
+
+    job = RecomputingJob(
+        family="whisper",
+        programs=recomputing(cached, runtime),
+        precision=numbers,
+        build=BuildOptions(),
+        special_tokens={},
+    )
+    graphs, layers = TARGETS[runtime].lower(job, folder)
+    manifest = Manifest(
+        family="whisper-recompute",
+        runtime=runtime,
+        quantize=numbers.quantize,
+        dtype=numbers.dtype,
+        processor=TARGETS[runtime].processor(),
+        dimensions=asdict(cached.dimensions),
+        cache=layers,
+        graphs=graphs,
+        source={},
+        tools={},
+    )
+    seal(folder, manifest)
