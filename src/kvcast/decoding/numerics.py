@@ -51,9 +51,9 @@ def log_sum_exp(logits_rv: Float32) -> Float32:
 def top_k(logits_rv: Float32, k: int) -> NDArray[np.intp]:
     """Return the indices of each row's k largest values, [rows, k], largest first.
 
-    Of equal values the lower index comes first; NaN comes last. The k-th largest of the maxima of
-    disjoint blocks bounds the k-th largest value from below, so one pass leaves a handful of
-    candidates to sort.
+    Of equal values the lower index comes first; of a row with NaN they are any. The k-th largest
+    of the maxima of disjoint blocks bounds the k-th largest value from below, so one pass leaves a
+    handful of candidates to sort.
     """
     rows, vocab = logits_rv.shape
     width = vocab // _BLOCKS
