@@ -16,7 +16,6 @@ from bench_fakes import Scripted
 from bench_models import TINY, TINY_T5
 from kvcast.bench.backend import Backend
 from kvcast.bench.commands.runtimes import Steps, compared
-from kvcast.bench.floor import Arithmetic
 from kvcast.bench.models import SpeechModel
 from kvcast.bench.peers.kvcast import Kvcast
 from kvcast.bench.recompute.backend import Recomputing
@@ -30,6 +29,7 @@ from kvcast.bench.workloads.seq2seq import Seq2seq
 from kvcast.bench.workloads.speech import Speech
 from kvcast.errors import KvcastError
 from kvcast.work.decoder import DecoderWork
+from kvcast.work.floor import Arithmetic
 from kvcast.work.seq2seq import T5Work
 from kvcast.work.whisper import WhisperWork
 from random_models import SMALL

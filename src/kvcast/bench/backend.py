@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.bench.floor import Arithmetic
 from kvcast.bench.models import Model
 from kvcast.bench.schedule import Trial
+from kvcast.work.floor import Arithmetic
 
 Samples = NDArray[np.float32]
 Tokens = list[int]

@@ -12,14 +12,14 @@ from typing import Any
 from typing_extensions import override
 
 from kvcast.bench.backend import Backend
-from kvcast.bench.floor import Arithmetic, Cost, best_of
-from kvcast.bench.machine import machine_facts
 from kvcast.bench.probes import ENCODE, STEP
 from kvcast.bench.runner import Runner
 from kvcast.bench.schedule import Result, Results, Trial
 from kvcast.bench.workload import of_trial
 from kvcast.errors import KvcastError
+from kvcast.machine.processor import machine_facts
 from kvcast.work.base import Work
+from kvcast.work.floor import Arithmetic, Cost, best_of
 
 FORMAT = "kvcast.bench"
 VERSION = 2

@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 
 from kvcast.bench.backend import Backend, Tokens
-from kvcast.bench.floor import Stored
 from kvcast.bench.models import Model
 from kvcast.bench.schedule import Answer, Result, Results, Trial
 from kvcast.errors import KvcastError
 from kvcast.work import work_of
 from kvcast.work.base import Counted, Work
+from kvcast.work.floor import Stored
 
 ResultT = TypeVar("ResultT")
 Numbers = Mapping[str, tuple[Any, str]]

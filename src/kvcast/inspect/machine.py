@@ -9,6 +9,7 @@ from kvcast.errors import KvcastError
 from kvcast.inspect.units import plural
 from kvcast.machine.rates import LARGE, Rates
 from kvcast.machine.remote import Remote
+from kvcast.work.floor import Cost, fastest_read
 
 # Larger products reach no higher rate; they only take longer to measure.
 _MOST_TOKENS = 512
@@ -44,11 +45,10 @@ class Machine:
     ) -> Self:
         """Use the given figures, and measure the others with that many threads.
 
-        `kvcast.machine.rates` measures at the model's sizes. The best figure counts, since it
-        yields a lower bound on the time: the better of reading from memory and of reading
-        `step_bytes` repeatedly, which may stay in the processor's cache; the better of int8 and
-        float32 products, unless weights are float32. Raises KvcastError if `onnx` is needed but not
-        installed.
+        `kvcast.machine.rates` measures at the model's sizes, of which `step_bytes` are what one
+        step reads. The best figure counts, since it yields a lower bound on the time: the fastest
+        reading, and the better of int8 and float32 products, unless weights are float32. Raises
+        KvcastError if `onnx` is needed but not installed.
         """
         if bandwidth is not None and rate is not None:
             return cls(bandwidth=bandwidth, rate=rate)
@@ -57,7 +57,7 @@ class Machine:
         fastest = max(products, key=rates.__getitem__)
         measured = f"measured with {plural(threads, 'thread')}"
         return cls(
-            bandwidth=bandwidth or max(rates["read"], rates["read_again"]),
+            bandwidth=bandwidth or fastest_read(rates),
             rate=rate or rates[fastest],
             bandwidth_from=GIVEN if bandwidth else measured,
             rate_from=GIVEN if rate else f"{fastest}, {measured}",
@@ -65,7 +65,8 @@ class Machine:
 
     def seconds(self, operations: float, read: float) -> float:
         """Return the least possible time for a call, with reading and multiplying overlapped."""
-        return max(operations / self.rate, read / self.bandwidth)
+        cost = Cost(fp32=operations, bytes=read)
+        return cost.seconds({"fp32": self.rate, "read": self.bandwidth})
 
 
 def _measured(threads: int, step_bytes: float, tokens: int, width: int) -> Mapping[str, float]:

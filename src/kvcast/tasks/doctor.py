@@ -15,7 +15,7 @@ from typing import Any
 
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
-from kvcast.runtimes.cores import available_cores, instruction_sets
+from kvcast.machine.processor import available_cores, instruction_sets
 from kvcast.spec.paths import cache_dir
 from kvcast.spec.runtimes import DEFAULT_RUNTIME, RUNTIMES
 from kvcast.tasks.child import ask

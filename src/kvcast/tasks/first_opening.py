@@ -16,7 +16,7 @@ import numpy as np
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError, UsageError
-from kvcast.runtimes.cores import instruction_sets
+from kvcast.machine.processor import instruction_sets
 from kvcast.spec.paths import cache_dir
 from kvcast.spec.runtimes import is_native
 from kvcast.tasks.child import ask

@@ -19,7 +19,7 @@ from kvcast.bundle.staging import remove_abandoned
 from kvcast.bundle.validation import check_manifest
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import InputOutputError, KvcastError, UsageError
-from kvcast.runtimes.cores import available_cores
+from kvcast.machine.processor import available_cores
 from kvcast.spec.options import keywords_of
 from kvcast.spec.paths import cache_dir
 from kvcast.spec.phases import OnPhase

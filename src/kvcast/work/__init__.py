@@ -1,7 +1,8 @@
 """What a call of a model multiplies and reads, counted from its dimensions alone.
 
 Counted once, for `kvcast inspect cost` and for the floors of `kvcast bench`. Each family has a
-class that meets `kvcast.work.base.Counted`. Knows no bytes, no rates and no clocks.
+class that meets `kvcast.work.base.Counted`; `kvcast.work.floor` alone knows bytes and rates. Knows
+no clocks.
 """
 
 from collections.abc import Callable, Mapping

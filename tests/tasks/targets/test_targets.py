@@ -13,7 +13,7 @@ from kvcast.bundle.packages import read_on_trust
 from kvcast.cli import main
 from kvcast.errors import KvcastError, UsageError
 from kvcast.lowering.aoti import PACKAGE
-from kvcast.runtimes.cores import instruction_sets
+from kvcast.machine.processor import instruction_sets
 from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
 from kvcast.tasks.targets import TARGETS
 from kvcast.tasks.targets.self_test import compile_tiny, find_compiler
@@ -145,10 +145,3 @@ def test_any_compiler_serves_that_aotinductor_would_use(monkeypatch, tmp_path):
 def test_a_bundle_of_an_unknown_runtime_is_refused(compiled, tmp_path):
     with pytest.raises(KvcastError, match="abacus"):
         kvcast.load(changed(compiled, tmp_path / "bundle", runtime="abacus"))
-
-
-def test_instruction_sets_are_read_from_the_system(tmp_path):
-    info = tmp_path / "cpuinfo"
-    info.write_text("processor : 0\nflags\t\t: fpu avx2 sse4_2 vme amx_int8\n\nflags : sse2\n")
-    assert instruction_sets(info) == ("amx_int8", "avx2", "sse4_2")
-    assert instruction_sets(tmp_path / "nothing") == ()

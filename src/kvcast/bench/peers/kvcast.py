@@ -14,7 +14,6 @@ from typing import Any
 from typing_extensions import override
 
 from kvcast.bench.backend import Backend, Continuer, Samples, Ticks, Tokens, Transcriber, Writer
-from kvcast.bench.floor import Arithmetic
 from kvcast.bench.hugging_face import write_hugging_face
 from kvcast.bench.models import CausalModel, Model
 from kvcast.bench.schedule import Trial
@@ -27,6 +26,7 @@ from kvcast.spec import runtimes
 from kvcast.spec.runtimes import BundlePrecision, PrecisionRequest
 from kvcast.tasks.targets import TARGETS
 from kvcast.tasks.targets.base import BuildOptions
+from kvcast.work.floor import Arithmetic
 
 PRECISIONS = {"fp32": "none", "bf16": "none", "int8": "int8", "int4": "int4"}
 """Classes to compare within, and how each is quantised where a runtime has no word of its own."""

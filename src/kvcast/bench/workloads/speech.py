@@ -8,7 +8,6 @@ from typing_extensions import override
 
 from kvcast.bench import probes
 from kvcast.bench.backend import Backend, Samples
-from kvcast.bench.floor import Stored
 from kvcast.bench.models import Model, SpeechModel
 from kvcast.bench.probes import ENCODE, LOOP, MEL, PREFILL, REORDER, STEP
 from kvcast.bench.recording import word_error
@@ -17,6 +16,7 @@ from kvcast.bench.workload import Numbers, Table, Workload, of_trial, timed
 from kvcast.errors import UsageError
 from kvcast.spec.whisper import WhisperDimensions
 from kvcast.work.base import Work
+from kvcast.work.floor import Stored
 
 TRANSCRIBE = "transcribe"
 

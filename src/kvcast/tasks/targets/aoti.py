@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError, UsageError
-from kvcast.runtimes.cores import instruction_sets
+from kvcast.machine.processor import instruction_sets
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.tasks.targets.base import (
     BuildOptions,

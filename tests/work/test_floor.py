@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from kvcast.bench.floor import Arithmetic, Cost
 from kvcast.bench.workloads.causal import Causal
 from kvcast.bench.workloads.seq2seq import Seq2seq
 from kvcast.bench.workloads.speech import Speech
 from kvcast.work.base import Work
 from kvcast.work.decoder import DecoderWork
+from kvcast.work.floor import Arithmetic, Cost
 from kvcast.work.seq2seq import T5Work
 from kvcast.work.whisper import WhisperWork
 from published_models import SMOL, T5_SMALL, TINY_EN

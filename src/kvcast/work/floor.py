@@ -1,7 +1,8 @@
 """The least time that a machine with given rates could take for given work.
 
-`kvcast.work` counts operations and numbers; here they become bytes, by how bundles of ONNX Runtime
-store them, and seconds. Norms, activations, rotation and softmax count as nothing. Knows no clock.
+What the other modules count becomes bytes, by how bundles of ONNX Runtime store numbers, and
+seconds at the rates that `kvcast.machine.rates` measures, or that a user gives. Norms, activations,
+rotation and softmax count as nothing. Knows no clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +24,13 @@ class Cost:
     bytes: float = 0.0
 
     def seconds(self, rates: Mapping[str, float]) -> float:
-        """Return the least time at the rates that `kvcast.machine.rates` measures.
+        """Return the least time at these rates, of which those of its own products are needed.
 
-        Reading and multiplying overlap, the two products do not. A floor must not be too high, so
-        the better rate of reading counts.
+        Reading and multiplying overlap, the two products do not.
         """
-        products = self.int8 / rates["int8"] + self.fp32 / rates["fp32"]
-        return max(products, self.bytes / max(rates["read"], rates["read_again"]))
+        products = (("int8", self.int8), ("fp32", self.fp32))
+        multiplying = sum(count / rates[name] for name, count in products if count)
+        return max(multiplying, self.bytes / fastest_read(rates))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,15 @@ class Arithmetic:
             table -= work.table / 2
         packed = work.matrices / 2 + _SCALE * work.matrices / _INT4_BLOCK
         return work.encoder_matrices + packed + table
+
+
+def fastest_read(rates: Mapping[str, float]) -> float:
+    """Return the best rate of reading: a lower bound on time must not be too high.
+
+    That is from memory or, where it was measured, of reading the same bytes repeatedly, which may
+    stay in the processor's cache.
+    """
+    return max(rates[name] for name in ("read", "read_again") if name in rates)
 
 
 def best_of(measurements: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 import math
 import os
+import platform
+import re
 from pathlib import Path
 
 CPU_FOLDER = Path("/sys/devices/system/cpu")
@@ -9,6 +11,8 @@ CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 CPU_INFO = Path("/proc/cpuinfo")
 # What compilers choose instructions by.
 _EXTENSIONS = ("sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "asimd", "sve")
+# Instructions that decide how fast int8, fp32 and bf16 products are.
+_TELLING = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 
 
 def available_cores(cpu_folder: Path = CPU_FOLDER, quota_file: Path = CGROUP_QUOTA) -> int:
@@ -24,13 +28,38 @@ def available_cores(cpu_folder: Path = CPU_FOLDER, quota_file: Path = CGROUP_QUO
 
 def instruction_sets(cpu_info: Path = CPU_INFO) -> tuple[str, ...]:
     """Names of the processor's vector and matrix instructions, sorted; none where unknown."""
-    try:
-        lines = cpu_info.read_text().splitlines()
-    except OSError:  # Linux only
-        return ()
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), ":")
-    names = set(flags.partition(":")[2].split())
+    names = set(_entry(cpu_info, "flags|Features").split())
     return tuple(sorted(name for name in names if name.startswith(_EXTENSIONS)))
+
+
+def machine_facts() -> dict[str, object]:
+    """Return what must be said of the machine beside every figure measured on it.
+
+    The processor's name, the instructions that decide its speed, cores, logical processors, memory
+    in bytes, system and Python. Needs psutil.
+    """
+    import psutil
+
+    instructions = instruction_sets()
+    return {
+        "cpu": _entry(CPU_INFO, "model name") or platform.processor() or platform.machine(),
+        "instructions": [name for name in _TELLING if name in instructions],
+        "cores": available_cores(),
+        "processors": os.cpu_count() or 1,
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def _entry(cpu_info: Path, names: str) -> str:
+    """Return the first processor's entry of one of these names, a|b; empty where unknown."""
+    try:
+        text = cpu_info.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # Linux only
+        return ""
+    found = re.search(rf"^(?:{names})\s*:(.*)$", text, re.MULTILINE)
+    return found[1].strip() if found else ""
 
 
 def _allowed_processors() -> set[int]:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcast.runtimes.cores import available_cores
+from kvcast.machine.processor import available_cores, instruction_sets, machine_facts
 
 
 def machine(folder: Path, siblings: list[str]) -> Path:
@@ -40,3 +40,19 @@ def test_a_system_that_tells_nothing_counts_every_processor(tmp_path, monkeypatc
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert available_cores(tmp_path / "none", tmp_path / "none") == 3
+
+
+def test_instruction_sets_are_read_from_the_system(tmp_path):
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor : 0\nflags\t\t: fpu avx2 sse4_2 vme amx_int8\n\nflags : sse2\n")
+    assert instruction_sets(info) == ("amx_int8", "avx2", "sse4_2")
+    assert instruction_sets(tmp_path / "nothing") == ()
+    info.write_text("processor\t: 0\nFeatures\t: fp asimd\n")  # as on ARM
+    assert instruction_sets(info) == ("asimd",)
+
+
+def test_facts_name_the_instructions_that_decide_the_speed():
+    facts = machine_facts()
+    assert facts["cpu"]
+    assert set(facts["instructions"]) <= set(instruction_sets())
+    assert facts["cores"] <= facts["processors"]
