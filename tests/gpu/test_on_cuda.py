@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from kvcast.bench.gpu.models import random_model
-from kvcast.bench.gpu.steps import compiled
 from kvcast.bench.gpu.variants import variants
 from kvcast.bench.workloads.gpu import TimedModel
+from kvcast.lowering.greedy_step import compiled
 from random_decoders import MISTRAL, random_decoder
 from random_models import SMALL, random_programs, speech
 

@@ -5,7 +5,7 @@ The *runner* gives each backend a process and lets them take turns, the *report*
 object of what they answered, and the *renderer* tables of that.
 
     commands     what a user asks for: which workload, which backends
-    gpu          models, variants and steps on a CUDA device
+    gpu          models and variants on a CUDA device
     recompute    the baseline without caches of cross keys and values
     peers        one file a program, and a table of them for each workload
     workloads    one file each: speech, causal, seq2seq, gpu

@@ -10,7 +10,6 @@ from torch._inductor import select_algorithm
 from typing_extensions import override
 
 from kvcast.bench.backend import Backend
-from kvcast.bench.gpu.device import COPIED, device_facts, memory_rates
 from kvcast.bench.gpu.models import random_model
 from kvcast.bench.gpu.variants import Compile, variants
 from kvcast.bench.probes import STEP
@@ -21,6 +20,7 @@ from kvcast.bench.workload import Table
 from kvcast.bench.workloads.gpu import GpuSteps, TimedModel
 from kvcast.errors import KvcastError
 from kvcast.lowering.aoti_precision import Precision
+from kvcast.machine.device import COPIED, device_facts, memory_rates
 from kvcast.machine.remote import Local
 from kvcast.work.floor import best_of
 

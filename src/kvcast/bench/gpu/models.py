@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kvcast.bench.workloads.gpu import TimedModel
 from kvcast.bundle.caches import CACHES
+from kvcast.lowering.greedy_step import Text
 from kvcast.models.decoder import DecoderModel
 from kvcast.models.whisper import Whisper
 from kvcast.programs.decoder import AttentionConstants
@@ -22,16 +23,6 @@ from kvcast.spec.whisper import WhisperDimensions
 from kvcast.work import work_of
 
 _SEED = 0
-
-
-class Text(NamedTuple):
-    """What a step takes: one row that is being written, in tensors that steps change in place."""
-
-    token_rs: Tensor  # int64 [1, 1], the newest token, which no cache holds yet
-    lengths: Tensor  # int32 [1], positions that the caches hold
-    written: Tensor  # int64 [capacity + 1], the token that a step chose for each position
-    caches: list[tuple[Tensor, Tensor]]  # (key, value) [1, kv_heads, slots, d] a layer
-    given: tuple[Any, ...]  # what the program takes beside: cross caches; never changed
 
 
 class RandomModel(NamedTuple):

@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from typing_extensions import override
 
 from kvcast.bench.backend import Backend, Tokens
-from kvcast.bench.gpu.device import seconds_of
-from kvcast.bench.gpu.models import RandomModel, Text
-from kvcast.bench.gpu.steps import Step, captured, make_step, slots_for
+from kvcast.bench.gpu.models import RandomModel
 from kvcast.conditional.cross_attention import CachedCrossAttention
+from kvcast.lowering.greedy_step import Step, Text, captured, make_step, slots_for
+from kvcast.machine.device import seconds_of
 from kvcast.nn.attention import CrossAttention
 
 Compile = Callable[[GraphModule, tuple[Any, ...]], Step]

@@ -6,17 +6,17 @@ again and again, and nothing returns to the host in between. That is what a CUDA
 How many slots a step reads is fixed when it is made: a power of two, as reading them all would
 cost a text of 500 tokens in a cache of 4,096 slots eight times what it holds, and a graph for each
 length would be thousands. So there are few graphs and a step reads at most twice what is held.
+Knows no model and no clock.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.functional import linear
 
-from kvcast.bench.gpu.models import Text
 from kvcast.lowering.aoti_operators import reading, table
 from kvcast.lowering.replace import replace_operators
 
@@ -24,6 +24,16 @@ FEWEST_SLOTS = 128
 
 Step = Callable[..., object]
 """Takes the parts of a text, or nothing if it has them already, and changes them in place."""
+
+
+class Text(NamedTuple):
+    """What a step takes: one row that is being written, in tensors that steps change in place."""
+
+    token_rs: Tensor  # int64 [1, 1], the newest token, which no cache holds yet
+    lengths: Tensor  # int32 [1], positions that the caches hold
+    written: Tensor  # int64 [capacity + 1], the token that a step chose for each position
+    caches: list[tuple[Tensor, Tensor]]  # (key, value) [1, kv_heads, slots, d] a layer
+    given: tuple[Any, ...]  # what the program takes beside: cross caches; never changed
 
 
 def slots_for(positions: int, capacity: int) -> int:
@@ -49,7 +59,7 @@ def summed(hidden: Tensor, weight_oi: Tensor, bias_o: Tensor | None = None) -> T
 
 
 PRODUCTS: Mapping[str, Callable[..., Tensor]] = {"sums": summed, "library": linear}
-"""How to multiply one row with a matrix. Which is faster the bench finds out."""
+"""How to multiply one row with a matrix; `kvcast bench gpu` measures which is faster."""
 
 
 class _Greedy(nn.Module):

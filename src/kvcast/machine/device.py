@@ -1,4 +1,7 @@
-"""What a device is, what it takes for a piece of work, and how fast it reads its memory."""
+"""What a device of torch's is, how long it works, and how fast it reads its memory.
+
+Knows nothing of models.
+"""
 
 import shutil
 import subprocess
