@@ -22,7 +22,7 @@ from kvcast.bench.recompute.backend import Recomputing
 from kvcast.bench.render import render
 from kvcast.bench.report import Benchmark, measure
 from kvcast.bench.runner import Loaded, Runner
-from kvcast.bench.schedule import Result, Results
+from kvcast.bench.turns import Result, Results
 from kvcast.bench.workload import Workload
 from kvcast.bench.workloads.causal import Causal
 from kvcast.bench.workloads.seq2seq import Seq2seq

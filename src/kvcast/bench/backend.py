@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.bench.models import Model
-from kvcast.bench.schedule import Trial
+from kvcast.bench.turns import Trial
 from kvcast.work.floor import Arithmetic
 
 Samples = NDArray[np.float32]

@@ -14,7 +14,7 @@ from typing_extensions import override
 from kvcast.bench.backend import Backend
 from kvcast.bench.probes import ENCODE, STEP
 from kvcast.bench.runner import Runner
-from kvcast.bench.schedule import Result, Results, Trial
+from kvcast.bench.turns import Result, Results, Trial
 from kvcast.bench.workload import of_trial
 from kvcast.errors import KvcastError
 from kvcast.machine.processor import machine_facts

@@ -12,9 +12,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from kvcast.bench.backend import Backend
-from kvcast.bench.idle import IdleGate
 from kvcast.bench.models import installed_versions
-from kvcast.bench.schedule import Results, Trial, say, take_turns
+from kvcast.bench.turns import IdleGate, Results, Trial, say, take_turns
 from kvcast.bench.worker import Importing, Worker
 from kvcast.bench.workload import Workload
 from kvcast.errors import KvcastError

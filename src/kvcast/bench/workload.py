@@ -13,7 +13,7 @@ import numpy as np
 
 from kvcast.bench.backend import Backend, Tokens
 from kvcast.bench.models import Model
-from kvcast.bench.schedule import Answer, Result, Results, Trial
+from kvcast.bench.turns import Answer, Result, Results, Trial
 from kvcast.errors import KvcastError
 from kvcast.work import work_of
 from kvcast.work.base import Counted, Work

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import torch
 
-from kvcast.bench import idle
+from kvcast.bench import turns
 from kvcast.bench.commands import gpu
 from kvcast.bench.gpu.measure import measure_on
 from kvcast.bench.render import render
@@ -41,7 +41,7 @@ def arguments(*words: str) -> argparse.Namespace:
 @pytest.fixture(scope="module")
 def measured() -> tuple[dict[str, Any], Any]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
+        patched.setattr(turns, "PATIENCE", 0.2)  # figures do not matter here
         return measure_on(
             "cpu", MODELS, lambda module, _: module, dtype="fp32", runs=2, copied=2**16
         )

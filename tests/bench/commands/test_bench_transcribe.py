@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kvcast.bench import commands, idle
+from kvcast.bench import commands, turns
 from kvcast.cli import main
 
 ROOT = Path(__file__).parents[3]
@@ -18,7 +18,7 @@ ALONE = ["--model", "demo", "--threads", "1", "--beam", "1", "--runs", "1", "--p
 def test_kvcast_alone_is_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
+    monkeypatch.setattr(turns, "PATIENCE", 0.2)  # figures do not matter here
     assert main(["bench", "transcribe", AUDIO, "--reference", TEXT, *ALONE]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     found = json.loads(last)

@@ -15,7 +15,7 @@ from kvcast.bench.gpu.variants import Compile, variants
 from kvcast.bench.probes import STEP
 from kvcast.bench.report import Benchmark, Floors, measure
 from kvcast.bench.runner import Runner
-from kvcast.bench.schedule import Trial
+from kvcast.bench.turns import Trial
 from kvcast.bench.workload import Table
 from kvcast.bench.workloads.gpu import GpuSteps, TimedModel
 from kvcast.errors import KvcastError

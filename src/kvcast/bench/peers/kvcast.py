@@ -16,7 +16,7 @@ from typing_extensions import override
 from kvcast.bench.backend import Backend, Continuer, Samples, Ticks, Tokens, Transcriber, Writer
 from kvcast.bench.hugging_face import write_hugging_face
 from kvcast.bench.models import CausalModel, Model
-from kvcast.bench.schedule import Trial
+from kvcast.bench.turns import Trial
 from kvcast.bench.workloads.causal import POSITION
 from kvcast.bundle.manifest import is_bundle, read_bundle
 from kvcast.checkpoints.base import DecoderCheckpoint

@@ -11,7 +11,7 @@ from typing_extensions import override
 from kvcast.bench.backend import Backend, Ticks, Tokens
 from kvcast.bench.models import CausalModel, Model
 from kvcast.bench.probes import LOOP, PREFILL, STEP
-from kvcast.bench.schedule import Answer, Results, Trial
+from kvcast.bench.turns import Answer, Results, Trial
 from kvcast.bench.workload import Numbers, Table, Workload, check_tokens, of_trial, random_tokens
 from kvcast.errors import KvcastError, UsageError
 from kvcast.spec.decoder import DecoderDimensions

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from kvcast.bench.probes import STEP
-from kvcast.bench.schedule import Answer, Results, Trial
+from kvcast.bench.turns import Answer, Results, Trial
 from kvcast.bench.workload import Table, Workload, of_trial
 from kvcast.errors import UsageError
 from kvcast.spec.decoder import DecoderDimensions

@@ -11,7 +11,7 @@ from typing_extensions import override
 from kvcast.bench.backend import Tokens
 from kvcast.bench.models import Model, Seq2seqModel
 from kvcast.bench.probes import ENCODE, LOOP, PREFILL, REORDER, STEP
-from kvcast.bench.schedule import Answer, Results, Trial
+from kvcast.bench.turns import Answer, Results, Trial
 from kvcast.bench.workload import (
     Numbers,
     Table,

@@ -11,7 +11,7 @@ from kvcast.bench.backend import Backend, Samples
 from kvcast.bench.models import Model, SpeechModel
 from kvcast.bench.probes import ENCODE, LOOP, MEL, PREFILL, REORDER, STEP
 from kvcast.bench.recording import word_error
-from kvcast.bench.schedule import Answer, Results, Trial
+from kvcast.bench.turns import Answer, Results, Trial
 from kvcast.bench.workload import Numbers, Table, Workload, of_trial, timed
 from kvcast.errors import UsageError
 from kvcast.spec.whisper import WhisperDimensions
