@@ -5,11 +5,15 @@ runtime use it.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import override
 
-from kvcast.errors import InputMissingError, KvcastError
+from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle
+from kvcast.checkpoints.base import Dimensions
+from kvcast.checkpoints.source import read_dimensions
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 from kvcast.runtimes.base import EncoderDecoder, Runtime
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.t5 import T5Dimensions
@@ -301,3 +305,21 @@ def family_of(name: str) -> Family:
     if name not in _FAMILIES:
         raise KvcastError(f"this kvcast knows no {name} models: update it, or export again")
     return _FAMILIES[name]
+
+
+def dimensions_of(path: Path) -> Dimensions:
+    """Return the dimensions of the model in a bundle, a checkpoint or a configuration's folder.
+
+    The weights may be missing. Raises KvcastError with one line.
+    """
+    if not is_bundle(path):
+        return read_dimensions(path)
+    # Not `read_bundle`, which would read all weights for their checksums.
+    try:
+        manifest = Manifest.from_json((path / MANIFEST).read_text(encoding="utf-8"))
+        dimensions: Dimensions = family_of(manifest.family).dimensions(manifest.dimensions)
+    except (OSError, UnicodeDecodeError):
+        raise InputOutputError(f"{path / MANIFEST} cannot be read: export it again") from None
+    except KvcastError as error:
+        raise type(error)(f"{path}: {error}") from None
+    return dimensions

@@ -18,10 +18,9 @@ from kvcast.bench.render import render
 from kvcast.bench.report import Benchmark, measure
 from kvcast.bench.runner import Runner
 from kvcast.bench.workload import Numbers, Table, Workload
-from kvcast.bundle.manifest import is_bundle, read_bundle
-from kvcast.checkpoints.source import locate, read_dimensions
+from kvcast.checkpoints.source import locate
 from kvcast.errors import KvcastError, UsageError
-from kvcast.tasks.families import family_of
+from kvcast.tasks.families import dimensions_of
 
 Kinds = Mapping[type, Any]
 """By the type of a model's dimensions, the class of the workload that a command measures."""
@@ -87,11 +86,7 @@ def choose_workload(
     """
     require("psutil")
     folder = find(args.model)
-    if is_bundle(folder):
-        manifest = read_bundle(folder)
-        dimensions = family_of(manifest.family).dimensions(manifest.dimensions)
-    else:
-        dimensions = read_dimensions(folder)
+    dimensions = dimensions_of(folder)
     workload = kinds.get(type(dimensions))
     if workload is None:
         names = " and ".join(kind.kind for kind in kinds.values())
