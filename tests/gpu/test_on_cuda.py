@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvcast.bench.gpu.models import random_model
-from kvcast.bench.gpu.variants import variants
+from kvcast.bench.gpu import random_model, variants
 from kvcast.bench.workloads.gpu import TimedModel
 from kvcast.lowering.greedy_step import compiled
 from random_decoders import MISTRAL, random_decoder

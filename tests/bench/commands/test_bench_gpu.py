@@ -12,7 +12,7 @@ import torch
 
 from kvcast.bench import turns
 from kvcast.bench.commands import gpu
-from kvcast.bench.gpu.measure import measure_on
+from kvcast.bench.gpu import measure_on
 from kvcast.bench.render import render
 from kvcast.bench.workloads.gpu import BYTES, PUBLISHED, TimedModel
 from kvcast.checkpoints.source import read_dimensions

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not torch.cuda.is_available():
         raise KvcastError("no CUDA device is present: bench gpu measures nothing else")
-    from kvcast.bench.gpu.measure import measure_on
+    from kvcast.bench.gpu import measure_on
     from kvcast.lowering.greedy_step import compiled
 
     own = {name: getattr(args, name) for name in ("prompt", "new") if getattr(args, name)}

@@ -33,13 +33,22 @@ class EncodeStates(Encode):
         return [(self.encoder(features_bmt),)]
 
 
-class DecodeFromStates(Decode):
-    """Projects every layer's cross key and value from states, then does what `Decode` does."""
+def _as_they_are(key: Tensor, value: Tensor) -> LayerCache:
+    return key, value
 
-    def __init__(self, cached: Decode, lay_out: LayOut) -> None:
+
+class DecodeFromStates(Decode):
+    """Projects every layer's cross key and value from states, then does what `Decode` does.
+
+    `dtype` is what products take; keys and values have the dtype of the states.
+    """
+
+    def __init__(
+        self, cached: Decode, lay_out: LayOut = _as_they_are, dtype: torch.dtype = torch.float32
+    ) -> None:
         nn.Module.__init__(self)
         self.decoder = cached.decoder
-        self._lay_out = lay_out
+        self._lay_out, self._dtype = lay_out, dtype
 
     @override
     def forward(
@@ -51,10 +60,9 @@ class DecodeFromStates(Decode):
         cross_caches: Any,
     ) -> tuple[Tensor, Sequence[LayerCache]]:
         ((states_btx,),) = cross_caches
-        # Products take fp32; keys and values have the dtype of the states.
         projected = [
             self._lay_out(key.to(states_btx.dtype), value.to(states_btx.dtype))
-            for key, value in self.decoder.project_cross(states_btx.float())
+            for key, value in self.decoder.project_cross(states_btx.to(self._dtype))
         ]
         return super().forward(tokens_rs, lengths, offsets, self_caches, projected)
 
@@ -72,8 +80,7 @@ _LAY_OUTS: Mapping[str, LayOut] = {"executorch": _of_one_input}
 
 def recomputing(cached: WhisperPrograms, runtime: str) -> WhisperPrograms:
     """Return programs for a runtime over the same weights; `encode` gives [(states,)]."""
-    lay_out = _LAY_OUTS.get(runtime, lambda key, value: (key, value))
-    decode = DecodeFromStates(cached.decode, lay_out)
+    decode = DecodeFromStates(cached.decode, _LAY_OUTS.get(runtime, _as_they_are))
     return replace(cached, encode=EncodeStates(cached.encode), decode=decode)
 
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from greedy_texts import written_eagerly
-from kvcast.bench.gpu.models import RandomModel, random_model
-from kvcast.bench.gpu.variants import GpuVariant, variants
+from kvcast.bench.gpu import GpuVariant, RandomModel, random_model, variants
 from kvcast.bench.workloads.gpu import GpuSteps, TimedModel
 from random_decoders import MISTRAL
 from random_models import SMALL
