@@ -7,9 +7,9 @@ import pytest
 
 from bench_fakes import FINDS_THIS, Scripted
 from bench_models import TINY
-from kvcast.bench import turns
 from kvcast.bench.runner import Runner
 from kvcast.bench.workloads.causal import Causal
+from kvcast.machine import idle
 from kvcast.machine.remote import Local, Remote
 
 CAUSAL = Causal(dimensions=TINY, prompt=5, new=2, batch=[1, 2])
@@ -17,7 +17,7 @@ CAUSAL = Causal(dimensions=TINY, prompt=5, new=2, batch=[1, 2])
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "PATIENCE", 0.2)  # figures do not matter here
+    monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
 
 
 def runner(host: type[Remote] = Local, runs: int = 1) -> Runner:

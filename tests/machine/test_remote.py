@@ -3,7 +3,7 @@
 import pytest
 
 from bench_fakes import FINDS_THIS, Far
-from kvcast.bench.turns import cpu_seconds
+from kvcast.machine.idle import cpu_seconds
 from kvcast.machine.remote import Local, Remote, RemoteError
 
 ENVIRONMENT = {**FINDS_THIS, "MARK": "far"}

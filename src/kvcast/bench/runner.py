@@ -13,10 +13,11 @@ from typing import Any
 
 from kvcast.bench.backend import Backend
 from kvcast.bench.models import installed_versions
-from kvcast.bench.turns import IdleGate, Results, Trial, say, take_turns
+from kvcast.bench.turns import Results, Trial, say, take_turns
 from kvcast.bench.worker import Importing, Worker
 from kvcast.bench.workload import Workload
 from kvcast.errors import KvcastError
+from kvcast.machine.idle import IdleGate
 from kvcast.machine.rates import Rates
 from kvcast.machine.remote import Remote
 

@@ -7,11 +7,12 @@ import jsonschema
 import pytest
 
 from bench_models import TINY_T5_CONFIG, tiny_checkpoint
-from kvcast.bench import commands, turns
+from kvcast.bench import commands
 from kvcast.bench.hugging_face import write_hugging_face
 from kvcast.bench.peers.kvcast import RING
 from kvcast.bench.random_t5 import write_t5
 from kvcast.cli import main
+from kvcast.machine import idle
 
 ROOT = Path(__file__).parents[3]
 SMALL = ["--threads", "1", "--prompt", "6", "--new", "2", "--batch", "1", "2", "--positions", "9"]
@@ -27,7 +28,7 @@ def model(tmp_path: Path) -> str:
 def test_kvcast_alone_is_measured(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(turns, "PATIENCE", 0.2)  # figures do not matter here
+    monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
     monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "cache"))
     options = ["--window", "4", "--runs", "1", "--quantize", "int8", "--peers"]
     assert main(["bench", "generate", "--model", model, *SMALL, *options]) == 0
@@ -68,7 +69,7 @@ SOURCES = ["--threads", "1", "--source", "6", "--target", "3", "--batch", "1", "
 def test_kvcast_alone_is_measured_with_a_t5(
     t5: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(turns, "PATIENCE", 0.2)  # figures do not matter here
+    monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
     monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "cache"))
     options = ["--beam", "1", "2", "--lengths", "6", "9", "--runs", "1", "--quantize", "none"]
     assert main(["bench", "generate", "--model", t5, *SOURCES, *options, "--peers"]) == 0

@@ -10,7 +10,6 @@ import jsonschema
 import pytest
 import torch
 
-from kvcast.bench import turns
 from kvcast.bench.commands import gpu
 from kvcast.bench.gpu import measure_on
 from kvcast.bench.render import render
@@ -19,6 +18,7 @@ from kvcast.checkpoints.source import read_dimensions
 from kvcast.cli.arguments import Parser
 from kvcast.errors import KvcastError, UsageError
 from kvcast.lowering.aoti_precision import Precision
+from kvcast.machine import idle
 from random_decoders import MISTRAL
 from random_models import SMALL
 
@@ -41,7 +41,7 @@ def arguments(*words: str) -> argparse.Namespace:
 @pytest.fixture(scope="module")
 def measured() -> tuple[dict[str, Any], Any]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(turns, "PATIENCE", 0.2)  # figures do not matter here
+        patched.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
         return measure_on(
             "cpu", MODELS, lambda module, _: module, dtype="fp32", runs=2, copied=2**16
         )

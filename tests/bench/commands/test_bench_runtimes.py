@@ -9,11 +9,12 @@ import pytest
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from bench_models import TINY_T5_CONFIG, tiny_checkpoint
-from kvcast.bench import runner, turns
+from kvcast.bench import runner
 from kvcast.bench.hugging_face import write_hugging_face
 from kvcast.bench.random_t5 import write_t5
 from kvcast.checkpoints.source import locate, read_dimensions
 from kvcast.cli import main
+from kvcast.machine import idle
 
 ROOT = Path(__file__).parents[3]
 CARD = str(ROOT / "tests" / "data" / "cards" / "001.wav")
@@ -49,7 +50,7 @@ def whisper(tmp_path: Path) -> str:
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "PATIENCE", 0.2)  # figures do not matter here
+    monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
 
 
 @pytest.mark.slow

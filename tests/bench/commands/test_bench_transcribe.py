@@ -6,8 +6,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kvcast.bench import commands, turns
+from kvcast.bench import commands
 from kvcast.cli import main
+from kvcast.machine import idle
 
 ROOT = Path(__file__).parents[3]
 AUDIO = str(ROOT / "examples" / "sense-and-sensibility.flac")
@@ -18,7 +19,7 @@ ALONE = ["--model", "demo", "--threads", "1", "--beam", "1", "--runs", "1", "--p
 def test_kvcast_alone_is_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(turns, "PATIENCE", 0.2)  # figures do not matter here
+    monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
     assert main(["bench", "transcribe", AUDIO, "--reference", TEXT, *ALONE]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     found = json.loads(last)

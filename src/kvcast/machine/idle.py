@@ -1,0 +1,68 @@
+"""The idle gate: nobody begins a turn before the machine is quiet, and what others use is measured.
+
+Thread pools spin after their work is done: OpenMP's and ONNX Runtime's for a while, to be ready for
+more. A turn that begins before that is over shares its cores with the turn before. So nobody
+begins before all have stopped and the machine is idle, and what the rest of the machine used during
+a turn is on record. Needs psutil.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+WINDOW = 0.1
+"""Seconds of looking; the system counts in hundredths, so a spinning thread takes about ten."""
+
+PATIENCE = 20.0
+"""Seconds after which a machine that never rests is measured all the same, and marked."""
+
+IDLE = 0.06
+"""Share of the machine that may be in use: of two cores and a window, one hundredth."""
+
+AnswerT = TypeVar("AnswerT")
+
+
+@dataclass(frozen=True)
+class IdleGate:
+    """Surrounds turns of these processes."""
+
+    pids: Sequence[int]
+
+    def settle(self) -> bool:
+        """Wait until the processes use no processor and others next to none; False if in vain."""
+        import psutil
+
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            before = list(map(cpu_seconds, self.pids))
+            share = psutil.cpu_percent(WINDOW) / 100
+            if before == list(map(cpu_seconds, self.pids)) and share <= IDLE:
+                return True
+        return False
+
+    def watch(self, turn: Callable[[], AnswerT]) -> tuple[AnswerT, float]:
+        """Take the turn, and return its answer and the share of the machine that others used."""
+        import psutil
+
+        psutil.cpu_percent()  # the next call answers for the time since this one
+        start, own = time.monotonic(), self._ours()
+        answer = turn()
+        own, seconds = self._ours() - own, time.monotonic() - start
+        share = own / seconds / (os.cpu_count() or 1)
+        return answer, max(0.0, psutil.cpu_percent() / 100 - share)
+
+    def _ours(self) -> float:
+        return sum(map(cpu_seconds, {*self.pids, os.getpid()}))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process has used so far; 0 for one that has ended."""
+    import psutil
+
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
