@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
 
@@ -11,10 +12,8 @@ from typing_extensions import override
 from kvcast.bench.probes import STEP
 from kvcast.bench.turns import Answer, Results, Trial
 from kvcast.bench.workload import Table, Workload, of_trial
+from kvcast.checkpoints.source import read_dimensions
 from kvcast.errors import UsageError
-from kvcast.spec.decoder import DecoderDimensions
-from kvcast.spec.rotary import Rotary
-from kvcast.spec.whisper import WhisperDimensions
 from kvcast.work import work_of
 from kvcast.work.base import Counted, Work
 
@@ -32,39 +31,12 @@ class TimedModel:
     new: int  # steps of a run
 
 
+# As the published config.json has them, without what says nothing of sizes.
+_CONFIGS = Path(__file__).parents[1] / "configs"
+
 PUBLISHED: Mapping[str, TimedModel] = {
-    "whisper-large-v3-turbo": TimedModel(
-        dimensions=WhisperDimensions(
-            n_mels=128,
-            vocab_size=51866,
-            d_model=1280,
-            encoder_layers=32,
-            encoder_heads=20,
-            decoder_layers=4,
-            decoder_heads=20,
-        ),
-        prompt=4,
-        new=200,
-    ),
-    "mistral-7b": TimedModel(
-        dimensions=DecoderDimensions(
-            architecture="mistral",
-            vocab_size=32000,
-            width=4096,
-            inner=14336,
-            heads=32,
-            kv_heads=8,
-            head_dim=128,
-            windows=(4096,) * 32,
-            max_positions=32768,
-            rotary=Rotary(base=10000.0),
-            norm_eps=1e-5,
-            attention_scale=128**-0.5,
-            tied=False,
-        ),
-        prompt=512,
-        new=128,
-    ),
+    name: TimedModel(dimensions=read_dimensions(_CONFIGS / name), prompt=prompt, new=new)
+    for name, prompt, new in (("whisper-large-v3-turbo", 4, 200), ("mistral-7b", 512, 128))
 }
 """Known models, and how their steps are timed unless it is said otherwise."""
 
