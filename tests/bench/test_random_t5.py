@@ -62,7 +62,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path):
 
 def test_a_published_size_is_written_once(tmp_path, monkeypatch):
     monkeypatch.setenv("KVCAST_CACHE", str(tmp_path))
-    monkeypatch.setitem(random_t5._PUBLISHED, "t5-small", {**CONFIG, "vocab_size": 40})
+    monkeypatch.setitem(random_t5._PUBLISHED, "random:t5-small", {**CONFIG, "vocab_size": 40})
     folder = random_folder("random:t5-small")
     written = (folder / "model.safetensors").stat().st_mtime_ns
     assert random_folder("random:t5-small") == folder
@@ -72,7 +72,7 @@ def test_a_published_size_is_written_once(tmp_path, monkeypatch):
 
 def test_t5_small_has_the_published_number_of_weights():
     assert RANDOM == ("random:t5-small",)
-    sizes = t5_dimensions(random_t5._PUBLISHED["t5-small"], "t5-small")
+    sizes = t5_dimensions(random_t5._PUBLISHED["random:t5-small"], "t5-small")
     assert sum(int(np.prod(shape)) for shape in tensor_shapes(sizes).values()) == 60_506_624
 
 

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from kvcast.checkpoints.base import WhisperCheckpoint
+from kvcast.checkpoints.names import tensor_shapes
+from kvcast.spec.whisper import WhisperDimensions
+
 KINDS = ("float32", "int8", "int16", "int32", "float16", "bfloat16")
 
 SIZES = {
@@ -49,6 +53,39 @@ def save(model, folder: Path, **options) -> Path:
     model.save_pretrained(folder, **options)
     (folder / "tokenizer.json").write_text("{}")
     return folder
+
+
+def random_checkpoint(languages=()) -> WhisperCheckpoint:
+    """A Whisper whose tensors are random, but for the biases of keys, which are zero."""
+    dimensions = WhisperDimensions(
+        n_mels=80,
+        vocab_size=99,
+        d_model=8,
+        encoder_layers=2,
+        encoder_heads=2,
+        decoder_layers=1,
+        decoder_heads=2,
+        source_positions=10,
+        target_positions=6,
+    )
+    draw = np.random.default_rng(0).standard_normal
+    tensors = {name: draw(shape, np.float32) for name, shape in tensor_shapes(dimensions).items()}
+    for name, tensor in tensors.items():
+        if name.endswith("attention.qkv.bias"):
+            tensor[8:16] = 0
+        if name.endswith("key_value.bias"):
+            tensor[:8] = 0
+    texts = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>"]
+    tokenizer = {"added_tokens": [{"id": 3 + at, "content": text} for at, text in enumerate(texts)]}
+    generation = {"suppress_tokens": [1, 2], "alignment_heads": [[0, 1]]}
+    return WhisperCheckpoint(
+        dimensions=dimensions,
+        tensors=tensors,
+        tokenizer_json=json.dumps(tokenizer).encode(),
+        generation=generation | ({"language_tokens": list(languages)} if languages else {}),
+        source="a test",
+        content_hash="0",
+    )
 
 
 def edit_json(path: Path, **fields) -> None:

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import kvcast
-from kvcast.bench.hugging_face import write_hugging_face
+from kvcast.checkpoints.huggingface_writing import write_huggingface
 from kvcast.checkpoints.source import locate, open_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -48,7 +48,7 @@ PROMPTS = (
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smollm2") / "checkpoint"
-    write_hugging_face(open_checkpoint(locate("demo-chat")), folder)
+    write_huggingface(open_checkpoint(locate("demo-chat")), folder)
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 

@@ -7,7 +7,7 @@ object of what they answered, and the *renderer* tables of that.
     commands     what a user asks for: which workload, which backends
     gpu          models and variants on a CUDA device
     recompute    the baseline without caches of cross keys and values
-    peers        one file a program, and a table of them for each workload
+    peers        one file a library, and a table of programs for each workload
     workloads    one file each: speech, causal, seq2seq, gpu
     models       what is measured, and files that peers are fed with
 

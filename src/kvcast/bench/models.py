@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from kvcast.bench.hugging_face import TOKENIZER, is_like_llama, write_hugging_face
 from kvcast.bundle.manifest import is_bundle
 from kvcast.bundle.writing import staged
+from kvcast.checkpoints.huggingface_writing import TOKENIZER, is_like_llama, write_huggingface
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
 from kvcast.spec.paths import cache_dir
 
 # Goes up with what is written for others, so that nobody is fed an older file.
-_FILES = 3
+_FILES = 4
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -47,7 +47,7 @@ class Model:
 
     def hugging_face(self) -> Path:
         """Return a folder that Hugging Face's libraries read, writing it the first time."""
-        return self.made("hf", lambda folder: write_hugging_face(self.checkpoint(), folder))
+        return self.made("hf", lambda folder: write_huggingface(self.checkpoint(), folder))
 
     def unfit(self) -> str | None:
         """Say why other programs cannot be fed with the model, or None."""
@@ -71,10 +71,9 @@ class Seq2seqModel(Model):
 
     @override
     def unfit(self) -> str | None:
-        reason = self.needs_checkpoint()
-        if reason is None and not any((Path(self.folder) / name).is_file() for name in _WEIGHTS):
-            reason = "needs a Hugging Face folder with safetensors"
-        return reason
+        has_weights = any((Path(self.folder) / name).is_file() for name in _WEIGHTS)
+        reason = None if has_weights else "needs a Hugging Face folder with safetensors"
+        return self.needs_checkpoint() or reason
 
 
 class CausalModel(Model):
@@ -105,14 +104,9 @@ def installed_versions(packages: Sequence[str]) -> dict[str, str] | None:
         return None
 
 
-def made_path(name: str) -> Path:
-    """Return where a folder lies that is made once and kept in the cache folder."""
-    return cache_dir() / "bench" / name
-
-
 def made_once(name: str, make: Callable[[Path], object]) -> Path:
     """Return a folder of that name in the cache folder, which `make` fills the first time."""
-    folder = made_path(name)
+    folder = cache_dir() / "bench" / name
     if not folder.is_dir():
         with staged(folder, overwrite=False) as new:
             make(new)

@@ -13,54 +13,36 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from kvcast.bench.hugging_face import write_folder
 from kvcast.bench.models import made_once
+from kvcast.checkpoints.huggingface_writing import write_folder
 from kvcast.checkpoints.t5_huggingface import NAMES, t5_dimensions
 from kvcast.checkpoints.t5_names import tensor_shapes
 from kvcast.checkpoints.tables import take_apart
 from kvcast.errors import UsageError
 
-_PREFIX = "random:"
-# As a published config.json has them.
+PREFIX = "random:"
+# What a published config.json has beside transformers' defaults, which are T5-small's sizes.
 _PUBLISHED: Mapping[str, Mapping[str, Any]] = {
-    "t5-small": {
+    f"{PREFIX}t5-small": {
         "model_type": "t5",
         "architectures": ["T5ForConditionalGeneration"],
-        "vocab_size": 32128,
-        "d_model": 512,
-        "d_kv": 64,
-        "d_ff": 2048,
-        "num_heads": 8,
-        "num_layers": 6,
-        "num_decoder_layers": 6,
-        "relative_attention_num_buckets": 32,
-        "layer_norm_epsilon": 1e-6,
-        "feed_forward_proj": "relu",
-        "is_encoder_decoder": True,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
         "decoder_start_token_id": 0,
     },
 }
-RANDOM = tuple(_PREFIX + name for name in _PUBLISHED)
+RANDOM = tuple(_PUBLISHED)
 """What such models are called."""
 
 # Goes up when other files are written.
-_FILES = 2
+_FILES = 3
 _SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-
-
-def is_random(model: str) -> bool:
-    """Tell whether a model's name asks for random weights."""
-    return model.startswith(_PREFIX)
 
 
 def random_folder(model: str) -> Path:
     """Return the folder of a model of RANDOM, made the first time; UsageError for any other."""
     if model not in RANDOM:
         raise UsageError(f"no sizes are known for {model}: random weights are {', '.join(RANDOM)}")
-    name = model.removeprefix(_PREFIX)
-    return made_once(f"random-{name}-{_FILES}", lambda folder: write_t5(_PUBLISHED[name], folder))
+    name = f"{model.replace(':', '-')}-{_FILES}"
+    return made_once(name, lambda folder: write_t5(_PUBLISHED[model], folder))
 
 
 def write_t5(config: Mapping[str, Any], folder: Path, seed: int = 0) -> None:
@@ -69,18 +51,20 @@ def write_t5(config: Mapping[str, Any], folder: Path, seed: int = 0) -> None:
     Weights are drawn as T5's authors begin training (Mesh TensorFlow's initialisers, and
     transformers' `T5PreTrainedModel`), so that logits are of ordinary size.
     """
-    dimensions = t5_dimensions(config, "config")
-    rng, shapes = np.random.default_rng(seed), tensor_shapes(dimensions)
+    dimensions, rng = t5_dimensions(config, "config"), np.random.default_rng(seed)
+    shapes = tensor_shapes(dimensions)
     empty = {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
 
     def drawn(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         if len(shape) == 1:
             return np.ones(shape, np.float32)
-        # Queries' are small, for T5 does not scale its scores.
-        scaled = shape[1] * (dimensions.head_dim if name.endswith(".q.weight") else 1)
-        spread = 1.0 if name == "shared.weight" else scaled**-0.5
-        if "relative_attention_bias" in name:
+        spread = float(shape[1]) ** -0.5
+        if name == "shared.weight":
+            spread = 1.0
+        elif "relative_attention_bias" in name:
             spread = dimensions.width**-0.5
+        elif name.endswith(".q.weight"):  # small, for T5 does not scale its scores
+            spread *= dimensions.head_dim**-0.5
         return rng.standard_normal(shape, np.float32) * np.float32(spread)
 
     write_folder(

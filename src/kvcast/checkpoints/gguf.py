@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.base import DecoderCheckpoint, Reader, StoredTensor
+from kvcast.checkpoints.base import DecoderCheckpoint, LazyTensors, Reader, StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gguf_file import GgufFile, GgufTensor, read_gguf
 from kvcast.checkpoints.gguf_text import read_text
 from kvcast.checkpoints.tables import changed, fill_decoder, halves_from_pairs
-from kvcast.errors import UsageError
+from kvcast.errors import KvcastError, UsageError
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
 
@@ -135,7 +135,7 @@ def _experts(values: _Values) -> dict[str, int]:
     }
 
 
-_ARCHITECTURES: Mapping[str, _Architecture] = {
+ARCHITECTURES: Mapping[str, _Architecture] = {
     "llama": _Architecture(neighbours=True, particulars=_experts),
     "qwen2": _Architecture(),
     "qwen3": _Architecture(particulars=lambda _: {"query_key_norm": True}),
@@ -146,23 +146,11 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
 def _read(source: Path, content_hash: str) -> DecoderCheckpoint:
     path = _file(source)
     file = read_gguf(path)
-    fields = Fields(values=file.values, what=str(path))
-    name = str(file.values.get("general.architecture"))
-    architecture = _ARCHITECTURES.get(name)
-    if architecture is None:
-        raise fields.error(
-            f"architecture {name[:40]!r} is not supported (supported: {', '.join(_ARCHITECTURES)})"
-        )
-    values = _Values(fields=fields, architecture=name)
-    dimensions = _dimensions(values, architecture, file)
-    stored = _stored(file, dimensions, fields)
-    if architecture.neighbours:
-        stored = {name: _as_halves(name, tensor, dimensions) for name, tensor in stored.items()}
-    tensors = fill_decoder(dimensions, NAMES, stored, str(path))
+    dimensions, tensors = read_model(file, str(path))
     text = read_text(file.values, str(path))
     tokens = len(file.values["tokenizer.ggml.tokens"])
     if tokens > dimensions.vocab_size:
-        raise fields.error(f"{tokens} tokens do not fit {dimensions.vocab_size} embeddings")
+        raise KvcastError(f"{path}: {tokens} tokens do not fit {dimensions.vocab_size} embeddings")
     return DecoderCheckpoint(
         dimensions=dimensions,
         tensors=tensors,
@@ -170,6 +158,24 @@ def _read(source: Path, content_hash: str) -> DecoderCheckpoint:
         source=f"GGUF file {path}",
         content_hash=content_hash,
     )
+
+
+def read_model(file: GgufFile, what: str) -> tuple[DecoderDimensions, LazyTensors]:
+    """Return the dimensions, and tensors by canonical names; the tokenizer is read apart."""
+    fields = Fields(values=file.values, what=what)
+    name = str(file.values.get("general.architecture"))
+    architecture = ARCHITECTURES.get(name)
+    if architecture is None:
+        raise fields.error(
+            f"architecture {name[:40]!r} is not supported (supported: {', '.join(ARCHITECTURES)})"
+        )
+    values = _Values(fields=fields, architecture=name)
+    dimensions = _dimensions(values, architecture, file)
+    stored = _stored(file, dimensions, fields)
+    if architecture.neighbours:
+        as_halves = partial(halves_from_pairs, head_dim=dimensions.head_dim)
+        stored |= {name: changed(stored[name], as_halves) for name in filter(is_rotated, stored)}
+    return dimensions, fill_decoder(dimensions, NAMES, stored, what)
 
 
 def _dimensions(values: _Values, architecture: _Architecture, file: GgufFile) -> DecoderDimensions:
@@ -296,13 +302,9 @@ def _stored(
     return stored
 
 
-def _as_halves(name: str, tensor: StoredTensor, dimensions: DecoderDimensions) -> StoredTensor:
-    """Reorder the rows of queries and keys so that rotary pairs are halves of a head."""
-    if ".attn_q." in name:
-        return changed(tensor, partial(halves_from_pairs, head_dim=dimensions.head_dim))
-    if ".attn_k." in name:
-        return changed(tensor, partial(halves_from_pairs, head_dim=dimensions.head_dim))
-    return tensor
+def is_rotated(name: str) -> bool:
+    """Tell whether a tensor of the file projects queries or keys, whose rows are rotary pairs."""
+    return ".attn_q." in name or ".attn_k." in name
 
 
 def _file(source: Path) -> Path:

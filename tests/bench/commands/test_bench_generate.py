@@ -8,9 +8,9 @@ import pytest
 
 from bench_models import TINY_T5_CONFIG, tiny_checkpoint
 from kvcast.bench import commands
-from kvcast.bench.hugging_face import write_hugging_face
 from kvcast.bench.peers.kvcast import RING
 from kvcast.bench.random_t5 import write_t5
+from kvcast.checkpoints.huggingface_writing import write_huggingface
 from kvcast.cli import main
 from kvcast.machine import idle
 
@@ -20,7 +20,7 @@ SMALL = ["--threads", "1", "--prompt", "6", "--new", "2", "--batch", "1", "2", "
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    write_hugging_face(tiny_checkpoint(), tmp_path / "model")
+    write_huggingface(tiny_checkpoint(), tmp_path / "model")
     return str(tmp_path / "model")
 
 

@@ -10,8 +10,8 @@ from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from bench_models import TINY_T5_CONFIG, tiny_checkpoint
 from kvcast.bench import runner
-from kvcast.bench.hugging_face import write_hugging_face
 from kvcast.bench.random_t5 import write_t5
+from kvcast.checkpoints.huggingface_writing import write_huggingface
 from kvcast.checkpoints.source import locate, read_dimensions
 from kvcast.cli import main
 from kvcast.machine import idle
@@ -25,7 +25,7 @@ SHORT = ["--threads", "1", "--runs", "1"]
 
 @pytest.fixture
 def chat(tmp_path: Path) -> str:
-    write_hugging_face(tiny_checkpoint(), tmp_path / "chat")
+    write_huggingface(tiny_checkpoint(), tmp_path / "chat")
     return str(tmp_path / "chat")
 
 

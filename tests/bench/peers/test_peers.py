@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from bench_models import TINY, tiny_checkpoint
-from kvcast.bench.hugging_face import write_hugging_face
 from kvcast.bench.models import CausalModel, Model, Seq2seqModel, SpeechModel, installed_versions
 from kvcast.bench.peers.kvcast import PRECISIONS, RUNTIMES, Kvcast
 from kvcast.bench.peers.table import CAUSAL, SEQ2SEQ, SPEECH
+from kvcast.checkpoints.huggingface_writing import write_huggingface
 
 TABLES: Mapping[str, tuple[Mapping[str, Any], type[Model]]] = {
     "speech": (SPEECH, SpeechModel),
@@ -47,7 +47,7 @@ def test_peers_that_cannot_take_a_bundle_say_why(kind: str, tmp_path: Path):
 
 def test_windows_are_for_everybody_but_llama_cpp(tmp_path: Path):
     windowed = replace(TINY, architecture="mistral", windows=(7, 7))
-    write_hugging_face(tiny_checkpoint(windowed), tmp_path / "model")
+    write_huggingface(tiny_checkpoint(windowed), tmp_path / "model")
     model = CausalModel(folder=str(tmp_path / "model"), threads=1)
     unfit = {name: make(model=model).unfit() for name, make in CAUSAL.items()}
     assert {name for name, reason in unfit.items() if reason} == {

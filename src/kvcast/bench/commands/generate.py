@@ -24,7 +24,7 @@ from kvcast.bench.commands import (
 )
 from kvcast.bench.peers.kvcast import QUANTIZED, REFERENCE, Kvcast, KvcastRing
 from kvcast.bench.peers.table import CAUSAL, SEQ2SEQ
-from kvcast.bench.random_t5 import RANDOM, is_random, random_folder
+from kvcast.bench.random_t5 import PREFIX, RANDOM, random_folder
 from kvcast.bench.workloads.causal import Causal
 from kvcast.bench.workloads.seq2seq import Seq2seq
 from kvcast.checkpoints.source import locate
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(model: str) -> Path:
-    if not is_random(model):
+    if not model.startswith(PREFIX):
         return locate(model)
     require("safetensors")
     return random_folder(model)

@@ -1,4 +1,7 @@
-"""CTranslate2, from a folder that its converter makes of a Hugging Face folder."""
+"""CTranslate2, from a folder that its converter makes of a Hugging Face folder; faster-whisper.
+
+faster-whisper reads folders of CTranslate2 as they are, and quantises while it loads.
+"""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +11,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from kvcast.bench.backend import Backend, Continuer, Ticks, Tokens, Writer
+from kvcast.bench.backend import Backend, Continuer, Samples, Ticks, Tokens, Transcriber, Writer
 
 
 class _CTranslate2(Backend):
@@ -94,6 +97,43 @@ class Seq2seqCTranslate2(_CTranslate2, Writer):
             max_input_length=0,
         )
         return [[self._tokens[word] for word in result.hypotheses[0]] for result in found]
+
+
+class FasterWhisper(Backend, Transcriber):
+    """int8 is its fastest on a CPU."""
+
+    packages = ("faster-whisper", "ctranslate2")
+    modules = ("faster_whisper",)
+    settings = "compute_type int8, no voice activity filter"
+
+    @override
+    def unfit(self) -> str | None:
+        found = (Path(self.model.folder) / "model.bin").is_file()
+        return None if found else "needs a CTranslate2 folder"
+
+    @override
+    def load(self) -> None:
+        from faster_whisper import WhisperModel
+
+        self.engine = WhisperModel(
+            self.model.folder,
+            device="cpu",
+            compute_type="int8",
+            cpu_threads=self.model.threads,
+            num_workers=1,
+            local_files_only=True,
+        )
+
+    @override
+    def transcribe(self, samples: Samples, language: str, beam: int) -> str:
+        segments, _ = self.engine.transcribe(
+            samples,
+            language=language,
+            beam_size=beam,
+            temperature=0.0,
+            condition_on_previous_text=False,
+        )
+        return "".join(segment.text for segment in segments)
 
 
 def _tell_apart(vocabulary: Path) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 from typing_extensions import override
 
 from kvcast.bench.backend import Backend, Continuer, Samples, Ticks, Tokens, Transcriber, Writer
-from kvcast.bench.hugging_face import write_hugging_face
 from kvcast.bench.models import CausalModel, Model
 from kvcast.bench.turns import Trial
 from kvcast.bench.workloads.causal import POSITION
 from kvcast.bundle.manifest import is_bundle, read_bundle
 from kvcast.checkpoints.base import DecoderCheckpoint
 from kvcast.checkpoints.decoder_names import tensor_shapes
+from kvcast.checkpoints.huggingface_writing import write_huggingface
 from kvcast.errors import KvcastError
 from kvcast.spec import runtimes
 from kvcast.spec.runtimes import BundlePrecision, PrecisionRequest
@@ -166,7 +166,7 @@ class KvcastRing(Kvcast):
     def files(self) -> Path:
         return self.model.made(
             f"ring-{self.window}",
-            lambda folder: write_hugging_face(
+            lambda folder: write_huggingface(
                 windowed(self.model.checkpoint(), self.window), folder
             ),
         )

@@ -1,11 +1,5 @@
-"""llama.cpp through llama-cpp-python's low-level interface, from GGUF files of the same weights.
+"""llama.cpp through llama-cpp-python's low-level interface, from GGUF files of the same weights."""
 
-The files have no tokenizer, which is all that evaluating tokens needs. Every matrix, the embedding
-included, is stored in one kind of blocks; vectors stay fp32. The `llama` architecture rotates
-neighbours, so the rows of its queries and keys are put in that order.
-"""
-
-import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,16 +8,12 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.bench.backend import Backend, Continuer, Ticks, Tokens
-from kvcast.bench.hugging_face import model_type
 from kvcast.bench.models import CausalModel
-from kvcast.checkpoints.base import DecoderCheckpoint
-from kvcast.checkpoints.gguf import NAMES
-from kvcast.checkpoints.tables import pairs_from_halves, take_apart
+from kvcast.checkpoints.gguf_writing import write_gguf
 from kvcast.errors import KvcastError
 
 _BATCH = 512
 _FILE = "model.gguf"
-_NEIGHBOURS = "llama"
 
 
 class LlamaCpp(Backend, Continuer):
@@ -75,10 +65,11 @@ class LlamaCpp(Backend, Continuer):
             self._context = _Context(self.engine, sizes, self.model.threads)
         context = self._context
         context.clear()
-        steps = [[context.append([(row, prompt)])[0] for row, prompt in enumerate(prompts)]]
+        steps = [[context.append([(row, prompt)], 0)[0] for row, prompt in enumerate(prompts)]]
         ticks.tick()
-        for _ in range(new - 1):
-            steps.append(context.append([(row, [token]) for row, token in enumerate(steps[-1])]))
+        for position in range(len(prompts[0]), sizes[1] - 1):
+            texts = [(row, [token]) for row, token in enumerate(steps[-1])]
+            steps.append(context.append(texts, position))
             ticks.tick()
         return [list(tokens) for tokens in zip(*steps, strict=True)]
 
@@ -112,70 +103,26 @@ class _Context:
     def clear(self) -> None:
         """Forget all texts."""
         self._library.llama_memory_clear(self._library.llama_get_memory(self._context), False)
-        self._lengths = [0] * self.sizes[0]
 
-    def append(self, texts: Sequence[tuple[int, Tokens]]) -> list[int]:
-        """Append tokens to some rows, and return the likeliest next one of each."""
+    def append(self, texts: Sequence[tuple[int, Tokens]], position: int) -> list[int]:
+        """Append tokens to some rows of so many positions; return the likeliest next ones."""
         places = [
-            (row, token, at == len(tokens) - 1)
+            (row, position + at, token, at == len(tokens) - 1)
             for row, tokens in texts
             for at, token in enumerate(tokens)
         ]
         chunks = [places[i : i + _BATCH] for i in range(0, len(places), _BATCH)]
         return [token for chunk in chunks for token in self._decode(chunk)]
 
-    def _decode(self, places: Sequence[tuple[int, int, bool]]) -> list[int]:
+    def _decode(self, places: Sequence[tuple[int, int, int, bool]]) -> list[int]:
         """Evaluate tokens of rows; return the likeliest after each whose logits are wanted."""
         batch = self._batch
         batch.n_tokens = len(places)
-        for at, (row, token, is_wanted) in enumerate(places):
-            batch.token[at] = token
-            batch.pos[at] = self._lengths[row]
-            batch.n_seq_id[at] = 1
-            batch.seq_id[at][0] = row
-            batch.logits[at] = is_wanted
-            self._lengths[row] += 1
-        status = self._library.llama_decode(self._context, batch)
-        if status:
+        for at, (row, position, token, is_wanted) in enumerate(places):
+            batch.token[at], batch.pos[at], batch.logits[at] = token, position, is_wanted
+            batch.n_seq_id[at], batch.seq_id[at][0] = 1, row
+        if status := self._library.llama_decode(self._context, batch):
             raise KvcastError(f"llama_decode ended with status {status}")
-        return [self._likeliest(at) for at, (*_, is_wanted) in enumerate(places) if is_wanted]
-
-    def _likeliest(self, at: int) -> int:
-        logits = self._library.llama_get_logits_ith(self._context, at)
-        pointer = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
-        return int(np.ctypeslib.as_array(pointer, (self._vocab_size,)).argmax())
-
-
-def write_gguf(checkpoint: DecoderCheckpoint, kind: str, path: Path) -> None:
-    """Write `checkpoint` to `path`; `kind` names ggml's blocks: "Q8_0" or "Q4_0"."""
-    from gguf import GGMLQuantizationType, GGUFWriter
-    from gguf.quants import quantize
-
-    dimensions, blocks = checkpoint.dimensions, GGMLQuantizationType[kind]
-    writer = GGUFWriter(path, model_type(dimensions))
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_vocab_size(dimensions.vocab_size)
-    writer.add_block_count(dimensions.layers)
-    writer.add_context_length(dimensions.max_positions)
-    writer.add_embedding_length(dimensions.width)
-    writer.add_feed_forward_length(dimensions.inner)
-    writer.add_head_count(dimensions.heads)
-    writer.add_head_count_kv(dimensions.kv_heads)
-    writer.add_key_length(dimensions.head_dim)
-    writer.add_value_length(dimensions.head_dim)
-    writer.add_rope_dimension_count(dimensions.head_dim)
-    writer.add_rope_freq_base(dimensions.rotary.base)
-    writer.add_layer_norm_rms_eps(dimensions.norm_eps)
-    keys = dimensions.kv_heads * dimensions.head_dim
-    for name, tensor in take_apart(checkpoint.tensors, NAMES, keys):
-        weight = np.array(tensor, np.float32)
-        if writer.arch == _NEIGHBOURS and name.split(".")[-2] in ("attn_q", "attn_k"):
-            weight = pairs_from_halves(weight, dimensions.head_dim)
-        if weight.ndim < 2:
-            writer.add_tensor(name, weight)
-        else:
-            writer.add_tensor(name, quantize(weight, blocks), raw_dtype=blocks)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        wanted = [at for at, (*_, is_wanted) in enumerate(places) if is_wanted]
+        logits = (self._library.llama_get_logits_ith(self._context, at) for at in wanted)
+        return [int(np.ctypeslib.as_array(row, (self._vocab_size,)).argmax()) for row in logits]

@@ -4,15 +4,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from kvcast.bench.backend import Backend
-from kvcast.bench.peers.ctranslate2 import CausalCTranslate2, Seq2seqCTranslate2
-from kvcast.bench.peers.faster_whisper import FasterWhisper
+from kvcast.bench.peers.ctranslate2 import CausalCTranslate2, FasterWhisper, Seq2seqCTranslate2
 from kvcast.bench.peers.genai import OnnxRuntimeGenAI
 from kvcast.bench.peers.kvcast import Kvcast
 from kvcast.bench.peers.llamacpp import LlamaCpp
 from kvcast.bench.peers.openai_whisper import OpenAIWhisper
-from kvcast.bench.peers.optimum import OptimumOnnx
 from kvcast.bench.peers.transformers import (
     CausalTransformers,
+    OptimumOnnx,
     Seq2seqTransformers,
     WhisperTransformers,
 )
@@ -21,7 +20,7 @@ from kvcast.bench.peers.whispercpp import WhisperCpp
 Make = Callable[..., Backend]
 _INT8 = "int8 weights, fp32 attention"
 _INT8_CACHE = f"{_INT8} and cache"
-_GENAI = ("int4", "int4 weights, fp32 attention", "int4")
+_INT4 = "int4 weights, fp32 attention"
 
 
 def _peers(*rows: tuple[str, Make, str, str, str]) -> dict[str, Make]:
@@ -47,7 +46,7 @@ CAUSAL: Mapping[str, Make] = {
     **_peers(
         ("llama.cpp-q8_0", LlamaCpp, "int8", "Q8_0 matrices, fp16 cache", "Q8_0"),
         ("llama.cpp-q4_0", LlamaCpp, "int4", "Q4_0 matrices, fp16 cache", "Q4_0"),
-        ("onnxruntime-genai-int4", OnnxRuntimeGenAI, *_GENAI),
+        ("onnxruntime-genai-int4", OnnxRuntimeGenAI, "int4", _INT4, "int4"),
         ("ctranslate2-int8", CausalCTranslate2, "int8", _INT8_CACHE, "int8"),
         ("transformers-bf16", CausalTransformers, "bf16", "bf16", "bfloat16"),
         ("transformers-fp32", CausalTransformers, "fp32", "fp32", "float32"),

@@ -1,6 +1,7 @@
-"""Hugging Face transformers, in PyTorch, without a hub."""
+"""Hugging Face transformers, in PyTorch, without a hub; optimum-onnx with its `generate`."""
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,6 @@ class _Transformers(Backend):
     packages: Sequence[str] = ("transformers", "torch")
     modules: Sequence[str] = ("torch", "transformers.models.auto.modeling_auto")
     auto: ClassVar[str]  # the library's class that opens a folder
-    options: ClassVar[Mapping[str, str]] = {"attn_implementation": "sdpa"}
 
     @override
     def files(self) -> Path:
@@ -30,7 +30,7 @@ class _Transformers(Backend):
 
         torch.set_num_threads(self.model.threads)
         self.engine = getattr(transformers, self.auto).from_pretrained(
-            self.files(), dtype=getattr(torch, self.kind), local_files_only=True, **self.options
+            self.files(), dtype=getattr(torch, self.kind), local_files_only=True
         )
         self.engine.eval()
 
@@ -63,7 +63,6 @@ class Seq2seqTransformers(_Transformers, Writer):
 
     settings = "generate, min_new_tokens = max_new_tokens, its own choice of attention"
     auto = "AutoModelForSeq2SeqLM"
-    options: ClassVar[Mapping[str, str]] = {}
 
     @override
     def write(self, sources: Sequence[Tokens], beams: int, tokens: int) -> list[Tokens]:
@@ -82,6 +81,41 @@ class Seq2seqTransformers(_Transformers, Writer):
         # What a target begins with comes first.
         targets: list[Tokens] = target_bs[:, 1:].tolist()
         return targets
+
+
+class OptimumOnnx(Seq2seqTransformers):
+    """`generate` over graphs for ONNX Runtime, quantised dynamically, a scale for each channel."""
+
+    packages = ("optimum-onnx", "transformers", "torch", "onnxruntime")
+    modules = ("torch", "onnxruntime", "optimum.onnxruntime")
+    settings = "generate, min_new_tokens = max_new_tokens, a decoder with and one without a past"
+
+    @override
+    def files(self) -> Path:
+        exported = self.model.made("optimum-fp32", self._export, self.packages)
+        if self.kind == "fp32":
+            return exported
+        return self.model.made(
+            "optimum-int8", lambda folder: _quantise(exported, folder), self.packages
+        )
+
+    @override
+    def load(self) -> None:
+        import onnxruntime
+        import torch
+        from optimum.onnxruntime import ORTModelForSeq2SeqLM
+
+        torch.set_num_threads(self.model.threads)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self.model.threads
+        self.engine = ORTModelForSeq2SeqLM.from_pretrained(
+            self.files(), session_options=options, use_merged=False
+        )
+
+    def _export(self, folder: Path) -> None:
+        from optimum.onnxruntime import ORTModelForSeq2SeqLM
+
+        ORTModelForSeq2SeqLM.from_pretrained(self.model.folder, export=True).save_pretrained(folder)
 
 
 class WhisperTransformers(_Transformers, Transcriber):
@@ -105,6 +139,7 @@ class WhisperTransformers(_Transformers, Transcriber):
         checkpoint = self.model.checkpoint()
         sizes = checkpoint.dimensions
         self._tokenizer = WhisperTokenizer(checkpoint.tokenizer_json, sizes.vocab_size)
+        vars(self.engine.generation_config).update(_rules(self._tokenizer))
         self._extractor = library.WhisperFeatureExtractor(feature_size=sizes.n_mels)
 
     @override
@@ -134,3 +169,36 @@ class WhisperTransformers(_Transformers, Transcriber):
             )
         first = self._tokenizer.eot
         return self._tokenizer.decode(token for token in tokens[0].tolist() if token < first)
+
+
+def _rules(tokenizer: WhisperTokenizer) -> dict[str, Any]:
+    """Return what generation_config.json of a published Whisper says of its tokens."""
+    rules = {
+        "suppress_tokens": sorted({*tokenizer.non_speech_tokens, *tokenizer.control_tokens}),
+        "begin_suppress_tokens": list(tokenizer.blank),
+        "no_timestamps_token_id": tokenizer.no_timestamps,
+        "max_initial_timestamp_index": 50,
+        "prev_sot_token_id": tokenizer.sot_prev,
+        "is_multilingual": tokenizer.is_multilingual,
+        "return_timestamps": True,
+        "max_length": 448,
+    }
+    if tokenizer.is_multilingual:
+        codes = zip(tokenizer.languages, tokenizer.language_tokens, strict=True)
+        rules["lang_to_id"] = {f"<|{code}|>": token for code, token in codes}
+        rules["task_to_id"] = {
+            task: getattr(tokenizer, task) for task in ("transcribe", "translate")
+        }
+    return rules
+
+
+def _quantise(exported: Path, folder: Path) -> None:
+    from optimum.onnxruntime import ORTQuantizer
+    from optimum.onnxruntime.configuration import AutoQuantizationConfig
+
+    kind = AutoQuantizationConfig.avx512_vnni(is_static=False, per_channel=True)
+    for graph in exported.glob("*.onnx"):
+        quantizer = ORTQuantizer.from_pretrained(exported, file_name=graph.name)
+        quantizer.quantize(save_dir=folder, file_suffix=None, quantization_config=kind)
+    for settings in exported.glob("*.json"):
+        shutil.copy(settings, folder)

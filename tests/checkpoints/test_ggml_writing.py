@@ -6,14 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_whisper import random_checkpoint
+from whisper.model import ModelDimensions, Whisper
 
 from kvcast.audio.decode import open_audio
 from kvcast.audio.mel import mel_filters
-from kvcast.bench.peers.openai_whisper import openai_tensors
-from kvcast.bench.peers.whispercpp import FILE_KINDS, write_ggml
+from kvcast.bench.models import SpeechModel
+from kvcast.bench.peers.table import SPEECH
 from kvcast.bench.recording import word_error
 from kvcast.checkpoints.base import WhisperCheckpoint
+from kvcast.checkpoints.ggml_writing import FILE_KINDS, openai_sizes, openai_tensors
 from kvcast.checkpoints.source import locate, open_checkpoint
+from kvcast.errors import KvcastError
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 BLOCK = np.dtype([("scale", "<f2"), ("codes", "i1", 32)])
@@ -71,13 +75,15 @@ def checkpoint() -> WhisperCheckpoint:
 
 
 @pytest.fixture(scope="module", params=["f16", "q8_0"])
-def written(request, checkpoint, tmp_path_factory) -> tuple[str, Path]:
-    path = tmp_path_factory.mktemp("ggml") / f"{request.param}.ggml"
-    write_ggml(checkpoint, request.param, path)
-    return request.param, path
+def written(request, tmp_path_factory) -> tuple[str, Path]:
+    """A file with the filters and words that the benchmark writes."""
+    peer = SPEECH[f"whisper.cpp-{request.param}"]
+    folder = tmp_path_factory.mktemp("ggml")
+    peer(model=SpeechModel(folder=str(locate("demo")), threads=1)).write(folder)
+    return request.param, folder / "model.ggml"
 
 
-def test_sizes_filters_and_vocabulary_are_the_models(written, checkpoint):
+def test_sizes_filters_and_vocabulary_are_the_models(written):
     kind, path = written
     found = read_ggml(path)
     assert found.sizes == (51864, 1500, 384, 6, 4, 448, 384, 6, 4, 80, FILE_KINDS[kind])
@@ -126,3 +132,26 @@ def test_whisper_cpp_understands_the_example(written):
     text = " ".join(segment.text for segment in whisper.transcribe(samples))
     reference = (EXAMPLES / "sense-and-sensibility.txt").read_text(encoding="utf-8")
     assert word_error(reference, text) < 0.05
+
+
+def test_openai_whisper_gets_exactly_its_tensors():
+    tiny = random_checkpoint()
+    assert openai_sizes(tiny.dimensions) == vars(ModelDimensions(80, 10, 8, 2, 2, 99, 6, 8, 2, 1))
+    model = Whisper(ModelDimensions(**openai_sizes(tiny.dimensions)))
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    assert {name: tensor.shape for name, tensor in openai_tensors(tiny.tensors)} == shapes
+
+
+def test_stacked_projections_come_apart_in_order():
+    tensors = random_checkpoint().tensors
+    named = dict(openai_tensors(tensors))
+    parts = [named[f"encoder.blocks.0.attn.{part}.weight"] for part in ("query", "key", "value")]
+    stacked = tensors["encoder.layers.0.attention.qkv.weight"]
+    np.testing.assert_array_equal(np.concatenate(parts), stacked)
+
+
+def test_a_bias_of_keys_is_refused_because_nobody_else_would_add_it():
+    tensors = random_checkpoint().tensors
+    tensors["decoder.layers.0.cross_attention.key_value.bias"][:] = 1
+    with pytest.raises(KvcastError, match="bias"):
+        list(openai_tensors(tensors))

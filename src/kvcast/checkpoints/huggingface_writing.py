@@ -1,6 +1,8 @@
-"""Hugging Face folders that other programs read: of Whispers, and of models of the Llama kind.
+"""Writes Hugging Face folders of Whispers and of decoder-only models, for programs that read them.
 
-Those are dense ones without scaled rotation: Llama, Mistral, Qwen 2 and Qwen 3.
+It inverts the readers by their own tables. Decoder-only models are those whose configuration is
+like Llama's: dense ones without scaled rotation, as Llama, Mistral, Qwen 2 and Qwen 3 are. Tensors
+are written in fp32.
 """
 
 import json
@@ -12,22 +14,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcast.checkpoints import huggingface
 from kvcast.checkpoints.base import DecoderCheckpoint, WhisperCheckpoint
 from kvcast.checkpoints.decoder_huggingface import NAMES, SIZES, decoder_dimensions
-from kvcast.checkpoints.huggingface import DIMENSIONS
-from kvcast.checkpoints.huggingface import NAMES as WHISPER_NAMES
 from kvcast.checkpoints.tables import take_apart
 from kvcast.errors import KvcastError
 from kvcast.spec.decoder import DecoderDimensions
-from kvcast.text.whisper import WhisperTokenizer
 
 Tensors = Iterator[tuple[str, NDArray[Any]]]
 TOKENIZER = "tokenizer.json"
 _HEAD = "lm_head.weight"
 
 
-def write_hugging_face(checkpoint: DecoderCheckpoint | WhisperCheckpoint, folder: Path) -> None:
-    """Fill `folder`, which is made unless it exists, with tensors in fp32."""
+def write_huggingface(checkpoint: DecoderCheckpoint | WhisperCheckpoint, folder: Path) -> None:
+    """Fill `folder`, which is made unless it exists.
+
+    A decoder-only model must be `is_like_llama` and have a tokenizer.json.
+    """
     _WRITERS[checkpoint.family](checkpoint, folder)
 
 
@@ -58,6 +61,18 @@ def is_like_llama(dimensions: DecoderDimensions) -> bool:
     config = _decoder_config(dimensions)
     same = replace(dimensions, architecture=config["model_type"])
     return decoder_dimensions(config, "what would be written") == same
+
+
+def transformers_tensors(tensors: Mapping[str, NDArray[Any]]) -> Tensors:
+    """Yield a Whisper's tensors as transformers' WhisperModel names them; it has no keys' biases.
+
+    Raises KvcastError for a bias of keys that is not zero.
+    """
+    for name, tensor in take_apart(tensors, huggingface.NAMES):
+        if not name.endswith("k_proj.bias"):
+            yield name, tensor
+        elif tensor.any():
+            raise KvcastError(f"{name}: a bias of keys, which no other Whisper knows")
 
 
 def _decoder_config(dimensions: DecoderDimensions) -> dict[str, Any]:
@@ -93,10 +108,14 @@ def _write_decoder(checkpoint: DecoderCheckpoint, folder: Path) -> None:
 
 
 def _write_whisper(checkpoint: WhisperCheckpoint, folder: Path) -> None:
-    sizes = checkpoint.dimensions
-    tokenizer = WhisperTokenizer(checkpoint.tokenizer_json, sizes.vocab_size)
-    special = {f"{role}_token_id": tokenizer.eot for role in ("bos", "eos", "pad")}
-    special["decoder_start_token_id"] = tokenizer.sot
+    sizes, tokenizer = checkpoint.dimensions, json.loads(checkpoint.tokenizer_json)
+    texts = {added["id"]: added["content"] for added in tokenizer["added_tokens"]}
+    ids = {text: token for token, text in texts.items()}
+    special = {f"{role}_token_id": ids["<|endoftext|>"] for role in ("bos", "eos", "pad")}
+    special["decoder_start_token_id"] = ids["<|startoftranscript|>"]
+    generation = dict(checkpoint.generation)
+    if languages := generation.pop("language_tokens", None):
+        generation["lang_to_id"] = {texts[token]: token for token in languages}
     write_folder(
         folder,
         ((f"model.{name}", tensor) for name, tensor in transformers_tensors(checkpoint.tensors)),
@@ -104,47 +123,14 @@ def _write_whisper(checkpoint: WhisperCheckpoint, folder: Path) -> None:
             "model_type": "whisper",
             "architectures": ["WhisperForConditionalGeneration"],
             "dtype": "float32",
-            **{theirs: getattr(sizes, ours) for ours, theirs in DIMENSIONS.items()},
+            **{theirs: getattr(sizes, ours) for ours, theirs in huggingface.DIMENSIONS.items()},
             "encoder_ffn_dim": 4 * sizes.d_model,
             "decoder_ffn_dim": 4 * sizes.d_model,
             **special,
         },
-        generation_config={**special, **_rules(tokenizer)},
-        tokenizer=json.loads(checkpoint.tokenizer_json),
+        generation_config={**special, **generation},
+        tokenizer=tokenizer,
     )
-
-
-def transformers_tensors(tensors: Mapping[str, NDArray[Any]]) -> Tensors:
-    """Yield every tensor under the name in transformers' WhisperModel, but keys' biases of zero.
-
-    Raises KvcastError if one is not.
-    """
-    for name, tensor in take_apart(tensors, WHISPER_NAMES):
-        if not name.endswith("k_proj.bias"):
-            yield name, tensor
-        elif tensor.any():
-            raise KvcastError(f"{name}: a bias of keys, which no other Whisper knows")
-
-
-def _rules(tokenizer: WhisperTokenizer) -> dict[str, Any]:
-    """Return what generation_config.json of a published Whisper says of its tokens."""
-    rules = {
-        "suppress_tokens": sorted({*tokenizer.non_speech_tokens, *tokenizer.control_tokens}),
-        "begin_suppress_tokens": list(tokenizer.blank),
-        "no_timestamps_token_id": tokenizer.no_timestamps,
-        "max_initial_timestamp_index": 50,
-        "prev_sot_token_id": tokenizer.sot_prev,
-        "is_multilingual": tokenizer.is_multilingual,
-        "return_timestamps": True,
-        "max_length": 448,
-    }
-    if tokenizer.is_multilingual:
-        codes = zip(tokenizer.languages, tokenizer.language_tokens, strict=True)
-        rules["lang_to_id"] = {f"<|{code}|>": token for code, token in codes}
-        rules["task_to_id"] = {
-            task: getattr(tokenizer, task) for task in ("transcribe", "translate")
-        }
-    return rules
 
 
 _WRITERS: Mapping[str, Callable[[Any, Path], None]] = {
