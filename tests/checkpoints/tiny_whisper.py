@@ -59,7 +59,7 @@ def random_checkpoint(languages=()) -> WhisperCheckpoint:
     """A Whisper whose tensors are random, but for the biases of keys, which are zero."""
     dimensions = WhisperDimensions(
         n_mels=80,
-        vocab_size=99,
+        vocab_size=51865 if languages else 99,
         d_model=8,
         encoder_layers=2,
         encoder_heads=2,

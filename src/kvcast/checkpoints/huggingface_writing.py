@@ -114,7 +114,9 @@ def _write_whisper(checkpoint: WhisperCheckpoint, folder: Path) -> None:
     special = {f"{role}_token_id": ids["<|endoftext|>"] for role in ("bos", "eos", "pad")}
     special["decoder_start_token_id"] = ids["<|startoftranscript|>"]
     generation = dict(checkpoint.generation)
-    if languages := generation.pop("language_tokens", None):
+    languages = generation.pop("language_tokens", None)
+    # With this field, transformers begins with a language, which English-only models do not know.
+    if languages and sizes.vocab_size >= 51865:
         generation["lang_to_id"] = {texts[token]: token for token in languages}
     write_folder(
         folder,

@@ -139,7 +139,7 @@ class WhisperTransformers(_Transformers, Transcriber):
         checkpoint = self.model.checkpoint()
         sizes = checkpoint.dimensions
         self._tokenizer = WhisperTokenizer(checkpoint.tokenizer_json, sizes.vocab_size)
-        vars(self.engine.generation_config).update(_rules(self._tokenizer))
+        self.engine.generation_config = library.GenerationConfig(**_rules(self._tokenizer))
         self._extractor = library.WhisperFeatureExtractor(feature_size=sizes.n_mels)
 
     @override
@@ -174,6 +174,8 @@ class WhisperTransformers(_Transformers, Transcriber):
 def _rules(tokenizer: WhisperTokenizer) -> dict[str, Any]:
     """Return what generation_config.json of a published Whisper says of its tokens."""
     rules = {
+        **{f"{role}_token_id": tokenizer.eot for role in ("bos", "eos", "pad")},
+        "decoder_start_token_id": tokenizer.sot,
         "suppress_tokens": sorted({*tokenizer.non_speech_tokens, *tokenizer.control_tokens}),
         "begin_suppress_tokens": list(tokenizer.blank),
         "no_timestamps_token_id": tokenizer.no_timestamps,
