@@ -159,12 +159,12 @@ def opened(form: str, folder: Path, features: np.ndarray, states: Tensor) -> Dec
         from kvcast.runtimes.aoti import AotiEncoderDecoder
 
         runtime = AotiEncoderDecoder(folder / "bundle", read_bundle(folder / "bundle"), threads=1)
-        caches = {"cross": runtime.encode(features)}
+        caches = [runtime.encode(runtime.new_cache(1, CAPACITY, 1), [0], features)]
 
         def decode(token: int, position: int) -> np.ndarray:
             if position == 0:
-                caches["own"] = runtime.new_cache(caches["cross"], 1)
-            logits, caches["own"] = runtime.decode(np.array([[token]]), caches["own"])
+                caches[0] = runtime.reset(caches[0], [0], [0])
+            logits, caches[0] = runtime.decode(np.array([[token]]), caches[0])
             return logits[0, 0]
 
         return decode

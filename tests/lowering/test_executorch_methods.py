@@ -141,6 +141,7 @@ def test_a_step_multiplies_by_each_cross_cache_once_and_does_nothing_else_with_i
     assert uses == dict.fromkeys(cross, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_ring_has_a_window_and_a_chunk_of_slots_however_long_the_text() -> None:
     from executorch.exir.schema import TensorShapeDynamism

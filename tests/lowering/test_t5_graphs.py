@@ -49,10 +49,9 @@ def quantised(dimensions, quantize):
 @pytest.fixture(
     scope="module",
     params=[
-        (SMALL_T5, "none"),
         (CROSS_BIASED_T5, "none"),
         (CROSS_BIASED_T5, "int8"),
-        pytest.param((SMALL_T5, "int8"), marks=pytest.mark.slow),
+        *(pytest.param((SMALL_T5, to), marks=pytest.mark.slow) for to in ("none", "int8")),
     ],
     ids=str,
 )

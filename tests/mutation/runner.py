@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import resource
 import selectors
 import shutil
 import subprocess
@@ -119,11 +118,12 @@ def work(module: str, name: str, samples: str, seed: str, first: str, stop: str)
 def _try(
     kind: Format, number: int, random: np.random.Generator, samples: Path, folder: Path
 ) -> Case:
+    from kvcast.bench.worker import peak_bytes
     from kvcast.errors import KvcastError
 
     shutil.rmtree(folder, ignore_errors=True)
     kind.write_damaged(random, samples, folder)
-    before = _peak()
+    before = peak_bytes()
     outcome, what = OPENED, ""
     try:
         kind.use(folder)
@@ -134,14 +134,9 @@ def _try(
         ours = [frame for frame in frames if "kvcast" in frame.filename] or frames
         place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}"
         outcome, what = TRACEBACK, f"{place} {type(error).__name__}: {str(error)[:150]}"
-    if _peak() - before > kind.room:
-        return Case(number, MEMORY, f"{(_peak() - before) / 1e9:.1f} GB, then {outcome} {what}")
+    if (taken := peak_bytes() - before) > kind.room:
+        return Case(number, MEMORY, f"{taken / 1e9:.1f} GB, then {outcome} {what}")
     return Case(number, outcome, what)
-
-
-def _peak() -> int:
-    """Bytes of memory at the peak so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @contextlib.contextmanager

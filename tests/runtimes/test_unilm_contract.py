@@ -17,9 +17,17 @@ TOLERANCE = 1e-4
 NOTHING = np.zeros(0, np.int64)
 
 
-SUBJECTS = [(dimensions, runtime) for dimensions in MODELS for runtime in ("eager", "onnx")]
-# Compiling takes long: the model with the most programs.
-SUBJECTS += [(replace(ROFORMER, layers=1), "aoti")]
+SUBJECTS = [
+    *((dimensions, "eager") for dimensions in MODELS),
+    (ROFORMER, "onnx"),
+    # Compiling takes long: the model with the most programs.
+    (replace(ROFORMER, layers=1), "aoti"),
+    *(
+        pytest.param((dimensions, "onnx"), marks=pytest.mark.slow)
+        for dimensions in MODELS
+        if dimensions != ROFORMER
+    ),
+]
 programs_of = cache(random_unilm)
 
 

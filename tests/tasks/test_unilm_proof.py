@@ -10,7 +10,11 @@ from kvcast.tasks.proof import prove_unilm
 from random_unilms import MODELS, ROFORMER, random_unilm
 
 
-@pytest.mark.parametrize("dimensions", MODELS, ids=lambda dimensions: dimensions.architecture)
+@pytest.mark.parametrize(
+    "dimensions",
+    [ROFORMER, *(pytest.param(one, marks=pytest.mark.slow) for one in MODELS if one != ROFORMER)],
+    ids=lambda dimensions: dimensions.architecture,
+)
 def test_a_bundle_gives_what_its_model_gives(dimensions):
     record = prove_unilm(opened(dimensions), random_unilm(dimensions), exact=True)
     assert record["tokens_equal"] == record["tokens"] == 56

@@ -47,7 +47,8 @@ def test_eager_logits_equal_the_cached_ones(programs, batch):
 
 
 # Compiling for AOTInductor would take longer than all the rest.
-@pytest.mark.parametrize("runtime", ["onnx", pytest.param("executorch", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["onnx", "executorch"])
 def test_exported_logits_equal_the_cached_ones(programs, runtime, tmp_path):
     if runtime == "executorch":
         pytest.importorskip("executorch")
