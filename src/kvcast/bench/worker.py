@@ -44,7 +44,7 @@ class Worker:
         gc.collect()
         if self._workload.peak_per_turn and _CLEAR.exists():  # only Linux can forget a peak
             _CLEAR.write_text(_PEAK)
-        return {**self._workload.run(self._backend, trial), "peak_bytes": _peak_bytes()}
+        return {**self._workload.run(self._backend, trial), "peak_bytes": peak_bytes()}
 
     def break_down(self, trial: dict[str, Any]) -> dict[str, Any]:
         """Do a trial's work once on a backend of kvcast's; return seconds by part, and calls."""
@@ -69,7 +69,7 @@ class Importing:
         return time.perf_counter() - start
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     """Return the most memory that this process has held since it began, or since a run began.
 
     On Linux from VmHWM: ru_maxrss there begins with what the parent held when it forked.
