@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import kvcast
 from bundles import exported
 from hugging_face import demo_in_transformers
 from kvcast.bundle.manifest import read_bundle
@@ -87,6 +88,9 @@ def test_an_exported_bundle_is_kept_and_a_damaged_one_made_again(
     assert answer() == "2021-03-03\n"
     assert manifest.stat().st_mtime_ns == written
     (bundle / "onnx/decode.onnx").write_bytes(b"damaged")
+    phases: list[str] = []
+    kvcast.load("demo-unilm", threads=1, on_phase=phases.append)
+    assert phases == ["reading", "exporting", "quantising", "sealing", "proving"]
     assert answer() == "2021-03-03\n"
     assert read_bundle(bundle).verification["tokens"] > 0
 

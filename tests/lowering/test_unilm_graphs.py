@@ -74,7 +74,7 @@ def test_only_a_pooled_model_has_a_graph_for_it_and_no_step_holds_it():
     assert set(read_bundle(bundle(SMALL_ROFORMER)).graphs) == {"decode"}
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("quantize", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
 def test_the_embedding_is_stored_once_and_in_blocks(quantize):
     graph = graph_of(ROFORMER, quantize)
     tables = [

@@ -57,6 +57,7 @@ def test_exported_logits_equal_the_cached_ones(programs, runtime, tmp_path):
     np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_products_of_the_encoders_states_are_int8_as_in_an_int4_bundles_encode(programs, tmp_path):
     write_bundle(programs, "onnx", BundlePrecision(quantize="int4"), tmp_path)
     graph = ir.load(tmp_path / "onnx" / "decode.onnx").graph

@@ -37,7 +37,13 @@ CASES = [
     ("decoder", "int8"),
     *(
         pytest.param(case, marks=pytest.mark.slow)
-        for case in (("whisper", "int8"), ("t5", "int8"), ("unilm", "int8"), ("decoder", "none"))
+        for case in (
+            ("whisper", "int8"),
+            ("t5", "int8"),
+            ("unilm", "int8"),
+            ("decoder", "int4"),
+            ("decoder", "none"),
+        )
     ),
 ]
 
@@ -83,12 +89,16 @@ def session(runtime: Any, family: str, seed: int) -> Iterator[Float32]:
         yield logits[0, -1]
 
 
-def test_logits_are_within_a_twentieth_of_those_in_fp32(case):
-    """Root mean square error relative to the spread of fp32's logits; 0.01 to 0.03 were seen."""
+def test_logits_are_near_those_in_fp32(case):
+    """Root mean square error relative to the spread of fp32's logits.
+
+    0.01 to 0.03 were seen with int8 and bf16, 0.1 with int4.
+    """
+    limit = 0.15 if case.manifest.quantize == "int4" else 0.05
     for seed in range(3):
         exact = np.stack(list(session(case.eager, case.family, seed)))
         logits = np.stack(list(session(case.runtime, case.family, seed)))
-        assert 0 < np.sqrt(np.mean((logits - exact) ** 2)) / exact.std() < 0.05
+        assert 0 < np.sqrt(np.mean((logits - exact) ** 2)) / exact.std() < limit
 
 
 def test_caches_are_in_bf16(case):
