@@ -134,8 +134,8 @@ def _check_request(
 
 def checked_dimensions(folder: Path, manifest: Manifest) -> Any:
     """Return the dimensions of a bundle's model; raises KvcastError if its manifest is wrong."""
-    family = family_of(manifest.family)
     try:
+        family = family_of(manifest.family)
         dimensions = family.dimensions(manifest.dimensions)
         check_manifest(manifest, dimensions, family.tensor_shapes(dimensions).values())
     except KvcastError as error:
@@ -144,18 +144,17 @@ def checked_dimensions(folder: Path, manifest: Manifest) -> Any:
 
 
 def _open_bundle(folder: Path, manifest: Manifest, threads: int) -> Model:
-    family = family_of(manifest.family)
+    dimensions = checked_dimensions(folder, manifest)
     # Text files lie beside the manifest, graphs in folders of their own.
     text = {name: (folder / name).read_bytes() for name in manifest.files if "/" not in name}
-    dimensions = checked_dimensions(folder, manifest)
-    runtime = _target(manifest).open(manifest.family, folder, manifest, threads)
-    model: Model = family.model(runtime, dimensions, text)
+    runtime = _target(folder, manifest).open(manifest.family, folder, manifest, threads)
+    model: Model = family_of(manifest.family).model(runtime, dimensions, text)
     return model
 
 
-def _target(manifest: Manifest) -> Target:
+def _target(folder: Path, manifest: Manifest) -> Target:
     if manifest.runtime not in TARGETS:
-        raise KvcastError(f"this kvcast knows no runtime {manifest.runtime}: update it")
+        raise KvcastError(f"{folder}: this kvcast knows no runtime {manifest.runtime}: update it")
     return TARGETS[manifest.runtime]
 
 
