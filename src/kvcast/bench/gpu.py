@@ -1,7 +1,8 @@
 """Greedy steps of models with random weights on one device, in several variants.
 
 All variants of a model live in this process, so its weights lie on the device once. Time does not
-depend on what weights and caches hold, so nothing is downloaded, encoded or prefilled.
+depend on what weights and caches hold, so nothing is downloaded, encoded or prefilled. Does not
+know how a step is compiled: the caller passes that in.
 """
 
 import copy

@@ -1,4 +1,7 @@
-"""The model that is measured, one class for each kind of workload, and files made of it once."""
+"""The model that is measured, one class for each kind of workload, and files made of it once.
+
+Knows no backend.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ from kvcast.checkpoints.huggingface_writing import TOKENIZER, is_like_llama, wri
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
 from kvcast.spec.paths import cache_dir
 
-# Goes up with what is written for others, so that nobody is fed an older file.
+# Raised when files for other programs are written differently, so that none reads an older one.
 _FILES = 4
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
@@ -92,7 +95,7 @@ class CausalModel(Model):
         """Say why no file for other programs can be made of the model, or None."""
         reason = self.needs_checkpoint()
         if reason is None and not is_like_llama(self.checkpoint().dimensions):
-            reason = "kvcast can write files for other programs of models like Llama only"
+            reason = "kvcast can write files for other programs only for models like Llama"
         return reason
 
 

@@ -1,4 +1,7 @@
-"""All that the benchmarks know of the inside of kvcast's models: clocks, and calls of a runtime."""
+"""All that the benchmarks know of the inside of kvcast's models: clocks, and calls of a runtime.
+
+Knows no other program.
+"""
 
 import time
 from collections import defaultdict
@@ -98,9 +101,9 @@ class TimedRuntime(Timed):
 
 @contextmanager
 def timed_model(model: Any, clock: Clock) -> Iterator[Any]:
-    """Give a model with a clock around its runtime, and meanwhile around every recording's windows.
+    """Give a model with clocks around its runtime and, meanwhile, around every recording's windows.
 
-    The product holds no clocks, so these are put around it from outside.
+    kvcast itself has no clocks, so these are put around it from outside.
     """
     from kvcast.audio import features
 

@@ -1,7 +1,7 @@
-"""T5s of published sizes with random weights, as Hugging Face folders: figures without a hub.
+"""T5s of published sizes with random weights, as Hugging Face folders: no hub is needed.
 
-What a token costs does not depend on what the weights are; the seed is fixed. Needs `safetensors`,
-and not transformers.
+What a token costs does not depend on what the weights are; the seed is fixed. Needs `safetensors`
+but not transformers. Knows no workload.
 """
 
 import json
@@ -32,7 +32,7 @@ _PUBLISHED: Mapping[str, Mapping[str, Any]] = {
 RANDOM = tuple(_PUBLISHED)
 """What such models are called."""
 
-# Goes up when other files are written.
+# Raised when the files are written differently.
 _FILES = 3
 _SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 

@@ -1,8 +1,8 @@
-"""What a benchmark of speech is given: a recording's samples, what is spoken in it, and word error.
+"""What a benchmark of speech needs: a recording's samples, what is spoken in it, and word error.
 
 Word error follows a simple normalisation that is the same for everybody: lower case; the titles
 Mr., Mrs. and Dr. spelled out as they are spoken; apostrophes inside words dropped, all other marks
-become spaces. Numbers stay as they are written.
+become spaces. Numbers stay as they are written. Knows no model.
 """
 
 import re

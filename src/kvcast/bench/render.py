@@ -1,6 +1,7 @@
 """The JSON object of a benchmark, as people read it: lines and tables.
 
-Without a terminal the tables are plain text, as wide as they need.
+Without a terminal the tables are plain text, as wide as they need. Knows no workload and no
+backend by name.
 """
 
 import sys

@@ -1,6 +1,7 @@
 """One JSON object for every benchmark; docs/bench.md describes it field by field.
 
 Everything that is shown comes from it. A row is one backend in one trial, measured or broken down.
+Knows no process and draws nothing.
 """
 
 from collections import defaultdict
@@ -80,7 +81,7 @@ class Benchmark:
 def measure(benchmark: Benchmark, floors: Floors | None = None) -> dict[str, Any]:
     """Measure, and return the object, of numbers, strings, lists and objects alone.
 
-    `floors` are those of another machine than the processor. Raises KvcastError with the first
+    `floors` are those of a device other than the processor. Raises KvcastError with the first
     reason where nobody who is needed can take part.
     """
     runner, workload = benchmark.runner, benchmark.runner.workload

@@ -8,8 +8,9 @@ models/convert-h5-to-ggml.py and, for q8_0, examples/quantize:
     vocabulary: count; each: length, bytes
     tensors to the end: rank, length of name, kind; sizes from the last axis on; name; numbers
 
-Vectors, both tables of positions and nothing else stay fp32. Matrices and convolutions are fp16;
-q8_0 turns the matrices into blocks of 32 numbers, each an fp16 scale and 32 int8.
+Only vectors and both tables of positions stay fp32. Matrices and convolutions are fp16; q8_0 turns
+the matrices into blocks of 32 numbers, each an fp16 scale and 32 int8. Knows neither a tokenizer
+nor how mel filters are made: the caller gives the words and the filters.
 """
 
 import struct
@@ -25,7 +26,7 @@ from kvcast.checkpoints.huggingface_writing import Tensors, transformers_tensors
 from kvcast.spec.whisper import WhisperDimensions
 
 _MAGIC = 0x67676D6C
-# The kind of a file: mostly fp16, or 7 for mostly q8_0 beside the version 2 of the block formats.
+# The kind of a file: mostly fp16 (1), or mostly q8_0 (7) with version 2 of the block formats.
 FILE_KINDS = {"f16": 1, "q8_0": 2 * 1000 + 7}
 _POSITIONS = ("encoder.positional_embedding", "decoder.positional_embedding")
 _CONV_BIASES = ("encoder.conv1.bias", "encoder.conv2.bias")

@@ -1,7 +1,8 @@
 """Writes GGUF files of models like Llama, in ggml's blocks: for llama.cpp, from the same weights.
 
-It inverts the reader by its tables. The files have no tokenizer, which all that evaluates tokens
-does without. Matrices, the embedding included, are stored in one kind of blocks; vectors in fp32.
+It inverts the reader by its tables. The files have no tokenizer: evaluating tokens needs none.
+Matrices, the embedding included, are stored in one kind of blocks; vectors in fp32. Knows nothing
+of the container's bytes, which the gguf library writes.
 """
 
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 It inverts the readers by their own tables. Decoder-only models are those whose configuration is
 like Llama's: dense ones without scaled rotation, as Llama, Mistral, Qwen 2 and Qwen 3 are. Tensors
-are written in fp32.
+are written in fp32. Knows nothing of other formats.
 """
 
 import json
@@ -57,7 +57,7 @@ def model_type(dimensions: DecoderDimensions) -> str:
 
 
 def is_like_llama(dimensions: DecoderDimensions) -> bool:
-    """Tell whether a configuration written here says all about the model: read, it is the same."""
+    """Tell whether a configuration written here is complete: reading it gives the same model."""
     config = _decoder_config(dimensions)
     same = replace(dimensions, architecture=config["model_type"])
     return decoder_dimensions(config, "what would be written") == same
@@ -72,7 +72,7 @@ def transformers_tensors(tensors: Mapping[str, NDArray[Any]]) -> Tensors:
         if not name.endswith("k_proj.bias"):
             yield name, tensor
         elif tensor.any():
-            raise KvcastError(f"{name}: a bias of keys, which no other Whisper knows")
+            raise KvcastError(f"{name}: a bias of keys, which no other Whisper has")
 
 
 def _decoder_config(dimensions: DecoderDimensions) -> dict[str, Any]:

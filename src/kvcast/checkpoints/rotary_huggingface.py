@@ -1,7 +1,7 @@
 """Reads the settings of rotary embeddings from config.json.
 
 Published models have rope_theta and rope_scaling; transformers 5 writes rope_parameters, one object
-or one per kind of layer. `kvcast.spec.rotary` defines the kinds of scaling.
+or one per kind of layer. `kvcast.spec.rotary` defines the kinds of scaling. Knows no model type.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Reads the text files of BERT and its relatives in Hugging Face layout, and their settings.
 
 Word-based Chinese RoFormers and T5-PEGASUS split text into words first (jieba); character-based
-models do not.
+models do not. This module splits no text itself.
 """
 
 import json

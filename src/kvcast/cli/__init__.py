@@ -1,6 +1,7 @@
 """The `kvcast` command: finds the subcommand, runs it, turns every outcome into an exit code.
 
-A command's module is imported only when it is asked for, so that `--help` starts at once.
+A command's module is imported only when it is asked for, so that `--help` starts at once. Knows no
+command's options.
 """
 
 import sys

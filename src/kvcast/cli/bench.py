@@ -1,4 +1,4 @@
-"""`kvcast bench …`: hands over to kvcast.bench, which is imported only here."""
+"""`kvcast bench …`: hands over to kvcast.bench, which is imported only here. Measures nothing."""
 
 import argparse
 from functools import partial

@@ -1,4 +1,7 @@
-"""`kvcast inspect` and its views: hands over to kvcast.inspect, imported only when it is run."""
+"""`kvcast inspect` and its views: hands over to kvcast.inspect, imported only when it is run.
+
+Counts and draws nothing itself.
+"""
 
 import argparse
 import json

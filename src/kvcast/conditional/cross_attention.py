@@ -13,7 +13,8 @@ later calls read those. A flag in CPU memory decides between the two at run time
 both branches as a `torch.cond`, and traces `reset` with them (`docs/conditional.md`). If you forget
 the reset, you get an error, or NaN from an exported program, but never the last source's words.
 
-Knows transformers' modules by name and attributes, without importing transformers.
+Knows transformers' modules by name and attributes, without importing transformers. Knows none of
+kvcast's own models.
 
 Letters in shapes: r rows, s new positions, t source positions, h heads, d head_dim, x width.
 """

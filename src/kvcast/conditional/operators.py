@@ -9,7 +9,7 @@ last read.
 
 The pattern is ExecuTorch's (`executorch::alias` and `executorch::update_cross_attn_cache` in
 `extension/llm/custom_ops/custom_ops.py`), which has no second `keep`, and whose `update` returns a
-clone when it is not compiled.
+clone when it is not compiled. Knows nothing of attention or models.
 """
 
 from typing import Any

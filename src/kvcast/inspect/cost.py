@@ -3,6 +3,7 @@
 Without a cache, every token processes all positions before it again, and a Whisper or a T5 projects
 its cross keys and values again; the encoder runs once either way. Combines the counts of `work` in
 a JSON-ready document, and renders that as a table. docs/inspect.md documents every field.
+Knows no family and measures nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""A machine's peak rates: given by the user, or measured in a process of its own."""
+"""A machine's peak rates: given by the user, or measured in a process of its own.
+
+Knows no model.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

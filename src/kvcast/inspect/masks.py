@@ -1,7 +1,7 @@
 """Draws the packed, block-diagonal mask of every call, with the queries and keys of all rows.
 
 Queries are the new tokens of all rows, concatenated. Keys are the contents of each row's cache when
-it is read, in the order of reading, without empty slots.
+it is read, in the order of reading, without empty slots. Knows no model and no image.
 """
 
 from collections.abc import Iterator, Sequence

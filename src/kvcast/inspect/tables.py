@@ -1,4 +1,4 @@
-"""Reads one head's relative position bias from a T5's checkpoint."""
+"""Reads one head's relative position bias from a T5's checkpoint. Knows no file format."""
 
 from kvcast.bundle.manifest import is_bundle
 from kvcast.checkpoints.base import T5Checkpoint

@@ -1,4 +1,7 @@
-"""Formats numbers for people, with three digits and a decimal prefix."""
+"""Formats numbers for people, with three digits and a decimal prefix.
+
+Knows nothing of what is counted.
+"""
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 

@@ -3,7 +3,7 @@
 A cache is written by `index_put_` on the caller's own buffer: tracing turns that into a value
 and a copy back, and Inductor fuses these into one write in place again. Unlike the eager kernels,
 these never look at data, so programs have no branches: each call says how many slots to read, and
-a ring has room for all new positions beside the ones they see.
+a ring has room for all new positions beside the ones they see. Knows no model.
 
 Letters in shapes: see `kvcast.ops.attention`.
 """

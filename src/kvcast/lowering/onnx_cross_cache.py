@@ -3,7 +3,7 @@
 `encode` returns each layer's cross keys and values in int8, with one scale per channel from the
 largest magnitude in each input. `decode` reads them with GroupQueryAttention, which supports
 quantised caches. It receives no new keys, so it writes nothing, but it requires an output for each
-cache; that is bound to the cache's own buffer.
+cache; that is bound to the cache's own buffer. Knows no model: caches are found by their names.
 
 The operator has one scale per channel for the whole batch, and a batch holds inputs that were
 encoded apart. With a key k = s c, q . k = (q s) . c, and mixed values are their scale times the

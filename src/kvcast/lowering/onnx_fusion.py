@@ -1,7 +1,7 @@
 """Fuses operators of a decoder-only graph, since a step spends its time on starting them.
 
-Looks only for patterns that kvcast's own programs export. Results do not change: each replacement
-computes what it replaces.
+Results do not change: each replacement computes what it replaces. Knows no model, only patterns
+that kvcast's own programs export.
 """
 
 import numpy as np

@@ -2,7 +2,7 @@
 
 `com.microsoft.GroupQueryAttention` appends to a cache and attends to it; where past and present
 are bound to the same buffer, it writes only the new positions. `com.microsoft.MultiHeadAttention`
-reads complete keys and values.
+reads complete keys and values. Knows no model.
 """
 
 from typing import Any

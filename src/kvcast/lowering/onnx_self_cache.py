@@ -2,7 +2,8 @@
 
 GroupQueryAttention quantises what it writes and reads it as int8, with one scale per channel that
 is fixed in the graph. Rotary embeddings rotate pairs of a key's channels, so both channels of a
-pair share a scale for the pair's length, which no rotation changes.
+pair share a scale for the pair's length, which no rotation changes. Knows no model: the caller
+gives sample keys and values.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 A lowering is a table from operators to functions of the same arguments. In the exported graph each
 operator is one node. If an operator writes some of its arguments, its function returns their new
 values after the result. So the new graph has no mutation: later readers of a cache, and the
-program's outputs, read the new value.
+program's outputs, read the new value. Knows no operator by name and no runtime.
 """
 
 import operator

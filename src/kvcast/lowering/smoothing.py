@@ -4,6 +4,7 @@ A few channels of a hidden state are hundreds of times larger than the others, i
 one scale for its whole input, an int8 product loses the others. So the output of each RMS norm is
 divided by a factor per channel, and the matrix behind it is multiplied by the same factor. Only the
 ranges change, and no computation is added (Xiao et al. 2022, arXiv:2211.10438, section 4).
+Quantises nothing itself, and knows no runtime.
 
 The ranges of activations are measured on random tokens, since which channels stand out depends on
 the weights. With SmolLM2-135M, tokens of an English text gave the same perplexity within half a

@@ -1,9 +1,9 @@
 """The idle gate: nobody begins a turn before the machine is quiet, and what others use is measured.
 
-Thread pools spin after their work is done: OpenMP's and ONNX Runtime's for a while, to be ready for
-more. A turn that begins before that is over shares its cores with the turn before. So nobody
-begins before all have stopped and the machine is idle, and what the rest of the machine used during
-a turn is on record. Needs psutil.
+The thread pools of OpenMP and ONNX Runtime spin for a while after their work is done, to be ready
+for more. A turn that begins too early shares its cores with the turn before. So a turn begins only
+when all threads have stopped and the machine is idle, and what the rest of the machine used during
+a turn is on record. Needs psutil. Knows nothing of what a turn does.
 """
 
 import os
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 WINDOW = 0.1
-"""Seconds of looking; the system counts in hundredths, so a spinning thread takes about ten."""
+"""Seconds of each look; the system counts in hundredths, so a spinning thread uses about ten."""
 
 PATIENCE = 20.0
-"""Seconds after which a machine that never rests is measured all the same, and marked."""
+"""Seconds after which a turn begins although the machine is not idle, and is marked."""
 
 IDLE = 0.06
-"""Share of the machine that may be in use: of two cores and a window, one hundredth."""
+"""Share of the machine that may be in use: with two cores, a hundredth of a second in a window."""
 
 AnswerT = TypeVar("AnswerT")
 

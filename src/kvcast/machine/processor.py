@@ -1,4 +1,7 @@
-"""The processor: how many of its cores this process may use, and which instructions it has."""
+"""The processor: how many of its cores this process may use, and which instructions it has.
+
+Knows nothing of models.
+"""
 
 import math
 import os

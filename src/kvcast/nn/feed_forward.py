@@ -1,4 +1,4 @@
-"""Feed-forward blocks: plain, gated, and mixtures of experts."""
+"""Feed-forward blocks: plain, gated, and mixtures of experts. Knows no model."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,8 @@
 """Relative position bias (Raffel et al. 2020, arXiv:1910.10683, section 2.1).
 
 The bias added to a query's product with a key depends on the distance between them: short distances
-have a value each, longer ones share buckets. One table serves all layers.
+have a value each, longer ones share buckets. One table serves all layers. Knows nothing of masks
+or caches.
 """
 
 import numpy as np

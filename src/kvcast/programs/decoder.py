@@ -3,6 +3,7 @@
 Pure: caches are arguments and results, and there is no other state. Both forms run the same model
 and differ in how they call attention. The form in rows is exported. The eager runtime uses the
 packed one: rows may have different numbers of new positions, and linear layers see no padding.
+Knows nothing of files or tokens' meaning.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,7 +5,8 @@ source positions see the whole source, target positions see the source and all p
 themselves. With a cache, the lengths decide which is which: the first call on an empty row is its
 whole source, and everything later is target.
 
-Pure: caches are arguments and results, and there is no other state.
+Pure: caches are arguments and results, and there is no other state. Knows nothing of files,
+runtimes or tokens' meaning.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,6 +2,7 @@
 
 Both are pure: caches are arguments and results, and there is no other state. `decode` writes its
 self caches in place and returns them, so an exported graph has a past and a present for each.
+Knows nothing of files, runtimes or tokens' meaning.
 """
 
 from collections.abc import Mapping, Sequence

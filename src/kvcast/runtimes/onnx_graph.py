@@ -1,4 +1,7 @@
-"""A graph of a bundle on ONNX Runtime, whose every failure is a line that names its file."""
+"""A graph of a bundle on ONNX Runtime; every failure becomes one line that names its file.
+
+Knows nothing of what it computes.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Sessions of ONNX Runtime on the CPU, arrays as it takes them, and what a step is bound to."""
+"""Sessions of ONNX Runtime on the CPU, arrays as it takes them, and what a step is bound to.
+
+Knows no model.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -2,7 +2,8 @@
 
 All published ways of extending it to longer texts only change the frequencies and one factor, so
 models just use a table of cosines and one of sines. Pairs are in halves: channel i of a head is
-rotated with channel i + head_dim / 2, as in Hugging Face's checkpoints.
+rotated with channel i + head_dim / 2, as in Hugging Face's checkpoints. Knows no configuration
+files.
 """
 
 import math

@@ -1,6 +1,7 @@
 """Exports a checkpoint to a bundle: lower, prove, seal.
 
-torch is imported inside functions, since only exporting needs it.
+torch is imported inside functions, since only exporting needs it. Knows no family and no target
+by name.
 """
 
 from dataclasses import asdict, replace

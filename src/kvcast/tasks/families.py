@@ -1,7 +1,7 @@
 """A table of model families, so loading and exporting need no special cases.
 
 torch, and everything that needs it, is imported inside functions: only exporting and the eager
-runtime use it.
+runtime use it. Knows no runtime but eager.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""A decoder-only model that is ready to generate text: what `kvcast.load` returns for one."""
+"""A decoder-only model that is ready to generate text: what `kvcast.load` returns for one.
+
+Knows no file format and no runtime.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -2,6 +2,7 @@
 
 A bundle is opened as it is. Anything else is exported once into the cache folder, under a name
 derived from its content and the options, and found there the next time. Eager needs no bundle.
+Knows no file format.
 """
 
 import contextlib

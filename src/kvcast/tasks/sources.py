@@ -1,6 +1,7 @@
 """Text-to-text models that are ready to generate: what `kvcast.load` returns for a T5 or a UniLM.
 
-A text answers its source, which is read whole, and does not go on from it.
+A text answers its source, which is read whole, and does not go on from it. Knows no file format
+and no runtime.
 """
 
 from collections.abc import Iterator, Sequence

@@ -3,7 +3,8 @@
 The files are `text.json` with `tokenizer.json` (and `chat_template.jinja` if the model has one) or
 with `spiece.model`; or Mistral's own `tekken.json` or `tokenizer.model` (`tokenizer.model.v3` and
 so on). If `text.json` has a "tokenizer", that names the kind: "byt5", which needs no other file, or
-"bert", with `vocab.txt` or a `tokenizer.json` of that kind.
+"bert", with `vocab.txt` or a `tokenizer.json` of that kind. Reads no files: the caller gives
+their contents.
 """
 
 from collections.abc import Callable, Mapping

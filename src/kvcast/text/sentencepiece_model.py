@@ -1,10 +1,10 @@
 """Converts SentencePiece files, the spiece.model of T5 and mT5, to a tokenizer.json.
 
 The file is a protocol buffer (google/sentencepiece, sentencepiece_model.proto). It is parsed here
-because libraries that read it bring a second tokenizer, while tokenizers runs the same model. The
+because libraries that read it bring a second tokenizer, and tokenizers can run the same model. The
 result splits text into the same pieces as SentencePiece, with one exception: tokenizers drops a
 combining mark after a character that the normalisation rules replace, as it does in transformers.
-Supports Unigram models only.
+Supports Unigram models only. Splits no text itself.
 """
 
 import base64

@@ -13,6 +13,8 @@ the normalised text spells.
 Special tokens are those that tokenizer.json marks as special, and those that end a text. Other
 added tokens, such as Qwen's <think>, are recognised in any text, as elsewhere. So are T5's
 sentinels, unless there is a chat template, which may use them as control tokens.
+
+Reads no files: the caller gives a tokenizer.json's content.
 """
 
 import base64

@@ -2,7 +2,7 @@
 
 A multiplication and an addition are two operations (FLOP). Matrix products and attention are
 counted. Norms, activations, softmax and rotation are not, nor are embedding lookups, which read one
-row per token.
+row per token. Knows neither bytes nor rates.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Work of a decoder-only model."""
+"""Work of a decoder-only model. Knows neither bytes nor rates."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Work of a model that encodes a source and decodes a target over it."""
+"""Work of a model that encodes a source and decodes a target over it.
+
+Knows neither bytes nor rates.
+"""
 
 from dataclasses import dataclass, replace
 from functools import cached_property

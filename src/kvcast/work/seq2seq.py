@@ -1,4 +1,4 @@
-"""Counts the work of text-to-text models, T5 and UniLM."""
+"""Counts the work of text-to-text models, T5 and UniLM. Knows neither bytes nor rates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Work of a Whisper over windows of sound."""
+"""Work of a Whisper over windows of sound. Knows neither bytes nor rates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

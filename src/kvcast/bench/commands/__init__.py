@@ -1,6 +1,7 @@
 """`kvcast bench …`: one module a command, and here what they share.
 
 A command chooses a workload by the model's dimensions, and backends by its options.
+Does not know how anything is measured.
 """
 
 import argparse
@@ -81,7 +82,7 @@ def choose_workload(
 ) -> tuple[Any, Any]:
     """Return the workload for the model, and the model.
 
-    `options` of the workload are beside those that are its own. Raises KvcastError for a model that
+    `options` are further ones of the workload, beside its own. Raises KvcastError for a model that
     the command does not take, and UsageError for an option of another workload.
     """
     require("psutil")
@@ -124,7 +125,7 @@ def peers(args: argparse.Namespace, workload: Workload, model: Model) -> list[Ba
 
 
 def compare(command: str, args: argparse.Namespace, workload: Workload, **asked: Any) -> int:
-    """Measure and print; returns the exit code. What else is asked is in `Benchmark`."""
+    """Measure and print; returns the exit code. `asked` are further fields of `Benchmark`."""
     runner = Runner(workload=workload, threads=args.threads, runs=args.runs)
     benchmark = Benchmark(name=command, model=args.model, runner=runner, **asked)
     return show(measure(benchmark), workload.tables())

@@ -1,11 +1,11 @@
 """Time generation against the installed peers, with the same weights and the same tokens.
 
 Every program runs in a process of its own and they take turns, each with the machine to itself.
-Decoder-only models continue prompts: measured are the time to the first token, of a token after
-it, one text and several at once, and steps at far positions. A T5 writes targets of sources: the
-time to the first token and of a step, greedy and with beams, and with sources of other lengths.
-Prints tables, where kvcast's time goes and how near the machine's limits it is, and as its last
-line one JSON object. docs/bench.md says how it is measured and what every figure means.
+Decoder-only models continue prompts, one and several at once: it times the first token, each token
+after it, and steps at far positions. T5s write targets of sources: it times the first token and a
+step, greedy and with beams, and with sources of several lengths. Prints tables, then where
+kvcast's time goes and how near it comes to the machine's limits; the last line is one JSON object.
+docs/bench.md says how it measures and what every figure means.
 """
 
 import argparse

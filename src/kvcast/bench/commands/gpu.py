@@ -1,9 +1,9 @@
 """Time decoding steps on a CUDA device, with the shapes of known models and random weights.
 
-Whisper large-v3-turbo with its cross keys projected at every step, with torch.cond, as two
-programs, and as two programs in CUDA graphs; Mistral 7B as the last two. Prints tables that say
-how near each comes to the rate of the device's memory, and as its last line one JSON object.
-docs/bench-gpu.md says how it is measured and what every figure means.
+Whisper large-v3-turbo runs with its cross keys projected at every step, with torch.cond, as two
+programs, and as two programs in CUDA graphs; Mistral 7B runs in the last two ways. Prints tables
+that say how near each comes to the rate of the device's memory; the last line is one JSON object.
+docs/bench-gpu.md says how it measures and what every figure means.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """Time one model on every runtime, in every precision, and a baseline without cross caches.
 
-Every variant runs in a process of its own and they take turns, each with the machine to itself. A
-Whisper takes one step of the decoder, one encode, and a recording end to end, and so does, beside
-each variant, a baseline that projects cross keys and values anew in every call, as most exports do.
+Every variant runs in a process of its own and they take turns, each with the machine to itself.
+Of a Whisper it times one step of the decoder, one encode, and a recording end to end, and beside
+each variant a baseline that projects cross keys and values anew in every call, as most exports do.
 Of a decoder-only model it times the first token and a token after it. Prints tables with what the
-machine could do at best, and as its last line one JSON object. docs/bench.md says how it is
-measured and what every figure means.
+machine could do at best; the last line is one JSON object. docs/bench.md says how it measures and
+what every figure means.
 """
 
 import argparse
@@ -136,7 +136,7 @@ def _find(name: str) -> Path:
 
 
 def compared(backend: Kvcast) -> dict[str, str]:
-    """Compare with ONNX Runtime in the same precision, and a baseline with what caches."""
+    """Compare with ONNX Runtime in the same precision, and a baseline with its cached variant."""
     same = {"onnx": f"{REFERENCE}-{backend.precision}"}
     cached = {"cached": f"{backend.runtime}-{backend.precision}"}
     return {**same, **cached} if backend.recomputes else same

@@ -1,8 +1,8 @@
 """Time transcription against the installed peers, on the same audio, with the same weights.
 
 Every program runs in a process of its own and they take turns, each with the machine to itself.
-Prints a table, where kvcast's time goes and how near the machine's limits it is, and as its last
-line one JSON object. docs/bench.md says how it is measured and what every figure means.
+Prints a table, then where kvcast's time goes and how near it comes to the machine's limits; the
+last line is one JSON object. docs/bench.md says how it measures and what every figure means.
 """
 
 import argparse

@@ -1,6 +1,7 @@
-"""CTranslate2, from a folder that its converter makes of a Hugging Face folder; faster-whisper.
+"""CTranslate2, from a folder that its converter makes of a Hugging Face folder, and faster-whisper.
 
-faster-whisper reads folders of CTranslate2 as they are, and quantises while it loads.
+faster-whisper reads folders of CTranslate2 as they are, and quantises while it loads. Knows no
+workload.
 """
 
 import json

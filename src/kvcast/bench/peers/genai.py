@@ -1,4 +1,7 @@
-"""onnxruntime-genai, from a folder that its model builder makes of a Hugging Face folder."""
+"""onnxruntime-genai, from a folder that its model builder makes of a Hugging Face folder.
+
+Knows no workload.
+"""
 
 import json
 import subprocess

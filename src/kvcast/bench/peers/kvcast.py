@@ -1,7 +1,7 @@
 """kvcast itself, through its public API, as anybody would use it.
 
-What precisions a runtime has is for `kvcast.spec.runtimes` to say; here is what its pairs with
-them are called and asked for.
+Says what each pair of a runtime and a precision is called and how to ask for it. Does not know
+which pairs exist: `kvcast.spec.runtimes` does.
 """
 
 import time

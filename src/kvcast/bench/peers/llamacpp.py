@@ -1,4 +1,7 @@
-"""llama.cpp through llama-cpp-python's low-level interface, from GGUF files of the same weights."""
+"""llama.cpp through llama-cpp-python's low-level interface, from GGUF files of the same weights.
+
+Knows no workload.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

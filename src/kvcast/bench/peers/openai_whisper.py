@@ -1,4 +1,4 @@
-"""openai-whisper: the original, in PyTorch."""
+"""openai-whisper: the original, in PyTorch. Knows no workload."""
 
 import numpy as np
 from typing_extensions import override
@@ -8,7 +8,7 @@ from kvcast.checkpoints.ggml_writing import openai_sizes, openai_tensors
 
 
 class OpenAIWhisper(Backend, Transcriber):
-    """fp32: it knows nothing faster on a CPU."""
+    """fp32 is its fastest on a CPU."""
 
     packages = ("openai-whisper", "torch")
     modules = ("torch", "whisper")

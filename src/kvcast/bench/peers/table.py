@@ -1,4 +1,7 @@
-"""Who takes part in what: a row for each program with each of its kinds of numbers."""
+"""Who takes part in what: a row for each program with each of its kinds of numbers.
+
+Imports none of the other programs' packages.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial

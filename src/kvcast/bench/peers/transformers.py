@@ -1,4 +1,7 @@
-"""Hugging Face transformers, in PyTorch, without a hub; optimum-onnx with its `generate`."""
+"""Hugging Face transformers, in PyTorch, without a hub; optimum-onnx with its `generate`.
+
+Knows no workload.
+"""
 
 import shutil
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""whisper.cpp through pywhispercpp, from ggml files made of the same checkpoint."""
+"""whisper.cpp through pywhispercpp, from ggml files made of the same checkpoint.
+
+Knows no workload.
+"""
 
 from pathlib import Path
 

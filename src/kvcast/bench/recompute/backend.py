@@ -1,4 +1,7 @@
-"""kvcast with the recomputing programs in place of its own. torch is imported inside functions."""
+"""kvcast with the recomputing programs in place of its own.
+
+Knows no family but Whisper. torch is imported inside functions.
+"""
 
 import hashlib
 from dataclasses import asdict

@@ -1,4 +1,7 @@
-"""The cached programs' modules, with the cross projections moved from `encode` to `decode`."""
+"""The cached programs' modules, with the cross projections moved from `encode` to `decode`.
+
+Knows no file and no clock.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

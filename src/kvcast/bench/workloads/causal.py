@@ -1,4 +1,7 @@
-"""Decoder-only models: prompts and what follows them, and steps far in a text."""
+"""Decoder-only models: prompts and what follows them, and steps far in a text.
+
+Knows no backend by name.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,7 @@
-"""Decoding steps on one device: a greedy text after a prompt, with random weights."""
+"""Decoding steps on one device: a greedy text after a prompt, with random weights.
+
+Knows nothing of torch.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""T5s: targets of sources, greedily and with beams, one source and several, short and long ones."""
+"""T5s: targets of sources, greedily and with beams, one source and several, short and long ones.
+
+Knows no backend by name.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -117,8 +120,8 @@ class Seq2seq(Workload):
 
         Beam search commits to no token until it ends. So the time to the first is that of a call
         for one token, and a step is what a call for all takes more, divided by their number;
-        greedy calls are timed like this too. One call before does not count: whoever has waited
-        for a turn finds none of its weights in the processor's caches.
+        greedy calls are timed like this too. A call before these is not counted: a program that
+        has waited for its turn finds none of its weights in the processor's caches.
         """
         self._write(backend, trial, 1)
         first, _ = self._write(backend, trial, 1)

@@ -1,4 +1,4 @@
-"""Whisper: a recording to text, one encode, one step of the decoder."""
+"""Whisper: a recording to text, one encode, one step of the decoder. Knows no backend by name."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""AOTInductor as a target. torch is imported inside functions."""
+"""AOTInductor as a target. torch is imported inside functions. Knows no checkpoint."""
 
 from pathlib import Path
 from typing import Any

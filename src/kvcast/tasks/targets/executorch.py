@@ -1,4 +1,4 @@
-"""ExecuTorch as a target. torch is imported inside functions."""
+"""ExecuTorch as a target. torch is imported inside functions. Knows no checkpoint."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""ONNX Runtime as a target. torch is imported inside functions, as opening a bundle needs none."""
+"""ONNX Runtime as a target. torch is imported inside functions, as opening a bundle needs none.
+
+Knows no checkpoint.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
