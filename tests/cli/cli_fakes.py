@@ -15,6 +15,7 @@ from kvcast.cli import main
 from kvcast.spec.phases import OnPhase
 from kvcast.tasks import loading
 from kvcast.tasks.params import LoadParams
+from kvcast.tasks.whisper.segments import Word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class FakeSegment:
     compression_ratio: float = 1.5
     no_speech_prob: float = 0.01
     fallback: tuple[str, ...] = ()
+    words: tuple[Word, ...] | None = None
 
 
 ESCAPES = "\x1b]0;owned\x07 \x9b31m\x08\r\x7f"

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cli.cli_fakes import SEGMENTS, FakeSegment
+from kvcast.tasks.params import SubtitleParams
+from kvcast.tasks.whisper.segments import Word
 from kvcast.tasks.writers import STREAMED, Transcript, render
 
 SCHEMA = json.loads(
@@ -27,7 +29,9 @@ TRANSCRIPT = Transcript(
     segments=SEGMENTS,
 )
 times = st.floats(min_value=0, max_value=400_000)
-pieces = st.text(max_size=5) | st.sampled_from(["-->", "\t", " ", "\n", "--->"])
+# What would break a cue or a row is written otherwise: see tests/tasks/test_subtitles.py.
+plain = st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"], exclude_characters="&<-")
+pieces = st.text(plain, max_size=5) | st.sampled_from(["-->", " ", "->"])
 texts = st.lists(pieces, max_size=5).map("".join)
 spoken = st.lists(
     st.builds(FakeSegment, id=st.just(0), start=times, end=times, text=texts), max_size=4
@@ -53,7 +57,7 @@ def whispers_own(name: str, segments: list[FakeSegment]) -> str:
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # not about time
 @given(segments=spoken)
 def test_streamed_formats_equal_whispers_writers(name: str, segments: list[FakeSegment]):
-    assert "".join(STREAMED[name](segments)) == whispers_own(name, segments)
+    assert "".join(STREAMED[name](segments, SubtitleParams())) == whispers_own(name, segments)
 
 
 @pytest.mark.parametrize("name", STREAMED)
@@ -62,7 +66,7 @@ def test_a_segment_is_written_before_the_next_is_asked_for(name: str):
         yield SEGMENTS[0]
         raise AssertionError("asked for a segment that is not there yet")
 
-    written = STREAMED[name](only_one_ready())
+    written = STREAMED[name](only_one_ready(), SubtitleParams())
     assert any("Hello there," in piece for piece in written)
 
 
@@ -71,6 +75,12 @@ def test_srt_of_the_script_is_what_players_expect():
         "1\n00:00:00,000 --> 00:00:02,500\nHello there,\n\n"
         '2\n00:00:02,500 --> 01:01:01,250\nGrüße aus 東京 -> \t"quoted".\n\n'
     )
+
+
+def test_a_row_of_tsv_stays_a_row():
+    spoken = (replace(SEGMENTS[0], text=" two\nlines\tand\x00 more\u2028"),)
+    written = render("tsv", replace(TRANSCRIPT, segments=spoken))
+    assert written == "start\tend\ttext\n0\t2500\ttwo lines and  more\n"
 
 
 def test_json_is_one_line_that_the_published_schema_accepts():
@@ -105,6 +115,17 @@ def test_the_schema_names_exactly_the_fields_that_are_written():
     assert list(document) == list(SCHEMA["properties"]) == SCHEMA["required"]
     segment = SCHEMA["$defs"]["segment"]
     assert list(document["segments"][0]) == list(segment["properties"]) == segment["required"]
+
+
+def test_words_are_written_where_there_are_any():
+    word = Word(start=0.5, end=1.25, word=" Hello", probability=0.75)
+    spoken = (replace(SEGMENTS[0], words=(word,)), SEGMENTS[1])
+    document = json.loads(render("json", replace(TRANSCRIPT, segments=spoken)))
+    jsonschema.validate(document, SCHEMA)
+    first, second = document["segments"]
+    assert first["words"] == [{"start": 0.5, "end": 1.25, "word": " Hello", "probability": 0.75}]
+    assert list(first["words"][0]) == SCHEMA["$defs"]["word"]["required"]
+    assert second["words"] is None
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -12,6 +12,7 @@ from kvcast.cli import console, files
 from kvcast.cli.progress import Progress
 from kvcast.errors import UsageError
 from kvcast.tasks import writers
+from kvcast.tasks.subtitles import AS_SEGMENTS
 
 if TYPE_CHECKING:
     from kvcast.tasks.transcribe import Segment
@@ -53,7 +54,7 @@ class Outputs:
             for _ in segments:
                 pass
             return
-        for piece in writers.STREAMED[self.printed](segments):
+        for piece in writers.STREAMED[self.printed](segments, AS_SEGMENTS):
             with progress.hidden():
                 console.emit(piece)
 

@@ -32,15 +32,18 @@ __all__ = [
     "SAMPLING",
     "SEARCH",
     "SEVERAL",
+    "SUBTITLES",
     "ExportParams",
     "LoadParams",
     "PromptParams",
+    "SubtitleParams",
     "TranscribeParams",
 ]
 
 CONVERSATION = "conversation"
 LOADING = "model and runtime"
 FALLBACK = "long recordings and fallback"
+SUBTITLES = "subtitles"
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
@@ -302,3 +305,53 @@ class TranscribeParams(WindowParams):
         """Temperatures to try, in order."""
         given = self.temperature
         return (given,) if isinstance(given, int | float) else tuple(given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubtitleParams(Params):
+    """How words are laid out in subtitles; every option means what it means in OpenAI's Whisper."""
+
+    highlight_words: Annotated[
+        bool, Option(group=SUBTITLES, help="underline each word while it is spoken")
+    ] = False
+    max_line_width: Annotated[
+        int | None,
+        Option(
+            group=SUBTITLES,
+            help="characters in a line, at most",
+            check=Bounds(least=1),
+            default="any",
+        ),
+    ] = None
+    max_line_count: Annotated[
+        int | None,
+        Option(
+            group=SUBTITLES,
+            help="lines in a subtitle, at most, which then may hold words of several segments; "
+            "needs max_line_width",
+            check=Bounds(least=1),
+            default="any",
+        ),
+    ] = None
+    max_words_per_line: Annotated[
+        int | None,
+        Option(
+            group=SUBTITLES,
+            help="words in a subtitle, at most; excludes max_line_width",
+            check=Bounds(least=1),
+            default="any",
+        ),
+    ] = None
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_line_count is not None and self.max_line_width is None:
+            raise UsageError("max_line_count needs max_line_width")
+        if self.max_words_per_line is not None and self.max_line_width is not None:
+            raise UsageError("max_words_per_line and max_line_width exclude each other: give one")
+
+    @property
+    def are_chosen(self) -> bool:
+        """Whether words are laid out, so that their times are needed."""
+        return bool(self.changed(SUBTITLES))

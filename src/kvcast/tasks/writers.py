@@ -1,8 +1,8 @@
 """Formats transcripts as plain lines, SubRip, WebVTT, tab-separated values and JSON.
 
-The first four equal the output of OpenAI's `whisper.utils` to the byte and can be streamed: a
-generator yields each piece as soon as its segment is known. JSON is one line with a format version,
-described by docs/json.md and docs/transcript.schema.json.
+The first four equal the output of OpenAI's `whisper.utils`, but for text that would break their
+lines, and can be streamed: a generator yields each piece as soon as its segment is known. JSON is
+one line with a format version, described by docs/json.md and docs/transcript.schema.json.
 
 Knows nothing of files, standard output or how segments are found.
 """
@@ -13,11 +13,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvcast.tasks.params import SubtitleParams
+from kvcast.tasks.subtitles import AS_SEGMENTS, one_line, write_srt, write_vtt
+
 if TYPE_CHECKING:
     from kvcast.tasks.transcribe import Segment
+    from kvcast.tasks.whisper.segments import Word
 
 JSON_FORMAT = "kvcast.transcript"
-JSON_VERSION = 1
+JSON_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,34 +60,19 @@ def write_text(segments: "Iterable[Segment]") -> Iterator[str]:
         yield f"{segment.text.strip()}\n"
 
 
-def write_srt(segments: "Iterable[Segment]") -> Iterator[str]:
-    """Yield SubRip cues, numbered from 1; hours are always shown, milliseconds after a comma."""
-    for number, segment in enumerate(segments, start=1):
-        start, end = (_clock(t, hours=True, point=",") for t in (segment.start, segment.end))
-        yield f"{number}\n{start} --> {end}\n{_cue_text(segment)}\n\n"
-
-
-def write_vtt(segments: "Iterable[Segment]") -> Iterator[str]:
-    """Yield a WebVTT header, then cues; hours are shown from the first hour on."""
-    yield "WEBVTT\n\n"
-    for segment in segments:
-        start, end = (_clock(t, hours=False, point=".") for t in (segment.start, segment.end))
-        yield f"{start} --> {end}\n{_cue_text(segment)}\n\n"
-
-
 def write_tsv(segments: "Iterable[Segment]") -> Iterator[str]:
     """Yield a header line, then start and end in whole milliseconds and the text, tab-separated."""
     yield "start\tend\ttext\n"
     for segment in segments:
-        text = segment.text.strip().replace("\t", " ")
+        text = one_line(segment.text).strip().replace("\t", " ")
         yield f"{round(1000 * segment.start)}\t{round(1000 * segment.end)}\t{text}\n"
 
 
-STREAMED: "dict[str, Callable[[Iterable[Segment]], Iterator[str]]]" = {
-    "text": write_text,
+STREAMED: "dict[str, Callable[[Iterable[Segment], SubtitleParams], Iterator[str]]]" = {
+    "text": lambda segments, _: write_text(segments),
     "srt": write_srt,
     "vtt": write_vtt,
-    "tsv": write_tsv,
+    "tsv": lambda segments, _: write_tsv(segments),
 }
 """Formats that can be streamed segment by segment, by the name that `--format` takes."""
 
@@ -91,7 +80,11 @@ EXTENSIONS = {"text": "txt", "srt": "srt", "vtt": "vtt", "tsv": "tsv", "json": "
 """File name extension of every format."""
 
 
-def render(name: str, transcript: Transcript) -> str:
+SUBTITLES = frozenset({"srt", "vtt"})
+"""Formats that `SubtitleParams` shape; the others ignore them."""
+
+
+def render(name: str, transcript: Transcript, subtitles: SubtitleParams = AS_SEGMENTS) -> str:
     """Return a finished transcript in the format `name`, a key of EXTENSIONS.
 
     JSON is UTF-8 text on one line. A source's name that is not valid UTF-8 keeps its surrogate
@@ -99,7 +92,7 @@ def render(name: str, transcript: Transcript) -> str:
     """
     if name == "json":
         return json.dumps(transcript.document(), ensure_ascii=False, allow_nan=False) + "\n"
-    return "".join(STREAMED[name](transcript.segments))
+    return "".join(STREAMED[name](transcript.segments, subtitles))
 
 
 def _segment_fields(segment: "Segment") -> dict[str, Any]:
@@ -115,23 +108,19 @@ def _segment_fields(segment: "Segment") -> dict[str, Any]:
         "compression_ratio": json_number(segment.compression_ratio),
         "no_speech_prob": json_number(segment.no_speech_prob),
         "fallback": list(segment.fallback),
+        "words": None if segment.words is None else [_word_fields(one) for one in segment.words],
+    }
+
+
+def _word_fields(word: "Word") -> dict[str, Any]:
+    return {
+        "start": json_number(word.start),
+        "end": json_number(word.end),
+        "word": word.word,
+        "probability": json_number(word.probability),
     }
 
 
 def json_number(value: float) -> float | None:
     """Return null for infinities and NaN, which JSON lacks."""
     return float(value) if math.isfinite(value) else None
-
-
-def _cue_text(segment: "Segment") -> str:
-    # Readers would take an arrow inside a cue's text for its timing line.
-    return segment.text.strip().replace("-->", "->")
-
-
-def _clock(seconds: float, *, hours: bool, point: str) -> str:
-    """Return [HH:]MM:SS and milliseconds, rounded half to even; hours if requested or not zero."""
-    minutes, milliseconds = divmod(round(seconds * 1000.0), 60_000)
-    whole_hours, minutes = divmod(minutes, 60)
-    whole_seconds, milliseconds = divmod(milliseconds, 1000)
-    shown = f"{whole_hours:02d}:" if hours or whole_hours else ""
-    return f"{shown}{minutes:02d}:{whole_seconds:02d}{point}{milliseconds:03d}"

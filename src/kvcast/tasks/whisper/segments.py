@@ -15,6 +15,23 @@ WINDOW_FRAMES = 30 * FRAMES_PER_SECOND
 
 
 @dataclass(frozen=True, kw_only=True)
+class Word:
+    """A spoken word, with the punctuation beside it.
+
+    Attributes:
+        start, end: seconds.
+        word: as decoded; usually starts with a space.
+        probability: mean of its tokens' probabilities.
+
+    """
+
+    start: float
+    end: float
+    word: str
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Segment:
     """A stretch of speech with its text.
 
@@ -29,6 +46,7 @@ class Segment:
         compression_ratio: of the window's text; high if it repeats itself.
         no_speech_prob: probability that the window holds no speech.
         fallback: why each lower temperature was rejected, in the order tried.
+        words: in order, if they were asked for.
 
     """
 
@@ -43,6 +61,7 @@ class Segment:
     compression_ratio: float
     no_speech_prob: float
     fallback: tuple[str, ...]
+    words: tuple[Word, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,14 +81,20 @@ class Window:
         """In seconds."""
         return self.frames / FRAMES_PER_SECOND
 
+    @property
+    def end(self) -> float:
+        """In seconds."""
+        return self.start + self.duration
+
 
 @dataclass(frozen=True)
 class Span:
-    """A segment's tokens and its times in seconds from the recording's start."""
+    """A segment's tokens, its times in seconds from the recording's start, and its words."""
 
     start: float
     end: float
     tokens: tuple[int, ...]
+    words: tuple[Word, ...] | None = None
 
 
 def split(tokens: Sequence[int], window: Window, timestamp_begin: int) -> tuple[list[Span], int]:
@@ -107,3 +132,9 @@ def _uncut(tokens: tuple[int, ...], window: Window, timestamp_begin: int) -> Spa
     last = timestamps[-1] if timestamps else 0
     duration = last * SECONDS_PER_TIMESTAMP if last else window.duration
     return Span(window.start, window.start + duration, tokens)
+
+
+def end_of_speech(spans: Sequence[Span]) -> float | None:
+    """Return when the last word ends; without any word, the last span."""
+    ends = [word.end for span in spans for word in span.words or ()]
+    return ends[-1] if ends else spans[-1].end if spans else None
