@@ -5,10 +5,10 @@ As a program: `python cli_fakes.py ARGS…` is `kvcast ARGS…` with the scripte
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import kvcast
 from kvcast.cli import main
@@ -51,6 +51,12 @@ class FakeTranscription:
     def __iter__(self) -> Iterator[FakeSegment]:
         return self.segments
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is held."""
+
 
 @dataclass
 class FakeModel:
@@ -62,9 +68,12 @@ class FakeModel:
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     pause: float = 0.0
 
-    def transcribe(self, source: str, **keywords: Any) -> FakeTranscription:
-        self.calls.append((source, keywords))
-        return FakeTranscription(self._segments(Path(source).name), notices=self.notices)
+    def transcribe_all(self, sources: Sequence[str], **keywords: Any) -> list[FakeTranscription]:
+        self.calls += [(source, keywords) for source in sources]
+        return [
+            FakeTranscription(self._segments(Path(source).name), notices=self.notices)
+            for source in sources
+        ]
 
     def _segments(self, name: str) -> Iterator[FakeSegment]:
         yield SEGMENTS[0]

@@ -70,6 +70,7 @@ def test_whispers_own_command_line_is_understood():
     assert got == {
         "language": "de",
         "task": "translate",
+        "batch": None,
         "clip_start": 0.0,
         "clip_end": None,
         "initial_prompt": None,

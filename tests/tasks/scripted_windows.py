@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvcast.decoding.whisper import DecodingOptions, DecodingResult, Features
+from kvcast.decoding.whisper import DecodingOptions, DecodingResult, Features, WindowJob
 from kvcast.runtimes.base import Float32
 from kvcast.spec.whisper import WhisperDimensions
 from kvcast.tasks.model import WhisperModel
@@ -94,35 +94,34 @@ class ScriptedDecoder:
 
     def __post_init__(self) -> None:
         self._results: Iterator[Heard] = iter(self.script)
+        self._finished: list[tuple[WindowJob, DecodingResult]] = []
 
     @property
     def encoded(self) -> int:
         """How many different windows there were."""
         return len(set(self.heard))
 
-    def decode(
-        self,
-        windows: Sequence[Features],
-        options: DecodingOptions,
-        *,
-        prompt: Sequence[int] = (),
-        stream: int = 0,
-    ) -> list[DecodingResult]:
-        [window] = windows
-        self.heard.append(window)
-        self.calls.append((self.place(window.features_mt), options, list(prompt)))
+    def submit(self, job: WindowJob) -> None:
+        self.heard.append(job.window)
+        self.calls.append((self.place(job.window.features_mt), job.options, list(job.prompt)))
         heard = next(self._results, LAST)
-        return [
-            DecodingResult(
-                language=options.language or "en",
-                tokens=heard.tokens,
-                text=self.tokenizer.decode(heard.tokens).strip(),
-                avg_logprob=heard.avg_logprob,
-                no_speech_prob=heard.no_speech_prob,
-                temperature=options.temperature,
-                compression_ratio=heard.compression_ratio,
-            )
-        ]
+        result = DecodingResult(
+            language=job.options.language or "en",
+            tokens=heard.tokens,
+            text=self.tokenizer.decode(heard.tokens).strip(),
+            avg_logprob=heard.avg_logprob,
+            no_speech_prob=heard.no_speech_prob,
+            temperature=job.options.temperature,
+            compression_ratio=heard.compression_ratio,
+        )
+        self._finished.append((job, result))
+
+    def step(self) -> list[tuple[WindowJob, DecodingResult]]:
+        finished, self._finished = self._finished, []
+        return finished
+
+    def cancel(self, job: WindowJob) -> None:
+        self._finished = [pair for pair in self._finished if pair[0] is not job]
 
 
 class NoRuntime:
@@ -133,5 +132,5 @@ def scripted_model(script: Sequence[Heard] = ()) -> Any:
     """A WhisperModel that decodes with `scripted`, a ScriptedDecoder."""
     model: Any = WhisperModel(NoRuntime(), tokenizer(), ENGLISH)  # type: ignore[arg-type]
     model.scripted = ScriptedDecoder(script)
-    model.decoder = lambda *_: model.scripted
+    model.decoder = lambda *_, **__: model.scripted
     return model

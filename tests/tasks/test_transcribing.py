@@ -120,3 +120,35 @@ def test_a_multilingual_model_detects_the_language_once(load, recordings):
     assert runtime.encoded == 1
     list(found)
     assert runtime.encoded == 2
+
+
+def test_recordings_in_a_batch_give_what_each_gives_alone(load, recordings):
+    model = load("demo", runtime="onnx", quantize="none")
+    several = [recordings[name] for name in ("005", "two windows", "004")]
+    found = [list(one) for one in model.transcribe_all(several, batch=3, temperature=0.0)]
+    alone = [list(model.transcribe(one, batch=1, temperature=0.0)) for one in several]
+    assert told(found) == told(alone)
+    assert all(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["onnx", "eager"])
+@pytest.mark.parametrize("options", [{}, {"beam": 5}, {"timestamps": False}], ids=str)
+def test_a_long_recording_gives_in_a_batch_what_its_excerpts_give_one_by_one(
+    runtime, options, load, recordings
+):
+    model = load("demo", runtime=runtime, quantize="none")
+    options = {"language": "en", "seed": 3, **options}
+    one_by_one, together = (
+        list(model.transcribe(recordings["spoken"], batch=batch, **options)) for batch in (1, 7)
+    )
+    assert told([one_by_one]) == told([together])
+    assert one_by_one[-1].end > 180
+
+
+def told(transcripts: Sequence[Sequence[Any]]) -> list[list[tuple[Any, ...]]]:
+    """What must be equal; probabilities may differ by a rounding."""
+    return [
+        [(s.id, s.seek, s.start, s.end, s.tokens, s.temperature) for s in one]
+        for one in transcripts
+    ]

@@ -11,14 +11,16 @@ from scripted_windows import Heard, NumberedWindows, ScriptedDecoder, scripted_m
 from kvcast.decoding.whisper import DecodingOptions
 from kvcast.errors import UsageError
 from kvcast.tasks.params import TranscribeParams
-from kvcast.tasks.transcribe import Transcription, clipped_frames, initial_tokens
+from kvcast.tasks.transcribe import Transcription, clipped_frames
+from kvcast.tasks.whisper.batch import Batch
+from kvcast.tasks.whisper.passage import initial_tokens
 
 
 def transcription(
     decoder: ScriptedDecoder, windows: NumberedWindows, **changes: Any
 ) -> Transcription:
     parts = {"attempts": [DecodingOptions()], "params": TranscribeParams()}
-    return Transcription(decoder, windows, **(parts | changes))
+    return Transcription(Batch(decoder, 1), lambda: windows, **(parts | changes)).open()
 
 
 def one_line(error: pytest.ExceptionInfo[UsageError]) -> str:
@@ -102,7 +104,7 @@ def test_closing_before_the_first_segment_releases_the_recording():
 
 def test_a_failure_while_decoding_releases_the_recording():
     class Fails(ScriptedDecoder):
-        def decode(self, *_: Any, **__: Any) -> Any:
+        def step(self) -> Any:
             raise UsageError("no")
 
     windows = NumberedWindows(6000)

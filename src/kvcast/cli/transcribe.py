@@ -1,12 +1,12 @@
 """`kvcast transcribe AUDIO…`: options into keywords, one input after the other, exit codes.
 
-Knows no decoding: the model's `transcribe` yields segments, `Outputs` prints and saves them.
+Knows no decoding: transcriptions yield segments, `Outputs` prints and saves them.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from kvcast.tasks.writers import Transcript
 
 if TYPE_CHECKING:
     from kvcast.tasks.model import WhisperModel
-    from kvcast.tasks.transcribe import Segment
+    from kvcast.tasks.transcribe import Segment, Transcription
 
 MODEL_VARIABLE = "KVCAST_MODEL"
 MODEL_CHOICES = (
@@ -115,12 +115,15 @@ def run(args: argparse.Namespace) -> int:
         if _is_missing(source)
     ]
     present = [source for source in args.audio if not _is_missing(source)]
+    transcriptions: Sequence[Transcription] = []
     if present:
         with watcher.waiting(f"loading {args.model}") as on_phase:
             model, runtime = _load(args, on_phase)
-    for source in present:
+        transcriptions = model.transcribe_all(present, **keywords(args, TranscribeParams))
+    for source, transcription in zip(present, transcriptions, strict=True):
         try:
-            _transcribe(model, runtime, source, args, outputs, watcher)
+            with transcription:
+                _show(transcription, runtime, source, args, outputs, watcher)
         except console.OutputStreamError:
             raise
         except Exception as error:
@@ -160,15 +163,14 @@ def _is_missing(source: str) -> bool:
         return False
 
 
-def _transcribe(
-    model: "WhisperModel",
+def _show(
+    transcription: "Transcription",
     runtime: str,
     source: str,
     args: argparse.Namespace,
     outputs: Outputs,
     watcher: Progress,
 ) -> None:
-    transcription = model.transcribe(source, **keywords(args, TranscribeParams))
     segments: list[Segment] = []
 
     def watched() -> Iterator["Segment"]:

@@ -7,13 +7,13 @@ they are chosen.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from kvcast.decoding.admission import Admission
-from kvcast.decoding.requests import Continuations, Request
+from kvcast.decoding.requests import Continuations, Input, Request
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
 
 
@@ -121,9 +121,7 @@ class Loop:
         if self._cache is None:
             self._cache = self._runtime.new_cache(*self._sizes)
         if inputs := self._admission.inputs_to_encode():
-            encoder, sources = cast(EncoderDecoder, self._runtime), list(inputs.values())
-            source = sources[0].batch(sources)
-            self._cache = encoder.encode(self._cache, list(inputs), *source)
+            self._encode(inputs)
         if slots := {one.rows[0]: one.slot for one in new if one.slot is not None}:
             self._cache = self._runtime.reset(self._cache, list(slots), list(slots.values()))
         began: list[Request] = []
@@ -134,6 +132,15 @@ class Loop:
                 self._cache = self._runtime.adopt(self._cache, rows, prefix.cache, [0] * len(rows))
                 began += self._advance(batch, np.tile(prefix.logits_v, (len(rows), 1)))
         return began
+
+    def _encode(self, inputs: Mapping[int, Input]) -> None:
+        """Encode inputs into their slots."""
+        encoder, slots = cast(EncoderDecoder, self._runtime), list(inputs)
+        most = inputs[slots[0]].most_together or len(slots)
+        for first in range(0, len(slots), most):
+            several = slots[first : first + most]
+            source = inputs[slots[0]].batch([inputs[slot] for slot in several])
+            self._cache = encoder.encode(self._cache, several, *source)
 
     def _read(self) -> list[Request]:
         """Feed a chunk to each of those that read; let those that have read everything choose."""

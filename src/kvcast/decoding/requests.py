@@ -8,7 +8,7 @@ of what tokens mean.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,14 @@ from kvcast.runtimes.base import Float32, Int64, Runtime
 
 
 class Input(ABC):
-    """What an encoder reads for one or more requests. Two inputs are equal if they are the same."""
+    """What an encoder reads for one or more requests. Two inputs are equal if they are the same.
+
+    Attributes:
+        most_together: how many are encoded in one call; None is any number.
+
+    """
+
+    most_together: ClassVar[int | None] = None
 
     @classmethod
     @abstractmethod

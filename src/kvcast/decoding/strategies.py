@@ -142,6 +142,7 @@ class SearchRequest(Request):
 
     Attributes:
         search: as far as it has come.
+        max_new_tokens: steps after which it ends.
 
     """
 
@@ -170,6 +171,7 @@ class SearchRequest(Request):
         capacity = prompt.length + max_new_tokens - 1
         super().__init__(prompt, capacity=capacity, width=strategy.width, probe=probe)
         self.search = strategy.start(eot, max_new_tokens)
+        self.max_new_tokens = max_new_tokens
         self._filters = filters
 
     @override

@@ -6,8 +6,8 @@ recordings, seeking or fallback; a window may be decoded several times.
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Self
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from typing_extensions import override
@@ -113,6 +113,7 @@ class DecodingResult:
         no_speech_prob: probability that the window holds no speech.
         temperature: at which it was decoded.
         compression_ratio: bytes of text over bytes compressed; high if it repeats itself.
+        complete: whether the model ended the text, and not the limit of tokens.
 
     """
 
@@ -123,6 +124,7 @@ class DecodingResult:
     no_speech_prob: float
     temperature: float
     compression_ratio: float
+    complete: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +132,10 @@ class Features(Input):
     """Log-mel features [n_mels, frames] of 30 seconds."""
 
     features_mt: Float32
+
+    # A window alone fills the encoder's products. Several would take no less time and as many times
+    # the memory, and in int8 they would share scales.
+    most_together: ClassVar[int | None] = 1
 
     @classmethod
     @override
@@ -153,11 +159,29 @@ class _LanguageRequest(Request):
         return OVER
 
 
-class WindowDecoder:
-    """Decodes windows over one cache.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WindowJob:
+    """A window to decode once, in one way.
 
-    A window stays encoded, so it can be decoded again, until as many others were decoded as the
-    cache has slots for.
+    Attributes:
+        window: what is heard.
+        options: how; a multilingual model wants its `language`.
+        prompt: tokens of the text before; its end is kept if it is too long.
+        stream: tells the random numbers of one window from another's.
+
+    """
+
+    window: Features
+    options: DecodingOptions
+    prompt: Sequence[int] = ()
+    stream: int = 0
+
+
+class WindowDecoder:
+    """Decodes windows over one cache, as many together as it has rows for.
+
+    Windows do not depend on each other. A window stays encoded, so it can be decoded again, until
+    as many others were decoded as the cache has slots for.
     """
 
     def __init__(
@@ -182,16 +206,43 @@ class WindowDecoder:
         self.tokenizer = tokenizer
         self._context = context
         self._loop = Loop(runtime, rows=rows, capacity=context, inputs=windows)
+        self._jobs: dict[Request, tuple[WindowJob, SearchRequest]] = {}
+        self._finished: list[tuple[WindowJob, DecodingResult]] = []
+
+    def submit(self, job: WindowJob) -> None:
+        """Let a window wait for its turn.
+
+        Raises:
+            UsageError: the model cannot do what the options ask for.
+
+        """
+        job.options.check(self.tokenizer)
+        request = self._request(job)
+        self._jobs[request] = job, request
+        self._loop.add(request)
+
+    def step(self) -> list[tuple[WindowJob, DecodingResult]]:
+        """Take all that are under way a token further; return those that are finished."""
+        if self._jobs and not self._finished:
+            self._advance()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def cancel(self, job: WindowJob) -> None:
+        """End a window without a result; nothing happens if it is finished or unknown."""
+        for request in [request for request, (one, _) in self._jobs.items() if one is job]:
+            del self._jobs[request]
+            self._loop.cancel(request)
 
     def detect_languages(self, windows: Sequence[Features]) -> list[dict[str, float]]:
-        """Return the probability of each language for each window."""
+        """Return the probability of each language for each window; all else goes on meanwhile."""
         if not self.tokenizer.is_multilingual:
             raise UsageError("this model knows English only: there is no language to detect")
         requests = [_LanguageRequest(window, self.tokenizer) for window in windows]
         for request in requests:
             self._loop.add(request)
-        while not self._loop.idle:
-            self._loop.step()
+        while not all(request.done for request in requests):
+            self._advance()
         return [request.probabilities for request in requests]
 
     def decode(
@@ -202,11 +253,11 @@ class WindowDecoder:
         prompt: Sequence[int] = (),
         stream: int = 0,
     ) -> list[DecodingResult]:
-        """Decode windows, each after the same prompt; they do not depend on each other.
+        """Decode windows, each after the same prompt, to their ends.
 
         Args:
             windows: one or more.
-            options: see there.
+            options: see there; without a language each window's is detected.
             prompt: tokens of the text before; its end is kept if it is too long.
             stream: tells the random numbers of one window from another's.
 
@@ -215,63 +266,66 @@ class WindowDecoder:
 
         """
         options.check(self.tokenizer)
-        languages = self._languages(windows, options)
-        requests = [
-            self._request(window, language, options, prompt, stream)
-            for window, language in zip(windows, languages, strict=True)
+        jobs = [
+            WindowJob(window=window, options=spoken, prompt=prompt, stream=stream)
+            for window, spoken in zip(windows, self._spoken(windows, options), strict=True)
         ]
-        for request in requests:
-            self._loop.add(request)
-        while not self._loop.idle:
-            self._loop.step()
-        return [
-            self._result(request, language, options)
-            for request, language in zip(requests, languages, strict=True)
-        ]
+        for job in jobs:
+            self.submit(job)
+        results: dict[WindowJob, DecodingResult] = {}
+        while len(results) < len(jobs):
+            results.update(self.step())
+        return [results[job] for job in jobs]
 
-    def _languages(self, windows: Sequence[Features], options: DecodingOptions) -> list[str]:
-        if options.language is not None:
-            return [self.tokenizer.language_code(options.language)] * len(windows)
-        if not self.tokenizer.is_multilingual:
-            return ["en"] * len(windows)
-        return [likeliest(probabilities) for probabilities in self.detect_languages(windows)]
+    def _advance(self) -> None:
+        """Take the loop a step further."""
+        for request in self._loop.step():
+            if request.done and request in self._jobs:
+                job, search = self._jobs.pop(request)
+                self._finished.append((job, self._result(search, job.options)))
 
-    def _request(
-        self,
-        window: Features,
-        language: str,
-        options: DecodingOptions,
-        prompt: Sequence[int],
-        stream: int,
-    ) -> SearchRequest:
-        previous: list[int] = []
-        if prompt:
-            previous = [self.tokenizer.sot_prev, *prompt[-(self._context // 2 - 1) :]]
-        task = self.tokenizer.sot_sequence(language, options.task, timestamps=options.timestamps)
+    def _spoken(
+        self, windows: Sequence[Features], options: DecodingOptions
+    ) -> list[DecodingOptions]:
+        """Return the options of each window, with its language."""
+        if options.language is not None or not self.tokenizer.is_multilingual:
+            return [options] * len(windows)
+        found = self.detect_languages(windows)
+        return [replace(options, language=likeliest(probabilities)) for probabilities in found]
+
+    def _language(self, options: DecodingOptions) -> str:
+        return "en" if options.language is None else self.tokenizer.language_code(options.language)
+
+    def _request(self, job: WindowJob) -> SearchRequest:
+        options, previous = job.options, list[int]()
+        if job.prompt:
+            previous = [self.tokenizer.sot_prev, *job.prompt[-(self._context // 2 - 1) :]]
+        task = self.tokenizer.sot_sequence(
+            self._language(options), options.task, timestamps=options.timestamps
+        )
         tokens = np.array([*previous, *task], np.int64)
         room = self._context + 1 - len(tokens)
         return SearchRequest(
-            Prompt(tokens, input=window),
-            strategy=options.strategy(stream),
+            Prompt(tokens, input=job.window),
+            strategy=options.strategy(job.stream),
             filters=options.filters(self.tokenizer),
             eot=self.tokenizer.eot,
             max_new_tokens=min(options.max_new_tokens or self._context // 2, room),
             probe=len(previous),  # start of transcript
         )
 
-    def _result(
-        self, request: SearchRequest, language: str, options: DecodingOptions
-    ) -> DecodingResult:
+    def _result(self, request: SearchRequest, options: DecodingOptions) -> DecodingResult:
         best = MaximumLikelihood(options.length_penalty).best(request.search.candidates())
         text = self.tokenizer.decode(best.tokens).strip()
         return DecodingResult(
-            language=language,
+            language=self._language(options),
             tokens=best.tokens,
             text=text,
             avg_logprob=best.sum_logprob / (len(best.tokens) + 1),
             no_speech_prob=float(softmax(request.probed_v[None])[0, self.tokenizer.no_speech]),
             temperature=options.temperature,
             compression_ratio=compression_ratio(text),
+            complete=len(best.tokens) < request.max_new_tokens,
         )
 
 

@@ -3,7 +3,9 @@
 Turns the options of a call into ways to decode a window. Knows no file format.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvcast.decoding.params import WindowParams
@@ -13,6 +15,7 @@ from kvcast.spec.options import keywords_of
 from kvcast.spec.whisper import WhisperDimensions
 from kvcast.tasks.params import TranscribeParams
 from kvcast.tasks.transcribe import Transcription
+from kvcast.tasks.whisper.batch import Batch
 from kvcast.text.whisper import WhisperTokenizer
 
 if TYPE_CHECKING:
@@ -45,8 +48,9 @@ class WhisperModel:
         return self.tokenizer.languages
 
     def decoder(self, *attempts: DecodingOptions, windows: int = 1) -> WindowDecoder:
-        """Return a decoder of `windows` windows at once, in any of these ways."""
-        rows = windows * max(options.strategy().width for options in attempts)
+        """Return a decoder of `windows` windows at once, in the first way, or fewer in others."""
+        widths = [options.strategy().width for options in attempts]
+        rows = max(windows * widths[0], *widths)
         context = self.dimensions.target_positions
         return WindowDecoder(self.runtime, self.tokenizer, context, rows=rows, windows=windows)
 
@@ -67,6 +71,32 @@ class WhisperModel:
             InputMissingError, InputOutputError: the recording cannot be read.
 
         """
+        [transcription] = self._together([audio], params)
+        return transcription.open()
+
+    @keywords_of(TranscribeParams)
+    def transcribe_all(
+        self, audio: "Iterable[AudioInput]", params: TranscribeParams
+    ) -> list[Transcription]:
+        """Turn recordings into segments; with `batch`, windows of several are decoded together.
+
+        Args:
+            audio: recordings, each as `transcribe` takes it.
+            params: given as keywords.
+
+        Returns:
+            A transcription for each, best taken in this order. Nothing is opened before its turn
+            comes, so an error of a recording is raised when its segments are taken.
+
+        Raises:
+            UsageError: for options that cannot be served.
+
+        """
+        return self._together(audio, params)
+
+    def _together(
+        self, audio: "Iterable[AudioInput]", params: TranscribeParams
+    ) -> list[Transcription]:
         spoken = params.language
         language = None if spoken is None else self.tokenizer.language_code(spoken)
         asked = params.values(WindowParams)
@@ -77,9 +107,14 @@ class WhisperModel:
         # Opened last: a mistake in the options should not wait for an hour of sound to be read.
         from kvcast.audio.features import open_features
 
-        return Transcription(
-            self.decoder(*attempts),
-            open_features(audio, self.dimensions.n_mels),
-            attempts=attempts,
-            params=params,
-        )
+        size = params.batch or 1
+        batch = Batch(self.decoder(*attempts, windows=size), size)
+        return [
+            Transcription(
+                batch,
+                partial(open_features, one, self.dimensions.n_mels),
+                attempts=attempts,
+                params=params,
+            )
+            for one in audio
+        ]

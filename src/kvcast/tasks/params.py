@@ -250,6 +250,17 @@ class TranscribeParams(WindowParams):
             default="the end",
         ),
     ] = None
+    batch: Annotated[
+        int | None,
+        Option(
+            group=RECOGNITION,
+            help="decode so many windows at once, cut where it is quiet; the fast way for long "
+            "recordings and for many",
+            check=Bounds(least=1, most=256),
+            metavar="N",
+            default="one window after the other",
+        ),
+    ] = None
     initial_prompt: Annotated[
         str | None,
         Option(

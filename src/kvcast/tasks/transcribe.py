@@ -1,45 +1,34 @@
-"""A recording becomes segments, window by window, as each is done.
+"""A recording becomes segments, as each is done.
 
-Follows `transcribe` in openai/whisper's transcribe.py: windows seek by the timestamps that were
-predicted, text conditions the next window, doubtful windows are tried again, silent ones skipped.
-Segments that are empty or take no time are not yielded. Knows no file formats and no runtime.
+Without a batch, windows follow one another as in openai/whisper's transcribe.py; in a batch, the
+recording is cut where it is quiet, and the excerpts are decoded together. Knows no file formats
+and no runtime.
 """
 
-import itertools
-from collections.abc import Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from kvcast.decoding.whisper import (
-    DecodingOptions,
-    DecodingResult,
-    Features,
-    WindowDecoder,
-    likeliest,
-)
+from kvcast.decoding.whisper import DecodingOptions, Features, likeliest
 from kvcast.tasks.params import TranscribeParams
-from kvcast.tasks.whisper.fallback import is_silence, rejection
-from kvcast.tasks.whisper.segments import (
-    FRAMES_PER_SECOND,
-    WINDOW_FRAMES,
-    Segment,
-    Span,
-    Window,
-    split,
-)
-from kvcast.text.whisper import WhisperTokenizer
+from kvcast.tasks.whisper.batch import Batch, Recording
+from kvcast.tasks.whisper.excerpts import closing, excerpts
+from kvcast.tasks.whisper.passage import Passage, Sound
+from kvcast.tasks.whisper.segments import FRAMES_PER_SECOND, Segment
 
-__all__ = ["Segment", "Transcription", "Windows", "clipped_frames", "initial_tokens"]
+__all__ = ["Segment", "Transcription", "Windows", "clipped_frames"]
 
-_PROMPT_RESET_TEMPERATURE = 0.5
-"""Text that took a higher temperature is too doubtful to condition the next window."""
+_AHEAD = 4
+"""Passages that are begun before the first of them is over, for each that a batch holds."""
 
 
-class Windows(Protocol):
+class Windows(Sound, Protocol):
     """What is needed of a recording: see `kvcast.audio.features.MelWindows`."""
 
     @property
@@ -53,9 +42,6 @@ class Windows(Protocol):
     @property
     def notices(self) -> tuple[str, ...]:
         """What a user should know."""
-
-    def window(self, seek: int, end: int | None = None) -> NDArray[np.float32]:
-        """Return the encoder's input [n_mels, 3000] from `seek`, zeros from `end` on."""
 
     def first_window(self) -> NDArray[np.float32]:
         """Return what the language is detected from, [n_mels, 3000]."""
@@ -72,41 +58,45 @@ def clipped_frames(params: TranscribeParams, content_frames: int) -> tuple[int, 
     return round(params.clip_start * FRAMES_PER_SECOND), end
 
 
-def initial_tokens(params: TranscribeParams, tokenizer: WhisperTokenizer) -> list[int]:
-    """Return what precedes the first window."""
-    if params.initial_prompt is None:
-        return []
-    return tokenizer.encode(" " + params.initial_prompt.strip())
-
-
-class Transcription(Iterator[Segment]):
+class Transcription(Iterator[Segment], Recording):
     """Segments of one recording, decoded while they are taken; can be taken once.
 
-    The recording is released when the last segment was taken, or by `close`.
+    The recording is opened when something of it is asked for, and released when the last segment
+    was taken, or by `close`. Others in its batch are decoded meanwhile.
     """
 
     def __init__(
         self,
-        decoder: WindowDecoder,
-        windows: Windows,
+        batch: Batch,
+        opening: Callable[[], Windows],
         *,
         attempts: Sequence[DecodingOptions],
         params: TranscribeParams,
     ) -> None:
-        """Prepare; nothing is decoded yet.
+        """Prepare; nothing is opened or decoded yet.
 
         Args:
-            decoder: the model.
-            windows: the recording.
+            batch: decodes it, perhaps together with others.
+            opening: opens the recording; called once at most.
             attempts: how to decode a window first, and after each rejection; one at least.
             params: all other options.
 
         """
-        self._decoder = decoder
-        self._windows = windows
+        self._batch = batch
+        self._opening = opening
         self._attempts = attempts
         self._params = params
-        self._segments = self._transcribe()
+        self._upcoming = self._passages()
+        self._begun: deque[Passage] = deque()
+        self._all_begun = self._closed = False
+        self._error: Exception | None = None
+        self._taken = 0
+        batch.add(self)
+
+    def open(self) -> Self:
+        """Open the recording now; raises what `kvcast.audio.features.open_features` does."""
+        _ = self._windows
+        return self
 
     @property
     def duration(self) -> float:
@@ -125,21 +115,39 @@ class Transcription(Iterator[Segment]):
     @cached_property
     def language(self) -> str:
         """Code of the language: the one asked for, or else detected in the first 30 seconds."""
+        decoder = self._batch.decoder
         if (language := self._attempts[0].language) is not None:
-            return self._decoder.tokenizer.language_code(language)
-        if not self._decoder.tokenizer.is_multilingual:
+            return decoder.tokenizer.language_code(language)
+        if not decoder.tokenizer.is_multilingual:
             return "en"
-        [found] = self._decoder.detect_languages([Features(self._windows.first_window())])
+        [found] = decoder.detect_languages([Features(self._windows.first_window())])
         return likeliest(found)
 
     def __next__(self) -> Segment:
         """Decode as far as the next segment takes."""
-        return next(self._segments)
+        while not self._closed:
+            first = self._begun[0] if self._begun else None
+            if first is not None and first.segments:
+                self._taken += 1
+                return replace(first.segments.popleft(), id=self._taken - 1)
+            if first is not None and first.over:
+                self._begun.popleft()
+            elif self._error is not None:
+                self.close()
+                raise self._error
+            elif first is None and self._all_begun:
+                self.close()
+            else:
+                self._step()
+        raise StopIteration
 
     def close(self) -> None:
         """Stop, and release the recording."""
-        self._segments.close()
-        self._windows.close()
+        self._closed = True
+        self._batch.remove(self)
+        self._upcoming.close()
+        if "_windows" in self.__dict__:  # it was opened
+            self._windows.close()
 
     def __enter__(self) -> Self:
         return self
@@ -147,77 +155,46 @@ class Transcription(Iterator[Segment]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _transcribe(self) -> Generator[Segment]:
-        prompt = initial_tokens(self._params, self._decoder.tokenizer)
-        seek, end = clipped_frames(self._params, self._windows.content_frames)
-        found = itertools.count()
+    @override
+    def passage(self) -> Passage | None:
+        if len(self._begun) >= _AHEAD * self._batch.size:
+            return None
+        passage = next(self._upcoming, None)
+        if passage is None:
+            self._all_begun = True
+        else:
+            self._begun.append(passage)
+        return passage
+
+    @override
+    def fail(self, error: Exception) -> None:
+        self._error = error
+
+    @cached_property
+    def _windows(self) -> Windows:
+        return self._opening()
+
+    def _step(self) -> None:
         try:
-            while seek < end:
-                window = Window(seek, min(WINDOW_FRAMES, end - seek))
-                result, rejections = self._decode(window, prompt)
-                if is_silence(result, self._params):
-                    seek += window.frames
-                    continue
-                spans, advance = split(
-                    result.tokens, window, self._decoder.tokenizer.timestamp_begin
-                )
-                for span in spans:
-                    text = self._text(span)
-                    if text.strip() and span.start != span.end:
-                        prompt += span.tokens
-                        yield _segment(next(found), window, span, text, result, rejections)
-                if not self._conditions_next(result):
-                    prompt.clear()
-                seek += advance
-        finally:
-            self._windows.close()
+            self._batch.step()
+        except BaseException:
+            self.close()
+            raise
 
-    def _decode(
-        self, window: Window, prompt: Sequence[int]
-    ) -> tuple[DecodingResult, tuple[str, ...]]:
-        """Try all ways to decode a window, until a result is accepted or none is left.
-
-        Returns the last result, and why each one before it was rejected.
-        """
-        heard = Features(self._windows.window(window.seek, window.seek + window.frames))
-        rejections: list[str] = []
-        for options in self._attempts:
-            spoken = replace(options, language=self.language)
-            [result] = self._decoder.decode([heard], spoken, prompt=prompt, stream=window.seek)
-            reason = rejection(result, self._params)
-            if reason is None or options is self._attempts[-1]:
-                break
-            rejections.append(reason)
-        return result, tuple(rejections)
-
-    def _conditions_next(self, result: DecodingResult) -> bool:
-        """Tell whether a window's text prompts the next window."""
-        certain = result.temperature <= _PROMPT_RESET_TEMPERATURE
-        return self._params.condition_on_previous_text and certain
-
-    def _text(self, span: Span) -> str:
-        tokenizer = self._decoder.tokenizer
-        return tokenizer.decode(token for token in span.tokens if token < tokenizer.eot)
-
-
-def _segment(
-    id_: int,
-    window: Window,
-    span: Span,
-    text: str,
-    result: DecodingResult,
-    rejections: tuple[str, ...],
-) -> Segment:
-    return Segment(
-        id=id_,
-        seek=window.seek,
-        start=span.start,
-        end=span.end,
-        text=text,
-        tokens=span.tokens,
-        temperature=result.temperature,
-        avg_logprob=result.avg_logprob,
-        compression_ratio=result.compression_ratio,
-        no_speech_prob=result.no_speech_prob,
-        fallback=rejections,
-    )
+    def _passages(self) -> Generator[Passage]:
+        clip = clipped_frames(self._params, self._windows.content_frames)
+        if clip[0] >= clip[1]:
+            return
+        tokenizer = self._batch.decoder.tokenizer
+        passage = partial(
+            Passage,
+            attempts=[replace(options, language=self.language) for options in self._attempts],
+            params=self._params,
+            tokenizer=tokenizer,
+        )
+        if self._params.batch is None:
+            yield passage(self._windows, clip)
+            return
+        ending = closing(tokenizer.timestamp_begin)
+        for excerpt in excerpts(self._windows, clip):
+            yield passage(excerpt, (excerpt.first, excerpt.end), ending=ending)

@@ -1,0 +1,85 @@
+"""Windows of one or more recordings, decoded together over one cache.
+
+Passages come and go: when one ends, the next takes its place while the others go on. Recordings
+are served in the order in which they were added. Knows no sound and no segments.
+"""
+
+from abc import ABC, abstractmethod
+
+from kvcast.decoding.whisper import WindowDecoder, WindowJob
+from kvcast.tasks.whisper.passage import Passage
+
+
+class Recording(ABC):
+    """What gives passages."""
+
+    @abstractmethod
+    def passage(self) -> Passage | None:
+        """Return the next passage; None if there is none, or none that should be begun yet."""
+
+    @abstractmethod
+    def fail(self, error: Exception) -> None:
+        """Take an error that concerns this recording alone."""
+
+
+class Batch:
+    """Passages under way, as many as fit."""
+
+    def __init__(self, decoder: WindowDecoder, size: int) -> None:
+        """Prepare to decode `size` passages at once with a decoder for as many windows."""
+        self.decoder = decoder
+        self.size = size
+        self._recordings: list[Recording] = []
+        self._waiting: list[tuple[Recording, Passage]] = []
+        self._under_way: dict[WindowJob, tuple[Recording, Passage]] = {}
+
+    def add(self, recording: Recording) -> None:
+        """Let a recording take part, after those that were added before."""
+        self._recordings.append(recording)
+
+    def remove(self, recording: Recording) -> None:
+        """Stop a recording; nothing happens if it does not take part."""
+        self._recordings = [one for one in self._recordings if one is not recording]
+        self._waiting = [pair for pair in self._waiting if pair[0] is not recording]
+        for job in [job for job, (one, _) in self._under_way.items() if one is recording]:
+            del self._under_way[job]
+            self.decoder.cancel(job)
+
+    def step(self) -> None:
+        """Fill what is free, and take everything a token further."""
+        waiting, self._waiting = self._waiting, []
+        for recording, passage in waiting:
+            if recording in self._recordings:  # and has not failed meanwhile
+                self._go_on(recording, passage)
+        while len(self._under_way) < self.size and self._begin():
+            pass
+        for job, result in self.decoder.step():
+            recording, passage = self._under_way.pop(job)
+            passage.take(result)
+            if not passage.over:
+                # The next window is read when somebody asks for more.
+                self._waiting.append((recording, passage))
+
+    def _begin(self) -> bool:
+        """Begin a passage of the first recording that has one; tell whether there was one."""
+        for recording in list(self._recordings):
+            try:
+                passage = recording.passage()
+            except Exception as error:
+                self.remove(recording)
+                recording.fail(error)
+                return True
+            if passage is not None:
+                self._go_on(recording, passage)
+                return True
+        return False
+
+    def _go_on(self, recording: Recording, passage: Passage) -> None:
+        try:
+            job = passage.next()
+            self.decoder.submit(job)
+        except Exception as error:
+            self.remove(recording)
+            recording.fail(error)
+        else:
+            self._under_way[job] = recording, passage
