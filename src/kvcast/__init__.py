@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvcast.errors import KvcastError
     from kvcast.tasks.exporting import export_bundle
     from kvcast.tasks.generate import TextModel, TextSession
+    from kvcast.tasks.live import LiveTranscription
     from kvcast.tasks.loading import load
     from kvcast.tasks.model import WhisperModel
     from kvcast.tasks.sources import T5Model, UnilmModel
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "KvcastError",
+    "LiveTranscription",
     "Segment",
     "T5Model",
     "TextGeneration",
@@ -49,6 +51,7 @@ __all__ = [
 
 _HOMES = {
     "KvcastError": "kvcast.errors",
+    "LiveTranscription": "kvcast.tasks.live",
     "Segment": "kvcast.tasks.transcribe",
     "T5Model": "kvcast.tasks.sources",
     "TextGeneration": "kvcast.decoding.texts",

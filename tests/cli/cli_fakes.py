@@ -84,6 +84,8 @@ class FakeModel:
 
 
 if __name__ == "__main__":
+    from live_fakes import FakeLive
+
     # A recording named slow.wav holds the run until somebody interrupts it; odd.wav's text would
     # steer a terminal.
     class Patient(FakeModel):
@@ -92,6 +94,9 @@ if __name__ == "__main__":
                 return iter([FakeSegment(id=0, start=0.0, end=1.0, text=f" a{ESCAPES}b")])
             self.pause = 600.0 if name == "slow.wav" else 0.0
             return super()._segments(name)
+
+        def live(self, **_: Any) -> FakeLive:
+            return FakeLive()
 
     def open_model(_: str, params: LoadParams) -> loading.OpenedModel:
         params.on_phase("compiling decode")

@@ -8,7 +8,7 @@ import pytest
 
 from kvcast.cli import COMMANDS, arguments, export, main, transcribe
 from kvcast.cli.arguments import Parser, normalise, number, several, whole_number
-from kvcast.tasks.params import LoadParams, TranscribeParams
+from kvcast.tasks.params import LiveParams, LoadParams, TranscribeParams
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROMISED = shlex.split("""--model --language --task --beam --best-of --temperature --patience
@@ -186,10 +186,10 @@ def test_bounds_themselves_are_inside():
 
 def test_the_declared_options_are_distinct_and_cover_the_parser():
     args = parsed("a.wav")
-    names = [*arguments.keywords(args, LoadParams), *arguments.keywords(args, TranscribeParams)]
-    others = ["audio", "model", "format", "output_dir", "json", "quiet"]
+    names = [*arguments.keywords(args, LoadParams), *arguments.keywords(args, LiveParams)]
+    others = ["audio", "model", "format", "output_dir", "json", "quiet", "live", "sample_rate"]
     assert sorted([*names, *others]) == sorted(vars(args))
-    declared = {option.name for option in LoadParams.declared() + TranscribeParams.declared()}
+    declared = {option.name for option in LoadParams.declared() + LiveParams.declared()}
     assert declared - set(names) == {"cache"}
 
 

@@ -219,6 +219,28 @@ def log_mel_stream(
             yield frames
 
 
+def window_features(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
+    """Return the encoder's input for up to 30 s of sound that may go on.
+
+    As at the end of a recording, values past the sound are 0.0. Values are floored at 8 below the
+    maximum of this sound, as nobody knows how loud the rest will be.
+
+    Args:
+        samples: float32 [n] at 16 kHz.
+        n_mels: number of mel bands.
+
+    Returns:
+        float32 [n_mels, 3000].
+
+    """
+    window_mt = np.zeros((n_mels, WINDOW_FRAMES), np.float32)
+    frames = min(len(samples) // HOP, WINDOW_FRAMES)
+    if frames:
+        log_mel_tm = np.concatenate(list(log_mel_stream([samples], n_mels)))[:frames]
+        window_mt[:, :frames] = normalised(log_mel_tm, log_mel_tm.max()).T
+    return window_mt
+
+
 def _loudest_and_frames(
     frames: Iterable[NDArray[np.float32]],
 ) -> tuple[np.float32, NDArray[np.float32] | None]:

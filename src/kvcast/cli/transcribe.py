@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvcast.cli import console
+from kvcast.cli import console, live
 from kvcast.cli.arguments import Heading, add_options, headings, keywords
 from kvcast.cli.files import STANDARD_INPUT, shown
 from kvcast.cli.opening import opened
@@ -18,7 +18,16 @@ from kvcast.cli.outputs import FORMATS, Outputs
 from kvcast.cli.progress import Progress, progress
 from kvcast.errors import InputMissingError, PartialFailureError, UsageError
 from kvcast.spec.phases import OnPhase
-from kvcast.tasks.params import FALLBACK, LOADING, RECOGNITION, SEARCH, LoadParams, TranscribeParams
+from kvcast.tasks.params import (
+    FALLBACK,
+    LIVE,
+    LOADING,
+    RECOGNITION,
+    SEARCH,
+    LiveParams,
+    LoadParams,
+    TranscribeParams,
+)
 from kvcast.tasks.writers import Transcript
 
 if TYPE_CHECKING:
@@ -56,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "audio", nargs="+", metavar="AUDIO", help="audio files, or - for standard input"
     )
-    under = headings(parser, LOADING, RECOGNITION, SEARCH, FALLBACK, "output")
+    under = headings(parser, LOADING, RECOGNITION, SEARCH, FALLBACK, LIVE, "output")
     under[LOADING].add_argument(
         "--model",
         "-m",
@@ -66,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_options(under, LoadParams, leave_out={"cache"})  # Whisper's are in fp32
     add_options(under, TranscribeParams)
+    live.add_arguments(under[LIVE])
     _add_output(under["output"])
 
 
@@ -101,6 +111,8 @@ def _add_output(group: Heading) -> None:
 def run(args: argparse.Namespace) -> int:
     """Transcribe every input and return the exit code; raises what concerns all of them."""
     _check(args)
+    if args.live:
+        return _transcribe_live(args)
     outputs = Outputs.chosen(
         sources=args.audio,
         format=args.format,
@@ -131,6 +143,20 @@ def run(args: argparse.Namespace) -> int:
     return _exit_code(failures, inputs=len(args.audio))
 
 
+def _transcribe_live(args: argparse.Namespace) -> int:
+    intake = live.Intake(live.standard_input())  # a microphone does not wait for a model
+    with progress(quiet=args.quiet).waiting(f"loading {args.model}") as on_phase:
+        model, _ = _load(args, on_phase)
+    live.transcribe(
+        model.live(**keywords(args, LiveParams)),
+        intake,
+        sample_rate=args.sample_rate or live.SAMPLE_RATE,
+        as_json=args.json or args.format == "json",
+        quiet=args.quiet,
+    )
+    return 0
+
+
 def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[WhisperModel, str]":
     """Return the model and the name of what runs it."""
     found = opened(args, on_phase)
@@ -146,7 +172,9 @@ def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[WhisperModel, s
 def _check(args: argparse.Namespace) -> None:
     if not args.model:
         raise UsageError(f"--model is missing: give {MODEL_CHOICES}; or set {MODEL_VARIABLE}")
-    TranscribeParams(**keywords(args, TranscribeParams))  # raises UsageError
+    live.check(args)
+    params = LiveParams if args.live else TranscribeParams
+    params(**keywords(args, params))  # raises UsageError
     if args.audio.count(STANDARD_INPUT) > 1:
         raise UsageError("standard input (-) can be read only once")
     if STANDARD_INPUT in args.audio and (sys.stdin is None or sys.stdin.isatty()):

@@ -87,3 +87,16 @@ class TimestampRules(LogitFilter):
             row_v[: self.eot] = -np.inf
         # A segment may start where the last one ended, but must not end where it starts.
         row_v[begin : latest if closing else latest + 1] = -np.inf
+
+
+class Continued(LogitFilter):
+    """Another filter, to which tokens before the sampled ones count as sampled."""
+
+    def __init__(self, following: LogitFilter, before: Sequence[int]) -> None:
+        self._following = following
+        self._before_1n = np.asarray(before, np.int64)[None]
+
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        before_rn = np.repeat(self._before_1n, len(written_rn), axis=0)
+        self._following.apply(logits_rv, np.concatenate([before_rn, written_rn], axis=1))

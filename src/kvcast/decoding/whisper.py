@@ -12,7 +12,13 @@ from typing import Annotated, ClassVar, Self
 import numpy as np
 from typing_extensions import override
 
-from kvcast.decoding.filters import LogitFilter, SuppressBlank, SuppressTokens, TimestampRules
+from kvcast.decoding.filters import (
+    Continued,
+    LogitFilter,
+    SuppressBlank,
+    SuppressTokens,
+    TimestampRules,
+)
 from kvcast.decoding.loop import Loop
 from kvcast.decoding.numerics import softmax
 from kvcast.decoding.params import SEARCH, WindowParams
@@ -159,6 +165,20 @@ class _LanguageRequest(Request):
         return OVER
 
 
+class _EndRequest(Request):
+    """Takes the likeliest timestamp that may follow what is written, in one call."""
+
+    def __init__(self, prompt: Prompt, earliest: int) -> None:
+        super().__init__(prompt, capacity=prompt.length)
+        self._earliest = earliest
+        self.token = earliest
+
+    @override
+    def advance(self, logits_rv: Float32) -> Continuations:
+        self.token = self._earliest + int(logits_rv[0, self._earliest :].argmax())
+        return OVER
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WindowJob:
     """A window to decode once, in one way.
@@ -167,6 +187,8 @@ class WindowJob:
         window: what is heard.
         options: how; a multilingual model wants its `language`.
         prompt: tokens of the text before; its end is kept if it is too long.
+        written: tokens of the window's own text that are known, timestamps among them. The result
+            is what follows them.
         stream: tells the random numbers of one window from another's.
 
     """
@@ -174,6 +196,7 @@ class WindowJob:
     window: Features
     options: DecodingOptions
     prompt: Sequence[int] = ()
+    written: Sequence[int] = ()
     stream: int = 0
 
 
@@ -208,6 +231,11 @@ class WindowDecoder:
         self._loop = Loop(runtime, rows=rows, capacity=context, inputs=windows)
         self._jobs: dict[Request, tuple[WindowJob, SearchRequest]] = {}
         self._finished: list[tuple[WindowJob, DecodingResult]] = []
+
+    @property
+    def room(self) -> int:
+        """Most tokens of a window's own text, timestamps among them."""
+        return self._context // 2
 
     def submit(self, job: WindowJob) -> None:
         """Let a window wait for its turn.
@@ -244,6 +272,20 @@ class WindowDecoder:
         while not all(request.done for request in requests):
             self._advance()
         return [request.probabilities for request in requests]
+
+    def end_of_written(self, job: WindowJob) -> int:
+        """Return when what is written of a job ends, in steps of 20 ms from the window's start.
+
+        It is where the model would end a segment. All else goes on meanwhile.
+        """
+        begin = self.tokenizer.timestamp_begin
+        tokens, _ = self._begun(job)
+        earliest = max((token for token in job.written if token >= begin), default=begin)
+        request = _EndRequest(Prompt(np.array(tokens, np.int64), input=job.window), earliest)
+        self._loop.add(request)
+        while not request.done:
+            self._advance()
+        return request.token - begin
 
     def decode(
         self,
@@ -296,22 +338,30 @@ class WindowDecoder:
     def _language(self, options: DecodingOptions) -> str:
         return "en" if options.language is None else self.tokenizer.language_code(options.language)
 
-    def _request(self, job: WindowJob) -> SearchRequest:
+    def _begun(self, job: WindowJob) -> tuple[list[int], int]:
+        """Return what a window begins with, and the place of the start of its transcript."""
         options, previous = job.options, list[int]()
         if job.prompt:
             previous = [self.tokenizer.sot_prev, *job.prompt[-(self._context // 2 - 1) :]]
         task = self.tokenizer.sot_sequence(
             self._language(options), options.task, timestamps=options.timestamps
         )
-        tokens = np.array([*previous, *task], np.int64)
-        room = self._context + 1 - len(tokens)
+        return [*previous, *task, *job.written], len(previous)
+
+    def _request(self, job: WindowJob) -> SearchRequest:
+        options = job.options
+        tokens, start_of_transcript = self._begun(job)
+        filters = options.filters(self.tokenizer)
+        if job.written:
+            filters = [Continued(one, job.written) for one in filters]
+        most = min(options.max_new_tokens or self.room, self.room - len(job.written))
         return SearchRequest(
-            Prompt(tokens, input=job.window),
+            Prompt(np.array(tokens, np.int64), input=job.window),
             strategy=options.strategy(job.stream),
-            filters=options.filters(self.tokenizer),
+            filters=filters,
             eot=self.tokenizer.eot,
-            max_new_tokens=min(options.max_new_tokens or self._context // 2, room),
-            probe=len(previous),  # start of transcript
+            max_new_tokens=min(most, self._context + 1 - len(tokens)),
+            probe=start_of_transcript,
         )
 
     def _result(self, request: SearchRequest, options: DecodingOptions) -> DecodingResult:

@@ -13,13 +13,16 @@ from kvcast.decoding.whisper import DecodingOptions, WindowDecoder
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.spec.options import keywords_of
 from kvcast.spec.whisper import WhisperDimensions
-from kvcast.tasks.params import TranscribeParams
+from kvcast.tasks.params import LiveParams, TranscribeParams
 from kvcast.tasks.transcribe import Transcription
 from kvcast.tasks.whisper.batch import Batch
+from kvcast.tasks.whisper.passage import initial_tokens
 from kvcast.text.whisper import WhisperTokenizer
 
 if TYPE_CHECKING:
     from kvcast.audio.decode import AudioInput
+    from kvcast.audio.endpoints import Listener
+    from kvcast.tasks.live import LiveTranscription
 
 
 class WhisperModel:
@@ -97,13 +100,7 @@ class WhisperModel:
     def _together(
         self, audio: "Iterable[AudioInput]", params: TranscribeParams
     ) -> list[Transcription]:
-        spoken = params.language
-        language = None if spoken is None else self.tokenizer.language_code(spoken)
-        asked = params.values(WindowParams)
-        cold = DecodingOptions(**asked | {"language": language, "temperature": 0.0, "best_of": 1})
-        cold.check(self.tokenizer)
-        hot = replace(cold, temperature=1.0, best_of=params.best_of, beam=1, patience=None)
-        attempts = [replace(hot if t else cold, temperature=t) for t in params.temperatures]
+        attempts = self._attempts(params)
         # Opened last: a mistake in the options should not wait for an hour of sound to be read.
         from kvcast.audio.features import open_features
 
@@ -118,3 +115,60 @@ class WhisperModel:
             )
             for one in audio
         ]
+
+    @keywords_of(LiveParams)
+    def live(
+        self, listener: "Listener | None" = None, *, params: LiveParams
+    ) -> "LiveTranscription":
+        """Turn sound into text while it arrives.
+
+        Args:
+            listener: tells speech from other sound; Silero's voice activity detection if it is
+                installed, or else loudness, as `notices` says.
+            params: given as keywords.
+
+        Returns:
+            What sound is fed to: `feed` and `finish` return what has changed.
+
+        Raises:
+            UsageError: for options that cannot be served.
+
+        """
+        from kvcast.audio.endpoints import Endpoints
+        from kvcast.tasks.live import LiveTranscription
+        from kvcast.tasks.whisper.hearing import WhisperHearing
+        from kvcast.tasks.whisper.stretch import Stretch
+
+        attempts = self._attempts(params)
+        listener, notices = (listener, ()) if listener is not None else _installed_listener()
+        hearing = WhisperHearing(
+            self.decoder(*attempts),
+            n_mels=self.dimensions.n_mels,
+            attempts=attempts,
+            params=params,
+        )
+        stretch = Stretch(
+            hearing,
+            prompt=initial_tokens(params, self.tokenizer),
+            conditions=params.condition_on_previous_text,
+        )
+        endpoints = Endpoints(listener, threshold=0.5, pause=params.pause)
+        return LiveTranscription(stretch, endpoints, step=params.step, notices=notices)
+
+    def _attempts(self, params: TranscribeParams) -> list[DecodingOptions]:
+        """Return how to decode a window first, and after each rejection."""
+        spoken = params.language
+        language = None if spoken is None else self.tokenizer.language_code(spoken)
+        asked = params.values(WindowParams)
+        cold = DecodingOptions(**asked | {"language": language, "temperature": 0.0, "best_of": 1})
+        cold.check(self.tokenizer)
+        hot = replace(cold, temperature=1.0, best_of=params.best_of, beam=1, patience=None)
+        return [replace(hot if t else cold, temperature=t) for t in params.temperatures]
+
+
+def _installed_listener() -> "tuple[Listener, tuple[str, ...]]":
+    """Return what tells speech from other sound here, and what a user should know of it."""
+    from kvcast.audio.endpoints import Loudness
+
+    quiet = "utterances end where it is quiet; kvcast[vad] tells speech from noise"
+    return Loudness(), (quiet,)

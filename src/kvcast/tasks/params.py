@@ -27,6 +27,7 @@ from kvcast.spec.runtimes import DEFAULT_RUNTIME, RUNTIMES, PrecisionRequest, ex
 __all__ = [
     "CONVERSATION",
     "FALLBACK",
+    "LIVE",
     "LOADING",
     "RECOGNITION",
     "SAMPLING",
@@ -34,6 +35,7 @@ __all__ = [
     "SEVERAL",
     "SUBTITLES",
     "ExportParams",
+    "LiveParams",
     "LoadParams",
     "PromptParams",
     "SubtitleParams",
@@ -44,6 +46,7 @@ CONVERSATION = "conversation"
 LOADING = "model and runtime"
 FALLBACK = "long recordings and fallback"
 SUBTITLES = "subtitles"
+LIVE = "live"
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
@@ -366,3 +369,39 @@ class SubtitleParams(Params):
     def are_chosen(self) -> bool:
         """Whether words are laid out, so that their times are needed."""
         return bool(self.changed(SUBTITLES))
+
+
+_OF_RECORDINGS = ("timestamps", "clip_start", "clip_end", "batch")
+"""What sound that is still arriving cannot be asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveParams(TranscribeParams):
+    """How sound that is still arriving is transcribed."""
+
+    step: Annotated[
+        float,
+        Option(
+            group=LIVE,
+            help="seconds of new sound after which an utterance is heard again; more takes less "
+            "work, and text settles later",
+            check=Bounds(least=0.1, most=10),
+            metavar="SECONDS",
+        ),
+    ] = 1.0
+    pause: Annotated[
+        float,
+        Option(
+            group=LIVE,
+            help="seconds without speech that end an utterance",
+            check=Bounds(least=0.1, most=10),
+            metavar="SECONDS",
+        ),
+    ] = 0.6
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for option in self.declared():
+            if option.name in _OF_RECORDINGS and getattr(self, option.name) != option.default:
+                raise UsageError(f"{option.name} is for recordings, and means nothing live")

@@ -18,7 +18,7 @@ from kvcast.tasks.whisper.fallback import is_silence, rejection
 from kvcast.tasks.whisper.segments import WINDOW_FRAMES, Segment, Span, Window, split
 from kvcast.text.whisper import WhisperTokenizer
 
-_PROMPT_RESET_TEMPERATURE = 0.5
+PROMPT_RESET_TEMPERATURE = 0.5
 """Text that took a higher temperature is too doubtful to condition the next window."""
 
 Ending = Callable[[DecodingResult, Window], Sequence[int]]
@@ -121,7 +121,7 @@ class Passage:
 
     def _conditions_next(self, result: DecodingResult) -> bool:
         """Tell whether a window's text prompts the next window."""
-        certain = result.temperature <= _PROMPT_RESET_TEMPERATURE
+        certain = result.temperature <= PROMPT_RESET_TEMPERATURE
         return self._params.condition_on_previous_text and certain
 
     def _text(self, span: Span) -> str:

@@ -1,0 +1,238 @@
+"""Sound as it arrives: raw PCM, or WAV whose length nobody knows yet.
+
+`kvcast.audio.decode` reads recordings that lie somewhere; this takes bytes as they come, of any
+number, and keeps none. Knows neither where they come from nor what the samples are used for.
+"""
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+
+from kvcast.audio.decode import HIGHEST_RATE, LOWEST_RATE, SAMPLE_RATE
+from kvcast.audio.features import LOUDEST_SAMPLE
+from kvcast.errors import InputOutputError
+
+Samples: TypeAlias = NDArray[np.float32]
+
+_RIFF_HEADER = 12
+_LONGEST_HEADER = 1 << 20  # nobody waits for a megabyte before the sound begins
+
+_UNKNOWN_LENGTH = 0x7FFF0000
+"""Programs that write to a pipe claim this many bytes of sound or more, or none at all."""
+
+_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+
+_Decode: TypeAlias = Callable[[bytes], Samples]
+
+
+def _pcm24(data: bytes) -> Samples:
+    padded = np.zeros((len(data) // 3, 4), np.uint8)
+    padded[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
+    return _scaled(padded.view("<i4")[:, 0], 2**31)
+
+
+def _scaled(integers: NDArray[np.signedinteger], full_scale: int) -> Samples:
+    return integers.astype(np.float32) / np.float32(full_scale)
+
+
+_CODINGS: Mapping[tuple[int, int], _Decode] = {
+    (_PCM, 8): lambda data: _scaled(np.frombuffer(data, np.uint8).astype(np.int16) - 128, 2**7),
+    (_PCM, 16): lambda data: _scaled(np.frombuffer(data, "<i2"), 2**15),
+    (_PCM, 24): _pcm24,
+    (_PCM, 32): lambda data: _scaled(np.frombuffer(data, "<i4"), 2**31),
+    (_FLOAT, 32): lambda data: np.frombuffer(data, "<f4").astype(np.float32),
+    (_FLOAT, 64): lambda data: np.frombuffer(data, "<f8").astype(np.float32),
+}
+"""How samples are read, by WAV's format tag and bits."""
+
+_MAGIC: Mapping[bytes, str] = {
+    b"fLaC": "FLAC",
+    b"OggS": "Ogg",
+    b"ID3": "MP3",
+    b"\x1aE\xdf\xa3": "WebM or Matroska",
+    b"FORM": "AIFF",
+    b"RF64": "RF64",
+    b"RIFX": "big-endian WAV",
+}
+"""How other formats begin. As raw samples they would be noise."""
+
+
+class _Layout(NamedTuple):
+    """How samples lie in the bytes."""
+
+    rate: int
+    channels: int
+    bits: int
+    decode: _Decode
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of one sample of every channel."""
+        return self.channels * self.bits // 8
+
+
+class _Header(NamedTuple):
+    """What precedes the sound of a WAV; `sound` is its number of bytes, None if unknown."""
+
+    layout: _Layout
+    length: int
+    sound: int | None
+
+
+class SoundStream:
+    """Turns bytes into mono 16 kHz samples: WAV if they begin as one, else raw PCM.
+
+    Raw PCM is signed 16-bit little endian, one channel. Bytes after the end of a WAV's sound are
+    ignored, where its header says how much there is.
+    """
+
+    def __init__(self, sample_rate: int = SAMPLE_RATE, name: str = "standard input") -> None:
+        """Wait for bytes.
+
+        Args:
+            sample_rate: of raw PCM, in hertz; a WAV knows its own.
+            name: of the source in messages.
+
+        """
+        self.notices: tuple[str, ...] = ()
+        self._name = name
+        self._raw = _Layout(sample_rate, 1, 16, _CODINGS[_PCM, 16])
+        self._layout: _Layout | None = None
+        self._left: int | None = None  # bytes of sound that are still to come, if known
+        self._held = b""
+        self._resampler: soxr.ResampleStream | None = None
+        self._seconds = 0.0
+
+    def feed(self, data: bytes) -> Samples:
+        """Return the samples [n] that these bytes complete; few or none at first.
+
+        Raises:
+            InputOutputError: the stream is in another format, its header makes no sense, or its
+                samples are not sound.
+
+        """
+        self._held += data
+        if self._layout is None and not self._begin(is_all=False):
+            return np.empty(0, np.float32)
+        return self._samples(last=False)
+
+    def finish(self) -> Samples:
+        """Return the last samples [n]; call it once, when no more bytes will come.
+
+        Raises:
+            InputOutputError: there was no byte at all, or a header without an end.
+
+        """
+        if self._layout is None:
+            if not self._held:
+                raise InputOutputError(f"{self._name} is empty: it has 0 bytes")
+            self._begin(is_all=True)
+        samples = self._samples(last=True)
+        if self._held:
+            self.notices = (f"{self._name} ends within a sample, which was left out",)
+        return samples
+
+    def _begin(self, *, is_all: bool) -> bool:
+        """Find out the layout from the first bytes; tell whether they were enough."""
+        if len(self._held) < _RIFF_HEADER and not is_all:
+            return False
+        for magic, format_ in _MAGIC.items():
+            if self._held.startswith(magic):
+                raise InputOutputError(
+                    f"{self._name} is {format_}, and only raw PCM or WAV can be read live: "
+                    "convert it with ffmpeg -i … -f s16le -ac 1 -ar 16000 -"
+                )
+        if not self._held.startswith(b"RIFF"):
+            self._use(self._raw)
+            return True
+        header = _wav_header(self._held, self._name)
+        if header is None:
+            if is_all or len(self._held) > _LONGEST_HEADER:
+                raise InputOutputError(f"{self._name} is a WAV without sound: it is all header")
+            return False
+        self._held = self._held[header.length :]
+        self._left = header.sound
+        self._use(header.layout)
+        return True
+
+    def _use(self, layout: _Layout) -> None:
+        self._layout = layout
+        if layout.rate != SAMPLE_RATE:
+            self._resampler = soxr.ResampleStream(
+                layout.rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ"
+            )
+
+    def _samples(self, *, last: bool) -> Samples:
+        """Take whole samples from the bytes held."""
+        assert self._layout is not None
+        if self._left is not None:
+            self._held = self._held[: self._left]
+        size = self._layout.frame_bytes
+        whole = len(self._held) // size * size
+        data, self._held = self._held[:whole], self._held[whole:]
+        if self._left is not None:
+            self._left -= whole
+        samples_sc = self._layout.decode(data).reshape(-1, self._layout.channels)
+        mono: Samples = samples_sc.mean(axis=1, dtype=np.float32)
+        self._check(mono)
+        if self._resampler is None:
+            return mono
+        resampled: Samples = self._resampler.resample_chunk(mono, last=last)
+        return resampled
+
+    def _check(self, mono: Samples) -> None:
+        assert self._layout is not None
+        peak = float(np.abs(mono).max(initial=0.0))
+        if not peak <= LOUDEST_SAMPLE:  # true of NaN as well
+            raise InputOutputError(
+                f"{self._name} is not sound: it has samples of {peak:g} near "
+                f"{self._seconds:.1f} s, where 1 is full scale"
+            )
+        self._seconds += len(mono) / self._layout.rate
+
+
+def _wav_header(data: bytes, name: str) -> _Header | None:
+    """Read chunks up to the sound; None if the bytes end before it.
+
+    See "Multimedia Programming Interface and Data Specifications 1.0", RIFF and WAVE.
+    """
+    if data[8:12] != b"WAVE":
+        raise InputOutputError(f"{name} is a RIFF file of another kind than WAVE")
+    at, layout = _RIFF_HEADER, None
+    while len(data) >= at + 8:
+        kind, size = struct.unpack_from("<4sI", data, at)
+        at += 8
+        if kind == b"data":
+            if layout is None:
+                raise InputOutputError(f"{name} is a WAV that does not say how its sound is coded")
+            return _Header(layout, at, size if 0 < size < _UNKNOWN_LENGTH else None)
+        if len(data) < at + size:
+            return None
+        if kind == b"fmt ":
+            layout = _layout(data[at : at + size], name)
+        at += size + size % 2
+    return None
+
+
+def _layout(chunk: bytes, name: str) -> _Layout:
+    """Read a WAV's format chunk."""
+    if len(chunk) < 16:
+        raise InputOutputError(f"{name} is a WAV with a damaged header")
+    tag, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", chunk)
+    if tag == _EXTENSIBLE and len(chunk) >= 26:
+        (tag,) = struct.unpack_from("<H", chunk, 24)
+    if not channels or not LOWEST_RATE <= rate <= HIGHEST_RATE:
+        raise InputOutputError(
+            f"{name} is a WAV that claims {channels} channels of {rate} samples a second; one or "
+            f"more of {LOWEST_RATE} to {HIGHEST_RATE} can be read"
+        )
+    if (tag, bits) not in _CODINGS:
+        raise InputOutputError(
+            f"{name} is a WAV of coding {tag} with {bits} bits, which cannot be read live: "
+            "convert it with ffmpeg -i … -f s16le -ac 1 -ar 16000 -"
+        )
+    return _Layout(rate, channels, bits, _CODINGS[tag, bits])

@@ -1,0 +1,320 @@
+"""`kvcast transcribe --live -`: sound from standard input, text as it settles.
+
+Knows no decoding: `kvcast.tasks.live` hears and settles. A thread reads, so that sound which
+arrives meanwhile is heard in one piece; it stops reading when much has piled up.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from typing_extensions import override
+
+from kvcast.cli import console
+from kvcast.cli.arguments import Heading, add_options, whole_number
+from kvcast.cli.files import STANDARD_INPUT, shown
+from kvcast.errors import InputOutputError, UsageError
+from kvcast.tasks.params import LIVE, LiveParams, TranscribeParams
+
+if TYPE_CHECKING:
+    from kvcast.tasks.live import LiveSegment, LiveTranscription, Update
+
+LIVE_FORMAT = "kvcast.live"
+LIVE_VERSION = 1
+
+SAMPLE_RATE = 16_000
+"""Of raw PCM, if nothing else is said."""
+
+_PIECE = 1 << 16  # as much as a pipe holds
+_MOST_PILED_UP = 1 << 22  # bytes: two minutes of 16-bit sound at 16 kHz
+_LATE = 10.0
+"""Seconds of sound that piled up while others were heard, from which on a user is told."""
+
+_BEHIND = (
+    f"sound arrives faster than this machine decodes it: text settles more than {_LATE:.0f} s "
+    "late; a smaller model keeps up, or a larger --step"
+)
+
+
+def add_arguments(group: Heading) -> None:
+    """Declare what only live transcription takes."""
+    group.add_argument(
+        "--live",
+        action="store_true",
+        help="transcribe sound while it arrives on standard input: raw PCM (16-bit little endian, "
+        "one channel) or WAV",
+    )
+    group.add_argument(
+        "--sample-rate",
+        type=whole_number(1_000, 768_000),
+        metavar="HZ",
+        help=f"samples per second of raw PCM (default: {SAMPLE_RATE})",
+    )
+    shared = {option.name for option in TranscribeParams.declared()}
+    add_options({LIVE: group}, LiveParams, leave_out=shared)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise UsageError for what makes no sense live, or only live."""
+    own = [option for option in LiveParams.declared() if option.option.group == LIVE]
+    given = [option.flags[0] for option in own if getattr(args, option.name) != option.default]
+    given += ["--sample-rate"] if args.sample_rate is not None else []
+    if not args.live:
+        if given:
+            raise UsageError(f"{given[0]} needs --live")
+        return
+    if args.audio != [STANDARD_INPUT]:
+        raise UsageError("--live reads standard input alone: give - and no file")
+    if args.format not in {None, "text", "json"}:
+        raise UsageError(f"--live prints text or JSON, not {args.format}")
+    if args.output_dir is not None:
+        raise UsageError("--live prints its text and saves none: drop --output-dir")
+
+
+class Intake:
+    """Reads a stream in a thread of its own, as long as not too much waits to be taken.
+
+    Attributes:
+        was_stopped: whether `stop` was called.
+
+    """
+
+    def __init__(
+        self, read: Callable[[int], bytes], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Begin to read.
+
+        Args:
+            read: returns at most as many bytes as soon as there are some; none at the end.
+            clock: tells when they arrived.
+
+        """
+        self._read = read
+        self._clock = clock
+        # Reentrant, because a signal's handler calls `stop` in the thread that takes.
+        self._changed = threading.Condition(threading.RLock())
+        self._waiting: list[tuple[bytes, float]] = []
+        self.was_stopped = False
+        self._has_ended = False
+        self._error: OSError | None = None
+        # A daemon: a read that nobody ends does not keep the program from ending.
+        threading.Thread(target=self._run, daemon=True, name="kvcast-intake").start()
+
+    def take(self) -> list[tuple[bytes, float]]:
+        """Return all bytes that wait, with the times of their arrival; none when it is over.
+
+        Raises:
+            InputOutputError: the stream cannot be read; first, what was read is returned.
+
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._has_ended or self.was_stopped)
+            taken, self._waiting = self._waiting, []
+            self._changed.notify_all()
+        if not taken and self._error is not None:
+            raise InputOutputError(f"standard input cannot be read: {self._error.strerror}")
+        return taken
+
+    def stop(self) -> None:
+        """Read no more; what was read can still be taken."""
+        with self._changed:
+            self.was_stopped = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            while (data := self._read(_PIECE)) and not self.was_stopped:
+                with self._changed:
+                    self._waiting.append((data, self._clock()))
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self.was_stopped or not self._is_full)
+        except OSError as error:
+            self._error = error
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+    @property
+    def _is_full(self) -> bool:
+        return sum(len(data) for data, _ in self._waiting) > _MOST_PILED_UP
+
+
+class Screen(Protocol):
+    """Where text goes."""
+
+    def show(self, updates: "Sequence[Update]") -> None:
+        """Show what has changed."""
+
+
+class TextScreen(Screen):
+    """Settled text, a line per utterance, for files and pipes."""
+
+    def __init__(self) -> None:
+        self._at_start = True
+
+    @override
+    def show(self, updates: "Sequence[Update]") -> None:
+        for update in updates:
+            text = update.settled.lstrip() if self._at_start else update.settled
+            self._at_start = update.segment is not None or (self._at_start and not text)
+            if update.segment is not None:
+                text += "\n"
+            if text:
+                console.emit(text)
+
+
+class JsonScreen(Screen):
+    """A JSON document for every line of text."""
+
+    @override
+    def show(self, updates: "Sequence[Update]") -> None:
+        for update in updates:
+            if update.segment is not None:
+                console.emit(json.dumps(document(update.segment), ensure_ascii=False) + "\n")
+
+
+class Terminal(Screen, AbstractContextManager["Terminal"]):
+    """Settled text, and behind it in grey what may follow."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(highlight=False, markup=False, soft_wrap=True)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._line = ""
+
+    @override
+    def show(self, updates: "Sequence[Update]") -> None:
+        from rich.text import Text
+
+        interim = ""
+        for update in updates:
+            self._line += update.settled
+            interim = update.interim
+            if update.segment is not None:
+                self._live.update("", refresh=True)
+                self._console.print(Text(console.printable(self._line.strip())))
+                self._line = ""
+        settled = self._line.lstrip()
+        grey = interim if settled else interim.lstrip()
+        self._live.update(
+            Text.assemble(console.printable(settled), (console.printable(grey), "bright_black")),
+            refresh=True,
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    @override
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+        if self._line.strip():  # cut short: what is settled stays
+            console.emit(console.printable(self._line.strip()) + "\n")
+
+
+def screen(*, as_json: bool) -> AbstractContextManager[Screen]:
+    """Return what shows text here."""
+    if as_json:
+        return nullcontext(JsonScreen())
+    is_terminal = sys.stdout is not None and sys.stdout.isatty() and os.getenv("TERM") != "dumb"
+    return Terminal() if is_terminal else nullcontext(TextScreen())
+
+
+def document(segment: "LiveSegment") -> dict[str, object]:
+    """Return what docs/live.schema.json describes."""
+    return {
+        "format": LIVE_FORMAT,
+        "version": LIVE_VERSION,
+        "id": segment.id,
+        "start": round(segment.start, 3),
+        "end": round(segment.end, 3),
+        "text": segment.text,
+        "tokens": list(segment.tokens),
+        "delay": round(segment.delay, 3),
+    }
+
+
+def standard_input() -> Callable[[int], bytes]:
+    """Return what reads standard input; its buffer's lock would be in the way at exit."""
+    descriptor = sys.stdin.fileno()
+    return lambda most: os.read(descriptor, most)
+
+
+def transcribe(
+    live: "LiveTranscription", intake: Intake, *, sample_rate: int, as_json: bool, quiet: bool
+) -> None:
+    """Transcribe what is taken in until it ends or Ctrl-C is pressed; a second one interrupts."""
+    from kvcast.tasks.live import SoundStream
+
+    if not quiet:
+        for notice in live.notices:
+            console.say(notice, about=shown(STANDARD_INPUT))
+    told = quiet
+    sound = SoundStream(sample_rate)
+    failure: InputOutputError | None = None
+    with screen(as_json=as_json) as place, _stopped_by_interrupt(intake):
+        try:
+            for count, pieces in enumerate(iter(intake.take, [])):
+                before = live.duration
+                for data, at in pieces:
+                    live.take(sound.feed(data), at)
+                if count and not told and live.duration - before > _LATE:
+                    told = True
+                    console.say(_BEHIND, about=shown(STANDARD_INPUT))
+                place.show(live.update())
+            if live.duration or not intake.was_stopped:  # who stops at once has no empty input
+                live.take(sound.finish())
+        except console.OutputStreamError:
+            raise
+        except InputOutputError as error:
+            failure = error
+        place.show(live.finish())
+    if failure is not None:
+        raise failure
+    if not quiet:
+        for notice in sound.notices:
+            console.say(notice, about=shown(STANDARD_INPUT))
+        console.say(_summary(live), about=shown(STANDARD_INPUT))
+
+
+def _summary(live: "LiveTranscription") -> str:
+    delays = live.delays
+    if not delays.count:
+        return f"{live.duration:.1f} s heard, no words"
+    half, most = delays.quantile(0.5), delays.quantile(0.95)
+    return (
+        f"{live.duration:.1f} s heard, {delays.count} words; delay from sound to settled word: "
+        f"median {half:.1f} s, 95% within {most:.1f} s, longest {delays.longest:.1f} s"
+    )
+
+
+@contextmanager
+def _stopped_by_interrupt(intake: Intake) -> Iterator[None]:
+    """Let Ctrl-C end the stream; from the second one on it does what it did before.
+
+    A program that calls kvcast from another thread is left alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as handlers are called
+        signal.signal(signal.SIGINT, before)
+        intake.stop()
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

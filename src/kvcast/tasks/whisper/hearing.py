@@ -1,0 +1,135 @@
+"""A Whisper model as live transcription hears with it: hypotheses that continue settled words.
+
+Knows nothing of time or of what is settled when.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from kvcast.audio.features import window_features
+from kvcast.decoding.whisper import (
+    DecodingOptions,
+    DecodingResult,
+    Features,
+    WindowDecoder,
+    WindowJob,
+    likeliest,
+)
+from kvcast.tasks.params import TranscribeParams
+from kvcast.tasks.whisper.agreement import Unit, units
+from kvcast.tasks.whisper.fallback import is_silence, rejection
+from kvcast.tasks.whisper.passage import PROMPT_RESET_TEMPERATURE
+from kvcast.tasks.whisper.stretch import Hearing, Hypothesis
+from kvcast.text.word_split import TokenWord, split_words
+
+
+class WhisperHearing(Hearing):
+    """Decodes the window anew for every hypothesis."""
+
+    def __init__(
+        self,
+        decoder: WindowDecoder,
+        *,
+        n_mels: int,
+        attempts: Sequence[DecodingOptions],
+        params: TranscribeParams,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            decoder: the model.
+            n_mels: mel bands of its input.
+            attempts: how to decode first, and after each rejection; one at least.
+            params: thresholds of rejections and of silence.
+
+        """
+        self._decoder = decoder
+        self._tokenizer = decoder.tokenizer
+        self._n_mels = n_mels
+        self._attempts = attempts
+        self._params = params
+        self._heard = 0
+        self._language = attempts[0].language or "en"
+        self._detects = attempts[0].language is None and self._tokenizer.is_multilingual
+
+    @property
+    @override
+    def language(self) -> str:
+        return self._language
+
+    @property
+    @override
+    def room(self) -> int:
+        return self._decoder.room
+
+    @override
+    def keep_language(self) -> None:
+        self._detects = False
+
+    @override
+    def listen(self, samples: NDArray[np.float32]) -> Features:
+        self._heard += 1
+        return Features(window_features(samples, self._n_mels))
+
+    @override
+    def decode(
+        self,
+        heard: Features,
+        *,
+        prompt: Sequence[int],
+        settled: Sequence[Unit],
+        thoroughly: bool,
+    ) -> Hypothesis:
+        if self._detects:
+            [found] = self._decoder.detect_languages([heard])
+            self._language = likeliest(found)
+        for options in self._attempts if thoroughly else self._attempts[:1]:
+            result = self._result(self._job(heard, options, prompt, settled))
+            if rejection(result, self._params) is None:
+                break
+        if is_silence(result, self._params):
+            return Hypothesis(units=())
+        return Hypothesis(
+            units=units(result.tokens, self._tokenizer.timestamp_begin, self._split),
+            doubtful=self._has_failed(result),
+            conditions_next=result.temperature <= PROMPT_RESET_TEMPERATURE,
+        )
+
+    @override
+    def end_of(self, heard: Features, *, prompt: Sequence[int], settled: Sequence[Unit]) -> int:
+        return self._decoder.end_of_written(self._job(heard, self._attempts[0], prompt, settled))
+
+    def _job(
+        self,
+        heard: Features,
+        options: DecodingOptions,
+        prompt: Sequence[int],
+        settled: Sequence[Unit],
+    ) -> WindowJob:
+        begin = self._tokenizer.timestamp_begin
+        return WindowJob(
+            window=heard,
+            options=replace(options, language=self._language),
+            prompt=tuple(prompt),
+            written=tuple(token for unit in settled for token in unit.spelled(begin)),
+            stream=self._heard,
+        )
+
+    def _result(self, job: WindowJob) -> DecodingResult:
+        self._decoder.submit(job)
+        while not (finished := self._decoder.step()):
+            pass
+        [(_, result)] = finished
+        return result
+
+    def _has_failed(self, result: DecodingResult) -> bool:
+        """Tell whether the text runs in circles. Few words at the end are improbable, and fine."""
+        limit = self._params.compression_ratio_threshold
+        return not result.complete or (limit is not None and result.compression_ratio > limit)
+
+    def _split(self, tokens: Sequence[int]) -> list[TokenWord]:
+        return split_words(self._tokenizer, tokens, self._language)

@@ -1,0 +1,284 @@
+"""The sound of the last half minute at most: what of its text is settled, and what is supposed.
+
+Sound comes in at one end. Every hypothesis continues the settled words, which the decoder is made
+to begin with, so that they never change and are never said twice. Sound leaves at the other end,
+with its words, where one segment ends and another begins, or else between two settled words.
+Knows neither when to listen nor where sound comes from.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.audio.decode import SAMPLE_RATE
+from kvcast.tasks.whisper.agreement import Unit, agreed
+from kvcast.text.whisper import SECONDS_PER_TIMESTAMP
+
+LONGEST = 30 * SAMPLE_RATE
+"""Samples of the encoder's window."""
+
+_LONG = 15 * SAMPLE_RATE
+"""From here on sound leaves with finished segments. Macháček et al. found it to be the best."""
+
+_LEAST_CUT = 1 * SAMPLE_RATE
+"""Less is not worth a cut; more than this is always left on either side of one between words."""
+
+_AFTER = 3 * SAMPLE_RATE // 10
+"""Without so much silence after it, the last word is easily misheard."""
+
+_STAMP = round(SECONDS_PER_TIMESTAMP * SAMPLE_RATE)
+"""Samples from one timestamp to the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """What the sound may say after the settled words.
+
+    Attributes:
+        units: words and timestamps.
+        doubtful: whether it looks like a failure and proves nothing.
+        conditions_next: whether it may prompt what comes later.
+
+    """
+
+    units: Sequence[Unit]
+    doubtful: bool = False
+    conditions_next: bool = True
+
+
+class Hearing(Protocol):
+    """The model, as a stretch of sound needs it."""
+
+    @property
+    def language(self) -> str:
+        """Code of the language: asked for, or as last detected."""
+
+    @property
+    def room(self) -> int:
+        """Most tokens of text and timestamps that a window can have."""
+
+    def keep_language(self) -> None:
+        """Stop detecting the language: words of it are settled."""
+
+    def listen(self, samples: NDArray[np.float32]) -> Any:
+        """Return what the decoder reads of up to 30 s of sound."""
+
+    def decode(
+        self, heard: Any, *, prompt: Sequence[int], settled: Sequence[Unit], thoroughly: bool
+    ) -> Hypothesis:
+        """Continue the settled words; `thoroughly` tries again what looks like a failure."""
+
+    def end_of(self, heard: Any, *, prompt: Sequence[int], settled: Sequence[Unit]) -> int:
+        """Return when the last of the settled words ends, in timestamps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """A word that will not change; seconds count from the beginning of all sound.
+
+    Attributes:
+        text: with its space; empty if only times were settled.
+        tokens: of the text.
+        ended: when the segment before it ended, if one did.
+        started: when its own segment starts, if it is the first word.
+
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    ended: float | None
+    started: float | None
+
+
+class Stretch:
+    """A window that moves along the sound.
+
+    Attributes:
+        start: of the window, in samples from the beginning of all sound.
+        heard_to: sample up to which the last hypothesis heard.
+
+    """
+
+    def __init__(self, hearing: Hearing, *, prompt: Sequence[int], conditions: bool) -> None:
+        """Begin without sound.
+
+        Args:
+            hearing: the model.
+            prompt: tokens of text that precedes all.
+            conditions: whether settled text prompts what comes later.
+
+        """
+        self.start = self.heard_to = 0
+        self._hearing = hearing
+        self._prompt = list(prompt)
+        self._conditions = conditions
+        self._sound = np.empty(LONGEST, np.float32)
+        self._length = 0
+        self._settled: list[Unit] = []
+        self._supposed: list[Unit] = []
+        self._proven = False  # whether a hypothesis heard all that there is to hear
+
+    @property
+    def end(self) -> int:
+        """Sample after the last one."""
+        return self.start + self._length
+
+    @property
+    def room(self) -> int:
+        """Samples that can still be added; none if it holds too many settled words."""
+        return 0 if self._crowded else LONGEST - self._length
+
+    @property
+    def language(self) -> str:
+        """Code of the language."""
+        return self._hearing.language
+
+    @property
+    def supposed(self) -> str:
+        """Text of the last hypothesis that is not settled."""
+        return "".join(unit.text for unit in self._supposed)
+
+    def append(self, samples: NDArray[np.float32]) -> None:
+        """Add sound, at most as much as there is room for."""
+        self._sound[self._length : self._length + len(samples)] = samples
+        self._length += len(samples)
+
+    def keep_last(self, samples: int) -> None:
+        """Drop the sound before these samples; nothing that was said is under way."""
+        self._drop(max(0, self._length - samples))
+        self.heard_to = max(self.heard_to, self.start)
+
+    def skip(self, samples: NDArray[np.float32], kept: int) -> None:
+        """Go on over sound in which nothing is said, and keep the last samples of it."""
+        over = max(0, len(samples) - kept)
+        if over:
+            self._drop(self._length)
+            self.start += over
+        self.append(samples[over:])
+        self.keep_last(kept)
+
+    def listen(self) -> list[Settled]:
+        """Make a hypothesis, and return the words that it settles."""
+        hypothesis = self._hypothesis(thoroughly=False)
+        if hypothesis.doubtful:
+            return []
+        count = agreed(self._supposed, hypothesis.units)
+        found = self._settle(hypothesis.units[:count])
+        self._supposed = list(hypothesis.units[count:])
+        if self._length > _LONG:
+            self._cut_after_segment()
+        return found
+
+    def conclude(self, speech_end: int) -> list[Settled]:
+        """Settle the rest: the speaker stopped at sample `speech_end`, or was cut short."""
+        units: Sequence[Unit] = self._supposed
+        conditions_next = True
+        if not self._proven or self.heard_to < min(speech_end + _AFTER, self.end):
+            hypothesis = self._hypothesis(thoroughly=True)
+            units, conditions_next = hypothesis.units, hypothesis.conditions_next
+        found = self._settle(units)
+        self._forget(self._settled)
+        if not conditions_next:
+            self._prompt.clear()
+        self._supposed, self._settled, self._proven = [], [], False
+        return found
+
+    def make_room(self) -> list[Settled]:
+        """Settle and drop what fills the window, at least a second of sound."""
+        found = self.listen()
+        if self.room < _LEAST_CUT and not self._cut_after_segment():
+            self._cut_between_words()
+        if self.room >= _LEAST_CUT:
+            return found
+        # As in OpenAI's transcribe, a full window is settled up to its last finished segment.
+        if not self._proven:
+            self._supposed = list(self._hypothesis(thoroughly=True).units)
+        last = max((i for i, unit in enumerate(self._supposed) if unit.begins_segment), default=0)
+        if last and self._supposed[last].stamps[0] * _STAMP >= _LEAST_CUT:
+            end, *own = self._supposed[last].stamps
+            found += self._settle([*self._supposed[:last], Unit((end,), (), "")])
+            self._supposed = self._supposed[last:]
+            self._supposed[0] = replace(self._supposed[0], stamps=tuple(own))
+            self._cut(len(self._settled), end)
+        else:
+            found += self.conclude(self.end)
+            self.keep_last(0)
+        return found
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether the settled words leave the decoder little room for more."""
+        tokens = sum(len(unit.stamps) + len(unit.tokens) for unit in self._settled)
+        return tokens > self._hearing.room // 2
+
+    def _hypothesis(self, *, thoroughly: bool) -> Hypothesis:
+        heard = self._hearing.listen(self._sound[: self._length])
+        found = self._hearing.decode(
+            heard, prompt=self._prompt, settled=self._settled, thoroughly=thoroughly
+        )
+        self.heard_to = self.end
+        self._proven = thoroughly or not found.doubtful
+        return found
+
+    def _settle(self, units: Sequence[Unit]) -> list[Settled]:
+        found = list(map(self._as_settled, units))
+        if any(word.text for word in found):
+            self._hearing.keep_language()
+        self._settled += units
+        return found
+
+    def _as_settled(self, unit: Unit) -> Settled:
+        # The model may put an end behind the last sound.
+        at = [min(self.start + stamp * _STAMP, self.end) for stamp in unit.stamps]
+        times = [samples / SAMPLE_RATE for samples in at]
+        ended = times[0] if unit.begins_segment or not unit.tokens else None
+        started = times[-1] if times and unit.tokens else None
+        return Settled(text=unit.text, tokens=unit.tokens, ended=ended, started=started)
+
+    def _cut_after_segment(self) -> bool:
+        """Drop what precedes the last settled segment's end; tell whether there was enough."""
+        begins = [i for i, unit in enumerate(self._settled) if unit.begins_segment and unit.tokens]
+        if not begins:
+            return False
+        stamp = self._settled[begins[-1]].stamps[0]
+        if stamp * _STAMP < _LEAST_CUT:
+            return False
+        self._cut(begins[-1], stamp)
+        return True
+
+    def _cut_between_words(self) -> None:
+        """Drop about half of the settled words, if there are any."""
+        half = len(self._settled) // 2
+        if not half:
+            return
+        heard = self._hearing.listen(self._sound[: self._length])
+        stamp = self._hearing.end_of(heard, prompt=self._prompt, settled=self._settled[:half])
+        if _LEAST_CUT <= stamp * _STAMP <= self._length - _LEAST_CUT:
+            self._cut(half, stamp)
+
+    def _cut(self, count: int, stamp: int) -> None:
+        """Drop so many settled words, and the sound before a timestamp."""
+        self._forget(self._settled[:count])
+        settled = [unit.later(stamp) for unit in self._settled[count:]]
+        if settled:  # the window now begins with its first word
+            settled[0] = replace(settled[0], stamps=settled[0].stamps[-1:] or (0,))
+        self._settled = settled
+        self._supposed = [unit.later(stamp) for unit in self._supposed]
+        self._drop(stamp * _STAMP)
+
+    def _drop(self, samples: int) -> None:
+        samples = min(samples, self._length)
+        self._sound[: self._length - samples] = self._sound[samples : self._length].copy()
+        self._length -= samples
+        self.start += samples
+
+    def _forget(self, units: Sequence[Unit]) -> None:
+        """Let settled words that leave become the prompt; its end is as much as is ever used."""
+        if not self._conditions:
+            self._prompt.clear()
+            return
+        self._prompt += [token for unit in units for token in unit.tokens]
+        del self._prompt[: -self._hearing.room]

@@ -1,0 +1,130 @@
+"""Sound as it arrives in bytes: raw PCM, WAV of any coding and without a length."""
+
+import io
+import struct
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcast.audio.stream import SoundStream
+from kvcast.errors import InputOutputError
+
+TONE = (0.5 * np.sin(np.arange(4000) * 0.05)).astype(np.float32)
+TONE_16 = (TONE * 2**15).astype("<i2")
+
+
+def wav(samples: np.ndarray, subtype: str = "PCM_16", rate: int = 16_000, **settings) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, subtype=subtype, format="WAV", **settings)
+    return file.getvalue()
+
+
+def heard(data: bytes, sizes: tuple[int, ...] = (1000,), **settings) -> np.ndarray:
+    stream = SoundStream(**settings)
+    pieces, at, number = [], 0, 0
+    while at < len(data):
+        size = sizes[number % len(sizes)]
+        pieces.append(stream.feed(data[at : at + size]))
+        at, number = at + size, number + 1
+    pieces.append(stream.finish())
+    assert all(piece.dtype == np.float32 for piece in pieces)
+    return np.concatenate(pieces)
+
+
+def header(tag: int = 1, channels: int = 1, rate: int = 16_000, bits: int = 16) -> bytes:
+    fmt = struct.pack("<HHIIHH", tag, channels, rate, rate * channels * bits // 8, 2, bits)
+    return b"RIFF\xff\xff\xff\xffWAVE" + b"fmt " + struct.pack("<I", len(fmt)) + fmt
+
+
+@given(sizes=st.lists(st.integers(1, 700), min_size=1, max_size=5))
+@settings(max_examples=20, deadline=None)
+def test_pieces_of_any_length_give_the_same_samples(sizes):
+    for data in TONE_16.tobytes(), wav(TONE_16):
+        assert np.array_equal(heard(data, tuple(sizes)), TONE_16 / np.float32(2**15))
+
+
+@pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"])
+@pytest.mark.parametrize("format_", ["WAV", "WAVEX"])
+def test_codings_equal_libsndfiles(subtype: str, format_: str):
+    file = io.BytesIO()
+    soundfile.write(file, TONE, 16_000, subtype=subtype, format=format_)
+    expected, _ = soundfile.read(io.BytesIO(file.getvalue()), dtype="float32")
+    assert np.allclose(heard(file.getvalue()), expected, atol=1e-7)
+
+
+def test_channels_are_averaged_and_rates_converted():
+    stereo = np.stack([TONE, np.zeros_like(TONE)], axis=1)
+    assert np.allclose(heard(wav(stereo)), TONE / 2, atol=1e-4)
+    tone = np.sin(np.arange(48_000) * 2 * np.pi * 440 / 48_000).astype(np.float32)
+    expected = np.sin(np.arange(16_000) * 2 * np.pi * 440 / 16_000)
+    for data, rate in (
+        (wav(tone, rate=48_000), 16_000),
+        ((tone * 32767).astype("<i2").tobytes(), 48_000),
+    ):
+        found = heard(data, sample_rate=rate)
+        assert len(found) == 16_000
+        assert np.allclose(found[500:-500], expected[500:-500], atol=1e-3)
+
+
+@pytest.mark.parametrize("claimed", [0, 0x7FFFF000, 0x7FFFFF00, 0x80000000, 0xFFFFFFFF])
+def test_a_length_that_nobody_knows_is_read_to_the_end(claimed: int):
+    data = header() + b"data" + struct.pack("<I", claimed) + TONE_16.tobytes()
+    assert len(heard(data)) == len(TONE_16)
+
+
+def test_what_follows_the_sound_of_a_known_length_is_ignored():
+    chunk = b"LIST" + struct.pack("<I", 8) + b"INFOabcd"
+    assert len(heard(wav(TONE_16) + chunk, (7,))) == len(TONE_16)
+    data = header() + chunk + b"data" + struct.pack("<I", 8000) + TONE_16.tobytes()
+    assert len(heard(data)) == 4000
+
+
+def test_part_of_a_sample_at_the_end_is_left_out():
+    stream = SoundStream()
+    samples = np.concatenate([stream.feed(TONE_16.tobytes() + b"\1"), stream.finish()])
+    assert len(samples) == len(TONE_16)
+    assert stream.notices == ("standard input ends within a sample, which was left out",)
+
+
+def test_less_than_a_header_is_raw():
+    assert heard(b"\0\x40\0\xc0").tolist() == [0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is empty: it has 0 bytes"),
+        (b"fLaC" + bytes(40), "is FLAC, and only raw PCM or WAV can be read live"),
+        (b"OggS" + bytes(40), "is Ogg, and"),
+        (b"RIFF\0\0\0\0AVI LIST", "is a RIFF file of another kind than WAVE"),
+        (b"RIFF", "is a RIFF file of another kind than WAVE"),
+        (header(), "is a WAV without sound: it is all header"),
+        (header() + b"JUNK\xff\xff\xff\xff" + bytes(100), "is a WAV without sound"),
+        (b"RIFF\0\0\0\0WAVEdata\0\0\0\0", "does not say how its sound is coded"),
+        (b"RIFF\0\0\0\0WAVEfmt \4\0\0\0abcd", "is a WAV with a damaged header"),
+        (header(channels=0), "claims 0 channels"),
+        (header(rate=1), "claims 1 channels of 1 samples a second"),
+        (header(tag=0x55), "is a WAV of coding 85 with 16 bits"),
+        (header(bits=12), "is a WAV of coding 1 with 12 bits"),
+        (
+            header(tag=3, bits=32) + b"data\0\0\0\0" + np.array([0, np.nan], "<f4").tobytes(),
+            "is not sound: it has samples of nan near 0.0 s",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_told_in_one_line(data: bytes, said: str):
+    with pytest.raises(InputOutputError) as refused:
+        heard(data)
+    assert said in str(refused.value)
+    assert str(refused.value).startswith("standard input ")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_header_without_an_end_is_not_waited_for():
+    stream = SoundStream()
+    stream.feed(header() + b"JUNK\0\0\0\x7f" + bytes(1_000_000))
+    with pytest.raises(InputOutputError, match="is all header"):
+        stream.feed(bytes(1_000_000))

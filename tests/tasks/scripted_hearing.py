@@ -1,0 +1,166 @@
+"""Sound whose words are known, and a model that hears them imperfectly.
+
+A sample's value is its step of 20 ms, counted from 1, so a stretch of sound says where it lies.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.audio.decode import SAMPLE_RATE
+from kvcast.audio.endpoints import BLOCK
+from kvcast.tasks.whisper.agreement import Unit
+from kvcast.tasks.whisper.stretch import LONGEST, Hearing, Hypothesis
+
+STEP = 320
+
+
+@dataclass(frozen=True)
+class Word:
+    """What is said in these samples; `opens` a segment."""
+
+    start: int
+    end: int
+    text: str
+    opens: bool
+
+
+def speech(
+    count: int, *, seed: int = 0, pause_every: int = 25, segment_every: int = 8
+) -> list[Word]:
+    """Return words of 0.1 to 0.5 s in segments, with a pause of 1.5 s now and then."""
+    rng = random.Random(seed)
+    words: list[Word] = []
+    at = 50 * STEP
+    for number in range(count):
+        paused = number % pause_every == 0
+        opens = paused or number % segment_every == 0
+        at += 75 * STEP if paused and number else 0
+        end = at + rng.randint(5, 25) * STEP
+        words.append(Word(at, end, f" w{number}", opens))
+        at = end + rng.randint(0, 3) * STEP
+    return words
+
+
+def sound(start: int, end: int) -> NDArray[np.float32]:
+    """Return samples `start` to `end`."""
+    return (np.arange(start, end) // STEP + 1).astype(np.float32)
+
+
+def listener(words: Sequence[Word]):
+    """Return what tells speech from silence, block by block."""
+    starts = np.array([word.start for word in words])
+    ends = np.array([word.end for word in words])
+    heard = 0
+
+    def listen(blocks_nb: NDArray[np.float32]) -> NDArray[np.float32]:
+        nonlocal heard
+        assert blocks_nb.shape[1] == BLOCK
+        begins = heard + BLOCK * np.arange(len(blocks_nb))
+        heard += blocks_nb.size
+        # Speech if the last word that began before the block's end reaches into it.
+        last = np.searchsorted(starts, begins + BLOCK) - 1
+        return ((last >= 0) & (ends[last] > begins)).astype(np.float32)
+
+    return listen
+
+
+@dataclass
+class ScriptedHearing(Hearing):
+    """Hears every word that is over, and guesses at the end; notes what it cost.
+
+    Attributes:
+        words: all that is said.
+        late: samples at the end of a stretch in which words are not understood yet.
+        failures: hypotheses from here on that run in circles, unless decoded thoroughly.
+        jitter: how far times between words are off, in steps.
+
+    """
+
+    words: Sequence[Word]
+    late: int = 10 * STEP
+    failures: frozenset[int] = frozenset()
+    jitter: int = 3
+    language: str = "en"
+    room: int = 224
+    decoded: int = 0
+    samples: int = 0
+    thorough: int = 0
+    prompts: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(1)
+        self._index = {word.text: number for number, word in enumerate(self.words)}
+
+    def keep_language(self) -> None:
+        """Nothing to keep."""
+
+    def listen(self, samples: NDArray[np.float32]) -> tuple[int, int]:
+        assert 0 < len(samples) <= LONGEST
+        head = sum(1 for _ in takewhile(lambda value: value == samples[0], samples[:STEP]))
+        start = int(samples[0]) * STEP - head
+        assert np.array_equal(samples, sound(start, start + len(samples)))
+        return start, start + len(samples)
+
+    def decode(
+        self,
+        heard: tuple[int, int],
+        *,
+        prompt: Sequence[int],
+        settled: Sequence[Unit],
+        thoroughly: bool,
+    ) -> Hypothesis:
+        start, end = heard
+        self.decoded += 1
+        self.samples += end - start
+        self.thorough += thoroughly
+        self.prompts.append(len(prompt))
+        assert len(prompt) <= self.room
+        if self.decoded in self.failures and not thoroughly:
+            return Hypothesis(units=[Unit((0,), (1,), " round")] * 9, doubtful=True)
+        at = self._next(start, settled)
+        if settled:  # in this order, and without gaps
+            spoken = [self._index[unit.text] for unit in settled]
+            assert spoken == list(range(at - len(spoken), at))
+            assert not prompt or prompt[-1] == spoken[0] - 1
+        found: list[Unit] = []
+        while at < len(self.words) and self.words[at].start < end:
+            word = self.words[at]
+            understood = word.end <= end - self.late
+            text = word.text if understood else f" ~{self._rng.random()}"
+            stamps = self._stamps(at, start, opens=not (settled or found))
+            found.append(Unit(stamps, (at,), text))
+            at += 1
+        if found:
+            found.append(Unit(((min(self.words[at - 1].end, end) - start) // STEP,), (), ""))
+        return Hypothesis(units=found)
+
+    def end_of(
+        self, heard: tuple[int, int], *, prompt: Sequence[int], settled: Sequence[Unit]
+    ) -> int:
+        word = self.words[self._index[settled[-1].text]]
+        off = self._rng.randint(-self.jitter, self.jitter)
+        return max(0, (word.end - heard[0]) // STEP + off)
+
+    def _next(self, start: int, settled: Sequence[Unit]) -> int:
+        if settled:
+            return self._index[settled[-1].text] + 1
+        middles = ((word.start + word.end) // 2 >= start for word in self.words)
+        return next((at for at, is_heard in enumerate(middles) if is_heard), len(self.words))
+
+    def _stamps(self, at: int, start: int, *, opens: bool) -> tuple[int, ...]:
+        own = max(0, (self.words[at].start - start) // STEP)
+        if opens:
+            return (own,)
+        if self.words[at].opens:
+            return max(0, (self.words[at - 1].end - start) // STEP), own
+        return ()
+
+
+def seconds(samples: int) -> float:
+    """Return the seconds that so many samples take."""
+    return samples / SAMPLE_RATE
