@@ -1,6 +1,6 @@
 """Logit filters: what may not come next is set to -inf, in place, before a token is chosen.
 
-The rules are those of openai/whisper's decoding.py. A filter sees the logits and what each row has
+Most rules are those of openai/whisper's decoding.py. A filter sees the logits and what each row has
 sampled so far; it knows neither the prompt nor how a token will be chosen.
 """
 
@@ -100,3 +100,23 @@ class Continued(LogitFilter):
     def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
         before_rn = np.repeat(self._before_1n, len(written_rn), axis=0)
         self._following.apply(logits_rv, np.concatenate([before_rn, written_rn], axis=1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishSegments(LogitFilter):
+    """A text does not end where a segment begins, up to the timestamp `latest`.
+
+    By such an end Whisper leaves a segment to the next window, where there is one. Ids from `begin`
+    on are timestamps.
+    """
+
+    begin: int
+    eot: int
+    latest: int
+
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        if written_rn.shape[1] < 2:
+            return
+        begins_r = (written_rn[:, -2:] >= self.begin).all(axis=1)
+        logits_rv[begins_r & (written_rn[:, -1] <= self.latest), self.eot] = -np.inf

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from kvcast.decoding.filters import (
     Continued,
+    FinishSegments,
     LogitFilter,
     SuppressBlank,
     SuppressTokens,
@@ -47,6 +48,8 @@ class DecodingOptions(WindowParams):
     Attributes:
         temperature: 0 takes the likeliest tokens, more samples.
         max_initial_timestamp: latest start of the first segment in seconds; None is any.
+        latest_start: segments that begin up to here, in seconds of the window, are written to their
+            ends; None leaves the last one to the next window, if the model wants that.
 
     Raises:
         UsageError: for a value out of range or options that exclude each other.
@@ -57,6 +60,7 @@ class DecodingOptions(WindowParams):
         float, Option(group=SEARCH, help="0 is a search, more samples", check=Bounds(least=0))
     ] = 0.0
     max_initial_timestamp: float | None = 1.0
+    latest_start: float | None = None
 
     @override
     def __post_init__(self) -> None:
@@ -104,6 +108,10 @@ class DecodingOptions(WindowParams):
                     latest_initial=round(latest / SECONDS_PER_TIMESTAMP) if latest else None,
                 )
             )
+            if self.latest_start is not None:
+                begin = tokenizer.timestamp_begin
+                last = begin + round(self.latest_start / SECONDS_PER_TIMESTAMP)
+                filters.append(FinishSegments(begin=begin, eot=tokenizer.eot, latest=last))
         return filters
 
 

@@ -18,7 +18,7 @@ from typing_extensions import override
 from kvcast.decoding.whisper import DecodingOptions, Features, likeliest
 from kvcast.tasks.params import TranscribeParams
 from kvcast.tasks.whisper.batch import Batch, Recording
-from kvcast.tasks.whisper.excerpts import closing, excerpts
+from kvcast.tasks.whisper.excerpts import QuietEnding, excerpts
 from kvcast.tasks.whisper.passage import Passage, Sound
 from kvcast.tasks.whisper.segments import FRAMES_PER_SECOND, Segment
 
@@ -195,6 +195,6 @@ class Transcription(Iterator[Segment], Recording):
         if self._params.batch is None:
             yield passage(self._windows, clip)
             return
-        ending = closing(tokenizer.timestamp_begin)
+        ending = QuietEnding(tokenizer.timestamp_begin)
         for excerpt in excerpts(self._windows, clip):
             yield passage(excerpt, (excerpt.first, excerpt.end), ending=ending)

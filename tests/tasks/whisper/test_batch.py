@@ -16,7 +16,7 @@ from kvcast.runtimes.base import Float32
 from kvcast.tasks.params import TranscribeParams
 from kvcast.tasks.transcribe import Segment, Transcription
 from kvcast.tasks.whisper.batch import Batch
-from kvcast.tasks.whisper.excerpts import closing, excerpts, quiet_frame
+from kvcast.tasks.whisper.excerpts import QuietEnding, excerpts, quiet_frame
 from kvcast.tasks.whisper.segments import Window
 from kvcast.text.whisper import WhisperTokenizer
 
@@ -211,7 +211,8 @@ def test_excerpts_have_no_gaps_and_fill_windows(clip: tuple[int, int], pauses: l
     assert cut[-1].end == end
     for one in cut:
         assert 0 < one.end - one.first <= 2800
-        assert one is cut[-1] or one.end - one.first >= 1800
+        assert one in cut[-2:] or one.end - one.first >= 1400
+        assert len(cut) == 1 or one.end - one.first >= 800
         np.testing.assert_array_equal(
             one.window(one.first)[:, : one.end - one.first], sound_mt[:, one.first : one.end]
         )
@@ -225,9 +226,10 @@ def test_a_window_is_cut_in_its_last_pause():
     window_mt = np.ones((4, 3000), np.float32)
     for pause in (500, 2100, 2600, 2850):
         window_mt[:, pause : pause + 50] = -1
-    assert 2600 <= quiet_frame(window_mt) < 2650
+    assert 2600 <= quiet_frame(window_mt, 1800, 2800) < 2650
+    assert 2100 <= quiet_frame(window_mt, 1800, 2500) < 2150
     window_mt[:, 2600:2650] = 0.5  # quieter than words, and far louder than a pause
-    assert 2100 <= quiet_frame(window_mt) < 2150
+    assert 2100 <= quiet_frame(window_mt, 1800, 2800) < 2150
 
 
 def result(*tokens: int, complete: bool = True) -> DecodingResult:
@@ -244,13 +246,35 @@ def result(*tokens: int, complete: bool = True) -> DecodingResult:
 
 
 def test_a_text_that_has_ended_ends_with_its_excerpt():
-    ending, window = closing(BEGIN), Window(4000, 2500)
+    ending, window = QuietEnding(BEGIN), Window(4000, 2500)
     cut = (BEGIN, 50, BEGIN + 40, BEGIN + 40, 51)
-    assert ending(result(*cut), window) == (*cut, BEGIN + 1250)
-    assert ending(result(*cut, complete=False), window) == cut
-    assert ending(result(*cut[:3]), window) == cut[:3]
-    assert ending(result(50, 51), window) == (50, 51)
-    assert ending(result(), window) == ()
+    assert ending.tokens(result(*cut), window) == (*cut, BEGIN + 1250)
+    assert ending.tokens(result(*cut, complete=False), window) == cut
+    assert ending.tokens(result(*cut[:3]), window) == cut[:3]
+    assert ending.tokens(result(*cut[:4]), window) == cut[:3]
+    assert ending.tokens(result(50, 51), window) == (50, 51)
+    assert ending.tokens(result(), window) == ()
+
+
+def test_segments_that_begin_in_an_excerpt_are_finished_in_it():
+    options = QuietEnding(BEGIN).options(DecodingOptions(), Window(4000, 2500))
+    assert options.latest_start == 24
+    eot = tokenizer().eot
+    *_, rule = options.filters(tokenizer())
+    written_rn = np.array(
+        [
+            [BEGIN, 50, BEGIN + 1200, BEGIN + 1200],
+            [BEGIN, 50, BEGIN + 1201, BEGIN + 1201],
+            [BEGIN, 50, 51, BEGIN + 1200],
+            [BEGIN, 50, 51, 52],
+        ]
+    )
+    logits_rv = np.zeros((4, 51864), np.float32)
+    rule.apply(logits_rv, written_rn)
+    assert np.isneginf(logits_rv[:, eot]).tolist() == [True, False, False, False]
+    assert np.isneginf(logits_rv).sum() == 1
+    rule.apply(silent_rv := np.zeros((1, 51864), np.float32), np.array([[BEGIN]]))
+    assert not silent_rv.any()
 
 
 def test_frames_are_counted_from_1():

@@ -4,12 +4,13 @@ An excerpt fits into a window of the encoder. Knows no model and no tokens but t
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from kvcast.decoding.whisper import DecodingResult
+from kvcast.decoding.whisper import DecodingOptions, DecodingResult
 from kvcast.tasks.whisper.passage import Ending, Sound
 from kvcast.tasks.whisper.segments import FRAMES_PER_SECOND, FRAMES_PER_TIMESTAMP, Window
 
@@ -19,6 +20,9 @@ before that; two seconds of nothing tell it that nobody goes on."""
 
 _SHORTEST = 18 * FRAMES_PER_SECOND
 """Every excerpt costs the encoder a whole window, so none is cut earlier than this frame."""
+
+_REMNANT = 1.0
+"""Seconds before the end in which no segment begins: it is the pause in which the cut lies."""
 
 _PAUSE_FRAMES = 25
 """Loudness is a mean over so many frames of 10 ms: more than a stop consonant, less than a word."""
@@ -50,33 +54,46 @@ def excerpts(sound: Sound, clip: tuple[int, int]) -> Iterator[Excerpt]:
         window_mt = sound.window(seek, end)
         frames = end - seek
         if frames > _LONGEST:
-            frames = quiet_frame(window_mt)
+            # What is left must not be too short to be understood.
+            earliest = min(_SHORTEST, max(frames - _LONGEST, _LONGEST // 2))
+            latest = min(_LONGEST, frames - _SHORTEST // 2)
+            frames = quiet_frame(window_mt, earliest, latest)
             window_mt[:, frames:] = 0
         yield Excerpt(seek, seek + frames, window_mt)
         seek += frames
 
 
-def quiet_frame(window_mt: NDArray[np.float32]) -> int:
+def quiet_frame(window_mt: NDArray[np.float32], earliest: int, latest: int) -> int:
     """Return where to cut a window [n_mels, 3000]: late, in a place as quiet as there is."""
-    loudness_t = window_mt[:, _SHORTEST:_LONGEST].mean(axis=0)
+    loudness_t = window_mt[:, earliest:latest].mean(axis=0)
     smooth_t = np.convolve(loudness_t, np.full(_PAUSE_FRAMES, 1 / _PAUSE_FRAMES), "valid")
     limit = smooth_t.min() + _NEARLY * np.ptp(smooth_t)
     [quiet] = np.nonzero(smooth_t <= limit)
-    return _SHORTEST + int(quiet[-1]) + _PAUSE_FRAMES // 2
+    return earliest + int(quiet[-1]) + _PAUSE_FRAMES // 2
 
 
-def closing(timestamp_begin: int) -> Ending:
-    """Return an ending for excerpts: nobody speaks across a quiet place.
+@dataclass(frozen=True)
+class QuietEnding(Ending):
+    """Excerpts end where it is quiet, so nobody goes on.
 
-    A text that the model has ended, without a timestamp, ends with its window. OpenAI's rule would
-    decode what follows the last timestamp again, in a window of its own.
+    OpenAI's rules leave what follows the last timestamp to the next window. An excerpt has none, so
+    the model must finish what it begins, and a text that it ends ends with the excerpt.
     """
 
-    def ending(result: DecodingResult, window: Window) -> Sequence[int]:
-        tokens = result.tokens
-        timed = any(token >= timestamp_begin for token in tokens)
-        if not (timed and result.complete and tokens[-1] < timestamp_begin):
-            return tokens
-        return (*tokens, timestamp_begin + window.frames // FRAMES_PER_TIMESTAMP)
+    timestamp_begin: int
 
-    return ending
+    @override
+    def options(self, options: DecodingOptions, window: Window) -> DecodingOptions:
+        return replace(options, latest_start=max(0.0, window.duration - _REMNANT))
+
+    @override
+    def tokens(self, result: DecodingResult, window: Window) -> Sequence[int]:
+        tokens = result.tokens
+        timed = [token >= self.timestamp_begin for token in tokens]
+        if not any(timed) or not result.complete:
+            return tokens
+        if timed[-2:] == [True, True]:  # a segment in the remnant
+            return tokens[:-1]
+        if timed[-1]:
+            return tokens
+        return (*tokens, self.timestamp_begin + window.frames // FRAMES_PER_TIMESTAMP)

@@ -6,7 +6,7 @@ Knows no file formats and no runtime, and not who else is decoded meanwhile.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -21,8 +21,19 @@ from kvcast.text.whisper import WhisperTokenizer
 PROMPT_RESET_TEMPERATURE = 0.5
 """Text that took a higher temperature is too doubtful to condition the next window."""
 
-Ending = Callable[[DecodingResult, Window], Sequence[int]]
-"""Returns a window's tokens with what is known about where they end."""
+
+class Ending:
+    """What is known of the end of a window: nothing, so a text may go on in the next one."""
+
+    def options(self, options: DecodingOptions, window: Window) -> DecodingOptions:
+        """Return how to decode a window."""
+        del window
+        return options
+
+    def tokens(self, result: DecodingResult, window: Window) -> Sequence[int]:
+        """Return a window's tokens, with a timestamp at the end if nothing goes on."""
+        del window
+        return result.tokens
 
 
 class Sound(Protocol):
@@ -49,7 +60,7 @@ class Passage:
         attempts: Sequence[DecodingOptions],
         params: TranscribeParams,
         tokenizer: WhisperTokenizer,
-        ending: Ending = lambda result, _: result.tokens,
+        ending: Ending | None = None,
     ) -> None:
         """Prepare; nothing is read yet.
 
@@ -60,7 +71,7 @@ class Passage:
                 language each, if the model is multilingual.
             params: all other options.
             tokenizer: of the model.
-            ending: what is known about a text's end.
+            ending: what is known of the windows' ends.
 
         """
         self._sound = sound
@@ -68,7 +79,7 @@ class Passage:
         self._attempts = attempts
         self._params = params
         self._tokenizer = tokenizer
-        self._ending = ending
+        self._ending = ending or Ending()
         self._prompt = initial_tokens(params, tokenizer)
         self._heard: Features | None = None
         self._rejections: list[str] = []
@@ -87,7 +98,7 @@ class Passage:
             self._heard = Features(self._sound.window(window.seek, window.seek + window.frames))
         return WindowJob(
             window=self._heard,
-            options=self._attempts[len(self._rejections)],
+            options=self._ending.options(self._attempts[len(self._rejections)], window),
             prompt=tuple(self._prompt),
             stream=window.seek,
         )
@@ -103,7 +114,7 @@ class Passage:
         if is_silence(result, self._params):
             self._seek += window.frames
             return
-        tokens = self._ending(result, window)
+        tokens = self._ending.tokens(result, window)
         spans, advance = split(tokens, window, self._tokenizer.timestamp_begin)
         for span in spans:
             text = self._text(span)
