@@ -22,7 +22,12 @@ from kvcast.spec.runtimes import RUNTIMES, RuntimeInfo
 from kvcast.tasks import params
 
 DOCS = Path(__file__).parents[1] / "docs"
-SCHEMAS = ("doctor.schema.json", "generation.schema.json", "transcript.schema.json")
+SCHEMAS = (
+    "doctor.schema.json",
+    "generation.schema.json",
+    "language.schema.json",
+    "transcript.schema.json",
+)
 BEGIN = (
     r"<!-- (?P<kind>flags|keywords): (?P<params>\w+)"
     r"(?:, (?P<group>[^:]*?))?(?: without (?P<without>[\w ]+))? -->"

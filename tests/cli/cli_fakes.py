@@ -26,6 +26,7 @@ class FakeSegment:
     text: str
     seek: int = 0
     tokens: tuple[int, ...] = (50363, 2425, 50463)
+    language: str = "en"
     temperature: float = 0.0
     avg_logprob: float = -0.25
     compression_ratio: float = 1.5

@@ -14,7 +14,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 PROMISED = shlex.split("""--model --language --task --beam --best-of --temperature --patience
     --length-penalty --initial-prompt --condition-on-previous-text --suppress-tokens
     --no-speech-threshold --compression-ratio-threshold --logprob-threshold --clip-start
-    --clip-end --max-new-tokens --seed --format --output-dir --quiet --json --runtime --threads
+    --clip-end --clip-timestamps --hotwords --prefix --repetition-penalty --no-repeat-ngram
+    --multilingual --max-new-tokens --seed --format --output-dir --quiet --json --runtime --threads
     --quantize --no-timestamps""")
 
 
@@ -65,12 +66,22 @@ def test_whispers_own_command_line_is_understood():
     whispers = """--beam_size 5 --best_of 4 --patience 1.5 --length_penalty 0.5 --temperature 0
         --suppress_tokens -1,11 --condition_on_previous_text False --logprob_threshold -0.5
         --compression_ratio_threshold None --no_speech_threshold None --task translate
-        --language de --output_format txt --output_dir out --threads 3"""
+        --language de --output_format txt --output_dir out --threads 3
+        --clip_timestamps 0,10,30,45.5"""
     got = keywords(*shlex.split(whispers))
     assert got == {
         "language": "de",
         "task": "translate",
         "batch": None,
+        "hotwords": None,
+        "prefix": None,
+        "language_detection_threshold": 0.5,
+        "language_detection_segments": 4,
+        "repetition_penalty": 1.0,
+        "no_repeat_ngram": 0,
+        "stop_repetition": True,
+        "clip_timestamps": "0,10,30,45.5",
+        "multilingual": False,
         "clip_start": 0.0,
         "clip_end": None,
         "initial_prompt": None,
@@ -120,6 +131,13 @@ def test_temperatures_by_commas_or_spaces(typed: str):
         "--clip-end 0",
         "--clip-end inf",
         "--clip-start 5 --clip-end 5",
+        "--clip-timestamps 1,x",
+        "--clip-timestamps 5,1",
+        "--clip-timestamps 1,2 --clip-end 5",
+        "--repetition-penalty 0",
+        "--no-repeat-ngram -1",
+        "--multilingual --language de",
+        "--language-detection-threshold 2",
         "--no-speech-threshold 1.5",
         "--compression-ratio-threshold -1",
         "--logprob-threshold nan",

@@ -66,13 +66,13 @@ def test_what_no_model_can_serve(options: dict[str, Any], says: str):
 )
 def test_what_this_model_cannot_serve(options: dict[str, Any], says: str):
     with pytest.raises(UsageError) as error:
-        DecodingOptions(**options).check(tokenizer(False))
+        DecodingOptions(**options).check(tokenizer(False), 448)
     assert says in one_line(error)
 
 
 @pytest.mark.parametrize("options", [{}, {"suppress_tokens": "-1,0,51863"}, {"beam": 5}])
 def test_what_it_can_serve(options: dict[str, Any]):
-    DecodingOptions(**options).check(tokenizer(False))
+    DecodingOptions(**options).check(tokenizer(False), 448)
 
 
 def silent_decoder(multilingual: bool) -> WindowDecoder:

@@ -17,8 +17,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from kvcast.decoding.filters import RepetitionPenalty
 from kvcast.decoding.params import SamplingParams
-from kvcast.decoding.sampling import MinP, RepetitionPenalty, Sampler, TopK, TopP, draw
+from kvcast.decoding.sampling import MinP, Sampler, TopK, TopP, draw
 from kvcast.decoding.strategies import BeamSearch, Greedy, Sampling
 from kvcast.errors import KvcastError, UsageError
 
@@ -46,7 +47,7 @@ def test_repetition_penalty_equals_transformers(seed: int, penalty: float):
     seen = np.random.default_rng(seed).integers(0, VOCAB, 300)
     expected = theirs(RepetitionPenaltyLogitsProcessor(penalty), logits(seed), seen[None])
     scores_v = logits(seed)
-    RepetitionPenalty(penalty).apply(scores_v, seen)
+    RepetitionPenalty(penalty).apply(scores_v[None], seen[None])
     np.testing.assert_allclose(scores_v, expected, rtol=1e-6)
 
 

@@ -68,7 +68,7 @@ def _renamed_options(options: Mapping[str, Any]) -> dict[str, Any]:
     beam = theirs.pop("beam", 1)
     start, end = theirs.pop("clip_start", 0.0), theirs.pop("clip_end", None)
     theirs["beam_size"] = None if beam == 1 else beam
-    theirs["clip_timestamps"] = [start] if end is None else [start, end]
+    theirs.setdefault("clip_timestamps", [start] if end is None else [start, end])
     theirs["without_timestamps"] = not theirs.pop("timestamps", True)
     theirs["sample_len"] = theirs.pop("max_new_tokens", None)
     return theirs

@@ -41,6 +41,8 @@ class Heard:
     avg_logprob: float = -0.3
     compression_ratio: float = 1.0
     no_speech_prob: float = 0.0
+    language: str = "en"
+    repetition: str | None = None
 
 
 LAST = Heard(tokens=(50, 51))
@@ -106,13 +108,14 @@ class ScriptedDecoder:
         self.calls.append((self.place(job.window.features_mt), job.options, list(job.prompt)))
         heard = next(self._results, LAST)
         result = DecodingResult(
-            language=job.options.language or "en",
+            language=job.options.language or heard.language,
             tokens=heard.tokens,
             text=self.tokenizer.decode(heard.tokens).strip(),
             avg_logprob=heard.avg_logprob,
             no_speech_prob=heard.no_speech_prob,
             temperature=job.options.temperature,
             compression_ratio=heard.compression_ratio,
+            repetition=heard.repetition,
         )
         self._finished.append((job, result))
 

@@ -133,18 +133,86 @@ def test_a_clip_past_the_end_says_so_and_gives_nothing():
     found = transcription(
         ScriptedDecoder([]), NumberedWindows(250), params=TranscribeParams(clip_start=2.5)
     )
-    assert found.notices == ("clip_start 2.5 is past the end, 2.50 s",)
+    assert found.notices == ("the clip from 2.5 s is past the end, 2.50 s",)
     assert list(found) == []
+
+
+def test_clips_are_transcribed_one_after_the_other_and_prompt_each_other():
+    heard = [Heard(tokens=(50,)), Heard(tokens=(51,)), Heard(tokens=(52,))]
+    decoder = ScriptedDecoder(heard)
+    params = TranscribeParams(clip_timestamps="10,20, 30,62.5,300")
+    found = transcription(decoder, NumberedWindows(9000), params=params)
+    assert [(segment.start, segment.end) for segment in found] == [(10, 20), (30, 60), (60, 62.5)]
+    assert [where for where, _, _ in decoder.calls] == [(1000, 1000), (3000, 3000), (6000, 250)]
+    assert [prompt for _, _, prompt in decoder.calls] == [[], [50], [50, 51]]
+    assert found.notices == ("the clip from 300 s is past the end, 90.00 s",)
+
+
+def test_only_the_first_window_has_the_prefix_until_it_is_accepted():
+    heard = [Heard(tokens=(50,), compression_ratio=3), Heard(tokens=(51,)), Heard(tokens=(52,))]
+    decoder = ScriptedDecoder(heard)
+    attempts = [DecodingOptions(temperature=t, prefix="So") for t in (0.0, 0.4)]
+    list(transcription(decoder, NumberedWindows(6000), attempts=attempts))
+    assert [(o.temperature, o.prefix) for _, o, _ in decoder.calls] == [
+        (0.0, "So"),
+        (0.4, "So"),
+        (0.0, None),
+    ]
+
+
+REPEATS = Heard(tokens=(50363, 50, 50413, 50413), repetition='repeats " a" 60 times')
+
+
+def test_a_repetition_is_rejected_with_what_was_repeated():
+    decoder = ScriptedDecoder([REPEATS, Heard(tokens=(51,))])
+    found = transcription(decoder, NumberedWindows(300), attempts=ATTEMPTS)
+    [segment] = found
+    assert (segment.tokens, segment.temperature) == ((51,), 0.4)
+    assert segment.fallback == ('repeats " a" 60 times',)
+    assert found.notices == ()
+
+
+def test_the_last_attempts_repetition_is_a_notice_and_prompts_nothing():
+    decoder = ScriptedDecoder([REPEATS, Heard(tokens=(51,))])
+    found = transcription(decoder, NumberedWindows(300))
+    assert [(segment.start, segment.end) for segment in found] == [(0, 1), (1, 3)]
+    assert [where for where, _, _ in decoder.calls] == [(0, 300), (100, 200)]
+    assert [prompt for _, _, prompt in decoder.calls] == [[], []]
+    assert found.notices == ('from 0.00 s the text repeats " a" 60 times: cut',)
+
+
+def test_each_segment_has_the_language_of_its_window():
+    spoken = [Heard(tokens=(50,), language="de"), Heard(tokens=(51,), language="fr")]
+    decoder = ScriptedDecoder(spoken)
+    params = TranscribeParams(multilingual=True)
+    found = transcription(decoder, NumberedWindows(6000), params=params)
+    assert [segment.language for segment in found] == ["de", "fr"]
+    assert [options.language for _, options, _ in decoder.calls] == [None, None]
+
+
+def test_a_windows_language_is_detected_once_for_all_attempts():
+    spoken = [
+        Heard(tokens=(50,), language="de", compression_ratio=3),
+        Heard(tokens=(50,), language="de"),
+    ]
+    decoder = ScriptedDecoder(spoken)
+    params = TranscribeParams(multilingual=True)
+    list(transcription(decoder, NumberedWindows(6000), params=params, attempts=ATTEMPTS))
+    assert [options.language for _, options, _ in decoder.calls] == [None, "de", None]
 
 
 @pytest.mark.parametrize(
     ("clip", "first_and_last"),
     [
-        ({}, (0, 1000)),
-        ({"clip_start": 2.346}, (235, 1000)),
-        ({"clip_start": 2.344, "clip_end": 7.0}, (234, 700)),
-        ({"clip_end": 99.0}, (0, 1000)),
-        ({"clip_start": 99.0}, (9900, 1000)),
+        ({}, [(0, 1000)]),
+        ({"clip_start": 2.346}, [(235, 1000)]),
+        ({"clip_start": 2.344, "clip_end": 7.0}, [(234, 700)]),
+        ({"clip_end": 99.0}, [(0, 1000)]),
+        ({"clip_start": 99.0}, [(9900, 1000)]),
+        ({"clip_timestamps": "0"}, [(0, 1000)]),
+        ({"clip_timestamps": "1,2.344,2.344, 7"}, [(100, 234), (234, 700)]),
+        ({"clip_timestamps": (1.0, 2.0, 3.0)}, [(100, 200), (300, 1000)]),
+        ({"clip_timestamps": [5, 99, 100, 101]}, [(500, 1000), (10000, 1000)]),
     ],
 )
 def test_a_clip_is_rounded_to_frames_and_ends_with_the_recording(clip, first_and_last):
@@ -170,6 +238,16 @@ def test_a_clip_hides_what_follows_it_from_the_model():
         ({"clip_end": 0.0}, "clip_end must be above 0, not 0.0"),
         ({"clip_start": 5.0, "clip_end": 5.0}, "clip_end must come after clip_start 5, not 5.0"),
         ({"clip_end": float("nan")}, "clip_end must be above 0, not nan"),
+        ({"clip_timestamps": "1,x"}, "clip_timestamps must be seconds with commas between"),
+        ({"clip_timestamps": ""}, "clip_timestamps must be seconds with commas between"),
+        ({"clip_timestamps": ()}, "clip_timestamps needs at least one start"),
+        ({"clip_timestamps": "-1,5"}, "clip_timestamps must be 0 or more, not -1.0"),
+        ({"clip_timestamps": [0, float("nan")]}, "clip_timestamps must be 0 or more, not nan"),
+        ({"clip_timestamps": "5,2"}, "clip_timestamps must ascend, unlike 5,2"),
+        ({"clip_timestamps": "5,5"}, "clip_timestamps must ascend, unlike 5,5"),
+        ({"clip_timestamps": "0,9,8,10"}, "clip_timestamps must ascend, unlike 0,9,8,10"),
+        ({"clip_timestamps": "0", "clip_start": 1.0}, "exclude each other"),
+        ({"clip_timestamps": "0", "clip_end": 1.0}, "exclude each other"),
     ],
 )
 def test_an_impossible_clip_is_refused_in_one_line(clip: dict[str, float], says: str):
@@ -200,6 +278,12 @@ def test_an_initial_prompt_is_text_after_a_space(prompt: str):
         ({"clip_start": 2.0, "clip_end": 1.0}, "clip_end must come after clip_start 2, not 1.0"),
         ({"suppress_tokens": "99999"}, "99999 is no token"),
         ({"max_new_tokens": 0}, "max_new_tokens must be 1 or more"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0, not 0.0"),
+        ({"no_repeat_ngram": -1}, "no_repeat_ngram must be 0 or more, not -1"),
+        ({"prefix": "word " * 113}, "prefix may have 112 tokens with this model"),
+        ({"hotwords": "word " * 224}, "hotwords may have 223 tokens with this model"),
+        ({"multilingual": True}, "English only: leave out multilingual"),
+        ({"multilingual": True, "language": "en"}, "leave out language"),
     ],
 )
 def test_a_mistake_is_told_before_the_recording_is_opened(options: dict[str, Any], says: str):

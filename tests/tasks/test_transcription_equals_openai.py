@@ -86,7 +86,7 @@ def both(script: list[Heard], seconds: float, **options: Any) -> list[Segment]:
 def renamed(options: dict[str, Any]) -> dict[str, Any]:
     theirs = {"best_of": 5, **options}
     start, end = theirs.pop("clip_start", 0.0), theirs.pop("clip_end", None)
-    theirs["clip_timestamps"] = [start] if end is None else [start, end]
+    theirs.setdefault("clip_timestamps", [start] if end is None else [start, end])
     theirs["without_timestamps"] = not theirs.pop("timestamps", True)
     theirs["sample_len"] = theirs.pop("max_new_tokens", None)
     theirs["beam_size"] = theirs.pop("beam", None)
@@ -200,6 +200,23 @@ def stamps(*tokens: int | float) -> Heard:
             BEGIN + round(token / 0.02) if isinstance(token, float) else token for token in tokens
         )
     )
+
+
+@given(
+    script=st.lists(HEARD, max_size=8),
+    seconds=st.sampled_from([29.99, 61.5, 100.0]),
+    clips=st.lists(st.floats(0, 99), min_size=1, max_size=6, unique=True).map(sorted),
+    options=OPTIONS,
+)
+def test_several_clips(script, seconds, clips, options):
+    assume(not any(map(stands_still, script)))
+    # Clips past the end are none here; of openai-whisper they are windows without sound.
+    clips = [min(clip, seconds) for clip in clips if clip < seconds - 0.02]
+    frames_of = [round(100 * clip) for clip in clips]
+    assume(clips)
+    assume(len(set(frames_of)) == len(frames_of))
+    options.pop("clip_start", None)
+    both(script, seconds, clip_timestamps=clips, **options)
 
 
 def test_an_unfinished_segment_is_heard_again_in_the_next_window():

@@ -94,6 +94,7 @@ def test_three_minutes_of_speech(options, runtime, load, oracle, recordings):
         {"initial_prompt": "Mrs. Dashwood, Elinor & Marianne.", "clip_start": 3.21},
         {"initial_prompt": "word " * 400},
         {"clip_start": 5.0, "clip_end": 17.3},
+        {"clip_timestamps": [1.0, 6.5, 9.0, 20.0, 24.0]},
         {"suppress_tokens": ""},
         {"suppress_tokens": "11,13,-1"},
         {"max_new_tokens": 20, "clip_end": 17.3},

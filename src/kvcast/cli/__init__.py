@@ -31,6 +31,13 @@ def _add_transcribe(parser: Parser) -> None:
     transcribe.add_arguments(parser)
 
 
+def _add_detect(parser: Parser) -> None:
+    from kvcast.cli import detect
+
+    parser.set_defaults(run=detect.run)
+    detect.add_arguments(parser)
+
+
 def _add_generate(parser: Parser) -> None:
     from kvcast.cli import generate
 
@@ -66,6 +73,7 @@ def _add_doctor(parser: Parser) -> None:
 
 COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "transcribe": ("turn recordings into text", _add_transcribe),
+    "detect": ("tell which language recordings are in", _add_detect),
     "generate": ("continue text with a language model", _add_generate),
     "export": ("turn a model into a bundle for one of the runtimes", _add_export),
     "inspect": ("show how caching works: masks, caches, costs", _add_inspect),

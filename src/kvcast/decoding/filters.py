@@ -1,7 +1,8 @@
-"""Logit filters: what may not come next is set to -inf, in place, before a token is chosen.
+"""Logit filters change logits in place before a token is chosen; -inf may not come next.
 
-Most rules are those of openai/whisper's decoding.py. A filter sees the logits and what each row has
-sampled so far; it knows neither the prompt nor how a token will be chosen.
+Most rules are those of openai/whisper's decoding.py; those against repetition are Hugging Face
+transformers' (generation/logits_process.py). A filter sees the logits and what each row has written
+so far; it does not know how a token will be chosen.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from typing_extensions import override
 
 from kvcast.decoding.numerics import log_sum_exp
@@ -19,7 +21,44 @@ class LogitFilter(Protocol):
     """One rule."""
 
     def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
-        """Mask logits [rows, vocab], given the tokens [rows, n] that each row has sampled."""
+        """Change logits [rows, vocab], given the tokens [rows, n] that each row has written."""
+
+
+@dataclass(frozen=True)
+class RepetitionPenalty(LogitFilter):
+    """What a row has written is less likely (Keskar et al., arXiv:1909.05858).
+
+    Scores are divided by the penalty where positive and multiplied where negative, once for each
+    token however often it was written.
+    """
+
+    penalty: float
+
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        if self.penalty == 1:
+            return
+        scores_rn = np.take_along_axis(logits_rv, written_rn, axis=1)
+        # One that was written twice is changed twice, to the same value.
+        changed_rn = np.where(scores_rn < 0, scores_rn * self.penalty, scores_rn / self.penalty)
+        np.put_along_axis(logits_rv, written_rn, changed_rn, axis=1)
+
+
+@dataclass(frozen=True)
+class NoRepeatNgram(LogitFilter):
+    """No sequence of `size` tokens comes twice in a row's text."""
+
+    size: int
+
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        if written_rn.shape[1] < self.size:
+            return
+        ngrams_rnk = sliding_window_view(written_rn, self.size, axis=1)
+        begun_r1k = written_rn[:, None, written_rn.shape[1] - self.size + 1 :]
+        again_rn = (ngrams_rnk[:, :, :-1] == begun_r1k).all(axis=2)
+        rows, places = np.nonzero(again_rn)
+        logits_rv[rows, ngrams_rnk[rows, places, -1]] = -np.inf
 
 
 @dataclass(frozen=True)

@@ -255,6 +255,24 @@ class WindowParams(Params):
             help="predict times within each 30-second window; otherwise it is one segment",
         ),
     ] = True
+    hotwords: Annotated[
+        str | None,
+        Option(
+            group=RECOGNITION,
+            help="words to expect in every window; they precede the text before it",
+            check=Text(filled=True),
+            metavar="TEXT",
+        ),
+    ] = None
+    prefix: Annotated[
+        str | None,
+        Option(
+            group=RECOGNITION,
+            help="text that the first window begins with",
+            check=Text(filled=True),
+            metavar="TEXT",
+        ),
+    ] = None
     beam: Annotated[
         int,
         Option(
@@ -305,6 +323,33 @@ class WindowParams(Params):
             default="half the decoder's context",
         ),
     ] = None
+    repetition_penalty: Annotated[
+        float,
+        Option(
+            group=SEARCH,
+            help="above 1, makes tokens that the window's text has less likely",
+            check=Bounds(above=0),
+            metavar="X",
+            default="1, off",
+        ),
+    ] = 1.0
+    no_repeat_ngram: Annotated[
+        int,
+        Option(
+            group=SEARCH,
+            help="write no sequence of so many tokens twice in a window",
+            check=Bounds(least=0),
+            flags=("--no-repeat-ngram", "--no-repeat-ngram-size"),
+            default="0, off",
+        ),
+    ] = 0
+    stop_repetition: Annotated[
+        bool,
+        Option(
+            group=SEARCH,
+            help="end a window's text that only repeats itself; the window has failed",
+        ),
+    ] = True
     seed: Annotated[int, Option(group=SEARCH, help="seed for sampling", check=Bounds(least=0))] = 0
 
     @override

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from kvcast.decoding.filters import RepetitionPenalty
 from kvcast.decoding.numerics import top_k
 from kvcast.decoding.params import SamplingParams
 from kvcast.errors import KvcastError
@@ -23,24 +24,6 @@ _NO_NUMBERS = "the model's logits are NaN or infinite: its weights are damaged"
 _COLDEST = 1e-30
 _HOTTEST = 1e30
 """Below this a temperature would be zero, or overflow, in fp32; far above it all is greedy."""
-
-
-@dataclass(frozen=True)
-class RepetitionPenalty:
-    """Makes what was seen less likely, prompt included (Keskar et al., arXiv:1909.05858).
-
-    Scores of tokens seen are divided by the penalty where positive and multiplied where negative.
-    """
-
-    penalty: float
-
-    def apply(self, scores_v: Float32, seen: Int64) -> None:
-        """Change scores [vocab] in place, given the tokens seen, in any order."""
-        if self.penalty == 1:
-            return
-        scores = scores_v[seen]
-        # One that was seen twice is written twice, with the same value.
-        scores_v[seen] = np.where(scores < 0, scores * self.penalty, scores / self.penalty)
 
 
 class Truncation(Protocol):
@@ -121,7 +104,7 @@ class Sampler:
         """
         if self._penalty.penalty != 1:
             logits_v = logits_v.copy()
-            self._penalty.apply(logits_v, seen)
+            self._penalty.apply(logits_v[None], seen[None])
         likeliest = likeliest_token(logits_v)
         if self._temperature == 0:
             return likeliest

@@ -38,7 +38,7 @@ class Search(Protocol):
         """Take one token for each row from filtered logits [rows, vocab]; `OVER` at the end."""
 
     def candidates(self) -> list[Candidate]:
-        """Return what was found; ask once, at the end."""
+        """Return what was found so far, those that are not finished among them."""
 
 
 class Strategy(Protocol):
@@ -137,6 +137,10 @@ class MaximumLikelihood:
         return float(candidate.sum_logprob / ((5 + length) / 6) ** self.length_penalty)
 
 
+_ASKED_EVERY = 8
+"""Tokens between two questions whether a search is hopeless."""
+
+
 class SearchRequest(Request):
     """A search after a prompt.
 
@@ -155,6 +159,7 @@ class SearchRequest(Request):
         eot: int,
         max_new_tokens: int,
         probe: int | None = None,
+        hopeless: Callable[[Sequence[Candidate]], bool] | None = None,
     ) -> None:
         """Begin.
 
@@ -165,6 +170,7 @@ class SearchRequest(Request):
             eot: the token that ends a sequence.
             max_new_tokens: steps after which the search ends, 1 or more.
             probe: offset into the prompt whose logits to keep as the model gave them.
+            hopeless: says now and then of what was found so far whether to give up.
 
         """
         # The last token is chosen and never fed.
@@ -173,13 +179,18 @@ class SearchRequest(Request):
         self.search = strategy.start(eot, max_new_tokens)
         self.max_new_tokens = max_new_tokens
         self._filters = filters
+        self._hopeless = hopeless
 
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
         written_rn = self.search.written_rn
         for logit_filter in self._filters:
             logit_filter.apply(logits_rv, written_rn)
-        return self.search.advance(logits_rv)
+        chosen = self.search.advance(logits_rv)
+        if not chosen.rows or self._hopeless is None:
+            return chosen
+        due = self.search.written_rn.shape[1] % _ASKED_EVERY == 0
+        return OVER if due and self._hopeless(self.search.candidates()) else chosen
 
 
 _Sampler = Callable[[Float32, Sequence[int], Sequence[int]], list[int]]

@@ -12,10 +12,11 @@ from operator import attrgetter
 import numpy as np
 from typing_extensions import override
 
+from kvcast.decoding.filters import RepetitionPenalty
 from kvcast.decoding.numerics import best_first, log_probabilities, log_softmax, top_k
 from kvcast.decoding.params import SamplingParams
 from kvcast.decoding.requests import OVER, Continuations, Histories, Prompt, Request
-from kvcast.decoding.sampling import RepetitionPenalty, Sampler, check_numbers
+from kvcast.decoding.sampling import Sampler, check_numbers
 from kvcast.decoding.texts import StoppingCriteria, Stopwatch, TextGeneration, WrittenText
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32
@@ -186,10 +187,8 @@ class SearchedTexts(TextRequest):
     def _scores(self, logprobs_rv: Float32) -> Float32:
         """Return what to choose by; log-probabilities stay what the model gave."""
         if self._penalty.penalty != 1:
-            scores_rv = logprobs_rv.copy()
-            for scores_v, seen in zip(scores_rv, self._written.all_rn, strict=True):
-                self._penalty.apply(scores_v, seen)
-            logprobs_rv = scores_rv
+            logprobs_rv = logprobs_rv.copy()
+            self._penalty.apply(logprobs_rv, self._written.all_rn)
         return self.spec.criteria.withheld(logprobs_rv, self._written.length)
 
     def _best(self, scores_rv: Float32) -> tuple[list[float], list[int], list[int]]:

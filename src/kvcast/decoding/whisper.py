@@ -4,9 +4,11 @@ Puts together the prompt, the filters and the strategy that the options ask for.
 recordings, seeking or fallback; a window may be decoded several times.
 """
 
+import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, ClassVar, Self
 
 import numpy as np
@@ -16,6 +18,8 @@ from kvcast.decoding.filters import (
     Continued,
     FinishSegments,
     LogitFilter,
+    NoRepeatNgram,
+    RepetitionPenalty,
     SuppressBlank,
     SuppressTokens,
     TimestampRules,
@@ -23,19 +27,26 @@ from kvcast.decoding.filters import (
 from kvcast.decoding.loop import Loop
 from kvcast.decoding.numerics import softmax
 from kvcast.decoding.params import SEARCH, WindowParams
+from kvcast.decoding.repetition import Repetition, repetition, without_repetition
 from kvcast.decoding.requests import OVER, Continuations, Input, Prompt, Request
+from kvcast.decoding.sampling import check_numbers
 from kvcast.decoding.strategies import (
     BeamSearch,
+    Candidate,
     Greedy,
     MaximumLikelihood,
     Sampling,
     SearchRequest,
     Strategy,
 )
+from kvcast.decoding.window_prompt import WindowPrompt, check_prompt
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import EncoderDecoder, Float32
 from kvcast.spec.options import Bounds, Option
 from kvcast.text.whisper import SECONDS_PER_TIMESTAMP, WhisperTokenizer
+
+_SHOWN = 60
+"""Characters of a repeated text that are shown."""
 
 NON_SPEECH = -1
 """In `suppress_tokens`, stands for the tokenizer's non-speech tokens."""
@@ -71,8 +82,9 @@ class DecodingOptions(WindowParams):
             raise UsageError("beam needs temperature 0: above it best_of samples are drawn")
         self.strategy()
 
-    def check(self, tokenizer: WhisperTokenizer) -> None:
-        """Raise UsageError for what this tokenizer's model cannot do."""
+    def check(self, tokenizer: WhisperTokenizer, context: int) -> None:
+        """Raise UsageError for what a model of this tokenizer and context cannot do."""
+        check_prompt(self, tokenizer, context)
         if self.task == "translate" and not tokenizer.is_multilingual:
             raise UsageError("this model knows English only and cannot translate")
         for token in self.suppressed_ids():
@@ -93,7 +105,12 @@ class DecodingOptions(WindowParams):
 
     def filters(self, tokenizer: WhisperTokenizer) -> list[LogitFilter]:
         """Return the logit filters in the order in which they apply."""
-        filters: list[LogitFilter] = [SuppressBlank(tokenizer.blank)]
+        filters: list[LogitFilter] = []
+        if self.repetition_penalty != 1:
+            filters.append(RepetitionPenalty(self.repetition_penalty))
+        if self.no_repeat_ngram:
+            filters.append(NoRepeatNgram(self.no_repeat_ngram))
+        filters.append(SuppressBlank(tokenizer.blank))
         if ids := set(self.suppressed_ids()):
             if NON_SPEECH in ids:
                 ids = ids - {NON_SPEECH} | set(tokenizer.non_speech_tokens)
@@ -128,6 +145,8 @@ class DecodingResult:
         temperature: at which it was decoded.
         compression_ratio: bytes of text over bytes compressed; high if it repeats itself.
         complete: whether the model ended the text, and not the limit of tokens.
+        repetition: what the model wrote over and over until it was stopped, as in
+            'repeats " you" 48 times'; this is not in the tokens and the text, or only once.
 
     """
 
@@ -139,6 +158,7 @@ class DecodingResult:
     temperature: float
     compression_ratio: float
     complete: bool = True
+    repetition: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +188,7 @@ class _LanguageRequest(Request):
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
         languages_rl = softmax(logits_rv[:, self._tokenizer.language_tokens])
+        check_numbers(languages_rl)
         codes = self._tokenizer.languages
         self.probabilities = dict(zip(codes, languages_rl[0].tolist(), strict=True))
         return OVER
@@ -193,7 +214,7 @@ class WindowJob:
 
     Attributes:
         window: what is heard.
-        options: how; a multilingual model wants its `language`.
+        options: how; without a language the window's is detected first.
         prompt: tokens of the text before; its end is kept if it is too long.
         written: tokens of the window's own text that are known, timestamps among them. The result
             is what follows them.
@@ -206,6 +227,65 @@ class WindowJob:
     prompt: Sequence[int] = ()
     written: Sequence[int] = ()
     stream: int = 0
+
+
+class _WindowRequest(SearchRequest):
+    """Writes a window's text, or gives up if it only repeats itself."""
+
+    def __init__(
+        self,
+        job: WindowJob,
+        prompt: WindowPrompt,
+        language: str,
+        tokenizer: WhisperTokenizer,
+        room: int,
+    ) -> None:
+        options = job.options
+        filters = options.filters(tokenizer)
+        if prompt.written:
+            filters = [Continued(one, prompt.written) for one in filters]
+        super().__init__(
+            Prompt(np.array(prompt.tokens, np.int64), input=job.window),
+            strategy=options.strategy(job.stream),
+            filters=filters,
+            eot=tokenizer.eot,
+            max_new_tokens=min(options.max_new_tokens or room, room),
+            probe=len(prompt.before),  # start of transcript
+            hopeless=self._repeats_itself if options.stop_repetition else None,
+        )
+        self._options = options
+        self._language = language
+        # Of what was written before, the caller knows all but a prefix.
+        self._prefix = prompt.written[: len(prompt.written) - len(job.written)]
+        self._tokenizer = tokenizer
+        self._ranking = MaximumLikelihood(options.length_penalty)
+
+    def result(self) -> DecodingResult:
+        """Return what the window says."""
+        tokenizer = self._tokenizer
+        best = self._ranking.best(self.search.candidates())
+        tokens = (*self._prefix, *best.tokens)
+        again = repetition(tokens, tokenizer.eot) if self._options.stop_repetition else None
+        kept = without_repetition(tokens, again, tokenizer.timestamp_begin) if again else tokens
+        return DecodingResult(
+            language=self._language,
+            tokens=kept,
+            text=tokenizer.decode(kept).strip(),
+            avg_logprob=best.sum_logprob / (len(best.tokens) + 1),
+            no_speech_prob=float(softmax(self.probed_v[None])[0, tokenizer.no_speech]),
+            temperature=self._options.temperature,
+            compression_ratio=compression_ratio(tokenizer.decode(tokens).strip()),
+            complete=again is None and len(best.tokens) < self.max_new_tokens,
+            repetition=self._told(tokens, again) if again else None,
+        )
+
+    def _repeats_itself(self, candidates: Sequence[Candidate]) -> bool:
+        return repetition(self._ranking.best(candidates).tokens, self._tokenizer.eot) is not None
+
+    def _told(self, tokens: Sequence[int], again: Repetition) -> str:
+        text = self._tokenizer.decode(tokens[again.begin : again.end])
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        return f"repeats {json.dumps(shown, ensure_ascii=False)} {again.copies} times"
 
 
 class WindowDecoder:
@@ -237,7 +317,8 @@ class WindowDecoder:
         self.tokenizer = tokenizer
         self._context = context
         self._loop = Loop(runtime, rows=rows, capacity=context, inputs=windows)
-        self._jobs: dict[Request, tuple[WindowJob, SearchRequest]] = {}
+        self._listening: dict[Request, tuple[WindowJob, _LanguageRequest]] = {}
+        self._writing: dict[Request, tuple[WindowJob, _WindowRequest]] = {}
         self._finished: list[tuple[WindowJob, DecodingResult]] = []
 
     @property
@@ -252,23 +333,27 @@ class WindowDecoder:
             UsageError: the model cannot do what the options ask for.
 
         """
-        job.options.check(self.tokenizer)
-        request = self._request(job)
-        self._jobs[request] = job, request
-        self._loop.add(request)
+        job.options.check(self.tokenizer, self._context)
+        if job.options.language is None and self.tokenizer.is_multilingual:
+            request = _LanguageRequest(job.window, self.tokenizer)
+            self._listening[request] = job, request
+            self._loop.add(request)
+        else:
+            self._write(job, self._language(job.options))
 
     def step(self) -> list[tuple[WindowJob, DecodingResult]]:
         """Take all that are under way a token further; return those that are finished."""
-        if self._jobs and not self._finished:
+        if (self._listening or self._writing) and not self._finished:
             self._advance()
         finished, self._finished = self._finished, []
         return finished
 
     def cancel(self, job: WindowJob) -> None:
         """End a window without a result; nothing happens if it is finished or unknown."""
-        for request in [request for request, (one, _) in self._jobs.items() if one is job]:
-            del self._jobs[request]
-            self._loop.cancel(request)
+        for requests in (self._listening, self._writing):
+            for request in [request for request, (one, _) in requests.items() if one is job]:
+                del requests[request]
+                self._loop.cancel(request)
 
     def detect_languages(self, windows: Sequence[Features]) -> list[dict[str, float]]:
         """Return the probability of each language for each window; all else goes on meanwhile."""
@@ -287,7 +372,7 @@ class WindowDecoder:
         It is where the model would end a segment. All else goes on meanwhile.
         """
         begin = self.tokenizer.timestamp_begin
-        tokens, _ = self._begun(job)
+        tokens = self._prompt(job, self._language(job.options)).tokens
         earliest = max((token for token in job.written if token >= begin), default=begin)
         request = _EndRequest(Prompt(np.array(tokens, np.int64), input=job.window), earliest)
         self._loop.add(request)
@@ -315,10 +400,9 @@ class WindowDecoder:
             UsageError: the model cannot do what the options ask for.
 
         """
-        options.check(self.tokenizer)
         jobs = [
-            WindowJob(window=window, options=spoken, prompt=prompt, stream=stream)
-            for window, spoken in zip(windows, self._spoken(windows, options), strict=True)
+            WindowJob(window=window, options=options, prompt=prompt, stream=stream)
+            for window in windows
         ]
         for job in jobs:
             self.submit(job)
@@ -329,62 +413,34 @@ class WindowDecoder:
 
     def _advance(self) -> None:
         """Take the loop a step further."""
-        for request in self._loop.step():
-            if request.done and request in self._jobs:
-                job, search = self._jobs.pop(request)
-                self._finished.append((job, self._result(search, job.options)))
+        for request in filter(attrgetter("done"), self._loop.step()):
+            if request in self._listening:
+                job, heard = self._listening.pop(request)
+                self._write(job, likeliest(heard.probabilities))
+            elif request in self._writing:
+                job, written = self._writing.pop(request)
+                self._finished.append((job, written.result()))
 
-    def _spoken(
-        self, windows: Sequence[Features], options: DecodingOptions
-    ) -> list[DecodingOptions]:
-        """Return the options of each window, with its language."""
-        if options.language is not None or not self.tokenizer.is_multilingual:
-            return [options] * len(windows)
-        found = self.detect_languages(windows)
-        return [replace(options, language=likeliest(probabilities)) for probabilities in found]
+    def _write(self, job: WindowJob, language: str) -> None:
+        """Let a window whose language is known wait for its turn."""
+        prompt = self._prompt(job, language)
+        room = min(self.room - len(job.written), self._context + 1 - len(prompt.tokens))
+        request = _WindowRequest(job, prompt, language, self.tokenizer, room)
+        self._writing[request] = job, request
+        self._loop.add(request)
+
+    def _prompt(self, job: WindowJob, language: str) -> WindowPrompt:
+        return WindowPrompt.of(
+            job.options,
+            language,
+            previous=job.prompt,
+            written=job.written,
+            tokenizer=self.tokenizer,
+            context=self._context,
+        )
 
     def _language(self, options: DecodingOptions) -> str:
         return "en" if options.language is None else self.tokenizer.language_code(options.language)
-
-    def _begun(self, job: WindowJob) -> tuple[list[int], int]:
-        """Return what a window begins with, and the place of the start of its transcript."""
-        options, previous = job.options, list[int]()
-        if job.prompt:
-            previous = [self.tokenizer.sot_prev, *job.prompt[-(self._context // 2 - 1) :]]
-        task = self.tokenizer.sot_sequence(
-            self._language(options), options.task, timestamps=options.timestamps
-        )
-        return [*previous, *task, *job.written], len(previous)
-
-    def _request(self, job: WindowJob) -> SearchRequest:
-        options = job.options
-        tokens, start_of_transcript = self._begun(job)
-        filters = options.filters(self.tokenizer)
-        if job.written:
-            filters = [Continued(one, job.written) for one in filters]
-        most = min(options.max_new_tokens or self.room, self.room - len(job.written))
-        return SearchRequest(
-            Prompt(np.array(tokens, np.int64), input=job.window),
-            strategy=options.strategy(job.stream),
-            filters=filters,
-            eot=self.tokenizer.eot,
-            max_new_tokens=min(most, self._context + 1 - len(tokens)),
-            probe=start_of_transcript,
-        )
-
-    def _result(self, request: SearchRequest, options: DecodingOptions) -> DecodingResult:
-        best = MaximumLikelihood(options.length_penalty).best(request.search.candidates())
-        text = self.tokenizer.decode(best.tokens).strip()
-        return DecodingResult(
-            language=self._language(options),
-            tokens=best.tokens,
-            text=text,
-            avg_logprob=best.sum_logprob / (len(best.tokens) + 1),
-            no_speech_prob=float(softmax(request.probed_v[None])[0, self.tokenizer.no_speech]),
-            temperature=options.temperature,
-            compression_ratio=compression_ratio(text),
-            complete=len(best.tokens) < request.max_new_tokens,
-        )
 
 
 def likeliest(probabilities: dict[str, float]) -> str:

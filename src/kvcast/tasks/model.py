@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvcast.decoding.params import WindowParams
 from kvcast.decoding.whisper import DecodingOptions, WindowDecoder
+from kvcast.errors import UsageError
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.spec.options import keywords_of
 from kvcast.spec.whisper import WhisperDimensions
-from kvcast.tasks.params import LiveParams, TranscribeParams
+from kvcast.tasks.params import LanguageParams, LiveParams, TranscribeParams
 from kvcast.tasks.transcribe import Transcription
 from kvcast.tasks.whisper.batch import Batch
+from kvcast.tasks.whisper.language import DetectedLanguage, detect
 from kvcast.tasks.whisper.passage import initial_tokens
 from kvcast.text.whisper import WhisperTokenizer
 
@@ -97,6 +99,29 @@ class WhisperModel:
         """
         return self._together(audio, params)
 
+    @keywords_of(LanguageParams)
+    def detect_language(self, audio: "AudioInput", params: LanguageParams) -> DetectedLanguage:
+        """Tell which language is spoken in a recording.
+
+        Args:
+            audio: as `transcribe` takes it.
+            params: given as keywords.
+
+        Returns:
+            The likeliest language, and the probabilities of all.
+
+        Raises:
+            UsageError: the model knows English only.
+            InputMissingError, InputOutputError: the recording cannot be read.
+
+        """
+        if not self.is_multilingual:
+            raise UsageError("this model knows English only: there is no language to detect")
+        from kvcast.audio.features import open_features
+
+        with open_features(audio, self.dimensions.n_mels) as recording:
+            return detect(self.decoder(DecodingOptions()), recording, params)
+
     def _together(
         self, audio: "Iterable[AudioInput]", params: TranscribeParams
     ) -> list[Transcription]:
@@ -161,7 +186,9 @@ class WhisperModel:
         language = None if spoken is None else self.tokenizer.language_code(spoken)
         asked = params.values(WindowParams)
         cold = DecodingOptions(**asked | {"language": language, "temperature": 0.0, "best_of": 1})
-        cold.check(self.tokenizer)
+        cold.check(self.tokenizer, self.dimensions.target_positions)
+        if params.multilingual and not self.is_multilingual:
+            raise UsageError("this model knows English only: leave out multilingual")
         hot = replace(cold, temperature=1.0, best_of=params.best_of, beam=1, patience=None)
         return [replace(hot if t else cold, temperature=t) for t in params.temperatures]
 

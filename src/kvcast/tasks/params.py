@@ -3,9 +3,10 @@
 Knows no tensor library, so that the command line can show its help at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from itertools import zip_longest
+from typing import Annotated, Any
 
 from typing_extensions import override
 
@@ -20,7 +21,7 @@ from kvcast.decoding.params import (
     WindowParams,
 )
 from kvcast.errors import UsageError
-from kvcast.spec.options import Bounds, Choice, Option, Params, Text
+from kvcast.spec.options import Bounds, Check, Choice, Option, Params, Text
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.runtimes import DEFAULT_RUNTIME, RUNTIMES, PrecisionRequest, exported
 
@@ -35,6 +36,7 @@ __all__ = [
     "SEVERAL",
     "SUBTITLES",
     "ExportParams",
+    "LanguageParams",
     "LiveParams",
     "LoadParams",
     "PromptParams",
@@ -229,7 +231,48 @@ class PromptParams(SamplingParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranscribeParams(WindowParams):
+class LanguageParams(Params):
+    """How the language of a recording is detected, as in faster-whisper."""
+
+    language_detection_threshold: Annotated[
+        float,
+        Option(
+            group=RECOGNITION,
+            help="a language that is more probable than this is the one spoken; otherwise the next "
+            "30 seconds are listened to as well",
+            check=Bounds(least=0, most=1),
+            metavar="P",
+        ),
+    ] = 0.5
+    language_detection_segments: Annotated[
+        int,
+        Option(
+            group=RECOGNITION,
+            help="windows of 30 seconds to listen to at most, until one leaves no doubt",
+            check=Bounds(least=1),
+        ),
+    ] = 4
+
+
+class _Seconds(Check):
+    @override
+    def problem(self, value: Any, kind: type) -> str | None:
+        try:
+            seconds = _seconds(value)
+        except (TypeError, ValueError):
+            return f"must be seconds with commas between, not {value!r}"
+        problems = (Bounds(least=0).problem(second, float) for second in seconds)
+        return next(filter(None, problems), None)
+
+
+def _seconds(given: str | float | Sequence[float]) -> list[float]:
+    if isinstance(given, str):
+        return [float(word) for word in given.split(",")]
+    return [float(one) for one in (given if isinstance(given, Iterable) else [given])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscribeParams(LanguageParams, WindowParams):
     """How a recording is transcribed; every option means what it means in OpenAI's Whisper."""
 
     best_of: BestOf = 5
@@ -264,6 +307,24 @@ class TranscribeParams(WindowParams):
             default="one window after the other",
         ),
     ] = None
+    clip_timestamps: Annotated[
+        str | Sequence[float] | None,
+        Option(
+            group=RECOGNITION,
+            help="several such parts: start,end,start,end,… in seconds, ascending; the last may "
+            "have no end",
+            check=_Seconds(),
+            metavar="SECONDS",
+            default="one part",
+        ),
+    ] = None
+    multilingual: Annotated[
+        bool,
+        Option(
+            group=RECOGNITION,
+            help="detect the language of every window, and decode it in that",
+        ),
+    ] = False
     initial_prompt: Annotated[
         str | None,
         Option(
@@ -313,6 +374,33 @@ class TranscribeParams(WindowParams):
             )
         if not self.temperatures:
             raise UsageError("temperature needs at least one value")
+        if self.multilingual and self.language is not None:
+            raise UsageError(
+                "multilingual detects the language of every window: leave out language"
+            )
+        self._check_clips()
+
+    def _check_clips(self) -> None:
+        if self.clip_timestamps is None:
+            return
+        if self.clip_start or self.clip_end is not None:
+            raise UsageError("clip_timestamps and clip_start or clip_end exclude each other")
+        bounds = [bound for clip in self.clips for bound in clip if bound is not None]
+        if not bounds:
+            raise UsageError("clip_timestamps needs at least one start")
+        late = [pair for pair in self.clips if pair[1] is not None and pair[0] == pair[1]]
+        if bounds != sorted(bounds) or late:
+            raise UsageError(
+                f"clip_timestamps must ascend, unlike {','.join(f'{bound:g}' for bound in bounds)}"
+            )
+
+    @property
+    def clips(self) -> tuple[tuple[float, float | None], ...]:
+        """Start and end in seconds of each part to transcribe; None is the recording's end."""
+        if (given := self.clip_timestamps) is None:
+            return ((self.clip_start, self.clip_end),)
+        bounds = _seconds(given)
+        return tuple(zip_longest(bounds[::2], bounds[1::2]))
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -371,7 +459,10 @@ class SubtitleParams(Params):
         return bool(self.changed(SUBTITLES))
 
 
-_OF_RECORDINGS = ("timestamps", "clip_start", "clip_end", "batch")
+_OF_RECORDINGS = (
+    *("timestamps", "clip_start", "clip_end", "clip_timestamps", "batch", "prefix"),
+    *("multilingual", "language_detection_threshold", "language_detection_segments"),
+)
 """What sound that is still arriving cannot be asked for."""
 
 

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.decoding.whisper import DecodingOptions, Features, likeliest
+from kvcast.decoding.whisper import DecodingOptions
 from kvcast.tasks.params import TranscribeParams
 from kvcast.tasks.whisper.batch import Batch, Recording
 from kvcast.tasks.whisper.excerpts import QuietEnding, excerpts
+from kvcast.tasks.whisper.language import detect
 from kvcast.tasks.whisper.passage import Passage, Sound
 from kvcast.tasks.whisper.segments import FRAMES_PER_SECOND, Segment
 
@@ -50,12 +51,18 @@ class Windows(Sound, Protocol):
         """Release the recording."""
 
 
-def clipped_frames(params: TranscribeParams, content_frames: int) -> tuple[int, int]:
-    """Return the first frame of the part to transcribe, and the one after its last."""
-    end = content_frames
-    if params.clip_end is not None:
-        end = min(round(params.clip_end * FRAMES_PER_SECOND), content_frames)
-    return round(params.clip_start * FRAMES_PER_SECOND), end
+def clipped_frames(params: TranscribeParams, content_frames: int) -> list[tuple[int, int]]:
+    """Return the first frame of each part to transcribe, and the one after its last.
+
+    A part that begins past the recording's end has its end before its start.
+    """
+    return [
+        (
+            round(start * FRAMES_PER_SECOND),
+            content_frames if end is None else min(round(end * FRAMES_PER_SECOND), content_frames),
+        )
+        for start, end in params.clips
+    ]
 
 
 class Transcription(Iterator[Segment], Recording):
@@ -90,6 +97,7 @@ class Transcription(Iterator[Segment], Recording):
         self._begun: deque[Passage] = deque()
         self._all_begun = self._closed = False
         self._error: Exception | None = None
+        self._notices: list[str] = []
         self._taken = 0
         batch.add(self)
 
@@ -106,11 +114,13 @@ class Transcription(Iterator[Segment], Recording):
     @property
     def notices(self) -> tuple[str, ...]:
         """What a user should know, one line each."""
-        start, end = clipped_frames(self._params, self._windows.content_frames)
-        if start < end:
-            return self._windows.notices
-        late = f"clip_start {self._params.clip_start:g} is past the end, {self.duration:.2f} s"
-        return (*self._windows.notices, late)
+        clips = clipped_frames(self._params, self._windows.content_frames)
+        late = [
+            f"the clip from {start:g} s is past the end, {self.duration:.2f} s"
+            for (start, _), (first, end) in zip(self._params.clips, clips, strict=True)
+            if first >= end
+        ]
+        return (*self._windows.notices, *late, *self._notices)
 
     @cached_property
     def language(self) -> str:
@@ -120,8 +130,7 @@ class Transcription(Iterator[Segment], Recording):
             return decoder.tokenizer.language_code(language)
         if not decoder.tokenizer.is_multilingual:
             return "en"
-        [found] = decoder.detect_languages([Features(self._windows.first_window())])
-        return likeliest(found)
+        return detect(decoder, self._windows, self._params).language
 
     def __next__(self) -> Segment:
         """Decode as far as the next segment takes."""
@@ -131,7 +140,7 @@ class Transcription(Iterator[Segment], Recording):
                 self._taken += 1
                 return replace(first.segments.popleft(), id=self._taken - 1)
             if first is not None and first.over:
-                self._begun.popleft()
+                self._notices += self._begun.popleft().notices
             elif self._error is not None:
                 self.close()
                 raise self._error
@@ -182,19 +191,21 @@ class Transcription(Iterator[Segment], Recording):
             raise
 
     def _passages(self) -> Generator[Passage]:
-        clip = clipped_frames(self._params, self._windows.content_frames)
-        if clip[0] >= clip[1]:
+        clips = clipped_frames(self._params, self._windows.content_frames)
+        clips = [clip for clip in clips if clip[0] < clip[1]]
+        if not clips:
             return
         tokenizer = self._batch.decoder.tokenizer
-        passage = partial(
-            Passage,
-            attempts=[replace(options, language=self.language) for options in self._attempts],
-            params=self._params,
-            tokenizer=tokenizer,
-        )
+        attempts = self._attempts
+        if not self._params.multilingual:
+            attempts = [replace(options, language=self.language) for options in attempts]
+        passage = partial(Passage, params=self._params, tokenizer=tokenizer)
         if self._params.batch is None:
-            yield passage(self._windows, clip)
+            yield passage(self._windows, clips, attempts=attempts)
             return
         ending = QuietEnding(tokenizer.timestamp_begin)
-        for excerpt in excerpts(self._windows, clip):
-            yield passage(excerpt, (excerpt.first, excerpt.end), ending=ending)
+        for clip in clips:
+            for excerpt in excerpts(self._windows, clip):
+                place = [(excerpt.first, excerpt.end)]
+                yield passage(excerpt, place, attempts=attempts, ending=ending)
+                attempts = [replace(options, prefix=None) for options in attempts]

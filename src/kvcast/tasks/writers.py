@@ -103,6 +103,7 @@ def _segment_fields(segment: "Segment") -> dict[str, Any]:
         "end": json_number(segment.end),
         "text": segment.text,
         "tokens": [int(token) for token in segment.tokens],
+        "language": segment.language,
         "temperature": json_number(segment.temperature),
         "avg_logprob": json_number(segment.avg_logprob),
         "compression_ratio": json_number(segment.compression_ratio),

@@ -12,6 +12,7 @@ def result(
     compression_ratio: float = 1.5,
     no_speech_prob: float = 0.1,
     temperature: float = 0.0,
+    repetition: str | None = None,
 ) -> DecodingResult:
     return DecodingResult(
         language="en",
@@ -21,6 +22,7 @@ def result(
         no_speech_prob=no_speech_prob,
         temperature=temperature,
         compression_ratio=compression_ratio,
+        repetition=repetition,
     )
 
 
@@ -41,6 +43,11 @@ def result(
         (result(avg_logprob=-1.25, no_speech_prob=0.61, compression_ratio=9), None),
         (result(avg_logprob=-1.25, no_speech_prob=0.6), "avg_logprob -1.25 < -1"),
         (result(compression_ratio=9, no_speech_prob=0.99), "compression_ratio 9.00 > 2.4"),
+        (result(repetition='repeats " a" 60 times'), 'repeats " a" 60 times'),
+        (
+            result(repetition='repeats " a" 60 times', compression_ratio=9),
+            'repeats " a" 60 times and compression_ratio 9.00 > 2.4',
+        ),
     ],
 )
 def test_a_rejection_says_why(found: DecodingResult, reason: str | None):

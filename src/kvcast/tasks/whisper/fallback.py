@@ -1,6 +1,7 @@
 """Decoding a window again, hotter, when the result looks wrong (openai/whisper, transcribe.py).
 
-A threshold of None is switched off. Knows nothing of recordings or of how a window is decoded.
+A text that was stopped because it only repeats itself has failed, too. A threshold of None is
+switched off. Knows nothing of recordings or of how a window is decoded.
 """
 
 from kvcast.decoding.whisper import DecodingResult
@@ -12,7 +13,7 @@ def rejection(result: DecodingResult, params: TranscribeParams) -> str | None:
     improbable = _is_improbable(result, params)
     if improbable and _has_no_speech(result, params):
         return None
-    reasons = []
+    reasons = [] if result.repetition is None else [result.repetition]
     limit = params.compression_ratio_threshold
     if limit is not None and result.compression_ratio > limit:
         reasons.append(f"compression_ratio {result.compression_ratio:.2f} > {limit:g}")

@@ -7,6 +7,7 @@ Knows no file formats and no runtime, and not who else is decoded meanwhile.
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -44,9 +45,10 @@ class Sound(Protocol):
 
 
 class Passage:
-    """Frames of a recording that are decoded one window after the other.
+    """Clips of a recording whose windows are decoded one after the other.
 
     Attributes:
+        notices: what a user should know, one line each.
         segments: what was found and not taken yet. Segments that are empty or take no time are
             left out. Ids count from 0 within the passage.
 
@@ -55,7 +57,7 @@ class Passage:
     def __init__(
         self,
         sound: Sound,
-        clip: tuple[int, int],
+        clips: Sequence[tuple[int, int]],
         *,
         attempts: Sequence[DecodingOptions],
         params: TranscribeParams,
@@ -66,39 +68,45 @@ class Passage:
 
         Args:
             sound: the recording, or this part of it.
-            clip: the first frame (of 10 ms), and the one after the last.
-            attempts: how to decode a window first, and after each rejection; one at least. With a
-                language each, if the model is multilingual.
+            clips: the first frame (of 10 ms) of each clip, and the one after its last.
+            attempts: how to decode a window first, and after each rejection; one at least. Their
+                prefix is for the first window alone. Without a language each window's is detected.
             params: all other options.
             tokenizer: of the model.
             ending: what is known of the windows' ends.
 
         """
         self._sound = sound
-        self._seek, self._end = clip
-        self._attempts = attempts
+        self._clips = deque(clip for clip in clips if clip[0] < clip[1])
+        self._seek = self._clips[0][0] if self._clips else 0
+        self._attempts = list(attempts)
         self._params = params
         self._tokenizer = tokenizer
         self._ending = ending or Ending()
         self._prompt = initial_tokens(params, tokenizer)
         self._heard: Features | None = None
         self._rejections: list[str] = []
+        self._language: str | None = None
         self._found = 0
+        self.notices: list[str] = []
         self.segments: deque[Segment] = deque()
 
     @property
     def over(self) -> bool:
         """Whether everything was decoded."""
-        return self._seek >= self._end
+        return not self._clips
 
     def next(self) -> WindowJob:
         """Return what is to be decoded next, if it is not over; `take` its result."""
         window = self._window
         if self._heard is None:
             self._heard = Features(self._sound.window(window.seek, window.seek + window.frames))
+        options = self._attempts[len(self._rejections)]
+        if self._rejections:  # its language was detected by the first attempt
+            options = replace(options, language=self._language)
         return WindowJob(
             window=self._heard,
-            options=self._ending.options(self._attempts[len(self._rejections)], window),
+            options=self._ending.options(options, window),
             prompt=tuple(self._prompt),
             stream=window.seek,
         )
@@ -108,12 +116,17 @@ class Passage:
         reason = rejection(result, self._params)
         if reason is not None and len(self._rejections) + 1 < len(self._attempts):
             self._rejections.append(reason)
+            self._language = result.language
             return
         rejections, self._rejections = tuple(self._rejections), []
         window, self._heard = self._window, None
+        if self._attempts[0].prefix is not None:
+            self._attempts = [replace(options, prefix=None) for options in self._attempts]
         if is_silence(result, self._params):
-            self._seek += window.frames
+            self._advance(window.frames)
             return
+        if result.repetition is not None:
+            self.notices.append(f"from {window.start:.2f} s the text {result.repetition}: cut")
         tokens = self._ending.tokens(result, window)
         spans, advance = split(tokens, window, self._tokenizer.timestamp_begin)
         for span in spans:
@@ -124,15 +137,23 @@ class Passage:
                 self._found += 1
         if not self._conditions_next(result):
             self._prompt.clear()
-        self._seek += advance
+        self._advance(advance)
 
     @property
     def _window(self) -> Window:
-        return Window(self._seek, min(WINDOW_FRAMES, self._end - self._seek))
+        end = self._clips[0][1]
+        return Window(self._seek, min(WINDOW_FRAMES, end - self._seek))
+
+    def _advance(self, frames: int) -> None:
+        """Go on so many frames further, or with the next clip."""
+        self._seek += frames
+        if self._seek >= self._clips[0][1]:
+            self._clips.popleft()
+            self._seek = self._clips[0][0] if self._clips else self._seek
 
     def _conditions_next(self, result: DecodingResult) -> bool:
         """Tell whether a window's text prompts the next window."""
-        certain = result.temperature <= PROMPT_RESET_TEMPERATURE
+        certain = result.temperature <= PROMPT_RESET_TEMPERATURE and result.repetition is None
         return self._params.condition_on_previous_text and certain
 
     def _text(self, span: Span) -> str:
@@ -162,6 +183,7 @@ def _segment(
         end=span.end,
         text=text,
         tokens=span.tokens,
+        language=result.language,
         temperature=result.temperature,
         avg_logprob=result.avg_logprob,
         compression_ratio=result.compression_ratio,

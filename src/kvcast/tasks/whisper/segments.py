@@ -41,6 +41,7 @@ class Segment:
         start, end: seconds.
         text: as decoded; usually starts with a space.
         tokens: ids, timestamps included.
+        language: code of the window's language.
         temperature: at which the window was decoded.
         avg_logprob: mean log-probability of the window's tokens.
         compression_ratio: of the window's text; high if it repeats itself.
@@ -56,6 +57,7 @@ class Segment:
     end: float
     text: str
     tokens: tuple[int, ...]
+    language: str
     temperature: float
     avg_logprob: float
     compression_ratio: float

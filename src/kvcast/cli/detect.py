@@ -1,0 +1,98 @@
+"""`kvcast detect AUDIO…`: which language each recording is in. Knows no detection."""
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from kvcast.cli import console, recordings
+from kvcast.cli.arguments import add_options, headings, keywords
+from kvcast.cli.files import shown
+from kvcast.cli.progress import progress
+from kvcast.errors import UsageError
+from kvcast.tasks.params import LOADING, RECOGNITION, LanguageParams, LoadParams
+
+if TYPE_CHECKING:
+    from kvcast.tasks.whisper.language import DetectedLanguage
+
+JSON_FORMAT = "kvcast.language"
+JSON_VERSION = 1
+_OTHERS = 3
+_LEAST = 0.005
+"""Further languages in the table: at most so many, if they do not round to 0.00."""
+
+EPILOG = """\
+One row for each recording: its name, the language's code and name, how probable it is, and what
+else it may be. docs/language.schema.json describes the documents that --json prints.
+
+""" + recordings.EXIT_CODES.format(done="the others are printed", kept="rows already printed stay")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = EPILOG
+    recordings.add_audio(parser)
+    under = headings(parser, LOADING, RECOGNITION, "output")
+    recordings.add_model(under[LOADING])
+    add_options(under, LoadParams, leave_out={"cache"})  # Whisper's are in fp32
+    add_options(under, LanguageParams)
+    under["output"].add_argument(
+        "--json", action="store_true", help="print one JSON document per input, each on one line"
+    )
+    under["output"].add_argument(
+        "--quiet", "-q", action="store_true", help="no progress and no notices"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Listen to every input and return the exit code; raises what concerns all of them."""
+    recordings.check(args)
+    params = keywords(args, LanguageParams)
+    watcher = progress(quiet=args.quiet)
+    sources, failures = recordings.present(args.audio)
+    if sources:
+        with watcher.waiting(f"loading {args.model}") as on_phase:
+            model, runtime = recordings.load(args, on_phase)
+        if not model.is_multilingual:
+            raise UsageError(f"{args.model} knows English only: there is no language to detect")
+    width = max((len(console.printable(shown(source))) for source in sources), default=0)
+    for source in sources:
+        try:
+            with watcher.waiting(f"listening to {shown(source)}"):
+                found = model.detect_language(source, **params)
+        except Exception as error:
+            failures.append(console.report(error, about=shown(source)))
+            continue
+        if args.json:
+            console.emit(_document(source, args.model, runtime, found))
+        else:
+            console.emit(_row(console.printable(shown(source)), width, found))
+        if not args.quiet:
+            for notice in found.notices:
+                console.say(notice, about=shown(source))
+    return recordings.exit_code(failures, inputs=len(args.audio))
+
+
+def _document(source: str, model: str, runtime: str, found: "DetectedLanguage") -> str:
+    document = {
+        "format": JSON_FORMAT,
+        "version": JSON_VERSION,
+        "source": source,
+        "model": model,
+        "runtime": runtime,
+        "language": found.language,
+        "probability": found.probability,
+        "probabilities": dict(found.probabilities),
+        "windows": found.windows,
+        "notices": list(found.notices),
+    }
+    return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _row(name: str, width: int, found: "DetectedLanguage") -> str:
+    others = [
+        f"{code} {probability:.2f}"
+        for code, probability in list(found.probabilities.items())[1 : 1 + _OTHERS]
+        if probability >= _LEAST
+    ]
+    row = f"{name:<{width}}  {found.language:<3}  {found.name:<14}  {found.probability:.2f}"
+    return "  ".join([row, *others]) + "\n"

@@ -1,0 +1,110 @@
+"""What commands about recordings share: their inputs, the Whisper model, their exit code.
+
+Knows no command.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvcast.cli import console
+from kvcast.cli.arguments import Heading
+from kvcast.cli.files import STANDARD_INPUT
+from kvcast.cli.opening import opened
+from kvcast.errors import InputMissingError, PartialFailureError, UsageError
+from kvcast.spec.phases import OnPhase
+
+if TYPE_CHECKING:
+    from kvcast.tasks.model import WhisperModel
+
+MODEL_VARIABLE = "KVCAST_MODEL"
+MODEL_CHOICES = (
+    "a kvcast bundle, a Hugging Face or CTranslate2 Whisper folder, "
+    "a hub id org/name[@revision], demo or demo-base"
+)
+
+EXIT_CODES = """\
+exit codes:
+  0    done
+  1    error
+  2    wrong usage
+  3    some of several files failed; {done}
+  66   input missing
+  74   input cannot be read, or output cannot be written
+  130  interrupted; {kept}
+  141  the reader of standard output left early
+  143  terminated; as 130
+
+If all of several files fail, the exit code is the one they share, or else 1.
+"""
+
+
+def add_audio(parser: argparse.ArgumentParser) -> None:
+    """Declare the inputs."""
+    parser.add_argument(
+        "audio", nargs="+", metavar="AUDIO", help="audio files, or - for standard input"
+    )
+
+
+def add_model(group: Heading) -> None:
+    """Declare the model."""
+    group.add_argument(
+        "--model",
+        "-m",
+        default=os.environ.get(MODEL_VARIABLE),
+        metavar="MODEL",
+        help=f"{MODEL_CHOICES} (default: ${MODEL_VARIABLE})",
+    )
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise UsageError for a missing model or an impossible input, before any work."""
+    if not args.model:
+        raise UsageError(f"--model is missing: give {MODEL_CHOICES}; or set {MODEL_VARIABLE}")
+    if args.audio.count(STANDARD_INPUT) > 1:
+        raise UsageError("standard input (-) can be read only once")
+    if STANDARD_INPUT in args.audio and (sys.stdin is None or sys.stdin.isatty()):
+        raise UsageError("standard input (-) is not a recording: pipe one in")
+
+
+def present(sources: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Return the inputs that are there; report the others and return their exit codes."""
+    missing = [source for source in sources if _is_missing(source)]
+    failures = [
+        console.report(InputMissingError("there is no such file"), about=source)
+        for source in missing
+    ]
+    return [source for source in sources if source not in missing], failures
+
+
+def load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[WhisperModel, str]":
+    """Return the model and the name of what runs it."""
+    found = opened(args, on_phase)
+    model = found.model
+    if model.task != "transcribe":
+        raise UsageError(
+            f"{args.model} generates text and does not listen: "
+            "use kvcast generate, or another model"
+        )
+    return model, found.runtime
+
+
+def exit_code(failures: Sequence[int], *, inputs: int) -> int:
+    """Return the exit code of a run, given those of the inputs that failed."""
+    if failures and len(failures) < inputs:
+        return PartialFailureError.exit_code
+    shared = set(failures) or {0}
+    return shared.pop() if len(shared) == 1 else 1
+
+
+def _is_missing(source: str) -> bool:
+    """Tell before a model is loaded; what else may be wrong, the reader of audio finds."""
+    try:
+        return source != STANDARD_INPUT and not (source and Path(source).stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False

@@ -1,0 +1,102 @@
+"""Which language is spoken: heard in the first 30 seconds, and further where these are doubtful.
+
+Follows faster-whisper's detection over several windows. Knows no file formats and no runtime.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvcast.decoding.whisper import Features, WindowDecoder
+from kvcast.runtimes.base import Float32
+from kvcast.tasks.params import LanguageParams
+from kvcast.tasks.whisper.segments import WINDOW_FRAMES
+from kvcast.text.languages import LANGUAGES
+
+
+class Recording(Protocol):
+    """What is listened to: see `kvcast.audio.features.MelWindows`."""
+
+    @property
+    def content_frames(self) -> int:
+        """Frames of sound."""
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know."""
+
+    def first_window(self) -> Float32:
+        """Return the first 30 seconds, [n_mels, 3000]."""
+
+    def window(self, seek: int, end: int | None = None) -> Float32:
+        """Return [n_mels, 3000] from frame `seek`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectedLanguage:
+    """What is spoken in a recording.
+
+    Attributes:
+        language: code of the likeliest language.
+        probabilities: of every language that the model knows, by code, likeliest first.
+        windows: how many windows were listened to.
+        notices: what a user should know of the recording, one line each.
+
+    """
+
+    language: str
+    probabilities: Mapping[str, float]
+    windows: int
+    notices: tuple[str, ...] = ()
+
+    @property
+    def probability(self) -> float:
+        """Of the likeliest language."""
+        return self.probabilities[self.language]
+
+    @property
+    def name(self) -> str:
+        """Its English name."""
+        return LANGUAGES[self.language].title()
+
+
+def detect(
+    decoder: WindowDecoder, recording: Recording, params: LanguageParams
+) -> DetectedLanguage:
+    """Listen to windows of 30 seconds until one leaves no doubt.
+
+    A window leaves no doubt if a language is more probable than the threshold. If none does, the
+    probabilities are the mean over the windows, weighted by how much sound they hold.
+
+    Raises:
+        UsageError: the model knows English only.
+
+    """
+    totals: Counter[str] = Counter()
+    weight, heard = 0, 0
+    for heard in range(1, params.language_detection_segments + 1):
+        seek = (heard - 1) * WINDOW_FRAMES
+        frames = min(WINDOW_FRAMES, recording.content_frames - seek)
+        features_mt = recording.window(seek) if seek else recording.first_window()
+        [found] = decoder.detect_languages([Features(features_mt)])
+        if max(found.values()) > params.language_detection_threshold:
+            return _ranked(found, heard, recording.notices)
+        totals.update({code: frames * probability for code, probability in found.items()})
+        weight += frames
+        if seek + WINDOW_FRAMES >= recording.content_frames:
+            break
+    mean = {code: total / weight for code, total in totals.items()}
+    return _ranked(mean, heard, recording.notices)
+
+
+def _ranked(
+    probabilities: Mapping[str, float], windows: int, notices: tuple[str, ...]
+) -> DetectedLanguage:
+    likeliest_first = sorted(probabilities, key=lambda code: -probabilities[code])
+    return DetectedLanguage(
+        language=likeliest_first[0],
+        probabilities={code: probabilities[code] for code in likeliest_first},
+        windows=windows,
+        notices=notices,
+    )
