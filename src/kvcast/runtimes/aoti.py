@@ -61,9 +61,10 @@ class CompiledProgram:
 
     def _slots_of(self, count: int) -> Tensor:
         """Only its size is looked at."""
-        if len(self._slots) < count:
-            self._slots = torch.empty(2 * count, dtype=torch.int8, device=self._device)
-        return self._slots[:count]
+        slots = self._slots  # another thread may put a shorter one in its place
+        if len(slots) < count:
+            self._slots = slots = torch.empty(2 * count, dtype=torch.int8, device=self._device)
+        return slots[:count]
 
 
 class DecodeProgram:

@@ -8,6 +8,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ class Methods:
         # Kernels' matrix products are torch's, whose own threads would come on top of these.
         torch.set_num_threads(1)
         self._path = path
+        # The methods of a program compute in the same memory, whichever thread calls them.
+        self._running = Lock()
         try:
             self._program = runtime.load_program(path)
         except RuntimeError:
@@ -54,7 +57,7 @@ class Methods:
 
     def run(self, name: str, arguments: Sequence[Tensor]) -> list[Tensor]:
         """Run a method; raises KvcastError, which names the file, for whatever goes wrong."""
-        with naming(self._path):
+        with naming(self._path), self._running:
             results: list[Tensor] = self._program.load_method(name).execute(arguments)
         return results
 
