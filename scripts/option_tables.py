@@ -24,6 +24,7 @@ from kvcast.tasks import params
 DOCS = Path(__file__).parents[1] / "docs"
 SCHEMAS = (
     "doctor.schema.json",
+    "folder.schema.json",
     "generation.schema.json",
     "language.schema.json",
     "transcript.schema.json",
@@ -44,7 +45,7 @@ def written(text: str) -> str:
 def enumerated(schema: str) -> str:
     """Return a JSON Schema whose lists of runtimes are those of the table."""
     names = ", ".join(f'"{name}"' for name in RUNTIMES)
-    return re.sub(r'(?<="enum": \[)"onnx"[^\]]*', names, schema)
+    return re.sub(r'(?<="enum": \[)"onnx"(?:, "\w+")*', names, schema)
 
 
 def _table(found: re.Match[str]) -> str:

@@ -169,7 +169,7 @@ def test_a_runtime_arrives_in_the_documentation():
     assert text.count("abacus: Abacus, beads on wires, needs kvcast[beads]") == 2
     for name in tables.SCHEMAS:
         schema = tables.enumerated((ROOT / "docs" / name).read_text(encoding="utf-8"))
-        assert '{"enum": ["onnx", "aoti", "executorch", "eager", "abacus"]}' in schema
+        assert re.search(r'\{"enum": \["onnx", "aoti", "executorch", "eager", "abacus"\W', schema)
 
 
 @pytest.mark.usefixtures("one_more_runtime")

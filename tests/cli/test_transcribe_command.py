@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from cli.cli_fakes import SEGMENTS, FakeModel
-from kvcast.cli import files, main
+from kvcast.cli import main
 from kvcast.errors import InputOutputError, KvcastError
 
 SCHEMA = json.loads(
@@ -240,26 +240,3 @@ def test_a_message_that_names_its_file_is_not_prefixed_with_it_again(model, reco
 def test_standard_input_is_given_once(words: list[str], model, capsys):
     assert transcribe(*words) == 2
     assert "only once" in capsys.readouterr().err
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_fragment(tmp_path, monkeypatch):
-    target = tmp_path / "a.txt"
-    files.save(target, "old")
-
-    def no_space(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(InputOutputError, match=r"cannot write .*a\.txt: No space left on device"):
-        files.save(target, "new")
-    assert target.read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
-
-
-def test_a_saved_file_has_the_permissions_that_the_user_chose(tmp_path):
-    before = os.umask(0o027)
-    try:
-        files.save(tmp_path / "a.txt", "text")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o640

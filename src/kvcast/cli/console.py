@@ -9,6 +9,7 @@ import io
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvcast.errors import InputOutputError, KvcastError
@@ -90,6 +91,27 @@ def report(error: Exception, *, about: str | None = None) -> int:
         about=about,
     )
     return KvcastError.exit_code
+
+
+@contextlib.contextmanager
+def own_error_stream() -> Iterator[None]:
+    """Write to standard error through a file descriptor that nobody else points elsewhere.
+
+    Readers of sound keep their libraries quiet by sending descriptor 2 nowhere for a moment. From
+    another thread, this module's lines would go the same way.
+    """
+    given = sys.stderr
+    try:
+        handle = os.dup(given.fileno())
+    except (AttributeError, OSError):  # there is none, or a stand-in
+        yield
+        return
+    with os.fdopen(handle, "w", encoding=given.encoding, errors=given.errors, buffering=1) as own:
+        sys.stderr = own
+        try:
+            yield
+        finally:
+            sys.stderr = given
 
 
 def one_line(text: str) -> str:

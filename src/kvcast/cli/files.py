@@ -1,16 +1,12 @@
-"""Result files: named after their input, never half written, never in each other's way.
+"""Names of result files: after their input, never in each other's way.
 
-A file is written beside its target, synced and renamed, so that a target holds either what it
-held before or all of the new text, whenever the process ends. Knows no format and no model.
+Knows no format and no model.
 """
 
-import contextlib
-import os
-import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-from kvcast.errors import InputOutputError, UsageError
+from kvcast.errors import UsageError
 
 STANDARD_INPUT = "-"
 
@@ -36,50 +32,3 @@ def refuse_shared_names(sources: Iterable[str]) -> None:
                 "transcribe them in two runs, each with its own --output-dir"
             )
         owners[name] = source
-
-
-def prepare_folder(folder: Path) -> None:
-    """Create the folder and prove that files can be made in it, before any work is done."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = _beside(folder / "probe")
-        probe.touch(exist_ok=False)
-        probe.unlink()
-    except OSError as error:
-        raise _unwritable(folder, error) from None
-
-
-def save(target: Path, text: str) -> None:
-    """Put `text` into `target` all at once, as UTF-8 with plain newlines."""
-    part = _beside(target)
-    try:
-        with part.open("x", encoding="utf-8", errors="backslashreplace", newline="\n") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(target)
-        _sync_folder(target.parent)
-    except OSError as error:
-        raise _unwritable(target, error) from None
-    finally:
-        with contextlib.suppress(OSError):  # renamed, or never made
-            part.unlink()
-
-
-def _beside(target: Path) -> Path:
-    # Opened by the ordinary way, unlike tempfile's, so that the user's umask decides its mode.
-    return target.with_name(f".kvcast-{secrets.token_hex(8)}.part")
-
-
-def _sync_folder(folder: Path) -> None:
-    # The rename has happened already; not every file system can sync a folder.
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _unwritable(path: Path, error: OSError) -> InputOutputError:
-    return InputOutputError(f"cannot write {path}: {error.strerror}")

@@ -10,7 +10,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvcast.cli import console, files, prompts
+from kvcast.cli import console, prompts
 from kvcast.cli.arguments import Heading, add_options, filled, headings, keywords
 from kvcast.cli.files import STANDARD_INPUT
 from kvcast.cli.opening import opened
@@ -19,6 +19,7 @@ from kvcast.cli.prompts import Prompt
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.spec.phases import OnPhase
 from kvcast.tasks.params import CONVERSATION, LOADING, SAMPLING, SEVERAL, LoadParams, PromptParams
+from kvcast.tasks.saving import prepare_folder, save
 from kvcast.tasks.writers import json_number
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def _prepare(output: Path, *, source: str | None) -> None:
             raise UsageError(f"--output {output} would replace the prompts: give another file")
     except OSError as error:
         raise InputOutputError(f"cannot write {output}: {error.strerror}") from None
-    files.prepare_folder(output.parent)
+    prepare_folder(output.parent)
 
 
 def _prompts(args: argparse.Namespace) -> list[Prompt]:
@@ -221,7 +222,7 @@ def _write_json(
         lines.append(line)
         found += texts
     if args.output is not None:
-        files.save(args.output, "".join(lines))
+        save(args.output, "".join(lines))
     return found
 
 

@@ -8,10 +8,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvcast.cli import console, files
+from kvcast.cli import console
 from kvcast.cli.arguments import filled, number, several, whole_number
 from kvcast.cli.progress import progress
 from kvcast.errors import UsageError
+from kvcast.tasks.saving import save
 
 if TYPE_CHECKING:
     from kvcast.inspect.bias import Bias
@@ -214,7 +215,7 @@ def _masks(args: argparse.Namespace) -> int:
 
     drawn = _drawn(args)
     if args.svg is not None:
-        files.save(args.svg, svg.draw(drawn.title(), list(masks.masks(drawn))))
+        save(args.svg, svg.draw(drawn.title(), list(masks.masks(drawn))))
     console.emit(masks.render(drawn))
     return 0
 

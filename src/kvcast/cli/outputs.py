@@ -12,6 +12,7 @@ from kvcast.cli import console, files
 from kvcast.cli.progress import Progress
 from kvcast.errors import UsageError
 from kvcast.tasks import writers
+from kvcast.tasks.saving import prepare_folder, save
 from kvcast.tasks.subtitles import AS_SEGMENTS
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Outputs:
         if output_dir is None:
             return cls(printed=_printed_alone(format, json=json, several=len(sources) > 1))
         files.refuse_shared_names(sources)
-        files.prepare_folder(output_dir)
+        prepare_folder(output_dir)
         saved = tuple(writers.EXTENSIONS) if format == ALL else (format or "text",)
         printed = "json" if json else None if quiet else "text"
         return cls(printed=printed, saved=saved, folder=output_dir)
@@ -58,13 +59,18 @@ class Outputs:
             with progress.hidden():
                 console.emit(piece)
 
+    def rendered(self, transcript: writers.Transcript) -> dict[str, str]:
+        """Return the content of every file to save, by the file's extension."""
+        return {
+            writers.EXTENSIONS[saved]: writers.render(saved, transcript) for saved in self.saved
+        }
+
     def finish(self, transcript: writers.Transcript) -> None:
         """Save the files, then print a format that needs the whole transcript."""
         if self.folder:
             name = files.stem(transcript.source)
-            for saved in self.saved:
-                target = self.folder / f"{name}.{writers.EXTENSIONS[saved]}"
-                files.save(target, writers.render(saved, transcript))
+            for extension, text in self.rendered(transcript).items():
+                save(self.folder / f"{name}.{extension}", text)
         if self.printed == "json":
             console.emit(writers.render("json", transcript))
 

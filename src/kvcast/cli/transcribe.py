@@ -8,17 +8,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvcast.cli import console, live, recordings
+from kvcast.cli import console, folders, live, recordings
 from kvcast.cli.arguments import Heading, add_options, headings, keywords
 from kvcast.cli.files import shown
 from kvcast.cli.outputs import FORMATS, Outputs
 from kvcast.cli.progress import Progress, progress
 from kvcast.tasks.params import (
     FALLBACK,
+    FOLDERS,
     LIVE,
     LOADING,
     RECOGNITION,
     SEARCH,
+    FolderParams,
     LiveParams,
     LoadParams,
     TranscribeParams,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 EPILOG = """\
 Options may be spelled with hyphens or underscores; Whisper's own names are accepted.
 Without --output-dir the transcript goes to standard output as it is recognised.
+AUDIO may also be one folder, which needs --output-dir; the options under "folders" are for it.
 
 """ + recordings.EXIT_CODES.format(
     done="the others are done and saved", kept="files already complete stay"
@@ -41,11 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = EPILOG
     recordings.add_audio(parser)
-    under = headings(parser, LOADING, RECOGNITION, SEARCH, FALLBACK, LIVE, "output")
+    under = headings(parser, LOADING, RECOGNITION, SEARCH, FALLBACK, LIVE, FOLDERS, "output")
     recordings.add_model(under[LOADING])
     add_options(under, LoadParams, leave_out={"cache"})  # Whisper's are in fp32
     add_options(under, TranscribeParams)
     live.add_arguments(under[LIVE])
+    add_options(under, FolderParams)
     _add_output(under["output"])
 
 
@@ -83,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     if args.live:
         return _transcribe_live(args)
+    if (folder := folders.folder_of(args)) is not None:
+        return folders.run(folder, args)
     outputs = Outputs.chosen(
         sources=args.audio,
         format=args.format,

@@ -6,6 +6,7 @@ Knows no tensor library, so that the command line can show its help at once.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 from typing_extensions import override
@@ -28,6 +29,7 @@ from kvcast.spec.runtimes import DEFAULT_RUNTIME, RUNTIMES, PrecisionRequest, ex
 __all__ = [
     "CONVERSATION",
     "FALLBACK",
+    "FOLDERS",
     "LIVE",
     "LOADING",
     "RECOGNITION",
@@ -36,6 +38,7 @@ __all__ = [
     "SEVERAL",
     "SUBTITLES",
     "ExportParams",
+    "FolderParams",
     "LanguageParams",
     "LiveParams",
     "LoadParams",
@@ -49,6 +52,7 @@ LOADING = "model and runtime"
 FALLBACK = "long recordings and fallback"
 SUBTITLES = "subtitles"
 LIVE = "live"
+FOLDERS = "folders"
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
@@ -496,3 +500,63 @@ class LiveParams(TranscribeParams):
         for option in self.declared():
             if option.name in _OF_RECORDINGS and getattr(self, option.name) != option.default:
                 raise UsageError(f"{option.name} is for recordings, and means nothing live")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderParams(Params):
+    """Which recordings of a folder are transcribed, and how many at once."""
+
+    recursive: Annotated[
+        bool,
+        Option(
+            group=FOLDERS,
+            help="also the recordings in folders inside of it",
+            flags=("--recursive", "-r"),
+        ),
+    ] = False
+    glob: Annotated[
+        str | Sequence[str],
+        Option(
+            group=FOLDERS,
+            help="files that match this pattern, such as *.dat or talks/*.wav; may be repeated",
+            check=Text(filled=True),
+            metavar="PATTERN",
+            default="the extensions of sound and video files",
+        ),
+    ] = ()
+    newer: Annotated[
+        str | None,
+        Option(
+            group=FOLDERS,
+            help="only files changed after this file, or after this date",
+            check=Text(filled=True),
+            metavar="FILE|DATE",
+        ),
+    ] = None
+    workers: Annotated[
+        int,
+        Option(
+            group=FOLDERS,
+            help="recordings under way at once; the model is in memory once",
+            check=Bounds(least=1, most=256),
+        ),
+    ] = 1
+    resume: Annotated[
+        bool,
+        Option(
+            group=FOLDERS,
+            help="keep what was done before and is unchanged; what failed is tried again",
+        ),
+    ] = False
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for pattern in self.patterns:
+            if not PurePosixPath(pattern).parts or pattern.startswith("/"):
+                raise UsageError(f"glob: {pattern} is no pattern of paths inside a folder")
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Patterns, of which a file matches at least one; none if extensions decide."""
+        return (self.glob,) if isinstance(self.glob, str) else tuple(self.glob)

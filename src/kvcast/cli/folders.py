@@ -1,0 +1,246 @@
+"""`kvcast transcribe DIR`: a folder's recordings, what is said of each, and the summary.
+
+Knows no decoding, and nothing of how a run survives its end: see `kvcast.tasks.folders`.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
+from datetime import timedelta
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from kvcast.cli import console, recordings
+from kvcast.cli.arguments import keywords
+from kvcast.cli.outputs import Outputs
+from kvcast.cli.progress import Progress, progress
+from kvcast.cli.signals import Terminated
+from kvcast.errors import InputMissingError, UsageError
+from kvcast.tasks.params import FOLDERS, FolderParams, TranscribeParams
+from kvcast.tasks.writers import Transcript
+
+if TYPE_CHECKING:
+    from kvcast.tasks.folders.run import FolderRun, Result, Summary
+    from kvcast.tasks.folders.working import Heard, Job
+    from kvcast.tasks.model import WhisperModel
+
+_WITHOUT_EFFECT = frozenset({"audio", "output_dir", "json", "quiet", "run", "threads", "trust"})
+"""Arguments that a transcript does not depend on, besides those of folders."""
+
+
+def folder_of(args: argparse.Namespace) -> Path | None:
+    """Return the folder that is to be transcribed, or None if the inputs are files.
+
+    Raises UsageError or InputMissingError if the inputs and the options do not go together.
+    """
+    params = FolderParams(**keywords(args, FolderParams))
+    folders = [source for source in args.audio if _is_folder(source)]
+    asked = [name for name in params.changed(FOLDERS) if getattr(params, name)]
+    if folders and len(args.audio) > 1:
+        raise UsageError(f"{folders[0]} is a folder: transcribe it in a run of its own")
+    if folders and args.output_dir is None:
+        raise UsageError(f"{folders[0]} is a folder: add --output-dir for its transcripts")
+    if folders:
+        return Path(folders[0])
+    if asked and not any(source == "-" or os.path.lexists(source) for source in args.audio):
+        raise InputMissingError(f"{args.audio[0]}: there is no such folder")
+    if asked:
+        raise UsageError(f"--{asked[0]} is for a folder, and {args.audio[0]} is none")
+    return None
+
+
+def _is_folder(source: str) -> bool:
+    try:
+        return bool(source) and Path(source).is_dir()
+    except OSError:  # as its reader will tell
+        return False
+
+
+def run(folder: Path, args: argparse.Namespace) -> int:
+    """Transcribe a folder and return the exit code; raises what concerns all recordings."""
+    from kvcast.tasks.folders.run import opened_run
+
+    outputs = Outputs.chosen(
+        sources=args.audio,
+        format=args.format,
+        output_dir=args.output_dir,
+        json=args.json,
+        quiet=args.quiet,
+    )
+    params = FolderParams(**keywords(args, FolderParams))
+    if args.batch is not None and params.workers > 1:
+        raise UsageError(
+            "--batch decodes several recordings together already: drop it or --workers"
+        )
+    watcher = progress(quiet=args.quiet)
+    with console.own_error_stream(), ExitStack() as held:
+        with watcher.waiting(f"looking at {folder}"):
+            options = _fingerprint(args, outputs)
+            work = held.enter_context(opened_run(folder, args.output_dir, params, options=options))
+        _refuse_nothing(folder, work)
+        if not args.quiet:
+            for notice in _notices(work):
+                console.say(notice)
+        course = _Course(folder, args, outputs, watcher, work)
+        for problem in work.problems:
+            course.ended(problem)
+        if work.waiting:
+            with watcher.waiting(f"loading {args.model}") as on_phase:
+                model, runtime = recordings.load(args, on_phase)
+            course.transcribe(model, runtime, params.workers)
+        summary = course.summary()
+    if args.json:
+        console.emit(json.dumps(summary.document(), ensure_ascii=False) + "\n")
+    elif not args.quiet:
+        console.emit("".join(_table(summary)))
+    return recordings.exit_code(course.failures, inputs=len(summary.files))
+
+
+class _Course:
+    """Collects how the files of a folder end, and says why those fail that do."""
+
+    def __init__(
+        self,
+        folder: Path,
+        args: argparse.Namespace,
+        outputs: Outputs,
+        watcher: Progress,
+        work: "FolderRun",
+    ) -> None:
+        self._folder = folder
+        self._args = args
+        self._outputs = outputs
+        self._watcher = watcher
+        self._work = work
+        self._results: list[Result] = list(work.kept)
+        self._runtime: str | None = None
+        self._seconds = 0.0
+        self.failures: list[int] = []
+
+    def ended(self, result: "Result") -> None:
+        """Take a result; a failure is told at once."""
+        self._results.append(result)
+        if result.error is not None:
+            with self._watcher.aside():
+                code = console.report(result.error, about=str(self._folder / result.path))
+            self.failures.append(code)
+
+    def transcribe(self, model: "WhisperModel", runtime: str, workers: int) -> None:
+        """Transcribe what waits."""
+        from kvcast.tasks.folders.working import transcribe_all
+
+        waiting = self._work.waiting
+        self._runtime = runtime
+        begun = time.monotonic()
+        finished = 0
+        with self._watcher.covering(len(waiting), sum(one.size for one in waiting)) as bar:
+            outcomes = transcribe_all(
+                model,
+                self._work.jobs(),
+                workers,
+                options=keywords(self._args, TranscribeParams),
+                watch=lambda job, share: bar.reached(job.source, share * job.recording.size),
+            )
+            try:
+                with closing(outcomes):
+                    for outcome in outcomes:
+                        self.ended(self._work.finish(outcome, self._render))
+                        finished += 1
+                        bar.finished(outcome.job.source, outcome.job.recording.size)
+                        self._tell(outcome.job, outcome.heard)
+            except (KeyboardInterrupt, Terminated):
+                console.say(
+                    f"{finished} of {len(waiting)} recordings are finished; the same command with "
+                    "--resume does the others"
+                )
+                raise
+        self._seconds = time.monotonic() - begun
+
+    def summary(self) -> "Summary":
+        """Return what the run came to."""
+        from kvcast.tasks.folders.run import Summary
+
+        return Summary(
+            folder=str(self._folder),
+            output_dir=str(self._args.output_dir),
+            model=self._args.model,
+            runtime=self._runtime,
+            seconds=self._seconds,
+            files=tuple(sorted(self._results, key=lambda one: PurePosixPath(one.path).parts)),
+        )
+
+    def _render(self, source: str, heard: "Heard") -> dict[str, str]:
+        return self._outputs.rendered(
+            Transcript(
+                source=source,
+                model=self._args.model,
+                runtime=self._runtime or "",
+                task=self._args.task,
+                language=heard.language,
+                duration=heard.duration,
+                notices=heard.notices,
+                segments=heard.segments,
+            )
+        )
+
+    def _tell(self, job: "Job", heard: "Heard | None") -> None:
+        if heard is None or self._args.quiet:
+            return
+        for notice in heard.notices:
+            with self._watcher.aside():
+                console.say(notice, about=job.source)
+
+
+def _fingerprint(args: argparse.Namespace, outputs: Outputs) -> str:
+    """Return what stands for all options on which a transcript depends."""
+    folders = {option.name for option in FolderParams.declared()}
+    given = {
+        name: value
+        for name, value in vars(args).items()
+        if name not in _WITHOUT_EFFECT and name not in folders
+    }
+    given["format"] = outputs.saved
+    return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _refuse_nothing(folder: Path, work: "FolderRun") -> None:
+    """Raise InputMissingError where there is nothing that could be transcribed."""
+    found = work.found
+    if not (work.waiting or work.kept or work.problems or found.older):
+        raise InputMissingError(
+            f"{folder} holds no recordings that were asked for: add --recursive for those in its "
+            "folders, or name files with --glob"
+        )
+
+
+def _notices(work: "FolderRun") -> Iterable[str]:
+    """Yield what a user should know before work begins."""
+    if work.damaged:
+        yield f"damaged lines of the journal: {work.damaged}; what they were about is done again"
+    if work.tried_again:
+        yield f"recordings that failed before and are tried again: {work.tried_again}"
+    if links := work.found.links:
+        yield f"links to folders are not followed: {', '.join(links)}"
+
+
+def _table(summary: "Summary") -> Iterable[str]:
+    yield f"{'':8}{'files':>8}  sound\n"
+    for status in ("done", "kept", "failed"):
+        sound = _clock(summary.sound(status)) if status != "failed" else ""
+        yield f"{status:8}{summary.count(status):>8}  {sound}".rstrip() + "\n"
+    if summary.seconds and summary.sound("done"):
+        speed = summary.sound("done") / summary.seconds
+        yield f"in {_clock(summary.seconds)}: {speed:.1f} times as fast as it plays\n"
+    for one in summary.files:
+        if one.reason:
+            named = one.path in one.reason
+            told = one.reason if named else f"{one.path}: {one.reason}"
+            yield f"{console.one_line(told)}\n"
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,79 @@
+"""Text files that are never half written.
+
+A file is written under another name, synced and renamed, so that a target holds either what it
+held before or all of the new text, whenever the process ends. Knows no format.
+"""
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from kvcast.errors import InputOutputError
+
+PART = ".part"
+"""Ends the names of files that are not complete yet."""
+
+
+def prepare_folder(folder: Path) -> None:
+    """Create the folder and prove that files can be made in it, before any work is done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = _part_of(folder)
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise unwritable(folder, error) from None
+
+
+def save(target: Path, text: str, *, staging: Path | None = None) -> None:
+    """Put `text` into `target` all at once, as UTF-8 with plain newlines.
+
+    Args:
+        target: the file, in a folder that exists.
+        text: what it will hold; characters that UTF-8 lacks are written as escapes.
+        staging: the folder where the new file grows, on the same file system; by default the
+            target's.
+
+    Raises:
+        InputOutputError: it cannot be written; the target is as it was.
+
+    """
+    part = _part_of(staging or target.parent)
+    try:
+        with part.open("xb") as stream:
+            stream.write(encoded(text))
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise unwritable(target, error) from None
+    finally:
+        with contextlib.suppress(OSError):  # renamed, or never made
+            part.unlink()
+
+
+def encoded(text: str) -> bytes:
+    """Return what `save` writes for a text."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def unwritable(path: Path, error: OSError) -> InputOutputError:
+    """Return the error that tells why a file or folder cannot be written."""
+    return InputOutputError(f"cannot write {path}: {error.strerror or error}")
+
+
+def _part_of(folder: Path) -> Path:
+    # Opened by the ordinary way, unlike tempfile's, so that the user's umask decides its mode.
+    return folder / f".kvcast-{secrets.token_hex(8)}{PART}"
+
+
+def _sync_folder(folder: Path) -> None:
+    # The rename has happened already; not every file system can sync a folder.
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,117 @@
+"""A run over a folder, killed with SIGKILL and started again, loses nothing and ends the same."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvcast.tasks.folders.journal import unsealed
+
+FAKES = Path(__file__).with_name("folder_fakes.py")
+RECORDINGS = {
+    **{f"{name}.wav": name for name in "abc"},
+    **{f"{name}.mp3": name * 2 for name in "abd"},  # two of them clash with a .wav
+    **{f"talks/{name}.flac": name * 3 for name in "ae"},
+    "talks/deep/f.ogg": "f",
+    "bad.wav": "bad sound",
+}
+DONE = {path for path in RECORDINGS if path != "bad.wav"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for path, content in RECORDINGS.items():
+        place = tmp_path / "in" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(content)
+    return tmp_path / "in"
+
+
+def run(folder: Path, out: Path, *words: str, **environment: str) -> subprocess.CompletedProcess:
+    command = [
+        *(sys.executable, str(FAKES), "transcribe", "--model", "demo", str(folder)),
+        *("--recursive", "--output-dir", str(out), "--format", "all", "--json", *words),
+    ]
+    return subprocess.run(
+        command, capture_output=True, check=False, env=os.environ | environment, text=True
+    )
+
+
+def transcripts(out: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(out).as_posix(): path.read_bytes()
+        for path in out.rglob("*")
+        if path.is_file() and ".kvcast" not in path.parts
+    }
+
+
+def done_in(out: Path) -> set[str]:
+    """Return the recordings that a journal says are done, a damaged line being none."""
+    journal = out / ".kvcast" / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True) if journal.exists() else []
+    entries = filter(None, map(unsealed, lines))
+    return {entry["path"] for entry in entries if entry.get("status") == "done"}
+
+
+def check_kill(folder: Path, expected: dict[str, bytes], out: Path, kill_at: int, *words: str):
+    killed = run(folder, out, *words, KVCAST_KILL_AT=str(kill_at))
+    assert killed.returncode == -signal.SIGKILL
+    assert transcripts(out).items() <= expected.items()
+    before = done_in(out)
+    resumed = run(folder, out, "--resume", *words)
+    assert resumed.returncode == 3, resumed.stderr
+    assert transcripts(out) == expected
+    ended = {one["path"]: one["status"] for one in json.loads(resumed.stdout)["files"]}
+    assert {path for path, status in ended.items() if status == "kept"} == before
+    assert ended == {
+        path: "failed" if path == "bad.wav" else "kept" if path in before else "done"
+        for path in RECORDINGS
+    }
+    lines = (out / ".kvcast" / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    assert None not in map(unsealed, lines)
+    assert done_in(out) == DONE
+    assert list(out.rglob("*.part")) == []
+
+
+def kills(folder: Path, tmp_path: Path, *words: str, count: int, seed: int) -> None:
+    undisturbed = tmp_path / "undisturbed"
+    counted = tmp_path / "lines"
+    assert run(folder, undisturbed, *words, KVCAST_COUNT=str(counted)).returncode == 3
+    expected = transcripts(undisturbed)
+    assert len(expected) == 5 * len(DONE)
+    assert len(set(expected.values())) == len(expected)
+    lines = int(counted.read_text())
+    chance = random.Random(seed)
+    # With threads, the number of lines varies a little from run to run.
+    for number, kill_at in enumerate(chance.sample(range(1, lines * 9 // 10), count)):
+        check_kill(folder, expected, tmp_path / f"out{number}", kill_at, *words)
+
+
+def test_a_killed_run_is_resumed_to_the_same_result(folder, tmp_path):
+    kills(folder, tmp_path, count=3, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_a_run_killed_at_any_point_is_resumed_to_the_same_result(workers: int, folder, tmp_path):
+    kills(folder, tmp_path, "--workers", str(workers), count=30, seed=workers)
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_comes_to_the_same_end(folder, tmp_path):
+    assert run(folder, tmp_path / "undisturbed").returncode == 3
+    out, chance = tmp_path / "out", random.Random(7)
+    for _ in range(200):
+        kill_at = str(chance.randrange(300, 3000))
+        ended = run(folder, out, "--resume", "--workers", "2", KVCAST_KILL_AT=kill_at)
+        if ended.returncode == 3:
+            break
+        assert ended.returncode == -signal.SIGKILL
+    assert ended.returncode == 3
+    assert transcripts(out) == transcripts(tmp_path / "undisturbed")
+    assert done_in(out) == DONE

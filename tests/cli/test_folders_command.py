@@ -1,0 +1,463 @@
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+from filelock import FileLock
+
+from cli.folder_fakes import ReadingModel
+from kvcast.cli import main
+from kvcast.errors import KvcastError
+from kvcast.tasks.saving import save
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "docs" / "folder.schema.json").read_text(encoding="utf-8"))
+FAKES = Path(__file__).with_name("folder_fakes.py")
+CONTENTS = {"a.wav": "a", "b.mp3": "b", "talks/a.wav": "c", "talks/deep/d.flac": "d"}
+
+
+class Model(ReadingModel):
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def transcribe(self, source: str, **options):
+        self.calls.append(source)
+        self.options = options
+        return super().transcribe(source)
+
+    def taken(self, folder: Path) -> list[str]:
+        """Return what was transcribed since the last time."""
+        found = [Path(source).relative_to(folder).as_posix() for source in self.calls]
+        self.calls.clear()
+        return found
+
+
+@pytest.fixture
+def model(open_as) -> Model:
+    made = Model()
+    open_as(made)
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for path, content in CONTENTS.items():
+        place = tmp_path / "in" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(content)
+    return tmp_path / "in"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def transcribe(folder: Path, *words: str, out: Path | None = None) -> int:
+    at = folder.parent / "out" if out is None else out
+    command = ["transcribe", "--model", "demo", str(folder), "--recursive", "-o", str(at)]
+    return main([*command, *words])
+
+
+def files(out: Path) -> list[str]:
+    found = (path.relative_to(out) for path in out.rglob("*") if path.is_file())
+    return sorted(path.as_posix() for path in found if path.parts[0] != ".kvcast")
+
+
+def document(capsys) -> dict:
+    found = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, SCHEMA)
+    return found
+
+
+def statuses(found: dict) -> dict[str, str]:
+    return {one["path"]: one["status"] for one in found["files"]}
+
+
+def test_transcripts_lie_as_their_recordings_do_and_a_table_sums_up(model, folder, out, capsys):
+    assert transcribe(folder) == 0
+    assert files(out) == ["a.txt", "b.txt", "talks/a.txt", "talks/deep/d.txt"]
+    printed = capsys.readouterr()
+    assert re.fullmatch(
+        r" +files  sound\ndone +4  0:00:08\nkept +0  0:00:00\nfailed +0\n"
+        r"in 0:00:00: [\d.]+ times as fast as it plays\n",
+        printed.out,
+    )
+    assert printed.err == ""
+
+
+def test_each_file_holds_what_transcribing_it_alone_gives(model, folder, out, tmp_path):
+    assert transcribe(folder, "--format", "all", "--workers", "3") == 0
+    for path in CONTENTS:
+        alone = ["transcribe", "--model", "demo", str(folder / path), "--format", "all", "-q"]
+        assert main([*alone, "-o", str(tmp_path / "alone" / path)]) == 0
+        for one in (tmp_path / "alone" / path).iterdir():
+            assert (out / Path(path).with_suffix(one.suffix)).read_bytes() == one.read_bytes()
+
+
+def test_without_recursive_only_the_folder_itself_is_taken(model, folder, out):
+    assert main(["transcribe", "--model", "demo", str(folder), "-o", str(out), "-q"]) == 0
+    assert files(out) == ["a.txt", "b.txt"]
+
+
+def test_the_summary_is_one_document_that_fits_the_schema(model, folder, out, capsys):
+    (folder / "bad.wav").write_text("bad")
+    assert transcribe(folder, "--json", "--quiet") == 3
+    found = document(capsys)
+    assert (found["done"], found["kept"], found["failed"]) == (4, 0, 1)
+    assert (found["duration"], found["runtime"], found["model"]) == (8.0, "onnx", "demo")
+    assert [one["path"] for one in found["files"]] == [
+        *("a.wav", "b.mp3", "bad.wav", "talks/a.wav", "talks/deep/d.flac")
+    ]
+    bad = found["files"][2]
+    assert bad["reason"] == f"{folder}/bad.wav is damaged"
+    assert (bad["outputs"], bad["duration"], bad["language"]) == ([], None, None)
+    assert found["files"][3]["outputs"] == ["talks/a.txt"]
+
+
+def test_options_of_recognition_reach_the_model(model, folder):
+    assert transcribe(folder, "--language", "de", "--beam", "3", "-q") == 0
+    assert (model.options["language"], model.options["beam"]) == ("de", 3)
+
+
+def test_a_bad_recording_is_told_and_never_stops_the_others(model, folder, out, capsys):
+    (folder / "bad.wav").write_text("bad")
+    (folder / "bad bug.wav").write_text("bug")
+    heard = model._segments
+
+    def segments(source: str, content: bytes):
+        if content == b"bug":
+            raise ZeroDivisionError("of\nzero")
+        return heard(source, content)
+
+    model._segments = segments
+    assert transcribe(folder, "--workers", "2") == 3
+    assert len(files(out)) == 4
+    printed = capsys.readouterr()
+    assert sorted(printed.err.splitlines()) == [
+        f"kvcast: {folder}/bad bug.wav: internal error (ZeroDivisionError: of zero); please "
+        "report it; KVCAST_DEBUG=1 shows the traceback",
+        f"kvcast: {folder}/bad.wav is damaged",
+    ]
+    assert printed.out.splitlines()[-2:] == [
+        "bad bug.wav: internal error (ZeroDivisionError: of zero)",
+        f"{folder}/bad.wav is damaged",
+    ]
+
+
+def test_if_all_fail_the_code_is_the_one_they_share(model, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    for name in ("a.wav", "b.wav"):
+        (tmp_path / "in" / name).write_text("bad")
+    assert transcribe(tmp_path / "in") == 74
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_resume_keeps_what_is_done_and_loads_no_model_for_it(model, folder, monkeypatch, capsys):
+    assert transcribe(folder, "-q") == 0
+    model.calls.clear()
+
+    def fail(*_):
+        raise KvcastError("not needed")
+
+    monkeypatch.setattr("kvcast.tasks.loading.open_model", fail)
+    assert transcribe(folder, "--resume", "--json") == 0
+    found = document(capsys)
+    assert set(statuses(found).values()) == {"kept"}
+    assert (found["runtime"], found["duration"]) == (None, 0)
+    assert found["files"][0]["duration"] == 2.0
+    assert transcribe(folder, "--json") == 1  # without resume all is done again
+
+
+@pytest.mark.parametrize(
+    "disturb",
+    [
+        lambda folder, out: (folder / "a.wav").write_text("longer than it was"),
+        lambda folder, out: (folder / "a.wav").write_text("z"),
+        lambda folder, out: (out / "a.txt").unlink(),
+        lambda folder, out: (out / "a.txt").write_text("meddled with"),
+    ],
+    ids=["larger", "as large", "missing output", "changed output"],
+)
+def test_resume_does_again_what_changed(disturb, model, folder, out, capsys):
+    assert transcribe(folder, "-q") == 0
+    stale = (folder / "a.wav").stat().st_mtime_ns
+    model.calls.clear()
+    disturb(folder, out)
+    if (folder / "a.wav").read_text() != "a":
+        os.utime(folder / "a.wav", ns=(stale + 1, stale + 1))
+    assert transcribe(folder, "--resume", "-q") == 0
+    assert model.taken(folder) == ["a.wav"]
+    assert transcribe(folder, "--resume", "-q") == 0
+    assert model.taken(folder) == []
+
+
+def test_a_recording_that_was_only_touched_is_kept_and_looked_into_once(model, folder, monkeypatch):
+    assert transcribe(folder, "-q") == 0
+    model.calls.clear()
+    os.utime(folder / "a.wav", ns=(1, 1))
+    assert transcribe(folder, "--resume", "-q") == 0
+    assert model.taken(folder) == []
+    monkeypatch.setattr("kvcast.tasks.folders.run.Recording.at", None)
+    (folder / "a.wav").write_text("b")  # as large, and as old: taken for the same
+    os.utime(folder / "a.wav", ns=(1, 1))
+    assert transcribe(folder, "--resume", "-q") == 0
+
+
+@pytest.mark.parametrize("words", [["--beam", "2"], ["--format", "srt"], ["--language", "de"]])
+def test_resume_does_everything_again_with_other_options(words: list[str], model, folder):
+    assert transcribe(folder, "-q") == 0
+    model.calls.clear()
+    assert transcribe(folder, "--resume", "-q", *words) == 0
+    assert len(model.taken(folder)) == 4
+
+
+@pytest.mark.parametrize("words", [["--workers", "2"], ["--threads", "1"], ["--json"]])
+def test_options_that_change_no_transcript_change_nothing(words: list[str], model, folder):
+    assert transcribe(folder, "-q") == 0
+    model.calls.clear()
+    assert transcribe(folder, "--resume", "-q", *words) == 0
+    assert model.taken(folder) == []
+
+
+def test_a_failed_recording_is_tried_again_and_that_is_said(model, folder, capsys):
+    (folder / "bad.wav").write_text("bad")
+    assert transcribe(folder, "-q") == 3
+    capsys.readouterr()
+    model.calls.clear()
+    assert transcribe(folder, "--resume") == 3
+    assert model.taken(folder) == ["bad.wav"]
+    assert capsys.readouterr().err.splitlines() == [
+        "kvcast: recordings that failed before and are tried again: 1",
+        f"kvcast: {folder}/bad.wav is damaged",
+    ]
+    (folder / "bad.wav").write_text("good")
+    assert transcribe(folder, "--resume", "-q") == 0
+    assert model.taken(folder) == ["bad.wav"]
+
+
+def test_a_recording_that_changes_meanwhile_fails_and_is_done_the_next_time(model, folder, capsys):
+    heard = model._segments
+
+    def segments(source: str, content: bytes):
+        if source.endswith("b.mp3"):
+            Path(source).write_text("longer")
+        return heard(source, content)
+
+    model._segments = segments
+    assert transcribe(folder, "-q") == 3
+    assert "b.mp3: changed while it was transcribed" in capsys.readouterr().err
+    model._segments = heard
+    model.calls.clear()
+    assert transcribe(folder, "--resume", "-q") == 0
+    assert model.taken(folder) == ["b.mp3"]
+
+
+def test_recordings_of_one_name_have_transcripts_of_their_own(model, folder, out):
+    (folder / "a.mp3").write_text("another")
+    assert transcribe(folder, "-q") == 0
+    assert files(out)[:3] == ["a.mp3.txt", "a.wav.txt", "b.txt"]
+
+
+def test_a_later_recording_never_takes_anothers_name(model, folder, out):
+    assert transcribe(folder, "-q", "--glob", "a.wav") == 0
+    before = (out / "a.txt").read_bytes()
+    (folder / "a.mp3").write_text("another")
+    assert transcribe(folder, "-q", "--glob", "a.mp3") == 0
+    assert files(out) == ["a.mp3.txt", "a.txt", "talks/a.txt"]
+    assert (out / "a.txt").read_bytes() == before
+
+
+def test_the_output_folder_may_lie_inside_or_be_the_folder_itself(model, folder):
+    for out in (folder / "talks", folder / "out", folder):
+        other = folder.parent / f"copy of {out.name}"
+        for path, content in CONTENTS.items():
+            (other / path).parent.mkdir(parents=True, exist_ok=True)
+            (other / path).write_text(content)
+        at = other / out.relative_to(folder)
+        entered = [path for path in CONTENTS if at == other or not path.startswith(at.name)]
+        for _ in range(2):
+            model.calls.clear()
+            assert transcribe(other, "-q", "--glob", "*", out=at) == 0
+            assert model.taken(other) == entered
+
+
+def test_what_is_not_newer_is_not_an_error(model, folder, out, capsys):
+    (folder / "mark").touch()
+    os.utime(folder / "mark", (2e9, 2e9))
+    assert transcribe(folder, "--newer", str(folder / "mark"), "--json") == 0
+    assert document(capsys)["files"] == []
+    assert model.calls == []
+    os.utime(folder / "b.mp3", (2e9 + 1, 2e9 + 1))
+    assert transcribe(folder, "--newer", str(folder / "mark"), "-q") == 0
+    assert files(out) == ["b.txt"]
+
+
+def test_a_folder_without_recordings_is_66_without_loading_a_model(model, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "notes.txt").touch()
+    assert transcribe(tmp_path / "in") == 66
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert "holds no recordings" in printed.err
+
+
+def test_an_unreadable_folder_is_one_failure(model, folder, monkeypatch, capsys):
+    scan = os.scandir
+
+    def refuse(path):
+        if Path(path).name == "deep":
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert transcribe(folder, "--json") == 3
+    printed = capsys.readouterr()
+    assert printed.err == f"kvcast: {folder}/talks/deep: cannot be read: Permission denied\n"
+    found = json.loads(printed.out)
+    jsonschema.validate(found, SCHEMA)
+    assert statuses(found)["talks/deep"] == "failed"
+
+
+def test_links_to_folders_are_named(model, folder, capsys):
+    (folder / "loop").symlink_to(folder)
+    assert transcribe(folder) == 0
+    assert capsys.readouterr().err == "kvcast: links to folders are not followed: loop\n"
+
+
+def test_a_second_run_on_one_output_folder_says_so_in_one_line(model, folder, out, capsys):
+    (out / ".kvcast").mkdir(parents=True)
+    with FileLock(out / ".kvcast" / "lock"):
+        assert transcribe(folder) == 74
+    assert capsys.readouterr().err == (
+        f"kvcast: another kvcast is writing to {out}: wait for its end, or choose another "
+        "--output-dir\n"
+    )
+    assert model.calls == []
+    assert transcribe(folder, "-q") == 0
+
+
+def test_a_transcript_that_cannot_be_saved_is_its_recordings_failure(model, folder, out, capsys):
+    (out / "a.txt").mkdir(parents=True)
+    assert transcribe(folder, "-q") == 3
+    assert "a.txt" in capsys.readouterr().err
+    assert files(out) == ["b.txt", "talks/a.txt", "talks/deep/d.txt"]
+
+
+def test_a_journal_that_cannot_be_written_ends_the_run(model, folder, monkeypatch, capsys):
+    fsync, saved = os.fsync, []
+
+    def full(handle: int) -> None:
+        if saved and Path(f"/proc/self/fd/{handle}").readlink().name == "journal.jsonl":
+            raise OSError(28, "No space left on device")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(
+        "kvcast.tasks.folders.run.save", lambda *a, **k: saved.append(save(*a, **k))
+    )
+    assert transcribe(folder) == 74
+    assert "journal.jsonl: No space left on device" in capsys.readouterr().err
+    assert len(model.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["in"], "in is a folder: add --output-dir"),
+        (["in", "x.wav", "-o", "out"], "in is a folder: transcribe it in a run of its own"),
+        (["x.wav", "--resume"], "--resume is for a folder, and x.wav is none"),
+        (["x.wav", "--glob", "*.wav"], "--glob is for a folder, and x.wav is none"),
+        (["in", "-o", "out", "--newer", "gone"], "gone is no date such as 2026-01-31"),
+        (["in", "-o", "out", "--glob", "/x"], "glob: /x is no pattern"),
+        (["in", "-o", "out", "--workers", "0"], "--workers"),
+        (["in", "-o", "out", "--workers", "2", "--batch", "4"], "drop it or --workers"),
+    ],
+    ids=" ".join,
+)
+def test_what_does_not_go_together_is_told_before_any_work(
+    words: list[str], said: str, model, folder, monkeypatch, capsys
+):
+    monkeypatch.chdir(folder.parent)
+    Path("x.wav").touch()
+    assert main(["transcribe", "--model", "demo", *words]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+    assert model.calls == []
+
+
+def test_a_folder_that_is_not_there_is_66(model, tmp_path, capsys):
+    assert transcribe(tmp_path / "gone") == 66
+    assert "gone: there is no such folder" in capsys.readouterr().err
+
+
+@pytest.fixture
+def _interruptible():
+    """A shell's background jobs ignore Ctrl-C, and so would what the tests start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def start(folder: Path, *words: str, **settings) -> subprocess.Popen:
+    command = [sys.executable, str(FAKES), "transcribe", "--model", "demo", str(folder)]
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | settings
+    out = str(folder.parent / "out")
+    return subprocess.Popen([*command, "--recursive", "-o", out, *words], **settings)
+
+
+@pytest.mark.usefixtures("_interruptible")
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_keeps_what_is_finished_and_says_how_to_go_on(
+    number: signal.Signals, code: int, workers: int, folder, out
+):
+    pause = os.environ | {"KVCAST_PAUSE": "0.3"}
+    process = start(folder, "--workers", str(workers), env=pause)
+    while not (out / "a.txt").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(number)
+    printed, err = process.communicate()
+    assert process.returncode == code
+    assert printed == b""
+    found = re.fullmatch(
+        rb"kvcast: (\d) of 4 recordings are finished; the same command with --resume does the "
+        rb"others\nkvcast: (?:interrupted|terminated)\n",
+        err,
+    )
+    assert 0 <= int(found[1]) < 4
+    assert list(out.rglob("*.part")) == []
+    resumed = start(folder, "--resume")
+    resumed.communicate()
+    assert resumed.returncode == 0
+    assert len(files(out)) == 4
+
+
+def test_progress_over_all_files_is_drawn_on_a_terminal(folder):
+    (folder / "bad.wav").write_text("bad" + "x" * 50)
+    seen, terminal = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "300", "KVCAST_PAUSE": "0.1"}
+    process = start(folder, "--workers", "2", stderr=terminal, env=environment)
+    os.close(terminal)
+    shown = b""
+    try:
+        while chunk := os.read(seen, 4096):
+            shown += chunk
+    except OSError:  # how Linux tells that a terminal has no writers any more
+        pass
+    os.close(seen)
+    out, _ = process.communicate()
+    text = shown.decode()
+    assert process.returncode == 3
+    assert re.search(r"[1-5] of 5 recordings.*\d%.* left", text)
+    assert f"kvcast: {folder}/bad.wav is damaged" in text
+    assert "\x1b" not in out.decode()
