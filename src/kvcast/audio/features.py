@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvcast.audio.decode import SAMPLE_RATE, AudioInput, AudioSource, open_audio
 from kvcast.audio.mel import FRAMES_PER_SECOND, HOP, N_FFT, SILENCE, log_mel_frames, normalised
+from kvcast.audio.timeline import Part, Timeline
 from kvcast.errors import InputOutputError
 
 WINDOW_FRAMES = 30 * FRAMES_PER_SECOND
@@ -49,6 +50,11 @@ def open_features(source: AudioInput, n_mels: int) -> "MelWindows":
         audio = open_audio(source)
         on_failure.callback(audio.close)
         windows = MelWindows(audio, n_mels)
+        if windows.content_frames == 0:
+            raise InputOutputError(
+                f"{audio.name} is too short to hold speech: it lasts "
+                f"{1000 * windows.duration:.2g} ms"
+            )
         on_failure.pop_all()
     return windows
 
@@ -61,10 +67,16 @@ class MelWindows:
     """
 
     content_frames: int
-    """Number of whole frames of sound, at least 1."""
+    """Number of whole frames of sound."""
 
     duration: float
-    """Length of the sound in seconds."""
+    """Length of the recording in seconds."""
+
+    timeline: Timeline
+    """Tells what seconds of the sound are in the recording."""
+
+    skipped: tuple[Part, ...] | None = None
+    """What was left out because it is no speech; None if nobody looked for that."""
 
     silent: bool
     """Whether no sample exceeds SILENT_PEAK: there is nothing to transcribe, as a notice says."""
@@ -75,14 +87,11 @@ class MelWindows:
     def __init__(self, audio: AudioSource, n_mels: int) -> None:
         self._audio = audio
         self._n_mels = n_mels
-        checked = _CheckedAudio(audio)
+        checked = CheckedAudio(audio)
         self._loudest, kept = _loudest_and_frames(log_mel_stream(checked.blocks(), n_mels))
         self.content_frames = checked.samples // HOP
         self.duration = checked.samples / SAMPLE_RATE
-        if self.content_frames == 0:
-            raise InputOutputError(
-                f"{audio.name} is too short to hold speech: it lasts {1000 * self.duration:.2g} ms"
-            )
+        self.timeline = Timeline(())
         self.silent = checked.peak <= SILENT_PEAK
         silence = (f"{audio.name} is silent: there is no speech to transcribe",)
         self.notices = audio.notices + (silence if self.silent else ())
@@ -164,12 +173,14 @@ class MelWindows:
         self._first = start
 
 
-class _CheckedAudio:
-    """Counts and checks samples as they pass through.
+class CheckedAudio:
+    """Counts and checks samples as they pass through."""
 
-    Raises, while iterated:
-        InputOutputError: a sample is NaN, infinite or absurdly large.
-    """
+    samples: int
+    """How many have passed."""
+
+    peak: float
+    """The largest so far, without its sign."""
 
     def __init__(self, audio: AudioSource) -> None:
         self.samples = 0
@@ -177,6 +188,12 @@ class _CheckedAudio:
         self._audio = audio
 
     def blocks(self) -> Iterator[NDArray[np.float32]]:
+        """Yield the recording's samples.
+
+        Raises:
+            InputOutputError: a sample is NaN, infinite or absurdly large.
+
+        """
         for block in self._audio.blocks():
             if not len(block):
                 continue

