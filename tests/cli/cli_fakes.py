@@ -48,6 +48,7 @@ class FakeTranscription:
     language: str = "en"
     duration: float = 3661.25
     notices: tuple[str, ...] = ()
+    skipped: None = None
 
     def __iter__(self) -> Iterator[FakeSegment]:
         return self.segments

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvcast.audio.timeline import Part, Timeline
 from kvcast.decoding.whisper import DecodingOptions, DecodingResult, Features, WindowJob
 from kvcast.runtimes.base import Float32
 from kvcast.spec.whisper import WhisperDimensions
@@ -66,6 +67,8 @@ class NumberedWindows:
 
     content_frames: int
     notices: tuple[str, ...] = ()
+    timeline: Timeline = field(default_factory=lambda: Timeline(()))
+    skipped: tuple[Part, ...] | None = None
     closed: bool = False
 
     @property

@@ -23,7 +23,7 @@ Listener: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 it remembers what it heard before, so every recording needs a listener of its own.
 """
 
-_HYSTERESIS = 0.15
+HYSTERESIS = 0.15
 """Speech goes on while its probability is at most this much below the threshold, as in Silero."""
 
 _ONSET = 3
@@ -87,7 +87,7 @@ class Endpoints:
 
     def _next(self, probability: float) -> Change:
         if self._is_speech:
-            self._run = self._run + 1 if probability < self._threshold - _HYSTERESIS else 0
+            self._run = self._run + 1 if probability < self._threshold - HYSTERESIS else 0
             change, needed = Change.END, self._pause
         else:
             self._run = self._run + 1 if probability >= self._threshold else 0

@@ -6,34 +6,23 @@ silero-vad, utils_vad.py), in arrays. Whoever gives the probabilities is called 
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.audio.decode import SAMPLE_RATE, AudioSource
+from kvcast.audio.endpoints import BLOCK, HYSTERESIS, Listener
 from kvcast.audio.features import CheckedAudio, MelWindows
 from kvcast.audio.params import VoiceParams
 from kvcast.audio.timeline import Part, Timeline, between, common
 
-BLOCK = 512
-"""Samples that share a probability."""
-
-Listener: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
-"""Given the next blocks of a recording [n, BLOCK], returns the probability of speech in each, [n]:
-
-it remembers what it heard before, so every recording needs a listener of its own.
-"""
-
-_HYSTERESIS = 0.15
-"""Speech goes on while its probability is at most this much below the threshold, as in Silero."""
-
 _LEAST_PROBABILITY = 0.01
-"""But below this it is never speech."""
+"""Below this it is never speech, whatever the threshold."""
 
 _CUTTABLE = 0.098
 """Seconds of a pause at which speech that is too long may be cut, as in Silero."""
@@ -136,7 +125,7 @@ def speech_parts(
     loud = np.flatnonzero(probabilities_n >= params.vad_threshold)
     if not len(loud):
         return ()
-    limit = max(params.vad_threshold - _HYSTERESIS, _LEAST_PROBABILITY)
+    limit = max(params.vad_threshold - HYSTERESIS, _LEAST_PROBABILITY)
     pauses = _pauses(loud, np.flatnonzero(probabilities_n < limit), len(probabilities_n))
     cuts = pauses.where(BLOCK * (pauses.last - pauses.start) >= SAMPLE_RATE * params.min_silence)
     audible = pauses.where(BLOCK * (pauses.end - pauses.start) > SAMPLE_RATE * _CUTTABLE)

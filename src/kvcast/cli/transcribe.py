@@ -20,6 +20,7 @@ from kvcast.tasks.params import (
     LOADING,
     RECOGNITION,
     SEARCH,
+    VOICE,
     FolderParams,
     LiveParams,
     LoadParams,
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = EPILOG
     recordings.add_audio(parser)
-    under = headings(parser, LOADING, RECOGNITION, SEARCH, FALLBACK, LIVE, FOLDERS, "output")
+    under = headings(parser, LOADING, RECOGNITION, VOICE, SEARCH, FALLBACK, LIVE, FOLDERS, "output")
     recordings.add_model(under[LOADING])
     add_options(under, LoadParams, leave_out={"cache"})  # Whisper's are in fp32
     add_options(under, TranscribeParams)
@@ -161,6 +162,7 @@ def _show(
         language=transcription.language,
         duration=transcription.duration,
         notices=tuple(transcription.notices),
+        skipped=transcription.skipped,
         segments=tuple(segments),
     )
     outputs.finish(transcript)

@@ -3,6 +3,7 @@
 Turns the options of a call into ways to decode a window. Knows no file format.
 """
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvcast.decoding.params import WindowParams
 from kvcast.decoding.whisper import DecodingOptions, WindowDecoder
-from kvcast.errors import UsageError
+from kvcast.errors import InputMissingError, UsageError
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.spec.options import keywords_of
 from kvcast.spec.whisper import WhisperDimensions
@@ -69,7 +70,7 @@ class WhisperModel:
             params: given as keywords.
 
         Returns:
-            An iterator of `Segment`, with `language`, `duration` and `notices`.
+            An iterator of `Segment`, with `language`, `duration`, `notices` and `skipped`.
 
         Raises:
             UsageError: for options that cannot be served.
@@ -127,16 +128,20 @@ class WhisperModel:
     ) -> list[Transcription]:
         attempts = self._attempts(params)
         # Opened last: a mistake in the options should not wait for an hour of sound to be read.
-        from kvcast.audio.features import open_features
+        from kvcast.tasks.voice import open_windows, voice_listener
 
+        if params.vad:
+            voice_listener()  # raises if it is not installed
+        # Windows of speech are clipped already, and have other times.
+        within = params.unclipped() if params.vad else params
         size = params.batch or 1
         batch = Batch(self.decoder(*attempts, windows=size), size)
         return [
             Transcription(
                 batch,
-                partial(open_features, one, self.dimensions.n_mels),
+                partial(open_windows, one, self.dimensions.n_mels, params),
                 attempts=attempts,
-                params=params,
+                params=within,
             )
             for one in audio
         ]
@@ -177,7 +182,7 @@ class WhisperModel:
             prompt=initial_tokens(params, self.tokenizer),
             conditions=params.condition_on_previous_text,
         )
-        endpoints = Endpoints(listener, threshold=0.5, pause=params.pause)
+        endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
         return LiveTranscription(stretch, endpoints, step=params.step, notices=notices)
 
     def _attempts(self, params: TranscribeParams) -> list[DecodingOptions]:
@@ -196,6 +201,9 @@ class WhisperModel:
 def _installed_listener() -> "tuple[Listener, tuple[str, ...]]":
     """Return what tells speech from other sound here, and what a user should know of it."""
     from kvcast.audio.endpoints import Loudness
+    from kvcast.tasks.voice import voice_listener
 
+    with contextlib.suppress(InputMissingError):
+        return voice_listener(), ()
     quiet = "utterances end where it is quiet; kvcast[vad] tells speech from noise"
     return Loudness(), (quiet,)

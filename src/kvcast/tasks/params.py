@@ -4,13 +4,14 @@ Knows no tensor library, so that the command line can show its help at once.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from typing_extensions import override
 
+from kvcast.audio.params import VOICE, VoiceParams
 from kvcast.decoding.params import (
     RECOGNITION,
     SAMPLING,
@@ -37,6 +38,7 @@ __all__ = [
     "SEARCH",
     "SEVERAL",
     "SUBTITLES",
+    "VOICE",
     "ExportParams",
     "FolderParams",
     "LanguageParams",
@@ -276,7 +278,7 @@ def _seconds(given: str | float | Sequence[float]) -> list[float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranscribeParams(LanguageParams, WindowParams):
+class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
     """How a recording is transcribed; every option means what it means in OpenAI's Whisper."""
 
     best_of: BestOf = 5
@@ -405,6 +407,10 @@ class TranscribeParams(LanguageParams, WindowParams):
             return ((self.clip_start, self.clip_end),)
         bounds = _seconds(given)
         return tuple(zip_longest(bounds[::2], bounds[1::2]))
+
+    def unclipped(self) -> Self:
+        """Return these options for the whole recording."""
+        return replace(self, clip_start=0.0, clip_end=None, clip_timestamps=None)
 
     @property
     def temperatures(self) -> tuple[float, ...]:

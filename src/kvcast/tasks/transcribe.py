@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,10 @@ from kvcast.tasks.whisper.batch import Batch, Recording
 from kvcast.tasks.whisper.excerpts import QuietEnding, excerpts
 from kvcast.tasks.whisper.language import detect
 from kvcast.tasks.whisper.passage import Passage, Sound
-from kvcast.tasks.whisper.segments import FRAMES_PER_SECOND, Segment
+from kvcast.tasks.whisper.segments import FRAMES_PER_SECOND, Segment, placed
+
+if TYPE_CHECKING:
+    from kvcast.audio.timeline import Part, Timeline
 
 __all__ = ["Segment", "Transcription", "Windows", "clipped_frames"]
 
@@ -43,6 +46,14 @@ class Windows(Sound, Protocol):
     @property
     def notices(self) -> tuple[str, ...]:
         """What a user should know."""
+
+    @property
+    def timeline(self) -> "Timeline":
+        """What seconds of the sound are in the recording."""
+
+    @property
+    def skipped(self) -> "tuple[Part, ...] | None":
+        """What was left out because it is no speech; None if nobody looked for that."""
 
     def first_window(self) -> NDArray[np.float32]:
         """Return what the language is detected from, [n_mels, 3000]."""
@@ -118,9 +129,14 @@ class Transcription(Iterator[Segment], Recording):
         late = [
             f"the clip from {start:g} s is past the end, {self.duration:.2f} s"
             for (start, _), (first, end) in zip(self._params.clips, clips, strict=True)
-            if first >= end
+            if first >= end and self._windows.content_frames
         ]
         return (*self._windows.notices, *late, *self._notices)
+
+    @property
+    def skipped(self) -> "tuple[Part, ...] | None":
+        """Parts that were left out because they are no speech; None without `vad`."""
+        return self._windows.skipped
 
     @cached_property
     def language(self) -> str:
@@ -138,9 +154,12 @@ class Transcription(Iterator[Segment], Recording):
             first = self._begun[0] if self._begun else None
             if first is not None and first.segments:
                 self._taken += 1
-                return replace(first.segments.popleft(), id=self._taken - 1)
+                segment = placed(first.segments.popleft(), self._windows.timeline)
+                return replace(segment, id=self._taken - 1)
             if first is not None and first.over:
-                self._notices += self._begun.popleft().notices
+                for seconds, notice in self._begun.popleft().notices:
+                    begun, _ = self._windows.timeline.original(seconds, seconds)
+                    self._notices.append(f"from {begun:.2f} s {notice}")
             elif self._error is not None:
                 self.close()
                 raise self._error
@@ -204,8 +223,9 @@ class Transcription(Iterator[Segment], Recording):
             yield passage(self._windows, clips, attempts=attempts)
             return
         ending = QuietEnding(tokenizer.timestamp_begin)
+        joints = self._windows.timeline.joints
         for clip in clips:
-            for excerpt in excerpts(self._windows, clip):
+            for excerpt in excerpts(self._windows, clip, joints):
                 place = [(excerpt.first, excerpt.end)]
                 yield passage(excerpt, place, attempts=attempts, ending=ending)
                 attempts = [replace(options, prefix=None) for options in attempts]

@@ -1,11 +1,48 @@
-"""Silero's voice activity detector, opened once a process: who speaks is decided elsewhere."""
+"""Opens recordings: all of one, or what Silero's voice activity detector takes for speech.
 
+The detector is opened once a process. Knows nothing of text.
+"""
+
+import sys
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
-from kvcast.audio.vad import Listener
+from kvcast.audio.decode import SAMPLE_RATE, AudioInput, open_audio
+from kvcast.audio.endpoints import Listener
+from kvcast.audio.features import MelWindows, open_features
+from kvcast.audio.timeline import Part
+from kvcast.audio.vad import SpokenWindows
 from kvcast.checkpoints import packaged
 from kvcast.runtimes.onnx_voice import VoiceGraph
+from kvcast.tasks.params import TranscribeParams
+
+
+def open_windows(source: AudioInput, n_mels: int, params: TranscribeParams) -> MelWindows:
+    """Open a recording and read it; with `vad`, only the speech in its clips is in the windows.
+
+    Raises:
+        InputMissingError: there is no such file, or the detector is not installed.
+        InputOutputError: it cannot be decoded, or is not sound.
+        UsageError: an array that is not one channel of samples.
+
+    """
+    if not params.vad:
+        return open_features(source, n_mels)
+    listener = voice_listener()
+    with ExitStack() as on_failure:
+        audio = open_audio(source)
+        on_failure.callback(audio.close)
+        windows = SpokenWindows(audio, n_mels, listener, params, clips=_clips(params))
+        on_failure.pop_all()
+    return windows
+
+
+def _clips(params: TranscribeParams) -> list[Part]:
+    return [
+        Part(round(start * SAMPLE_RATE), sys.maxsize if end is None else round(end * SAMPLE_RATE))
+        for start, end in params.clips
+    ]
 
 
 def voice_listener() -> Listener:

@@ -17,6 +17,7 @@ from kvcast.tasks.params import SubtitleParams
 from kvcast.tasks.subtitles import AS_SEGMENTS, one_line, write_srt, write_vtt
 
 if TYPE_CHECKING:
+    from kvcast.audio.timeline import Part
     from kvcast.tasks.transcribe import Segment
     from kvcast.tasks.whisper.segments import Word
 
@@ -36,6 +37,7 @@ class Transcript:
     duration: float
     notices: tuple[str, ...]
     segments: tuple["Segment", ...]
+    skipped: "tuple[Part, ...] | None" = None
 
     def document(self) -> dict[str, Any]:
         """Return the content of the JSON format, as plain dictionaries, lists and numbers."""
@@ -50,6 +52,9 @@ class Transcript:
             "duration": json_number(self.duration),
             "text": "".join(segment.text for segment in self.segments).strip(),
             "segments": [_segment_fields(segment) for segment in self.segments],
+            "skipped": None
+            if self.skipped is None
+            else [_part_fields(one) for one in self.skipped],
             "notices": list(self.notices),
         }
 
@@ -120,6 +125,11 @@ def _word_fields(word: "Word") -> dict[str, Any]:
         "word": word.word,
         "probability": json_number(word.probability),
     }
+
+
+def _part_fields(part: "Part") -> dict[str, Any]:
+    start, end = part.seconds
+    return {"start": start, "end": end}
 
 
 def json_number(value: float) -> float | None:

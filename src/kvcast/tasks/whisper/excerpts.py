@@ -47,8 +47,14 @@ class Excerpt(Sound):
         return found_mt
 
 
-def excerpts(sound: Sound, clip: tuple[int, int]) -> Iterator[Excerpt]:
-    """Cut frames `clip[0]` to `clip[1]` of a recording into excerpts, in order and without gaps."""
+def excerpts(
+    sound: Sound, clip: tuple[int, int], joints: Sequence[float] = ()
+) -> Iterator[Excerpt]:
+    """Cut frames `clip[0]` to `clip[1]` of a recording into excerpts, in order and without gaps.
+
+    Where something was left out, at `joints` in seconds, it is cut first.
+    """
+    joined = [round(joint * FRAMES_PER_SECOND) for joint in joints]
     seek, end = clip
     while seek < end:
         window_mt = sound.window(seek, end)
@@ -57,7 +63,8 @@ def excerpts(sound: Sound, clip: tuple[int, int]) -> Iterator[Excerpt]:
             # What is left must not be too short to be understood.
             earliest = min(_SHORTEST, max(frames - _LONGEST, _LONGEST // 2))
             latest = min(_LONGEST, frames - _SHORTEST // 2)
-            frames = quiet_frame(window_mt, earliest, latest)
+            near = [frame - seek for frame in joined if earliest <= frame - seek <= latest]
+            frames = near[-1] if near else quiet_frame(window_mt, earliest, latest)
             window_mt[:, frames:] = 0
         yield Excerpt(seek, seek + frames, window_mt)
         seek += frames

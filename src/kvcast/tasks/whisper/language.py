@@ -77,7 +77,7 @@ def detect(
     weight, heard = 0, 0
     for heard in range(1, params.language_detection_segments + 1):
         seek = (heard - 1) * WINDOW_FRAMES
-        frames = min(WINDOW_FRAMES, recording.content_frames - seek)
+        frames = max(min(WINDOW_FRAMES, recording.content_frames - seek), 1)  # also of no speech
         features_mt = recording.window(seek) if seek else recording.first_window()
         [found] = decoder.detect_languages([Features(features_mt)])
         if max(found.values()) > params.language_detection_threshold:

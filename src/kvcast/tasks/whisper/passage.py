@@ -48,7 +48,7 @@ class Passage:
     """Clips of a recording whose windows are decoded one after the other.
 
     Attributes:
-        notices: what a user should know, one line each.
+        notices: what a user should know: from which second on, and what.
         segments: what was found and not taken yet. Segments that are empty or take no time are
             left out. Ids count from 0 within the passage.
 
@@ -88,7 +88,7 @@ class Passage:
         self._rejections: list[str] = []
         self._language: str | None = None
         self._found = 0
-        self.notices: list[str] = []
+        self.notices: list[tuple[float, str]] = []
         self.segments: deque[Segment] = deque()
 
     @property
@@ -126,7 +126,7 @@ class Passage:
             self._advance(window.frames)
             return
         if result.repetition is not None:
-            self.notices.append(f"from {window.start:.2f} s the text {result.repetition}: cut")
+            self.notices.append((window.start, f"the text {result.repetition}: cut"))
         tokens = self._ending.tokens(result, window)
         spans, advance = split(tokens, window, self._tokenizer.timestamp_begin)
         for span in spans:

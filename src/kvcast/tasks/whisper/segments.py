@@ -4,10 +4,14 @@ The rules are those of `transcribe` in openai/whisper's transcribe.py. Knows no 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from kvcast.text.whisper import SECONDS_PER_TIMESTAMP
+
+if TYPE_CHECKING:
+    from kvcast.audio.timeline import Timeline
 
 FRAMES_PER_SECOND = 100
 FRAMES_PER_TIMESTAMP = 2
@@ -140,3 +144,17 @@ def end_of_speech(spans: Sequence[Span]) -> float | None:
     """Return when the last word ends; without any word, the last span."""
     ends = [word.end for span in spans for word in span.words or ()]
     return ends[-1] if ends else spans[-1].end if spans else None
+
+
+def placed(segment: Segment, timeline: "Timeline") -> Segment:
+    """Return a segment of a recording's parts with the times that it has in the recording."""
+    start, end = timeline.original(segment.start, segment.end)
+    begun, _ = timeline.original(*[segment.seek / FRAMES_PER_SECOND] * 2)
+    words = segment.words and tuple(
+        replace(word, start=min(max(first, start), end), end=min(max(last, start), end))
+        for word in segment.words
+        for first, last in [timeline.original(word.start, word.end)]
+    )
+    return replace(
+        segment, seek=round(begun * FRAMES_PER_SECOND), start=start, end=end, words=words
+    )
