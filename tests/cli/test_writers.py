@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cli.cli_fakes import SEGMENTS, FakeSegment
+from kvcast.audio.timeline import Part
 from kvcast.tasks.params import SubtitleParams
 from kvcast.tasks.whisper.segments import Word
 from kvcast.tasks.writers import STREAMED, Transcript, render
@@ -92,6 +93,7 @@ def test_json_is_one_line_that_the_published_schema_accepts():
     assert document["text"] == 'Hello there, Grüße aus 東京 --> \t"quoted".'
     assert document["segments"][1]["start"] == 2.5
     assert document["notices"] == ["quiet in here"]
+    assert document["skipped"] is None
 
 
 @pytest.mark.parametrize("field", SCHEMA["required"])
@@ -149,3 +151,13 @@ def test_no_segments_give_valid_transcripts():
     assert render("text", silent) == render("srt", silent) == ""
     assert render("vtt", silent) == "WEBVTT\n\n"
     jsonschema.validate(json.loads(render("json", silent)), SCHEMA)
+
+
+def test_json_tells_what_was_skipped():
+    skipped = (Part(0, 8000), Part(160_000, 176_000))
+    document = json.loads(render("json", replace(TRANSCRIPT, skipped=skipped)))
+    jsonschema.validate(document, SCHEMA)
+    assert document["skipped"] == [{"start": 0, "end": 0.5}, {"start": 10, "end": 11}]
+    document = json.loads(render("json", replace(TRANSCRIPT, skipped=())))
+    jsonschema.validate(document, SCHEMA)
+    assert document["skipped"] == []

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import distribution
 
+import jiwer
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from real_speech import EXAMPLE, SPOKEN, read
+from real_speech import EXAMPLE, SPOKEN, Load, read
+from test_accuracy import REFERENCE, words
 
 from kvcast.audio.decode import SAMPLE_RATE, ArrayAudio
 from kvcast.audio.params import VoiceParams
@@ -69,6 +71,54 @@ NO_SPEECH = {
 def test_what_is_not_speech_has_no_parts(sound: str) -> None:
     speech = heard(NO_SPEECH[sound](12))
     assert speech.parts == (), speech.likeliest
+
+
+@pytest.mark.parametrize("sound", NO_SPEECH)
+def test_what_is_not_speech_has_no_words(sound: str, load: Load) -> None:
+    transcription = load("demo").transcribe(NO_SPEECH[sound](12), vad=True)
+    assert transcription.duration == 12
+    assert transcription.skipped is not None
+    assert [part.seconds for part in transcription.skipped] == [(0, 12)]
+    [notice] = transcription.notices
+    assert notice.startswith("the array holds no speech: voice activity is at most 0.")
+    assert list(transcription) == []
+
+
+@pytest.mark.slow
+def test_a_language_is_named_even_if_nobody_speaks(load: Load) -> None:
+    transcription = load("demo-base", runtime="onnx", quantize="none").transcribe(
+        silence(3), vad=True
+    )
+    assert transcription.language in load("demo-base", runtime="onnx", quantize="none").languages
+    assert list(transcription) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": 2}])
+def test_times_are_those_of_the_recording(load: Load, options: dict[str, int]) -> None:
+    example = read(EXAMPLE)[: 5 * SAMPLE_RATE]
+    samples = np.concatenate([silence(20), example, silence(30), example, silence(4)])
+    found = load("demo").transcribe(samples, vad=True, **options)
+    segments = list(found)
+    assert found.duration == 64
+    assert found.skipped is not None
+    assert [round(part.samples / SAMPLE_RATE) for part in found.skipped] == pytest.approx(
+        [20, 30, 4], abs=1
+    )
+    assert [segment.id for segment in segments] == list(range(len(segments)))
+    for segment in segments:
+        assert any(
+            start <= segment.start < segment.end <= end for start, end in [(19, 26), (54, 61)]
+        ), segment
+    text = words("".join(segment.text for segment in segments))
+    assert text.count("dashwood") == 2
+
+
+def test_a_clip_limits_what_is_transcribed(load: Load) -> None:
+    samples = np.concatenate([silence(20), read(EXAMPLE)[: 5 * SAMPLE_RATE], silence(20)])
+    found = load("demo").transcribe(samples, vad=True, clip_start=5, clip_end=15)
+    assert list(found) == []
+    assert found.notices == ("the array holds no speech in what is to be transcribed",)
+    assert [part.seconds for part in found.skipped or ()] == [(5, 15)]
 
 
 def test_speech_between_silences_is_found_where_it_is() -> None:
@@ -137,3 +187,20 @@ def test_speech_of_minutes_is_found_between_its_pauses() -> None:
     loud = np.abs(samples) > 0.05
     for part in speech.skipped:
         assert not loud[part.start : part.end].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"batch": 4}])
+def test_silences_between_speech_cost_no_words(load: Load, options: dict[str, int]) -> None:
+    """In percent, what is heard of real speech with silences and noise around it."""
+    example = read(EXAMPLE)
+    hiss = white_noise(25)
+    samples = np.concatenate([hiss, example, silence(40), example, hiss])
+    model = load("demo", quantize="none")
+
+    def error(sound: Samples, reference: str, **asked: object) -> float:
+        heard = "".join(segment.text for segment in model.transcribe(sound, **asked))
+        return 100 * jiwer.wer(words(reference), words(heard))
+
+    spoken = error(example, REFERENCE)
+    assert error(samples, f"{REFERENCE} {REFERENCE}", vad=True, **options) <= spoken + 0.5

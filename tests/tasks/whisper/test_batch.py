@@ -222,6 +222,19 @@ def test_excerpts_have_no_gaps_and_fill_windows(clip: tuple[int, int], pauses: l
         assert not later[:, 1:].any()
 
 
+def test_a_recording_is_cut_first_where_something_was_left_out():
+    class Sound:
+        def window(self, seek: int, end: int | None = None) -> Float32:
+            window_mt = np.ones((2, 3000), np.float32)
+            window_mt[:, 2600:2640] = -1  # of every window, so quiet places are elsewhere
+            return window_mt
+
+    cut = list(excerpts(Sound(), (0, 9000), joints=(5, 20.5, 22.5, 50.1, 85)))
+    assert [one.end for one in cut] == [2250, 5010, *(one.end for one in cut[2:])]
+    assert all(one.end not in (500, 2050, 8500) for one in cut)
+    assert not cut[0].window_mt[:, 2250:].any()
+
+
 def test_a_window_is_cut_in_its_last_pause():
     window_mt = np.ones((4, 3000), np.float32)
     for pause in (500, 2100, 2600, 2850):

@@ -22,7 +22,7 @@ class Sounds:
         return self.window(0)
 
     def window(self, seek: int, end: int | None = None) -> np.ndarray:
-        assert seek < self.content_frames
+        assert seek < self.content_frames or not seek
         return np.full((1, 3000), seek + 1, np.float32)
 
 
@@ -50,6 +50,10 @@ def test_a_clear_window_is_enough():
     assert (found.windows, listener.heard) == (1, [0])
     assert found.notices == ("is mono",)
     assert list(found.probabilities.items()) == [("de", 0.8), ("en", 0.1), ("fr", 0.1)]
+
+
+def test_a_language_is_named_where_nobody_speaks():
+    assert detect(Listener([DOUBTFUL]), Sounds(0), LanguageParams()).probabilities["en"] == 0.45
 
 
 def test_after_a_doubtful_window_the_next_is_heard():

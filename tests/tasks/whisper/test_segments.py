@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcast.tasks.whisper.segments import Span, Window, split
+from kvcast.audio.timeline import Part, Timeline
+from kvcast.tasks.whisper.segments import Segment, Span, Window, Word, placed, split
 
 BEGIN = 1000
 
@@ -77,3 +78,30 @@ def test_every_window_advances_and_spans_are_runs_of_its_tokens_in_order(tokens,
     joined = [token for span in spans for token in span.tokens]
     assert joined == tokens[: len(joined)]
     assert len(joined) == len(tokens) or advance == 2 * (joined[-1] - BEGIN) or advance == frames
+
+
+def test_a_segment_of_parts_is_placed_in_the_recording_with_its_words():
+    timeline = Timeline([Part(16_000, 80_000), Part(800_000, 960_000)], slack=0.4)
+    said = Segment(
+        id=3,
+        seek=400,
+        start=3.8,
+        end=6.0,
+        text=" yes now",
+        tokens=(1, 2),
+        language="en",
+        temperature=0.0,
+        avg_logprob=-0.1,
+        compression_ratio=1.0,
+        no_speech_prob=0.0,
+        fallback=(),
+        words=(
+            Word(start=3.8, end=4.5, word=" yes", probability=0.9),
+            Word(start=4.5, end=6.0, word=" now", probability=0.8),
+        ),
+    )
+    found = placed(said, timeline)
+    assert (found.seek, found.start, found.end) == (5000, 50.0, 52.0)
+    assert [(word.start, word.end) for word in found.words] == [(50.0, 50.5), (50.5, 52.0)]
+    assert found.tokens == said.tokens
+    assert placed(said, Timeline(())) == said
