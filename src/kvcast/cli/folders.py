@@ -184,6 +184,7 @@ class _Course:
                 duration=heard.duration,
                 notices=heard.notices,
                 segments=heard.segments,
+                skipped=heard.skipped,
             )
         )
 

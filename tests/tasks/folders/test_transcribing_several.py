@@ -43,6 +43,7 @@ class Heard:
     duration: float = 4.0
     language: str = "en"
     notices: tuple[str, ...] = ("quiet",)
+    skipped: None = None
 
     def __iter__(self):
         return self.segments

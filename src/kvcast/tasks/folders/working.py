@@ -15,6 +15,7 @@ from kvcast.errors import UsageError
 from kvcast.tasks.folders.finding import Recording
 
 if TYPE_CHECKING:
+    from kvcast.audio.timeline import Part
     from kvcast.tasks.model import WhisperModel
     from kvcast.tasks.transcribe import Segment, Transcription
 
@@ -35,6 +36,7 @@ class Heard:
     duration: float
     notices: tuple[str, ...]
     segments: tuple["Segment", ...]
+    skipped: "tuple[Part, ...] | None"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,4 +133,5 @@ def _heard(
         duration=transcription.duration,
         notices=tuple(transcription.notices),
         segments=tuple(segments),
+        skipped=transcription.skipped,
     )
