@@ -21,12 +21,14 @@ def fetched(monkeypatch, tmp_path):
     def fetch(files):
         def snapshot_download(_repository, *, allow_patterns, **_):
             for file in filter_repo_objects(files, allow_patterns=allow_patterns):
+                (tmp_path / file).parent.mkdir(exist_ok=True)
                 (tmp_path / file).write_text("")
             return str(tmp_path)
 
         monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
         assert hub.download("org/name") == tmp_path
-        return {path.name for path in tmp_path.iterdir()}
+        found = (path for path in tmp_path.rglob("*") if path.is_file())
+        return {path.relative_to(tmp_path).as_posix() for path in found}
 
     return fetch
 
@@ -55,3 +57,20 @@ def test_what_chat_needs_is_fetched_too(fetched):
 def test_what_t5s_and_berts_have_instead_of_a_tokenizer_comes_along(fetched, file):
     files = ["config.json", "model.safetensors", "tokenizer_config.json", file]
     assert fetched([*files, *NEVER]) == set(files)
+
+
+def test_graphs_are_fetched_with_a_bundle_and_not_with_anothers_exports(fetched):
+    # As in distil-whisper/distil-large-v3: gigabytes in several precisions.
+    others = ["onnx/encoder_model.onnx", "onnx/decoder_model_merged_quantized.onnx"]
+    whisper = [*OTHER, "generation_config.json", "preprocessor_config.json"]
+    assert fetched([*whisper, *others]) == set(whisper)
+
+
+def test_a_bundle_comes_whole(fetched):
+    bundle = ["bundle.json", "tokenizer.json", "onnx/decode.onnx", "onnx/decode.onnx.data"]
+    assert fetched([*bundle, "README.md"]) == set(bundle)
+
+
+def test_a_fine_tunes_own_tokenizer_comes_along(fetched):
+    files = ["config.json", "model.safetensors", "vocab.json", "merges.txt", "added_tokens.json"]
+    assert fetched([*files, "normalizer.json"]) == set(files)

@@ -309,12 +309,16 @@ def test_only_files_that_are_needed_are_asked_for(monkeypatch, tmp_path):
         "model.bin",
         "vocabulary.json",
         "tokenizer.json",
+        "vocab.json",
+        "merges.txt",
+        "added_tokens.json",
         "bundle.json",
-        "onnx/decode.onnx",
+        "onnx/decoder_model_merged.onnx",
         "code.py",
     ]
     wanted = set(filter_repo_objects(repository, allow_patterns=asked["allow_patterns"]))
     assert set(repository) - wanted == {
+        "onnx/decoder_model_merged.onnx",
         "model.fp32-00001-of-00002.safetensors",
         "model.safetensors.index.fp32.json",
         "pytorch_model.bin",

@@ -43,7 +43,9 @@ def assert_masks_equal(
 
 
 def rules(latest: int | None) -> tuple[LogitFilter, openai.LogitFilter]:
-    ours = TimestampRules(begin=BEGIN, eot=EOT, no_timestamps=NO_TIMESTAMPS, latest_initial=latest)
+    ours = TimestampRules(
+        begin=BEGIN, end=VOCAB, eot=EOT, no_timestamps=NO_TIMESTAMPS, latest_initial=latest
+    )
     return ours, openai.ApplyTimestampRules(SMALL, len(PROMPT), latest)
 
 
@@ -67,6 +69,28 @@ def test_timestamps_win_by_their_total_weight(lead: float):
     assert np.isneginf(logits_rv[0, 5]) == (lead > 0)
 
 
+@given(histories=HISTORIES, latest=st.none() | st.integers(0, VOCAB - BEGIN), data=st.data())
+def test_text_after_the_timestamps_is_masked_as_text_before_them(histories, latest, data):
+    """Tokens that fine-tuning added are what the first ones are, in another place."""
+    added = 4
+    logit = st.integers(-32, 32).map(lambda eighths: eighths / 8) | st.just(-np.inf)
+    logits_rv = data.draw(arrays(np.float32, (len(histories), VOCAB), elements=logit))
+    logits_rv[:, 0] = data.draw(st.integers(-32, 48)) / 8
+    moved_rv = np.concatenate([logits_rv[:, added:], logits_rv[:, :added]], axis=1)
+    rules(latest)[0].apply(logits_rv, np.array(histories, np.int64).reshape(len(histories), -1))
+    ours = TimestampRules(
+        begin=BEGIN - added,
+        end=VOCAB - added,
+        eot=EOT - added,
+        no_timestamps=NO_TIMESTAMPS - added,
+        latest_initial=latest,
+    )
+    written = [[(token - added) % VOCAB for token in history] for history in histories]
+    ours.apply(moved_rv, np.array(written, np.int64).reshape(len(histories), -1))
+    back_rv = np.concatenate([moved_rv[:, -added:], moved_rv[:, :-added]], axis=1)
+    assert np.array_equal(back_rv, logits_rv)
+
+
 @pytest.mark.parametrize("multilingual", [False, True])
 @pytest.mark.parametrize("latest", [None, 50])
 def test_timestamp_rules_over_a_whole_vocabulary(multilingual: bool, latest: int | None):
@@ -75,6 +99,7 @@ def test_timestamp_rules_over_a_whole_vocabulary(multilingual: bool, latest: int
     prompt = [*tokenizer.sot_sequence]
     ours = TimestampRules(
         begin=begin,
+        end=vocab,
         eot=tokenizer.eot,
         no_timestamps=tokenizer.no_timestamps,
         latest_initial=latest,

@@ -1,4 +1,4 @@
-"""Reads CTranslate2's Whisper folders: model.bin, config.json, tokenizer.json.
+"""Reads CTranslate2's Whisper folders: model.bin, config.json, and a tokenizer.
 
 The layout of model.bin, little-endian, from CTranslate2's python/ctranslate2/specs/model_spec.py
 and src/models/model.cc; a string is a u16 length that includes a final NUL, then bytes:
@@ -28,11 +28,11 @@ from kvcast.checkpoints.base import (
     generation_settings,
     map_file,
     read_json_object,
-    require_file,
     tensor_from_bytes,
     whisper_dimensions,
 )
 from kvcast.checkpoints.names import assemble, check_tied, sinusoids
+from kvcast.checkpoints.whisper_files import check_preprocessor, optional_files, tokenizer_json
 from kvcast.errors import InputOutputError, KvcastError
 from kvcast.spec.whisper import WhisperDimensions
 
@@ -277,6 +277,7 @@ def _dimensions(variables: Mapping[str, Variable], what: str) -> WhisperDimensio
 def _read_whisper(folder: Path, model: ModelFile, content_hash: str) -> WhisperCheckpoint:
     what = str(folder / "model.bin")
     dimensions = _dimensions(model.variables, what)
+    check_preprocessor(folder, dimensions)
     stored = _tensors(model.variables, what)
     stored.setdefault(_SOURCE_POSITIONS, sinusoids(dimensions.d_model))
     head = stored.pop(_HEAD, None)
@@ -287,7 +288,7 @@ def _read_whisper(folder: Path, model: ModelFile, content_hash: str) -> WhisperC
     return WhisperCheckpoint(
         dimensions=dimensions,
         tensors=assemble(dimensions, _NAMES, stored, what),
-        tokenizer_json=(folder / "tokenizer.json").read_bytes(),
+        tokenizer_json=tokenizer_json(folder),
         generation=generation_settings(fields, _GENERATION, str(config)),
         source=f"CTranslate2 folder {folder}",
         content_hash=content_hash,
@@ -311,15 +312,16 @@ def _read(folder: Path, content_hash: str) -> WhisperCheckpoint:
 
 
 def _files(folder: Path) -> list[Path]:
-    tokenizer = require_file(
-        folder / "tokenizer.json", "copy it from the model that this one was converted from"
-    )
     config = folder / "config.json"
-    return [folder / "model.bin", tokenizer, *([config] if config.is_file() else [])]
+    return [
+        folder / "model.bin",
+        *optional_files(folder),
+        *([config] if config.is_file() else []),
+    ]
 
 
 READER = Reader(
-    name="CTranslate2 (model.bin, tokenizer.json)",
+    name="CTranslate2 (model.bin, tokenizer.json or vocabulary.json)",
     detect=lambda folder: (folder / "model.bin").is_file(),
     files=_files,
     read=_read,

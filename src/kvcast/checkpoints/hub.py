@@ -16,6 +16,9 @@ _PATTERNS = [
     "preprocessor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
     "spiece.model",
     "vocab.txt",
     "chat_template.jinja",
@@ -25,8 +28,9 @@ _PATTERNS = [
     "model.bin",
     "vocabulary.*",
     "bundle.json",
-    "onnx/*",
 ]
+# A bundle's graphs; other repositories have exports in several precisions under this name.
+_BUNDLE_PATTERNS = ["onnx/*"]
 # Mistral's own layout, downloaded only if the repository does not have the other one as well.
 _WEIGHTS = ("model*.safetensors", "model.bin", "bundle.json")
 _MISTRAL_PATTERNS = [
@@ -62,13 +66,21 @@ def download(model: str) -> Path:
     repository, revision = match["repository"], match["revision"]
     try:
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns=_PATTERNS))
-        if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
-            both = [*_PATTERNS, *_MISTRAL_PATTERNS]
+        if more := _missing_patterns(folder):
+            both = [*_PATTERNS, *more]
             folder = Path(snapshot_download(repository, revision=revision, allow_patterns=both))
     except Exception as error:
         # Beside its own errors, the library lets those of its HTTP client through.
         raise _one_line(error, repository, revision) from error
     return folder
+
+
+def _missing_patterns(folder: Path) -> list[str]:
+    """Return what else to ask for, after seeing what the repository has."""
+    if (folder / "bundle.json").is_file():
+        return _BUNDLE_PATTERNS
+    has_weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
+    return [] if has_weights else _MISTRAL_PATTERNS
 
 
 def _one_line(error: Exception, repository: str, revision: str | None) -> KvcastError:

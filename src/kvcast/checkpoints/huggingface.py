@@ -29,6 +29,7 @@ from kvcast.checkpoints.base import (
 from kvcast.checkpoints.decoder_huggingface import MODEL_TYPES, decoder_dimensions, read_decoder
 from kvcast.checkpoints.names import assemble, check_tied, sinusoids
 from kvcast.checkpoints.safetensors_files import read_weights, weight_files
+from kvcast.checkpoints.whisper_files import check_preprocessor, tokenizer_json
 from kvcast.errors import InputMissingError, KvcastError
 from kvcast.spec.whisper import WhisperDimensions
 
@@ -42,6 +43,10 @@ _OPTIONAL = (
     "chat_template.jinja",
     "spiece.model",
     "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "preprocessor_config.json",
 )
 
 _ENCODER = "encoder.layers.{i}"
@@ -128,6 +133,7 @@ def _dimensions(config: Mapping[str, Any], what: str) -> WhisperDimensions:
 
 def _read_whisper(folder: Path, config: Mapping[str, Any], content_hash: str) -> WhisperCheckpoint:
     dimensions = _dimensions(config, str(folder / "config.json"))
+    check_preprocessor(folder, dimensions)
     # The prefix depends on the class that saved the model.
     weights = read_weights(_weight_files(folder))
     stored = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
@@ -142,7 +148,7 @@ def _read_whisper(folder: Path, config: Mapping[str, Any], content_hash: str) ->
     return WhisperCheckpoint(
         dimensions=dimensions,
         tensors=assemble(dimensions, NAMES, stored, str(folder)),
-        tokenizer_json=_tokenizer_json(folder).read_bytes(),
+        tokenizer_json=tokenizer_json(folder),
         generation=_generation(folder, config),
         source=f"Hugging Face folder {folder}",
         content_hash=content_hash,

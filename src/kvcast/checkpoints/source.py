@@ -10,7 +10,8 @@ from pathlib import Path
 from kvcast.checkpoints import bert4keras, ctranslate2, gguf, huggingface, mistral, packaged
 from kvcast.checkpoints.base import Checkpoint, Dimensions, Reader
 from kvcast.checkpoints.hub import download, is_hub_id
-from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
+from kvcast.checkpoints.refused import refuse_file, refuse_folder, refuse_name
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 from kvcast.spec.digests import combined_sha256
 
 # The first reader that recognises a folder reads it, so the order matters. CTranslate2's folders
@@ -48,9 +49,10 @@ def locate(model: str) -> Path:
         if model and (path.is_dir() or gguf.is_gguf(path)):
             return path
         if model and path.exists():
-            raise UsageError(f"{model} is a file: give the folder that contains the model")
+            refuse_file(path)
     if is_hub_id(model):
         return download(model)
+    refuse_name(model)
     raise InputMissingError(
         f"no model {model!r}: give a folder, a GGUF file, a hub id (org/name or "
         f"org/name@revision), or one of {', '.join(_PACKAGED)}"
@@ -101,5 +103,6 @@ def _reader_of(path: Path) -> Reader:
     for reader in _READERS:
         if reader.detect(path):
             return reader
+    refuse_folder(path)
     formats = "; ".join(reader.name for reader in _READERS)
     raise KvcastError(f"{path} holds no model that kvcast can read ({formats})")

@@ -88,11 +88,13 @@ class SuppressTokens(LogitFilter):
 class TimestampRules(LogitFilter):
     """Timestamps come in pairs, never go back, start the transcript, and win by total weight.
 
-    Ids from `begin` on are timestamps, those below `eot` are text. The first timestamp is at most
-    `begin + latest_initial`; None lifts that bound.
+    Ids from `begin` to before `end` are timestamps; text is below `eot` and, where a fine-tune has
+    added some, from `end` on. The first timestamp is at most `begin + latest_initial`; None lifts
+    that bound.
     """
 
     begin: int
+    end: int
     eot: int
     no_timestamps: int
     latest_initial: int | None
@@ -100,30 +102,38 @@ class TimestampRules(LogitFilter):
     @override
     def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
         if not written_rn.shape[1]:
-            logits_rv[:, : self.begin] = -np.inf
+            last = self.end
             if self.latest_initial is not None:
-                logits_rv[:, self.begin + self.latest_initial + 1 :] = -np.inf
+                last = min(last, self.begin + self.latest_initial + 1)
+            logits_rv[:, : self.begin] = -np.inf
+            logits_rv[:, last:] = -np.inf
             return
         logits_rv[:, self.no_timestamps] = -np.inf
         for row_v, written_n in zip(logits_rv, written_rn, strict=True):
             self._keep_order(row_v, written_n)
         # A timestamp is due once all of them together outweigh the best single text token.
-        total_r = log_sum_exp(logits_rv[:, self.begin :])
-        logits_rv[total_r > logits_rv[:, : self.begin].max(axis=1), : self.begin] = -np.inf
+        total_r = log_sum_exp(logits_rv[:, self.begin : self.end])
+        best_r = logits_rv[:, : self.begin].max(axis=1)
+        added_r = logits_rv[:, self.end :].max(axis=1, initial=-np.inf)
+        due_r = total_r > np.maximum(best_r, added_r)
+        logits_rv[due_r, : self.begin] = -np.inf
+        logits_rv[due_r, self.end :] = -np.inf
 
     def _keep_order(self, row_v: Float32, written_n: Int64) -> None:
-        begin = self.begin
-        timestamps_at = np.flatnonzero(written_n >= begin)
+        begin, end = self.begin, self.end
+        is_timestamp_n = (written_n >= begin) & (written_n < end)
+        timestamps_at = np.flatnonzero(is_timestamp_n)
         if not timestamps_at.size:
             return
         latest, last = int(written_n[timestamps_at[-1]]), len(written_n) - 1
         after_timestamp = timestamps_at[-1] == last
-        opening = after_timestamp and (last == 0 or written_n[last - 1] >= begin)
+        opening = after_timestamp and (last == 0 or is_timestamp_n[last - 1])
         closing = after_timestamp and not opening
         if opening:  # text must follow
-            row_v[begin:] = -np.inf
+            row_v[begin:end] = -np.inf
         elif closing:  # the next segment's start must follow, or the end
             row_v[: self.eot] = -np.inf
+            row_v[end:] = -np.inf
         # A segment may start where the last one ended, but must not end where it starts.
         row_v[begin : latest if closing else latest + 1] = -np.inf
 

@@ -114,12 +114,15 @@ class DecodingOptions(WindowParams):
         if ids := set(self.suppressed_ids()):
             if NON_SPEECH in ids:
                 ids = ids - {NON_SPEECH} | set(tokenizer.non_speech_tokens)
-            filters.append(SuppressTokens(sorted(ids | set(tokenizer.control_tokens))))
+            ids |= set(tokenizer.control_tokens)
+        if ids := ids | set(tokenizer.unused_tokens):
+            filters.append(SuppressTokens(sorted(ids)))
         if self.timestamps:
             latest = self.max_initial_timestamp
             filters.append(
                 TimestampRules(
                     begin=tokenizer.timestamp_begin,
+                    end=tokenizer.timestamp_end,
                     eot=tokenizer.eot,
                     no_timestamps=tokenizer.no_timestamps,
                     latest_initial=round(latest / SECONDS_PER_TIMESTAMP) if latest else None,

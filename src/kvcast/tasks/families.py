@@ -87,7 +87,13 @@ class WhisperFamily(Family):
             "no_speech_tokens": [tokenizer.no_speech],
             "previous_text_tokens": [tokenizer.sot_prev],
             # Tokens that are never chosen, and tokens that are not chosen first.
-            "suppressed_tokens": sorted({*tokenizer.non_speech_tokens, *tokenizer.control_tokens}),
+            "suppressed_tokens": sorted(
+                {
+                    *tokenizer.non_speech_tokens,
+                    *tokenizer.control_tokens,
+                    *tokenizer.unused_tokens,
+                }
+            ),
             "blank_tokens": tokenizer.blank,
         }
 

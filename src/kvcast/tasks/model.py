@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvcast.decoding.params import WindowParams
 from kvcast.decoding.whisper import DecodingOptions, WindowDecoder
-from kvcast.errors import InputMissingError, UsageError
+from kvcast.errors import InputMissingError, KvcastError, UsageError
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.spec.options import keywords_of
 from kvcast.spec.whisper import WhisperDimensions
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from kvcast.audio.endpoints import Listener
     from kvcast.tasks.live import LiveTranscription
 
+_WINDOW_SECONDS = 30
+_POSITIONS_PER_SECOND = 50  # two frames of 10 ms become one position of the encoder
+
 
 class WhisperModel:
     """A runtime with its tokenizer and dimensions."""
@@ -39,6 +42,12 @@ class WhisperModel:
         tokenizer: WhisperTokenizer,
         dimensions: WhisperDimensions,
     ) -> None:
+        seconds = dimensions.source_positions / _POSITIONS_PER_SECOND
+        if seconds != _WINDOW_SECONDS:
+            raise KvcastError(
+                f"this model hears {seconds:g} s at a time; kvcast transcribes with models that "
+                f"hear {_WINDOW_SECONDS} s, as published Whispers do"
+            )
         self.runtime = runtime
         self.tokenizer = tokenizer
         self.dimensions = dimensions

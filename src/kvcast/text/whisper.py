@@ -17,6 +17,10 @@ from kvcast.text.characters import BYTES_BY_CHARACTER, whole_characters
 from kvcast.text.languages import LANGUAGES, language_code
 
 SECONDS_PER_TIMESTAMP = 0.02
+TIMESTAMPS = 1501
+"""Tokens from 0.00 to 30.00 seconds. Ids after them are what fine-tuning added, or nothing."""
+
+_END_OF_GPT2 = 50256  # English-only models keep GPT-2's vocabulary, which ends with this token
 
 _RENAMED = {"<|nocaptions|>": "<|nospeech|>", "<|iw|>": "<|he|>"}  # names in older files
 
@@ -29,14 +33,20 @@ _MUSIC = "♩♪♫♬♭♮♯"
 
 
 class WhisperTokenizer:
-    """A vocabulary and its special ids, named as in openai/whisper."""
+    """A vocabulary and its special ids, named as in openai/whisper.
+
+    Ids are text below `eot`, timestamps from `timestamp_begin` to before `timestamp_end`, and
+    steer the model between. Fine-tuning may add tokens after the timestamps: those that are not
+    special are text. An embedding is often larger than that, for the sake of round sizes.
+    """
 
     def __init__(self, tokenizer_json: bytes, vocab_size: int) -> None:
         """Read a tokenizer.json in Hugging Face's layout.
 
         Args:
             tokenizer_json: the file's content.
-            vocab_size: the model's; 51,865 or more means multilingual.
+            vocab_size: the model's; 51,865 or more means multilingual, unless the vocabulary is
+                that of the English-only models.
 
         Raises:
             KvcastError: it is not the tokenizer of a Whisper model of that size.
@@ -45,7 +55,9 @@ class WhisperTokenizer:
         try:
             description = json.loads(tokenizer_json)
             self._bpe = _byte_level_bpe(description["model"])
-            contents = {int(e["id"]): str(e["content"]) for e in description["added_tokens"]}
+            added = description["added_tokens"]
+            contents = {int(e["id"]): str(e["content"]) for e in added}
+            special = {int(e["id"]) for e in added if e.get("special", True)}
             last = max(description["model"]["vocab"].values())
         except Exception as error:  # the tokenizers library raises bare Exception
             reason = in_one_line(f"{type(error).__name__}: {error}")
@@ -58,8 +70,8 @@ class WhisperTokenizer:
                 f"tokenizer.json does not belong to this model: it has a token {last}, and the "
                 f"model has {vocab_size}"
             )
-        self.is_multilingual = vocab_size >= 51865
         self.eot = self._special("<|endoftext|>")
+        self.is_multilingual = vocab_size >= 51865 and self.eot != _END_OF_GPT2
         self.sot = self._special("<|startoftranscript|>")
         self.translate = self._special("<|translate|>")
         self.transcribe = self._special("<|transcribe|>")
@@ -68,11 +80,22 @@ class WhisperTokenizer:
         self.no_speech = self._special("<|nospeech|>")
         self.no_timestamps = self._special("<|notimestamps|>")
         self.timestamp_begin = self.no_timestamps + 1
+        self.timestamp_end = min(self.timestamp_begin + TIMESTAMPS, vocab_size)
         if self.timestamp_begin >= vocab_size:
             raise KvcastError(
                 f"tokenizer.json does not belong to this model: its timestamps begin at "
                 f"{self.timestamp_begin}, beyond the model's {vocab_size} tokens"
             )
+        beyond = {token for token in contents if self.timestamp_end <= token < vocab_size}
+        self._added_text = frozenset(beyond - special)
+
+    def is_text(self, token: int) -> bool:
+        """Tell whether a token is spoken text."""
+        return token < self.eot or token in self._added_text
+
+    def is_timestamp(self, token: int) -> bool:
+        """Tell whether a token is a time within the window."""
+        return self.timestamp_begin <= token < self.timestamp_end
 
     @cached_property
     def languages(self) -> tuple[str, ...]:
@@ -111,7 +134,7 @@ class WhisperTokenizer:
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Turn ids into text, without timestamps; invalid bytes become U+FFFD."""
-        return self.decode_with_timestamps(t for t in tokens if t < self.timestamp_begin)
+        return self.decode_with_timestamps(t for t in tokens if not self.is_timestamp(t))
 
     def decode_with_timestamps(self, tokens: Iterable[int]) -> str:
         """Turn ids into text with timestamps spelled out, as in `<|1.08|>`."""
@@ -149,9 +172,18 @@ class WhisperTokenizer:
             self.no_speech,
         )
 
+    @cached_property
+    def unused_tokens(self) -> tuple[int, ...]:
+        """Ids that no transcript can have: nothing names them, or they are special additions."""
+        named = set(self._bpe.get_vocab().values()) | self._contents.keys()
+        named |= set(range(self.timestamp_begin, self.timestamp_end))
+        steering = {token for token in self._contents if token >= self.timestamp_end}
+        unnamed = set(range(self.vocab_size)) - named
+        return tuple(sorted(unnamed | steering - self._added_text))
+
     def token_bytes(self, token: int) -> bytes:
         """Return a token's bytes, which may be part of a character in UTF-8."""
-        if token >= self.timestamp_begin:
+        if self.is_timestamp(token):
             seconds = (token - self.timestamp_begin) * SECONDS_PER_TIMESTAMP
             return f"<|{seconds:.2f}|>".encode()
         if token in self._contents:

@@ -13,6 +13,7 @@ from typing_extensions import override
 from kvcast.decoding.whisper import DecodingOptions, DecodingResult
 from kvcast.tasks.whisper.passage import Ending, Sound
 from kvcast.tasks.whisper.segments import FRAMES_PER_SECOND, FRAMES_PER_TIMESTAMP, Window
+from kvcast.text.whisper import TIMESTAMPS
 
 _LONGEST = 28 * FRAMES_PER_SECOND
 """Frames of 10 ms. Whisper takes a full window for one that ends within a sentence, and stops
@@ -96,7 +97,8 @@ class QuietEnding(Ending):
     @override
     def tokens(self, result: DecodingResult, window: Window) -> Sequence[int]:
         tokens = result.tokens
-        timed = [token >= self.timestamp_begin for token in tokens]
+        timestamps = range(self.timestamp_begin, self.timestamp_begin + TIMESTAMPS)
+        timed = [token in timestamps for token in tokens]
         if not any(timed) or not result.complete:
             return tokens
         if timed[-2:] == [True, True]:  # a segment in the remnant

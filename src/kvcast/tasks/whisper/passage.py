@@ -158,7 +158,7 @@ class Passage:
 
     def _text(self, span: Span) -> str:
         tokenizer = self._tokenizer
-        return tokenizer.decode(token for token in span.tokens if token < tokenizer.eot)
+        return tokenizer.decode(token for token in span.tokens if tokenizer.is_text(token))
 
 
 def initial_tokens(params: TranscribeParams, tokenizer: WhisperTokenizer) -> list[int]:

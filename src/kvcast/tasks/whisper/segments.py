@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from kvcast.text.whisper import SECONDS_PER_TIMESTAMP
+from kvcast.text.whisper import SECONDS_PER_TIMESTAMP, TIMESTAMPS
 
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Timeline
@@ -114,11 +114,12 @@ def split(tokens: Sequence[int], window: Window, timestamp_begin: int) -> tuple[
     of 100 frames; with `<|2.00|>` at the end they give two, and the whole window is done.
     """
     tokens = tuple(tokens)
-    is_timestamp = [token >= timestamp_begin for token in tokens]
+    timestamps = range(timestamp_begin, timestamp_begin + TIMESTAMPS)
+    is_timestamp = [token in timestamps for token in tokens]
     cuts = [i for i, pair in enumerate(pairwise(is_timestamp), start=1) if all(pair)]
     whole = is_timestamp[-2:] == [False, True]
     if not cuts:
-        return [_uncut(tokens, window, timestamp_begin)], window.frames
+        return [_uncut(tokens, window, timestamps)], window.frames
     ends = [*cuts, len(tokens)] if whole else cuts
     spans = [
         Span(
@@ -133,9 +134,9 @@ def split(tokens: Sequence[int], window: Window, timestamp_begin: int) -> tuple[
     return spans, window.frames if whole else spoken or window.frames
 
 
-def _uncut(tokens: tuple[int, ...], window: Window, timestamp_begin: int) -> Span:
-    timestamps = [token - timestamp_begin for token in tokens if token >= timestamp_begin]
-    last = timestamps[-1] if timestamps else 0
+def _uncut(tokens: tuple[int, ...], window: Window, timestamps: range) -> Span:
+    times = [token - timestamps.start for token in tokens if token in timestamps]
+    last = times[-1] if times else 0
     duration = last * SECONDS_PER_TIMESTAMP if last else window.duration
     return Span(window.start, window.start + duration, tokens)
 

@@ -70,7 +70,7 @@ class _Usual:
 
 def text_tokens(spans: Sequence[Span], tokenizer: WhisperTokenizer) -> list[int]:
     """Return the tokens of all spans that are text."""
-    return [token for span in spans for token in span.tokens if token < tokenizer.eot]
+    return [token for span in spans for token in span.tokens if tokenizer.is_text(token)]
 
 
 def with_words(
@@ -104,7 +104,7 @@ def with_words(
     rest = _merged(timed, punctuation)
     found = []
     for span in spans:
-        count = sum(token < tokenizer.eot for token in span.tokens)
+        count = sum(tokenizer.is_text(token) for token in span.tokens)
         taken, rest = _taken(rest, count)
         for one in taken:
             one.start = round(window.start + one.start, _DECIMALS)

@@ -1,0 +1,90 @@
+"""What looks like a model and is not one that kvcast reads, with the way to one that it does read.
+
+OpenAI's names and .pt files, other pickled weights, whisper.cpp's ggml files, adapters. Pickles are
+never loaded, because loading one runs whatever code is in it. Only names are looked at, and the
+first bytes of a file.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvcast.errors import InputMissingError, KvcastError, UsageError
+
+_PUBLISHED = (
+    *("tiny.en", "tiny", "base.en", "base", "small.en", "small", "medium.en", "medium"),
+    *("large-v1", "large-v2", "large-v3", "large-v3-turbo"),
+)
+_DISTILLED = ("small.en", "medium.en", "large-v2", "large-v3", "large-v3.5")
+# `whisper.available_models()` of openai-whisper, and what faster-whisper calls Distil-Whispers.
+# The hub's openai/whisper-large is the first one, and `large` in openai-whisper the latest.
+_HUB_IDS: Mapping[str, str] = {
+    **{name: f"openai/whisper-{name}" for name in _PUBLISHED},
+    "large-v1": "openai/whisper-large",
+    "large": "openai/whisper-large-v3",
+    "turbo": "openai/whisper-large-v3-turbo",
+    **{f"distil-{name}": f"distil-whisper/distil-{name}" for name in _DISTILLED},
+}
+_PICKLES = (".pt", ".pth", ".ckpt")
+_GGML = b"lmgg"  # 0x67676d6c, little-endian
+# ggml-base.en-q5_1.bin is base.en.
+_GGML_NAME = re.compile(r"ggml-(?P<name>.+?)(-q\d_\w+)?\.bin")
+_CONVERT = (
+    "convert it with transformers' convert_openai_to_hf.py (in src/transformers/models/whisper of "
+    "its repository; options --checkpoint_path FILE --pytorch_dump_folder_path FOLDER "
+    "--convert_preprocessor True) and give the folder"
+)
+
+
+def refuse_name(model: str) -> None:
+    """Raise InputMissingError for a name or a .pt file of openai-whisper's, with the hub's id."""
+    path = Path(model)
+    if path.suffix in _PICKLES:
+        raise InputMissingError(f"no file {model}, {_pickled(path)}")
+    if hub_id := _HUB_IDS.get(model.lower().removeprefix("whisper-")):
+        raise InputMissingError(
+            f"no folder {model!r}; for the published model of that name give its hub id, {hub_id}"
+        )
+
+
+def refuse_file(path: Path) -> None:
+    """Raise UsageError for any file, with the way to a model that kvcast reads."""
+    if path.suffix in _PICKLES:
+        raise UsageError(f"{path} is a pickle, {_pickled(path)}")
+    if _is_ggml(path):
+        match = _GGML_NAME.fullmatch(path.name)
+        hub_id = _HUB_IDS.get(match["name"]) if match else None
+        origin = f", {hub_id}" if hub_id else ""
+        raise UsageError(
+            f"{path} is a ggml file of whisper.cpp's, which kvcast does not read: give the "
+            f"Hugging Face or CTranslate2 model that it was made from{origin}"
+        )
+    raise UsageError(f"{path} is a file: give the folder that contains the model")
+
+
+def refuse_folder(folder: Path) -> None:
+    """Raise KvcastError for a folder that has nothing but a pickle or an adapter."""
+    if not folder.is_dir():
+        return
+    if (folder / "adapter_config.json").is_file():
+        raise KvcastError(
+            f"{folder} holds an adapter without its model: merge both with peft's "
+            "merge_and_unload, save that with save_pretrained, and give its folder"
+        )
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _PICKLES or _is_ggml(path):
+            refuse_file(path)
+
+
+def _pickled(path: Path) -> str:
+    """Return what follows a pickle's name."""
+    hub_id = _HUB_IDS.get(path.stem)
+    published = f"for the published model of that name give its hub id, {hub_id}; otherwise "
+    return f"and kvcast never loads pickles: {published if hub_id else ''}{_CONVERT}"
+
+
+def _is_ggml(path: Path) -> bool:
+    if path.suffix != ".bin" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_GGML)) == _GGML

@@ -1,0 +1,189 @@
+"""A Whisper's tokenizer is the same from every layout; files beside the weights are checked."""
+
+import json
+
+import pytest
+from tiny_whisper import TIED, ct2_bytes, ct2_folder, ct2_variables
+
+from kvcast.checkpoints import whisper_files
+from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.text.whisper import WhisperTokenizer
+from text.openai_tokenizers import openai_tokenizer, openai_tokenizer_json
+
+TEXTS = (
+    " And Mr. John Dashwood, naïvely: 東京! \n\t'll",
+    " Ünïcödé 👩‍👧🏽 <|endoftext|> 1234567 ♪♪♪",
+    "",
+)
+KINDS = {"English": (False, 99), "multilingual": (True, 99), "since large-v3": (True, 100)}
+
+
+def one_line(folder, kind=KvcastError):
+    with pytest.raises(kind) as caught:
+        whisper_files.tokenizer_json(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def parts(complete: bytes, folder) -> None:
+    """Write the files of transformers' slow tokenizer, as fine-tuning scripts save them."""
+    tokenizer = json.loads(complete)
+    added = {entry["content"]: entry["id"] for entry in tokenizer["added_tokens"]}
+    end = {"<|endoftext|>": added.pop("<|endoftext|>")}
+    merges = "\n".join(" ".join(pair) for pair in tokenizer["model"]["merges"])
+    (folder / "vocab.json").write_text(json.dumps(tokenizer["model"]["vocab"] | end))
+    (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    (folder / "added_tokens.json").write_text(json.dumps(added))
+
+
+def every_token(complete: bytes) -> list[str]:
+    """List all tokens as CTranslate2's converter does."""
+    tokenizer = json.loads(complete)
+    ids = dict(tokenizer["model"]["vocab"])
+    ids |= {entry["content"]: entry["id"] for entry in tokenizer["added_tokens"]}
+    return sorted(ids, key=ids.__getitem__)
+
+
+def listed(complete: bytes, folder) -> None:
+    (folder / "vocabulary.json").write_text(json.dumps(every_token(complete)))
+
+
+def lines(complete: bytes, folder) -> None:
+    (folder / "vocabulary.txt").write_text("".join(f"{t}\n" for t in every_token(complete)))
+
+
+@pytest.mark.parametrize("write", [parts, listed, lines])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_layout_makes_openais_tokenizer(tmp_path, write, kind):
+    multilingual, languages = KINDS[kind]
+    write(openai_tokenizer_json(multilingual, languages), tmp_path)
+    size = 51764 + languages + 2 * multilingual + (not multilingual)
+    found = WhisperTokenizer(whisper_files.tokenizer_json(tmp_path), size)
+    theirs = openai_tokenizer(multilingual, num_languages=languages)
+    assert found.vocab_size == theirs.encoding.n_vocab
+    for name in ("eot", "sot", "no_speech", "no_timestamps", "timestamp_begin"):
+        assert getattr(found, name) == getattr(theirs, name)
+    for text in TEXTS:
+        ids = theirs.encoding.encode(text, disallowed_special=())
+        assert found.encode(text) == ids
+        assert found.decode(ids) == text
+    assert found.unused_tokens == ()
+    if multilingual:
+        assert found.language_tokens == tuple(sorted(theirs.all_language_tokens))
+
+
+@pytest.mark.parametrize("write", [parts, listed, lines])
+def test_the_tokenizers_library_reads_what_is_made(tmp_path, write):
+    import tokenizers
+
+    write(openai_tokenizer_json(True), tmp_path)
+    made = tokenizers.Tokenizer.from_str(whisper_files.tokenizer_json(tmp_path).decode())
+    theirs = openai_tokenizer(True)
+    ids = theirs.encode(TEXTS[0])
+    assert made.encode(TEXTS[0]).ids == ids
+    assert made.decode(ids) == TEXTS[0]
+    assert made.encode("<|startoftranscript|>").ids == [theirs.sot]
+
+
+def test_the_list_of_the_packaged_model_implies_its_merges(tmp_path):
+    folder = locate("demo-base")
+    (tmp_path / "vocabulary.json").write_bytes((folder / "vocabulary.json").read_bytes())
+    found = json.loads(whisper_files.tokenizer_json(tmp_path))["model"]
+    expected = json.loads((folder / "tokenizer.json").read_bytes())["model"]
+    assert found["vocab"] == expected["vocab"]
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in expected["merges"]]
+    assert found["merges"] == merges
+
+
+def test_settings_tell_added_text_from_added_special_tokens(tmp_path):
+    parts(openai_tokenizer_json(True), tmp_path)
+    decoder = {
+        "51865": {"content": "<|speaker|>", "special": True},
+        "51866": {"content": " kvcast", "special": False},
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+    tokenizer = WhisperTokenizer(whisper_files.tokenizer_json(tmp_path), 51872)
+    assert [tokenizer.is_text(token) for token in range(51864, 51868)] == [0, 0, 1, 0]
+    assert tokenizer.unused_tokens == (51865, *range(51867, 51872))
+    assert tokenizer.decode([*tokenizer.encode(" use"), 51866]) == " use kvcast"
+
+
+def test_a_whole_file_comes_first_and_stays_as_it_is(tmp_path):
+    listed(openai_tokenizer_json(True), tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{ }")
+    assert whisper_files.tokenizer_json(tmp_path) == b"{ }"
+
+
+def test_no_tokenizer_is_one_line(tmp_path):
+    (tmp_path / "vocab.json").write_text("{}")
+    message = one_line(tmp_path, InputMissingError)
+    assert "no tokenizer.json" in message
+    assert "merges.txt" in message
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"vocabulary.json": "{}"}, "not a list of tokens"),
+        ({"vocabulary.json": '["a", 1]'}, "not a list of tokens"),
+        ({"vocabulary.json": "["}, "not valid JSON"),
+        ({"vocabulary.json": '["a"]'}, "has no <|endoftext|>"),
+        ({"vocabulary.txt": "a\nb\n"}, "has no <|endoftext|>"),
+        ({"vocabulary.txt": b"\xff"}, "not UTF-8"),
+        ({"vocab.json": "[]", "merges.txt": ""}, "not a JSON object"),
+        ({"vocab.json": '{"a": "b"}', "merges.txt": ""}, "a token has no number"),
+        ({"vocab.json": '{"a": 0}', "merges.txt": "a b c\n"}, "not two tokens"),
+        ({"vocab.json": '{"a": 0}', "merges.txt": b"\xff"}, "not UTF-8"),
+        (
+            {"vocab.json": '{"a": 0}', "merges.txt": "", "added_tokens.json": '{"b": -1}'},
+            "a token has no number",
+        ),
+        (
+            {
+                "vocab.json": '{"a": 0}',
+                "merges.txt": "",
+                "tokenizer_config.json": '{"added_tokens_decoder": {"x": {"content": "b"}}}',
+            },
+            "no text or number",
+        ),
+    ],
+)
+def test_damaged_files_are_one_line(tmp_path, files, words):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert words in one_line(tmp_path, InputOutputError)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return ct2_folder(tmp_path / "ct2", ct2_bytes(ct2_variables(mels=2), TIED))
+
+
+def test_a_preprocessor_that_agrees_or_says_nothing_is_accepted(folder):
+    for fields in ({}, {"feature_size": 2, "chunk_length": 30, "padding_side": "right"}):
+        (folder / "preprocessor_config.json").write_text(json.dumps(fields))
+        assert open_checkpoint(folder).dimensions.n_mels == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("feature_size", 128), ("chunk_length", 10), ("sampling_rate", 8000), ("hop_length", 80)],
+)
+def test_a_preprocessor_of_another_model_is_one_line(folder, name, value):
+    (folder / "preprocessor_config.json").write_text(json.dumps({name: value}))
+    with pytest.raises(KvcastError, match=f"{name} is {value}, and this model needs") as caught:
+        open_checkpoint(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_fingerprint_follows_the_tokenizers_parts(folder):
+    (folder / "tokenizer.json").unlink()
+    parts(openai_tokenizer_json(True), folder)
+    seen = {fingerprint(folder)}
+    for name in ("vocab.json", "merges.txt", "added_tokens.json"):
+        path = folder / name
+        path.write_bytes(path.read_bytes() + b" ")
+        seen.add(fingerprint(folder))
+    assert len(seen) == 4
