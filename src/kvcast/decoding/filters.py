@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from kvcast.decoding.numerics import log_sum_exp
 from kvcast.runtimes.base import Float32, Int64
+from kvcast.text.whisper import TIMESTAMPS
 
 
 class LogitFilter(Protocol):
@@ -167,5 +168,6 @@ class FinishSegments(LogitFilter):
     def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
         if written_rn.shape[1] < 2:
             return
-        begins_r = (written_rn[:, -2:] >= self.begin).all(axis=1)
+        last_r2 = written_rn[:, -2:]
+        begins_r = ((last_r2 >= self.begin) & (last_r2 < self.begin + TIMESTAMPS)).all(axis=1)
         logits_rv[begins_r & (written_rn[:, -1] <= self.latest), self.eot] = -np.inf

@@ -10,6 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from kvcast.text.whisper import TIMESTAMPS
+
 _COPIES = 4
 _TOKENS = 48
 """Fewer copies, or shorter ones, are refrains, counts, or a person who says "no, no, no"."""
@@ -69,7 +71,8 @@ def without_repetition(
     closes it, if there is one.
     """
     tokens = tuple(tokens)
-    is_timestamp = [token >= timestamp_begin for token in tokens]
+    timestamps = range(timestamp_begin, timestamp_begin + TIMESTAMPS)
+    is_timestamp = [token in timestamps for token in tokens]
     if any(map(all, pairwise(is_timestamp[: found.begin]))):
         return tokens[: found.begin]
     closed = found.end < len(tokens) and is_timestamp[found.end]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Self
 
+from kvcast.text.whisper import TIMESTAMPS
 from kvcast.text.word_split import TokenWord
 
 
@@ -56,12 +57,13 @@ def units(
         split: cuts text tokens into words.
 
     """
+    timestamps = range(timestamp_begin, timestamp_begin + TIMESTAMPS)
     found: list[Unit] = []
     at = 0
     while at < len(tokens):
-        stamps = tuple(takewhile(lambda token: token >= timestamp_begin, tokens[at:]))
+        stamps = tuple(takewhile(timestamps.__contains__, tokens[at:]))
         at += len(stamps)
-        text = tuple(takewhile(lambda token: token < timestamp_begin, tokens[at:]))
+        text = tuple(takewhile(lambda token: token not in timestamps, tokens[at:]))
         at += len(text)
         before = tuple(stamp - timestamp_begin for stamp in stamps)
         for word in split(text):
