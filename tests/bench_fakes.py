@@ -78,6 +78,9 @@ class Scripted(Backend):
         self.asked.append((len(samples), language, beam))
         return " one two"
 
+    def transcribe_all(self, recordings: Any, language: str, beam: int) -> list[str]:
+        return [self.transcribe(samples, language, beam) for samples in recordings]
+
     def generate(self, prompts: Any, new: int, ticks: Ticks) -> list[list[int]]:
         for _ in range(new - self.unticked):
             ticks.tick()

@@ -6,7 +6,7 @@ Layers, heads, mel bins and vocabulary are the published ones; heads are narrow.
 import json
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from text.openai_tokenizers import openai_tokenizer_json
 
-HEAD_DIM = 4
+HEAD_DIM = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,8 @@ class Shape:
     heads: int
     n_mels: int = 80
     languages: int = 99  # 0 is English only
-    added: Mapping[str, bool] = types.MappingProxyType({})  # tokens of a fine-tune: special or not
+    # tokens of a fine-tune: special or not
+    added: Mapping[str, bool] = field(default_factory=dict)
     padding: int = 0  # rows of the embedding that mean nothing
     source_positions: int = 1500
 

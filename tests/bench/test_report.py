@@ -42,9 +42,9 @@ INT8 = Arithmetic(precision="int8")
 SPEECH = Speech(
     dimensions=SMALL,
     language="en",
-    samples=np.zeros(1, np.float32),
-    audio={"name": "talk.flac", "seconds": 2.5},
-    reference="a b",
+    recordings=[np.zeros(1, np.float32)],
+    audio={"name": "talk.flac", "recordings": 1, "seconds": 2.5},
+    references=["a b"],
 )
 CAUSAL = Causal(dimensions=TINY, prompt=16, new=2, batch=[4], positions=[32], window=8)
 SEQ2SEQ = Seq2seq(dimensions=TINY_T5, source=16, target=3, batch=[2], beam=[4], lengths=[8, 32])
@@ -88,7 +88,7 @@ class Canned(Runner):
             dict.fromkeys(metrics, factor * s)
             | {
                 "tokens": [7],
-                "text": " a c" if one.backend.name == "slow" else "A b. ",
+                "texts": [" a c" if one.backend.name == "slow" else "A b. "],
                 "peak_bytes": 10**7,
             }
             for s in self.seconds[one.backend.name]
@@ -210,8 +210,10 @@ def test_medians_are_compared_within_the_run_and_the_precision(kind: str):
 
 
 def test_facts_of_each_kind():
-    assert row(found(SPEECH), "slow")["facts"] == {"word_error": 0.5, "text": "a c"}
-    unknown = found(replace(SPEECH, reference=None))
+    spoken = row(found(SPEECH), "slow")
+    speed = 2.5 / spoken["metrics"]["transcribe"]["median"]
+    assert spoken["facts"] == {"word_error": 0.5, "speed": speed, "text": "a c"}
+    unknown = found(replace(SPEECH, references=None))
     assert row(unknown, "slow")["facts"]["word_error"] is None
     text = row(found(CAUSAL), "kvcast-int8")["facts"]
     assert text == {"tokens": [7], "tokens_per_second": 20}

@@ -131,7 +131,7 @@ def test_whisper_cpp_understands_the_example(written):
     audio.close()
     text = " ".join(segment.text for segment in whisper.transcribe(samples))
     reference = (EXAMPLES / "sense-and-sensibility.txt").read_text(encoding="utf-8")
-    assert word_error(reference, text) < 0.05
+    assert word_error([reference], [text]) < 0.05
 
 
 def test_openai_whisper_gets_exactly_its_tensors():

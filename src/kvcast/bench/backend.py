@@ -3,11 +3,12 @@
 Knows no program, no workload and no process.
 """
 
+import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,8 +63,49 @@ class Backend:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """What a program is asked to do beside turning speech into text."""
+
+    batch: int | None = None  # windows to decode at once; None is one after the other
+    vad: bool = False  # look for speech first, and leave out the rest
+    words: bool = False  # say when each word is spoken
+
+    @property
+    def suffix(self) -> str:
+        """What names of backends end with."""
+        marks = {f"-batch{self.batch}": self.batch, "-vad": self.vad, "-words": self.words}
+        return "".join(mark for mark, is_set in marks.items() if is_set)
+
+    @property
+    def described(self) -> str:
+        """In words."""
+        words = {
+            f"{self.batch} windows at once": self.batch,
+            "voice activity filter": self.vad,
+            "word timestamps": self.words,
+        }
+        return ", ".join(word for word, is_set in words.items() if is_set)
+
+
 class Transcriber(Protocol):
     """A backend that turns speech into text."""
+
+    name: str
+    settings: str
+    way: Way = Way()
+
+    def goes(self, way: Way) -> bool:  # noqa: ARG002 - whoever has more ways overrides it
+        """Tell whether it can transcribe this way."""
+        return False
+
+    def going(self, way: Way) -> Self:
+        """Return the same program, that transcribes this way."""
+        other = copy.copy(self)
+        other.name += way.suffix
+        other.settings = "; ".join(filter(None, (self.settings, way.described)))
+        other.way = way
+        return other
 
     def transcribe(self, samples: Samples, language: str, beam: int) -> str:
         """Turn mono 16 kHz float32 [samples] in a language, given by its code, into text.
@@ -71,6 +113,10 @@ class Transcriber(Protocol):
         At temperature 0 without fallback, with timestamps, and with no text of one window as the
         prompt of the next.
         """
+
+    def transcribe_all(self, recordings: Sequence[Samples], language: str, beam: int) -> list[str]:
+        """Turn recordings into texts: one after the other, unless the program has a better way."""
+        return [self.transcribe(samples, language, beam) for samples in recordings]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What a benchmark of speech needs: a recording's samples, what is spoken in it, and word error.
+"""What a benchmark of speech is given: recordings, what is spoken in them, and word error.
 
 Word error follows a simple normalisation that is the same for everybody: lower case; the titles
 Mr., Mrs. and Dr. spelled out as they are spoken; apostrophes inside words dropped, all other marks
@@ -6,11 +6,13 @@ become spaces. Numbers stay as they are written. Knows no model.
 """
 
 import re
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcast.errors import InputMissingError, InputOutputError, UsageError
 
@@ -30,23 +32,53 @@ def read_reference(path: Path) -> str:
     return text
 
 
-def read_recording(source: str, reference: Path | None) -> dict[str, Any]:
-    """Read a recording and what is spoken in it, as `workloads.speech.Speech` takes them.
+def read_recordings(sources: Sequence[str], references: Sequence[Path]) -> dict[str, Any]:
+    """Read recordings and what is spoken in them, as `workloads.speech.Speech` takes them.
 
-    Samples are mono, 16 kHz, float32. Raises KvcastError with one line.
+    Several files make one long recording, in their order, and so do their references. A folder has
+    recordings of its own each: every file beside which a `.txt` of the same name says what is
+    spoken in it. Samples are mono, 16 kHz, float32. Raises KvcastError with one line.
     """
-    from kvcast.audio.decode import SAMPLE_RATE, open_audio
+    from kvcast.audio.decode import SAMPLE_RATE
 
-    spoken = None if reference is None else read_reference(reference)
+    folder = Path(sources[0])
+    if folder.is_dir():
+        if len(sources) > 1 or references:
+            raise UsageError(f"{folder} is a folder: give it alone, with texts beside its files")
+        files = _spoken_files(folder)
+        name = folder.resolve().name
+        recordings = [_samples(str(file)) for file in files]
+        spoken = [read_reference(file.with_suffix(".txt")) for file in files]
+    else:
+        name = " ".join(Path(source).name for source in sources)
+        spoken = ["\n".join(map(read_reference, references))] if references else []
+        recordings = [np.concatenate([_samples(source) for source in sources])]
+    seconds = sum(map(len, recordings)) / SAMPLE_RATE
+    return {
+        "recordings": recordings,
+        "audio": {"name": name, "recordings": len(recordings), "seconds": seconds},
+        "references": spoken or None,
+    }
+
+
+def _spoken_files(folder: Path) -> list[Path]:
+    """List the files of a folder that have a text beside them."""
+    others = sorted(path for path in folder.iterdir() if path.suffix != ".txt" and path.is_file())
+    if found := [path for path in others if path.with_suffix(".txt").is_file()]:
+        return found
+    raise InputMissingError(
+        f"{folder} holds no recording with a text beside it, such as a.wav and a.txt"
+    )
+
+
+def _samples(source: str) -> NDArray[np.float32]:
+    from kvcast.audio.decode import open_audio
+
     with closing(open_audio(source)) as audio:
         samples = np.concatenate([np.empty(0, np.float32), *audio.blocks()])
     if not len(samples):
         raise InputOutputError(f"{source} holds no sound")
-    return {
-        "samples": samples,
-        "audio": {"name": Path(source).name, "seconds": len(samples) / SAMPLE_RATE},
-        "reference": spoken,
-    }
+    return samples
 
 
 def normalise(text: str) -> str:
@@ -56,14 +88,14 @@ def normalise(text: str) -> str:
     return " ".join(_SPOKEN.get(word, word) for word in words)
 
 
-def word_error(reference: str, hypothesis: str) -> float:
-    """Return substitutions, deletions and insertions over the words of the reference.
+def word_error(references: Sequence[str], hypotheses: Sequence[str]) -> float:
+    """Return substitutions, deletions and insertions over the words of all references.
 
-    Raises UsageError if the reference has no words.
+    Raises UsageError if a reference has no words.
     """
     import jiwer
 
-    expected = normalise(reference)
-    if not expected:
+    expected = list(map(normalise, references))
+    if not all(expected):
         raise UsageError("the reference holds no words")
-    return float(jiwer.wer(expected, normalise(hypothesis)))
+    return float(jiwer.wer(expected, list(map(normalise, hypotheses))))

@@ -23,7 +23,7 @@ from kvcast.work.base import Work
 from kvcast.work.floor import Arithmetic, Cost, best_of
 
 FORMAT = "kvcast.bench"
-VERSION = 2
+VERSION = 3
 _DESCRIBED = ("name", "precision", "dtype", "settings")
 
 

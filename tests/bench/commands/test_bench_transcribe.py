@@ -28,7 +28,11 @@ def test_kvcast_alone_is_measured(
     (ours,) = found["backends"]
     (row,) = found["rows"]
     assert ours["name"] == row["backend"] == "kvcast"
-    assert found["settings"]["audio"] == {"name": "sense-and-sensibility.flac", "seconds": 24.73}
+    assert found["settings"]["audio"] == {
+        "name": "sense-and-sensibility.flac",
+        "recordings": 1,
+        "seconds": 24.73,
+    }
     assert row["facts"]["word_error"] < 0.05
     assert 50e6 < row["peak_bytes"] < 1e9
     (broken,) = found["breakdown"]

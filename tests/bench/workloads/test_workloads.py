@@ -20,24 +20,24 @@ CAUSAL = Causal(dimensions=TINY, prompt=5, new=3, batch=[2], positions=[9])
 SEQ2SEQ = Seq2seq(dimensions=TINY_T5, source=5, target=4, batch=[2], beam=[3])
 
 
-def test_a_recording_is_transcribed_with_each_beam():
+def test_recordings_are_transcribed_with_each_beam():
     speech = Speech(
         dimensions=SMALL,
         language="de",
-        samples=np.zeros(7, np.float32),
-        audio={"name": "x", "seconds": 1.0},
+        recordings=[np.zeros(7, np.float32), np.zeros(9, np.float32)],
+        audio={"name": "x", "recordings": 2, "seconds": 1.0},
         beam=[1, 5],
     )
     scripted = Scripted()
     answers = [speech.run(scripted, trial) for trial in speech.trials()]
-    assert scripted.asked == [(7, "de", 1), (7, "de", 5)]
-    assert [answer["text"] for answer in answers] == [" one two"] * 2
+    assert scripted.asked == [(7, "de", 1), (9, "de", 1), (7, "de", 5), (9, "de", 5)]
+    assert [answer["texts"] for answer in answers] == [[" one two"] * 2] * 2
     assert all(answer["transcribe"] > 0 for answer in answers)
 
 
 def test_a_position_beyond_the_decoder_is_wrong_usage():
     with pytest.raises(UsageError, match="position must be below 32"):
-        Speech(dimensions=SMALL, language="en", samples=np.zeros(1), audio={}, position=32)
+        Speech(dimensions=SMALL, language="en", recordings=[], audio={}, position=32)
 
 
 def test_a_continued_text_answers_with_times_and_tokens():

@@ -14,7 +14,7 @@ from typing import Any
 from kvcast.bench.backend import Backend
 from kvcast.bench.models import Model
 from kvcast.bench.peers.table import CAUSAL, SEQ2SEQ, SPEECH
-from kvcast.bench.recording import read_recording
+from kvcast.bench.recording import read_recordings
 from kvcast.bench.render import render
 from kvcast.bench.report import Benchmark, measure
 from kvcast.bench.runner import Runner
@@ -96,9 +96,9 @@ def choose_workload(
     if "audio" in options:
         if options["audio"] is None:
             raise UsageError(f"a Whisper needs a recording: kvcast bench {command} AUDIO")
-        if options["reference"] is not None:
+        options |= read_recordings(options["audio"], options.pop("reference") or ())
+        if options["references"] is not None:
             require("jiwer")
-        options |= read_recording(options["audio"], options["reference"])
     model = workload.model(folder=str(folder), threads=args.threads)
     return workload(dimensions=dimensions, **options), model
 

@@ -99,18 +99,21 @@ _BACKENDS: Mapping[type, Sequence[type[Kvcast]]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments; those of one kind of model alone have no default here."""
-    parser.add_argument("audio", metavar="AUDIO", nargs="?", help="for a Whisper: a recording")
+    parser.add_argument("audio", metavar="AUDIO", nargs="*", help="for a Whisper: a recording")
     words = "a Whisper or a decoder-only model: a checkpoint folder, GGUF file, hub id, demo, "
     words += "demo-base or demo-chat"
     add_common(parser, "demo", words, _KINDS)
     add_some(parser, "--runtimes", RUNTIMES, "each takes part")
     add_some(parser, "--quantize", PRECISIONS, "int8 and int4 are 8da8w and 8da4w on ExecuTorch")
-    parser.add_argument("--reference", type=Path, metavar="FILE", help="what a Whisper hears")
+    parser.add_argument(
+        "--reference", type=Path, nargs="+", metavar="FILE", help="what a Whisper hears"
+    )
     parser.add_argument("--language", help="code of what a Whisper hears (default: en)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; returns the exit code."""
+    args.audio = args.audio or None
     workload, model = choose_workload(args, _KINDS, "runtimes", _find)
     runtimes, precisions = map(list, map(dict.fromkeys, (args.runtimes, args.quantize)))
     return compare(

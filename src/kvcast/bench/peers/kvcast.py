@@ -5,7 +5,7 @@ which pairs exist: `kvcast.spec.runtimes` does.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,16 @@ from typing import Any
 
 from typing_extensions import override
 
-from kvcast.bench.backend import Backend, Continuer, Samples, Ticks, Tokens, Transcriber, Writer
+from kvcast.bench.backend import (
+    Backend,
+    Continuer,
+    Samples,
+    Ticks,
+    Tokens,
+    Transcriber,
+    Way,
+    Writer,
+)
 from kvcast.bench.models import CausalModel, Model
 from kvcast.bench.turns import Trial
 from kvcast.bench.workloads.causal import POSITION
@@ -117,15 +126,29 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
         )
 
     @override
+    def goes(self, way: Way) -> bool:
+        return True
+
+    @override
     def transcribe(self, samples: Samples, language: str, beam: int) -> str:
-        segments = self.engine.transcribe(
-            samples,
-            language=language,
-            beam=beam,
-            temperature=0.0,
-            condition_on_previous_text=False,
-        )
-        return "".join(segment.text for segment in segments)
+        return _text(self.engine.transcribe(samples, **self._options(language, beam)))
+
+    @override
+    def transcribe_all(self, recordings: Sequence[Samples], language: str, beam: int) -> list[str]:
+        if self.way.batch is None:
+            return super().transcribe_all(recordings, language, beam)
+        options = self._options(language, beam)
+        return [_text(found) for found in self.engine.transcribe_all(list(recordings), **options)]
+
+    def _options(self, language: str, beam: int) -> dict[str, Any]:
+        way = {"batch": self.way.batch, "vad": self.way.vad, "word_timestamps": self.way.words}
+        return {
+            "language": language,
+            "beam": beam,
+            "temperature": 0.0,
+            "condition_on_previous_text": False,
+            **{name: value for name, value in way.items() if value},
+        }
 
     @override
     def generate(self, prompts: Sequence[Tokens], new: int, ticks: Ticks) -> list[Tokens]:
@@ -184,6 +207,10 @@ def windowed(checkpoint: DecoderCheckpoint, window: int) -> DecoderCheckpoint:
     )
     tensors = {name: checkpoint.tensors[name] for name in tensor_shapes(dimensions)}
     return replace(checkpoint, dimensions=dimensions, tensors=tensors)
+
+
+def _text(segments: Iterable[Any]) -> str:
+    return "".join(segment.text for segment in segments)
 
 
 def _texts(model: Any, prompts: Sequence[Tokens], **keywords: int) -> list[Tokens]:

@@ -1,7 +1,8 @@
-"""Whisper: a recording to text, one encode, one step of the decoder. Knows no backend by name."""
+"""Whisper: recordings to text, one encode, one step of the decoder. Knows no backend by name."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, ClassVar
 
 from typing_extensions import override
@@ -23,13 +24,13 @@ TRANSCRIBE = "transcribe"
 
 @dataclass(frozen=True, kw_only=True)
 class Speech(Workload):
-    """A recording for a Whisper."""
+    """One or more recordings for a Whisper."""
 
     dimensions: WhisperDimensions
     language: str  # code of what is spoken
-    samples: Samples  # of the recording
-    audio: Mapping[str, Any]  # its `name` and `seconds`
-    reference: str | None = None  # what is spoken, if that is known
+    recordings: Sequence[Samples]  # each mono, 16 kHz
+    audio: Mapping[str, Any]  # `name`, `recordings` (how many) and `seconds`, of all together
+    references: Sequence[str] | None = None  # what is spoken in each, if that is known
     beam: Sequence[int] = (1,)  # of each transcription
     # tokens that the row of a step holds before it; None times no steps or encodes
     position: int | None = None
@@ -85,7 +86,7 @@ class Speech(Workload):
                 factor=1,
                 number=".3f",
                 places={"beam": "beam"},
-                facts={"word error": ("word_error", ".1%")},
+                facts={"x real time": ("speed", ".1f"), "word error": ("word_error", ".1%")},
             )
         ]
 
@@ -93,13 +94,14 @@ class Speech(Workload):
     def run(self, backend: Any, trial: Trial) -> Answer:
         measure = trial["measure"]
         if measure == ENCODE:
-            return {ENCODE: probes.encode_seconds(backend.engine, self.samples)}
+            return {ENCODE: probes.encode_seconds(backend.engine, self.recordings[0])}
         if measure == STEP:
-            return {STEP: probes.step_seconds(backend.engine, self.samples, self.position or 1)}
-        seconds, text = timed(
-            lambda: backend.transcribe(self.samples, self.language, trial["beam"])
+            position = self.position or 1
+            return {STEP: probes.step_seconds(backend.engine, self.recordings[0], position)}
+        seconds, texts = timed(
+            lambda: backend.transcribe_all(self.recordings, self.language, trial["beam"])
         )
-        return {TRANSCRIBE: seconds, "text": text}
+        return {TRANSCRIBE: seconds, "texts": texts}
 
     @override
     def work(self, trial: Trial, backend: Backend) -> Mapping[str, Work]:
@@ -112,9 +114,13 @@ class Speech(Workload):
     def facts(self, trial: Trial, name: str, results: Results) -> Mapping[str, Any]:
         if trial["measure"] != TRANSCRIBE:
             return {}
-        text, reference = of_trial(results, trial)[name].last["text"], self.reference
-        error = None if reference is None else word_error(reference, text)
-        return {"word_error": error, "text": text.strip()}
+        result, references = of_trial(results, trial)[name], self.references
+        texts = result.last["texts"]
+        return {
+            "word_error": None if references is None else word_error(references, texts),
+            "speed": self.audio["seconds"] / median(result.series(TRANSCRIBE)),
+            "text": "\n".join(text.strip() for text in texts),
+        }
 
     @property
     def _step(self) -> Work:
