@@ -6,7 +6,7 @@ A sample's value is its step of 20 ms, counted from 1, so a stretch of sound say
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from kvcast.tasks.whisper.agreement import Unit
 from kvcast.tasks.whisper.stretch import LONGEST, Hearing, Hypothesis
 
 STEP = 320
+RATE = SAMPLE_RATE
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class ScriptedHearing(Hearing):
         words: all that is said.
         late: samples at the end of a stretch in which words are not understood yet.
         failures: hypotheses from here on that run in circles, unless decoded thoroughly.
+        breaks: hypotheses that end where a second segment begins, without a word of it.
         jitter: how far times between words are off, in steps.
 
     """
@@ -84,6 +86,7 @@ class ScriptedHearing(Hearing):
     words: Sequence[Word]
     late: int = 10 * STEP
     failures: frozenset[int] = frozenset()
+    breaks: frozenset[int] = frozenset()
     jitter: int = 3
     language: str = "en"
     room: int = 224
@@ -130,6 +133,10 @@ class ScriptedHearing(Hearing):
         found: list[Unit] = []
         while at < len(self.words) and self.words[at].start < end:
             word = self.words[at]
+            if found and self.decoded in self.breaks and self._goes_on(at):
+                return Hypothesis(
+                    units=[*found, Unit(self._stamps(at, start, opens=False), (), "")]
+                )
             understood = word.end <= end - self.late
             text = word.text if understood else f" ~{self._rng.random()}"
             stamps = self._stamps(at, start, opens=not (settled or found))
@@ -145,6 +152,12 @@ class ScriptedHearing(Hearing):
         word = self.words[self._index[settled[-1].text]]
         off = self._rng.randint(-self.jitter, self.jitter)
         return max(0, (word.end - heard[0]) // STEP + off)
+
+    def _goes_on(self, at: int) -> bool:
+        """Tell whether a segment begins that has several words."""
+        words = self.words[at : at + 5]
+        pauses = (after.start - before.end > RATE // 2 for before, after in pairwise(words))
+        return words[0].opens and len(words) == 5 and not any(pauses)
 
     def _next(self, start: int, settled: Sequence[Unit]) -> int:
         if settled:
@@ -163,4 +176,4 @@ class ScriptedHearing(Hearing):
 
 def seconds(samples: int) -> float:
     """Return the seconds that so many samples take."""
-    return samples / SAMPLE_RATE
+    return samples / RATE

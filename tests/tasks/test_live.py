@@ -86,14 +86,15 @@ def check(updates: Sequence[Update], words: Sequence[Word]) -> None:
     pause_every=st.sampled_from([3, 25, 1000]),
     segment_every=st.sampled_from([2, 8, 30]),
     failures=st.sets(st.integers(1, 60)),
+    breaks=st.sets(st.integers(1, 60)),
     seed=st.integers(0, 100),
 )
 @settings(max_examples=25, deadline=None)
 def test_every_word_is_settled_once_whatever_the_pieces(
-    chunks, step, pause_every, segment_every, failures, seed
+    chunks, step, pause_every, segment_every, failures, breaks, seed
 ):
     words = speech(150, seed=seed, pause_every=pause_every, segment_every=segment_every)
-    hearing = ScriptedHearing(words, failures=frozenset(failures))
+    hearing = ScriptedHearing(words, failures=frozenset(failures), breaks=frozenset(breaks))
     check(fed(hearing, chunks, step=step), words)
 
 
@@ -122,6 +123,12 @@ def test_a_hypothesis_of_circles_settles_nothing_and_loses_nothing():
     updates = fed(hearing, [RATE // 2])
     check(updates, words)
     assert hearing.thorough
+
+
+def test_a_hypothesis_that_ends_before_the_sound_is_followed_by_another():
+    words = speech(200, pause_every=20, segment_every=5)
+    hearing = ScriptedHearing(words, breaks=frozenset(range(1000)))
+    check(fed(hearing, [30 * RATE]), words)
 
 
 def test_text_that_shall_not_condition_is_no_prompt():

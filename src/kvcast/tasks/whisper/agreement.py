@@ -35,6 +35,11 @@ class Unit:
         """Whether another segment ends before it."""
         return len(self.stamps) > 1
 
+    @property
+    def opens_nothing(self) -> bool:
+        """Whether it begins a segment that has no word."""
+        return self.begins_segment and not self.tokens
+
     def later(self, stamps: int) -> Self:
         """Return it as it is in a stretch that begins so many steps later."""
         return replace(self, stamps=tuple(max(0, stamp - stamps) for stamp in self.stamps))

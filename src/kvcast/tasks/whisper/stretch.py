@@ -27,7 +27,7 @@ _LEAST_CUT = 1 * SAMPLE_RATE
 """Less is not worth a cut; more than this is always left on either side of one between words."""
 
 _AFTER = 3 * SAMPLE_RATE // 10
-"""Without so much silence after it, the last word is easily misheard."""
+"""Without so much silence after it, the last word is easily misheard; less sound is hardly one."""
 
 _STAMP = round(SECONDS_PER_TIMESTAMP * SAMPLE_RATE)
 """Samples from one timestamp to the next."""
@@ -174,16 +174,26 @@ class Stretch:
 
     def conclude(self, speech_end: int) -> list[Settled]:
         """Settle the rest: the speaker stopped at sample `speech_end`, or was cut short."""
-        units: Sequence[Unit] = self._supposed
+        found: list[Settled] = []
         conditions_next = True
-        if not self._proven or self.heard_to < min(speech_end + _AFTER, self.end):
-            hypothesis = self._hypothesis(thoroughly=True)
-            units, conditions_next = hypothesis.units, hypothesis.conditions_next
-        found = self._settle(units)
+        while True:
+            units: Sequence[Unit] = self._supposed
+            if not self._proven or self.heard_to < min(speech_end + _AFTER, self.end):
+                hypothesis = self._hypothesis(thoroughly=True)
+                units, conditions_next = hypothesis.units, hypothesis.conditions_next
+            found += self._settle(units)
+            self._supposed = []
+            unfinished = units[-1].stamps[0] if units and units[-1].opens_nothing else 0
+            unheard = speech_end - (self.start + unfinished * _STAMP)
+            if unfinished * _STAMP < _AFTER or unheard < _AFTER:
+                break
+            # As in OpenAI's transcribe, a segment that begins without a word is still to be heard.
+            self._cut(len(self._settled), unfinished)
+            self._proven = False
         self._forget(self._settled)
         if not conditions_next:
             self._prompt.clear()
-        self._supposed, self._settled, self._proven = [], [], False
+        self._settled, self._proven = [], False
         return found
 
     def make_room(self) -> list[Settled]:
