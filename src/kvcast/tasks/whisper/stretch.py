@@ -197,7 +197,7 @@ class Stretch:
         return found
 
     def make_room(self) -> list[Settled]:
-        """Settle and drop what fills the window, at least a second of sound."""
+        """Settle and drop some of what fills the window."""
         found = self.listen()
         if self.room < _LEAST_CUT and not self._cut_after_segment():
             self._cut_between_words()
@@ -206,8 +206,7 @@ class Stretch:
         # As in OpenAI's transcribe, a full window is settled up to its last finished segment.
         if not self._proven:
             self._supposed = list(self._hypothesis(thoroughly=True).units)
-        last = max((i for i, unit in enumerate(self._supposed) if unit.begins_segment), default=0)
-        if last and self._supposed[last].stamps[0] * _STAMP >= _LEAST_CUT:
+        if (last := self._last_boundary()) is not None:
             end, *own = self._supposed[last].stamps
             found += self._settle([*self._supposed[:last], Unit((end,), (), "")])
             self._supposed = self._supposed[last:]
@@ -217,6 +216,19 @@ class Stretch:
             found += self.conclude(self.end)
             self.keep_last(0)
         return found
+
+    def _last_boundary(self) -> int | None:
+        """Return the place of the last supposed word before which to cut; None if there is none.
+
+        What is said in the window's last second may be misheard.
+        """
+        sure = range(_AFTER // _STAMP, (self._length - _LEAST_CUT) // _STAMP)
+        places = [
+            place
+            for place, unit in enumerate(self._supposed)
+            if unit.begins_segment and unit.stamps[0] in sure
+        ]
+        return places[-1] if places else None
 
     @property
     def _crowded(self) -> bool:
