@@ -472,6 +472,7 @@ class SubtitleParams(Params):
 _OF_RECORDINGS = (
     *("timestamps", "clip_start", "clip_end", "clip_timestamps", "batch", "prefix"),
     *("multilingual", "language_detection_threshold", "language_detection_segments"),
+    *("vad", "min_silence", "speech_pad", "max_speech"),
 )
 """What sound that is still arriving cannot be asked for."""
 
