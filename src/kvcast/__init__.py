@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from kvcast.tasks.model import WhisperModel
     from kvcast.tasks.sources import T5Model, UnilmModel
     from kvcast.tasks.transcribe import Segment, Transcription
+    from kvcast.tasks.whisper.language import DetectedLanguage
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "DetectedLanguage",
     "KvcastError",
     "LiveTranscription",
     "Segment",
@@ -50,6 +52,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "DetectedLanguage": "kvcast.tasks.whisper.language",
     "KvcastError": "kvcast.errors",
     "LiveTranscription": "kvcast.tasks.live",
     "Segment": "kvcast.tasks.transcribe",

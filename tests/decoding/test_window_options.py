@@ -283,6 +283,32 @@ def test_without_a_language_each_job_is_decoded_in_its_own():
     assert len({result.language for result in results.values()}) > 1
 
 
+@pytest.mark.parametrize(("of_prompt", "read"), [(None, True), ("haw", False), ("its own", True)])
+def test_a_prompt_in_another_language_is_not_read(of_prompt: str | None, read: bool):
+    script, seen = speech(True, 2), []
+
+    def watched(number: int, written: tuple[int, ...]) -> np.ndarray:
+        seen.append(written)
+        return script(number, written)
+
+    tokenizer = our_tokenizer(True)
+    decoder = WindowDecoder(ScriptedRuntime(watched), tokenizer, 448)
+    [window] = windows(1)
+    [found] = decoder.detect_languages([window])
+    own = max(found, key=found.__getitem__)
+    assert own != "haw"
+    job = WindowJob(
+        window=window,
+        options=DecodingOptions(max_new_tokens=1),
+        prompt=(50, 51),
+        prompt_language=own if of_prompt == "its own" else of_prompt,
+    )
+    decoder.submit(job)
+    while not decoder.step():
+        pass
+    assert ((tokenizer.sot_prev, 50, 51) == seen[-1][:3]) == read
+
+
 def test_a_job_can_be_cancelled_while_its_language_is_heard():
     decoder = WindowDecoder(ScriptedRuntime(speech(True, 2)), our_tokenizer(True), 448)
     first, second = (

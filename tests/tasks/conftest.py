@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from openai_oracle import Oracle
-from real_speech import CARDS, EXAMPLE, SPOKEN, Load, Samples, read, source
+from real_speech import CARDS, EXAMPLE, GERMAN, SPOKEN, Load, Samples, read, source
 
 import kvcast
 from kvcast.checkpoints.source import locate, open_checkpoint
@@ -27,6 +27,7 @@ def recordings() -> dict[str, Samples]:
         "two windows": np.concatenate([example, pause[: 3 * 16000], example[: 9 * 16000]]),
         "pauses": np.concatenate([example, pause, example]),
         "spoken": read(SPOKEN),
+        "german": read(GERMAN),
     } | {path.stem: read(path) for path in CARDS}
 
 

@@ -15,6 +15,7 @@ TESTS = Path(__file__).parents[1]
 EXAMPLE = TESTS.parent / "examples" / "sense-and-sensibility.flac"
 CARDS = sorted((TESTS / "data" / "cards").glob("*.wav"))
 SPOKEN = TESTS / "data" / "spoken.ogg"
+GERMAN = TESTS / "data" / "german.ogg"
 
 Samples = NDArray[np.float32]
 Load = Callable[..., kvcast.WhisperModel]

@@ -95,6 +95,7 @@ class ScriptedDecoder:
     calls: list[tuple[Any, DecodingOptions, list[int]]] = field(default_factory=list)
     tokenizer: WhisperTokenizer = field(default_factory=tokenizer)
     heard: list[Features] = field(default_factory=list)
+    prompt_languages: list[str | None] = field(default_factory=list)
     place: Callable[[Float32], Any] = place
 
     def __post_init__(self) -> None:
@@ -108,6 +109,7 @@ class ScriptedDecoder:
 
     def submit(self, job: WindowJob) -> None:
         self.heard.append(job.window)
+        self.prompt_languages.append(job.prompt_language)
         self.calls.append((self.place(job.window.features_mt), job.options, list(job.prompt)))
         heard = next(self._results, LAST)
         result = DecodingResult(

@@ -190,6 +190,23 @@ def test_each_segment_has_the_language_of_its_window():
     assert [options.language for _, options, _ in decoder.calls] == [None, None]
 
 
+def test_text_in_another_language_is_no_prompt():
+    spoken = [Heard(tokens=(50,), language=code) for code in ("de", "de", "fr", "fr")]
+    decoder = ScriptedDecoder(spoken)
+    params = TranscribeParams(multilingual=True, initial_prompt="So")
+    list(transcription(decoder, NumberedWindows(15_000), params=params))
+    so = tokenizer().encode(" So")
+    # Each job says which language its prompt is in: the decoder leaves it out of other windows.
+    assert [prompt for _, _, prompt in decoder.calls] == [
+        so,
+        [*so, 50],
+        [*so, 50, 50],
+        [50],
+        [50, 50],
+    ]
+    assert decoder.prompt_languages == [None, "de", "de", "fr", "fr"]
+
+
 def test_a_windows_language_is_detected_once_for_all_attempts():
     spoken = [
         Heard(tokens=(50,), language="de", compression_ratio=3),

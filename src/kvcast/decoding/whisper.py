@@ -219,6 +219,8 @@ class WindowJob:
         window: what is heard.
         options: how; without a language the window's is detected first.
         prompt: tokens of the text before; its end is kept if it is too long.
+        prompt_language: the language of that text, if it is known; a window in another does not
+            read it.
         written: tokens of the window's own text that are known, timestamps among them. The result
             is what follows them.
         stream: tells the random numbers of one window from another's.
@@ -228,6 +230,7 @@ class WindowJob:
     window: Features
     options: DecodingOptions
     prompt: Sequence[int] = ()
+    prompt_language: str | None = None
     written: Sequence[int] = ()
     stream: int = 0
 
@@ -433,10 +436,11 @@ class WindowDecoder:
         self._loop.add(request)
 
     def _prompt(self, job: WindowJob, language: str) -> WindowPrompt:
+        is_read = job.prompt_language in (None, language)
         return WindowPrompt.of(
             job.options,
             language,
-            previous=job.prompt,
+            previous=job.prompt if is_read else (),
             written=job.written,
             tokenizer=self.tokenizer,
             context=self._context,

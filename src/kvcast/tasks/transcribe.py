@@ -215,9 +215,11 @@ class Transcription(Iterator[Segment], Recording):
         if not clips:
             return
         tokenizer = self._batch.decoder.tokenizer
+        # Known before the recording is released, whether windows are decoded in it or not.
+        language = self.language
         attempts = self._attempts
         if not self._params.multilingual:
-            attempts = [replace(options, language=self.language) for options in attempts]
+            attempts = [replace(options, language=language) for options in attempts]
         passage = partial(Passage, params=self._params, tokenizer=tokenizer)
         if self._params.batch is None:
             yield passage(self._windows, clips, attempts=attempts)

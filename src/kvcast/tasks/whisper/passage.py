@@ -87,6 +87,7 @@ class Passage:
         self._heard: Features | None = None
         self._rejections: list[str] = []
         self._language: str | None = None
+        self._prompt_language: str | None = None
         self._found = 0
         self.notices: list[tuple[float, str]] = []
         self.segments: deque[Segment] = deque()
@@ -108,6 +109,7 @@ class Passage:
             window=self._heard,
             options=self._ending.options(options, window),
             prompt=tuple(self._prompt),
+            prompt_language=self._prompt_language,
             stream=window.seek,
         )
 
@@ -127,6 +129,9 @@ class Passage:
             return
         if result.repetition is not None:
             self.notices.append((window.start, f"the text {result.repetition}: cut"))
+        if self._prompt_language not in (None, result.language):
+            self._prompt.clear()
+        self._prompt_language = result.language
         tokens = self._ending.tokens(result, window)
         spans, advance = split(tokens, window, self._tokenizer.timestamp_begin)
         for span in spans:
