@@ -8,7 +8,7 @@ import pytest
 
 from kvcast.cli import COMMANDS, arguments, export, main, transcribe
 from kvcast.cli.arguments import Parser, normalise, number, several, whole_number
-from kvcast.tasks.params import LiveParams, LoadParams, TranscribeParams
+from kvcast.tasks.params import FolderParams, LiveParams, LoadParams, TranscribeParams
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROMISED = shlex.split("""--model --language --task --beam --best-of --temperature --patience
@@ -69,31 +69,17 @@ def test_whispers_own_command_line_is_understood():
         --language de --output_format txt --output_dir out --threads 3
         --clip_timestamps 0,10,30,45.5"""
     got = keywords(*shlex.split(whispers))
-    assert got == {
+    defaults = {option.name: option.default for option in TranscribeParams.declared()}
+    assert got == defaults | {
         "language": "de",
         "task": "translate",
-        "batch": None,
-        "hotwords": None,
-        "prefix": None,
-        "language_detection_threshold": 0.5,
-        "language_detection_segments": 4,
-        "repetition_penalty": 1.0,
-        "no_repeat_ngram": 0,
-        "stop_repetition": True,
         "clip_timestamps": "0,10,30,45.5",
-        "multilingual": False,
-        "clip_start": 0.0,
-        "clip_end": None,
-        "initial_prompt": None,
-        "timestamps": True,
         "beam": 5,
         "best_of": 4,
         "temperature": (0.0,),
         "patience": 1.5,
         "length_penalty": 0.5,
         "suppress_tokens": "-1,11",
-        "max_new_tokens": None,
-        "seed": 0,
         "condition_on_previous_text": False,
         "compression_ratio_threshold": None,
         "logprob_threshold": -0.5,
@@ -204,10 +190,11 @@ def test_bounds_themselves_are_inside():
 
 def test_the_declared_options_are_distinct_and_cover_the_parser():
     args = parsed("a.wav")
-    names = [*arguments.keywords(args, LoadParams), *arguments.keywords(args, LiveParams)]
+    params = (LoadParams, LiveParams, FolderParams)
+    names = [name for one in params for name in arguments.keywords(args, one)]
     others = ["audio", "model", "format", "output_dir", "json", "quiet", "live", "sample_rate"]
     assert sorted([*names, *others]) == sorted(vars(args))
-    declared = {option.name for option in LoadParams.declared() + LiveParams.declared()}
+    declared = {option.name for one in params for option in one.declared()}
     assert declared - set(names) == {"cache"}
 
 

@@ -210,13 +210,13 @@ class Transcription(Iterator[Segment], Recording):
             raise
 
     def _passages(self) -> Generator[Passage]:
+        # Known before the recording is released, whether windows are decoded in it or not.
+        language = self.language
         clips = clipped_frames(self._params, self._windows.content_frames)
         clips = [clip for clip in clips if clip[0] < clip[1]]
         if not clips:
             return
         tokenizer = self._batch.decoder.tokenizer
-        # Known before the recording is released, whether windows are decoded in it or not.
-        language = self.language
         attempts = self._attempts
         if not self._params.multilingual:
             attempts = [replace(options, language=language) for options in attempts]
