@@ -93,9 +93,10 @@ if __name__ == "__main__":
     class Patient(FakeModel):
         def _segments(self, name: str) -> Iterator[FakeSegment]:
             if name == "odd.wav":
-                return iter([FakeSegment(id=0, start=0.0, end=1.0, text=f" a{ESCAPES}b")])
+                yield FakeSegment(id=0, start=0.0, end=1.0, text=f" a{ESCAPES}b")
+                return
             self.pause = 600.0 if name == "slow.wav" else 0.0
-            return super()._segments(name)
+            yield from super()._segments(name)
 
         def live(self, **_: Any) -> FakeLive:
             return FakeLive()
