@@ -51,7 +51,6 @@ def files(tmp_path_factory: pytest.TempPathFactory, speech: np.ndarray) -> Path:
     """Every kind of damage by its name."""
     folder = tmp_path_factory.mktemp("damaged")
     (folder / "empty.wav").touch()
-    (folder / "folder").mkdir()
     (folder / "text.wav").write_text("not sound " * 100)
     soundfile.write(folder / "one-sample.wav", speech[:1], 16_000)
     soundfile.write(folder / "not-a-number.wav", np.full(16_000, np.nan), 16_000, "FLOAT")
@@ -70,7 +69,6 @@ def files(tmp_path_factory: pytest.TempPathFactory, speech: np.ndarray) -> Path:
 
 UNREADABLE = [
     "empty.wav",
-    "folder",
     "text.wav",
     "one-sample.wav",
     "not-a-number.wav",

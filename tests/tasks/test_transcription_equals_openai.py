@@ -16,7 +16,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from scripted_windows import LAST, Heard, NumberedWindows, frames, place, scripted_model, tokenizer
 
-import kvcast.audio.features
+import kvcast.tasks.voice
 from kvcast.tasks.transcribe import Segment
 from text.openai_tokenizers import openai_tokenizer
 
@@ -60,7 +60,7 @@ def both(script: list[Heard], seconds: float, **options: Any) -> list[Segment]:
         padded = torch.nn.functional.pad(mel, (0, 3000))
         patch.setattr(openai_transcribe, "log_mel_spectrogram", lambda *_, **__: padded)
         patch.setattr(
-            kvcast.audio.features, "open_features", lambda *_: NumberedWindows(content_frames)
+            kvcast.tasks.voice, "open_features", lambda *_: NumberedWindows(content_frames)
         )
         openai_tokenizer(False)
         their_model = ScriptedWhisper(script)
