@@ -63,7 +63,7 @@ def place(window_mt: Float32) -> tuple[int, int]:
 
 @dataclass
 class NumberedWindows:
-    """Meets `kvcast.tasks.transcribe.Windows`."""
+    """Meets `kvcast.tasks.whisper.sound.Windows`."""
 
     content_frames: int
     notices: tuple[str, ...] = ()

@@ -5,7 +5,6 @@ manifest, of another format version, or with a file that is missing, changed or 
 Knows nothing of what the graphs compute.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Self, TypeVar, get_origin
 
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
-from kvcast.spec.digests import sha256_of
+from kvcast.spec.digests import file_sha256, sha256_of
 from kvcast.spec.runtimes import is_native
 from kvcast.spec.sizes import MOST_POSITIONS, require_one_of, require_positive
 
@@ -86,9 +85,7 @@ class FileRecord:
     @classmethod
     def of(cls, path: Path) -> Self:
         """Measure a file."""
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        return cls(size=path.stat().st_size, sha256=digest)
+        return cls(size=path.stat().st_size, sha256=file_sha256(path))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ Knows no command. Without a terminal nothing is drawn and rich is not even impor
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
@@ -158,12 +158,8 @@ class Drawn(Progress):
     @contextmanager
     def hidden(self) -> Iterator[None]:
         # The bar is in the way only if standard output is a terminal too.
-        if self._bar is None or not sys.stdout.isatty():
+        with self.aside() if sys.stdout.isatty() else nullcontext():
             yield
-            return
-        self._bar.stop()
-        yield
-        self._bar.start()
 
     @override
     @contextmanager

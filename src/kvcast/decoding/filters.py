@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from kvcast.decoding.numerics import log_sum_exp
 from kvcast.runtimes.base import Float32, Int64
-from kvcast.text.whisper import TIMESTAMPS
+from kvcast.text.whisper import timestamps_from
 
 
 class LogitFilter(Protocol):
@@ -37,8 +37,6 @@ class RepetitionPenalty(LogitFilter):
 
     @override
     def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
-        if self.penalty == 1:
-            return
         scores_rn = np.take_along_axis(logits_rv, written_rn, axis=1)
         # One that was written twice is changed twice, to the same value.
         changed_rn = np.where(scores_rn < 0, scores_rn * self.penalty, scores_rn / self.penalty)
@@ -169,5 +167,6 @@ class FinishSegments(LogitFilter):
         if written_rn.shape[1] < 2:
             return
         last_r2 = written_rn[:, -2:]
-        begins_r = ((last_r2 >= self.begin) & (last_r2 < self.begin + TIMESTAMPS)).all(axis=1)
+        timestamps = timestamps_from(self.begin)
+        begins_r = ((last_r2 >= timestamps.start) & (last_r2 < timestamps.stop)).all(axis=1)
         logits_rv[begins_r & (written_rn[:, -1] <= self.latest), self.eot] = -np.inf

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from kvcast.text.whisper import TIMESTAMPS
+from kvcast.text.whisper import timestamps_from
 
 _COPIES = 4
 _TOKENS = 48
@@ -71,7 +71,7 @@ def without_repetition(
     closes it, if there is one.
     """
     tokens = tuple(tokens)
-    timestamps = range(timestamp_begin, timestamp_begin + TIMESTAMPS)
+    timestamps = timestamps_from(timestamp_begin)
     is_timestamp = [token in timestamps for token in tokens]
     if any(map(all, pairwise(is_timestamp[: found.begin]))):
         return tokens[: found.begin]

@@ -25,12 +25,12 @@ def sha256_of(path: Path) -> str:
     """SHA-256 of a file's contents in hexadecimal; raises OSError."""
     status = path.stat()
     if status.st_size < _WORTH_A_NOTE:
-        return _hash(path)
+        return file_sha256(path)
     note, identity = _note_path(path), _identity(status)
     known = _read_note(note, identity)
     if known:
         return known
-    digest = _hash(path)
+    digest = file_sha256(path)
     changed = max(status.st_mtime_ns, status.st_ctime_ns)
     if time.time_ns() - changed > _SETTLED_NS and _identity(path.stat()) == identity:
         _write_note(note, f"{identity} {digest}")
@@ -43,7 +43,8 @@ def combined_sha256(label: str, files: Iterable[Path]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _hash(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's contents in hexadecimal, read anew; raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -9,10 +9,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.decoding.whisper import DecodingOptions
@@ -20,46 +18,17 @@ from kvcast.tasks.params import TranscribeParams
 from kvcast.tasks.whisper.batch import Batch, Recording
 from kvcast.tasks.whisper.excerpts import QuietEnding, excerpts
 from kvcast.tasks.whisper.language import detect
-from kvcast.tasks.whisper.passage import Passage, Sound
+from kvcast.tasks.whisper.passage import Passage
 from kvcast.tasks.whisper.segments import FRAMES_PER_SECOND, Segment, placed
+from kvcast.tasks.whisper.sound import Windows
 
 if TYPE_CHECKING:
-    from kvcast.audio.timeline import Part, Timeline
+    from kvcast.audio.timeline import Part
 
-__all__ = ["Segment", "Transcription", "Windows", "clipped_frames"]
+__all__ = ["Segment", "Transcription", "clipped_frames"]
 
 _AHEAD = 4
 """Passages that are begun before the first of them is over, for each that a batch holds."""
-
-
-class Windows(Sound, Protocol):
-    """What is needed of a recording: see `kvcast.audio.features.MelWindows`."""
-
-    @property
-    def content_frames(self) -> int:
-        """Frames of sound."""
-
-    @property
-    def duration(self) -> float:
-        """Seconds of sound."""
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """What a user should know."""
-
-    @property
-    def timeline(self) -> "Timeline":
-        """What seconds of the sound are in the recording."""
-
-    @property
-    def skipped(self) -> "tuple[Part, ...] | None":
-        """What was left out because it is no speech; None if nobody looked for that."""
-
-    def first_window(self) -> NDArray[np.float32]:
-        """Return what the language is detected from, [n_mels, 3000]."""
-
-    def close(self) -> None:
-        """Release the recording."""
 
 
 def clipped_frames(params: TranscribeParams, content_frames: int) -> list[tuple[int, int]]:

@@ -17,8 +17,7 @@ from kvcast.text.characters import BYTES_BY_CHARACTER, whole_characters
 from kvcast.text.languages import LANGUAGES, language_code
 
 SECONDS_PER_TIMESTAMP = 0.02
-TIMESTAMPS = 1501
-"""Tokens from 0.00 to 30.00 seconds. Ids after them are what fine-tuning added, or nothing."""
+_TIMESTAMPS = 1501  # from 0.00 to 30.00 seconds
 
 _END_OF_GPT2 = 50256  # English-only models keep GPT-2's vocabulary, which ends with this token
 
@@ -80,7 +79,7 @@ class WhisperTokenizer:
         self.no_speech = self._special("<|nospeech|>")
         self.no_timestamps = self._special("<|notimestamps|>")
         self.timestamp_begin = self.no_timestamps + 1
-        self.timestamp_end = min(self.timestamp_begin + TIMESTAMPS, vocab_size)
+        self.timestamp_end = min(timestamps_from(self.timestamp_begin).stop, vocab_size)
         if self.timestamp_begin >= vocab_size:
             raise KvcastError(
                 f"tokenizer.json does not belong to this model: its timestamps begin at "
@@ -203,6 +202,11 @@ class WhisperTokenizer:
                 f"model has {self.vocab_size}"
             )
         return token
+
+
+def timestamps_from(begin: int) -> range:
+    """Return the ids of all timestamps; those after them are what fine-tuning added, or nothing."""
+    return range(begin, begin + _TIMESTAMPS)
 
 
 def _byte_level_bpe(model: dict[str, Any]) -> Tokenizer:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from kvcast.errors import InputOutputError, KvcastError, in_one_line
+from kvcast.spec.digests import file_sha256
 from kvcast.tasks.folders.finding import Recording, find
 from kvcast.tasks.folders.journal import Entry, Journal, opened_journal
 from kvcast.tasks.folders.naming import named
@@ -237,7 +238,7 @@ class FolderRun:
     def _digest(self, recording: Recording) -> str:
         """Return a recording's SHA-256; raises InputOutputError if it changed since its turn."""
         try:
-            digest = _file_digest(self._folder / recording.path)
+            digest = file_sha256(self._folder / recording.path)
             now = Recording.at(self._folder, recording.path)
         except OSError as error:
             raise InputOutputError(f"cannot be read again: {error.strerror}") from None
@@ -254,7 +255,7 @@ class FolderRun:
         if entry.mtime_ns == recording.mtime_ns:
             return True
         try:
-            same = _file_digest(self._folder / recording.path) == entry.sha256
+            same = file_sha256(self._folder / recording.path) == entry.sha256
         except OSError:
             return False
         if same:
@@ -266,7 +267,7 @@ class FolderRun:
             return bool(entry.outputs) and all(
                 not (self._output / path).is_symlink()
                 and (self._output / path).is_file()
-                and _file_digest(self._output / path) == digest
+                and file_sha256(self._output / path) == digest
                 for path, digest in entry.outputs.items()
             )
         except OSError:
@@ -298,8 +299,3 @@ def _result(
         duration=entry.duration,
         language=entry.language,
     )
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Self
 
-from kvcast.text.whisper import TIMESTAMPS
+from kvcast.text.whisper import timestamps_from
 from kvcast.text.word_split import TokenWord
 
 
@@ -62,7 +62,7 @@ def units(
         split: cuts text tokens into words.
 
     """
-    timestamps = range(timestamp_begin, timestamp_begin + TIMESTAMPS)
+    timestamps = timestamps_from(timestamp_begin)
     found: list[Unit] = []
     at = 0
     while at < len(tokens):

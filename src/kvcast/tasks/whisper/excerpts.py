@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.decoding.whisper import DecodingOptions, DecodingResult
-from kvcast.tasks.whisper.passage import Ending, Sound
+from kvcast.tasks.whisper.passage import Ending
 from kvcast.tasks.whisper.segments import FRAMES_PER_SECOND, FRAMES_PER_TIMESTAMP, Window
-from kvcast.text.whisper import TIMESTAMPS
+from kvcast.tasks.whisper.sound import Sound
+from kvcast.text.whisper import timestamps_from
 
 _LONGEST = 28 * FRAMES_PER_SECOND
 """Frames of 10 ms. Whisper takes a full window for one that ends within a sentence, and stops
@@ -97,7 +98,7 @@ class QuietEnding(Ending):
     @override
     def tokens(self, result: DecodingResult, window: Window) -> Sequence[int]:
         tokens = result.tokens
-        timestamps = range(self.timestamp_begin, self.timestamp_begin + TIMESTAMPS)
+        timestamps = timestamps_from(self.timestamp_begin)
         timed = [token in timestamps for token in tokens]
         if not any(timed) or not result.complete:
             return tokens

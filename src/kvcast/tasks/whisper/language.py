@@ -6,31 +6,12 @@ Follows faster-whisper's detection over several windows. Knows no file formats a
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvcast.decoding.whisper import Features, WindowDecoder
-from kvcast.runtimes.base import Float32
 from kvcast.tasks.params import LanguageParams
 from kvcast.tasks.whisper.segments import WINDOW_FRAMES
+from kvcast.tasks.whisper.sound import Windows
 from kvcast.text.languages import LANGUAGES
-
-
-class Recording(Protocol):
-    """What is listened to: see `kvcast.audio.features.MelWindows`."""
-
-    @property
-    def content_frames(self) -> int:
-        """Frames of sound."""
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """What a user should know."""
-
-    def first_window(self) -> Float32:
-        """Return the first 30 seconds, [n_mels, 3000]."""
-
-    def window(self, seek: int, end: int | None = None) -> Float32:
-        """Return [n_mels, 3000] from frame `seek`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +42,7 @@ class DetectedLanguage:
         return LANGUAGES[self.language].title()
 
 
-def detect(
-    decoder: WindowDecoder, recording: Recording, params: LanguageParams
-) -> DetectedLanguage:
+def detect(decoder: WindowDecoder, recording: Windows, params: LanguageParams) -> DetectedLanguage:
     """Listen to windows of 30 seconds until one leaves no doubt.
 
     A window leaves no doubt if a language is more probable than the threshold. If none does, the

@@ -8,15 +8,12 @@ Knows no file formats and no runtime, and not who else is decoded meanwhile.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from kvcast.decoding.whisper import DecodingOptions, DecodingResult, Features, WindowJob
 from kvcast.tasks.params import TranscribeParams
 from kvcast.tasks.whisper.fallback import is_silence, rejection
 from kvcast.tasks.whisper.segments import WINDOW_FRAMES, Segment, Span, Window, split
+from kvcast.tasks.whisper.sound import Sound
 from kvcast.text.whisper import WhisperTokenizer
 
 PROMPT_RESET_TEMPERATURE = 0.5
@@ -35,13 +32,6 @@ class Ending:
         """Return a window's tokens, with a timestamp at the end if nothing goes on."""
         del window
         return result.tokens
-
-
-class Sound(Protocol):
-    """What a passage reads: see `kvcast.audio.features.MelWindows`."""
-
-    def window(self, seek: int, end: int | None = None) -> NDArray[np.float32]:
-        """Return the encoder's input [n_mels, 3000] from `seek`, zeros from `end` on."""
 
 
 class Passage:
@@ -68,7 +58,8 @@ class Passage:
 
         Args:
             sound: the recording, or this part of it.
-            clips: the first frame (of 10 ms) of each clip, and the one after its last.
+            clips: the first frame (of 10 ms) of each clip, and the one after its last; none is
+                empty.
             attempts: how to decode a window first, and after each rejection; one at least. Their
                 prefix is for the first window alone. Without a language each window's is detected.
             params: all other options.
@@ -77,7 +68,7 @@ class Passage:
 
         """
         self._sound = sound
-        self._clips = deque(clip for clip in clips if clip[0] < clip[1])
+        self._clips = deque(clips)
         self._seek = self._clips[0][0] if self._clips else 0
         self._attempts = list(attempts)
         self._params = params

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from kvcast.text.whisper import SECONDS_PER_TIMESTAMP, TIMESTAMPS
+from kvcast.text.whisper import SECONDS_PER_TIMESTAMP, timestamps_from
 
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Timeline
@@ -114,7 +114,7 @@ def split(tokens: Sequence[int], window: Window, timestamp_begin: int) -> tuple[
     of 100 frames; with `<|2.00|>` at the end they give two, and the whole window is done.
     """
     tokens = tuple(tokens)
-    timestamps = range(timestamp_begin, timestamp_begin + TIMESTAMPS)
+    timestamps = timestamps_from(timestamp_begin)
     is_timestamp = [token in timestamps for token in tokens]
     cuts = [i for i, pair in enumerate(pairwise(is_timestamp), start=1) if all(pair)]
     whole = is_timestamp[-2:] == [False, True]
