@@ -101,7 +101,7 @@ if __name__ == "__main__":
         def live(self, **_: Any) -> FakeLive:
             return FakeLive()
 
-    def open_model(_: str, params: LoadParams) -> loading.OpenedModel:
+    def open_model(_: str, params: LoadParams, **__: Any) -> loading.OpenedModel:
         params.on_phase("compiling decode")
         if sys.stderr is not None and sys.stderr.isatty():
             time.sleep(0.3)  # a spinner is drawn again ten times a second

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cli.cli_fakes import FakeModel
+from kvcast.tasks.families import Task
 from kvcast.tasks.loading import OpenedModel
 from kvcast.tasks.params import LoadParams
 
@@ -15,7 +16,8 @@ def open_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make every command open this model, a bundle for `runtime`; `calls` remembers how."""
 
     def script(model: Any, *, runtime: str = "onnx", calls: list | None = None) -> None:
-        def open_model(name: str, params: LoadParams) -> OpenedModel:
+        def open_model(name: str, params: LoadParams, *, task: Task) -> OpenedModel:
+            assert model.task == task
             params.on_phase("proving")
             if calls is not None:
                 options = {"model": name, **dataclasses.asdict(params)}
@@ -24,6 +26,7 @@ def open_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             return OpenedModel(model=model, runtime=params.runtime or runtime)
 
         monkeypatch.setattr("kvcast.tasks.loading.open_model", open_model)
+        monkeypatch.setattr("kvcast.tasks.loading.model_digest", lambda name, _: f"of {name}")
 
     return script
 

@@ -103,5 +103,5 @@ class FakeTextModel:
 
 
 if __name__ == "__main__":
-    loading.open_model = lambda *_: loading.OpenedModel(model=FakeTextModel(), runtime="onnx")
+    loading.open_model = lambda *_, **__: loading.OpenedModel(model=FakeTextModel(), runtime="onnx")
     raise SystemExit(main())

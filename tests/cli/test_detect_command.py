@@ -101,15 +101,6 @@ def test_an_english_only_model_is_told_once(listening, recording, capsys):
     )
 
 
-def test_a_text_model_is_refused(open_as, recording, capsys):
-    class Writes:
-        task = "generate"
-
-    open_as(Writes())
-    assert detect(recording("a.wav")) == 2
-    assert "generates text" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("failures", "code"),
     [

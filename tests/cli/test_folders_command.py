@@ -164,7 +164,7 @@ def test_resume_keeps_what_is_done_and_loads_no_model_for_it(model, folder, monk
     assert transcribe(folder, "-q") == 0
     model.calls.clear()
 
-    def fail(*_):
+    def fail(*_, **__):
         raise KvcastError("not needed")
 
     monkeypatch.setattr("kvcast.tasks.loading.open_model", fail)
@@ -174,6 +174,19 @@ def test_resume_keeps_what_is_done_and_loads_no_model_for_it(model, folder, monk
     assert (found["runtime"], found["duration"]) == (None, 0)
     assert found["files"][0]["duration"] == 2.0
     assert transcribe(folder, "--json") == 1  # without resume all is done again
+
+
+def test_resume_does_all_again_with_another_model_under_the_same_name(
+    model, folder, monkeypatch, capsys
+):
+    assert transcribe(folder, "-q") == 0
+    model.taken(folder)
+    monkeypatch.setattr("kvcast.tasks.loading.model_digest", lambda *_: "of another")
+    assert transcribe(folder, "--resume", "--json") == 0
+    assert set(statuses(document(capsys)).values()) == {"done"}
+    assert sorted(model.taken(folder)) == sorted(CONTENTS)
+    assert transcribe(folder, "--resume", "--json") == 0
+    assert set(statuses(document(capsys)).values()) == {"kept"}
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_odd_names_of_inputs_give_one_line(name: str, model, recording, tmp_path
 
 
 def test_a_failure_to_load_is_told_once_without_a_file(monkeypatch, recording, capsys):
-    def fail(*_):
+    def fail(*_, **__):
         raise KvcastError("no model like that")
 
     monkeypatch.setattr("kvcast.tasks.loading.open_model", fail)

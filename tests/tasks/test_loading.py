@@ -10,9 +10,11 @@ import pytest
 
 import kvcast
 from bundles import bundle
+from kvcast.checkpoints.source import locate
 from kvcast.errors import InputOutputError
 from kvcast.tasks import loading
-from random_decoders import LLAMA
+from kvcast.tasks.params import LoadParams
+from random_decoders import LLAMA, MISTRAL
 
 
 @pytest.fixture
@@ -51,3 +53,32 @@ def test_a_cache_folder_that_cannot_be_written_is_one_line(
     with pytest.raises(InputOutputError, match=r"cannot write .*file/bundles: Not a directory"):
         kvcast.load("demo-unilm", quantize="none")
     assert exports == []
+
+
+def test_a_models_digest_changes_with_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(bundle(LLAMA), folder)
+    digest = loading.model_digest(folder, LoadParams())
+    assert loading.model_digest(bundle(LLAMA), LoadParams()) == digest
+    shutil.rmtree(folder)
+    shutil.copytree(bundle(MISTRAL), folder)
+    assert loading.model_digest(folder, LoadParams()) != digest
+
+
+def test_a_checkpoints_digest_is_that_of_all_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(locate("demo-unilm"), folder)
+    digest = loading.model_digest("demo-unilm", LoadParams())
+    assert loading.model_digest(folder, LoadParams()) == digest
+    (folder / "config.json").write_text("{}\n" + (folder / "config.json").read_text())
+    assert loading.model_digest(folder, LoadParams()) != digest
+
+
+def test_a_package_without_a_manifest_stands_for_itself(tmp_path: Path) -> None:
+    package = tmp_path / "executorch" / "model.pte"
+    package.parent.mkdir()
+    package.write_bytes(b"one")
+    digest = loading.model_digest(package, LoadParams())
+    assert loading.model_digest(tmp_path, LoadParams()) == digest
+    package.write_bytes(b"other")
+    assert loading.model_digest(package, LoadParams()) != digest

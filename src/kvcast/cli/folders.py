@@ -20,7 +20,7 @@ from kvcast.cli.outputs import Outputs
 from kvcast.cli.progress import Progress, progress
 from kvcast.cli.signals import Terminated
 from kvcast.errors import InputMissingError, UsageError
-from kvcast.tasks.params import FOLDERS, FolderParams, TranscribeParams
+from kvcast.tasks.params import FOLDERS, FolderParams, LoadParams, TranscribeParams
 from kvcast.tasks.writers import Transcript
 
 if TYPE_CHECKING:
@@ -197,7 +197,9 @@ class _Course:
 
 
 def _fingerprint(args: argparse.Namespace, outputs: Outputs) -> str:
-    """Return what stands for all options on which a transcript depends."""
+    """Return what stands for the model and all options on which a transcript depends."""
+    from kvcast.tasks.loading import model_digest
+
     folders = {option.name for option in FolderParams.declared()}
     given = {
         name: value
@@ -205,6 +207,7 @@ def _fingerprint(args: argparse.Namespace, outputs: Outputs) -> str:
         if name not in _WITHOUT_EFFECT and name not in folders
     }
     given["format"] = outputs.saved
+    given["model's files"] = model_digest(args.model, LoadParams(**keywords(args, LoadParams)))
     return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -165,14 +165,9 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
 
 def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TextGenerator, str]":
     """Return the model and the name of what runs it."""
-    found = opened(args, on_phase)
-    model = found.model
-    if model.task != "generate":
-        raise UsageError(
-            f"{args.model} turns recordings into text and takes no prompt: "
-            "use kvcast transcribe, or another model"
-        )
-    return model, found.runtime
+    found = opened(args, on_phase, task="generate")
+    assert found.model.task == "generate"
+    return found.model, found.runtime
 
 
 def _stream(model: "TextGenerator", prompt: Prompt, args: argparse.Namespace) -> "TextGeneration":

@@ -82,14 +82,9 @@ def present(sources: Sequence[str]) -> tuple[list[str], list[int]]:
 
 def load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[WhisperModel, str]":
     """Return the model and the name of what runs it."""
-    found = opened(args, on_phase)
-    model = found.model
-    if model.task != "transcribe":
-        raise UsageError(
-            f"{args.model} generates text and does not listen: "
-            "use kvcast generate, or another model"
-        )
-    return model, found.runtime
+    found = opened(args, on_phase, task="transcribe")
+    assert found.model.task == "transcribe"
+    return found.model, found.runtime
 
 
 def exit_code(failures: Sequence[int], *, inputs: int) -> int:

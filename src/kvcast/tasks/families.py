@@ -6,7 +6,7 @@ runtime use it. Knows no runtime but eager.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from typing_extensions import override
 
@@ -32,9 +32,14 @@ if TYPE_CHECKING:
 
 TOKENIZER = "tokenizer.json"
 
+Task: TypeAlias = Literal["transcribe", "generate"]
+"""What a model is for, by the name of the command that uses it."""
+
 
 class Family(Protocol):
     """What loading and exporting need of a family; it has its own programs and dimensions."""
+
+    task: ClassVar[Task]
 
     def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:
         """Return the tokenizer files that a bundle needs from the checkpoint, by file name."""
@@ -66,6 +71,8 @@ class Family(Protocol):
 
 class WhisperFamily(Family):
     """Speech to text."""
+
+    task: ClassVar[Task] = "transcribe"
 
     @override
     def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:
@@ -149,6 +156,8 @@ class WhisperFamily(Family):
 
 class _TextFamily(Family):
     """What the text families have in common."""
+
+    task: ClassVar[Task] = "generate"
 
     @override
     def text_files(self, checkpoint: Any) -> Mapping[str, bytes]:

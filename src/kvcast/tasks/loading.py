@@ -7,7 +7,7 @@ Knows no file format.
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +21,12 @@ from kvcast.bundle.validation import check_manifest
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.machine.processor import available_cores
+from kvcast.spec.digests import sha256_of
 from kvcast.spec.options import keywords_of
 from kvcast.spec.paths import cache_dir
-from kvcast.spec.phases import OnPhase
 from kvcast.spec.runtimes import DEFAULT_RUNTIME, RUNTIMES, BundlePrecision, PrecisionRequest
 from kvcast.tasks.exporting import check_export, export_folder, require_export_extra
-from kvcast.tasks.families import family_of
+from kvcast.tasks.families import Task, family_of
 from kvcast.tasks.first_opening import check_first_opening
 from kvcast.tasks.params import LoadParams
 from kvcast.tasks.targets import TARGETS
@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     from kvcast.tasks.sources import T5Model, UnilmModel
 
 Model: TypeAlias = "WhisperModel | TextModel | T5Model | UnilmModel"
+
+_OTHER_TASK: Mapping[Task, str] = {
+    "transcribe": "turns recordings into text and takes no prompt: use kvcast transcribe",
+    "generate": "generates text and does not listen: use kvcast generate",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +81,21 @@ def load(model: str | Path, params: LoadParams) -> Model:
     return open_model(model, params).model
 
 
-def open_model(model: str | Path, params: LoadParams, *, first_opening: bool = True) -> OpenedModel:
+def open_model(
+    model: str | Path,
+    params: LoadParams,
+    *,
+    task: Task | None = None,
+    first_opening: bool = True,
+) -> OpenedModel:
     """Open a model as `load` does, and say what it was opened from.
 
-    With `first_opening` a package that was not opened on this machine before is opened in a child
-    process first.
+    A model that is for another `task` is refused, before it is exported. With `first_opening` a
+    package that was not opened on this machine before is opened in a child process first.
     """
     runtime, request = params.runtime, params.precision
     threads = params.threads or available_cores()
-    place = Path(model) if is_package(Path(model)) else locate(str(model))
+    place = _place(model)
     folder = bundle_of(place)
     package = unvouched_package(place, runtime)
     if package is not None:
@@ -94,17 +105,50 @@ def open_model(model: str | Path, params: LoadParams, *, first_opening: bool = T
         manifest = read_bundle(folder)
     elif runtime is not None and not RUNTIMES[runtime].exports:
         precision = RUNTIMES[runtime].choose_precision(request)
+        _check_task(model, open_checkpoint(folder).family, task)
         return OpenedModel(model=_open_eager(folder, precision, threads), runtime=runtime)
     else:
-        folder, manifest = _exported_once(
-            folder, str(model), runtime or DEFAULT_RUNTIME, request, params.on_phase
-        )
+        folder, manifest = _exported_once(folder, str(model), params, task)
+    _check_task(model, manifest.family, task)
     _check_request(folder, manifest, runtime, request)
     if first_opening:
         check_first_opening(folder, manifest, trust=params.trust)
     return OpenedModel(
         model=_open_bundle(folder, manifest, threads), runtime=manifest.runtime, on_trust=package
     )
+
+
+def model_digest(model: str | Path, params: LoadParams) -> str:
+    """Return the SHA-256 (hexadecimal) of what `load` would open, without opening it.
+
+    A bundle's manifest stands for all of its files. Files of a checkpoint are hashed once and
+    remembered.
+
+    Raises:
+        KvcastError: the model cannot be found or read; the message is one line.
+
+    """
+    place = _place(model)
+    folder = bundle_of(place)
+    package = unvouched_package(place, params.runtime)
+    if package is None and not is_bundle(folder):
+        return fingerprint(folder)
+    file = package or folder / MANIFEST
+    try:
+        return sha256_of(file)
+    except OSError as error:
+        raise InputOutputError(f"cannot read {file}: {error.strerror}") from None
+
+
+def _place(model: str | Path) -> Path:
+    """Return the file or folder that a user's name of a model means."""
+    return Path(model) if is_package(Path(model)) else locate(str(model))
+
+
+def _check_task(model: str | Path, family: str, task: Task | None) -> None:
+    """Raise UsageError for a model that is for another task."""
+    if task is not None and (own := family_of(family).task) != task:
+        raise UsageError(f"{model} {_OTHER_TASK[own]}, or another model")
 
 
 def _check_trust(package: Path, trust: bool) -> None:
@@ -179,11 +223,12 @@ def _cache(manifest: Manifest) -> str:
 
 
 def _exported_once(
-    checkpoint: Path, name: str, runtime: str, request: PrecisionRequest, on_phase: OnPhase
+    checkpoint: Path, name: str, params: LoadParams, task: Task | None
 ) -> tuple[Path, Manifest]:
     """Return a checkpoint's bundle in the cache folder, exporting it if it is not there yet."""
+    runtime = params.runtime or DEFAULT_RUNTIME
     target, build = TARGETS[runtime], BuildOptions()
-    precision = RUNTIMES[runtime].choose_precision(request)
+    precision = RUNTIMES[runtime].choose_precision(params.precision)
     made_for = target.processor()
     versions = (str(VERSION), __version__)
     parts = (fingerprint(checkpoint), runtime, repr(precision), *made_for, *versions)
@@ -193,6 +238,7 @@ def _exported_once(
     with contextlib.suppress(KvcastError):
         return bundle, read_bundle(bundle)
     # It is missing or damaged: exporting mends both.
+    _check_task(name, open_checkpoint(checkpoint).family, task)
     check_export(runtime, precision, build)
     with _only_exporter(bundle):
         with contextlib.suppress(KvcastError):
@@ -205,7 +251,7 @@ def _exported_once(
             precision,
             build,
             overwrite=True,
-            on_phase=on_phase,
+            on_phase=params.on_phase,
         )
     return bundle, read_bundle(bundle)
 
