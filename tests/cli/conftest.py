@@ -13,9 +13,14 @@ from kvcast.tasks.params import LoadParams
 
 @pytest.fixture
 def open_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Make every command open this model, a bundle for `runtime`; `calls` remembers how."""
+    """Make every command open this model, a bundle for `runtime`; `calls` remembers how.
 
-    def script(model: Any, *, runtime: str = "onnx", calls: list | None = None) -> None:
+    `others` are opened by their names.
+    """
+
+    def script(
+        model: Any, *, runtime: str = "onnx", calls: list | None = None, **others: Any
+    ) -> None:
         def open_model(name: str, params: LoadParams, *, task: Task) -> OpenedModel:
             assert model.task == task
             params.on_phase("proving")
@@ -23,7 +28,7 @@ def open_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 options = {"model": name, **dataclasses.asdict(params)}
                 del options["on_phase"]
                 calls.append(("load", options))
-            return OpenedModel(model=model, runtime=params.runtime or runtime)
+            return OpenedModel(model=others.get(name, model), runtime=params.runtime or runtime)
 
         monkeypatch.setattr("kvcast.tasks.loading.open_model", open_model)
         monkeypatch.setattr("kvcast.tasks.loading.model_digest", lambda name, _: f"of {name}")

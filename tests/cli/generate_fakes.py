@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvcast.cli import main
+from kvcast.decoding.speculation import DraftCounts
 from kvcast.errors import KvcastError, UsageError
 from kvcast.tasks import loading
 
@@ -36,12 +37,13 @@ class FakeGeneration:
     timings: FakeTimings = FakeTimings()
     score: float | None = None
     similarity: float | None = None
+    draft: DraftCounts | None = None
 
 
 class FakePieces(Iterator[str]):
-    def __init__(self, pieces: Iterator[str]) -> None:
+    def __init__(self, pieces: Iterator[str], result: FakeGeneration) -> None:
         self._pieces = pieces
-        self.result = FakeGeneration()
+        self.result = result
 
     def __next__(self) -> str:
         return next(self._pieces)
@@ -60,10 +62,11 @@ class FakeTextModel:
     calls: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
     taken: list[str] = field(default_factory=list)
     ranks: bool = False
+    drafts: DraftCounts | None = None
 
     def stream(self, prompt: str, **keywords: Any) -> FakePieces:
         self._begin(prompt, [prompt], keywords)
-        return FakePieces(self._pieces(prompt))
+        return FakePieces(self._pieces(prompt), FakeGeneration(draft=self.drafts))
 
     def generate_each(
         self, prompts: Sequence[str], *, n: int = 1, **keywords: Any
@@ -99,7 +102,7 @@ class FakeTextModel:
                     for k in range(max(1, n - 1))
                 ]
             else:
-                yield [FakeGeneration(text=f"{prompt}#{k}") for k in range(n)]
+                yield [FakeGeneration(text=f"{prompt}#{k}", draft=self.drafts) for k in range(n)]
 
 
 if __name__ == "__main__":

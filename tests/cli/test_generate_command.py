@@ -9,6 +9,7 @@ import pytest
 
 from cli.generate_fakes import LONGEST, PIECES, TEXT, FakeTextModel
 from kvcast.cli import console, main
+from kvcast.decoding.speculation import DraftCounts
 from kvcast.errors import KvcastError, UsageError
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -114,7 +115,7 @@ def test_json_is_one_object_that_fits_the_schema(scripted, capsys):
     (document,) = documents(printed.out)
     assert document == {
         "format": "kvcast.generation",
-        "version": 2,
+        "version": 3,
         "id": None,
         "model": "mine",
         "runtime": "eager",
@@ -128,6 +129,7 @@ def test_json_is_one_object_that_fits_the_schema(scripted, capsys):
         "finish_reason": "stop",
         "score": None,
         "similarity": None,
+        "draft": None,
         "timings": {
             "first_token": 0.25,
             "seconds": 0.5,
@@ -137,6 +139,34 @@ def test_json_is_one_object_that_fits_the_schema(scripted, capsys):
         "alternatives": [],
     }
     assert printed.err == TIMES
+
+
+@pytest.fixture
+def drafting(open_as):
+    """A model whose texts tell of drafts, and the one that `--draft small` opens."""
+    model, small = FakeTextModel(drafts=DraftCounts(proposed=40, accepted=30)), FakeTextModel()
+    open_as(model, small=small)
+    return model, small
+
+
+def test_drafts_are_counted_in_the_line_and_in_json(drafting, capsys):
+    model, small = drafting
+    assert generate("hello", "--draft", "ngram", "--n", "2", "--temperature", "1") == 0
+    assert capsys.readouterr().err.endswith(", 60 of 80 drafted tokens accepted\n")
+    assert model.calls[-1][1]["draft"] == "ngram"
+    assert generate("hello", "--draft", "small", "--json") == 0
+    (document,) = documents(capsys.readouterr().out)
+    assert document["draft"] == {"proposed": 40, "accepted": 30}
+    assert model.calls[-1][1]["draft"] is small
+
+
+def test_a_draft_that_cannot_help_is_refused(drafting, capsys):
+    assert generate("hello", "--draft", "same", "--model", "same") == 2
+    assert "--draft names the model itself: give a smaller one" in capsys.readouterr().err
+    assert generate("hello", "--draft", "ngram", "--beam", "2") == 2
+    assert "draft needs a beam of 1" in capsys.readouterr().err
+    assert generate("hello", "--draft", "") == 2
+    assert "is empty" in capsys.readouterr().err
 
 
 def test_json_of_several_texts_holds_the_others_and_logprobs_on_request(scripted, capsys):

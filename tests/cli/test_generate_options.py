@@ -19,7 +19,7 @@ DOC = (Path(__file__).parents[2] / "docs" / "generate.md").read_text(encoding="u
 PROMISED = shlex.split("""--model --runtime --quantize --cache --threads --max-new-tokens
     --min-new-tokens --temperature --top-k --top-p --min-p --repetition-penalty --stop --seed --beam
     --length-penalty --early-stopping --n --num-return --logprobs --json --chat --system --quiet
-    --chunk --batch --prompt-file --prompts --output""")
+    --chunk --draft --batch --prompt-file --prompts --output""")
 
 LOADED = {
     "--model mine": {"model": "mine"},
@@ -43,6 +43,7 @@ STREAMED = {
     "--stop a --stop=--b": {"stop": ["a", "--b"]},
     "--seed 9": {"seed": 9},
     "--chunk 64": {"chunk": 64},
+    "--draft ngram": {"draft": "ngram"},
 }
 SEARCHED = {
     "--beam 4": {"beam": 4},

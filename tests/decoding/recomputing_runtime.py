@@ -33,10 +33,13 @@ class Recomputed:
     def lengths(self) -> Int32:
         return np.array([len(row) for row in self.written], np.int32)
 
+    def revocable(self, row: int, kept: int, most: int) -> int:
+        return max(0, min(most, self.capacity - len(self.written[row]) - kept))
+
 
 @dataclass
 class RecomputingRuntime:
-    """`calls` lists, for each decode, the tokens that each row fed."""
+    """`calls` lists, for each decode, the tokens that each row fed; `cuts` what truncate left."""
 
     model: Model
     calls: list[dict[int, list[int]]] = field(default_factory=list)
@@ -45,6 +48,7 @@ class RecomputingRuntime:
     adopted: list[list[int]] = field(default_factory=list)
     reorders: list[list[int]] = field(default_factory=list)
     caches: list[tuple[int, int]] = field(default_factory=list)
+    cuts: list[tuple[int, int]] = field(default_factory=list)
 
     def new_cache(self, rows: int, capacity: int, inputs: int = 0) -> Recomputed:
         assert rows >= 1
@@ -81,6 +85,16 @@ class RecomputingRuntime:
         """[positions, vocab] of a row's last `new` tokens."""
         assert not cache.inputs
         return self.model(written)[-new:][list(positions)]
+
+    def truncate(
+        self, cache: Recomputed, rows: Sequence[int], lengths: Sequence[int]
+    ) -> Recomputed:
+        written = list(cache.written)
+        for row, length in zip(rows, lengths, strict=True):
+            assert 0 <= length < len(written[row]), "nothing to take off"
+            written[row] = written[row][:length]
+            self.cuts.append((row, length))
+        return replace(cache, written=tuple(written))
 
     def reorder(self, cache: Recomputed, parents: Sequence[int]) -> Recomputed:
         assert len(parents) == len(cache.written)

@@ -93,6 +93,16 @@ class CacheMachine(RuleBasedStateMachine):
         """Rows change places and none leaves; what chance seldom picks among all reorders."""
         self.follow(list(reversed(range(ROWS))))
 
+    @precondition(lambda self: self.reading)
+    @rule(data=st.data())
+    def cut(self, data: st.DataObject) -> None:
+        """Rows lose the end of what they hold, or all of it, and read on."""
+        rows = sorted(data.draw(st.sets(st.sampled_from(self.reading), min_size=1)))
+        lengths = [data.draw(st.integers(0, len(self.histories[row]))) for row in rows]
+        self.cache = self.runtime.truncate(self.cache, rows, lengths)
+        for row, length in zip(rows, lengths, strict=True):
+            del self.histories[row][length:]
+
     def follow(self, parents: list[int]) -> None:
         self.cache = self.runtime.reorder(self.cache, parents)
         self.reads = [self.reads[parent] for parent in parents]

@@ -10,6 +10,7 @@ import pytest
 
 from bundles import opened
 from kvcast.errors import KvcastError
+from kvcast.runtimes.onnx import OnnxRuntime
 from random_decoders import GEMMA3, MISTRAL, MODELS
 
 TOLERANCE = 1e-4
@@ -198,6 +199,55 @@ def test_a_prefix_that_is_too_long_to_adopt_is_one_line(runtime):
     _, kept = in_chunks(runtime, [random_tokens(20)], chunk=20)
     with pytest.raises(KvcastError, match="of 19 positions cannot hold 20"):
         runtime.adopt(runtime.new_cache(2, 19), [1], kept, [0])
+
+
+def rejected_and_kept(runtime, whole, prompt, tokens, kept, most):
+    """Feed tokens ahead of what stays, again and again; return how many could be fed ahead."""
+    capacity = len(prompt) + len(tokens) + most
+    other = random_tokens(9, seed=99)
+    _, cache = in_chunks(runtime, [prompt, other], chunk=64, capacity=capacity)
+    history, rooms, fed = prompt, [], 0
+    while fed < len(tokens):
+        stay = tokens[fed : fed + kept]
+        rooms.append(cache.revocable(0, len(stay), most))
+        wrong = random_tokens(rooms[-1], seed=fed)
+        ahead = np.concatenate([stay, wrong])
+        logits, cache = runtime.decode([ahead], cache, rows=[0], positions=range(len(ahead)))
+        expected = whole(np.concatenate([history, ahead]))[-len(ahead) :]
+        np.testing.assert_allclose(logits[0], expected, atol=TOLERANCE)
+        history, fed = np.concatenate([history, stay]), fed + len(stay)
+        cache = runtime.truncate(cache, [0], [len(history)])
+    assert cache.lengths.tolist() == [len(history), len(other)]
+    logits, _ = runtime.decode(one_each([1, 2]), cache)
+    expected = [whole(np.append(past, token))[-1] for past, token in ((history, 1), (other, 2))]
+    np.testing.assert_allclose(logits[:, 0], expected, atol=TOLERANCE)
+    return rooms
+
+
+def test_what_is_fed_ahead_and_taken_off_again_leaves_nothing(runtime, whole):
+    rooms = rejected_and_kept(runtime, whole, random_tokens(1), random_tokens(12, seed=1), 1, 3)
+    assert rooms[0] == 3
+
+
+@pytest.mark.parametrize("subject", RINGS, ids=name)
+def test_a_ring_says_how_much_can_be_taken_off_wherever_it_turns(runtime, whole):
+    """Windows of 7. Eager's rings have 7 slots, ONNX Runtime's 135, which it empties by 129."""
+    tokens = random_tokens(30, seed=1)
+    rooms = rejected_and_kept(runtime, whole, random_tokens(115), tokens, 1, 15)
+    is_compacted = isinstance(runtime, OnnxRuntime)
+    # The 136th position makes ONNX Runtime let go, and nothing before it can come back then.
+    compacted = [min(15, 135 - length) for length in range(116, 136)] + [15] * 10
+    assert rooms == (compacted if is_compacted else [1] * 30)
+
+
+def test_more_than_a_row_holds_or_a_ring_kept_is_refused(runtime):
+    cache = runtime.new_cache(2, 300)
+    _, cache = runtime.decode([random_tokens(300), random_tokens(4)], cache)
+    with pytest.raises(ValueError, match="row 1 holds 4 positions"):
+        runtime.truncate(cache, [1], [5])
+    if cache.memory.has_rings:
+        with pytest.raises(ValueError, match="row 0 holds 300 positions and can be cut to"):
+            runtime.truncate(cache, [0], [100])
 
 
 def test_the_caller_may_overwrite_logits(runtime, whole):

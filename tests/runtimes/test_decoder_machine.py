@@ -81,6 +81,19 @@ class DecoderMachine(RuleBasedStateMachine):
         for row in rows:
             self.histories[row] = []
 
+    @rule(row=st.integers(0, ROWS - 1), kept=st.integers(1, 2), data=st.data())
+    def append_on_trial(self, row: int, kept: int, data: st.DataObject) -> None:
+        """A row takes tokens of which only the first stay, as drafts that are rejected."""
+        if len(self.histories[row]) + kept > CAPACITY:
+            return
+        room = self.cache.revocable(row, kept, 7)
+        fed = np.array(data.draw(st.lists(st.integers(0, 9), min_size=kept, max_size=kept + room)))
+        held = len(self.histories[row])
+        self.check([row], [fed])
+        length = held + data.draw(st.integers(kept, len(fed)))
+        self.cache = self.runtime.truncate(self.cache, [row], [length])
+        del self.histories[row][length:]
+
     def check(self, rows: list[int], tokens: list[Any]) -> None:
         logits, self.cache = self.runtime.decode(tokens, self.cache, rows=rows)
         for row, new in zip(rows, tokens, strict=True):

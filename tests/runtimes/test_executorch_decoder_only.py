@@ -56,6 +56,23 @@ def test_rows_that_are_reset_reordered_and_forked_are_eagers() -> None:
     np.testing.assert_allclose(*results, atol=_CLOSE)
 
 
+def test_rows_that_are_cut_back_are_eagers() -> None:
+    results = []
+    for runtime in _decoders():
+        cache = runtime.new_cache(2, 400)
+        _, cache = runtime.decode(_PROMPTS, cache)
+        found = []
+        for ahead in (1, 0, 1):
+            assert cache.revocable(0, 1, ahead) == ahead
+            fed = [np.arange(1 + ahead), np.array([7, 7])]
+            one, cache = runtime.decode(fed[:1], cache, [0], range(1 + ahead))
+            other, cache = runtime.decode(fed[1:], cache, [1], range(2))
+            cache = runtime.truncate(cache, [0, 1], cache.lengths - [ahead, 1])
+            found += [*one[0], *other[0]]
+        results.append(np.stack(found))
+    np.testing.assert_allclose(*results, atol=_CLOSE)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"batch": 2}, {"beam": 3, "n": 2}, {"temperature": 0.9, "n": 3, "top_p": 0.9}],

@@ -91,3 +91,26 @@ def test_a_row_holds_no_more_than_the_capacity() -> None:
         grown(holding(16, 1), 1, 1)
     with pytest.raises(KvcastError, match="a cache of 2 positions cannot hold 3"):
         History.empty(1, 2).adopt([0], holding(3), [0])
+
+
+def test_a_row_that_was_cut_shares_no_more_than_it_holds() -> None:
+    beams = grown(fanned_out(5, 3).truncate([1], [2]), 0, 2, 0)
+    assert beams.lengths.tolist() == [5, 4, 5]
+    _, moves = beams.reorder([0, 0, 1])
+    assert moves == Moves([1, 2], [0, 1], 0, 5)
+
+
+def test_a_row_is_cut_to_what_it_holds_and_rings_kept() -> None:
+    history = holding(6, 4).let_go([0], [5])
+    for length in (4, 7):
+        with pytest.raises(ValueError, match=f"row 0 holds 6 .* to 5 or more, not to {length}"):
+            history.truncate([0], [length])
+    assert history.truncate([0, 1], [5, 0]).lengths.tolist() == [5, 0]
+    assert history.reset([0]).truncate([0], [0]).lengths.tolist() == [0, 4]
+
+
+def test_a_row_that_continues_another_can_be_cut_as_far_as_that_one() -> None:
+    history, _ = holding(6, 4).let_go([0], [5]).reorder([0, 0])
+    assert history.shortest.tolist() == [5, 5]
+    other, _ = holding(3, 6).let_go([1], [5]).reorder([0, 0])
+    assert other.shortest.tolist() == [0, 0]

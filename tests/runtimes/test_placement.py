@@ -16,9 +16,10 @@ from typing_extensions import override
 
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.runtimes.cache import Cache, CachedRuntime
-from kvcast.runtimes.memory import Layer
+from kvcast.runtimes.memory import Layer, TurningRing
 
 CAPACITY = 24
+RING = TurningRing(CAPACITY, CAPACITY)
 
 
 class Keeper(CachedRuntime):
@@ -30,7 +31,7 @@ class Keeper(CachedRuntime):
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:
         # A ring that never turns lies with the linear ones and is copied whole.
-        return [Layer((1, capacity, 1), "int64"), Layer((1, CAPACITY, 1), "int64", is_ring=True)]
+        return [Layer((1, capacity, 1), "int64"), Layer((1, CAPACITY, 1), "int64", RING)]
 
     @override
     def make(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
@@ -228,7 +229,8 @@ def test_positions_of_inputs_grow_with_a_longer_one_and_shrink_once_it_is_gone()
 def test_a_ring_is_adopted_by_one_of_another_size() -> None:
     class Rings(Keeper):
         def layers(self, capacity: int) -> Sequence[Layer]:
-            return [Layer((1, min(7, capacity), 1), "int64", is_ring=True)]
+            slots = min(7, capacity)
+            return [Layer((1, slots, 1), "int64", TurningRing(slots, slots))]
 
     runtime = Rings()
     small, large = runtime.new_cache(1, 5), runtime.new_cache(1, 20)

@@ -70,6 +70,15 @@ class UnilmMachine(RuleBasedStateMachine):
         for row in rows:
             self.sources[row], self.targets[row] = [], []
 
+    @rule(data=st.data())
+    def cut(self, data: st.DataObject) -> None:
+        """Rows lose the end of their targets."""
+        for row in range(ROWS):
+            kept = data.draw(st.integers(0, len(self.targets[row])))
+            length = len(self.sources[row]) + kept
+            self.cache = self.runtime.truncate(self.cache, [row], [length])
+            del self.targets[row][kept:]
+
     def follow(self, order: list[int]) -> None:
         self.sources = [list(self.sources[row]) for row in order]
         self.targets = [list(self.targets[row]) for row in order]

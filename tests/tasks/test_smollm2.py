@@ -14,6 +14,7 @@ import transformers
 import kvcast
 from kvcast.checkpoints.huggingface_writing import write_huggingface
 from kvcast.checkpoints.source import locate, open_checkpoint
+from kvcast.decoding.speculation import Ledger
 
 pytestmark = pytest.mark.slow
 TEXT = Path(__file__).parents[1] / "data" / "pride-and-prejudice.txt"
@@ -130,3 +131,21 @@ def test_int8_caches_predict_an_english_text_as_well(english):
     ratio = perplexity(small.score(tokens[:1000])) / perplexity(scores[:999])
     print(f"perplexity with int8 caches over that with fp32 ones: {ratio:.4f}")
     assert ratio < 1.02
+
+
+def test_drafts_change_no_token(exact, monkeypatch):
+    # Checked whether that pays or not.
+    monkeypatch.setattr(Ledger, "affordable", lambda _ledger, _kind, most: min(most, 5))
+    monkeypatch.setattr(Ledger, "can_begin", lambda _ledger: True)
+    itself = kvcast.load("demo-chat", quantize="int8")
+    prompts = [f"{prompt} and again: {prompt}" for prompt in PROMPTS]
+    for count, choice in ((len(prompts), {}), (5, {"temperature": 0.7, "seed": 5})):
+        options = {"max_new_tokens": NEW, "batch": 1, **choice}
+        plain = [text.tokens for text in exact.generate(prompts[:count], **options)]
+        for draft, least in (("ngram", 0.1), (itself, 0.5)):
+            drafted = exact.generate(prompts[:count], draft=draft, **options)
+            assert [text.tokens for text in drafted] == plain
+            proposed = sum(text.draft.proposed for text in drafted)
+            accepted = sum(text.draft.accepted for text in drafted)
+            print(f"{accepted} of {proposed} drafted tokens accepted")
+            assert accepted >= least * proposed > 0

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from kvcast.cli import console, prompts
 from kvcast.cli.arguments import Heading, add_options, filled, headings, keywords
 from kvcast.cli.files import STANDARD_INPUT
-from kvcast.cli.opening import opened
+from kvcast.cli.opening import drafted_by, opened
 from kvcast.cli.progress import Progress, progress
 from kvcast.cli.prompts import Prompt
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.spec.phases import OnPhase
 from kvcast.tasks.params import CONVERSATION, LOADING, SAMPLING, SEVERAL, LoadParams, PromptParams
 from kvcast.tasks.saving import prepare_folder, save
-from kvcast.tasks.writers import json_number
+from kvcast.tasks.writers import draft_counts, json_number
 
 if TYPE_CHECKING:
     from kvcast.tasks.generate import TextGeneration, TextModel
@@ -34,7 +34,7 @@ MODEL_CHOICES = (
 )
 
 JSON_FORMAT = "kvcast.generation"
-JSON_VERSION = 2
+JSON_VERSION = 3
 
 EPILOG = """\
 Options may be spelled with hyphens or underscores. A prompt that begins with a hyphen goes after
@@ -127,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
     watcher = progress(quiet=args.quiet)
     with watcher.waiting(f"loading {args.model}") as on_phase:
         model, runtime = _load(args, on_phase)
+        args.draft = drafted_by(args, on_phase, task="generate")
     if in_json:
         texts = _write_json(model, runtime, asked, args, watcher)
     elif params.is_one_text:
@@ -298,6 +299,7 @@ def _fields(text: "TextGeneration", *, logprobs: bool) -> dict[str, Any]:
         "finish_reason": text.finish_reason,
         "score": None if text.score is None else json_number(text.score),
         "similarity": None if text.similarity is None else json_number(text.similarity),
+        "draft": draft_counts([text.draft]),
         "timings": {
             "first_token": json_number(timings.first_token),
             "seconds": json_number(timings.seconds),
@@ -316,9 +318,13 @@ def _speed(texts: "Sequence[TextGeneration]") -> str:
     written = sum(timing.tokens_per_second * timing.seconds for timing in timings)
     tokens = sum(len(text.tokens) for text in texts)
     several = f" in {len(texts)} texts" if len(texts) > 1 else ""
+    drafts = draft_counts([text.draft for text in texts])
+    checked = (
+        f", {drafts['accepted']} of {drafts['proposed']} drafted tokens accepted" if drafts else ""
+    )
     return (
         f"{tokens} {'token' if tokens == 1 else 'tokens'}{several}: "
         f"first token after {min(timing.first_token for timing in timings):.3f} s, "
         f"{1000 * per_token:.1f} ms per token, "
-        f"{written / seconds if seconds > 0 else 0.0:.1f} tokens/s"
+        f"{written / seconds if seconds > 0 else 0.0:.1f} tokens/s{checked}"
     )

@@ -1,12 +1,13 @@
 """Opening the model that a command's options name. Knows no command."""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvcast.cli import console
 from kvcast.cli.arguments import keywords
+from kvcast.errors import UsageError
 from kvcast.spec.phases import OnPhase, ignore_phase
-from kvcast.tasks.params import LoadParams
+from kvcast.tasks.params import NGRAM, LoadParams
 
 if TYPE_CHECKING:
     from kvcast.tasks.families import Task
@@ -27,3 +28,16 @@ def opened(
     if found.on_trust is not None and not args.quiet:
         console.say(f"{found.on_trust} is opened on trust: there is no bundle.json to verify it")
     return found
+
+
+def drafted_by(args: argparse.Namespace, on_phase: OnPhase = ignore_phase, *, task: "Task") -> Any:
+    """Return what `--draft` names as Python takes it: a loaded model for a model's name.
+
+    The model is opened with the options of the larger one.
+    """
+    if args.draft in (None, NGRAM):
+        return args.draft
+    if args.draft == args.model:
+        raise UsageError("--draft names the model itself: give a smaller one")
+    named = argparse.Namespace(**vars(args) | {"model": args.draft})
+    return opened(named, on_phase, task=task).model

@@ -6,6 +6,7 @@ nor on the number of rows, nor on the length of a chunk. Knows neither what toke
 they are chosen.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -13,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from kvcast.decoding.admission import Admission
-from kvcast.decoding.requests import Continuations, Input, Request
+from kvcast.decoding.requests import Continuations, Drafts, Input, Request
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
 
 
@@ -169,8 +170,38 @@ class Loop:
         batch = self._batch
         for one, places in batch.members:
             batch.tokens_r1[places, 0] = one.next
+        alone = batch.members[0][0]
+        if len(batch.rows) == 1 and alone.request.drafts is not None:
+            return self._write_ahead(alone, alone.request.drafts)
         logits_rpv, self._cache = self._runtime.decode(batch.tokens_r1, self._cache, batch.rows)
         return self._advance(batch, logits_rpv[:, -1])
+
+    def _write_ahead(self, one: "_Running", drafts: Drafts) -> list[Request]:
+        """Feed one row what it chose and what it may choose next; keep what it does choose.
+
+        With several rows a call is about as expensive for each of them as for drafted tokens, and
+        rows are never wrong: so they go on without drafts.
+        """
+        [row] = one.live
+        held = int(self._cache.lengths[row])
+        room = self._cache.revocable(row, 1, one.request.capacity - held - 1)
+        drafted = list(drafts.propose(room)) if room > 0 else []
+        fed_s = np.array([*one.next, *drafted], np.int64)
+        began = time.perf_counter()
+        logits_rpv, self._cache = self._runtime.decode(
+            [fed_s], self._cache, [row], range(len(fed_s))
+        )
+        seconds = time.perf_counter() - began
+        for kept, draft in enumerate([*drafted, None], start=1):
+            chosen = one.choose(logits_rpv[:, kept - 1])
+            if chosen.tokens != [draft]:
+                break
+        drafts.called(len(fed_s), kept, seconds)
+        if kept < len(fed_s):
+            self._cache = self._runtime.truncate(self._cache, [row], [held + kept])
+        if chosen.rows != one.numbers:
+            self._change([(one, chosen)])
+        return [one.request]
 
     def _advance(self, batch: "_Batch", logits_rv: Float32) -> list[Request]:
         """Let those that have read everything choose; move and empty rows if they say so."""
@@ -179,8 +210,7 @@ class Loop:
         for one, places in batch.members:
             if one.reads:
                 continue
-            chosen = one.request.advance(logits_rv[places])
-            one.next = chosen.tokens
+            chosen = one.choose(logits_rv[places])
             if not chosen.rows == chosen.parents == one.numbers:
                 changes.append((one, chosen))
             advanced.append(one.request)
@@ -249,6 +279,15 @@ class _Running:
     def reads(self) -> bool:
         """Whether a part of the prompt has not been fed."""
         return len(self._unread) > 0
+
+    def choose(self, logits_rv: Float32) -> Continuations:
+        """Let the request choose what its rows are fed next."""
+        chosen = self.request.advance(logits_rv)
+        self.next = chosen.tokens
+        if self.request.drafts is not None:
+            for token in chosen.tokens:
+                self.request.drafts.chose(token)
+        return chosen
 
     def positions(self, chunk: int | None) -> tuple[int, ...]:
         """Return offsets, into what is fed next, of the logits that it needs."""

@@ -7,7 +7,7 @@ command line can show its help at once.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
 from typing_extensions import override
 
@@ -18,6 +18,44 @@ SAMPLING = "sampling"
 SEVERAL = "beams and several texts"
 RECOGNITION = "what to recognise"
 SEARCH = "search"
+
+
+NGRAM = "ngram"
+"""The draft that needs no model."""
+
+
+class DraftModel(Protocol):
+    """A loaded model that drafts for a larger one: what `kvcast.load` returns."""
+
+    @property
+    def runtime(self) -> Any:
+        """Runs it."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Must be that of the larger model."""
+
+
+class _Drafts(Check):
+    @override
+    def problem(self, value: Any, kind: type) -> str | None:
+        if isinstance(value, str):
+            return Text(filled=True).problem(value, kind)
+        if hasattr(value, "runtime") and hasattr(value, "tokenizer"):
+            return None
+        return f"must be {NGRAM}, or a model that kvcast.load returned, not {value!r}"
+
+
+def draft_option(group: str) -> Option:
+    """Return the option that says what drafts tokens."""
+    return Option(
+        group=group,
+        help="guess several tokens, which the model checks in one call; the result is the same. "
+        f"{NGRAM} repeats what the text so far says, and a smaller model of the same vocabulary "
+        "writes ahead (in Python, what kvcast.load returned for it)",
+        check=_Drafts(),
+        metavar=f"{NGRAM}|MODEL",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +154,7 @@ class SamplingParams(Params):
     logprobs: Annotated[
         bool, Option(group=SAMPLING, help="also return the log-probability of each token")
     ] = False
+    draft: Annotated[str | DraftModel | None, draft_option(SAMPLING)] = None
     beam: Annotated[
         int,
         Option(
@@ -172,6 +211,8 @@ class SamplingParams(Params):
             )
         if self.beam > 1 and self.temperature > 0:
             raise UsageError("beam needs temperature 0: above it n samples are drawn")
+        if self.beam > 1 and self.draft is not None:
+            raise UsageError("draft needs a beam of 1: beams try several tokens as it is")
         if self.beam == 1 and self.length_penalty != 1:
             raise UsageError("length_penalty needs a beam of 2 or more")
         if self.beam == 1 and self.early_stopping:

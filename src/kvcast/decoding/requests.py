@@ -8,7 +8,7 @@ of what tokens mean.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,6 +155,22 @@ class Continuations(NamedTuple):
 OVER = Continuations([], [], [])
 
 
+class Drafts(Protocol):
+    """Guesses of what a request will choose, so that one call can serve several choices.
+
+    The request never sees them: it chooses after each token as it would without guesses.
+    """
+
+    def propose(self, most: int) -> Sequence[int]:
+        """Return up to `most` tokens that are worth feeding after the one chosen last, or none."""
+
+    def chose(self, token: int) -> None:
+        """Take note of a token that the request chose."""
+
+    def called(self, fed: int, kept: int, seconds: float) -> None:
+        """Take note of a call for this request alone: tokens fed, those that stay, its time."""
+
+
 class Request(ABC):
     """Something to write.
 
@@ -164,6 +180,8 @@ class Request(ABC):
         capacity: most positions that a row will hold; the last token need not be fed.
         probe: offset into the prompt's tokens whose logits it wants, too.
         probed_v: these logits [vocab], set by the loop when it has read so far.
+        drafts: what it may choose next, guessed; None for no guesses. Only asked while the request
+            has one row.
         done: whether it is over; the loop sets it.
 
     """
@@ -176,6 +194,7 @@ class Request(ABC):
         self.capacity = capacity
         self.probe = probe
         self.probed_v: Float32 = np.empty(0, np.float32)
+        self.drafts: Drafts | None = None
         self.done = False
 
     @abstractmethod

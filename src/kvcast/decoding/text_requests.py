@@ -17,6 +17,7 @@ from kvcast.decoding.numerics import best_first, log_probabilities, log_softmax,
 from kvcast.decoding.params import SamplingParams
 from kvcast.decoding.requests import OVER, Continuations, Histories, Prompt, Request
 from kvcast.decoding.sampling import Sampler, check_numbers
+from kvcast.decoding.speculation import Speculation, Speculations
 from kvcast.decoding.texts import StoppingCriteria, Stopwatch, TextGeneration, WrittenText
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32
@@ -34,6 +35,7 @@ class TextSpec:
         criteria: when the text is over.
         tokenizer: of the model.
         watch: runs since the call.
+        speculations: drafts tokens; None for no drafts.
 
     """
 
@@ -43,6 +45,7 @@ class TextSpec:
     criteria: StoppingCriteria
     tokenizer: TextTokenizer
     watch: Stopwatch
+    speculations: Speculations | None = None
 
     @property
     def capacity(self) -> int:
@@ -58,8 +61,18 @@ class TextSpec:
         before = self.prompt.sequence if self.params.repetition_penalty != 1 else ()
         return Histories(self.criteria.max_new_tokens, before)
 
+    def speculate(self) -> Speculation | None:
+        """Return drafts for a text."""
+        if self.speculations is None:
+            return None
+        return self.speculations.begin(self.prompt, self.capacity)
+
     def finish(
-        self, text: WrittenText, watch: Stopwatch, score: float | None = None
+        self,
+        text: WrittenText,
+        watch: Stopwatch,
+        score: float | None = None,
+        drafts: Speculation | None = None,
     ) -> TextGeneration:
         """Return a text that is over; raises KvcastError for one that is not."""
         if text.finish_reason is None:
@@ -72,6 +85,7 @@ class TextSpec:
             prompt_tokens=self.prompt_tokens,
             timings=watch.timings(),
             score=score,
+            draft=None if drafts is None else drafts.counts(),
         )
 
 
@@ -95,6 +109,7 @@ class SampledText(TextRequest):
         """Begin; texts of different streams draw different numbers."""
         super().__init__(spec, width=1)
         self.text = spec.begin()
+        self.drafts: Speculation | None = spec.speculate()
         self._sampler = Sampler(spec.params, stream)
         self._seen = spec.histories()
 
@@ -112,7 +127,7 @@ class SampledText(TextRequest):
 
     @override
     def generations(self) -> list[TextGeneration]:
-        return [self.spec.finish(self.text, self.watch)]
+        return [self.spec.finish(self.text, self.watch, drafts=self.drafts)]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.speculation import DraftCounts
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.text.base import TextTokenizer
 from kvcast.text.stops import StopStrings
@@ -83,6 +84,7 @@ class TextGeneration:
             searched by, over length ** length_penalty.
         similarity: of a UniLM's several texts, the cosine between the embeddings of source and
             text.
+        draft: what became of drafted tokens; None without them.
 
     """
 
@@ -94,6 +96,7 @@ class TextGeneration:
     timings: Timings
     score: float | None = None
     similarity: float | None = None
+    draft: DraftCounts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from kvcast.bundle.manifest import CacheLayers, Manifest
 from kvcast.runtimes.aoti import DecodeProgram, open_programs
 from kvcast.runtimes.eager import LayerCache
 from kvcast.runtimes.eager_decoder import EagerDecoderOnly
-from kvcast.runtimes.memory import Layer
+from kvcast.runtimes.memory import Layer, TurningRing
 from kvcast.spec.rows import neighbours
 
 # A ring takes a chunk of one position more than it has slots to spare.
@@ -44,7 +44,7 @@ class Rings:
             Layer(
                 (layer.heads, slots[layer.kind], layer.head_dim),
                 getattr(torch, layer.dtype),
-                is_ring=layer.kind == "ring",
+                TurningRing(layer.capacity, slots["ring"]) if layer.kind == "ring" else None,
             )
             for layer in self.layers
             for _ in range(2)

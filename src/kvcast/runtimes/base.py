@@ -35,6 +35,13 @@ class Cache(Protocol):
     def capacity(self) -> int:
         """Longest sequence that a row can hold."""
 
+    def revocable(self, row: int, kept: int, most: int) -> int:
+        """Return how many positions a row can take on trial: `truncate` can take them off again.
+
+        They follow `kept` new ones that stay; it is `most` where neither capacity nor a ring is in
+        the way.
+        """
+
 
 CacheT = TypeVar("CacheT", bound=Cache)
 
@@ -43,8 +50,8 @@ class RuntimeOf(Protocol[CacheT]):
     """What a runtime offers for any model, over its own kind of cache.
 
     Rows are independent: any of them may take part in a call, each with as many tokens as it has.
-    Where a layer is a ring, an older handle is of no use once more than a ring's spare positions
-    were written.
+    Where a layer is a ring, an older handle is of no use once the ring has let positions go;
+    `truncate` tells.
     """
 
     def new_cache(self, rows: int, capacity: int, inputs: int = 0) -> CacheT:
@@ -104,6 +111,17 @@ class RuntimeOf(Protocol[CacheT]):
 
         Row `rows[i]` reads the encoded input in slot `inputs[i]` from now on; without `inputs`
         the rows read none and are free.
+        """
+
+    def truncate(self, cache: CacheT, rows: Sequence[int], lengths: Sequence[int]) -> CacheT:
+        """Return a cache whose row `rows[i]` holds only its first `lengths[i]` positions.
+
+        The row still reads its input. Nothing is computed or copied. A UniLM's source is not cut.
+
+        Raises:
+            ValueError: a row holds fewer, or a ring has let positions go that the row would need;
+                `Cache.revocable` says beforehand how many can be taken off.
+
         """
 
 

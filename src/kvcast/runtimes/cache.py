@@ -107,15 +107,28 @@ class Cache:
         """Longest sequence that a row can hold."""
         return self.history.capacity
 
+    def revocable(self, row: int, kept: int, most: int) -> int:
+        """Return how many positions a row can take on trial, as `kvcast.runtimes.base.Cache`."""
+        stays = int(self.lengths[row]) + kept
+        if self.history.shortest[row] > stays:
+            return 0
+        counts = range(min(most, self.capacity - stays), 0, -1)
+        return next((n for n in counts if self.memory.shortest(stays + n) <= stays), 0)
+
     def append(self, rows: Sequence[int], tokens: Tokens) -> Self:
         """Return the handle after rows got tokens; raises KvcastError if these do not fit."""
-        return type(self)(self.memory, self.history.append(rows, tokens), self.reads)
+        history = self._turned(self.history.append(rows, tokens), rows)
+        return type(self)(self.memory, history, self.reads)
 
     def reset(self, rows: Sequence[int], inputs: Sequence[int] | None) -> Self:
         """Return the handle whose given rows are empty and read these inputs, or none."""
         changed = dict(zip(rows, inputs or [_NONE] * len(rows), strict=True))
         reads = tuple(changed.get(row, slot) for row, slot in enumerate(self.reads))
         return type(self)(self.memory, self.history.reset(rows), self._same(reads))
+
+    def truncate(self, rows: Sequence[int], lengths: Sequence[int]) -> Self:
+        """Return the handle whose given rows hold only so many positions."""
+        return replace(self, history=self.history.truncate(rows, lengths))
 
     def reorder(self, parents: Sequence[int]) -> Self:
         """Copy what differs; return the handle whose row i continues row `parents[i]`."""
@@ -127,7 +140,7 @@ class Cache:
 
     def adopt(self, rows: Sequence[int], other: Self, parents: Sequence[int]) -> Self:
         """Copy rows of another cache; return the handle whose row `rows[i]` holds `parents[i]`."""
-        history = self.history.adopt(rows, other.history, parents)
+        history = self._turned(self.history.adopt(rows, other.history, parents), rows)
         self.memory.adopt(rows, other.memory, parents, other.lengths[list(parents)])
         return replace(self, history=history)
 
@@ -167,6 +180,13 @@ class Cache:
         if is_step:
             memory.bound["plan"] = plan
         return plan
+
+    def _turned(self, history: History, rows: Sequence[int]) -> History:
+        """Return what rows hold, given that rings let their oldest positions go."""
+        if not self.memory.has_rings:
+            return history
+        held = history.lengths[list(rows)].tolist()
+        return history.let_go(rows, list(map(self.memory.shortest, held)))
 
     def _same(self, reads: tuple[int, ...]) -> tuple[int, ...]:
         """Return the same object if nothing changed, so that plans compare by identity."""
@@ -346,3 +366,7 @@ class CachedRuntime(ABC, RuntimeOf[Cache]):
         self, cache: Cache, rows: Sequence[int], inputs: Sequence[int] | None = None
     ) -> Cache:
         return cache.reset(rows, inputs)
+
+    @override
+    def truncate(self, cache: Cache, rows: Sequence[int], lengths: Sequence[int]) -> Cache:
+        return cache.truncate(rows, lengths)

@@ -13,7 +13,7 @@ from typing_extensions import override
 from kvcast.runtimes.base import Float32, Tokens
 from kvcast.runtimes.cache import Cache
 from kvcast.runtimes.eager import TorchRuntime, pairs
-from kvcast.runtimes.memory import Layer
+from kvcast.runtimes.memory import Layer, TurningRing
 
 
 class Programs(Protocol):
@@ -41,7 +41,8 @@ class EagerDecoderOnly(TorchRuntime):
         for window in dimensions.windows:
             slots = min(window or capacity, capacity)
             shape = (dimensions.kv_heads, slots, dimensions.head_dim)
-            layers += [Layer(shape, torch.float32, is_ring=bool(window))] * 2
+            ring = TurningRing(window, slots) if window else None
+            layers += [Layer(shape, torch.float32, ring)] * 2
         return layers
 
     @override

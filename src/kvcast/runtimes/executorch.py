@@ -20,7 +20,7 @@ from kvcast.errors import KvcastError
 from kvcast.runtimes.base import EncoderDecoderOf, Float32, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime
 from kvcast.runtimes.executorch_methods import DecodeMethod, Methods
-from kvcast.runtimes.memory import Layer, Make, Slots
+from kvcast.runtimes.memory import Layer, Make, Slots, TurningRing
 
 
 class ExecutorchRuntime(CachedRuntime):
@@ -30,8 +30,8 @@ class ExecutorchRuntime(CachedRuntime):
         self._methods = Methods(folder / manifest.graph("decode").file, threads)
         self._methods.check(manifest)
         self._decode = DecodeMethod(self._methods, manifest.dimensions["vocab_size"])
-        self._is_ring = [
-            layer.kind == "ring"
+        self._windows = [
+            layer.capacity if layer.kind == "ring" else None
             for layer in manifest.cache
             if layer.kind != "cross"
             for _ in range(2 * layer.layers)
@@ -42,9 +42,13 @@ class ExecutorchRuntime(CachedRuntime):
         # After the self caches come those of encoded inputs. A ring has as many slots whatever the
         # capacity: a row can go elsewhere as it lies.
         return [
-            Layer((before, slots if is_ring else capacity, *after), torch.float32, is_ring=is_ring)
-            for (before, slots, *after), is_ring in zip(
-                self._decode.cache_shapes, self._is_ring, strict=False
+            Layer(
+                (before, slots if window else capacity, *after),
+                torch.float32,
+                TurningRing(window, slots) if window else None,
+            )
+            for (before, slots, *after), window in zip(
+                self._decode.cache_shapes, self._windows, strict=False
             )
         ]
 

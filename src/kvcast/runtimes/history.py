@@ -35,6 +35,8 @@ class History:
     Attributes:
         capacity: longest sequence.
         lengths: [rows], positions that each row has seen.
+        shortest: [rows], the least length that each row can be cut to: rings have let go of what a
+            shorter one would need.
         parted_rr: [rows, rows], up to where two rows hold the same because one continued the
             other, or both a third; the diagonal is not in use.
 
@@ -42,12 +44,14 @@ class History:
 
     capacity: int
     lengths: Int32
+    shortest: Int32
     parted_rr: Int32
 
     @classmethod
     def empty(cls, rows: int, capacity: int) -> Self:
         """Describe a cache that holds nothing."""
-        return cls(capacity, np.zeros(rows, np.int32), np.zeros((rows, rows), np.int32))
+        none = np.zeros(rows, np.int32)
+        return cls(capacity, none, none, np.zeros((rows, rows), np.int32))
 
     def append(self, rows: Sequence[int], tokens: Tokens) -> Self:
         """Describe the cache after `rows` took their new tokens; KvcastError if they don't fit."""
@@ -56,14 +60,40 @@ class History:
             lengths[row] += len(new)
             if lengths[row] > self.capacity:
                 raise KvcastError(f"the cache holds {self.capacity} positions and is full")
-        return type(self)(self.capacity, np.array(lengths, np.int32), self.parted_rr)
+        grown = np.array(lengths, np.int32)
+        return type(self)(self.capacity, grown, self.shortest, self.parted_rr)
+
+    def let_go(self, rows: Sequence[int], shortest: Sequence[int]) -> Self:
+        """Describe the cache after rings let go of what shorter rows would need."""
+        raised = self.shortest.copy()
+        raised[list(rows)] = np.maximum(raised[list(rows)], shortest)
+        return replace(self, shortest=raised)
 
     def reset(self, rows: Sequence[int]) -> Self:
         """Describe the cache after the given rows were emptied."""
-        lengths, parted_rr = self.lengths.copy(), self.parted_rr.copy()
+        lengths, shortest, parted_rr = (
+            part.copy() for part in (self.lengths, self.shortest, self.parted_rr)
+        )
         emptied = list(rows)
-        lengths[emptied] = parted_rr[emptied] = parted_rr[:, emptied] = 0
-        return replace(self, lengths=lengths, parted_rr=parted_rr)
+        lengths[emptied] = shortest[emptied] = parted_rr[emptied] = parted_rr[:, emptied] = 0
+        return type(self)(self.capacity, lengths, shortest, parted_rr)
+
+    def truncate(self, rows: Sequence[int], lengths: Sequence[int]) -> Self:
+        """Describe the cache after row `rows[i]` was cut back to `lengths[i]` positions.
+
+        Raises ValueError for one that holds fewer, or cannot be cut so short.
+        """
+        cut, parted_rr = self.lengths.copy(), self.parted_rr.copy()
+        for row, length in zip(rows, lengths, strict=True):
+            if not self.shortest[row] <= length <= cut[row]:
+                raise ValueError(
+                    f"row {row} holds {cut[row]} positions and can be cut to "
+                    f"{self.shortest[row]} or more, not to {length}"
+                )
+            cut[row] = length
+            np.minimum(parted_rr[row], length, out=parted_rr[row])
+            np.minimum(parted_rr[:, row], length, out=parted_rr[:, row])
+        return replace(self, lengths=cut, parted_rr=parted_rr)
 
     def adopt(self, rows: Sequence[int], other: Self, parents: Sequence[int]) -> Self:
         """Describe the cache after row `rows[i]` took all of row `parents[i]` of another one."""
@@ -72,6 +102,7 @@ class History:
         if held > self.capacity:
             raise KvcastError(f"a cache of {self.capacity} positions cannot hold {held}")
         kept.lengths[list(rows)] = taken
+        kept.shortest[list(rows)] = other.shortest[list(parents)]
         kept.parted_rr[np.ix_(rows, rows)] = other._common()[np.ix_(parents, parents)]
         return kept
 
@@ -82,11 +113,15 @@ class History:
             raise KvcastError(f"{rows} rows cannot become {len(parents)} in place")
         parents_r = np.array(parents)
         common_rr, lengths = self._common(), self.lengths[parents_r]
-        reordered = type(self)(self.capacity, lengths, common_rr[parents_r[:, None], parents_r])
         shared_r = common_rr[np.arange(rows), parents_r]
         # In a ring what the row saw later may lie where its parent's past belongs.
         shared_r[lengths < self.lengths] = 0
         targets = np.flatnonzero(shared_r < lengths)
+        # The rings of a row that is not copied keep what it wrote beyond what it has in common.
+        shortest = np.maximum(self.shortest, self.shortest[parents_r])
+        shortest[targets] = self.shortest[parents_r[targets]]
+        parted_rr = common_rr[parents_r[:, None], parents_r]
+        reordered = type(self)(self.capacity, lengths, shortest, parted_rr)
         if not targets.size:
             return reordered, None
         first, stop = int(shared_r[targets].min()), int(lengths[targets].max())

@@ -9,9 +9,10 @@ Letters in shapes: n caches of one shape, c slots of a cache, t positions of an 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
+from typing_extensions import override
 
 from kvcast.runtimes.base import Int32
 from kvcast.runtimes.history import Moves
@@ -22,6 +23,45 @@ Make: TypeAlias = Callable[[tuple[int, ...], Any], Array]
 """Returns an array of zeros of a shape and a dtype."""
 
 
+class Ring(Protocol):
+    """Memory that holds a row's last positions alone, at least a window of them."""
+
+    def shortest(self, reached: int) -> int:
+        """Return the least length that a row can be cut to, which reached so many positions."""
+
+
+@dataclass(frozen=True)
+class TurningRing(Ring):
+    """Position p lies in slot p mod `slots`; a query sees `window` positions, its own included."""
+
+    window: int
+    slots: int
+
+    @override
+    def shortest(self, reached: int) -> int:
+        # The next query sees what was not overwritten: positions from reached - slots on.
+        return 0 if reached <= self.slots else reached - self.slots + self.window - 1
+
+
+@dataclass(frozen=True)
+class CompactedRing(Ring):
+    """The last positions lie in order from slot 0 on, and are moved there when `slots` are full.
+
+    How many are let go at a time is the contract of `sliding_window_cache` in ONNX Runtime's
+    `GroupQueryAttention`, and a function of the length alone.
+    """
+
+    window: int
+    slots: int
+
+    @override
+    def shortest(self, reached: int) -> int:
+        if reached <= self.slots:
+            return 0
+        at_a_time = self.slots - self.window + 1
+        return self.slots + (reached - self.slots - 1) // at_a_time * at_a_time + 1
+
+
 @dataclass(frozen=True)
 class Layer:
     """The keys or the values of one layer.
@@ -29,14 +69,14 @@ class Layer:
     Attributes:
         shape: of one row, with positions on axis 1.
         dtype: as the runtime's arrays name it.
-        is_ring: whether positions leave it. A ring either has the same number of slots for every
-            capacity, or keeps position p in slot p mod slots.
+        ring: how positions leave it; None where they stay. A ring that has another number of slots
+            for another capacity is a `TurningRing`.
 
     """
 
     shape: tuple[int, ...]
     dtype: Any
-    is_ring: bool = False
+    ring: Ring | None = None
 
 
 class Slots:
@@ -133,7 +173,8 @@ class Memory:
         }
         parts = {layer: iter(block) for layer, block in self._blocks.items()}
         self.cells: list[Array] = [next(parts[layer]) for layer in layers]
-        self._is_ring = [layer.is_ring for layer in layers]
+        self._is_ring = [layer.ring is not None for layer in layers]
+        self._rings = {layer.ring for layer in layers if layer.ring is not None}
         self.slots = slots
         self.places = list(range(rows))
         self.bound: dict[Any, Any] = {}
@@ -150,6 +191,15 @@ class Memory:
             )
         views: tuple[list[Array], list[Array]] = self.bound[key]
         return views
+
+    @property
+    def has_rings(self) -> bool:
+        """Whether positions of a row may leave it."""
+        return bool(self._rings)
+
+    def shortest(self, reached: int) -> int:
+        """Return the least length that a row can be cut to, which reached so many positions."""
+        return max((ring.shortest(reached) for ring in self._rings), default=0)
 
     def vacate(self, slots: Sequence[int]) -> None:
         """Drop the encoded inputs in slots."""
@@ -198,5 +248,5 @@ class Memory:
     def _copy(self, targets: list[int], sources: list[int], span: slice) -> None:
         for layer, block in self._blocks.items():
             # The slot of a position in a ring depends on the row's past, so a ring is copied whole.
-            part = slice(None) if layer.is_ring else span
+            part = slice(None) if layer.ring is not None else span
             block[:, targets, :, part] = block[:, sources, :, part]

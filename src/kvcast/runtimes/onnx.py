@@ -16,12 +16,15 @@ from typing_extensions import override
 from kvcast.bundle.manifest import CacheLayers, Manifest
 from kvcast.runtimes.base import EncoderDecoderOf, Float32, Int32, Int64, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime, Run
-from kvcast.runtimes.memory import Layer, Memory
+from kvcast.runtimes.memory import CompactedRing, Layer, Memory
 from kvcast.runtimes.onnx_graph import OnnxGraph, check_graphs
 from kvcast.runtimes.onnx_session import Step, bind, onnx_session, ort_value
 
 # A full ring is compacted once in this many steps.
 _SPARE = 128
+# Calls of one row with up to so many new tokens, such as those that check drafts, recur: their
+# bindings are kept.
+_OFTEN = 16
 _NEW = ("tokens", "lengths", "offsets")
 
 
@@ -48,7 +51,9 @@ class OnnxRuntime(CachedRuntime):
             Layer(
                 (layer.heads, _slots(layer, capacity), layer.head_dim),
                 layer.dtype,
-                is_ring=layer.kind == "ring",
+                CompactedRing(layer.capacity, _slots(layer, capacity))
+                if layer.kind == "ring"
+                else None,
             )
             for layer in self._layers
             for _ in range(2 * layer.layers)
@@ -88,6 +93,8 @@ class OnnxRuntime(CachedRuntime):
         tokens_rs = np.stack([tokens[i] for i in run.index])
         lengths = cache.lengths[[rows[i] for i in run.index]]
         offsets = np.asarray(positions, np.int64) % run.new
+        if len(rows) == 1 and run.new <= _OFTEN:
+            return self._short_chunk(cache.memory, run, tokens_rs, lengths, offsets)
         logits = np.empty((len(run.index), len(offsets), self._vocab), np.float32)
         first = run.places.start
         for call in self._calls(run, empty=not lengths.any()):
@@ -95,6 +102,27 @@ class OnnxRuntime(CachedRuntime):
             given = (tokens_rs[part], lengths[part], offsets)
             self._session.run_with_iobinding(self._bind(cache.memory, call, given, logits[part]))
         return logits
+
+    def _short_chunk(
+        self, memory: Memory, run: Run, tokens_rs: Int64, lengths: Int32, offsets: Int64
+    ) -> Float32:
+        """Append a few tokens to one row, through a binding that is kept for the next time."""
+        key = ("chunk", run.places, run.slots, run.new, tuple(offsets.tolist()))
+        if key not in memory.bound:
+            asked = len(offsets)
+            whole = memory.bound.setdefault("chunk", self._logits(_OFTEN))
+            step = Step(tokens_rs, lengths, offsets, whole[:, :asked])
+            given = (step.tokens_rs, step.lengths, step.offsets)
+            memory.bound[key] = step, self._bind(memory, run, given, step.logits)
+        step, binding = memory.bound[key]
+        step.tokens_rs[...] = tokens_rs
+        step.lengths[...] = lengths
+        self._session.run_with_iobinding(binding)
+        logits: Float32 = step.logits
+        return logits
+
+    def _logits(self, positions: int) -> Float32:
+        return np.empty((1, positions, self._vocab), np.float32)
 
     def _calls(self, run: Run, *, empty: bool) -> Iterator[Run]:
         """Cut a run into what GroupQueryAttention takes at once.

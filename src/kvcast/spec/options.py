@@ -233,7 +233,8 @@ def _declare(field: "dataclasses.Field[Any]", hint: Any) -> Declared:
     bare, option = get_args(hint)
     members = get_args(bare) or (bare,)
     several = [one for one in members if get_origin(one) is Sequence]
-    (kind,) = get_args(several[0]) if several else [one for one in members if one is not NoneType]
+    # What comes after the first kind is for Python alone.
+    kind, *_ = get_args(several[0]) if several else [one for one in members if one is not NoneType]
     return Declared(
         name=field.name,
         kind=kind,

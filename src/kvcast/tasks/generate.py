@@ -51,7 +51,12 @@ class TextModel(TextGenerator):
         )
         super().__init__(
             GenerationTask(
-                runtime=runtime, tokenizer=tokenizer, limits=limits, read=Prompt, chunk=CHUNK
+                runtime=runtime,
+                tokenizer=tokenizer,
+                limits=limits,
+                family="decoder-only",
+                read=Prompt,
+                chunk=CHUNK,
             )
         )
         self.dimensions = dimensions

@@ -8,21 +8,24 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Integral
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from kvcast.decoding.drafters import Drafting, ModelDrafting, NgramDrafting
 from kvcast.decoding.loop import Loop
-from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.params import NGRAM, SamplingParams
 from kvcast.decoding.requests import Prompt, Request
+from kvcast.decoding.speculation import Speculations
 from kvcast.decoding.text_requests import SampledText, SearchedTexts, TextRequest, TextSpec
 from kvcast.decoding.texts import StoppingCriteria, Stopwatch, TextGeneration
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.base import Int64, Runtime
 from kvcast.spec.options import keywords_of
 from kvcast.tasks.params import PromptParams
-from kvcast.text.base import TextTokenizer
+from kvcast.text.base import TextTokenizer, texts_of_tokens
 
 TextPrompt: TypeAlias = str | Sequence[int]
 """Text, or token ids that are taken as they are."""
@@ -107,6 +110,7 @@ class GenerationTask:
         runtime: runs the model.
         tokenizer: of the model.
         limits: of the model.
+        family: the kind of model; those of one kind read prompts alike.
         read: returns what a row holds before the text, for the tokens of a prompt.
         held: how many tokens precede every prompt.
         chunk: most tokens of a prompt in one call, where none is given; None reads it whole.
@@ -119,6 +123,7 @@ class GenerationTask:
     runtime: Runtime
     tokenizer: TextTokenizer
     limits: Limits
+    family: str
     read: Callable[[Int64], Prompt]
     held: int = 0
     chunk: int | None = None
@@ -139,16 +144,60 @@ class GenerationTask:
         """
         if not prompts:
             raise UsageError("there is no prompt: give at least one")
-        watch = Stopwatch()
-        specs = [self._spec(prompt, params, watch) for prompt in prompts]
+        watch, speculations = Stopwatch(), self._speculations(params)
+        specs = [self._spec(prompt, params, watch, speculations) for prompt in prompts]
         return self._texts(prompts, specs, params)
 
     def pieces(self, prompt: Int64, params: SamplingParams) -> TextPieces:
         """Return the pieces of one text; raises as `each`."""
-        request = SampledText(self._spec(prompt, params, Stopwatch()))
+        watch, speculations = Stopwatch(), self._speculations(params)
+        request = SampledText(self._spec(prompt, params, watch, speculations))
         return TextPieces(request, self._loop([request.spec], params).run([request]))
 
-    def _spec(self, tokens: Int64, params: SamplingParams, watch: Stopwatch) -> TextSpec:
+    @cached_property
+    def vocabulary(self) -> list[str]:
+        """The text of each token."""
+        return texts_of_tokens(self.tokenizer)
+
+    def drafting(self, larger: "GenerationTask") -> Drafting:
+        """Return what drafts for a larger model.
+
+        Raises UsageError if it is of another family or has another vocabulary.
+        """
+        if larger.family != self.family:
+            raise UsageError(
+                f"draft is a {self.family} model and this one is {larger.family}: give another "
+                "draft"
+            )
+        if larger.tokenizer is not self.tokenizer and larger.vocabulary != self.vocabulary:
+            raise UsageError("draft has another vocabulary than this model: give another draft")
+        return ModelDrafting(
+            self.runtime,
+            longest=self.limits.sequence,
+            vocabulary=min(self.limits.vocabulary, larger.limits.vocabulary),
+            chunk=self.chunk,
+        )
+
+    def _speculations(self, params: SamplingParams) -> Speculations | None:
+        draft = params.draft
+        if draft is None:
+            return None
+        if draft == NGRAM:
+            return Speculations(NgramDrafting())
+        if not isinstance(draft, TextGenerator):
+            raise UsageError(
+                f"draft must be {NGRAM}, or a model that kvcast.load returned and that generates "
+                "text"
+            )
+        return Speculations(draft.drafting(self))
+
+    def _spec(
+        self,
+        tokens: Int64,
+        params: SamplingParams,
+        watch: Stopwatch,
+        speculations: Speculations | None,
+    ) -> TextSpec:
         self.limits.check(tokens, self.held)
         vocabulary = self.limits.vocabulary
         if params.beam > vocabulary:
@@ -164,6 +213,7 @@ class GenerationTask:
             criteria=StoppingCriteria.of(params, self.tokenizer.end_tokens, room),
             tokenizer=self.tokenizer,
             watch=watch,
+            speculations=speculations,
         )
 
     def _texts(
@@ -218,6 +268,10 @@ class TextGenerator(ABC):
         self.tokenizer = generation.tokenizer
         self._generation = generation
         self._limits = generation.limits
+
+    def drafting(self, larger: GenerationTask) -> Drafting:
+        """Return what drafts for a larger model; see `GenerationTask.drafting`."""
+        return self._generation.drafting(larger)
 
     @keywords_of(PromptParams)
     def generate(

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from kvcast.audio.params import VOICE, VoiceParams
 from kvcast.decoding.params import (
+    NGRAM,
     RECOGNITION,
     SAMPLING,
     SEARCH,
@@ -33,6 +34,7 @@ __all__ = [
     "FOLDERS",
     "LIVE",
     "LOADING",
+    "NGRAM",
     "RECOGNITION",
     "SAMPLING",
     "SEARCH",

@@ -80,6 +80,7 @@ class T5Model(SourceTextModel):
                 runtime=runtime,
                 tokenizer=tokenizer,
                 limits=limits,
+                family="T5",
                 read=lambda tokens: Prompt(start, input=Source(tokens)),
             )
         )
@@ -107,7 +108,9 @@ class UnilmModel(SourceTextModel):
         most = dimensions.max_positions
         limits = Limits(prompt=most - 1, sequence=most, vocabulary=dimensions.vocab_size)
         super().__init__(
-            GenerationTask(runtime=runtime, tokenizer=tokenizer, limits=limits, read=Prompt)
+            GenerationTask(
+                runtime=runtime, tokenizer=tokenizer, limits=limits, family="UniLM", read=Prompt
+            )
         )
         self.runtime: UnilmRuntime = runtime
         self.dimensions = dimensions

@@ -9,7 +9,7 @@ Knows nothing of files, standard output or how segments are found.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from kvcast.tasks.subtitles import AS_SEGMENTS, one_line, write_srt, write_vtt
 
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part
+    from kvcast.decoding.speculation import DraftCounts
     from kvcast.tasks.transcribe import Segment
     from kvcast.tasks.whisper.segments import Word
 
@@ -130,6 +131,17 @@ def _word_fields(word: "Word") -> dict[str, Any]:
 def _part_fields(part: "Part") -> dict[str, Any]:
     start, end = part.seconds
     return {"start": start, "end": end}
+
+
+def draft_counts(drafts: "Sequence[DraftCounts | None]") -> dict[str, int] | None:
+    """Return how many drafted tokens of all texts were checked and accepted; None for no drafts."""
+    given = [one for one in drafts if one is not None]
+    if not given:
+        return None
+    return {
+        "proposed": sum(one.proposed for one in given),
+        "accepted": sum(one.accepted for one in given),
+    }
 
 
 def json_number(value: float) -> float | None:

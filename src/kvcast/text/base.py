@@ -51,3 +51,8 @@ class TextTokenizer(Protocol):
 
     def stream(self) -> TextStream:
         """Start decoding a text token by token."""
+
+
+def texts_of_tokens(tokenizer: TextTokenizer) -> list[str]:
+    """Return the text of each token, by which two vocabularies are compared."""
+    return [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]

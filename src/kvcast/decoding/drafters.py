@@ -1,0 +1,235 @@
+"""Drafters: they guess how a sequence goes on, so that a model checks several tokens in one call.
+
+A guess costs time if it is wrong and changes nothing else; `kvcast.decoding.speculation` decides
+when one is worth asking for. Knows runtimes' caches, and nothing of what tokens mean.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
+from typing_extensions import override
+
+from kvcast.decoding.filters import LogitFilter
+from kvcast.decoding.requests import Prompt
+from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
+
+SURE = 0.4
+"""Least probability, to a drafting model, of a token that is worth checking."""
+
+
+class Guess(NamedTuple):
+    """Tokens that may come next; guesses of one kind are right about as often as each other."""
+
+    tokens: Sequence[int]
+    kind: int = 0
+
+
+NO_GUESS = Guess(())
+
+
+class Drafter(Protocol):
+    """Guesses the continuation of one sequence."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a guess costs next to nothing beside a call of any model."""
+
+    def guess(self, history: Sequence[int], most: int) -> Guess:
+        """Return up to `most` tokens that may come after a sequence.
+
+        `history` is always the same sequence, prompt included, and longer from call to call.
+        """
+
+
+class Drafting(Protocol):
+    """A way to draft: makes a drafter for each sequence."""
+
+    def begin(self, prompt: Prompt, capacity: int, filters: Sequence[LogitFilter] = ()) -> Drafter:
+        """Return a drafter for what follows a prompt, up to so many positions.
+
+        `filters` say what is not chosen there.
+        """
+
+
+class PromptLookup(Drafter):
+    """The longest suffix of the text that occurred before goes on as it did then.
+
+    Text that quotes its prompt or repeats itself is guessed well (A. Saxena, "Prompt Lookup
+    Decoding", 2023). Places are found as LZ77 compressors find them: by a chain of the places that
+    end with the same pair of tokens, the latest first, of which a bounded number is compared.
+    """
+
+    is_free = True
+    _PLACES = 32
+    _LONGEST = 16
+
+    def __init__(self) -> None:
+        # By a pair of tokens, where it ended last; by such an end, where the pair ended before.
+        self._last: dict[tuple[int, int], int] = {}
+        self._before: list[int] = [-1]
+
+    @override
+    def guess(self, history: Sequence[int], most: int) -> Guess:
+        place, length = self._match(history)
+        if not length:
+            return NO_GUESS
+        # What is copied may overlap with what copies it: a text in a loop goes on in it.
+        period = len(history) - place
+        return Guess([history[place + i % period] for i in range(most)], kind=length.bit_length())
+
+    def _match(self, history: Sequence[int]) -> tuple[int, int]:
+        """Return where the longest match goes on, and its length; 0 if there is none."""
+        for end in range(len(self._before), len(history)):
+            pair = history[end - 1], history[end]
+            self._before.append(self._last.get(pair, -1))
+            self._last[pair] = end
+        best, longest = -1, 0
+        end = self._before[-1]
+        for _ in range(self._PLACES):
+            if end < 0 or longest == self._LONGEST:
+                break
+            length = self._length(history, end)
+            if length > longest:
+                best, longest = end, length
+            end = self._before[end]
+        return best + 1, longest
+
+    def _length(self, history: Sequence[int], end: int) -> int:
+        """Return how long the text up to and with `end` is the same as at the text's own end."""
+        last, length = len(history) - 1, 2  # the pair
+        most = min(end + 1, self._LONGEST)
+        while length < most and history[end - length] == history[last - length]:
+            length += 1
+        return length
+
+
+class NgramDrafting(Drafting):
+    """Drafts from the text so far, without a second model."""
+
+    @override
+    def begin(self, prompt: Prompt, capacity: int, filters: Sequence[LogitFilter] = ()) -> Drafter:
+        return PromptLookup()
+
+
+class ModelDrafting(Drafting):
+    """A smaller model of the same vocabulary drafts.
+
+    It has one cache of one row, which belongs to the sequence that asked last: another one is read
+    anew when it asks.
+    """
+
+    def __init__(
+        self, runtime: Runtime, *, longest: int, vocabulary: int, chunk: int | None = None
+    ) -> None:
+        """Prepare; memory is taken when a drafter is asked first.
+
+        Args:
+            runtime: runs the smaller model.
+            longest: most positions of a sequence that it takes.
+            vocabulary: number of tokens that both models have; the rows of their tables may be
+                padded differently.
+            chunk: most tokens of a prompt that it reads in one call; None is all.
+
+        """
+        self._runtime = runtime
+        self._longest = longest
+        self.vocabulary = vocabulary
+        self._chunk = chunk
+        self._reader: object = None
+        self._cache: Any = None
+        self._held: list[int] = []  # the row's tokens
+
+    @override
+    def begin(self, prompt: Prompt, capacity: int, filters: Sequence[LogitFilter] = ()) -> Drafter:
+        return _ModelDrafter(self, prompt, min(capacity, self._longest), filters)
+
+    def read(
+        self, reader: object, prompt: Prompt, capacity: int, history: Sequence[int]
+    ) -> Float32:
+        """Let the row hold a reader's history, which is longer than its prompt.
+
+        Returns the logits [vocab] after it.
+        """
+        if self._reader is not reader:
+            self._take_over(prompt, capacity)
+            self._reader = reader
+        # The last token is fed in any case: its logits are asked for.
+        same, most = 0, min(len(self._held), len(history) - 1)
+        while same < most and self._held[same] == history[same]:
+            same += 1
+        if same < len(self._held):
+            self._cache = self._runtime.truncate(self._cache, [0], [same])
+            del self._held[same:]
+        return self.feed(history[same:])
+
+    def revocable(self, most: int) -> int:
+        """Return how many more tokens can be fed and forgotten again."""
+        return int(self._cache.revocable(0, 0, most))
+
+    def feed(self, tokens: Sequence[int] | Int64) -> Float32:
+        """Append tokens to the row; return the logits [vocabulary] after them, to be changed."""
+        fed_s = np.array(tokens, np.int64)
+        logits_rpv, self._cache = self._runtime.decode([fed_s], self._cache)
+        self._held += fed_s.tolist()
+        return logits_rpv[0, -1, : self.vocabulary]
+
+    def _take_over(self, prompt: Prompt, capacity: int) -> None:
+        """Let the row hold a prompt, and nothing else."""
+        inputs = [] if prompt.input is None else [prompt.input]
+        if self._cache is None or self._cache.capacity < capacity:
+            self._cache = self._runtime.new_cache(1, capacity, len(inputs))
+        elif self._held:
+            self._cache = self._runtime.reset(self._cache, [0])
+        if inputs:
+            encoder = cast(EncoderDecoder, self._runtime)
+            self._cache = encoder.encode(self._cache, [0], *inputs[0].batch(inputs))
+            self._cache = encoder.reset(self._cache, [0], [0])
+        self._held = []
+        tokens_s: Int64 = prompt.sequence
+        size = self._chunk or len(tokens_s)
+        for first in range(0, len(tokens_s), size):
+            self.feed(tokens_s[first : first + size])
+
+
+class _ModelDrafter(Drafter):
+    """Writes on greedily, for as long as the model is rather sure."""
+
+    is_free = False
+
+    def __init__(
+        self,
+        drafting: ModelDrafting,
+        prompt: Prompt,
+        capacity: int,
+        filters: Sequence[LogitFilter],
+    ) -> None:
+        self._drafting = drafting
+        self._prompt = prompt
+        self._capacity = capacity
+        self._filters = filters
+
+    @override
+    def guess(self, history: Sequence[int], most: int) -> Guess:
+        if len(history) > self._capacity or max(history) >= self._drafting.vocabulary:
+            return NO_GUESS
+        drafting, found = self._drafting, list[int]()
+        logits_v = drafting.read(self, self._prompt, self._capacity, history)
+        # The last token of a guess is not fed.
+        most = min(most, drafting.revocable(most - 1) + 1)
+        while (token := self._likeliest(logits_v, [*history, *found])) is not None:
+            found.append(token)
+            if len(found) == most:
+                break
+            logits_v = drafting.feed([token])
+        return Guess(found)
+
+    def _likeliest(self, logits_v: Float32, history: list[int]) -> int | None:
+        """Return the likeliest token if it is likely enough."""
+        written = np.array(history[self._prompt.length :], np.int64)
+        for logit_filter in self._filters:
+            logit_filter.apply(logits_v[None], written[None])
+        token = int(logits_v.argmax())
+        weight = float(np.exp(logits_v - logits_v[token]).sum())
+        # Of what is no number no comparison is true.
+        return token if SURE * weight <= 1 else None

@@ -1,0 +1,241 @@
+"""Speculative decoding: when to check a drafter's tokens, and how many, in one call of the model.
+
+A call with several tokens costs little more than one with a single token, as both read all of the
+weights once. If the model chooses what was drafted, it has taken several steps at the price of
+little more than one (Leviathan et al., arXiv:2211.17192). Here a drafted token is accepted only if
+the request chooses the very same, from the model's logits and with its own random numbers. So what
+is written does not depend on drafts at all: they decide about time alone.
+
+Whether drafts pay is measured while a text is written: what calls of each size take, what drafting
+takes, and how often drafts of each kind are right. No call is made that could lose more than a
+small share of the time that the tokens so far would have taken without drafts, less what drafts
+have lost, plus what they have gained. Free drafts are also compared with tokens when they are not
+fed, so it shows at no cost when they begin to be right. Knows no drafter, and nothing of what
+tokens mean.
+"""
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from typing_extensions import override
+
+from kvcast.decoding.drafters import Drafter, Drafting, Guess
+from kvcast.decoding.filters import LogitFilter
+from kvcast.decoding.requests import Drafts, Prompt
+
+MOST = 15
+"""Most drafted tokens of a call."""
+
+_ALLOWED = 0.03
+"""Share of the time without drafts that these may lose."""
+_MARGIN = 1.03
+"""How much faster a call must promise to be, per token, than a step."""
+_SLOPE = 0.1
+"""What another token in a call is supposed to cost before that was tried, in steps."""
+
+
+class _Clock:
+    """How long something takes.
+
+    Attributes:
+        typical: seconds, the median of the last few times; 0 before the first.
+
+    """
+
+    def __init__(self) -> None:
+        self.typical = 0.0
+        self._last: deque[float] = deque(maxlen=9)
+
+    def add(self, seconds: float) -> None:
+        """Take note of one time."""
+        self._last.append(seconds)
+        # Of two the shorter: the first call of its size prepares much.
+        self.typical = sorted(self._last)[(len(self._last) - 1) // 2]
+
+
+class _Record:
+    """How often guesses of one kind were right, the latest counting most."""
+
+    _FADING = 0.95
+    _BEFORE = 1.2, 0.8  # right and wrong, as if seen before anything else
+
+    def __init__(self) -> None:
+        self._right, self._wrong = 0.0, 0.0
+
+    @property
+    def chance(self) -> float:
+        """Probability that the next token is right."""
+        right, wrong = self._BEFORE
+        return (self._right + right) / (self._right + self._wrong + right + wrong)
+
+    def add(self, *, right: bool) -> None:
+        """Take note of a token."""
+        self.fade()
+        self._right += right
+        self._wrong += not right
+
+    def fade(self) -> None:
+        """Let what was seen count less."""
+        self._right *= self._FADING
+        self._wrong *= self._FADING
+
+
+class Ledger:
+    """What drafting costs and gains, over all requests that a model writes with one drafter."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, _Clock] = defaultdict(_Clock)  # by tokens fed
+        self._seconds: list[float] = []  # that a call takes, by tokens fed, tried or not
+        self._token = _Clock()  # drafting one token
+        self._records: dict[int, _Record] = defaultdict(_Record)  # by kind of guess
+        self._plain = 0.0  # seconds that the tokens so far would have taken one by one
+        self._gained = 0.0  # seconds, without those of beginnings
+        self._begun = 0.0  # seconds that drafters took to read prompts
+
+    def affordable(self, kind: int, most: int) -> int:
+        """Return how many drafted tokens of a kind are worth checking, up to `most`."""
+        if not self._seconds:
+            return 0
+        step, chance = self._seconds[1], self._records[kind].chance
+        spare = self._gained + _ALLOWED * self._plain
+        best, best_rate = 0, _MARGIN / step
+        tokens = likely = 1.0
+        for count in range(1, most + 1):
+            seconds = self._seconds[count + 1] + count * self._token.typical
+            likely *= chance
+            tokens += likely
+            if seconds - step > spare:
+                break
+            if tokens / seconds > best_rate:
+                best, best_rate = count, tokens / seconds
+        return best
+
+    def can_begin(self) -> bool:
+        """Tell whether another prompt may be read for drafting."""
+        return self._begun <= max(0.0, self._gained + _ALLOWED * self._plain)
+
+    def began(self, seconds: float) -> None:
+        """Take note that a prompt was read for drafting, and of the first tokens drafted."""
+        self._begun += seconds
+
+    def drafted(self, tokens: int, seconds: float) -> None:
+        """Take note of a guess."""
+        self._gained -= seconds
+        if tokens:
+            self._token.add(seconds / tokens)
+
+    def called(self, fed: int, kept: int, seconds: float) -> None:
+        """Take note of a call of the model."""
+        self._calls[fed].add(seconds)
+        self._seconds = self._expected()
+        plain = kept * self._seconds[1]
+        self._plain += plain
+        if fed > 1:
+            self._gained += plain - seconds
+
+    def compared(self, kind: int, *, right: bool) -> None:
+        """Take note of a guessed token that the model chose, or did not."""
+        self._records[kind].add(right=right)
+
+    def passed(self, kind: int) -> None:
+        """Take note of a token for which there was no guess: records fade, and are tried anew."""
+        self._records[kind].fade()
+
+    def _expected(self) -> list[float]:
+        """Return what calls take, by tokens fed; of sizes not tried, by those next to them."""
+        tried = sorted((size, clock.typical) for size, clock in self._calls.items())
+        slope = _SLOPE * tried[0][1] / tried[0][0]
+        tried.append((MOST + 2, tried[-1][1] + slope * (MOST + 2 - tried[-1][0])))
+        sizes, seconds = zip((0, 0.0), *tried, strict=True)
+        return list(np.interp(range(MOST + 2), sizes, seconds))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftCounts:
+    """How many drafted tokens a model checked, and how many of them it chose itself."""
+
+    proposed: int
+    accepted: int
+
+
+class Speculation(Drafts):
+    """Drafts for one request."""
+
+    def __init__(self, drafter: Drafter, ledger: Ledger, history: Sequence[int]) -> None:
+        """Begin after a prompt."""
+        self._proposed = self._accepted = 0
+        self._drafter = drafter
+        self._ledger = ledger
+        self._history = list(history)
+        self._has_begun = False
+        self._expected: deque[int] = deque()
+        self._kind = 0
+
+    def counts(self) -> DraftCounts:
+        """Return how many drafted tokens were checked and accepted."""
+        return DraftCounts(proposed=self._proposed, accepted=self._accepted)
+
+    @override
+    def propose(self, most: int) -> Sequence[int]:
+        most = min(most, MOST)
+        if self._drafter.is_free:
+            guess = self._guess(MOST)
+            worth = self._ledger.affordable(guess.kind, min(most, len(guess.tokens)))
+            if worth or not self._expected:
+                self._expect(guess)
+            return guess.tokens[:worth]
+        worth = self._ledger.affordable(self._kind, most)
+        if not worth or not (self._has_begun or self._ledger.can_begin()):
+            self._ledger.passed(self._kind)
+            return ()
+        guess = self._guess(worth)
+        self._expect(guess)
+        return guess.tokens
+
+    @override
+    def chose(self, token: int) -> None:
+        self._history.append(token)
+        if self._expected:
+            right = self._expected.popleft() == token
+            self._ledger.compared(self._kind, right=right)
+            if not right:
+                self._expected.clear()
+
+    @override
+    def called(self, fed: int, kept: int, seconds: float) -> None:
+        self._proposed += fed - 1
+        self._accepted += kept - 1
+        self._ledger.called(fed, kept, seconds)
+
+    def _guess(self, most: int) -> Guess:
+        began = time.perf_counter()
+        guess = self._drafter.guess(self._history, most)
+        seconds = time.perf_counter() - began
+        if self._has_begun:
+            self._ledger.drafted(len(guess.tokens), seconds)
+        else:
+            self._ledger.began(seconds)
+        self._has_begun = True
+        return guess
+
+    def _expect(self, guess: Guess) -> None:
+        self._expected = deque(guess.tokens)
+        self._kind = guess.kind
+
+
+class Speculations:
+    """A way to draft, with what it has turned out to be worth so far."""
+
+    def __init__(self, drafting: Drafting) -> None:
+        self._drafting = drafting
+        self._ledger = Ledger()
+
+    def begin(
+        self, prompt: Prompt, capacity: int, filters: Sequence[LogitFilter] = ()
+    ) -> Speculation:
+        """Return drafts for a request of one row; see `kvcast.decoding.drafters.Drafting`."""
+        drafter = self._drafting.begin(prompt, capacity, filters)
+        return Speculation(drafter, self._ledger, prompt.sequence.tolist())
