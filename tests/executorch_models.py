@@ -12,7 +12,7 @@ from random_models import CROSS_BIASED_T5, SMALL, SMALL_T5
 from random_unilms import ROFORMER
 
 FILE = "executorch/model.pte"  # in a bundle
-WHISPER = replace(SMALL, vocab_size=2000, decoder_layers=1)
+WHISPER = replace(SMALL, vocab_size=2000, decoder_layers=1, alignment_heads=((0, 2), (0, 0)))
 # A ring and a linear cache side by side.
 MIXED = replace(MISTRAL, windows=(7, None), vocab_size=VOCAB)
 MODELS: Mapping[str, Any] = {

@@ -13,7 +13,7 @@ def written_eagerly(decode: nn.Module, begun: Text, new: int) -> list[int]:
     tokens = []
     for _ in range(new):
         offsets = torch.zeros(1, dtype=torch.int64)
-        logits, _ = decode(text.token_rs, text.lengths, offsets, text.caches, *text.given)
+        logits, *_ = decode(text.token_rs, text.lengths, offsets, text.caches, *text.given)
         text.token_rs.copy_(logits[:, -1].argmax(-1)[:, None])
         text.lengths.add_(1)
         tokens.append(int(text.token_rs))

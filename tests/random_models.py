@@ -26,6 +26,8 @@ SMALL = WhisperDimensions(
     decoder_heads=4,
     source_positions=25,
     target_positions=32,
+    # Of two layers, and not in their order.
+    alignment_heads=((1, 3), (0, 1), (1, 0)),
 )
 # Sizes that all quantisation schemes support.
 SMALL_T5 = T5Dimensions(

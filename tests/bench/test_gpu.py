@@ -17,7 +17,9 @@ NEW = 12
 LINEAR = replace(MISTRAL, windows=(None, None), max_positions=300)
 RING = TimedModel(dimensions=MISTRAL, prompt=5, new=NEW)
 TIMED: Mapping[str, TimedModel] = {
-    "whisper": TimedModel(dimensions=replace(SMALL, decoder_layers=1), prompt=4, new=NEW),
+    "whisper": TimedModel(
+        dimensions=replace(SMALL, decoder_layers=1, alignment_heads=()), prompt=4, new=NEW
+    ),
     "ring": RING,
     "linear": TimedModel(dimensions=LINEAR, prompt=122, new=NEW),
 }

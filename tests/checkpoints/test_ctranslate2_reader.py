@@ -300,6 +300,7 @@ def test_the_packaged_model_survives_the_way_through_transformers_unchanged(tmp_
         "decoder_heads": 6,
         "source_positions": 1500,
         "target_positions": 448,
+        "alignment_heads": tuple(map(tuple, original.generation["alignment_heads"])),
     }
     folder = save(demo_in_transformers(original), tmp_path / "huggingface", max_shard_size="30MB")
     (folder / "tokenizer.json").write_bytes(original.tokenizer_json)

@@ -134,7 +134,8 @@ class RecomputingRuntime:
     ) -> Recomputed:
         written, reads = list(cache.written), list(cache.reads)
         for i, row in enumerate(rows):
-            assert inputs is not None or written[row], "nothing to reset"
+            holds = written[row] or cache.reads[row] is not None
+            assert inputs is not None or holds, "nothing to reset"
             written[row], reads[row] = (), None if inputs is None else inputs[i]
         if inputs is None:
             self.resets.append(list(rows))

@@ -14,19 +14,21 @@ from numpy.typing import NDArray
 
 from decoding.recomputing_runtime import Recomputed, RecomputingRuntime, Written
 from kvcast.decoding.whisper import Features
+from kvcast.runtimes.base import Alignment
 
 Script = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
 """Input's number and all its tokens so far, prompt included, to logits [vocab]."""
 
 
 class ScriptedRuntime(RecomputingRuntime):
-    """`encoded` lists, for each encode, what was in its slots."""
+    """`encoded` lists, for each encode, what was in its slots; `aligned` inputs and tokens."""
 
     def __init__(self, script: Script, context: int = 448) -> None:
         super().__init__(lambda _: np.empty((0, 0), np.float32))
         self.script = script
         self.context = context
         self.encoded: list[list[int]] = []
+        self.aligned: list[tuple[int, Written]] = []
 
     def new_cache(self, rows: int, capacity: int, inputs: int = 0) -> Recomputed:
         assert capacity <= self.context
@@ -47,6 +49,17 @@ class ScriptedRuntime(RecomputingRuntime):
         """The first number of an input says which it is."""
         (features_bmt,) = source
         return [int(features_mt.flat[0]) for features_mt in features_bmt]
+
+    def align(
+        self, tokens_s: NDArray[np.int64], cache: Recomputed, row: int, positions: Sequence[int]
+    ) -> Alignment:
+        """The only head's scores of a token are the input's number and the token."""
+        assert not cache.written[row]
+        written = tuple(tokens_s.tolist())
+        logits_pv = self.logits(cache, row, written, len(written), positions)
+        number = cache.inputs[cache.reads[row] or 0]
+        self.aligned.append((number, written))
+        return Alignment(np.array([[(number, token) for token in written]], np.float32), logits_pv)
 
     def logits(
         self, cache: Recomputed, row: int, written: Written, new: int, positions: Sequence[int]

@@ -38,7 +38,7 @@ def greedy(decode, device: str, tokens_rs, shapes, given=()) -> list[int]:
     tokens_rs, written = tokens_rs.to(device), []
     for _ in range(NEW):
         last = torch.tensor([tokens_rs.shape[1] - 1], device=device)
-        logits, _ = decode(tokens_rs, lengths, last, caches, *given)
+        logits, *_ = decode(tokens_rs, lengths, last, caches, *given)
         lengths = lengths + tokens_rs.shape[1]
         tokens_rs = logits[:, -1].argmax(-1)[:, None]
         written.append(int(tokens_rs))

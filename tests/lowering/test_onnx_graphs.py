@@ -12,6 +12,7 @@ import pytest
 import bundles
 from bundles import open_folder, opened, write
 from encoded import encoded, stepped, whole
+from kvcast.bundle.manifest import ALIGNMENT_QUERIES
 from kvcast.lowering import onnx_whisper
 from kvcast.lowering.onnx_quantize import to_blocks, to_int8_columns
 from kvcast.programs.whisper import WhisperPrograms
@@ -87,8 +88,21 @@ def test_cross_caches_are_int8_when_quantized_and_never_written(quantize: str) -
 def test_no_concat_joins_anything_larger_than_a_shape(bundle: Path) -> None:
     for name in ("encode", "decode"):
         for node in ir.load(bundle / f"onnx/{name}.onnx").graph:
-            if node.op_type == "Concat":
+            if node.op_type == "Concat" and not _selects_queries(node):
                 assert {value.dtype for value in node.outputs} == {ir.DataType.INT64}
+
+
+def test_the_alignment_heads_cost_two_operators(bundle: Path) -> None:
+    graph = ir.load(bundle / "onnx/decode.onnx").graph
+    (queries,) = (value for value in graph.outputs if value.name == ALIGNMENT_QUERIES)
+    selected = queries.producer()
+    assert (selected.op_type, selected.inputs[0].producer().op_type) == ("Gather", "Concat")
+    assert len(selected.inputs[0].producer().inputs) == 2  # layers
+    assert queries.shape[2] == 3 * SMALL.head_dim
+
+
+def _selects_queries(node: ir.Node) -> bool:
+    return any(use.node.outputs[0].name == ALIGNMENT_QUERIES for use in node.outputs[0].uses())
 
 
 def test_cross_projections_are_in_encode_and_not_in_decode(small_bundle: Path) -> None:
@@ -215,7 +229,7 @@ def test_blocks_are_within_a_step(bits: int) -> None:
 
 @pytest.mark.slow
 def test_128_mel_bins_and_a_deep_encoder_export() -> None:
-    dimensions = replace(SMALL, n_mels=128, encoder_layers=5, decoder_layers=1)
+    dimensions = replace(SMALL, n_mels=128, encoder_layers=5, decoder_layers=1, alignment_heads=())
     runtime = opened(dimensions)
     features = np.random.default_rng(5).normal(size=(1, 128, 50)).astype(np.float32)
     tokens = np.random.default_rng(6).integers(0, 300, (1, 8))

@@ -222,8 +222,13 @@ def _conditional(decode: nn.Module, positions: int) -> nn.Module:
     for layer in layers:
         own = WhisperAttention(layer.cross_attention)
         layer.cross_attention = CachedCrossAttention(own, rows=1, source_positions=positions)
-        layer.cross_attention.register_forward_hook(lambda _module, _given, results: results[0])
+        layer.cross_attention.register_forward_hook(_with_query)
     return decode
+
+
+def _with_query(module: Any, given: tuple[Any, ...], results: tuple[Any, ...]) -> Any:
+    # A step computes the query once: nothing reads this one, which words' times would need.
+    return results[0], module.query(given[0])
 
 
 class WhisperAttention(nn.Module):

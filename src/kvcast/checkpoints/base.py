@@ -6,13 +6,14 @@ Knows no file format.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcast.checkpoints.alignment import alignment_heads
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.t5 import T5Dimensions
@@ -165,10 +166,16 @@ class Reader:
     read: Callable[[Path, str], Checkpoint]
 
 
-def whisper_dimensions(what: str, **sizes: int) -> WhisperDimensions:
-    """Return the dimensions; raises KvcastError, naming `what`, for impossible sizes."""
+def whisper_dimensions(
+    what: str, named: object, model: str = "", **sizes: Any
+) -> WhisperDimensions:
+    """Return the dimensions; raises KvcastError, naming `what`, for impossible ones.
+
+    `named` and `model` are what files say of alignment heads; see `alignment_heads`.
+    """
     try:
-        return WhisperDimensions(**sizes)
+        dimensions = WhisperDimensions(**sizes)
+        return replace(dimensions, alignment_heads=alignment_heads(dimensions, named, model))
     except KvcastError as error:
         raise KvcastError(f"{what}: {error}") from None
 

@@ -233,8 +233,11 @@ def _dequantised(variable: Variable, scale: Variable | None, what: str) -> Store
     return StoredTensor(shape=variable.shape, read=read)
 
 
-def _dimensions(variables: Mapping[str, Variable], what: str) -> WhisperDimensions:
-    """Derive sizes from the shapes; the number of heads is a variable of its own."""
+def _dimensions(variables: Mapping[str, Variable], named: object, what: str) -> WhisperDimensions:
+    """Derive sizes from the shapes; the number of heads is a variable of its own.
+
+    `named` is what the configuration lists as alignment heads.
+    """
 
     def size(name: str, axis: int, rank: int) -> int:
         if name not in variables or len(variables[name].shape) != rank:
@@ -258,6 +261,7 @@ def _dimensions(variables: Mapping[str, Variable], what: str) -> WhisperDimensio
     d_model = size("encoder/conv1/weight", 0, 3)
     return whisper_dimensions(
         what,
+        named,
         n_mels=size("encoder/conv1/weight", 1, 3),
         vocab_size=size(_EMBEDDING, 0, 2),
         d_model=d_model,
@@ -276,20 +280,21 @@ def _dimensions(variables: Mapping[str, Variable], what: str) -> WhisperDimensio
 
 def _read_whisper(folder: Path, model: ModelFile, content_hash: str) -> WhisperCheckpoint:
     what = str(folder / "model.bin")
-    dimensions = _dimensions(model.variables, what)
+    config = folder / "config.json"
+    fields = read_json_object(config) if config.is_file() else {}
+    generation = generation_settings(fields, _GENERATION, str(config))
+    dimensions = _dimensions(model.variables, generation.get("alignment_heads"), what)
     check_preprocessor(folder, dimensions)
     stored = _tensors(model.variables, what)
     stored.setdefault(_SOURCE_POSITIONS, sinusoids(dimensions.d_model))
     head = stored.pop(_HEAD, None)
     if head is not None and model.variables[_HEAD] is not model.variables[_EMBEDDING]:
         check_tied(head, stored[_EMBEDDING], what)
-    config = folder / "config.json"
-    fields = read_json_object(config) if config.is_file() else {}
     return WhisperCheckpoint(
         dimensions=dimensions,
         tensors=assemble(dimensions, _NAMES, stored, what),
         tokenizer_json=tokenizer_json(folder),
-        generation=generation_settings(fields, _GENERATION, str(config)),
+        generation=generation,
         source=f"CTranslate2 folder {folder}",
         content_hash=content_hash,
     )

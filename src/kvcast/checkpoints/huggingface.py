@@ -128,11 +128,14 @@ def _dimensions(config: Mapping[str, Any], what: str) -> WhisperDimensions:
         if config.get(name, value) != value:
             raise KvcastError(f"{what}: {name} must be {value!r}, not {config[name]!r}")
     sizes = {ours: config[theirs] for ours, theirs in DIMENSIONS.items()}
-    return whisper_dimensions(what, **sizes)
+    model = str(config.get("_name_or_path", ""))
+    return whisper_dimensions(what, config.get("alignment_heads"), model, **sizes)
 
 
 def _read_whisper(folder: Path, config: Mapping[str, Any], content_hash: str) -> WhisperCheckpoint:
-    dimensions = _dimensions(config, str(folder / "config.json"))
+    generation = _generation(folder, config)
+    named = {"alignment_heads": generation.get("alignment_heads")}
+    dimensions = _dimensions({**config, **named}, str(folder / "config.json"))
     check_preprocessor(folder, dimensions)
     # The prefix depends on the class that saved the model.
     weights = read_weights(_weight_files(folder))
@@ -149,7 +152,7 @@ def _read_whisper(folder: Path, config: Mapping[str, Any], content_hash: str) ->
         dimensions=dimensions,
         tensors=assemble(dimensions, NAMES, stored, str(folder)),
         tokenizer_json=tokenizer_json(folder),
-        generation=_generation(folder, config),
+        generation=generation,
         source=f"Hugging Face folder {folder}",
         content_hash=content_hash,
     )

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from kvcast.decoding.admission import Admission
-from kvcast.decoding.requests import Continuations, Drafts, Input, Request
+from kvcast.decoding.requests import OVER, Continuations, Drafts, Input, Request
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
 
 
@@ -115,7 +115,8 @@ class Loop:
     def _begin(self) -> list[Request]:
         """Let rows of those that were admitted read their inputs, or adopt their prefixes.
 
-        Returns those that got tokens: their prefix was all that they had to read.
+        Returns those that got tokens, as their prefix was all that they had to read, and those that
+        have read all that they wanted.
         """
         new, self._admitted = self._admitted, []
         self._reading += new
@@ -132,7 +133,13 @@ class Loop:
                 rows = batch.rows
                 self._cache = self._runtime.adopt(self._cache, rows, prefix.cache, [0] * len(rows))
                 began += self._advance(batch, np.tile(prefix.logits_v, (len(rows), 1)))
-        return began
+        read = [one for one in new if self._reads_at_once(one)]
+        if read:
+            self._change([(one, OVER) for one in read])
+        return began + [one.request for one in read]
+
+    def _reads_at_once(self, one: "_Running") -> bool:
+        return one.request.read_at_once(self._runtime, self._cache, one.rows[0])
 
     def _encode(self, inputs: Mapping[int, Input]) -> None:
         """Encode inputs into their slots."""

@@ -197,6 +197,14 @@ class Request(ABC):
         self.drafts: Drafts | None = None
         self.done = False
 
+    def read_at_once(self, runtime: Runtime, cache: Any, row: int) -> bool:  # noqa: ARG002
+        """Read the prompt in a call of its own, if logits are not all that is wanted of it.
+
+        The row is empty, reads the prompt's input, and stays so. Returns whether that was all;
+        otherwise the loop feeds the prompt.
+        """
+        return False
+
     @abstractmethod
     def advance(self, logits_rv: Float32) -> Continuations:
         """Choose the next tokens.

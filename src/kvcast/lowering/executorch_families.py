@@ -65,7 +65,12 @@ def _whisper(dimensions: Any, layers: Sequence[CacheLayers]) -> Layout:
     return Layout(
         chunk=min(_CHUNK, own.capacity),
         self_layers=[own],
-        facts={"mel_bins": dimensions.n_mels, "mel_frames": 2 * dimensions.source_positions},
+        facts={
+            "mel_bins": dimensions.n_mels,
+            "mel_frames": 2 * dimensions.source_positions,
+            "alignment_layers": [layer for layer, _ in dimensions.alignment_heads],
+            "alignment_heads": [head for _, head in dimensions.alignment_heads],
+        },
     )
 
 

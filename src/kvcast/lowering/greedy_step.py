@@ -78,7 +78,7 @@ class _Greedy(nn.Module):
     ) -> Tensor:
         """Append the token to the caches, and choose the next."""
         with reading(self._slots):
-            logits_rpv, _ = self.program(token_rs, lengths, self.offsets, caches, *given)
+            logits_rpv, *_ = self.program(token_rs, lengths, self.offsets, caches, *given)
         newest_r: Tensor = logits_rpv[:, -1].argmax(-1)
         lengths.add_(1)
         written.index_put_((lengths.long(),), newest_r)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from kvcast.bundle import caches
-from kvcast.bundle.manifest import CacheLayers
+from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers
 from kvcast.programs.decoder import DecoderPrograms
 from kvcast.programs.t5 import T5Programs
 from kvcast.programs.unilm import UnilmPrograms
@@ -71,7 +71,7 @@ def whisper(programs: WhisperPrograms) -> Mapping[str, Signature]:
         arguments=(*_new_tokens(), own, cross),
         sizes=(*_new_token_sizes(), own_sizes, [({0: batch}, {0: batch})] * layers),
         inputs=[*_NEW_TOKENS, *cache_names("past", layers), *cache_names("cross", layers)],
-        outputs=["logits", *cache_names("present", layers)],
+        outputs=["logits", ALIGNMENT_QUERIES, *cache_names("present", layers)],
         kinds=["linear"],
     )
     return {"encode": encode, "decode": decode}

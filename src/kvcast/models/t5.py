@@ -84,7 +84,8 @@ class DecoderLayer(nn.Module):
         and bias of cross-attention.
         """
         hidden = hidden + self.self_attention(self.self_attention_norm(hidden), *own)
-        hidden = hidden + self.cross_attention(self.cross_attention_norm(hidden), *cross)
+        mixed, _ = self.cross_attention(self.cross_attention_norm(hidden), *cross)
+        hidden = hidden + mixed
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))
 
 

@@ -78,17 +78,23 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self, hidden: Tensor, lengths: Tensor, self_cache: LayerCache, cross_cache: LayerCache
-    ) -> Tensor:
-        """[rows, s, width] to the same shape; `self_cache` is written in place."""
+    ) -> tuple[Tensor, Tensor]:
+        """[rows, s, width] to the same shape; `self_cache` is written in place.
+
+        Beside it the queries of cross-attention, [rows, s, width].
+        """
         hidden = hidden + self.self_attention(
             self.self_attention_norm(hidden), lengths, *self_cache
         )
-        hidden = hidden + self.cross_attention(self.cross_attention_norm(hidden), *cross_cache)
-        return hidden + self.feed_forward(self.feed_forward_norm(hidden))
+        mixed, query = self.cross_attention(self.cross_attention_norm(hidden), *cross_cache)
+        hidden = hidden + mixed
+        return hidden + self.feed_forward(self.feed_forward_norm(hidden)), query
 
 
 class Decoder(nn.Module):
     """Maps new tokens to logits, over caches."""
+
+    aligned_channels: Tensor
 
     def __init__(self, dimensions: WhisperDimensions) -> None:
         super().__init__()
@@ -99,6 +105,14 @@ class Decoder(nn.Module):
             DecoderLayer(dimensions) for _ in range(dimensions.decoder_layers)
         )
         self.norm = nn.LayerNorm(width)
+        heads = dimensions.alignment_heads
+        self._aligned_layers = sorted({layer for layer, _ in heads})
+        size = dimensions.head_dim
+        firsts = [self._aligned_layers.index(layer) * width + head * size for layer, head in heads]
+        channels = [channel for first in firsts for channel in range(first, first + size)]
+        # Of the aligned layers' queries side by side. Real even where the weights are not yet.
+        held = torch.tensor(channels, device="cpu")
+        self.register_buffer("aligned_channels", held, persistent=False)
 
     def project_cross(self, source_btx: Tensor) -> list[LayerCache]:
         """Return every layer's cross key and value [batch, heads, t, d] for an encoder's output."""
@@ -111,19 +125,28 @@ class Decoder(nn.Module):
         offsets: Tensor,
         self_caches: Sequence[LayerCache],
         cross_caches: Sequence[LayerCache],
-    ) -> Tensor:
-        """Return logits [rows, len(offsets), vocab] at `offsets` in the new tokens [rows, s]."""
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits and queries of the new tokens [rows, s].
+
+        Logits [rows, len(offsets), vocab] are those at `offsets`; queries [rows, s, heads * d] are
+        cross-attention's of the alignment heads, in their order.
+        """
         positions_rs = lengths[:, None] + torch.arange(tokens_rs.shape[1], device=tokens_rs.device)
         hidden = self.embedding(tokens_rs) + embedding(positions_rs, self.positions)
+        queries = []
         for layer, self_cache, cross_cache in zip(
             self.layers, self_caches, cross_caches, strict=True
         ):
-            hidden = layer(hidden, lengths, self_cache, cross_cache)
+            hidden, query = layer(hidden, lengths, self_cache, cross_cache)
+            queries.append(query)
         # Only the requested positions go through the head, which is as large as all layers of a
         # small model.
         chosen = self.norm(hidden.index_select(1, offsets))
         logits = linear(chosen.flatten(0, 1), self.embedding.weight)
-        return logits.unflatten(0, chosen.shape[:2])
+        # One selection for all heads: a step would notice one for each.
+        side_by_side = torch.cat([queries[layer] for layer in self._aligned_layers], dim=-1)
+        aligned = side_by_side.index_select(-1, self.aligned_channels)
+        return logits.unflatten(0, chosen.shape[:2]), aligned
 
 
 class Whisper(nn.Module):

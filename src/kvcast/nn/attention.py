@@ -172,7 +172,11 @@ class CrossAttention(nn.Module):
         value: Tensor,
         lengths: Tensor | None = None,
         bias: Tensor | None = None,
-    ) -> Tensor:
-        """[rows, s, width] to the same shape, from `project`'s key and value."""
+    ) -> tuple[Tensor, Tensor]:
+        """[rows, s, width] to the same shape, from `project`'s key and value.
+
+        Beside it the queries of all heads, [rows, s, heads * d].
+        """
         query = self.query(hidden_rsx)
-        return self.out(cross_attention(query, key, value, self.heads.scale, lengths, bias))
+        mixed = cross_attention(query, key, value, self.heads.scale, lengths, bias)
+        return self.out(mixed), query

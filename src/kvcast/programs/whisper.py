@@ -45,7 +45,7 @@ class Decode(nn.Module):
         offsets: Tensor,
         self_caches: Sequence[LayerCache],
         cross_caches: Sequence[LayerCache],
-    ) -> tuple[Tensor, Sequence[LayerCache]]:
+    ) -> tuple[Tensor, Tensor, Sequence[LayerCache]]:
         """Process s new tokens per row: many for prefill, one for a step.
 
         Args:
@@ -56,11 +56,12 @@ class Decode(nn.Module):
             cross_caches: (key, value) [batch, heads, t, d] per layer; rows is a multiple of batch.
 
         Returns:
-            Logits fp32 [rows, p, vocab] and the self caches.
+            Logits fp32 [rows, p, vocab]; the alignment heads' queries fp32 [rows, s, heads * d],
+            which only words' times need; and the self caches.
 
         """
-        logits = self.decoder(tokens_rs, lengths, offsets, self_caches, cross_caches)
-        return logits, self_caches
+        logits, queries = self.decoder(tokens_rs, lengths, offsets, self_caches, cross_caches)
+        return logits, queries, self_caches
 
 
 @dataclass(frozen=True, kw_only=True)

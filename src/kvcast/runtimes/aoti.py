@@ -136,6 +136,7 @@ class AotiEncoderDecoder(TorchEncoderDecoder):
         self._own = manifest.cache_layers("linear")
         self.longest = self._own.capacity
         self.device = manifest.device
+        self.alignment_heads = manifest.dimensions.get("alignment_heads", ())
 
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:
@@ -154,8 +155,7 @@ class AotiEncoderDecoder(TorchEncoderDecoder):
         offsets: Tensor,
         own: Sequence[Tensor],
         encoded: Sequence[Tensor],
-    ) -> Tensor:
+    ) -> Sequence[Tensor]:
         held = int(lengths.max()) + tokens_rs.shape[1]
         inputs = [tokens_rs, lengths, offsets, *own, *encoded]
-        (logits,) = self._decode(inputs, {"linear": held})
-        return logits
+        return self._decode(inputs, {"linear": held})

@@ -9,7 +9,7 @@ Knows nothing of tokens' meaning, strategies or models.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,15 @@ Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Tokens: TypeAlias = Sequence[Int64] | Int64
 """Tokens [S] for each row; an array [rows, S] where all have as many."""
+
+
+class Alignment(NamedTuple):
+    """How tokens attend to the input that their row reads."""
+
+    scores_hst: Float32
+    """[alignment heads, s, t]: scaled products of queries and keys, before any softmax."""
+    logits_pv: Float32
+    """[len(positions), vocab], as `RuntimeOf.decode` has them."""
 
 
 class Cache(Protocol):
@@ -137,6 +146,24 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
             source: as the encode program has them, each [len(slots), ...]. Whisper: log-mel
                 features fp32 [n, n_mels, frames]. T5: tokens int64 [n, t], padded at their ends
                 with any token, and how many there are of each, int32 [n].
+
+        """
+
+    def align(
+        self, tokens_s: Int64, cache: CacheT, row: int, positions: Sequence[int] = (-1,)
+    ) -> Alignment:
+        """Return how tokens after what a row holds attend to its input: Whisper's alone.
+
+        The tokens are read in one call, and forgotten: the cache that was given stays the newest.
+
+        Args:
+            tokens_s: [s], s >= 1.
+            cache: in which `row` reads an input.
+            row: which.
+            positions: as in `decode`.
+
+        Raises:
+            ValueError: the model has no alignment heads.
 
         """
 

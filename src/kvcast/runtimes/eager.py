@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from typing_extensions import override
 
-from kvcast.runtimes.base import EncoderDecoderOf, Float32, Tokens
-from kvcast.runtimes.cache import Cache, CachedRuntime
+from kvcast.runtimes.alignment import AligningRuntime
+from kvcast.runtimes.base import Float32, Int64, Tokens
+from kvcast.runtimes.cache import Cache, CachedRuntime, Run
 from kvcast.runtimes.memory import Layer
 
 LayerCache = tuple[Tensor, Tensor]
@@ -25,7 +26,10 @@ class Programs(Protocol):
 
     @property
     def dimensions(self) -> Any:
-        """Sizes: decoder_layers, decoder_heads, head_dim, target_positions."""
+        """Sizes: decoder_layers, decoder_heads, head_dim, target_positions.
+
+        Whisper's also have alignment_heads.
+        """
 
     @property
     def encode(self) -> Any:
@@ -33,7 +37,7 @@ class Programs(Protocol):
 
     @property
     def decode(self) -> Any:
-        """Tokens over caches to logits and caches."""
+        """Tokens over caches to logits and caches; Whisper's queries of them are between those."""
 
 
 class TorchRuntime(CachedRuntime):
@@ -51,8 +55,11 @@ class TorchRuntime(CachedRuntime):
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
 
-class TorchEncoderDecoder(TorchRuntime, EncoderDecoderOf[Cache]):
-    """Programs over flat lists of tensors; a slot has what they encoded and what that came with."""
+class TorchEncoderDecoder(TorchRuntime, AligningRuntime):
+    """Programs over flat lists of tensors; a slot has what they encoded and what that came with.
+
+    That begins with key and value of each layer, [inputs, heads, t, d].
+    """
 
     def encode_source(self, *source: Tensor) -> Sequence[Tensor]:
         """Return what `decode_tokens` takes of inputs, each [inputs, ...]."""
@@ -65,10 +72,10 @@ class TorchEncoderDecoder(TorchRuntime, EncoderDecoderOf[Cache]):
         offsets: Tensor,
         own: Sequence[Tensor],
         encoded: Sequence[Tensor],
-    ) -> Tensor:
-        """Return logits fp32 [rows, p, vocab], and write the self caches `own`.
+    ) -> Sequence[Tensor]:
+        """Return what `kvcast.programs.whisper.Decode` does, on the CPU, without the caches.
 
-        Otherwise as `kvcast.programs.whisper.Decode`.
+        The first is the logits fp32 [rows, p, vocab]. The self caches `own` are written.
         """
         raise NotImplementedError
 
@@ -87,18 +94,37 @@ class TorchEncoderDecoder(TorchRuntime, EncoderDecoderOf[Cache]):
         self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
     ) -> Float32:
         plan = cache.plan(rows, tokens)
-        logits = []
-        for run in plan.runs:
-            own, encoded = cache.memory.views(run.places, run.slots)
-            logits_rpv = self.decode_tokens(
-                torch.from_numpy(np.stack([tokens[i] for i in run.index])),
-                torch.from_numpy(cache.lengths[[rows[i] for i in run.index]]),
-                torch.from_numpy(np.asarray(positions, np.int64) % run.new),
-                own,
-                encoded,
-            )
-            logits.append(logits_rpv.numpy())
-        return plan.in_order(logits)
+        logits = [self._results(tokens, cache, rows, positions, run)[0] for run in plan.runs]
+        return plan.in_order([logits_rpv.numpy() for logits_rpv in logits])
+
+    @override
+    @torch.inference_mode()
+    def query(
+        self, tokens_s: Int64, cache: Cache, row: int, positions: Sequence[int]
+    ) -> tuple[Float32, Float32]:
+        (run,) = cache.plan([row], [tokens_s]).runs
+        logits, queries = self._results([tokens_s], cache, [row], positions, run)
+        return logits[0].numpy(), queries[0].numpy()
+
+    @override
+    @torch.inference_mode()
+    def cross_keys(self, cache: Cache, row: int, layer: int, heads: Sequence[int]) -> Float32:
+        slots = cache.memory.slots
+        key_htd: Tensor = slots.parts[2 * layer][slots.places[cache.input_of(row)]]
+        chosen: Float32 = key_htd[list(heads)].float().cpu().numpy()
+        return chosen
+
+    def _results(
+        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int], run: Run
+    ) -> Sequence[Tensor]:
+        own, encoded = cache.memory.views(run.places, run.slots)
+        return self.decode_tokens(
+            torch.from_numpy(np.stack([tokens[i] for i in run.index])),
+            torch.from_numpy(cache.lengths[[rows[i] for i in run.index]]),
+            torch.from_numpy(np.asarray(positions, np.int64) % run.new),
+            own,
+            encoded,
+        )
 
 
 class EagerEncoderDecoder(TorchEncoderDecoder):
@@ -108,6 +134,7 @@ class EagerEncoderDecoder(TorchEncoderDecoder):
         self._programs = programs
         self._structure: TreeSpec
         self.longest = programs.dimensions.target_positions
+        self.alignment_heads = getattr(programs.dimensions, "alignment_heads", ())
 
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:
@@ -129,14 +156,14 @@ class EagerEncoderDecoder(TorchEncoderDecoder):
         offsets: Tensor,
         own: Sequence[Tensor],
         encoded: Sequence[Tensor],
-    ) -> Tensor:
+    ) -> Sequence[Tensor]:
         count = self._structure.num_leaves
         cross_caches = tree_unflatten(encoded[:count], self._structure)
-        logits: Tensor
-        logits, _ = self._programs.decode(
+        results: list[Tensor]
+        *results, _ = self._programs.decode(
             tokens_rs, lengths, offsets, pairs(own), cross_caches, *encoded[count:]
         )
-        return logits
+        return results
 
 
 def pairs(flat: Sequence[Tensor]) -> list[LayerCache]:

@@ -17,7 +17,8 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
-from kvcast.runtimes.base import EncoderDecoderOf, Float32, Tokens
+from kvcast.runtimes.alignment import AligningRuntime
+from kvcast.runtimes.base import Float32, Int64, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime
 from kvcast.runtimes.executorch_methods import DecodeMethod, Methods
 from kvcast.runtimes.memory import Layer, Make, Slots, TurningRing
@@ -62,9 +63,13 @@ class ExecutorchRuntime(CachedRuntime):
     ) -> Float32:
         logits_rpv = self._decode.logits(len(rows), len(positions))
         for row, new, logits_pv in zip(rows, tokens, logits_rpv, strict=True):
-            caches = [*self._cells(cache, row), *self.encoded(cache, row)]
-            self._decode.run(new, int(cache.lengths[row]), positions, caches, logits_pv)
+            self._decode.run(*self.row(new, cache, row), positions, logits_pv)
         return logits_rpv
+
+    def row(self, tokens_s: Int64, cache: Cache, row: int) -> tuple[Int64, int, list[Tensor]]:
+        """Return what `decode` takes of a row: new tokens, how many came before, and caches."""
+        caches = [*self._cells(cache, row), *self.encoded(cache, row)]
+        return tokens_s, int(cache.lengths[row]), caches
 
     def encoded(self, cache: Cache, row: int) -> Sequence[Tensor]:  # noqa: ARG002
         """Return what `decode` takes of the input that a row reads."""
@@ -98,13 +103,15 @@ class _SeparateSlots(Slots):
         return False
 
 
-class ExecutorchEncoderDecoder(ExecutorchRuntime, EncoderDecoderOf[Cache]):
+class ExecutorchEncoderDecoder(ExecutorchRuntime, AligningRuntime):
     """`encode`, and `decode` over what it gave."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         super().__init__(folder, manifest, threads)
         self.longest = manifest.cache_layers("linear").capacity
         self._longest_source = manifest.cache_layers("cross").capacity
+        self.alignment_heads = manifest.dimensions.get("alignment_heads", ())
+        self._head_dim = manifest.cache_layers("linear").head_dim
 
     @override
     def slots(self, count: int) -> Slots:
@@ -133,3 +140,19 @@ class ExecutorchEncoderDecoder(ExecutorchRuntime, EncoderDecoderOf[Cache]):
     def encoded(self, cache: Cache, row: int) -> Sequence[Tensor]:
         parts: Sequence[Tensor] = cache.memory.slots.parts[cache.input_of(row)]
         return parts
+
+    @override
+    def query(
+        self, tokens_s: Int64, cache: Cache, row: int, positions: Sequence[int]
+    ) -> tuple[Float32, Float32]:
+        (logits_pv,) = self._decode.logits(1, len(positions))
+        width = len(self.alignment_heads) * self._head_dim
+        queries_sx = np.empty((len(tokens_s), width), np.float32)
+        self._decode.run(*self.row(tokens_s, cache, row), positions, logits_pv, queries_sx)
+        return logits_pv, queries_sx
+
+    @override
+    def cross_keys(self, cache: Cache, row: int, layer: int, heads: Sequence[int]) -> Float32:
+        key_hdt = self.encoded(cache, row)[2 * layer][list(heads)]
+        key_htd: Float32 = key_hdt.transpose(1, 2).float().numpy()
+        return key_htd

@@ -116,18 +116,21 @@ class DecodeMethod:
         self,
         tokens_s: Int64,
         length: int,
-        positions: Sequence[int],
         caches: Sequence[Tensor],
+        positions: Sequence[int],
         logits_pv: Float32,
+        queries_sx: Float32 | None = None,
     ) -> None:
         """Append to a row that holds `length` positions.
 
         Args:
             tokens_s: new tokens.
             length: positions that the row held before.
-            positions: offsets into the new tokens; negative ones count from the end.
             caches: as `cache_shapes`, with as many positions as they like.
+            positions: offsets into the new tokens; negative ones count from the end.
             logits_pv: fp32 [len(positions), vocab], is filled.
+            queries_sx: fp32 [s, heads * d], is filled with the alignment heads' queries of all
+                tokens if they are wanted.
 
         """
         asked = np.asarray(positions, np.int64) % len(tokens_s)
@@ -141,6 +144,8 @@ class DecodeMethod:
             offsets = asked[here] - first if len(here) else np.zeros(1, np.int64)
             results = self.call(tokens_s[first:stop], length + first, offsets, caches)
             logits_pv[here] = results[0][0, : len(here)].numpy()
+            if queries_sx is not None:
+                queries_sx[first:stop] = results[1][0].numpy()
             first = stop
 
     def call(

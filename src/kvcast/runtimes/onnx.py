@@ -5,7 +5,7 @@ positions there and copies nothing else; encoded inputs are bound where they lie
 the names and aliases in the bundle's manifest and nothing of models.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.bundle.manifest import CacheLayers, Manifest
-from kvcast.runtimes.base import EncoderDecoderOf, Float32, Int32, Int64, Tokens
+from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
+from kvcast.runtimes.alignment import AligningRuntime
+from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime, Run
 from kvcast.runtimes.memory import CompactedRing, Layer, Memory
 from kvcast.runtimes.onnx_graph import OnnxGraph, check_graphs
@@ -26,6 +27,7 @@ _SPARE = 128
 # bindings are kept.
 _OFTEN = 16
 _NEW = ("tokens", "lengths", "offsets")
+_LOGITS = "logits"
 
 
 class OnnxRuntime(CachedRuntime):
@@ -100,7 +102,7 @@ class OnnxRuntime(CachedRuntime):
         for call in self._calls(run, empty=not lengths.any()):
             part = slice(call.places.start - first, call.places.stop - first)
             given = (tokens_rs[part], lengths[part], offsets)
-            self._session.run_with_iobinding(self._bind(cache.memory, call, given, logits[part]))
+            self.run_once(cache.memory, call, given, {_LOGITS: logits[part]})
         return logits
 
     def _short_chunk(
@@ -113,7 +115,7 @@ class OnnxRuntime(CachedRuntime):
             whole = memory.bound.setdefault("chunk", self._logits(_OFTEN))
             step = Step(tokens_rs, lengths, offsets, whole[:, :asked])
             given = (step.tokens_rs, step.lengths, step.offsets)
-            memory.bound[key] = step, self._bind(memory, run, given, step.logits)
+            memory.bound[key] = step, self._bind(memory, run, given, {_LOGITS: step.logits})
         step, binding = memory.bound[key]
         step.tokens_rs[...] = tokens_rs
         step.lengths[...] = lengths
@@ -123,6 +125,16 @@ class OnnxRuntime(CachedRuntime):
 
     def _logits(self, positions: int) -> Float32:
         return np.empty((1, positions, self._vocab), np.float32)
+
+    def run_once(
+        self,
+        memory: Memory,
+        call: Run,
+        given: tuple[Int64, Int32, Int64],
+        results: Mapping[str, Float32],
+    ) -> None:
+        """Run the graph on tokens, lengths and offsets; fill arrays by the names of its results."""
+        self._session.run_with_iobinding(self._bind(memory, call, given, results))
 
     def _calls(self, run: Run, *, empty: bool) -> Iterator[Run]:
         """Cut a run into what GroupQueryAttention takes at once.
@@ -156,20 +168,24 @@ class OnnxRuntime(CachedRuntime):
         if key not in memory.bound:
             part = slice(call.places.start, call.places.stop)
             given = (step.tokens_rs[part], step.lengths[part], step.offsets)
-            memory.bound[key] = self._bind(memory, call, given, step.logits[part])
+            memory.bound[key] = self._bind(memory, call, given, {_LOGITS: step.logits[part]})
         return memory.bound[key]
 
     def _bind(
-        self, memory: Memory, call: Run, given: tuple[Int64, Int32, Int64], logits: Float32
+        self,
+        memory: Memory,
+        call: Run,
+        given: tuple[Int64, Int32, Int64],
+        results: Mapping[str, Float32],
     ) -> Any:
         cells, encoded = memory.views(call.places, call.slots)
         values: dict[str, NDArray[Any]] = dict(zip(_NEW, given, strict=True))
         values |= zip(self._past, cells, strict=True)
         values |= zip(self.encoded, encoded, strict=True)
-        return bind(self._session, self._graph, values, logits)
+        return bind(self._session, self._graph, values, results)
 
 
-class OnnxEncoderDecoder(OnnxRuntime, EncoderDecoderOf[Cache]):
+class OnnxEncoderDecoder(OnnxRuntime, AligningRuntime):
     """`encode`, and `decode` over what it gave."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
@@ -177,6 +193,8 @@ class OnnxEncoderDecoder(OnnxRuntime, EncoderDecoderOf[Cache]):
         self._encode_session = onnx_session(folder / self._encode_graph.file, threads)
         super().__init__(folder, manifest, threads, encode=self._encode_session)
         self.longest = manifest.cache_layers("linear").capacity
+        self.alignment_heads = manifest.dimensions.get("alignment_heads", ())
+        self._head_dim = manifest.cache_layers("linear").head_dim
 
     @override
     def encode(self, cache: Cache, slots: Sequence[int], *source: NDArray[Any]) -> Cache:
@@ -190,6 +208,33 @@ class OnnxEncoderDecoder(OnnxRuntime, EncoderDecoderOf[Cache]):
         arrays |= {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
         cache.memory.fill(slots, [arrays[name] for name in self.encoded])
         return cache
+
+    @override
+    def query(
+        self, tokens_s: Int64, cache: Cache, row: int, positions: Sequence[int]
+    ) -> tuple[Float32, Float32]:
+        (run,) = cache.plan([row], [tokens_s]).runs
+        new, width = len(tokens_s), len(self.alignment_heads) * self._head_dim
+        offsets = np.asarray(positions, np.int64) % new
+        logits_rpv = np.empty((1, len(offsets), self._vocab), np.float32)
+        queries_rsx = np.empty((1, new, width), np.float32)
+        self.run_once(
+            cache.memory,
+            run,
+            (np.array(tokens_s, np.int64)[None], cache.lengths[[row]], offsets),
+            {_LOGITS: logits_rpv, ALIGNMENT_QUERIES: queries_rsx},
+        )
+        return logits_rpv[0], queries_rsx[0]
+
+    @override
+    def cross_keys(self, cache: Cache, row: int, layer: int, heads: Sequence[int]) -> Float32:
+        slots = cache.memory.slots
+        place = slots.places[cache.input_of(row)]
+        parts = dict(zip(self.encoded, slots.parts, strict=True))
+        key_htd: Float32 = parts[f"cross_key_{layer}"][place, heads].astype(np.float32)
+        if (scale := parts.get(f"cross_key_scale_{layer}")) is not None:
+            key_htd *= scale[place].reshape(-1, 1, self._head_dim)[heads]
+        return key_htd
 
 
 def _slots(layer: CacheLayers, capacity: int) -> int:

@@ -44,9 +44,12 @@ class Step:
 
 
 def bind(
-    session: Any, graph: Graph, values: Mapping[str, np.ndarray[Any, Any]], logits: Float32
+    session: Any,
+    graph: Graph,
+    values: Mapping[str, np.ndarray[Any, Any]],
+    results: Mapping[str, np.ndarray[Any, Any]],
 ) -> Any:
-    """Bind a decode graph: inputs by name, logits [rows, p, vocab], and caches as both.
+    """Bind a decode graph: inputs by name, the results that are wanted, and caches as both.
 
     An output that the manifest calls an alias is bound to that input's memory, and so written in
     place. The arrays are the caller's to keep as long as the binding.
@@ -55,7 +58,8 @@ def bind(
     wrapped = {name: ort_value(values[name]) for name in graph.inputs}
     for name, value in wrapped.items():
         binding.bind_ortvalue_input(name, value)
-    binding.bind_ortvalue_output("logits", ort_value(logits))
+    for name, array in results.items():
+        binding.bind_ortvalue_output(name, ort_value(array))
     for output, buffer in graph.aliases.items():
         binding.bind_ortvalue_output(output, wrapped[buffer])
     return binding

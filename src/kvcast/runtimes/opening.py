@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcast.bundle.manifest import CacheLayers, Manifest
+from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
 from kvcast.errors import KvcastError, in_one_line
 
 Shape = tuple[int | None, ...]
@@ -94,6 +94,7 @@ def _known(
     """Describe the arguments of a family's programs; sizes that it does not have are open."""
     size = manifest.dimensions.get
     frames = None if (positions := size("source_positions")) is None else 2 * positions
+    aligned = len(size("alignment_heads", ())) * max((run.head_dim for run in layers), default=0)
     known = {
         "tokens": Argument("int64", (rows, None)),
         "lengths": Argument("int32", (rows,)),
@@ -102,6 +103,7 @@ def _known(
         "source_lengths": Argument("int32", (rows,)),
         "features": Argument("float32", (rows, size("n_mels"), frames)),
         "logits": Argument("float32", (rows, None, size("vocab_size"))),
+        ALIGNMENT_QUERIES: Argument("float32", (rows, None, aligned)),
         "pooled": Argument("float32", (rows, size("width"))),
     }
     for i, layer in enumerate(layers):

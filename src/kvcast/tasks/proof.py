@@ -31,7 +31,7 @@ _SOURCE = 40
 def prove_whisper(
     candidate: EncoderDecoder, programs: "WhisperPrograms", *, exact: bool
 ) -> dict[str, Any]:
-    """Compare greedy tokens and logits of two inputs; return the record for the manifest.
+    """Compare greedy tokens, logits and alignment of two inputs; return the manifest's record.
 
     Args:
         candidate: the exported programs, run by their runtime.
@@ -39,8 +39,8 @@ def prove_whisper(
         exact: refuse a candidate whose tokens or logits differ (fp32 bundles).
 
     Raises:
-        KvcastError: the reference's logits are not all finite, the candidate's contain NaN, or
-            `exact` is set and the candidate differs.
+        KvcastError: the reference's logits are not all finite, the candidate's results contain NaN,
+            or `exact` is set and the candidate differs.
 
     """
     dimensions = programs.dimensions
@@ -49,7 +49,29 @@ def prove_whisper(
     features_bmt = generator.uniform(-1, 1, (_INPUTS, dimensions.n_mels, frames))
     prompt_rs = generator.integers(0, dimensions.vocab_size, (_INPUTS, _PROMPT))
     source = (features_bmt.astype(np.float32),)
-    return _compare(candidate, programs, source, prompt_rs, exact=exact)
+    record = _compare(candidate, programs, source, prompt_rs, exact=exact)
+    error = _alignment_error(candidate, programs, source, prompt_rs)
+    if np.isnan(error) or (exact and error > TOLERANCE):
+        raise KvcastError(
+            f"the exported graphs differ from the model: scores of alignment heads are off by up "
+            f"to {error:.2g}; please report this with the model's name"
+        )
+    return {**record, "max_score_error": error}
+
+
+def _alignment_error(
+    candidate: EncoderDecoder,
+    programs: "WhisperPrograms",
+    source: tuple[NDArray[Any], ...],
+    tokens_rs: Int64,
+) -> float:
+    """Return the largest difference of the scores of each input's tokens."""
+    found, expected = (
+        [runtime.align(tokens_s, cache, row).scores_hst for row, tokens_s in enumerate(tokens_rs)]
+        for runtime in (candidate, EagerEncoderDecoder(programs))
+        for cache in [_encoded(runtime, source, tokens_rs.shape[1])]
+    )
+    return float(np.abs(np.stack(found) - np.stack(expected)).max())
 
 
 def prove_t5(candidate: EncoderDecoder, programs: "T5Programs", *, exact: bool) -> dict[str, Any]:

@@ -27,7 +27,9 @@ SCHEMA = json.loads(
     (Path(__file__).parents[3] / "docs" / "bench.schema.json").read_text(encoding="utf-8")
 )
 MODELS = {
-    "speech": TimedModel(dimensions=replace(SMALL, decoder_layers=1), prompt=4, new=3),
+    "speech": TimedModel(
+        dimensions=replace(SMALL, decoder_layers=1, alignment_heads=()), prompt=4, new=3
+    ),
     "text": TimedModel(dimensions=MISTRAL, prompt=5, new=3),
 }
 

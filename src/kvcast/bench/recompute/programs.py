@@ -61,7 +61,7 @@ class DecodeFromStates(Decode):
         offsets: Tensor,
         self_caches: Sequence[LayerCache],
         cross_caches: Any,
-    ) -> tuple[Tensor, Sequence[LayerCache]]:
+    ) -> tuple[Tensor, Tensor, Sequence[LayerCache]]:
         ((states_btx,),) = cross_caches
         projected = [
             self._lay_out(key.to(states_btx.dtype), value.to(states_btx.dtype))

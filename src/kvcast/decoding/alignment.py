@@ -1,0 +1,63 @@
+"""Alignment of a window's text with its speech, as one of the loop's requests.
+
+The finished tokens are read once more, all in one call, over the window's encoded input, which is
+still in its slot if no other input has needed that. What comes of it is what openai-whisper's
+timing.py places words in time by: how each token attends to the speech, and how probable it was.
+Knows neither words nor recordings.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+from typing_extensions import override
+
+from kvcast.decoding.numerics import log_probabilities
+from kvcast.decoding.requests import OVER, Continuations, Input, Prompt, Request
+from kvcast.runtimes.base import EncoderDecoder, Float32, Runtime
+
+
+class AlignmentRequest(Request):
+    """A pass over tokens that are known.
+
+    Attributes:
+        scores_hst: [alignment heads, s, t], once it is done, for the s tokens of start, text and
+            end: scaled products of queries and keys, over all of the window's positions.
+        probabilities_n: [n], once it is done: of each token of the text after those before it,
+            among the tokens of text.
+
+    """
+
+    def __init__(self, window: Input, start: Sequence[int], text: Sequence[int], eot: int) -> None:
+        """Begin.
+
+        Args:
+            window: what the text was heard in.
+            start: from start-of-transcript to no-timestamps.
+            text: [n], n >= 1; without timestamps and end. All tokens fit the model's context.
+            eot: the token that ends a text; those before it are tokens of text.
+
+        """
+        if not text:
+            raise ValueError("there is no text to align")
+        tokens = np.array([*start, *text, eot], np.int64)
+        super().__init__(Prompt(tokens, input=window), capacity=len(tokens))
+        self._start, self._eot = len(start), eot
+        self.scores_hst: Float32 = np.empty((0, 0, 0), np.float32)
+        self.probabilities_n: Float32 = np.empty(0, np.float32)
+
+    @override
+    def read_at_once(self, runtime: Runtime, cache: object, row: int) -> bool:
+        tokens_s, start = self.prompt.tokens, self._start
+        # The logits of a token are those at the one before it.
+        asked = range(start - 1, len(tokens_s) - 2)
+        found = cast(EncoderDecoder, runtime).align(tokens_s, cache, row, asked)
+        self.scores_hst = found.scores_hst
+        text_nv = found.logits_pv[:, : self._eot]
+        self.probabilities_n = np.exp(log_probabilities(text_nv, tokens_s[start:-1, None])[:, 0])
+        return True
+
+    @override
+    def advance(self, logits_rv: Float32) -> Continuations:
+        del logits_rv
+        return OVER

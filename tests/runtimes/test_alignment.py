@@ -1,0 +1,145 @@
+"""Scores of the alignment heads are openai-whisper's, on every runtime."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bundles import open_folder, opened, write
+from encoded import encoded, random_tokens, stepped
+from executorch_models import WHISPER
+from kvcast.errors import KvcastError
+from kvcast.lowering import onnx_whisper
+from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
+from openai_attention import centred, openai_attention
+from random_models import SMALL, SMALL_T5, random_programs, speech, text
+
+TOLERANCE = 1e-3
+RUNTIMES = {
+    "eager": (SMALL, "eager"),
+    "onnx": (SMALL, "onnx"),
+    "aoti": (SMALL, "aoti"),
+    "executorch": (WHISPER, "executorch"),
+}
+
+
+@pytest.fixture(params=RUNTIMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def runtime(name: str) -> EncoderDecoder:
+    dimensions, runtime = RUNTIMES[name]
+    return opened(dimensions, runtime=runtime)
+
+
+def openais(name: str, features_mt: Float32, tokens_s: Int64) -> tuple[Float32, Float32]:
+    return openai_attention(random_programs(RUNTIMES[name][0]), features_mt, tokens_s)
+
+
+def assert_as_openai(name: str, found: Any, features_mt: Float32, tokens_s: Int64) -> None:
+    """Logits are those of all tokens."""
+    scores_hst, logits_sv = openais(name, features_mt, tokens_s)
+    assert np.ptp(scores_hst) > 1
+    assert found.scores_hst.dtype == np.float32
+    assert found.scores_hst.shape == scores_hst.shape
+    np.testing.assert_allclose(centred(found.scores_hst), centred(scores_hst), atol=TOLERANCE)
+    np.testing.assert_allclose(found.logits_pv, logits_sv, atol=TOLERANCE)
+
+
+def test_scores_and_logits_of_two_inputs_after_one_another(name: str, runtime: EncoderDecoder):
+    """20 tokens are more than a step's program of AOTInductor takes, and 12 are not."""
+    cache = None
+    for seed, new in ((1, 20), (2, 12)):
+        source, (tokens_s,) = speech(1, seed), random_tokens(1, new, seed)
+        if cache is None:
+            cache = encoded(runtime, source)
+        else:
+            cache = runtime.encode(runtime.reset(cache, [0]), [0], *source)
+            cache = runtime.reset(cache, [0], [0])
+        found = runtime.align(tokens_s, cache, 0, range(new))
+        assert_as_openai(name, found, source[0][0], tokens_s)
+        assert cache.lengths.tolist() == [0]
+
+
+def test_a_row_is_aligned_while_beams_of_other_inputs_go_on(name: str, runtime: EncoderDecoder):
+    """Rows 1 and 3 write; row 2 reads what row 0 had read."""
+    source, given = speech(2, 3), random_tokens(2, 8, seed=4)
+    other, (tokens_s,) = given[:, ::-1].copy(), random_tokens(1, 9, seed=5)
+    cache = runtime.encode(runtime.new_cache(4, 32, inputs=2), [0, 1], *source)
+    cache = runtime.reset(cache, [0, 1, 2, 3], [1, 0, 1, 0])
+    _, undisturbed = stepped(runtime, cache, given[:, :4], [1, 3])
+    expected, _ = stepped(runtime, undisturbed, given[:, 4:], [1, 3])
+    cache = runtime.reset(undisturbed, [0, 1, 2, 3], [1, 0, 1, 0])
+    _, cache = stepped(runtime, cache, other[:1, :3], [0])
+    _, cache = stepped(runtime, cache, given[:, :4], [1, 3])
+    found = runtime.align(tokens_s, cache, 2, range(9))
+    assert_as_openai(name, found, source[0][1], tokens_s)
+    continued, cache = stepped(runtime, cache, given[:, 4:], [1, 3])
+    np.testing.assert_allclose(continued, expected, atol=TOLERANCE)
+    assert cache.lengths.tolist() == [3, 8, 0, 8]
+
+
+def test_tokens_after_others_are_aligned_as_all_of_them(name: str, runtime: EncoderDecoder):
+    source, (tokens_s,) = speech(1, 6), random_tokens(1, 10, seed=7)
+    whole = runtime.align(tokens_s, encoded(runtime, source), 0, [-1])
+    _, cache = runtime.decode([tokens_s[:4]], encoded(runtime, source))
+    rest = runtime.align(tokens_s[4:], cache, 0)
+    np.testing.assert_allclose(rest.scores_hst, whole.scores_hst[:, 4:], atol=TOLERANCE)
+    np.testing.assert_allclose(rest.logits_pv, whole.logits_pv, atol=TOLERANCE)
+
+
+def test_scores_are_eagers_as_they_are(name: str, runtime: EncoderDecoder):
+    """What openai-whisper's keys lack is here, too."""
+    source, (tokens_s,) = speech(1, 8), random_tokens(1, 7, seed=9)
+    eager = opened(RUNTIMES[name][0], runtime="eager")
+    scores = [one.align(tokens_s, encoded(one, source), 0).scores_hst for one in (runtime, eager)]
+    np.testing.assert_allclose(*scores, atol=TOLERANCE)
+
+
+def test_int8_keys_give_their_channels_back(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+    """Only cross caches are int8 here, of inputs whose channels differ, in slots apart."""
+    for function in ("quantize_matrices", "quantize_table"):
+        monkeypatch.setattr(onnx_whisper, function, lambda *_, **__: None)
+    write(random_programs(SMALL), tmp_path / "bundle", "int8")
+    runtime, eager = open_folder(tmp_path / "bundle"), opened(SMALL, runtime="eager")
+    features = speech(3, 10)[0] * np.array([0.05, 1, 10], np.float32)[:, None, None]
+    (tokens_s,) = random_tokens(1, 12, seed=11)
+    cache = runtime.new_cache(3, 32, inputs=3)
+    for slots in ([2], [0, 1]):
+        cache = runtime.encode(cache, slots, features[slots])
+    cache = runtime.reset(cache, range(3), [2, 0, 1])
+    for row, slot in ((0, 2), (1, 0), (2, 1)):
+        expected = eager.align(tokens_s, encoded(eager, (features[[slot]],)), 0).scores_hst
+        found = runtime.align(tokens_s, cache, row).scores_hst
+        error = np.abs(centred(found) - centred(expected)).max()
+        assert 0 < error < 0.02 * np.ptp(expected)
+
+
+def test_a_quantised_models_scores_are_close():
+    source, (tokens_s,) = speech(1, 12), random_tokens(1, 12, seed=13)
+    quantised, eager = (opened(SMALL, "int8"), opened(SMALL, runtime="eager"))
+    found, expected = (
+        one.align(tokens_s, encoded(one, source), 0).scores_hst for one in (quantised, eager)
+    )
+    assert 1e-3 < np.abs(found - expected).max() < 0.1 * np.ptp(expected)
+
+
+def test_tokens_that_do_not_fit_are_refused(runtime: EncoderDecoder):
+    cache = encoded(runtime, speech(1, 14))
+    with pytest.raises(KvcastError, match="holds 32 positions"):
+        runtime.align(random_tokens(1, 33, seed=15)[0], cache, 0)
+
+
+def test_a_row_that_reads_nothing_is_refused(runtime: EncoderDecoder):
+    cache = runtime.reset(encoded(runtime, speech(1, 16)), [0])
+    with pytest.raises(ValueError, match="row 0 reads no input"):
+        runtime.align(np.array([1]), cache, 0)
+
+
+@pytest.mark.parametrize("runtime", ["eager", "onnx"])
+def test_a_t5_has_no_alignment_heads(runtime: str):
+    t5 = opened(SMALL_T5, runtime=runtime)
+    with pytest.raises(ValueError, match="no alignment heads"):
+        t5.align(np.array([1]), encoded(t5, text(1, 17)), 0)
