@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kvcast.tasks.sources import T5Model, UnilmModel
     from kvcast.tasks.transcribe import Segment, Transcription
     from kvcast.tasks.whisper.language import DetectedLanguage
+    from kvcast.tasks.whisper.segments import Word
 
 __version__ = "0.1.0"
 
@@ -46,6 +47,7 @@ __all__ = [
     "Transcription",
     "UnilmModel",
     "WhisperModel",
+    "Word",
     "__version__",
     "export_bundle",
     "load",
@@ -63,6 +65,7 @@ _HOMES = {
     "Transcription": "kvcast.tasks.transcribe",
     "UnilmModel": "kvcast.tasks.sources",
     "WhisperModel": "kvcast.tasks.model",
+    "Word": "kvcast.tasks.whisper.segments",
     "export_bundle": "kvcast.tasks.exporting",
     "load": "kvcast.tasks.loading",
 }

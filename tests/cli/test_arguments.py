@@ -8,7 +8,13 @@ import pytest
 
 from kvcast.cli import COMMANDS, arguments, export, main, transcribe
 from kvcast.cli.arguments import Parser, normalise, number, several, whole_number
-from kvcast.tasks.params import FolderParams, LiveParams, LoadParams, TranscribeParams
+from kvcast.tasks.params import (
+    FolderParams,
+    LiveParams,
+    LoadParams,
+    SubtitleParams,
+    TranscribeParams,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROMISED = shlex.split("""--model --language --task --beam --best-of --temperature --patience
@@ -42,6 +48,9 @@ def keywords(*words: str) -> dict[str, object]:
         ("--condition-on-previous-text False a", "--no-condition-on-previous-text a"),
         ("--condition_on_previous_text=False", "--no-condition-on-previous-text"),
         ("--condition_on_previous_text a.wav", "--condition-on-previous-text a.wav"),
+        ("--word_timestamps True a.wav", "--word-timestamps a.wav"),
+        ("--word_timestamps False --highlight_words=False a.wav", "a.wav"),
+        ("--highlight_words True", "--highlight-words"),
         ("a.wav -", "a.wav -"),
         ("-- --my_file -1", "-- --my_file -1"),
     ],
@@ -66,7 +75,8 @@ def test_whispers_own_command_line_is_understood():
     whispers = """--beam_size 5 --best_of 4 --patience 1.5 --length_penalty 0.5 --temperature 0
         --suppress_tokens -1,11 --condition_on_previous_text False --logprob_threshold -0.5
         --compression_ratio_threshold None --no_speech_threshold None --task translate
-        --language de --output_format txt --output_dir out --threads 3
+        --language de --output_format txt --output_dir out --threads 3 --word_timestamps True
+        --hallucination_silence_threshold 2 --prepend_punctuations ( --append_punctuations )
         --clip_timestamps 0,10,30,45.5"""
     got = keywords(*shlex.split(whispers))
     defaults = {option.name: option.default for option in TranscribeParams.declared()}
@@ -84,6 +94,10 @@ def test_whispers_own_command_line_is_understood():
         "compression_ratio_threshold": None,
         "logprob_threshold": -0.5,
         "no_speech_threshold": None,
+        "word_timestamps": True,
+        "prepend_punctuations": "(",
+        "append_punctuations": ")",
+        "hallucination_silence_threshold": 2.0,
     }
 
 
@@ -190,11 +204,11 @@ def test_bounds_themselves_are_inside():
 
 def test_the_declared_options_are_distinct_and_cover_the_parser():
     args = parsed("a.wav")
-    params = (LoadParams, LiveParams, FolderParams)
-    names = [name for one in params for name in arguments.keywords(args, one)]
+    options = (LoadParams, LiveParams, SubtitleParams, FolderParams)
+    names = [name for declared in options for name in arguments.keywords(args, declared)]
     others = ["audio", "model", "format", "output_dir", "json", "quiet", "live", "sample_rate"]
     assert sorted([*names, *others]) == sorted(vars(args))
-    declared = {option.name for one in params for option in one.declared()}
+    declared = {option.name for one in options for option in one.declared()}
     assert declared - set(names) == {"cache"}
 
 

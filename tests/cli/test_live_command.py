@@ -153,6 +153,7 @@ def test_what_was_heard_before_sound_is_damaged_is_settled(model, pipe, capsys):
         (["--output-dir", "out"], "--live prints its text and saves none: drop --output-dir"),
         (["--clip-start", "3"], "clip_start is for recordings, and means nothing live"),
         (["--no-timestamps"], "timestamps is for recordings, and means nothing live"),
+        (["--word-timestamps"], "word_timestamps is for recordings, and means nothing live"),
         (["--step", "0"], "--step: must be a number"),
         (["--sample-rate", "12"], "--sample-rate: must be a whole number from 1000 to 768000"),
     ],

@@ -86,6 +86,58 @@ def test_other_formats_are_printed_for_one_input_and_refused_for_several(
     assert "add --output-dir" in capsys.readouterr().err
 
 
+SHAPING = ["--highlight-words", "--max-line-width=9", "--max-words-per-line=2"]
+
+
+@pytest.mark.parametrize("shaping", SHAPING)
+@pytest.mark.parametrize("name", ["srt", "vtt"])
+def test_what_shapes_subtitles_asks_for_words(shaping, name, model, recording, capsys):
+    assert transcribe(recording("a.wav"), "--format", name, shaping) == 0
+    assert model.calls[-1][1]["word_timestamps"]
+    assert " --> " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("format", [[], ["--format", "tsv"], ["--json"]])
+@pytest.mark.parametrize("shaping", SHAPING)
+def test_what_shapes_subtitles_is_refused_without_any(shaping, format, model, recording, capsys):
+    assert transcribe(recording("a.wav"), shaping, *format) == 2
+    assert "shape subtitles: add --format srt or --format vtt" in capsys.readouterr().err
+    assert model.calls == []
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--format=srt", "--max-line-count=2"], "max_line_count needs max_line_width"),
+        (
+            ["--format=srt", "--max-line-width=30", "--max-words-per-line=2"],
+            "max_words_per_line and max_line_width exclude each other",
+        ),
+        (
+            ["--hallucination-silence-threshold=2"],
+            "hallucination_silence_threshold needs word_timestamps",
+        ),
+    ],
+)
+def test_options_of_words_that_do_not_go_together(words, reason, model, recording, capsys):
+    assert transcribe(recording("a.wav"), *words) == 2
+    assert reason in capsys.readouterr().err
+    assert model.calls == []
+
+
+def test_lines_of_saved_subtitles_are_as_wide_as_asked_for(model, recording, tmp_path):
+    out = tmp_path / "out"
+    words = ["--format", "all", "-o", str(out), "--max-line-width", "9", "--max-line-count", "1"]
+    assert transcribe(recording("a.wav"), *words) == 0
+    for name, hours in (("a.srt", "00:"), ("a.vtt", "")):
+        written = (out / name).read_text(encoding="utf-8")
+        assert f"{hours}00:00" in written
+        lines = [line for line in written.splitlines() if "-->" not in line]
+        assert max(map(len, lines)) <= 9
+        assert "Hello" in lines
+    assert (out / "a.txt").read_text(encoding="utf-8") == TEXT
+
+
 def test_all_formats_are_saved_under_the_inputs_name(model, recording, tmp_path, capsys):
     out = tmp_path / "new" / "out"
     assert transcribe(recording("talk.v2.wav"), "--format", "all", "-o", str(out)) == 0

@@ -98,6 +98,10 @@ def openai_model(
     for name in [n for n in state if n.endswith("attn.key.bias")]:
         assert not state.pop(name).any()
     model.load_state_dict(state)
+    heads = torch.zeros(dimensions.decoder_layers, dimensions.decoder_heads, dtype=torch.bool)
+    for layer, head in dimensions.alignment_heads:
+        heads[layer, head] = True
+    model.register_buffer("alignment_heads", heads.to_sparse(), persistent=False)
     return model.eval()
 
 

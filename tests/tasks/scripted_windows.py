@@ -6,6 +6,7 @@ Frames are numbered from 1 up, so what a window holds says where it was cut.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,18 @@ class Heard:
     repetition: str | None = None
 
 
+_BEGIN = 50363
+
 LAST = Heard(tokens=(50, 51))
 """What all windows say after the script's end; the absence of timestamps ends a recording soon."""
+
+
+def stands_still(heard: Heard) -> bool:
+    """The last cut is at 0.00: openai-whisper decodes this window again, and again for ever."""
+    stamped = [token >= _BEGIN for token in heard.tokens]
+    cuts = [i for i, pair in enumerate(pairwise(stamped)) if all(pair)]
+    finished = stamped[-2:] == [False, True]
+    return bool(cuts) and not finished and heard.tokens[cuts[-1]] == _BEGIN
 
 
 def frames(content_frames: int) -> Float32:

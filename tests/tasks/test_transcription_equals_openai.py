@@ -5,7 +5,6 @@ can be compared: which frames, which prompt, which options.
 """
 
 import importlib
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,16 @@ import torch
 import whisper.decoding as openai
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from scripted_windows import LAST, Heard, NumberedWindows, frames, place, scripted_model, tokenizer
+from scripted_windows import (
+    LAST,
+    Heard,
+    NumberedWindows,
+    frames,
+    place,
+    scripted_model,
+    stands_still,
+    tokenizer,
+)
 
 import kvcast.tasks.voice
 from kvcast.tasks.transcribe import Segment
@@ -166,14 +174,6 @@ OPTIONS = st.fixed_dictionaries(
         "suppress_tokens": st.sampled_from(["", "-1", "11,13"]),
     },
 )
-
-
-def stands_still(heard: Heard) -> bool:
-    """The last cut is at 0.00: openai-whisper decodes this window again, and again for ever."""
-    stamped = [token >= BEGIN for token in heard.tokens]
-    cuts = [i for i, pair in enumerate(pairwise(stamped)) if all(pair)]
-    finished = stamped[-2:] == [False, True]
-    return bool(cuts) and not finished and heard.tokens[cuts[-1]] == BEGIN
 
 
 @given(

@@ -16,8 +16,15 @@ from kvcast.cli.console import emit
 from kvcast.errors import UsageError
 from kvcast.spec.options import Bounds, Check, Choice, Declared, Params
 
-SWITCHES = frozenset({"--condition-on-previous-text"})
-"""Options that take no value here and True or False in Whisper's command line."""
+SWITCHES = {
+    "--condition-on-previous-text": "--no-condition-on-previous-text",
+    "--word-timestamps": None,
+    "--highlight-words": None,
+}
+"""Options that take no value here and True or False in Whisper's command line.
+
+Each with what stands for False; None is leaving it out.
+"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -121,10 +128,11 @@ def normalise(words: Sequence[str]) -> list[str]:
     spelled: list[str] = []
     for word in map(_hyphenated, words[:end]):
         if spelled and _belongs_to(word, spelled[-1]):
-            spelled.append(_switched(f"{spelled.pop()}={word}"))
+            spelled.append(f"{spelled.pop()}={word}")
         else:
-            spelled.append(_switched(word))
-    return [*spelled, *words[end:]]
+            spelled.append(word)
+    switched = [word for word in map(_switched, spelled) if word is not None]
+    return [*switched, *words[end:]]
 
 
 def _hyphenated(word: str) -> str:
@@ -141,10 +149,10 @@ def _belongs_to(word: str, option_name: str) -> bool:
     return is_bare_option and re.match(r"-[\d.]", word) is not None
 
 
-def _switched(word: str) -> str:
+def _switched(word: str) -> str | None:
     name, _, value = word.partition("=")
     if name in SWITCHES and value in {"True", "False"}:
-        return name if value == "True" else name.replace("--", "--no-", 1)
+        return name if value == "True" else SWITCHES[name]
     return word
 
 

@@ -20,7 +20,7 @@ from kvcast.cli.outputs import Outputs
 from kvcast.cli.progress import Progress, progress
 from kvcast.cli.signals import Terminated
 from kvcast.errors import InputMissingError, UsageError
-from kvcast.tasks.params import FOLDERS, FolderParams, LoadParams, TranscribeParams
+from kvcast.tasks.params import FOLDERS, FolderParams, LoadParams, SubtitleParams, TranscribeParams
 from kvcast.tasks.writers import Transcript
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def run(folder: Path, args: argparse.Namespace) -> int:
         output_dir=args.output_dir,
         json=args.json,
         quiet=args.quiet,
+        subtitles=SubtitleParams(**keywords(args, SubtitleParams)),
     )
     params = FolderParams(**keywords(args, FolderParams))
     if args.batch is not None and params.workers > 1:

@@ -12,6 +12,7 @@ from kvcast.cli import console, files
 from kvcast.cli.progress import Progress
 from kvcast.errors import UsageError
 from kvcast.tasks import writers
+from kvcast.tasks.params import SUBTITLES, SubtitleParams
 from kvcast.tasks.saving import prepare_folder, save
 from kvcast.tasks.subtitles import AS_SEGMENTS
 
@@ -29,6 +30,7 @@ class Outputs:
     printed: str | None
     saved: tuple[str, ...] = ()
     folder: Path | None = None
+    subtitles: SubtitleParams = AS_SEGMENTS
 
     @classmethod
     def chosen(
@@ -39,15 +41,20 @@ class Outputs:
         json: bool,
         quiet: bool,
         sources: list[str],
+        subtitles: SubtitleParams,
     ) -> Self:
         """Combine the options, and prepare the folder; raises UsageError, InputOutputError."""
+        if subtitles.are_chosen and format not in {*writers.SUBTITLES, ALL}:
+            asked = " and ".join(subtitles.changed(SUBTITLES))
+            raise UsageError(f"{asked} shape subtitles: add --format srt or --format vtt")
         if output_dir is None:
-            return cls(printed=_printed_alone(format, json=json, several=len(sources) > 1))
+            alone = _printed_alone(format, json=json, several=len(sources) > 1)
+            return cls(printed=alone, subtitles=subtitles)
         files.refuse_shared_names(sources)
         prepare_folder(output_dir)
         saved = tuple(writers.EXTENSIONS) if format == ALL else (format or "text",)
         printed = "json" if json else None if quiet else "text"
-        return cls(printed=printed, saved=saved, folder=output_dir)
+        return cls(printed=printed, saved=saved, folder=output_dir, subtitles=subtitles)
 
     def show(self, segments: "Iterable[Segment]", progress: Progress) -> None:
         """Take every segment; print each as it is found, where the printed format can do so."""
@@ -55,14 +62,15 @@ class Outputs:
             for _ in segments:
                 pass
             return
-        for piece in writers.STREAMED[self.printed](segments, AS_SEGMENTS):
+        for piece in writers.STREAMED[self.printed](segments, self.subtitles):
             with progress.hidden():
                 console.emit(piece)
 
     def rendered(self, transcript: writers.Transcript) -> dict[str, str]:
         """Return the content of every file to save, by the file's extension."""
         return {
-            writers.EXTENSIONS[saved]: writers.render(saved, transcript) for saved in self.saved
+            writers.EXTENSIONS[saved]: writers.render(saved, transcript, self.subtitles)
+            for saved in self.saved
         }
 
     def finish(self, transcript: writers.Transcript) -> None:

@@ -20,10 +20,13 @@ from kvcast.tasks.params import (
     LOADING,
     RECOGNITION,
     SEARCH,
+    SUBTITLES,
     VOICE,
+    WORDS,
     FolderParams,
     LiveParams,
     LoadParams,
+    SubtitleParams,
     TranscribeParams,
 )
 from kvcast.tasks.writers import Transcript
@@ -45,10 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = EPILOG
     recordings.add_audio(parser)
-    under = headings(parser, LOADING, RECOGNITION, VOICE, SEARCH, FALLBACK, LIVE, FOLDERS, "output")
+    groups = (LOADING, RECOGNITION, VOICE, SEARCH, FALLBACK, WORDS, SUBTITLES, LIVE, FOLDERS)
+    under = headings(parser, *groups, "output")
     recordings.add_model(under[LOADING])
     add_options(under, LoadParams, leave_out={"cache"})  # Whisper's are in fp32
     add_options(under, TranscribeParams)
+    add_options(under, SubtitleParams)
     live.add_arguments(under[LIVE])
     add_options(under, FolderParams)
     _add_output(under["output"])
@@ -85,12 +90,15 @@ def _add_output(group: Heading) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Transcribe every input and return the exit code; raises what concerns all of them."""
+    subtitles = SubtitleParams(**keywords(args, SubtitleParams))  # raises UsageError
+    args.word_timestamps |= subtitles.are_chosen
     _check(args)
     if args.live:
         return _transcribe_live(args)
     if (folder := folders.folder_of(args)) is not None:
         return folders.run(folder, args)
     outputs = Outputs.chosen(
+        subtitles=subtitles,
         sources=args.audio,
         format=args.format,
         output_dir=args.output_dir,

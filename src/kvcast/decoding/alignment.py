@@ -7,6 +7,8 @@ Knows neither words nor recordings.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -14,6 +16,8 @@ from typing_extensions import override
 
 from kvcast.decoding.numerics import log_probabilities
 from kvcast.decoding.requests import OVER, Continuations, Input, Prompt, Request
+from kvcast.decoding.token_times import TokenTimes, token_times
+from kvcast.decoding.whisper import Features, Job, WindowDecoder
 from kvcast.runtimes.base import EncoderDecoder, Float32, Runtime
 
 
@@ -61,3 +65,37 @@ class AlignmentRequest(Request):
     def advance(self, logits_rv: Float32) -> Continuations:
         del logits_rv
         return OVER
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AlignmentJob(Job):
+    """The text of a window, whose tokens are to be placed in time: its result is `TokenTimes`.
+
+    Attributes:
+        window: in which the text was heard.
+        language: code of the one spoken.
+        task: as the text was decoded.
+        text: its tokens, one or more; without timestamps.
+        frames: how many of the encoder's frames are of the recording.
+
+    """
+
+    window: Features
+    language: str
+    task: str
+    text: Sequence[int]
+    frames: int
+
+    @override
+    def start(self, decoder: WindowDecoder) -> None:
+        tokenizer = decoder.tokenizer
+        start = tokenizer.sot_sequence(self.language, self.task, timestamps=False)
+        fitting = self.text[: decoder.context - len(start) - 1]
+        request = AlignmentRequest(self.window, start, fitting, tokenizer.eot)
+        decoder.run(self, request, partial(self._times, request, len(start)))
+
+    def _times(self, request: AlignmentRequest, before: int) -> TokenTimes:
+        times = token_times(
+            request.scores_hst, request.probabilities_n, before=before, frames=self.frames
+        )
+        return times.padded(len(self.text))

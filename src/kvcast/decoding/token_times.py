@@ -6,7 +6,8 @@ cost through it, found by dynamic time warping, says where each token begins. Kn
 model and no seconds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -33,6 +34,15 @@ class TokenTimes:
 
     begins_n: Int64
     probabilities_n: Float32
+
+    def padded(self, count: int) -> Self:
+        """Return the times of `count` tokens; those without any have none left at the end."""
+        rest = count - len(self.probabilities_n)
+        return replace(
+            self,
+            begins_n=np.pad(self.begins_n, (0, rest), mode="edge"),
+            probabilities_n=np.pad(self.probabilities_n, (0, rest)),
+        )
 
 
 def token_times(

@@ -6,10 +6,10 @@ recordings, seeking or fallback; a window may be decoded several times.
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import numpy as np
 from typing_extensions import override
@@ -211,8 +211,15 @@ class _EndRequest(Request):
         return OVER
 
 
+class Job(Protocol):
+    """Something to find out about a window; jobs are equal if they are the same."""
+
+    def start(self, decoder: "WindowDecoder") -> None:
+        """Let what it takes wait for its turn; raises as `WindowDecoder.submit`."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class WindowJob:
+class WindowJob(Job):
     """A window to decode once, in one way.
 
     Attributes:
@@ -233,6 +240,10 @@ class WindowJob:
     prompt_language: str | None = None
     written: Sequence[int] = ()
     stream: int = 0
+
+    @override
+    def start(self, decoder: "WindowDecoder") -> None:
+        decoder.hear(self)
 
 
 class _WindowRequest(SearchRequest):
@@ -321,25 +332,29 @@ class WindowDecoder:
 
         """
         self.tokenizer = tokenizer
-        self._context = context
+        self.context = context
         self._loop = Loop(runtime, rows=rows, capacity=context, inputs=windows)
         self._listening: dict[Request, tuple[WindowJob, _LanguageRequest]] = {}
-        self._writing: dict[Request, tuple[WindowJob, _WindowRequest]] = {}
-        self._finished: list[tuple[WindowJob, DecodingResult]] = []
+        self._running: dict[Request, tuple[Job, Callable[[], Any]]] = {}
+        self._finished: list[tuple[Job, Any]] = []
 
     @property
     def room(self) -> int:
         """Most tokens of a window's own text, timestamps among them."""
-        return self._context // 2
+        return self.context // 2
 
-    def submit(self, job: WindowJob) -> None:
-        """Let a window wait for its turn.
+    def submit(self, job: Job) -> None:
+        """Let a job wait for its turn.
 
         Raises:
             UsageError: the model cannot do what the options ask for.
 
         """
-        job.options.check(self.tokenizer, self._context)
+        job.start(self)
+
+    def hear(self, job: WindowJob) -> None:
+        """Let a window wait to be decoded, and its language first if that is not known."""
+        job.options.check(self.tokenizer, self.context)
         if job.options.language is None and self.tokenizer.is_multilingual:
             request = _LanguageRequest(job.window, self.tokenizer)
             self._listening[request] = job, request
@@ -347,18 +362,23 @@ class WindowDecoder:
         else:
             self._write(job, self._language(job.options))
 
-    def step(self) -> list[tuple[WindowJob, DecodingResult]]:
+    def run(self, job: Job, request: Request, result: Callable[[], Any]) -> None:
+        """Let a request wait for its turn; `result` gives that of the job when it is done."""
+        self._running[request] = job, result
+        self._loop.add(request)
+
+    def step(self) -> list[tuple[Job, Any]]:
         """Take all that are under way a token further; return those that are finished."""
-        if (self._listening or self._writing) and not self._finished:
+        if (self._listening or self._running) and not self._finished:
             self._advance()
         finished, self._finished = self._finished, []
         return finished
 
-    def cancel(self, job: WindowJob) -> None:
-        """End a window without a result; nothing happens if it is finished or unknown."""
-        for requests in (self._listening, self._writing):
+    def cancel(self, job: Job) -> None:
+        """End a job without a result; nothing happens if it is finished or unknown."""
+        for requests in (self._listening, self._running):
             for request in [request for request, (one, _) in requests.items() if one is job]:
-                del requests[request]
+                requests.pop(request)
                 self._loop.cancel(request)
 
     def detect_languages(self, windows: Sequence[Features]) -> list[dict[str, float]]:
@@ -412,7 +432,7 @@ class WindowDecoder:
         ]
         for job in jobs:
             self.submit(job)
-        results: dict[WindowJob, DecodingResult] = {}
+        results: dict[Job, DecodingResult] = {}
         while len(results) < len(jobs):
             results.update(self.step())
         return [results[job] for job in jobs]
@@ -423,17 +443,16 @@ class WindowDecoder:
             if request in self._listening:
                 job, heard = self._listening.pop(request)
                 self._write(job, likeliest(heard.probabilities))
-            elif request in self._writing:
-                job, written = self._writing.pop(request)
-                self._finished.append((job, written.result()))
+            elif request in self._running:
+                done, result = self._running.pop(request)
+                self._finished.append((done, result()))
 
     def _write(self, job: WindowJob, language: str) -> None:
         """Let a window whose language is known wait for its turn."""
         prompt = self._prompt(job, language)
-        room = min(self.room - len(job.written), self._context + 1 - len(prompt.tokens))
+        room = min(self.room - len(job.written), self.context + 1 - len(prompt.tokens))
         request = _WindowRequest(job, prompt, language, self.tokenizer, room)
-        self._writing[request] = job, request
-        self._loop.add(request)
+        self.run(job, request, request.result)
 
     def _prompt(self, job: WindowJob, language: str) -> WindowPrompt:
         is_read = job.prompt_language in (None, language)
@@ -443,7 +462,7 @@ class WindowDecoder:
             previous=job.prompt if is_read else (),
             written=job.written,
             tokenizer=self.tokenizer,
-            context=self._context,
+            context=self.context,
         )
 
     def _language(self, options: DecodingOptions) -> str:

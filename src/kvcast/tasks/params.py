@@ -41,6 +41,7 @@ __all__ = [
     "SEVERAL",
     "SUBTITLES",
     "VOICE",
+    "WORDS",
     "ExportParams",
     "FolderParams",
     "LanguageParams",
@@ -54,6 +55,7 @@ __all__ = [
 CONVERSATION = "conversation"
 LOADING = "model and runtime"
 FALLBACK = "long recordings and fallback"
+WORDS = "words"
 SUBTITLES = "subtitles"
 LIVE = "live"
 FOLDERS = "folders"
@@ -372,10 +374,48 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
             metavar="X",
         ),
     ] = 0.6
+    word_timestamps: Annotated[
+        bool,
+        Option(
+            group=WORDS,
+            help="find out when each word was spoken; segments then begin and end with their words",
+        ),
+    ] = False
+    prepend_punctuations: Annotated[
+        str,
+        Option(
+            group=WORDS,
+            help="marks that belong to the word after them",
+            check=Text(),
+            metavar="MARKS",
+        ),
+    ] = "\"'“¿([{-"
+    append_punctuations: Annotated[
+        str,
+        Option(
+            group=WORDS,
+            help="marks that belong to the word before them",
+            check=Text(),
+            metavar="MARKS",
+        ),
+    ] = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
+    hallucination_silence_threshold: Annotated[
+        float | None,
+        Option(
+            group=WORDS,
+            help="skip silences longer than this, in seconds, where the text beside them was "
+            "probably made up; needs word_timestamps",
+            check=Bounds(least=0),
+            metavar="SECONDS",
+            default="off",
+        ),
+    ] = None
 
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.hallucination_silence_threshold is not None and not self.word_timestamps:
+            raise UsageError("hallucination_silence_threshold needs word_timestamps")
         if self.clip_end is not None and self.clip_end <= self.clip_start:
             raise UsageError(
                 f"clip_end must come after clip_start {self.clip_start:g}, not {self.clip_end}"
@@ -475,6 +515,7 @@ _OF_RECORDINGS = (
     *("timestamps", "clip_start", "clip_end", "clip_timestamps", "batch", "prefix"),
     *("multilingual", "language_detection_threshold", "language_detection_segments"),
     *("vad", "min_silence", "speech_pad", "max_speech"),
+    *("word_timestamps", "prepend_punctuations", "append_punctuations"),
 )
 """What sound that is still arriving cannot be asked for."""
 

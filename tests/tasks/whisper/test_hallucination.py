@@ -58,7 +58,7 @@ def test_unlikely_words_between_others_are_kept():
 
 
 def test_silence_before_made_up_text_is_skipped_with_the_window():
-    assert kept(made_up(4.0, 5.0)) == Heard([], 400)
+    assert kept(made_up(4.0, 5.0)) == Heard([], 400, skipped=True)
 
 
 @pytest.mark.parametrize(("last", "seek"), [(20.0, 2000), (28.5, 3000)])

@@ -6,7 +6,7 @@ are served in the order in which they were added. Knows no sound and no segments
 
 from abc import ABC, abstractmethod
 
-from kvcast.decoding.whisper import WindowDecoder, WindowJob
+from kvcast.decoding.whisper import Job, WindowDecoder
 from kvcast.tasks.whisper.passage import Passage
 
 
@@ -31,7 +31,7 @@ class Batch:
         self.size = size
         self._recordings: list[Recording] = []
         self._waiting: list[tuple[Recording, Passage]] = []
-        self._under_way: dict[WindowJob, tuple[Recording, Passage]] = {}
+        self._under_way: dict[Job, tuple[Recording, Passage]] = {}
 
     def add(self, recording: Recording) -> None:
         """Let a recording take part, after those that were added before."""

@@ -107,3 +107,7 @@ class QuietEnding(Ending):
         if timed[-1]:
             return tokens
         return (*tokens, self.timestamp_begin + window.frames // FRAMES_PER_TIMESTAMP)
+
+    @override
+    def resumed(self, after_words: int, after_timestamps: int) -> int:
+        return after_timestamps

@@ -25,10 +25,14 @@ _NEAR = 2.0
 
 @dataclass(frozen=True)
 class Heard:
-    """What is kept of a window, and the frame at which the next window begins."""
+    """What is kept of a window, and the frame at which the next window begins.
+
+    `skipped`: it counts as not heard at all.
+    """
 
     spans: list[Span]
     seek: int
+    skipped: bool = False
 
 
 def without_hallucinations(
@@ -54,7 +58,7 @@ def without_hallucinations(
     silence = _Silence(window, threshold, last_speech)
     seek = heard.seek if complete else silence.after_last_word(heard)
     if (late := silence.before_made_up_start(heard.spans)) is not None:
-        return Heard([], late)
+        return Heard([], late, skipped=True)
     for index, span in enumerate(heard.spans):
         if silence.surrounds(heard.spans, index):
             again = round(max(window.start + 1, span.start) * FRAMES_PER_SECOND)

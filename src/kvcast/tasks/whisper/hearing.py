@@ -123,6 +123,7 @@ class WhisperHearing(Hearing):
         self._decoder.submit(job)
         while not (finished := self._decoder.step()):
             pass
+        result: DecodingResult
         [(_, result)] = finished
         return result
 

@@ -8,11 +8,16 @@ Knows no file formats and no runtime, and not who else is decoded meanwhile.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from kvcast.decoding.whisper import DecodingOptions, DecodingResult, Features, WindowJob
+from kvcast.decoding.alignment import AlignmentJob
+from kvcast.decoding.token_times import TokenTimes
+from kvcast.decoding.whisper import DecodingOptions, DecodingResult, Features, Job, WindowJob
 from kvcast.tasks.params import TranscribeParams
 from kvcast.tasks.whisper.fallback import is_silence, rejection
-from kvcast.tasks.whisper.segments import WINDOW_FRAMES, Segment, Span, Window, split
+from kvcast.tasks.whisper.hallucination import Heard
+from kvcast.tasks.whisper.placing import NO_TOKENS, Said, WordPlacing
+from kvcast.tasks.whisper.segments import WINDOW_FRAMES, Segment, Span, Window, ends_alone, split
 from kvcast.tasks.whisper.sound import Sound
 from kvcast.text.whisper import WhisperTokenizer
 
@@ -32,6 +37,11 @@ class Ending:
         """Return a window's tokens, with a timestamp at the end if nothing goes on."""
         del window
         return result.tokens
+
+    def resumed(self, after_words: int, after_timestamps: int) -> int:
+        """Return where the next window begins, of what the last word and the timestamps tell."""
+        del after_timestamps
+        return after_words
 
 
 class Passage:
@@ -79,6 +89,8 @@ class Passage:
         self._rejections: list[str] = []
         self._language: str | None = None
         self._prompt_language: str | None = None
+        self._placing = WordPlacing(params, tokenizer, self._ending.resumed)
+        self._untimed: tuple[Said, AlignmentJob] | None = None
         self._found = 0
         self.notices: list[tuple[float, str]] = []
         self.segments: deque[Segment] = deque()
@@ -88,31 +100,37 @@ class Passage:
         """Whether everything was decoded."""
         return not self._clips
 
-    def next(self) -> WindowJob:
-        """Return what is to be decoded next, if it is not over; `take` its result."""
-        window = self._window
-        if self._heard is None:
-            self._heard = Features(self._sound.window(window.seek, window.seek + window.frames))
+    def next(self) -> Job:
+        """Return what is to be done next, if it is not over; `take` its result."""
+        if self._untimed is not None:
+            return self._untimed[1]
         options = self._attempts[len(self._rejections)]
         if self._rejections:  # its language was detected by the first attempt
             options = replace(options, language=self._language)
         return WindowJob(
-            window=self._heard,
-            options=self._ending.options(options, window),
+            window=self._features(),
+            options=self._ending.options(options, self._window),
             prompt=tuple(self._prompt),
             prompt_language=self._prompt_language,
-            stream=window.seek,
+            stream=self._seek,
         )
 
-    def take(self, result: DecodingResult) -> None:
-        """Find a window's segments and go on behind it, or reject the result."""
+    def take(self, result: Any) -> None:
+        """Find a window's segments and go on behind it, or find out what else is to be done."""
+        if self._untimed is None:
+            self._take_text(result)
+        else:
+            said, _ = self._untimed
+            self._take_times(said, result)
+
+    def _take_text(self, result: DecodingResult) -> None:
         reason = rejection(result, self._params)
         if reason is not None and len(self._rejections) + 1 < len(self._attempts):
             self._rejections.append(reason)
             self._language = result.language
             return
         rejections, self._rejections = tuple(self._rejections), []
-        window, self._heard = self._window, None
+        window, features, self._heard = self._window, self._features(), None
         if self._attempts[0].prefix is not None:
             self._attempts = [replace(options, prefix=None) for options in self._attempts]
         if is_silence(result, self._params):
@@ -125,15 +143,45 @@ class Passage:
         self._prompt_language = result.language
         tokens = self._ending.tokens(result, window)
         spans, advance = split(tokens, window, self._tokenizer.timestamp_begin)
-        for span in spans:
+        said = Said(
+            window=window,
+            features=features,
+            result=result,
+            rejections=rejections,
+            spans=spans,
+            complete=ends_alone(tokens, self._tokenizer.timestamp_begin),
+            seek=window.seek + advance,
+        )
+        if not self._params.word_timestamps:
+            self._keep(said, Heard(spans, said.seek))
+        elif (job := self._placing.job(said)) is not None:
+            self._untimed = said, job
+        else:
+            self._take_times(said, NO_TOKENS)
+
+    def _take_times(self, said: Said, times: TokenTimes) -> None:
+        self._untimed = None
+        self._keep(said, self._placing.heard(said, times, end=self._clips[0][1]))
+
+    def _keep(self, said: Said, heard: Heard) -> None:
+        self._advance(heard.seek - said.window.seek)
+        if heard.skipped:
+            return
+        for span in heard.spans:
             text = self._text(span)
             if text.strip() and span.start != span.end:
                 self._prompt += span.tokens
-                self.segments.append(_segment(self._found, window, span, text, result, rejections))
+                self.segments.append(_segment(self._found, said, span, text))
                 self._found += 1
-        if not self._conditions_next(result):
+        if not self._conditions_next(said.result):
             self._prompt.clear()
-        self._advance(advance)
+
+    def _features(self) -> Features:
+        """Return what is heard in the window, which is read once."""
+        if self._heard is None:
+            window = self._window
+            self._heard = Features(self._sound.window(window.seek, window.seek + window.frames))
+        return self._heard
 
     @property
     def _window(self) -> Window:
@@ -164,25 +212,19 @@ def initial_tokens(params: TranscribeParams, tokenizer: WhisperTokenizer) -> lis
     return tokenizer.encode(" " + params.initial_prompt.strip())
 
 
-def _segment(
-    id_: int,
-    window: Window,
-    span: Span,
-    text: str,
-    result: DecodingResult,
-    rejections: tuple[str, ...],
-) -> Segment:
+def _segment(id_: int, said: Said, span: Span, text: str) -> Segment:
     return Segment(
         id=id_,
-        seek=window.seek,
+        seek=said.window.seek,
         start=span.start,
         end=span.end,
         text=text,
         tokens=span.tokens,
-        language=result.language,
-        temperature=result.temperature,
-        avg_logprob=result.avg_logprob,
-        compression_ratio=result.compression_ratio,
-        no_speech_prob=result.no_speech_prob,
-        fallback=rejections,
+        language=said.result.language,
+        temperature=said.result.temperature,
+        avg_logprob=said.result.avg_logprob,
+        compression_ratio=said.result.compression_ratio,
+        no_speech_prob=said.result.no_speech_prob,
+        fallback=said.rejections,
+        words=span.words,
     )

@@ -117,7 +117,7 @@ def split(tokens: Sequence[int], window: Window, timestamp_begin: int) -> tuple[
     timestamps = timestamps_from(timestamp_begin)
     is_timestamp = [token in timestamps for token in tokens]
     cuts = [i for i, pair in enumerate(pairwise(is_timestamp), start=1) if all(pair)]
-    whole = is_timestamp[-2:] == [False, True]
+    whole = ends_alone(tokens, timestamp_begin)
     if not cuts:
         return [_uncut(tokens, window, timestamps)], window.frames
     ends = [*cuts, len(tokens)] if whole else cuts
@@ -132,6 +132,12 @@ def split(tokens: Sequence[int], window: Window, timestamp_begin: int) -> tuple[
     spoken = (tokens[ends[-1] - 1] - timestamp_begin) * FRAMES_PER_TIMESTAMP
     # A cut at 0.00, which only decoding without timestamp rules can give, must not stand still.
     return spans, window.frames if whole else spoken or window.frames
+
+
+def ends_alone(tokens: Sequence[int], timestamp_begin: int) -> bool:
+    """Tell whether a lone timestamp ends a window's tokens."""
+    timestamps = timestamps_from(timestamp_begin)
+    return [token in timestamps for token in tokens[-2:]] == [False, True]
 
 
 def _uncut(tokens: tuple[int, ...], window: Window, timestamps: range) -> Span:

@@ -1,0 +1,131 @@
+"""Real recordings, real weights: words lie where openai-whisper has them, on each runtime."""
+
+import importlib
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from openai_oracle import Oracle
+from real_speech import Load, Samples
+
+import kvcast
+
+timing = importlib.import_module("whisper.timing")
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")
+
+LIMIT, USUAL = 0.05, 0.02
+"""Seconds between our words' times and theirs: at most, and in the median."""
+
+RECORDINGS = ["example", "two windows", "pauses", "spoken", "001", "004", "005"]
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba warns of what it compiles."""
+    for name in ("dtw_cpu", "backtrace"):
+        monkeypatch.setattr(timing, name, getattr(timing, name).py_func)
+
+
+def words_of(model: kvcast.WhisperModel, samples: Samples, **options: Any) -> list[Any]:
+    segments = list(model.transcribe(samples, temperature=0.0, word_timestamps=True, **options))
+    for segment in segments:
+        for word in segment.words:
+            assert segment.start <= word.start <= word.end <= segment.end
+    words = [word for segment in segments for word in segment.words]
+    for before, word in pairwise(words):
+        assert before.end <= word.start
+    assert words
+    return words
+
+
+def apart(words: list[Any], others: list[Any]) -> np.ndarray:
+    """Seconds between the starts and the ends of the same words."""
+    assert [word.word for word in words] == [word.word for word in others]
+    times, expected = (
+        np.array([t for word in found for t in (word.start, word.end)]) for found in (words, others)
+    )
+    return np.abs(times - expected)
+
+
+def assert_near(found: np.ndarray) -> None:
+    assert found.max() <= LIMIT + 1e-9, f"{np.count_nonzero(found > LIMIT)} of {len(found)}"
+    assert np.median(found) < USUAL
+
+
+def assert_as_theirs(
+    model: str,
+    load: Load,
+    oracle: Callable[[str], Oracle],
+    samples: Samples,
+    recording: str,
+    **options: Any,
+) -> None:
+    words = words_of(load(model, runtime="onnx", quantize="none"), samples, **options)
+    theirs = oracle(model).transcribe(
+        recording, samples, temperature=0.0, word_timestamps=True, **options
+    )
+    expected = [
+        kvcast.Word(**{name: word[name] for name in ("start", "end", "word", "probability")})
+        for segment in theirs["segments"]
+        for word in segment["words"]
+    ]
+    found = apart(words, expected)
+    print(
+        f"{model} {recording}: {len(words)} words; apart max {found.max():.3f} s, "
+        f"median {np.median(found):.3f} s, equal {np.mean(found < 0.006):.1%}"
+    )
+    assert_near(found)
+    for word, one in zip(words, expected, strict=True):
+        assert word.probability == pytest.approx(one.probability, abs=1e-2)
+
+
+def test_words_lie_where_openai_whisper_has_them(load, oracle, recordings):
+    assert_as_theirs("demo", load, oracle, recordings["001"], "001")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recording", RECORDINGS)
+@pytest.mark.parametrize("model", ["demo", "demo-base"])
+def test_every_recording(model, recording, load, oracle, recordings):
+    assert_as_theirs(model, load, oracle, recordings[recording], recording, language="en")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [{"beam": 5}, {"timestamps": False}, {"hallucination_silence_threshold": 2.0}],
+    ids=str,
+)
+def test_other_ways_to_decode(options, load, oracle, recordings):
+    recording = "pauses"
+    assert_as_theirs("demo", load, oracle, recordings[recording], recording, **options)
+
+
+@pytest.mark.slow
+def test_in_a_batch_words_lie_where_they_do_alone(load, recordings):
+    model = load("demo", runtime="onnx", quantize="none")
+    alone, together = (words_of(model, recordings["spoken"], batch=size) for size in (1, 4))
+    found = apart(together, alone)
+    print(f"batch of 4: {len(alone)} words; apart max {found.max():.3f} s")
+    assert found.max() <= USUAL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["eager", "aoti", "executorch"])
+def test_other_runtimes_place_words_as_onnx_runtime_does(runtime, load, recordings):
+    other, onnx = (load("demo", runtime=name, quantize="none") for name in (runtime, "onnx"))
+    for recording in ("example", "two windows", "004"):
+        words, expected = (words_of(model, recordings[recording]) for model in (other, onnx))
+        found = apart(words, expected)
+        print(f"{runtime} {recording}: {len(words)} words; apart max {found.max():.3f} s")
+        assert found.max() <= USUAL + 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_quantised_weights_place_words_in_order(quantize, load, recordings):
+    """Words may be others; `words_of` holds that they are in order and in their segments."""
+    assert words_of(load("demo", runtime="onnx", quantize=quantize), recordings["two windows"])
