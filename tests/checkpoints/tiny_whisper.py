@@ -67,6 +67,7 @@ def random_checkpoint(languages=()) -> WhisperCheckpoint:
         decoder_heads=2,
         source_positions=10,
         target_positions=6,
+        alignment_heads=((0, 1),),
     )
     draw = np.random.default_rng(0).standard_normal
     tensors = {name: draw(shape, np.float32) for name, shape in tensor_shapes(dimensions).items()}

@@ -17,8 +17,8 @@ def _own_cache(tmp_path, monkeypatch):
 def hashed(monkeypatch):
     """The paths of files that were hashed, in order."""
     paths = []
-    read = digests._hash
-    monkeypatch.setattr(digests, "_hash", lambda path: paths.append(path) or read(path))
+    read = digests.file_sha256
+    monkeypatch.setattr(digests, "file_sha256", lambda path: paths.append(path) or read(path))
     return paths
 
 

@@ -130,7 +130,7 @@ def _write_whisper(checkpoint: WhisperCheckpoint, folder: Path) -> None:
             "decoder_ffn_dim": 4 * sizes.d_model,
             **special,
         },
-        generation_config={**special, **generation},
+        generation_config={**special, **generation, "alignment_heads": sizes.alignment_heads},
         tokenizer=tokenizer,
     )
 
