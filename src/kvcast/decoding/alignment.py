@@ -18,7 +18,7 @@ from kvcast.decoding.numerics import log_probabilities
 from kvcast.decoding.requests import OVER, Continuations, Input, Prompt, Request
 from kvcast.decoding.token_times import TokenTimes, token_times
 from kvcast.decoding.whisper import Features, Job, WindowDecoder
-from kvcast.runtimes.base import EncoderDecoder, Float32, Runtime
+from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
 
 
 class AlignmentRequest(Request):
@@ -32,7 +32,15 @@ class AlignmentRequest(Request):
 
     """
 
-    def __init__(self, window: Input, start: Sequence[int], text: Sequence[int], eot: int) -> None:
+    def __init__(
+        self,
+        window: Input,
+        start: Sequence[int],
+        text: Sequence[int],
+        *,
+        eot: int,
+        added: Sequence[int] = (),
+    ) -> None:
         """Begin.
 
         Args:
@@ -40,13 +48,14 @@ class AlignmentRequest(Request):
             start: from start-of-transcript to no-timestamps.
             text: [n], n >= 1; without timestamps and end. All tokens fit the model's context.
             eot: the token that ends a text; those before it are tokens of text.
+            added: those after it that are text as well, ascending.
 
         """
         if not text:
             raise ValueError("there is no text to align")
         tokens = np.array([*start, *text, eot], np.int64)
         super().__init__(Prompt(tokens, input=window), capacity=len(tokens))
-        self._start, self._eot = len(start), eot
+        self._start, self._eot, self._added = len(start), eot, list(added)
         self.scores_hst: Float32 = np.empty((0, 0, 0), np.float32)
         self.probabilities_n: Float32 = np.empty(0, np.float32)
 
@@ -57,9 +66,18 @@ class AlignmentRequest(Request):
         asked = range(start - 1, len(tokens_s) - 2)
         found = cast(EncoderDecoder, runtime).align(tokens_s, cache, row, asked)
         self.scores_hst = found.scores_hst
-        text_nv = found.logits_pv[:, : self._eot]
-        self.probabilities_n = np.exp(log_probabilities(text_nv, tokens_s[start:-1, None])[:, 0])
+        self.probabilities_n = self._probabilities(found.logits_pv, tokens_s[start:-1])
         return True
+
+    def _probabilities(self, logits_nv: Float32, text_n: Int64) -> Float32:
+        """Return that of each token of the text among all tokens of text."""
+        text_nv, columns_n = logits_nv[:, : self._eot], text_n
+        if self._added:
+            text_nv = np.concatenate([text_nv, logits_nv[:, self._added]], axis=1)
+            places_n = self._eot + np.searchsorted(self._added, text_n)
+            columns_n = np.where(text_n < self._eot, text_n, places_n)
+        probabilities_n: Float32 = np.exp(log_probabilities(text_nv, columns_n[:, None])[:, 0])
+        return probabilities_n
 
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
@@ -91,7 +109,9 @@ class AlignmentJob(Job):
         tokenizer = decoder.tokenizer
         start = tokenizer.sot_sequence(self.language, self.task, timestamps=False)
         fitting = self.text[: decoder.context - len(start) - 1]
-        request = AlignmentRequest(self.window, start, fitting, tokenizer.eot)
+        request = AlignmentRequest(
+            self.window, start, fitting, eot=tokenizer.eot, added=tokenizer.added_text
+        )
         decoder.run(self, request, partial(self._times, request, len(start)))
 
     def _times(self, request: AlignmentRequest, before: int) -> TokenTimes:

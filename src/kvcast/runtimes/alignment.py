@@ -14,6 +14,9 @@ from typing_extensions import override
 from kvcast.runtimes.base import Alignment, EncoderDecoderOf, Float32, Int64
 from kvcast.runtimes.cache import Cache
 
+_SHARED = 1 << 18
+"""Products of more multiplications than this are shared by OpenBLAS's threads."""
+
 
 class AligningRuntime(EncoderDecoderOf[Cache]):
     """What runtimes over `Cache` share; each runs its program and knows how its keys are stored.
@@ -53,10 +56,25 @@ class AligningRuntime(EncoderDecoderOf[Cache]):
         members: dict[int, list[int]] = {}
         for member, (layer, _) in enumerate(self.alignment_heads):
             members.setdefault(layer, []).append(member)
-        scores = [np.empty(0, np.float32)] * len(queries_hsd)
+        by_layer = []
         for layer, of_layer in members.items():
             heads = [self.alignment_heads[member][1] for member in of_layer]
             keys_htd = self.cross_keys(cache, row, layer, heads)
-            for member, key_td in zip(of_layer, keys_htd, strict=True):
-                scores[member] = queries_hsd[member] @ key_td.T
-        return Alignment(np.stack(scores), logits_pv)
+            by_layer.append(_products(queries_hsd[of_layer], keys_htd))
+        order = np.argsort([member for of_layer in members.values() for member in of_layer])
+        return Alignment(np.concatenate(by_layer)[order], logits_pv)
+
+
+def _products(queries_hsd: Float32, keys_htd: Float32) -> Float32:
+    """Return queries times keys, [heads, s, t], of a few keys at a time.
+
+    Threads that share a product wait for each other. Beside those of a runtime, which are still
+    about, that took 90 ms; on the caller's thread alone it takes 3 ms.
+    """
+    heads, tokens, size = queries_hsd.shape
+    scores_hst = np.empty((heads, tokens, keys_htd.shape[1]), np.float32)
+    keys = max(1, _SHARED // (tokens * size))
+    for first in range(0, keys_htd.shape[1], keys):
+        part = slice(first, first + keys)
+        np.matmul(queries_hsd, keys_htd[:, part].swapaxes(1, 2), out=scores_hst[..., part])
+    return scores_hst

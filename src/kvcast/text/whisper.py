@@ -92,6 +92,11 @@ class WhisperTokenizer:
         """Tell whether a token is spoken text."""
         return token < self.eot or token in self._added_text
 
+    @cached_property
+    def added_text(self) -> tuple[int, ...]:
+        """Tokens of text that fine-tuning added, after those of time, ascending."""
+        return tuple(sorted(self._added_text))
+
     def is_timestamp(self, token: int) -> bool:
         """Tell whether a token is a time within the window."""
         return self.timestamp_begin <= token < self.timestamp_end
