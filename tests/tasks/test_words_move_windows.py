@@ -26,7 +26,7 @@ from scripted_windows import (
     stands_still,
 )
 
-import kvcast.audio.features
+import kvcast.tasks.voice
 from kvcast.decoding.alignment import AlignmentJob
 from kvcast.decoding.token_times import TokenTimes
 from kvcast.tasks.transcribe import Segment
@@ -136,7 +136,7 @@ def both(script: list[Heard], seconds: float, **options: Any) -> list[Segment]:
         patch.setattr(openai_transcribe, "add_word_timestamps", watched)
         patch.setattr(timing, "find_alignment", their_alignment)
         patch.setattr(
-            kvcast.audio.features, "open_features", lambda *_: NumberedWindows(content_frames)
+            kvcast.tasks.voice, "open_windows", lambda *_: NumberedWindows(content_frames)
         )
         openai_tokenizer(False)
         their_model = ScriptedWhisper(script)
