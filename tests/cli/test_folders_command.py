@@ -127,6 +127,17 @@ def test_options_of_recognition_reach_the_model(model, folder):
     assert (model.options["language"], model.options["beam"]) == ("de", 3)
 
 
+def test_subtitles_are_shaped(model, folder, out):
+    assert transcribe(folder, "--format", "srt", "-q") == 0
+    whole = (out / "a.srt").read_text()
+    assert not model.options["word_timestamps"]
+    assert transcribe(folder, "--format", "srt", "--max-line-width", "9", "--resume", "-q") == 0
+    assert model.options["word_timestamps"]
+    shaped = (out / "a.srt").read_text()
+    assert max(len(line) for line in shaped.splitlines() if "-->" not in line) <= 9
+    assert shaped != whole
+
+
 def test_a_bad_recording_is_told_and_never_stops_the_others(model, folder, out, capsys):
     (folder / "bad.wav").write_text("bad")
     (folder / "bad bug.wav").write_text("bug")

@@ -63,7 +63,8 @@ def assert_as_theirs(
     recording: str,
     **options: Any,
 ) -> None:
-    words = words_of(load(model, runtime="onnx", quantize="none"), samples, **options)
+    ours = load(model, runtime="onnx", quantize="none")
+    words = words_of(ours, samples, stop_repetition=False, **options)  # they repeat theirs
     theirs = oracle(model).transcribe(
         recording, samples, temperature=0.0, word_timestamps=True, **options
     )
