@@ -15,6 +15,7 @@ from kvcast.cli import main
 from kvcast.machine import idle
 
 ROOT = Path(__file__).parents[3]
+NGRAM = "kvcast-int8-ngram"
 SMALL = ["--threads", "1", "--prompt", "6", "--new", "2", "--batch", "1", "2", "--positions", "9"]
 
 
@@ -35,20 +36,23 @@ def test_kvcast_alone_is_measured(
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     schema = json.loads((ROOT / "docs" / "bench.schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(found, schema)
-    assert [one["name"] for one in found["backends"]] == ["kvcast-int8", RING]
-    ours, ring = (
-        [row for row in found["rows"] if row["backend"] == name] for name in ("kvcast-int8", RING)
+    assert [one["name"] for one in found["backends"]] == ["kvcast-int8", NGRAM, RING]
+    ours, drafted, ring = (
+        [row for row in found["rows"] if row["backend"] == name]
+        for name in ("kvcast-int8", NGRAM, RING)
     )
     trials = [row["trial"] for row in ours]
     assert [(one["measure"], one["rows"], one["prompt"]) for one in trials] == [
         ("text", 1, 6),
         ("text", 2, 6),
+        ("repeated", 1, 6),
         ("position", 1, 9),
     ]
+    assert [row["trial"] for row in drafted] == [trials[0], trials[2]]
     # A row does not depend on its neighbours.
     assert ours[0]["facts"]["tokens"] == ours[1]["facts"]["tokens"]
     assert [row["trial"]["measure"] for row in ring] == ["position"]
-    assert ring[0]["metrics"]["step"]["floor"] < ours[2]["metrics"]["step"]["floor"]
+    assert ring[0]["metrics"]["step"]["floor"] < ours[3]["metrics"]["step"]["floor"]
     assert [row["backend"] for row in found["breakdown"]] == ["kvcast-int8"] * 2
     for row in found["breakdown"]:
         whole, *parts = (one["median"] for one in row["metrics"].values())

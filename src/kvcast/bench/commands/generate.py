@@ -22,7 +22,7 @@ from kvcast.bench.commands import (
     peers,
     require,
 )
-from kvcast.bench.peers.kvcast import QUANTIZED, REFERENCE, Kvcast, KvcastRing
+from kvcast.bench.peers.kvcast import QUANTIZED, REFERENCE, Kvcast, KvcastNgram, KvcastRing
 from kvcast.bench.peers.table import CAUSAL, SEQ2SEQ
 from kvcast.bench.random_t5 import PREFIX, RANDOM, random_folder
 from kvcast.bench.workloads.causal import Causal
@@ -54,11 +54,13 @@ def run(args: argparse.Namespace) -> int:
     ]
     has_rings = isinstance(workload, Causal) and workload.positions
     rings = [KvcastRing(model, workload.window)] if has_rings else []
+    is_causal = isinstance(workload, Causal)
+    drafting = [KvcastNgram(model, precision) for precision in precisions if is_causal]
     return compare(
         "generate",
         args,
         workload,
-        backends=[*ours, *rings, *peers(args, workload, model)],
+        backends=[*ours, *drafting, *rings, *peers(args, workload, model)],
         references=_compared,
         needed=[backend.name for backend in ours],
     )

@@ -33,6 +33,7 @@ from kvcast.checkpoints.huggingface_writing import write_huggingface
 from kvcast.errors import KvcastError
 from kvcast.spec import runtimes
 from kvcast.spec.runtimes import BundlePrecision, PrecisionRequest
+from kvcast.tasks.params import NGRAM
 from kvcast.tasks.targets import TARGETS
 from kvcast.tasks.targets.base import BuildOptions
 from kvcast.work.floor import Arithmetic
@@ -75,6 +76,7 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
     """A model of any family on one runtime in one precision; does all that a backend can do."""
 
     settings = "kvcast's programs and caches, with text and log-probabilities"
+    draft: str | None = None
 
     def __init__(self, model: Model, runtime: str, precision: str, name: str | None = None) -> None:
         quantize = _SCHEMES.get((runtime, precision), PRECISIONS[precision])
@@ -155,7 +157,7 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
         model, rows = self.engine, len(prompts)
         tokenizer = _Clocked(model.tokenizer)
         endless = type(model)(model.runtime, tokenizer, model.dimensions)
-        texts = _texts(endless, prompts, max_new_tokens=new)
+        texts = _texts(endless, prompts, max_new_tokens=new, draft=self.draft)
         ticks.times[:] = tokenizer.times[-rows * new :][rows - 1 :: rows]
         return texts
 
@@ -164,6 +166,20 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
         return _texts(
             self.engine, sources, beam=beams, min_new_tokens=tokens, max_new_tokens=tokens
         )
+
+
+class KvcastNgram(Kvcast):
+    """The model with drafts from the text so far."""
+
+    draft = NGRAM
+
+    def __init__(self, model: Model, precision: str) -> None:
+        super().__init__(model, REFERENCE, precision, f"kvcast-{precision}-{NGRAM}")
+        self.settings = f"{super().settings}; --draft {NGRAM}"
+
+    @override
+    def takes(self, trial: Trial) -> bool:
+        return bool(trial["measure"] != POSITION and trial["rows"] == 1)
 
 
 class KvcastRing(Kvcast):
@@ -213,7 +229,7 @@ def _text(segments: Iterable[Any]) -> str:
     return "".join(segment.text for segment in segments)
 
 
-def _texts(model: Any, prompts: Sequence[Tokens], **keywords: int) -> list[Tokens]:
+def _texts(model: Any, prompts: Sequence[Tokens], **keywords: Any) -> list[Tokens]:
     found = model.generate_each(prompts, batch=len(prompts), **keywords)
     return [list(text.tokens) for [text] in found]
 

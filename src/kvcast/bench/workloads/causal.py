@@ -21,12 +21,13 @@ from kvcast.spec.decoder import DecoderDimensions
 from kvcast.work.base import Work
 from kvcast.work.decoder import DecoderWork
 
-TEXT, POSITION = "text", "position"
+TEXT, REPEATED, POSITION = "text", "repeated", "position"
 FIRST = "first"
 STEPS_AT_POSITION = 16
+_COPIES = 8
 
 # At a position few steps are taken, so their median counts; over a text all of its time does.
-_TYPICAL = {TEXT: mean, POSITION: median}
+_TYPICAL = {TEXT: mean, REPEATED: mean, POSITION: median}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,11 @@ class Causal(Workload):
         "positions": ([100, 1000, 8000], "where steps are timed; none to skip"),
         "window": (512, "of the model whose layers are rings, at the positions"),
     }
-    metrics: ClassVar[Mapping[str, Sequence[str]]] = {TEXT: (FIRST, STEP), POSITION: (STEP,)}
+    metrics: ClassVar[Mapping[str, Sequence[str]]] = {
+        TEXT: (FIRST, STEP),
+        REPEATED: (FIRST, STEP),
+        POSITION: (STEP,),
+    }
     broken_down: ClassVar[str] = TEXT
     parts: ClassVar[Sequence[str]] = (PREFILL, STEP, LOOP)
 
@@ -89,6 +94,11 @@ class Causal(Workload):
             places={"batch": "rows"},
             facts={"tokens/s": ("tokens_per_second", ".1f")},
         )
+        repeated = replace(
+            texts,
+            trials=[{"measure": REPEATED, "rows": 1, "prompt": self.prompt, "steps": self.new}],
+            line=f"after a passage that stands {_COPIES} times in the prompt",
+        )
         far = Table(
             trials=[
                 {"measure": POSITION, "rows": 1, "prompt": position, "steps": STEPS_AT_POSITION}
@@ -98,7 +108,7 @@ class Causal(Workload):
             places={"position": "prompt"},
             limit="step at {prompt}",
         )
-        return [texts, far] if self.positions else [texts]
+        return [texts, repeated, far] if self.positions else [texts, repeated]
 
     def texts(self) -> list[Trial]:
         """Return the trials of whole texts, one for each number of rows."""
@@ -110,7 +120,7 @@ class Causal(Workload):
     @override
     def run(self, backend: Any, trial: Trial) -> Answer:
         rows, new = trial["rows"], trial["steps"] + 1
-        prompts = random_tokens(rows, trial["prompt"], self.dimensions.vocab_size)
+        prompts = self._prompts(trial)
         ticks = Ticks()
         texts: list[Tokens] = backend.generate(prompts, new, ticks)
         check_tokens(texts, rows, new)
@@ -126,7 +136,7 @@ class Causal(Workload):
     @override
     def work(self, trial: Trial, backend: Backend) -> Mapping[str, Work]:
         # A text's step is the one in the middle.
-        rows, prompt, is_text = trial["rows"], trial["prompt"], trial["measure"] == TEXT
+        rows, prompt, is_text = trial["rows"], trial["prompt"], trial["measure"] != POSITION
         sizes = self.dimensions
         if backend.window is not None:
             sizes = replace(sizes, windows=(backend.window,) * sizes.layers)
@@ -141,3 +151,10 @@ class Causal(Workload):
             "tokens": result.last["tokens"],
             "tokens_per_second": trial["rows"] / median(result.series(STEP)),
         }
+
+    def _prompts(self, trial: Trial) -> list[Tokens]:
+        rows, length, vocabulary = trial["rows"], trial["prompt"], self.dimensions.vocab_size
+        if trial["measure"] != REPEATED:
+            return random_tokens(rows, length, vocabulary)
+        passages = random_tokens(rows, -(-length // _COPIES), vocabulary)
+        return [(passage * _COPIES)[:length] for passage in passages]
