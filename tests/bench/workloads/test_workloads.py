@@ -69,11 +69,27 @@ class Clocked(Scripted):
 
 
 def test_over_a_text_the_mean_counts_and_at_a_position_the_median(monkeypatch: pytest.MonkeyPatch):
-    text, far = CAUSAL.trials()
-    assert CAUSAL.run(Clocked(), text) | {"tokens": 0} == {"first": 2, "step": 2, "tokens": 0}
+    text, repeated, _ = CAUSAL.trials()
+    for trial in (text, repeated):
+        assert CAUSAL.run(Clocked(), trial) | {"tokens": 0} == {"first": 2, "step": 2, "tokens": 0}
     monkeypatch.setattr(causal, "STEPS_AT_POSITION", 3)
-    (_, far) = CAUSAL.trials()
+    _, _, far = CAUSAL.trials()
     assert CAUSAL.run(Clocked(), far)["step"] == 1
+
+
+def test_a_repeated_prompt_says_its_first_eighth_again_and_again():
+    asked = []
+
+    class Asked(Clocked):
+        def generate(self, prompts, new, ticks):
+            asked.extend(prompts)
+            return super().generate(prompts, new, ticks)
+
+    CAUSAL.run(Asked(), CAUSAL.trials()[1] | {"prompt": 20})
+    [prompt] = asked
+    assert len(prompt) == 20
+    assert prompt[3:] == prompt[:-3]
+    assert len(set(prompt)) == 3
 
 
 def test_a_target_is_asked_for_once_with_one_token_and_once_with_all():
