@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 
 import kvcast
 from kvcast.cli import main
+from kvcast.decoding.speculation import DraftCounts
 from kvcast.spec.phases import OnPhase
 from kvcast.tasks import loading
 from kvcast.tasks.params import LoadParams
@@ -49,6 +50,7 @@ class FakeTranscription:
     duration: float = 3661.25
     notices: tuple[str, ...] = ()
     skipped: None = None
+    draft: DraftCounts | None = None
 
     def __iter__(self) -> Iterator[FakeSegment]:
         return self.segments
@@ -67,13 +69,16 @@ class FakeModel:
     task: ClassVar[str] = "transcribe"
     failures: dict[str, BaseException] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
+    draft: DraftCounts | None = None
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     pause: float = 0.0
 
     def transcribe_all(self, sources: Sequence[str], **keywords: Any) -> list[FakeTranscription]:
         self.calls += [(source, keywords) for source in sources]
         return [
-            FakeTranscription(self._segments(Path(source).name), notices=self.notices)
+            FakeTranscription(
+                self._segments(Path(source).name), notices=self.notices, draft=self.draft
+            )
             for source in sources
         ]
 

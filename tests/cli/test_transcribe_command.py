@@ -8,6 +8,7 @@ import pytest
 
 from cli.cli_fakes import SEGMENTS, FakeModel
 from kvcast.cli import main
+from kvcast.decoding.speculation import DraftCounts
 from kvcast.errors import InputOutputError, KvcastError
 
 SCHEMA = json.loads(
@@ -292,3 +293,16 @@ def test_a_message_that_names_its_file_is_not_prefixed_with_it_again(model, reco
 def test_standard_input_is_given_once(words: list[str], model, capsys):
     assert transcribe(*words) == 2
     assert "only once" in capsys.readouterr().err
+
+
+def test_what_drafts_is_opened_and_its_counts_are_told(open_as, recording, capsys):
+    larger, smaller = FakeModel(draft=DraftCounts(proposed=8, accepted=6)), FakeModel()
+    open_as(larger, small=smaller)
+    assert transcribe(recording("a.wav"), "--draft", "small") == 0
+    [(_, keywords)] = larger.calls
+    assert keywords["draft"] is smaller
+    assert "6 of 8 drafted tokens accepted" in capsys.readouterr().err
+    assert transcribe(recording("a.wav"), "--draft", "small", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["draft"] == {"proposed": 8, "accepted": 6}
+    assert transcribe(recording("a.wav"), "--draft", "ngram", "--beam", "5") == 2
+    assert "draft needs a beam of 1" in capsys.readouterr().err

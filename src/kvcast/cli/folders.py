@@ -186,6 +186,7 @@ class _Course:
                 notices=heard.notices,
                 segments=heard.segments,
                 skipped=heard.skipped,
+                draft=heard.draft,
             )
         )
 

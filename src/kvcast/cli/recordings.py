@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kvcast.cli import console
 from kvcast.cli.arguments import Heading
 from kvcast.cli.files import STANDARD_INPUT
-from kvcast.cli.opening import opened
+from kvcast.cli.opening import drafted_by, opened
 from kvcast.errors import InputMissingError, PartialFailureError, UsageError
 from kvcast.spec.phases import OnPhase
 
@@ -84,6 +84,8 @@ def load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[WhisperModel, st
     """Return the model and the name of what runs it."""
     found = opened(args, on_phase, task="transcribe")
     assert found.model.task == "transcribe"
+    if "draft" in args:
+        args.draft = drafted_by(args, on_phase, task="transcribe")
     return found.model, found.runtime
 
 

@@ -171,9 +171,13 @@ def _show(
         duration=transcription.duration,
         notices=tuple(transcription.notices),
         skipped=transcription.skipped,
+        draft=transcription.draft,
         segments=tuple(segments),
     )
     outputs.finish(transcript)
     if not args.quiet:
         for notice in transcript.notices:
             console.say(notice, about=shown(source))
+        if (drafts := transcript.draft) is not None:
+            counts = f"{drafts.accepted} of {drafts.proposed} drafted tokens accepted"
+            console.say(counts, about=shown(source))

@@ -24,6 +24,9 @@ NGRAM = "ngram"
 """The draft that needs no model."""
 
 
+DRAFTS_NO_BEAMS = "draft needs a beam of 1: beams try several tokens as it is"
+
+
 class DraftModel(Protocol):
     """A loaded model that drafts for a larger one: what `kvcast.load` returns."""
 
@@ -212,7 +215,7 @@ class SamplingParams(Params):
         if self.beam > 1 and self.temperature > 0:
             raise UsageError("beam needs temperature 0: above it n samples are drawn")
         if self.beam > 1 and self.draft is not None:
-            raise UsageError("draft needs a beam of 1: beams try several tokens as it is")
+            raise UsageError(DRAFTS_NO_BEAMS)
         if self.beam == 1 and self.length_penalty != 1:
             raise UsageError("length_penalty needs a beam of 2 or more")
         if self.beam == 1 and self.early_stopping:

@@ -30,6 +30,7 @@ from kvcast.decoding.params import SEARCH, WindowParams
 from kvcast.decoding.repetition import Repetition, repetition, without_repetition
 from kvcast.decoding.requests import OVER, Continuations, Input, Prompt, Request
 from kvcast.decoding.sampling import check_numbers
+from kvcast.decoding.speculation import DraftCounts, Speculation, Speculations
 from kvcast.decoding.strategies import (
     BeamSearch,
     Candidate,
@@ -148,6 +149,7 @@ class DecodingResult:
         temperature: at which it was decoded.
         compression_ratio: bytes of text over bytes compressed; high if it repeats itself.
         complete: whether the model ended the text, and not the limit of tokens.
+        draft: what became of drafted tokens; None without them.
         repetition: what the model wrote over and over until it was stopped, as in
             'repeats " you" 48 times'; this is not in the tokens and the text, or only once.
 
@@ -162,6 +164,7 @@ class DecodingResult:
     compression_ratio: float
     complete: bool = True
     repetition: str | None = None
+    draft: DraftCounts | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,6 +259,7 @@ class _WindowRequest(SearchRequest):
         language: str,
         tokenizer: WhisperTokenizer,
         room: int,
+        speculations: Speculations | None,
     ) -> None:
         options = job.options
         filters = options.filters(tokenizer)
@@ -270,6 +274,9 @@ class _WindowRequest(SearchRequest):
             probe=len(prompt.before),  # start of transcript
             hopeless=self._repeats_itself if options.stop_repetition else None,
         )
+        self.drafts: Speculation | None = None
+        if speculations is not None and self.width == 1:
+            self.drafts = speculations.begin(self.prompt, self.capacity, filters)
         self._options = options
         self._language = language
         # Of what was written before, the caller knows all but a prefix.
@@ -294,6 +301,7 @@ class _WindowRequest(SearchRequest):
             compression_ratio=compression_ratio(tokenizer.decode(tokens).strip()),
             complete=again is None and len(best.tokens) < self.max_new_tokens,
             repetition=self._told(tokens, again) if again else None,
+            draft=None if self.drafts is None else self.drafts.counts(),
         )
 
     def _repeats_itself(self, candidates: Sequence[Candidate]) -> bool:
@@ -320,6 +328,7 @@ class WindowDecoder:
         *,
         rows: int = 1,
         windows: int = 1,
+        speculations: Speculations | None = None,
     ) -> None:
         """Prepare.
 
@@ -329,10 +338,12 @@ class WindowDecoder:
             context: positions of its decoder.
             rows: most beams or samples at once, those of all windows together.
             windows: most windows at once.
+            speculations: drafts tokens of windows that take one row; None for no drafts.
 
         """
         self.tokenizer = tokenizer
         self.context = context
+        self._speculations = speculations
         self._loop = Loop(runtime, rows=rows, capacity=context, inputs=windows)
         self._listening: dict[Request, tuple[WindowJob, _LanguageRequest]] = {}
         self._running: dict[Request, tuple[Job, Callable[[], Any]]] = {}
@@ -451,7 +462,7 @@ class WindowDecoder:
         """Let a window whose language is known wait for its turn."""
         prompt = self._prompt(job, language)
         room = min(self.room - len(job.written), self.context + 1 - len(prompt.tokens))
-        request = _WindowRequest(job, prompt, language, self.tokenizer, room)
+        request = _WindowRequest(job, prompt, language, self.tokenizer, room, self._speculations)
         self.run(job, request, request.result)
 
     def _prompt(self, job: WindowJob, language: str) -> WindowPrompt:

@@ -14,9 +14,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from kvcast.decoding.drafters import Drafting, ModelDrafting, NgramDrafting
 from kvcast.decoding.loop import Loop
-from kvcast.decoding.params import NGRAM, SamplingParams
+from kvcast.decoding.params import SamplingParams
 from kvcast.decoding.requests import Prompt, Request
 from kvcast.decoding.speculation import Speculations
 from kvcast.decoding.text_requests import SampledText, SearchedTexts, TextRequest, TextSpec
@@ -24,8 +23,9 @@ from kvcast.decoding.texts import StoppingCriteria, Stopwatch, TextGeneration
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.base import Int64, Runtime
 from kvcast.spec.options import keywords_of
+from kvcast.tasks.drafts import Paired, speculations
 from kvcast.tasks.params import PromptParams
-from kvcast.text.base import TextTokenizer, texts_of_tokens
+from kvcast.text.base import TextTokenizer
 
 TextPrompt: TypeAlias = str | Sequence[int]
 """Text, or token ids that are taken as they are."""
@@ -144,59 +144,34 @@ class GenerationTask:
         """
         if not prompts:
             raise UsageError("there is no prompt: give at least one")
-        watch, speculations = Stopwatch(), self._speculations(params)
-        specs = [self._spec(prompt, params, watch, speculations) for prompt in prompts]
+        watch, drafts = Stopwatch(), speculations(params.draft, self.paired)
+        specs = [self._spec(prompt, params, watch, drafts) for prompt in prompts]
         return self._texts(prompts, specs, params)
 
     def pieces(self, prompt: Int64, params: SamplingParams) -> TextPieces:
         """Return the pieces of one text; raises as `each`."""
-        watch, speculations = Stopwatch(), self._speculations(params)
-        request = SampledText(self._spec(prompt, params, watch, speculations))
+        watch, drafts = Stopwatch(), speculations(params.draft, self.paired)
+        request = SampledText(self._spec(prompt, params, watch, drafts))
         return TextPieces(request, self._loop([request.spec], params).run([request]))
 
     @cached_property
-    def vocabulary(self) -> list[str]:
-        """The text of each token."""
-        return texts_of_tokens(self.tokenizer)
-
-    def drafting(self, larger: "GenerationTask") -> Drafting:
-        """Return what drafts for a larger model.
-
-        Raises UsageError if it is of another family or has another vocabulary.
-        """
-        if larger.family != self.family:
-            raise UsageError(
-                f"draft is a {self.family} model and this one is {larger.family}: give another "
-                "draft"
-            )
-        if larger.tokenizer is not self.tokenizer and larger.vocabulary != self.vocabulary:
-            raise UsageError("draft has another vocabulary than this model: give another draft")
-        return ModelDrafting(
-            self.runtime,
+    def paired(self) -> Paired:
+        """The model as one that drafts for another, or that another drafts for."""
+        return Paired(
+            runtime=self.runtime,
+            family=self.family,
+            vocabulary=self.tokenizer,
+            tokens=self.limits.vocabulary,
             longest=self.limits.sequence,
-            vocabulary=min(self.limits.vocabulary, larger.limits.vocabulary),
             chunk=self.chunk,
         )
-
-    def _speculations(self, params: SamplingParams) -> Speculations | None:
-        draft = params.draft
-        if draft is None:
-            return None
-        if draft == NGRAM:
-            return Speculations(NgramDrafting())
-        if not isinstance(draft, TextGenerator):
-            raise UsageError(
-                f"draft must be {NGRAM}, or a model that kvcast.load returned and that generates "
-                "text"
-            )
-        return Speculations(draft.drafting(self))
 
     def _spec(
         self,
         tokens: Int64,
         params: SamplingParams,
         watch: Stopwatch,
-        speculations: Speculations | None,
+        drafts: Speculations | None,
     ) -> TextSpec:
         self.limits.check(tokens, self.held)
         vocabulary = self.limits.vocabulary
@@ -213,7 +188,7 @@ class GenerationTask:
             criteria=StoppingCriteria.of(params, self.tokenizer.end_tokens, room),
             tokenizer=self.tokenizer,
             watch=watch,
-            speculations=speculations,
+            speculations=drafts,
         )
 
     def _texts(
@@ -269,9 +244,10 @@ class TextGenerator(ABC):
         self._generation = generation
         self._limits = generation.limits
 
-    def drafting(self, larger: GenerationTask) -> Drafting:
-        """Return what drafts for a larger model; see `GenerationTask.drafting`."""
-        return self._generation.drafting(larger)
+    @property
+    def paired(self) -> Paired:
+        """The model as one that drafts for another, or that another drafts for."""
+        return self._generation.paired
 
     @keywords_of(PromptParams)
     def generate(

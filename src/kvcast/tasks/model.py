@@ -6,8 +6,8 @@ Turns the options of a call into ways to decode a window. Knows no file format.
 import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvcast.decoding.params import WindowParams
 from kvcast.decoding.whisper import DecodingOptions, WindowDecoder
@@ -15,6 +15,7 @@ from kvcast.errors import InputMissingError, KvcastError, UsageError
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.spec.options import keywords_of
 from kvcast.spec.whisper import WhisperDimensions
+from kvcast.tasks.drafts import Paired, speculations
 from kvcast.tasks.params import LanguageParams, LiveParams, TranscribeParams
 from kvcast.tasks.transcribe import Transcription
 from kvcast.tasks.whisper.batch import Batch
@@ -62,12 +63,35 @@ class WhisperModel:
         """Codes of the languages that it knows."""
         return self.tokenizer.languages
 
-    def decoder(self, *attempts: DecodingOptions, windows: int = 1) -> WindowDecoder:
-        """Return a decoder of `windows` windows at once, in the first way, or fewer in others."""
+    @cached_property
+    def paired(self) -> Paired:
+        """The model as one that drafts for another, or that another drafts for."""
+        return Paired(
+            runtime=self.runtime,
+            family=f"Whisper ({self.dimensions.n_mels} mels)",
+            vocabulary=self.tokenizer,
+            tokens=self.dimensions.vocab_size,
+            longest=self.dimensions.target_positions,
+        )
+
+    def decoder(
+        self, *attempts: DecodingOptions, windows: int = 1, draft: Any = None
+    ) -> WindowDecoder:
+        """Return a decoder of `windows` windows at once, in the first way, or fewer in others.
+
+        `draft` says what drafts tokens; UsageError for what cannot.
+        """
         widths = [options.strategy().width for options in attempts]
         rows = max(windows * widths[0], *widths)
         context = self.dimensions.target_positions
-        return WindowDecoder(self.runtime, self.tokenizer, context, rows=rows, windows=windows)
+        return WindowDecoder(
+            self.runtime,
+            self.tokenizer,
+            context,
+            rows=rows,
+            windows=windows,
+            speculations=speculations(draft, self.paired),
+        )
 
     @keywords_of(TranscribeParams)
     def transcribe(self, audio: "AudioInput", params: TranscribeParams) -> Transcription:
@@ -79,7 +103,7 @@ class WhisperModel:
             params: given as keywords.
 
         Returns:
-            An iterator of `Segment`, with `language`, `duration`, `notices` and `skipped`.
+            An iterator of `Segment`, with `language`, `duration`, `notices`, `skipped` and `draft`.
 
         Raises:
             UsageError: for options that cannot be served.
@@ -144,7 +168,7 @@ class WhisperModel:
         # Windows of speech are clipped already, and have other times.
         within = params.unclipped() if params.vad else params
         size = params.batch or 1
-        batch = Batch(self.decoder(*attempts, windows=size), size)
+        batch = Batch(self.decoder(*attempts, windows=size, draft=params.draft), size)
         return [
             Transcription(
                 batch,
@@ -181,7 +205,7 @@ class WhisperModel:
         attempts = self._attempts(params)
         listener, notices = (listener, ()) if listener is not None else _installed_listener()
         hearing = WhisperHearing(
-            self.decoder(*attempts),
+            self.decoder(*attempts, draft=params.draft),
             n_mels=self.dimensions.n_mels,
             attempts=attempts,
             params=params,

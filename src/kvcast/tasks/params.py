@@ -13,15 +13,18 @@ from typing_extensions import override
 
 from kvcast.audio.params import VOICE, VoiceParams
 from kvcast.decoding.params import (
+    DRAFTS_NO_BEAMS,
     NGRAM,
     RECOGNITION,
     SAMPLING,
     SEARCH,
     SEVERAL,
     BestOf,
+    DraftModel,
     SamplingParams,
     Temperature,
     WindowParams,
+    draft_option,
 )
 from kvcast.errors import UsageError
 from kvcast.spec.options import Bounds, Check, Choice, Option, Params, Text
@@ -335,6 +338,7 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
             help="detect the language of every window, and decode it in that",
         ),
     ] = False
+    draft: Annotated[str | DraftModel | None, draft_option(SEARCH)] = None
     initial_prompt: Annotated[
         str | None,
         Option(
@@ -420,6 +424,8 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
             raise UsageError(
                 f"clip_end must come after clip_start {self.clip_start:g}, not {self.clip_end}"
             )
+        if self.beam > 1 and self.draft is not None:
+            raise UsageError(DRAFTS_NO_BEAMS)
         if not self.temperatures:
             raise UsageError("temperature needs at least one value")
         if self.multilingual and self.language is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from typing_extensions import override
 
+from kvcast.decoding.speculation import DraftCounts
 from kvcast.decoding.whisper import DecodingOptions
 from kvcast.tasks.params import TranscribeParams
 from kvcast.tasks.whisper.batch import Batch, Recording
@@ -78,6 +79,7 @@ class Transcription(Iterator[Segment], Recording):
         self._all_begun = self._closed = False
         self._error: Exception | None = None
         self._notices: list[str] = []
+        self._drafts: list[DraftCounts] = []
         self._taken = 0
         batch.add(self)
 
@@ -107,6 +109,16 @@ class Transcription(Iterator[Segment], Recording):
         """Parts that were left out because they are no speech; None without `vad`."""
         return self._windows.skipped
 
+    @property
+    def draft(self) -> DraftCounts | None:
+        """What became of drafted tokens in what is over by now; None without `draft`."""
+        if self._params.draft is None:
+            return None
+        return DraftCounts(
+            proposed=sum(one.proposed for one in self._drafts),
+            accepted=sum(one.accepted for one in self._drafts),
+        )
+
     @cached_property
     def language(self) -> str:
         """Code of the language: the one asked for, or else detected in the first 30 seconds."""
@@ -126,7 +138,8 @@ class Transcription(Iterator[Segment], Recording):
                 segment = placed(first.segments.popleft(), self._windows.timeline)
                 return replace(segment, id=self._taken - 1)
             if first is not None and first.over:
-                for seconds, notice in self._begun.popleft().notices:
+                self._drafts += self._begun.popleft().drafts
+                for seconds, notice in first.notices:
                     begun, _ = self._windows.timeline.original(seconds, seconds)
                     self._notices.append(f"from {begun:.2f} s {notice}")
             elif self._error is not None:

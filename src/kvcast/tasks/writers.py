@@ -39,6 +39,7 @@ class Transcript:
     notices: tuple[str, ...]
     segments: tuple["Segment", ...]
     skipped: "tuple[Part, ...] | None" = None
+    draft: "DraftCounts | None" = None
 
     def document(self) -> dict[str, Any]:
         """Return the content of the JSON format, as plain dictionaries, lists and numbers."""
@@ -56,6 +57,7 @@ class Transcript:
             "skipped": None
             if self.skipped is None
             else [_part_fields(one) for one in self.skipped],
+            "draft": draft_counts([self.draft]),
             "notices": list(self.notices),
         }
 

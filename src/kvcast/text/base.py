@@ -53,6 +53,17 @@ class TextTokenizer(Protocol):
         """Start decoding a text token by token."""
 
 
-def texts_of_tokens(tokenizer: TextTokenizer) -> list[str]:
+class Vocabulary(Protocol):
+    """What numbers mean: tokens from 0 to `vocab_size - 1`."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens that have a text."""
+
+    def decode(self, tokens: Sequence[int], /) -> str:
+        """Return the text of tokens."""
+
+
+def texts_of_tokens(tokenizer: Vocabulary) -> list[str]:
     """Return the text of each token, by which two vocabularies are compared."""
     return [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]

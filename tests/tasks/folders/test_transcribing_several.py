@@ -44,6 +44,7 @@ class Heard:
     language: str = "en"
     notices: tuple[str, ...] = ("quiet",)
     skipped: None = None
+    draft: None = None
 
     def __iter__(self):
         return self.segments

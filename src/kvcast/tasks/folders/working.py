@@ -16,6 +16,7 @@ from kvcast.tasks.folders.finding import Recording
 
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part
+    from kvcast.decoding.speculation import DraftCounts
     from kvcast.tasks.model import WhisperModel
     from kvcast.tasks.transcribe import Segment, Transcription
 
@@ -37,6 +38,7 @@ class Heard:
     notices: tuple[str, ...]
     segments: tuple["Segment", ...]
     skipped: "tuple[Part, ...] | None"
+    draft: "DraftCounts | None"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,4 +136,5 @@ def _heard(
         notices=tuple(transcription.notices),
         segments=tuple(segments),
         skipped=transcription.skipped,
+        draft=transcription.draft,
     )

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvcast.decoding.alignment import AlignmentJob
+from kvcast.decoding.speculation import DraftCounts
 from kvcast.decoding.token_times import TokenTimes
 from kvcast.decoding.whisper import DecodingOptions, DecodingResult, Features, Job, WindowJob
 from kvcast.tasks.params import TranscribeParams
@@ -48,6 +49,7 @@ class Passage:
     """Clips of a recording whose windows are decoded one after the other.
 
     Attributes:
+        drafts: what became of drafted tokens, of each attempt that had some.
         notices: what a user should know: from which second on, and what.
         segments: what was found and not taken yet. Segments that are empty or take no time are
             left out. Ids count from 0 within the passage.
@@ -92,6 +94,7 @@ class Passage:
         self._placing = WordPlacing(params, tokenizer, self._ending.resumed)
         self._untimed: tuple[Said, AlignmentJob] | None = None
         self._found = 0
+        self.drafts: list[DraftCounts] = []
         self.notices: list[tuple[float, str]] = []
         self.segments: deque[Segment] = deque()
 
@@ -124,6 +127,8 @@ class Passage:
             self._take_times(said, result)
 
     def _take_text(self, result: DecodingResult) -> None:
+        if result.draft is not None:
+            self.drafts.append(result.draft)
         reason = rejection(result, self._params)
         if reason is not None and len(self._rejections) + 1 < len(self._attempts):
             self._rejections.append(reason)
