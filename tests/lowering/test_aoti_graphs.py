@@ -144,7 +144,9 @@ def test_weights_are_kept_once_and_apart(compiled_small, small_programs):
         stored = list(weights.keys())
     parameters = dict(small_programs.decode.named_parameters())
     parameters |= dict(small_programs.encode.named_parameters())
-    assert {name.removeprefix("results.program.") for name in stored} == set(parameters)
+    # Which channels are the alignment heads' is a constant of the program, too.
+    constants = {*parameters, "decoder.aligned_channels"}
+    assert {name.removeprefix("results.program.") for name in stored} == constants
     with zipfile.ZipFile(compiled_small / aoti.PACKAGE) as package:
         names = package.namelist()
     assert sum(name.endswith(".so") for name in names) == 2
