@@ -3,6 +3,7 @@
 import random
 import tracemalloc
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,9 +29,10 @@ class Clock:
 
 
 def opened(
-    hearing: ScriptedHearing, *, step: float = 1.0, conditions: bool = True
+    hearing: ScriptedHearing, *, step: float = 1.0, conditions: bool = True, agreement: int = 2
 ) -> tuple[LiveTranscription, Stretch, Clock]:
-    stretch, clock = Stretch(hearing, prompt=(), conditions=conditions), Clock()
+    stretch = Stretch(hearing, prompt=(), conditions=conditions, agreement=agreement)
+    clock = Clock()
     endpoints = Endpoints(listener(hearing.words), threshold=0.5, pause=0.6)
     return LiveTranscription(stretch, endpoints, step=step, clock=clock), stretch, clock
 
@@ -39,11 +41,9 @@ def length(words: Sequence[Word]) -> int:
     return words[-1].end + RATE
 
 
-def fed(
-    hearing: ScriptedHearing, chunks: Sequence[int], *, step: float = 1.0, conditions: bool = True
-) -> list[Update]:
+def fed(hearing: ScriptedHearing, chunks: Sequence[int], **options: Any) -> list[Update]:
     """Feed all sound in pieces of these lengths, over and over, in real time."""
-    live, stretch, clock = opened(hearing, step=step, conditions=conditions)
+    live, stretch, clock = opened(hearing, **options)
     updates: list[Update] = []
     at, number, total = 0, 0, length(hearing.words)
     while at < total:
@@ -87,15 +87,16 @@ def check(updates: Sequence[Update], words: Sequence[Word]) -> None:
     segment_every=st.sampled_from([2, 8, 30]),
     failures=st.sets(st.integers(1, 60)),
     breaks=st.sets(st.integers(1, 60)),
+    agreement=st.integers(2, 5),
     seed=st.integers(0, 100),
 )
 @settings(max_examples=25, deadline=None)
 def test_every_word_is_settled_once_whatever_the_pieces(
-    chunks, step, pause_every, segment_every, failures, breaks, seed
+    chunks, step, pause_every, segment_every, failures, breaks, agreement, seed
 ):
     words = speech(150, seed=seed, pause_every=pause_every, segment_every=segment_every)
     hearing = ScriptedHearing(words, failures=frozenset(failures), breaks=frozenset(breaks))
-    check(fed(hearing, chunks, step=step), words)
+    check(fed(hearing, chunks, step=step, agreement=agreement), words)
 
 
 def test_sound_that_waited_is_heard_in_one_piece():
@@ -174,18 +175,20 @@ def test_integers_are_scaled():
     assert stretch.end == 512
 
 
-def test_a_word_settles_with_the_hypothesis_after_the_one_that_heard_it():
-    """Every 1 s a hypothesis, which takes no time: about 1 to 2.5 s after it was said."""
+@pytest.mark.parametrize("agreement", [2, 3, 5])
+def test_a_word_settles_when_enough_hypotheses_have_heard_it(agreement: int):
+    """Every 1 s a hypothesis, which takes no time: for two, 1 to 2.5 s after it was said."""
     words = speech(200, pause_every=10_000)
     hearing = ScriptedHearing(words, late=0)
-    live, _, clock = opened(hearing)
+    live, _, clock = opened(hearing, agreement=agreement)
     for at in range(0, length(words), RATE // 10):
         clock.now = seconds(at + RATE // 10)
         live.feed(sound(at, min(at + RATE // 10, length(words))))
     live.finish()
     assert live.delays.count == len(words)
-    assert 1.0 <= live.delays.quantile(0.5) <= 2.0
-    assert live.delays.quantile(0.95) <= live.delays.longest <= 3.0
+    more = 1.03 * (agreement - 2)  # hypotheses wait for a whole block
+    assert 1.0 <= live.delays.quantile(0.5) - more <= 2.0
+    assert live.delays.quantile(0.95) <= live.delays.longest <= 3.0 + more
 
 
 def test_a_slow_machine_shows_in_the_delay():
@@ -215,9 +218,7 @@ def test_delays_are_counted_in_little_memory():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("pause_every", "segment_every"), [(25, 8), (10_000, 12), (10_000, 10_000)]
-)
+@pytest.mark.parametrize(("pause_every", "segment_every"), [(25, 8), (10_000, 10_000)])
 def test_half_an_hour_takes_the_memory_and_the_work_of_a_minute(
     pause_every: int, segment_every: int
 ):

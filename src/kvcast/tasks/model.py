@@ -214,6 +214,7 @@ class WhisperModel:
             hearing,
             prompt=initial_tokens(params, self.tokenizer),
             conditions=params.condition_on_previous_text,
+            agreement=params.agreement,
         )
         endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
         return LiveTranscription(stretch, endpoints, step=params.step, notices=notices)

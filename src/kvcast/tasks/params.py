@@ -540,6 +540,16 @@ class LiveParams(TranscribeParams):
             metavar="SECONDS",
         ),
     ] = 1.0
+    agreement: Annotated[
+        int,
+        Option(
+            group=LIVE,
+            help="hearings in a row that must begin with a word before it is settled; fewer settle "
+            "it earlier, and more of them wrong",
+            check=Bounds(least=2, most=10),
+            metavar="N",
+        ),
+    ] = 3
     pause: Annotated[
         float,
         Option(

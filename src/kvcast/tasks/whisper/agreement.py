@@ -1,8 +1,8 @@
-"""What two hypotheses of the same sound agree on, word by word.
+"""What several hypotheses of the same sound agree on, word by word.
 
-LocalAgreement-2 of Macháček, Dabre and Bojar, "Turning Whisper into Real-Time Transcription System"
-(arXiv:2307.14743): words that two successive hypotheses of a growing stretch of sound begin with
-are settled. Knows no sound and no model.
+LocalAgreement-n of Macháček, Dabre and Bojar, "Turning Whisper into Real-Time Transcription System"
+(arXiv:2307.14743): words that n successive hypotheses of a growing stretch of sound begin with are
+settled. Knows no sound and no model.
 """
 
 from collections.abc import Callable, Sequence
@@ -79,14 +79,14 @@ def units(
     return found
 
 
-def agreed(former: Sequence[Unit], latter: Sequence[Unit]) -> int:
-    """Return how many words at the beginning are the same in both.
+def agreed(hypotheses: Sequence[Sequence[Unit]]) -> int:
+    """Return how many words at the beginning are the same in all.
 
     Timestamps do not count: they tremble while words stand.
     """
     count = 0
-    for one, other in zip(former, latter, strict=False):
-        if not other.tokens or one.text != other.text:
+    for first, *others in zip(*hypotheses, strict=False):
+        if not first.tokens or any(other.text != first.text for other in others):
             break
         count += 1
     return count

@@ -102,13 +102,17 @@ class Stretch:
 
     """
 
-    def __init__(self, hearing: Hearing, *, prompt: Sequence[int], conditions: bool) -> None:
+    def __init__(
+        self, hearing: Hearing, *, prompt: Sequence[int], conditions: bool, agreement: int
+    ) -> None:
         """Begin without sound.
 
         Args:
             hearing: the model.
             prompt: tokens of text that precedes all.
             conditions: whether settled text prompts what comes later.
+            agreement: successive hypotheses that have to begin with a word before it is settled;
+                two at least.
 
         """
         self.start = self.heard_to = 0
@@ -118,7 +122,10 @@ class Stretch:
         self._sound = np.empty(LONGEST, np.float32)
         self._length = 0
         self._settled: list[Unit] = []
-        self._supposed: list[Unit] = []
+        self._agreement = agreement
+        self._supposed: list[Unit]
+        self._former: list[list[Unit]]  # hypotheses before, as if they followed what is settled
+        self._forget_hypotheses()
         self._proven = False  # whether a hypothesis heard all that there is to hear
 
     @property
@@ -165,9 +172,10 @@ class Stretch:
         hypothesis = self._hypothesis(thoroughly=False)
         if hypothesis.doubtful:
             return []
-        count = agreed(self._supposed, hypothesis.units)
+        hypotheses = [*self._former, self._supposed, hypothesis.units]
+        count = agreed(hypotheses)
         found = self._settle(hypothesis.units[:count])
-        self._supposed = list(hypothesis.units[count:])
+        *self._former, self._supposed = [list(one[count:]) for one in hypotheses[1:]]
         if self._length > _LONG:
             self._cut_after_segment()
         return found
@@ -182,7 +190,7 @@ class Stretch:
                 hypothesis = self._hypothesis(thoroughly=True)
                 units, conditions_next = hypothesis.units, hypothesis.conditions_next
             found += self._settle(units)
-            self._supposed = []
+            self._forget_hypotheses()
             unfinished = units[-1].stamps[0] if units and units[-1].opens_nothing else 0
             unheard = speech_end - (self.start + unfinished * _STAMP)
             if unfinished * _STAMP < _AFTER or unheard < _AFTER:
@@ -296,6 +304,10 @@ class Stretch:
         self._sound[: self._length - samples] = self._sound[samples : self._length].copy()
         self._length -= samples
         self.start += samples
+
+    def _forget_hypotheses(self) -> None:
+        self._supposed = []
+        self._former = [[] for _ in range(self._agreement - 2)]
 
     def _forget(self, units: Sequence[Unit]) -> None:
         """Let settled words that leave become the prompt; its end is as much as is ever used."""
