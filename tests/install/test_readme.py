@@ -2,9 +2,13 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+import soundfile
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,3 +50,30 @@ def test_the_tree_names_every_package() -> None:
     for folder in (ROOT / "src/kvcast").iterdir():
         if folder.is_dir() and (folder / "__init__.py").exists():
             assert f"{folder.name}/" in readme, f"the README's tree lacks {folder.name}/"
+
+
+def recordings() -> list[str]:
+    """The commands under "Recordings"."""
+    text = (ROOT / "README.md").read_text()
+    [block] = re.findall(r"\n## Recordings\n\n```\n(.*?)\n```", text, re.DOTALL)
+    return [line.split("#")[0].strip() for line in block.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", recordings())
+def test_recordings_are_transcribed(command: str, tmp_path: Path) -> None:
+    example = ROOT / "examples/sense-and-sensibility.flac"
+    samples, rate = soundfile.read(example)
+    soundfile.write(tmp_path / "microphone.wav", samples[: 8 * rate], rate)
+    (tmp_path / "talks/more").mkdir(parents=True)
+    for name in ("lecture.mp3", "talk.mp3", "talks/more/a.flac"):
+        shutil.copyfile(example, tmp_path / name)  # what a file is, its first bytes say
+    command = command.replace("arecord -q -f cd", "cat microphone.wav")
+    command = command.replace("kvcast", f"{shlex.quote(sys.executable)} -m kvcast", 1)
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    texts = [path.read_text() for path in tmp_path.glob("texts/**/*.txt")]
+    expected = "English" if "detect" in command else "Dashwood had"
+    assert expected in " ".join([done.stdout, *texts]).replace("\n", " ")

@@ -139,9 +139,12 @@ def test_targets_are_written_as_in_bert4keras(pieces: list[str]):
     numbered = dict(enumerate(pieces))
     stream = WordPieceStream(numbered)
     text = "".join([*map(stream.push, numbered), stream.finish()])
-    # Two numbers in a row between points are joined here, and only the first two there.
-    if not re.search(r"\d\. ?\d+\. ?\d", text):
-        assert text == _by_definition(pieces)
+    expected = _by_definition(pieces)
+    # Joined here and not there: the second of two numbers in a row between points, and what looks
+    # like a contraction before anything but a space.
+    differs = re.search(r"\d\. ?\d+\. ?\d", text) or re.search(r"' (re|m|s|t|ve|d|ll)", expected)
+    if not differs:
+        assert text == expected
 
 
 @pytest.mark.parametrize(

@@ -549,7 +549,7 @@ class LiveParams(TranscribeParams):
             check=Bounds(least=2, most=10),
             metavar="N",
         ),
-    ] = 3
+    ] = 2
     pause: Annotated[
         float,
         Option(
