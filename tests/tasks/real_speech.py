@@ -32,3 +32,14 @@ def read(path: Path) -> Samples:
     assert rate == 16000
     assert samples.ndim == 1
     return samples
+
+
+def ten_minutes(recordings: Mapping[str, Samples]) -> list[Samples]:
+    """Ten minutes of speech that begin anywhere, in pieces of 5 to 90 s."""
+    whole = np.concatenate([recordings["spoken"], recordings["example"]])
+    rng = np.random.default_rng(0)
+    pieces: list[Samples] = []
+    while sum(map(len, pieces)) < 10 * 60 * 16000:
+        begin = rng.integers(len(whole) - 5 * 16000)
+        pieces.append(whole[begin : begin + rng.integers(5, 90) * 16000])
+    return pieces

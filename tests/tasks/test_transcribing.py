@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 from numpy.typing import NDArray
-from real_speech import EXAMPLE, Load, Samples
+from real_speech import EXAMPLE, Load, Samples, ten_minutes
 
-from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.tasks.model import WhisperModel
@@ -157,13 +155,8 @@ def test_a_long_recording_gives_in_a_batch_what_its_excerpts_give_one_by_one(
 
 @pytest.mark.slow
 def test_ten_minutes_that_come_and_go_give_in_a_batch_what_each_gives_alone(load, recordings):
-    """Recordings begin anywhere and are of any length, so rows end and begin at any step."""
-    model, rng = load("demo", runtime="onnx", quantize="none"), np.random.default_rng(0)
-    whole = np.concatenate([recordings["spoken"], recordings["example"]])
-    several: list[Samples] = []
-    while sum(map(len, several)) < 10 * 60 * SAMPLE_RATE:
-        begin = rng.integers(len(whole) - 5 * SAMPLE_RATE)
-        several.append(whole[begin : begin + rng.integers(5, 90) * SAMPLE_RATE])
+    model = load("demo", runtime="onnx", quantize="none")
+    several = ten_minutes(recordings)
     options = {"language": "en", "temperature": 0.0}
     found = [list(one) for one in model.transcribe_all(several, batch=6, **options)]
     alone = [list(model.transcribe(one, batch=1, **options)) for one in several]
