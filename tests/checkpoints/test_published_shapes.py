@@ -40,7 +40,7 @@ def test_both_layouts_give_the_same_model(name: str, tmp_path: Path):
     one = open_checkpoint(folder)
     other = open_checkpoint(ctranslate2(folder, shape, tmp_path / "ctranslate2"))
     sizes = one.dimensions
-    # The converter knows the alignment heads of OpenAI's models, and a random model's folder does not.
+    # The converter knows the alignment heads of OpenAI's models; a random model's folder has none.
     assert replace(other.dimensions, alignment_heads=sizes.alignment_heads) == sizes
     assert (sizes.n_mels, sizes.vocab_size) == (shape.n_mels, shape.vocab_size)
     assert (sizes.encoder_layers, sizes.decoder_layers) == (
