@@ -5,20 +5,17 @@ can be compared: which frames, which prompt, which options.
 """
 
 import importlib
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import whisper.decoding as openai
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from scripted_openai import ScriptedWhisper
 from scripted_windows import (
-    LAST,
     Heard,
     NumberedWindows,
     frames,
-    place,
     scripted_model,
     stands_still,
     tokenizer,
@@ -32,32 +29,6 @@ openai_transcribe = importlib.import_module("whisper.transcribe")
 
 BEGIN = 50363
 SPACE = 220
-
-
-class ScriptedWhisper:
-    """What `whisper.transcribe` needs of a model."""
-
-    device = torch.device("cpu")
-    is_multilingual = False
-    num_languages = 99
-    dims = SimpleNamespace(n_mels=1, n_audio_ctx=1500, n_text_ctx=448)
-
-    def __init__(self, script: list[Heard]) -> None:
-        self.results = iter(script)
-        self.calls: list[tuple[tuple[int, int], openai.DecodingOptions, list[int]]] = []
-
-    def decode(self, mel: torch.Tensor, options: openai.DecodingOptions) -> openai.DecodingResult:
-        self.calls.append((place(mel.numpy()), options, list(options.prompt)))
-        heard = next(self.results, LAST)
-        return openai.DecodingResult(
-            audio_features=mel,
-            language="en",
-            tokens=list(heard.tokens),
-            avg_logprob=heard.avg_logprob,
-            no_speech_prob=heard.no_speech_prob,
-            temperature=options.temperature,
-            compression_ratio=heard.compression_ratio,
-        )
 
 
 def both(script: list[Heard], seconds: float, **options: Any) -> list[Segment]:

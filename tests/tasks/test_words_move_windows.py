@@ -6,7 +6,6 @@ Both run over the same scripted results and the same scripted times of tokens.
 import importlib
 from collections.abc import Sequence
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,12 @@ import torch
 import whisper.decoding as openai
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from scripted_openai import ScriptedWhisper
 from scripted_windows import (
-    LAST,
     Heard,
     NumberedWindows,
     ScriptedDecoder,
     frames,
-    place,
     scripted_model,
     stands_still,
 )
@@ -83,32 +81,13 @@ class TimingDecoder(ScriptedDecoder):
             super().submit(job)
 
 
-class ScriptedWhisper:
-    """What `whisper.transcribe` needs of a model."""
-
-    device = torch.device("cpu")
-    is_multilingual = False
-    num_languages = 99
-    dims = SimpleNamespace(n_mels=1, n_audio_ctx=1500, n_text_ctx=448)
-
-    def __init__(self, script: list[Heard]) -> None:
-        self.results = iter(script)
-        self.calls: list[tuple[tuple[int, int], list[int]]] = []
+class PatientWhisper(ScriptedWhisper):
+    """Follows no script that does not end."""
 
     def decode(self, mel: torch.Tensor, options: openai.DecodingOptions) -> openai.DecodingResult:
         if len(self.calls) > MOST_WINDOWS:
             raise UnfitError
-        self.calls.append((place(mel.numpy()), list(options.prompt)))
-        heard = next(self.results, LAST)
-        return openai.DecodingResult(
-            audio_features=mel,
-            language="en",
-            tokens=list(heard.tokens),
-            avg_logprob=heard.avg_logprob,
-            no_speech_prob=heard.no_speech_prob,
-            temperature=options.temperature,
-            compression_ratio=heard.compression_ratio,
-        )
+        return super().decode(mel, options)
 
 
 def is_ordered(segments: list[dict[str, Any]]) -> bool:
@@ -139,7 +118,7 @@ def both(script: list[Heard], seconds: float, **options: Any) -> list[Segment]:
             kvcast.tasks.voice, "open_windows", lambda *_: NumberedWindows(content_frames)
         )
         openai_tokenizer(False)
-        their_model = ScriptedWhisper(script)
+        their_model = PatientWhisper(script)
         given = {"word_timestamps": True, "temperature": 0.0, **options}
         theirs = openai_transcribe.transcribe(their_model, b"", fp16=False, **given)
         if not all(ordered):
@@ -148,7 +127,11 @@ def both(script: list[Heard], seconds: float, **options: Any) -> list[Segment]:
         our_model.scripted = TimingDecoder(script)
         ours = list(our_model.transcribe(b"", **given))
 
-    assert [(where, prompt) for where, _, prompt in our_model.scripted.calls] == their_model.calls
+    our_calls, their_calls = (
+        [(where, prompt) for where, _, prompt in model.calls]
+        for model in (our_model.scripted, their_model)
+    )
+    assert our_calls == their_calls
     spoken = [segment for segment in theirs["segments"] if segment["text"]]
     for segment, expected in zip(ours, spoken, strict=True):
         assert segment.seek == expected["seek"]

@@ -20,7 +20,7 @@ from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.spec.phases import OnPhase
 from kvcast.tasks.params import CONVERSATION, LOADING, SAMPLING, SEVERAL, LoadParams, PromptParams
 from kvcast.tasks.saving import prepare_folder, save
-from kvcast.tasks.writers import draft_counts, json_number
+from kvcast.tasks.writers import draft_fields, json_number
 
 if TYPE_CHECKING:
     from kvcast.tasks.generate import TextGeneration, TextModel
@@ -299,7 +299,7 @@ def _fields(text: "TextGeneration", *, logprobs: bool) -> dict[str, Any]:
         "finish_reason": text.finish_reason,
         "score": None if text.score is None else json_number(text.score),
         "similarity": None if text.similarity is None else json_number(text.similarity),
-        "draft": draft_counts([text.draft]),
+        "draft": draft_fields(text.draft),
         "timings": {
             "first_token": json_number(timings.first_token),
             "seconds": json_number(timings.seconds),
@@ -311,6 +311,8 @@ def _fields(text: "TextGeneration", *, logprobs: bool) -> dict[str, Any]:
 
 def _speed(texts: "Sequence[TextGeneration]") -> str:
     """Tell the first token's time, the mean time of later ones, and the rate of all together."""
+    from kvcast.decoding.speculation import DraftCounts
+
     timings = [text.timings for text in texts]
     later = [timing.per_token for timing in timings if timing.per_token > 0]
     per_token = sum(later) / max(1, len(later))
@@ -318,10 +320,8 @@ def _speed(texts: "Sequence[TextGeneration]") -> str:
     written = sum(timing.tokens_per_second * timing.seconds for timing in timings)
     tokens = sum(len(text.tokens) for text in texts)
     several = f" in {len(texts)} texts" if len(texts) > 1 else ""
-    drafts = draft_counts([text.draft for text in texts])
-    checked = (
-        f", {drafts['accepted']} of {drafts['proposed']} drafted tokens accepted" if drafts else ""
-    )
+    drafts = [text.draft for text in texts if text.draft is not None]
+    checked = f", {DraftCounts.total(drafts)}" if drafts else ""
     return (
         f"{tokens} {'token' if tokens == 1 else 'tokens'}{several}: "
         f"first token after {min(timing.first_token for timing in timings):.3f} s, "

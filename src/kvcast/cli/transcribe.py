@@ -179,5 +179,4 @@ def _show(
         for notice in transcript.notices:
             console.say(notice, about=shown(source))
         if (drafts := transcript.draft) is not None:
-            counts = f"{drafts.accepted} of {drafts.proposed} drafted tokens accepted"
-            console.say(counts, about=shown(source))
+            console.say(str(drafts), about=shown(source))

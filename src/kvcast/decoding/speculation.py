@@ -16,8 +16,9 @@ tokens mean.
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from typing_extensions import override
@@ -159,6 +160,17 @@ class DraftCounts:
 
     proposed: int
     accepted: int
+
+    @classmethod
+    def total(cls, counts: Iterable[Self]) -> Self:
+        """Return the sums."""
+        each = list(counts)
+        return cls(
+            proposed=sum(one.proposed for one in each), accepted=sum(one.accepted for one in each)
+        )
+
+    def __str__(self) -> str:
+        return f"{self.accepted} of {self.proposed} drafted tokens accepted"
 
 
 class Speculation(Drafts):

@@ -114,10 +114,7 @@ class Transcription(Iterator[Segment], Recording):
         """What became of drafted tokens in what is over by now; None without `draft`."""
         if self._params.draft is None:
             return None
-        return DraftCounts(
-            proposed=sum(one.proposed for one in self._drafts),
-            accepted=sum(one.accepted for one in self._drafts),
-        )
+        return DraftCounts.total(self._drafts)
 
     @cached_property
     def language(self) -> str:

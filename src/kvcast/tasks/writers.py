@@ -9,8 +9,8 @@ Knows nothing of files, standard output or how segments are found.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvcast.tasks.params import SubtitleParams
@@ -57,7 +57,7 @@ class Transcript:
             "skipped": None
             if self.skipped is None
             else [_part_fields(one) for one in self.skipped],
-            "draft": draft_counts([self.draft]),
+            "draft": draft_fields(self.draft),
             "notices": list(self.notices),
         }
 
@@ -135,15 +135,9 @@ def _part_fields(part: "Part") -> dict[str, Any]:
     return {"start": start, "end": end}
 
 
-def draft_counts(drafts: "Sequence[DraftCounts | None]") -> dict[str, int] | None:
-    """Return how many drafted tokens of all texts were checked and accepted; None for no drafts."""
-    given = [one for one in drafts if one is not None]
-    if not given:
-        return None
-    return {
-        "proposed": sum(one.proposed for one in given),
-        "accepted": sum(one.accepted for one in given),
-    }
+def draft_fields(counts: "DraftCounts | None") -> dict[str, int] | None:
+    """Return how many drafted tokens were checked and accepted; None for no drafts."""
+    return None if counts is None else asdict(counts)
 
 
 def json_number(value: float) -> float | None:
