@@ -1,4 +1,4 @@
-"""Bundles for any runtime: whichever worker asks first writes one, once a run.
+"""Bundles for any runtime: whichever worker asks first writes one, once a run or in all of CI.
 
 Those of random models are lowered and sealed without the proof that `kvcast.export_bundle` adds:
 the tests are that.
@@ -18,7 +18,6 @@ from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.source import locate
-from kvcast.cli import main
 from kvcast.programs.decoder import DecoderPrograms
 from kvcast.programs.t5 import T5Programs
 from kvcast.programs.unilm import UnilmPrograms
@@ -29,6 +28,8 @@ from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
 from kvcast.spec.whisper import WhisperDimensions
 from kvcast.tasks.families import family_of
+from kvcast.tasks.loading import _exported_once
+from kvcast.tasks.params import LoadParams
 from kvcast.tasks.targets import TARGETS
 from kvcast.tasks.targets.base import BuildOptions, LoweringJob
 from random_decoders import random_decoder
@@ -133,19 +134,13 @@ def write(
 
 
 def exported(model: str, runtime: str = "onnx", **precision: str) -> Path:
-    """Return a packaged model's bundle, which the command exported; nobody may change it.
+    """Return a packaged model's bundle, that which `kvcast.load` opens; nobody may change it.
 
     Raises InputMissingError if the model is not installed.
     """
-    locate(model)
-    options = [word for name, value in precision.items() for word in (f"--{name}", value)]
-
-    def make(folder: Path) -> None:
-        words = ["export", model, "--output", str(folder), "--runtime", runtime, "-q", *options]
-        if code := main(words):
-            raise RuntimeError(f"kvcast {' '.join(words)} ended with {code}")
-
-    return once("-".join((model, runtime, *precision.values())), make)
+    params = LoadParams(runtime=runtime, **precision)
+    folder, _ = _exported_once(locate(model), model, params, None)
+    return folder
 
 
 def open_folder(folder: Path) -> Any:

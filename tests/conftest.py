@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -77,9 +78,13 @@ def demo_programs() -> WhisperPrograms:
 
 @pytest.fixture(autouse=True, scope="session")
 def _shared_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What one worker exports serves all of this run, and nothing stays in the user's cache."""
+    """What one worker exports serves all of this run, and nothing stays in the user's cache.
+
+    Where KVCAST_TEST_BUNDLES names a folder it serves all runs that are told the same.
+    """
     own = tmp_path_factory.getbasetemp()
     run = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    run = Path(os.environ.get("KVCAST_TEST_BUNDLES", run))
     share(run)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVCAST_CACHE", str(run / "kvcast-cache"))

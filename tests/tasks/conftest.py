@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from openai_oracle import Oracle
-from real_speech import CARDS, EXAMPLE, GERMAN, SPOKEN, Load, Samples, read, source
+from real_speech import CARDS, EXAMPLE, GERMAN, SPOKEN, Load, Samples, read
 
 import kvcast
 from kvcast.checkpoints.source import locate, open_checkpoint
@@ -20,25 +20,26 @@ THREADS = 1  # tests share the cores
 @pytest.fixture(scope="session")
 def recordings() -> dict[str, Samples]:
     """Real speech, the same with pauses, and a synthetic voice that reads for over 3 minutes."""
-    example = read(EXAMPLE)
+    example, spoken = read(EXAMPLE), read(SPOKEN)
     pause = np.zeros(40 * 16000, np.float32)
     return {
         "example": example,
         "two windows": np.concatenate([example, pause[: 3 * 16000], example[: 9 * 16000]]),
         "pauses": np.concatenate([example, pause, example]),
-        "spoken": read(SPOKEN),
+        "spoken": spoken,
+        "beginning": spoken[: 80 * 16000],
         "german": read(GERMAN),
     } | {path.stem: read(path) for path in CARDS}
 
 
 @pytest.fixture(scope="session")
 def load() -> Load:
-    """`kvcast.load`, which opens each model once; all tests share one fp32 bundle of each."""
+    """`kvcast.load`, which opens each model once."""
 
     @cache
     def opened(model: str, **options: Any) -> kvcast.WhisperModel:
         try:
-            return kvcast.load(source(model, options), threads=THREADS, **options)
+            return kvcast.load(model, threads=THREADS, **options)
         except InputMissingError as error:
             pytest.skip(str(error))
 

@@ -1,6 +1,6 @@
 """Where the recordings are, and how the fixtures that transcribe them are typed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ import soundfile
 from numpy.typing import NDArray
 
 import kvcast
-from bundles import exported
 
 TESTS = Path(__file__).parents[1]
 EXAMPLE = TESTS.parent / "examples" / "sense-and-sensibility.flac"
@@ -21,12 +20,6 @@ Samples = NDArray[np.float32]
 Load = Callable[..., kvcast.WhisperModel]
 
 
-def source(model: str, options: Mapping[str, Any]) -> str | Path:
-    """Return what to load: all tests share one bundle of a model in fp32."""
-    is_exact = options == {"runtime": "onnx", "quantize": "none"}
-    return exported(model, quantize="none") if is_exact else model
-
-
 def read(path: Path) -> Samples:
     samples, rate = soundfile.read(path, dtype="float32")
     assert rate == 16000
@@ -34,12 +27,9 @@ def read(path: Path) -> Samples:
     return samples
 
 
-def ten_minutes(recordings: Mapping[str, Samples]) -> list[Samples]:
-    """Ten minutes of speech that begin anywhere, in pieces of 5 to 90 s."""
-    whole = np.concatenate([recordings["spoken"], recordings["example"]])
-    rng = np.random.default_rng(0)
-    pieces: list[Samples] = []
-    while sum(map(len, pieces)) < 10 * 60 * 16000:
-        begin = rng.integers(len(whole) - 5 * 16000)
-        pieces.append(whole[begin : begin + rng.integers(5, 90) * 16000])
-    return pieces
+def told(transcripts: Sequence[Sequence[Any]]) -> list[list[tuple[Any, ...]]]:
+    """What must be equal; probabilities may differ by a rounding."""
+    return [
+        [(s.id, s.seek, s.start, s.end, s.tokens, s.temperature) for s in one]
+        for one in transcripts
+    ]

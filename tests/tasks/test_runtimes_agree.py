@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from real_speech import Load, Samples, source
+from real_speech import Load, Samples
 
 import kvcast
 from encoded import encoded
@@ -95,7 +95,7 @@ def test_a_recording_after_another_is_transcribed_as_by_a_fresh_load(
     used = load("demo", **options)
     first = transcript(used, "example")
     after_another = transcript(used, "005")
-    fresh = transcript(kvcast.load(source("demo", options), threads=1, **options), "005")
+    fresh = transcript(kvcast.load("demo", threads=1, **options), "005")
     assert after_another == fresh
     assert first != after_another
     assert transcript(used, "example") == first

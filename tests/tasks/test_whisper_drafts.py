@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from real_speech import Load, Samples, ten_minutes
+from real_speech import Load, Samples
 from scripted_windows import scripted_model
 
 import kvcast
@@ -61,18 +61,6 @@ def test_a_recording_is_the_same_with_drafts(
             totals[draft] += np.array([counts.proposed, counts.accepted])
     proposed, accepted = totals[int8]
     assert accepted > proposed / 2 > 20
-
-
-@pytest.mark.slow
-def test_ten_minutes_are_the_same_with_drafts(load: Load, recordings: dict[str, Samples]):
-    model, int8 = load("demo", runtime="onnx", quantize="none"), load("demo")
-    accepted = 0
-    for recording in ten_minutes(recordings):
-        drafted = model.transcribe(recording, draft=int8)
-        assert said(drafted) == said(model.transcribe(recording))
-        assert drafted.draft is not None
-        accepted += drafted.draft.accepted
-    assert accepted > 0
 
 
 @pytest.mark.slow
