@@ -311,8 +311,6 @@ def _fields(text: "TextGeneration", *, logprobs: bool) -> dict[str, Any]:
 
 def _speed(texts: "Sequence[TextGeneration]") -> str:
     """Tell the first token's time, the mean time of later ones, and the rate of all together."""
-    from kvcast.decoding.speculation import DraftCounts
-
     timings = [text.timings for text in texts]
     later = [timing.per_token for timing in timings if timing.per_token > 0]
     per_token = sum(later) / max(1, len(later))
@@ -321,7 +319,7 @@ def _speed(texts: "Sequence[TextGeneration]") -> str:
     tokens = sum(len(text.tokens) for text in texts)
     several = f" in {len(texts)} texts" if len(texts) > 1 else ""
     drafts = [text.draft for text in texts if text.draft is not None]
-    checked = f", {DraftCounts.total(drafts)}" if drafts else ""
+    checked = f", {drafts[0].total(drafts)}" if drafts else ""
     return (
         f"{tokens} {'token' if tokens == 1 else 'tokens'}{several}: "
         f"first token after {min(timing.first_token for timing in timings):.3f} s, "
