@@ -11,12 +11,13 @@ import pytest
 
 import bundles
 from bundles import open_folder, opened, write
-from encoded import encoded, stepped, whole
+from encoded import encoded, random_tokens, stepped, whole
 from kvcast.bundle.manifest import ALIGNMENT_QUERIES
 from kvcast.lowering import onnx_whisper
 from kvcast.lowering.onnx_quantize import to_blocks, to_int8_columns
 from kvcast.programs.whisper import WhisperPrograms
 from kvcast.runtimes.base import Float32
+from kvcast.runtimes.onnx import OnnxEncoderDecoder
 from kvcast.spec.whisper import WhisperDimensions
 from random_models import SMALL, random_programs
 
@@ -59,14 +60,26 @@ def test_self_caches_go_from_input_to_output_through_one_operator(bundle: Path) 
 
 def test_cross_caches_are_read_by_attention_only(bundle: Path, quantize: str) -> None:
     graph = ir.load(bundle / "onnx/decode.onnx").graph
-    attention = {"none": "MultiHeadAttention"}.get(quantize, "GroupQueryAttention")
+    attention = {"none": {"MultiHeadAttention"}}.get(quantize, {"GroupQueryAttention", "Cast"})
     cross = [
         value for value in graph.inputs if value.name.startswith("cross_") and len(value.shape) == 4
     ]
     assert len(cross) == 2 * SMALL.decoder_layers
     for value in cross:
         readers = {use.node.op_type for use in value.uses()}
-        assert attention in readers <= {attention, "Shape"}, value.name
+        assert attention <= readers <= {*attention, "Shape"}, value.name
+        for use in value.uses():
+            if use.node.op_type == "Cast":
+                assert [user.node.op_type for user in use.node.outputs[0].uses()] == [
+                    "MultiHeadAttention"
+                ]
+
+
+def test_a_quantised_head_gives_logits_as_they_leave_the_graph(bundle: Path, quantize: str) -> None:
+    graph = ir.load(bundle / "onnx/decode.onnx").graph
+    (logits,) = (value for value in graph.outputs if value.name == "logits")
+    expected = "Reshape" if quantize == "none" else "MatMulNBits"
+    assert logits.producer().op_type == expected
 
 
 def test_cross_caches_are_int8_when_quantized_and_never_written(quantize: str) -> None:
@@ -137,14 +150,32 @@ def test_graphs_carry_no_paths(bundle: Path) -> None:
         assert str(Path(__file__).parents[2]).encode() not in content
 
 
-def test_inputs_that_were_quantised_apart_give_in_a_batch_what_they_give_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only cross caches are int8 here: int8 matrices have one scale for all rows of a batch."""
+@pytest.fixture
+def cross_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OnnxEncoderDecoder:
+    """Only its cross caches are int8: int8 matrices have one scale for all that they multiply."""
     for function in ("quantize_matrices", "quantize_table"):
         monkeypatch.setattr(onnx_whisper, function, lambda *_, **__: None)
     write(random_programs(SMALL), tmp_path / "bundle", "int8")
-    runtime = open_folder(tmp_path / "bundle")
+    return open_folder(tmp_path / "bundle")
+
+
+def test_many_queries_read_an_int8_cache_as_few_do(cross_runtime: OnnxEncoderDecoder) -> None:
+    features = np.random.default_rng(9).normal(size=(2, 80, 50)).astype(np.float32)
+    features *= np.array([0.1, 3], np.float32)[:, None, None]
+    tokens = random_tokens(2, 25, seed=10)
+    together = whole(cross_runtime, (features,), tokens)
+    cache = encoded(cross_runtime, (features,))
+    before = [part.copy() for part in cache.memory.slots.parts]
+    one_by_one, cache = stepped(cross_runtime, cache, tokens)
+    np.testing.assert_allclose(together, one_by_one, atol=1e-3)
+    for old, new in zip(before, cache.memory.slots.parts, strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_inputs_that_were_quantised_apart_give_in_a_batch_what_they_give_alone(
+    cross_runtime: OnnxEncoderDecoder,
+) -> None:
+    runtime = cross_runtime
     # Channels' magnitudes differ from input to input, as those of loud and soft speech do.
     features = np.random.default_rng(7).normal(size=(4, 80, 50)).astype(np.float32)
     features *= np.array([0.01, 1, 30, 1], np.float32)[:, None, None]

@@ -146,6 +146,7 @@ def quantize_table(model: ir.Model, name: str, bits: int) -> None:
     flat_shape = constant(graph, f"{name}_flat_shape", np.array([vocab, -1], np.int64))
     flat = ir.node("Reshape", [code_value, flat_shape])
     for node in [use.node for use in table.uses()]:
+        end = node
         if node.op_type == "Gather":
             replacement = ir.node(
                 "GatherBlockQuantized",
@@ -159,8 +160,29 @@ def quantize_table(model: ir.Model, name: str, bits: int) -> None:
             replacement = _blocks_product(
                 node, code_value, scale_value, (width, vocab), block, bits, bias
             )
-        put_in_place(graph, node, node, replacement)
+            source, end = _unflattened(node)
+            replacement.replace_input_with(0, source)
+        put_in_place(graph, node, end, replacement)
     del graph.initializers[name]
+
+
+def _unflattened(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
+    """Return what a product can read, and the last node that it replaces.
+
+    A Gemm takes and gives two axes. Where its input was flattened for that, and its result gets the
+    axes back, the product that replaces it leaves them: a result of the size of a vocabulary is
+    then not copied.
+    """
+    flat = node.inputs[0]
+    before = flat.producer() if flat is not None else None
+    after = next((use.node for use in node.outputs[0].uses()), None)
+    if before is None or after is None or not before.op_type == after.op_type == "Reshape":
+        return flat, node
+    source, given = before.inputs[0], after.outputs[0]
+    if source is None or source.shape is None or given.shape is None:
+        return flat, node
+    same = tuple(source.shape)[:-1] == tuple(given.shape)[:-1]
+    return (source, after) if same else (flat, node)
 
 
 def _int8_product(
@@ -241,7 +263,7 @@ def put_in_place(graph: ir.Graph, first: ir.Node, last: ir.Node, replacement: ir
     old, new = last.outputs[0], replacement.outputs[0]
     new.name, new.shape, new.type = old.name, old.shape, old.type
     graph.insert_before(last, replacement)
-    ir.convenience.replace_all_uses_with(old, new)
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     old.name = None
     doomed = [last] if first is last else [last, first]
     graph.remove(doomed, safe=True)
