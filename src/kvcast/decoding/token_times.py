@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
 
 from kvcast.runtimes.base import Float32, Int64
 
@@ -19,7 +19,7 @@ FRAMES_PER_SECOND = 50
 
 _MEDIAN_WIDTH = 7
 _ROWS_AT_ONCE = 16
-"""Rows that the median takes at once: its intermediate results then stay in the core's cache."""
+"""Rows that medians take at once: intermediate results then stay in the core's cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +75,12 @@ def attention_by_token(scores_hst: Float32, frames: int) -> Float32:
     heads, tokens, available = scores_hst.shape
     frames = max(1, min(frames, available))
     total_st = np.zeros((tokens, frames), np.float32)
+    smoothing = _Smoothing(frames)
     for scores_st in scores_hst:
-        total_st += _smoothed(_standing_out(scores_st[:, :frames]))
+        weights_st = _standing_out(scores_st[:, :frames])
+        for first in range(0, tokens, _ROWS_AT_ONCE):
+            rows = slice(first, first + _ROWS_AT_ONCE)
+            smoothing.add(weights_st[rows], total_st[rows])
     total_st /= np.float32(heads)
     return total_st
 
@@ -92,91 +96,108 @@ def _standing_out(scores_st: Float32) -> Float32:
     return weights_st
 
 
-def _smoothed(weights_st: Float32) -> Float32:
-    """Return the median of each frame and its three neighbours on both sides.
+class _Smoothing:
+    """Medians of each frame and its three neighbours on both sides; the ends are mirrored.
 
-    The ends are mirrored. Rows too short for that are returned as they are.
+    Two neighbouring windows share six frames. Their medians are those of the third and fourth
+    smallest of the six with the one frame that each has alone. The six are three pairs, each of
+    which is sorted once for three windows; the least of the lower and the greatest of the higher
+    ones are neither third nor fourth, and of the other four, two by two in order, the inner two are
+    a maximum and a minimum. So even and odd frames lie apart. All is computed in memory that is
+    kept: fresh memory would cost as much as the medians.
     """
-    beside = _MEDIAN_WIDTH // 2
-    if weights_st.shape[1] <= beside:
-        return weights_st
-    padded_sp = np.pad(weights_st, ((0, 0), (beside, beside)), mode="reflect")
-    smooth_st = np.empty_like(weights_st)
-    for first in range(0, len(padded_sp), _ROWS_AT_ONCE):
-        rows = slice(first, first + _ROWS_AT_ONCE)
-        smooth_st[rows] = _medians_of_7(padded_sp[rows])
-    return smooth_st
 
+    def __init__(self, frames: int) -> None:
+        self._frames = frames
+        windows = (frames + 1) // 2
+        # Of the frames with their mirrored ends, those at even and at odd places.
+        self._halves_2rp = np.zeros((2, _ROWS_AT_ONCE, windows + 3), np.float32)
+        self._room_nrp = np.empty((8, _ROWS_AT_ONCE, windows + 2), np.float32)
 
-def _medians_of_7(values_rp: Float32) -> Float32:
-    """Return the median of every 7 neighbours, [rows, p - 6].
+    def add(self, weights_rt: Float32, total_rt: Float32) -> None:
+        """Add the medians to a total. Rows too short for them are added as they are."""
+        beside = _MEDIAN_WIDTH // 2
+        frames, rows = self._frames, len(weights_rt)
+        if frames <= beside:
+            total_rt += weights_rt
+            return
+        even_rp, odd_rp = halves = self._halves_2rp[:, :rows]
+        # Frame i lies at place i + 3.
+        odd_rp[:, 1 : 1 + (frames + 1) // 2] = weights_rt[:, ::2]
+        even_rp[:, 2 : 2 + frames // 2] = weights_rt[:, 1::2]
+        for place in (*range(beside), *range(frames + beside, frames + 2 * beside)):
+            mirrored = min(abs(place - beside), 2 * (frames - 1) - (place - beside))
+            halves[place % 2, :, place // 2] = weights_rt[:, mirrored]
+        evens_rw, odds_rw = self._medians(even_rp, odd_rp)
+        total_rt[:, ::2] += evens_rw
+        total_rt[:, 1::2] += odds_rw[:, : frames // 2]
 
-    Three of them and the four after these are sorted by minima and maxima. The median, the fourth
-    smallest, is then the least of the maxima that k of the three and 4 - k of the four can have.
-    Sorted pairs are shared by all windows that hold them.
-    """
-    low, high = _sorted(values_rp[:, :-1], values_rp[:, 1:])
-    count = values_rp.shape[1] - 6
-    third = values_rp[:, 2 : 2 + count]
-    least, rest = _sorted(low[:, :count], third)
-    middle, most = _sorted(rest, high[:, :count])
-    first, a = _sorted(low[:, 3 : 3 + count], low[:, 5 : 5 + count])
-    b, fourth = _sorted(high[:, 3 : 3 + count], high[:, 5 : 5 + count])
-    second, after_second = _sorted(a, b)
-    best = np.minimum(fourth, np.maximum(least, after_second))
-    np.minimum(best, np.maximum(middle, second), out=best)
-    np.minimum(best, np.maximum(most, first), out=best)
-    return best
-
-
-def _sorted(a: Float32, b: Float32) -> tuple[Float32, Float32]:
-    return np.minimum(a, b), np.maximum(a, b)
+    def _medians(self, even_rp: Float32, odd_rp: Float32) -> tuple[Float32, Float32]:
+        """Return those of windows that begin at even places and of those at odd ones."""
+        low, high, *room = self._room_nrp[:, : len(even_rp)]
+        a, b, c, d, e, f = (part[:, :-2] for part in room)
+        np.minimum(odd_rp[:, :-1], even_rp[:, 1:], out=low)
+        np.maximum(odd_rp[:, :-1], even_rp[:, 1:], out=high)
+        np.minimum(low[:, :-2], low[:, 1:-1], out=a)
+        np.maximum(low[:, :-2], low[:, 1:-1], out=b)
+        np.maximum(b, low[:, 2:], out=c)  # the greatest of the three lower ones
+        np.minimum(b, low[:, 2:], out=b)
+        np.maximum(a, b, out=a)  # the second
+        np.minimum(high[:, :-2], high[:, 1:-1], out=d)
+        np.maximum(high[:, :-2], high[:, 1:-1], out=e)
+        np.minimum(d, high[:, 2:], out=f)  # the least of the three higher ones
+        np.maximum(d, high[:, 2:], out=d)
+        np.minimum(d, e, out=d)  # the second
+        np.maximum(a, f, out=a)
+        np.minimum(c, d, out=c)
+        np.minimum(a, c, out=b)  # the third of the six
+        np.maximum(a, c, out=d)  # the fourth
+        for alone, medians in ((even_rp[:, :-3], e), (odd_rp[:, 3:], f)):
+            np.minimum(alone, d, out=medians)
+            np.maximum(medians, b, out=medians)
+        return e, f
 
 
 def first_frames(weights_nt: Float32) -> Int64:
     """Return the frame at which each row begins on the best monotonic path, [n], ascending.
 
     The path leads from the first frame of the first row to the last frame of the last, in steps
-    of one row, one frame or both, over the greatest sum of weights in fp32. As in openai-whisper's
+    of one row, one frame or both, over the greatest sum of weights. As in openai-whisper's
     `dtw_cpu`, where a step of one row is as good as one of both, neither is taken.
 
-    Cells whose row and frame have the same sum do not depend on each other, so each such diagonal
-    is computed at once: row d of `costs` holds diagonal d, by the cell's row.
+    The cost of a path that enters row n at frame i and goes on to frame j is what it cost until it
+    entered, less the row's sum before i, plus its sum up to j. So the best entry for each j is a
+    running minimum, and a row is computed at once. Sums are in fp64, in which weights of fp32 add
+    up exactly or nearly so; `dtw_cpu` rounds each sum to fp32 and may prefer another of two paths
+    that are equal but for that.
     """
     rows, frames = weights_nt.shape
-    own = np.full((rows + frames + 1, rows + 1), np.inf, np.float32)
-    # Cell [row, frame], counted from 1, lies at [row + frame, row].
-    one = own.itemsize
-    strides = (one * (rows + 2), one * (rows + 1))
-    as_strided(own.ravel()[2 * rows + 3 :], weights_nt.shape, strides)[:] = -weights_nt
-    costs = np.full_like(own, np.inf)
-    costs[0, 0] = 0
-    here, before = costs[:, 1:], costs[:, :-1]
-    tied = np.empty(rows, np.bool_)
-    for cost, left, up, across, extra in zip(
-        here[2:], here[1:], before[1:], before, own[2:, 1:], strict=False
+    costs_np = np.full((rows + 1, frames + 1), np.inf)
+    costs_np[0, 0] = 0
+    sums_np = np.zeros((rows, frames + 1))
+    np.cumsum(weights_nt, axis=1, dtype=np.float64, out=sums_np[:, 1:])
+    entries_nt = np.empty((rows, frames))
+    tied_t = np.empty(frames, np.bool_)
+    for before_p, cost_p, sums_p, entry_t in zip(
+        costs_np[:-1], costs_np[1:], sums_np, entries_nt, strict=True
     ):
-        np.minimum(up, across, out=cost)
-        np.minimum(cost, left, out=cost)
-        np.equal(up, across, out=tied)
-        np.copyto(cost, left, where=tied)
-        np.add(cost, extra, out=cost)
-    return _begins(costs, rows, frames)
+        np.minimum(before_p[:-1], before_p[1:], out=entry_t)
+        np.equal(before_p[:-1], before_p[1:], out=tied_t)
+        np.copyto(entry_t, np.inf, where=tied_t)
+        np.add(entry_t, sums_p[:-1], out=entry_t)
+        np.minimum.accumulate(entry_t, out=entry_t)
+        np.subtract(entry_t, sums_p[1:], out=cost_p[1:])
+    return _begins(costs_np, entries_nt)
 
 
-def _begins(costs: Float32, rows: int, frames: int) -> Int64:
+def _begins(costs_np: NDArray[np.float64], entries_nt: NDArray[np.float64]) -> Int64:
     """Follow the path from its end; return the first frame of each row."""
-    begins = np.zeros(rows, np.int64)
-    row, frame = rows, frames
-    while row > 0 and frame > 0:  # NaN leads anywhere
-        begins[row - 1] = frame - 1
-        across = costs[row + frame - 2, row - 1]
-        up = costs[row + frame - 1, row - 1]
-        left = costs[row + frame - 1, row]
-        if across < up and across < left:
-            row, frame = row - 1, frame - 1
-        elif up < across and up < left:
-            row -= 1
-        else:
-            frame -= 1
-    return begins
+    begins_n = np.zeros(len(entries_nt), np.int64)
+    frame = entries_nt.shape[1] - 1
+    for row in reversed(range(len(entries_nt))):
+        best = entries_nt[row, frame]
+        begins_n[row] = frame = int((entries_nt[row] <= best).argmax())
+        frame -= int(costs_np[row, frame] < costs_np[row, frame + 1])
+        if frame < 0:
+            break
+    return begins_n
