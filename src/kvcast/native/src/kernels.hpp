@@ -1,0 +1,66 @@
+// What an instruction set brings: the innermost products, each over one tile that lies in a layout of
+// its own. Everything above a tile (threads, loops over tiles, what follows a product) is the same for
+// all and in library.cpp. Letters in shapes: m rows (tokens), n outputs, k inputs, t positions, d head.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace kvcast {
+
+constexpr int BLOCK = 64;       // inputs that share a scale of a row, and outputs of a tile
+constexpr int MOST_ROWS = 6;    // rows of a product: 6 x 4 sums and 4 weights fit in 32 registers
+constexpr float SMALLEST = 1e-30f;  // a block that stays below it is zero: 127 / it would be infinite
+
+// Rows of activations as int8, symmetric, with a scale for each block. A row's numbers depend on that
+// row alone.
+struct Rounded {
+  int8_t* codes;      // [m, k]
+  float* scales;      // [m, k / BLOCK]
+  int32_t* offsets;   // [m, k / BLOCK]: -128 * the sum of the codes, since weights are stored + 128
+  int inputs;         // k
+
+  Rounded row(size_t m) const {
+    const size_t blocks = inputs / BLOCK;
+    return {codes + m * inputs, scales + m * blocks, offsets + m * blocks, inputs};
+  }
+  Rounded block(size_t b) const {  // of the first row
+    return {codes + b * BLOCK, scales + b, offsets + b, inputs};
+  }
+};
+
+struct Instructions {
+  const char* name;
+  bool (*run_here)();
+
+  // x [BLOCK] to the first block of a row.
+  void (*round)(const float* x, const Rounded& to);
+
+  // Layer norm of x [width], a multiple of BLOCK.
+  void (*layer_norm)(const float* x, const float* gain, const float* bias, float epsilon, int width, float* out);
+
+  // x [count], a multiple of 16, becomes gelu(x), the one with erf.
+  void (*gelu)(float* x, int count);
+
+  // codes int8 [BLOCK, k] and scales [BLOCK] of as many outputs, to a tile of tile_bytes(k).
+  size_t (*tile_bytes)(int inputs);
+  void (*pack)(const int8_t* codes, const float* scales, int inputs, uint8_t* tile);
+
+  // rows x tile: out [rows, BLOCK], rows up to MOST_ROWS.
+  void (*multiply)(const uint8_t* tile, const Rounded& in, int rows, float* out);
+
+  // Attention in which each position sees all. A head is packed in parts of BLOCK positions, which
+  // may be packed in any order: from query, key and value [t, stride] of one head, positions
+  // first .. first + BLOCK. `scale` is of the products. `attend` gives out [t, stride] for queries
+  // first .. last.
+  size_t (*head_bytes)(int positions, int head_dim);
+  void (*pack_head)(const float* query, const float* key, const float* value, size_t stride, int positions,
+                    int head_dim, float scale, int first, uint8_t* head);
+  void (*attend)(const uint8_t* head, int positions, int head_dim, int first, int last, float* out, size_t stride);
+};
+
+extern const Instructions plain;
+#if defined(__x86_64__)
+extern const Instructions avx512;
+#endif
+
+}  // namespace kvcast
