@@ -84,14 +84,16 @@ void gelu(float* to, int count) {
   }
 }
 
-// [k / 4, BLOCK, 4] codes + 128, the operand of vpdpbusd; then the scales.
-size_t tile_bytes(int inputs) { return static_cast<size_t>(BLOCK) * inputs + BLOCK * sizeof(float); }
+// [k / 4, BLOCK, 4] codes + 128, the operand of vpdpbusd; then scales and bias.
+size_t tile_bytes(int inputs) { return static_cast<size_t>(BLOCK) * inputs + 2 * BLOCK * sizeof(float); }
 
-void pack(const int8_t* codes, const float* scales, int inputs, uint8_t* tile) {
+void pack(const int8_t* codes, const float* scales, const float* bias, int inputs, uint8_t* tile) {
   for (int k = 0; k < inputs; k++)
     for (int n = 0; n < BLOCK; n++)
       tile[k / 4 * 4 * BLOCK + n * 4 + k % 4] = static_cast<uint8_t>(codes[static_cast<size_t>(n) * inputs + k] + 128);
-  std::memcpy(tile + static_cast<size_t>(BLOCK) * inputs, scales, BLOCK * sizeof(float));
+  float* after = reinterpret_cast<float*>(tile + static_cast<size_t>(BLOCK) * inputs);
+  std::memcpy(after, scales, BLOCK * sizeof(float));
+  std::memcpy(after + BLOCK, bias, BLOCK * sizeof(float));
 }
 
 // GCC 12 moves each sum to another register and back around the intrinsic, which halves the speed.
@@ -130,11 +132,12 @@ void multiply_rows(const uint8_t* tile, const Rounded& in, float* out) {
         _mm512_storeu_ps(total, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m][z]), scale, _mm512_loadu_ps(total)));
       }
   }
-  const float* scales = reinterpret_cast<const float*>(tile);
+  const float *scales = reinterpret_cast<const float*>(tile), *bias = scales + BLOCK;
   for (int m = 0; m < ROWS; m++)
     for (int z = 0; z < VECTORS; z++) {
       float* total = out + m * BLOCK + z * 16;
-      _mm512_storeu_ps(total, _mm512_mul_ps(_mm512_loadu_ps(total), _mm512_loadu_ps(scales + z * 16)));
+      _mm512_storeu_ps(total, _mm512_fmadd_ps(_mm512_loadu_ps(total), _mm512_loadu_ps(scales + z * 16),
+                                              _mm512_loadu_ps(bias + z * 16)));
     }
 }
 

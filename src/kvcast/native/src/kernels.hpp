@@ -41,11 +41,12 @@ struct Instructions {
   // x [count], a multiple of 16, becomes gelu(x), the one with erf.
   void (*gelu)(float* x, int count);
 
-  // codes int8 [BLOCK, k] and scales [BLOCK] of as many outputs, to a tile of tile_bytes(k).
+  // codes int8 [BLOCK, k], scales [BLOCK] and bias [BLOCK] of as many outputs, to a tile of
+  // tile_bytes(k).
   size_t (*tile_bytes)(int inputs);
-  void (*pack)(const int8_t* codes, const float* scales, int inputs, uint8_t* tile);
+  void (*pack)(const int8_t* codes, const float* scales, const float* bias, int inputs, uint8_t* tile);
 
-  // rows x tile: out [rows, BLOCK], rows up to MOST_ROWS.
+  // rows x tile + bias: out [rows, BLOCK], rows up to MOST_ROWS.
   void (*multiply)(const uint8_t* tile, const Rounded& in, int rows, float* out);
 
   // Attention in which each position sees all. A head is packed in parts of BLOCK positions, which

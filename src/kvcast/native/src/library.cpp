@@ -69,13 +69,13 @@ EXPORT size_t kvcast_packed_bytes(const kvcast_machine* machine, int outputs, in
   return outputs / BLOCK * machine->with.tile_bytes(inputs);
 }
 
-// codes int8 [outputs, inputs] and scales [outputs] to `packed`.
-EXPORT void kvcast_pack(kvcast_machine* machine, const int8_t* codes, const float* scales, int outputs, int inputs,
-                        uint8_t* packed) {
+// codes int8 [outputs, inputs], scales [outputs] and bias [outputs] to `packed`.
+EXPORT void kvcast_pack(kvcast_machine* machine, const int8_t* codes, const float* scales, const float* bias,
+                        int outputs, int inputs, uint8_t* packed) {
   const Instructions& with = machine->with;
   machine->threads.run(outputs / BLOCK, [&](int tile) {
     const size_t first = static_cast<size_t>(tile) * BLOCK;
-    with.pack(codes + first * inputs, scales + first, inputs, packed + tile * with.tile_bytes(inputs));
+    with.pack(codes + first * inputs, scales + first, bias + first, inputs, packed + tile * with.tile_bytes(inputs));
   });
 }
 
@@ -102,15 +102,14 @@ EXPORT void kvcast_layer_norm(kvcast_machine* machine, const float* x, int rows,
   });
 }
 
-// in [rows, k] x packed [outputs, k] + bias: stored in or added to out [rows, outputs], or its gelu
+// in [rows, k] x packed [outputs, k], with its bias: stored in or added to out [rows, outputs], or its gelu
 // rounded to `to` [rows, outputs].
-EXPORT void kvcast_product(kvcast_machine* machine, const uint8_t* packed, const float* bias, int outputs,
-                           const Rounded* in, int rows, int ending, float* out, const Rounded* to) {
+EXPORT void kvcast_product(kvcast_machine* machine, const uint8_t* packed, int outputs, const Rounded* in,
+                           int rows, int ending, float* out, const Rounded* to) {
   const Instructions& with = machine->with;
   const int tiles = outputs / BLOCK, tile_parts = parts(tiles, TILES_AT_ONCE);
   const auto finish = [&](float* x, int m, int tile) {  // x [BLOCK]
     const int first = tile * BLOCK;
-    for (int n = 0; n < BLOCK; n++) x[n] += bias[first + n];
     float* at = out + static_cast<size_t>(m) * outputs + first;
     if (ending == STORE) std::memcpy(at, x, BLOCK * sizeof(float));
     if (ending == ADD)

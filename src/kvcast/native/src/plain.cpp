@@ -37,19 +37,20 @@ void gelu(float* x, int count) {
   for (int i = 0; i < count; i++) x[i] = 0.5f * x[i] * (1 + std::erf(x[i] * 0.70710678f));
 }
 
-// Scales, then codes + 128 as they come.
-size_t tile_bytes(int inputs) { return BLOCK * sizeof(float) + static_cast<size_t>(BLOCK) * inputs; }
+// Scales and bias, then codes + 128 as they come.
+size_t tile_bytes(int inputs) { return 2 * BLOCK * sizeof(float) + static_cast<size_t>(BLOCK) * inputs; }
 
-void pack(const int8_t* codes, const float* scales, int inputs, uint8_t* tile) {
+void pack(const int8_t* codes, const float* scales, const float* bias, int inputs, uint8_t* tile) {
   std::memcpy(tile, scales, BLOCK * sizeof(float));
-  uint8_t* to = tile + BLOCK * sizeof(float);
+  std::memcpy(tile + BLOCK * sizeof(float), bias, BLOCK * sizeof(float));
+  uint8_t* to = tile + 2 * BLOCK * sizeof(float);
   for (int i = 0; i < BLOCK * inputs; i++) to[i] = static_cast<uint8_t>(codes[i] + 128);
 }
 
 // Sums in the order of the blocks, fused as on all processors that have it: equal bit for bit.
 void multiply(const uint8_t* tile, const Rounded& in, int rows, float* out) {
-  const float* scales = reinterpret_cast<const float*>(tile);
-  const uint8_t* weights = tile + BLOCK * sizeof(float);
+  const float *scales = reinterpret_cast<const float*>(tile), *bias = scales + BLOCK;
+  const uint8_t* weights = tile + 2 * BLOCK * sizeof(float);
   for (int m = 0; m < rows; m++) {
     const Rounded row = in.row(m);
     for (int n = 0; n < BLOCK; n++) {
@@ -59,7 +60,7 @@ void multiply(const uint8_t* tile, const Rounded& in, int rows, float* out) {
         for (int i = b * BLOCK; i < (b + 1) * BLOCK; i++) sum += weights[n * in.inputs + i] * row.codes[i];
         total = std::fma(static_cast<float>(sum), row.scales[b], total);
       }
-      out[m * BLOCK + n] = total * scales[n];
+      out[m * BLOCK + n] = std::fma(total, scales[n], bias[n]);
     }
   }
 }
