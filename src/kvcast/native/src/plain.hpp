@@ -1,0 +1,11 @@
+// The parts of the plain instruction set.
+#pragma once
+#include "kernels.hpp"
+
+namespace kvcast {
+
+extern const Products plain_products;
+extern const Rows plain_rows;
+extern const EncoderAttention plain_encoder_attention;
+
+}  // namespace kvcast
