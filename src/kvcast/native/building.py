@@ -7,7 +7,6 @@ interpreter's instructions and no operation of a program.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from kvcast.native.instructions import (
     padded,
 )
 from kvcast.native.library import Format, rounded_bytes
-from kvcast.native.values import Lines, Value, contiguous, lines_of
+from kvcast.native.values import Lines, Value, lines_of
 
 _DIMS = 4
 _ALIGNMENT = 64
@@ -73,6 +72,8 @@ class _Result:
     instruction: Instruction
     out: int  # place of the word of the float result
     to: int  # place of the word of the rounded one
+    rows: int
+    width: int
 
 
 @dataclass
@@ -95,9 +96,15 @@ class Builder:
         self.kept.append(array)
         return Value.of(array)
 
-    def may_be_rounded(self, value: Value, instruction: Instruction, out: int, to: int) -> None:
-        """Tell that an instruction can give its result, a storage of its own, rounded as well."""
-        self._results[value.storage] = _Result(instruction, out, to)
+    def may_be_rounded(self, value: Value, rows: int, width: int) -> None:
+        """Tell that the last instruction can give its result, [rows, width], rounded as well.
+
+        The result is a storage of its own, and the instruction's last words are where it lies, its
+        stride, and where it lies rounded.
+        """
+        last = self.instructions[-1]
+        end = len(last.words)
+        self._results[value.storage] = _Result(last, end - 3, end - 1, rows, width)
 
     def rounded(self, lines: Lines) -> Word:
         """Return where lines lie as int8."""
@@ -106,7 +113,8 @@ class Builder:
         if key not in self._rounded:
             to = self._rounded[key] = Storage(rounded_bytes(lines.rows, lines.width))
             result = self._results.get(storage)
-            if result is not None and lines.value.fills_storage:
+            alike = result is not None and (result.rows, result.width) == key[2:4]
+            if result is not None and alike and lines.value.fills_storage:
                 result.instruction.words[result.to] = Address(to)
             else:
                 words = (lines.value.address, lines.stride, lines.rows, lines.width, Address(to))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.native.building import NOTHING, Builder, Matrix
-from kvcast.native.instructions import Activation, Address, Dtype, Element, Operation, Word
+from kvcast.native.instructions import Activation, Dtype, Element, Operation, Word
 from kvcast.native.library import Format
 from kvcast.native.values import Lines, Value
 
@@ -55,9 +55,9 @@ def _product(
         added = (others.value.address, others.stride)
     words: list[Word] = [*matrix.words, lines.rows, *given]
     words += [int(Activation[activation.upper()]), *added, out.address, matrix.outputs, NOTHING]
-    instruction = builder.emit(Operation.PRODUCT, *words)
+    builder.emit(Operation.PRODUCT, *words)
     if out.fills_storage:
-        builder.may_be_rounded(out, instruction, len(words) - 3, len(words) - 1)
+        builder.may_be_rounded(out, lines.rows, matrix.outputs)
 
 
 def _conv1d(
@@ -106,8 +106,8 @@ def _norm(
     out = Value.fresh(x.sizes, Dtype.F32)
     words: list[Word] = [lines.value.address, lines.stride, lines.rows, lines.width]
     words += [builder.outer(gain).address, *others, out.address, lines.width, NOTHING]
-    instruction = builder.emit(operation, *words)
-    builder.may_be_rounded(out, instruction, len(words) - 3, len(words) - 1)
+    builder.emit(operation, *words)
+    builder.may_be_rounded(out, lines.rows, lines.width)
     return out
 
 
@@ -118,8 +118,8 @@ def _gated(builder: Builder, gate: Value, up: Value, *, activation: str) -> Valu
     out = Value.fresh(gate.sizes, Dtype.F32)
     words: list[Word] = [gates.value.address, ups.value.address, gates.stride, gates.rows]
     words += [gates.width, int(Activation[activation.upper()]), out.address, gates.width, NOTHING]
-    instruction = builder.emit(Operation.GATED, *words)
-    builder.may_be_rounded(out, instruction, len(words) - 3, len(words) - 1)
+    builder.emit(Operation.GATED, *words)
+    builder.may_be_rounded(out, gates.rows, gates.width)
     return out
 
 

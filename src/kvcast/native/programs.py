@@ -57,7 +57,7 @@ class Program:
     def constants(self) -> list[Constant]:
         """Return the constants that it reads, each once."""
         found = (
-            one for step in self.steps for one in _leaves((step.arguments, step.keywords))
+            one for step in self.steps for one in leaves((step.arguments, step.keywords))
         )
         return list(dict.fromkeys(one for one in found if isinstance(one, Constant)))
 
@@ -68,7 +68,7 @@ class Program:
         for step in reversed(self.steps):
             if step.name in wanted or step.operation in _WRITES:
                 kept.append(step)
-                leaves = _leaves((step.arguments, step.keywords))
+                leaves = leaves((step.arguments, step.keywords))
                 wanted |= {one.name for one in leaves if isinstance(one, Node)}
         return kept[::-1]
 
@@ -103,7 +103,7 @@ class Program:
             "version": _VERSION,
             "inputs": list(self.inputs),
             "outputs": dict(self.outputs),
-            "steps": [_encoded(asdict_shallow(step)) for step in self.steps],
+            "steps": [_encoded(_fields(step)) for step in self.steps],
         }
         path.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
 
@@ -120,8 +120,7 @@ class Program:
         return cls(inputs=fields["inputs"], outputs=fields["outputs"], steps=steps)
 
 
-def asdict_shallow(step: Step) -> dict[str, Any]:
-    """Return a step's fields."""
+def _fields(step: Step) -> dict[str, Any]:
     return {
         "name": step.name,
         "operation": step.operation,
@@ -139,12 +138,13 @@ def _put(builder: Builder, found: Value, wanted: Value) -> None:
         builder.elements(Element.COPY, wanted, found)
 
 
-def _leaves(given: Any) -> Iterator[Any]:
+def leaves(given: Any) -> Iterator[Any]:
+    """Yield what lists and mappings of arguments hold."""
     if isinstance(given, Mapping):
         given = list(given.values())
     if isinstance(given, list | tuple):
         for one in given:
-            yield from _leaves(one)
+            yield from leaves(one)
     else:
         yield given
 
