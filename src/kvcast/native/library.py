@@ -97,9 +97,7 @@ class Machine:
     def run(self, words: NDArray[np.int64]) -> None:
         """Run a program; KvcastError for what it cannot."""
         message = ctypes.create_string_buffer(_MESSAGE)
-        if self._library.kvcast_run(
-            self._handle, words.ctypes.data, len(words), message, _MESSAGE
-        ):
+        if self._library.kvcast_run(self._handle, words.ctypes.data, len(words), message, _MESSAGE):
             raise KvcastError(message.value.decode())
 
 

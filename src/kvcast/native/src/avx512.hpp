@@ -13,9 +13,9 @@
 // Functions between these two use AVX-512, whatever the rest is compiled for. No header may be included
 // between them: what it defines would then be compiled for AVX-512 and could be taken for all files.
 #if defined(__clang__)
-#define AVX512_BEGIN                                                                                    \
-  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512vnni,"          \
-          "avx512bf16,fma,f16c\"))), apply_to = function)")
+// One literal: clang takes no two that follow each other.
+#define AVX512_BEGIN \
+  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,fma,f16c\"))), apply_to = function)")
 #define AVX512_END _Pragma("clang attribute pop")
 #else
 #define AVX512_BEGIN            \
