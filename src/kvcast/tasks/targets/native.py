@@ -10,7 +10,6 @@ from typing import Any
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
-from kvcast.errors import UsageError
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.tasks.targets.base import BuildOptions, Lowered, LoweringJob, Target
 from kvcast.tasks.targets.self_test import SelfTestResult
@@ -50,8 +49,7 @@ class NativeTarget(Target):
     @override
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
         from kvcast.runtimes.native import NativeEncoderDecoder, NativeRuntime
+        from kvcast.runtimes.native_unilm import NativeUnilm
 
-        if family == "unilm":
-            raise UsageError("kvcast's own runtime does not run UniLM models yet")
-        runtime = NativeRuntime if family == "decoder" else NativeEncoderDecoder
-        return runtime(folder, manifest, threads)
+        runtimes = {"decoder": NativeRuntime, "unilm": NativeUnilm}
+        return runtimes.get(family, NativeEncoderDecoder)(folder, manifest, threads)
