@@ -68,8 +68,8 @@ class Program:
         for step in reversed(self.steps):
             if step.name in wanted or step.operation in _WRITES:
                 kept.append(step)
-                leaves = leaves((step.arguments, step.keywords))
-                wanted |= {one.name for one in leaves if isinstance(one, Node)}
+                read = leaves((step.arguments, step.keywords))
+                wanted |= {one.name for one in read if isinstance(one, Node)}
         return kept[::-1]
 
     def plan(
