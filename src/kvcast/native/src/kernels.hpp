@@ -8,47 +8,101 @@
 namespace kvcast {
 
 constexpr int BLOCK = 64;       // inputs that share a scale of a row, and outputs of a tile
+constexpr int GROUP = 32;       // inputs of an output that share a scale in the formats of blocks
 constexpr int MOST_ROWS = 6;    // rows of a product: 6 x 4 sums and 4 weights fit in 32 registers
 constexpr float SMALLEST = 1e-30f;  // a block that stays below it is zero: 127 / it would be infinite
+
+inline int filled(int inputs) { return (inputs + BLOCK - 1) / BLOCK * BLOCK; }
 
 // Rows of activations as int8, symmetric, with a scale for each block. A row's numbers depend on that
 // row alone.
 struct Rounded {
-  int8_t* codes;      // [m, k]
+  int8_t* codes;      // [m, k]; 0 past a row's end
   float* scales;      // [m, k / BLOCK]
-  int32_t* offsets;   // [m, k / BLOCK]: -128 * the sum of the codes, since weights are stored + 128
-  int inputs;         // k, a multiple of BLOCK
+  int32_t* offsets;   // [m, k / GROUP]: -128 * the sum of the codes, since weights are stored + 128
+  int inputs;         // k, filled up to a multiple of BLOCK
 
   Rounded row(size_t m) const {
-    const size_t blocks = inputs / BLOCK;
-    return {codes + m * inputs, scales + m * blocks, offsets + m * blocks, inputs};
+    const size_t blocks = inputs / BLOCK, groups = inputs / GROUP;
+    return {codes + m * inputs, scales + m * blocks, offsets + m * groups, inputs};
   }
   Rounded block(size_t b) const {  // of the first row
-    return {codes + b * BLOCK, scales + b, offsets + b, inputs};
+    return {codes + b * BLOCK, scales + b, offsets + b * (BLOCK / GROUP), inputs};
   }
 };
 
-// Products with weights that are packed once, in tiles of BLOCK outputs.
+// How a matrix [n, k] is stored in a bundle. Scales and least values are floats; k / GROUP is rounded up.
+enum class Format : int32_t {
+  F32 = 0,         // float [n, k]
+  INT8 = 1,        // int8 [n, k], scales [n]
+  INT8_BLOCK = 2,  // int8 [n, k], scales [n, k / GROUP]
+  INT4_MIN = 3,    // 0..15, the even one of two in a byte's low half: [n, k / 2 rounded up];
+                   // scales [n, k / GROUP], then the values of code 0 [n, k / GROUP]
+};
+constexpr int FORMATS = 4;
+
+// Some outputs of a stored matrix, up to BLOCK.
+struct Stored {
+  const void* codes;
+  const float *scales, *least, *bias;  // least: of INT4_MIN; bias [count], null: zeros
+  int count, inputs;
+};
+
+// Rows of a product's input: x for F32, rounded ones for the other formats.
+struct Operand {
+  const float* x;
+  size_t stride;
+  Rounded rounded;
+
+  Operand row(size_t m) const { return x ? Operand{x + m * stride, stride, {}} : Operand{x, stride, rounded.row(m)}; }
+};
+
+// A format's tiles of BLOCK outputs. Outputs that a tile lacks are zeros.
+struct Tiles {
+  size_t (*bytes)(int inputs);  // a multiple of 64
+  void (*pack)(const Stored&, uint8_t* tile);
+
+  // Output n of a tile, as floats [inputs].
+  void (*unpack)(const uint8_t* tile, int inputs, int n, float* out);
+
+  // rows x tile + bias: out [rows, BLOCK], rows up to MOST_ROWS.
+  void (*multiply)(const uint8_t* tile, const Operand& in, int inputs, int rows, float* out);
+};
+
+enum class Activation : int32_t { NONE = 0, GELU = 1, GELU_TANH = 2, SILU = 3, RELU = 4, TANH = 5 };
+
+// What happens to a row's results of one tile: the activation, then + residual; stored and rounded.
+struct Ending {
+  Activation activation;
+  const float* residual;  // [count]; null: none
+  float* out;             // [count], may be the residual; null: none
+  const Rounded* to;      // one block; null: none
+};
+
+// Products with weights that are packed once.
 struct Products {
   // x [count], up to BLOCK numbers, to the first block of a row; codes after them become 0.
   void (*round)(const float* x, int count, const Rounded& to);
 
-  // codes int8 [BLOCK, k], scales [BLOCK] and bias [BLOCK] of as many outputs, to a tile of
-  // tile_bytes(k); k is a multiple of BLOCK.
-  size_t (*tile_bytes)(int inputs);
-  void (*pack)(const int8_t* codes, const float* scales, const float* bias, int inputs, uint8_t* tile);
+  // x [BLOCK], of which the first `count` are results.
+  void (*finish)(const float* x, int count, const Ending& ending);
 
-  // rows x tile + bias: out [rows, BLOCK], rows up to MOST_ROWS.
-  void (*multiply)(const uint8_t* tile, const Rounded& in, int rows, float* out);
+  Tiles tiles[FORMATS];
+
+  const Tiles& of(Format format) const { return tiles[static_cast<int>(format)]; }
 };
 
 // What happens to rows of activations between products.
 struct Rows {
-  // Layer norm of x [width], any width.
+  // x [width], any width, to out, which may be x. RMS norm: x / rms(x) * gain.
   void (*layer_norm)(const float* x, const float* gain, const float* bias, float epsilon, int width, float* out);
+  void (*rms_norm)(const float* x, const float* gain, float epsilon, int width, float* out);  // gain null: ones
 
-  // x [count] becomes gelu(x), the one with erf.
-  void (*gelu)(float* x, int count);
+  // The activation of x [count] in place.
+  void (*activate)(Activation, float* x, int count);
+
+  // The activation of gate [count] times up [count]; out may be one of them.
+  void (*gate)(Activation, const float* gate, const float* up, int count, float* out);
 };
 
 // Attention in which each position sees all, for many positions. A head is packed in parts of BLOCK

@@ -4,6 +4,8 @@
 
 namespace kvcast {
 
+float activated(Activation, float x);
+
 extern const Products plain_products;
 extern const Rows plain_rows;
 extern const EncoderAttention plain_encoder_attention;

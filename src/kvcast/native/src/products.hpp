@@ -7,12 +7,7 @@
 
 namespace kvcast {
 
-// How a matrix [n, k] is stored in a bundle, and then packed in tiles of BLOCK outputs.
-enum class Format : int32_t {
-  F32 = 0,   // float [n, k]
-  INT8 = 1,  // int8 [n, k], float scales [n]
-};
-
+// A matrix [n, k], packed in tiles of BLOCK outputs.
 struct Matrix {
   Format format;
   int outputs, inputs;
@@ -21,23 +16,22 @@ struct Matrix {
 
 size_t packed_bytes(const Instructions&, Format, int outputs, int inputs);
 
-// codes [n, k] of the format, scales [n] (null for F32), bias [n] (null: zeros) to tiles.
+// codes and scales as the format has them (scales null for F32), bias [n] (null: zeros) to tiles.
 void pack(Machine&, Format, int outputs, int inputs, const void* codes, const float* scales, const float* bias,
           uint8_t* tiles);
 
 // Row n of the matrix, as floats [k].
 void unpack_row(const Instructions&, const Matrix&, int n, float* out);
 
-// Bytes of `rows` rows of k inputs as int8, and where their parts lie.
+// Bytes of `rows` rows of k inputs as int8, and where their parts lie in `data`, aligned to 64.
 size_t rounded_bytes(int rows, int inputs);
 Rounded rounded(uint8_t* data, int rows, int inputs);
 
 // x [rows, inputs] to int8.
 void round_rows(Machine&, const float* x, size_t stride, int rows, int inputs, const Rounded& to);
 
-enum class Activation : int32_t { NONE = 0, GELU = 1, GELU_TANH = 2, SILU = 3, RELU = 4, TANH = 5 };
-
-// x W^T + bias, then the activation, then + residual.
+// x W^T + bias, then the activation, then + residual. A row's result depends on that row alone, and not
+// on the number of threads.
 struct Product {
   Matrix matrix;
   int rows;
@@ -45,11 +39,11 @@ struct Product {
   size_t stride;
   Rounded in;  // other formats
   Activation activation;
-  const float* residual;  // [rows, n]; null: none
+  const float* residual;  // [rows, n]; may be out; null: none
   size_t residual_stride;
   float* out;  // [rows, n]; null: none
   size_t out_stride;
-  const Rounded* to;  // the result as int8 as well; null: none
+  const Rounded* to;  // [rows, n], the result as int8 as well; null: none
 };
 void multiply(Machine&, const Product&);
 

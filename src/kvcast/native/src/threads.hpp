@@ -26,6 +26,8 @@ class Threads {
   // Calls work(i) for each i below count, a million at most, in any order, and returns when all are done.
   void run(int count, const std::function<void(int)>& work);
 
+  int count() const { return static_cast<int>(threads_.size()) + 1; }
+
  private:
   void serve();
   bool work_on_one();
