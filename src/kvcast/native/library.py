@@ -20,10 +20,12 @@ _ALIGNMENT = 64
 
 
 class Format(IntEnum):
-    """How a matrix [outputs, inputs] is stored; numbers as in products.hpp."""
+    """How a matrix [outputs, inputs] is stored; numbers as in kernels.hpp, which says more."""
 
     F32 = 0
     INT8 = 1
+    INT8_BLOCK = 2
+    INT4_MIN = 3
 
 
 @cache
@@ -76,9 +78,19 @@ class Machine:
         codes: NDArray[Any],
         scales: NDArray[np.float32] | None = None,
         bias: NDArray[np.float32] | None = None,
+        inputs: int | None = None,
     ) -> NDArray[np.uint8]:
-        """Return a matrix's tiles, for codes [outputs, inputs] as its format says."""
-        outputs, inputs = codes.shape
+        """Return a matrix's tiles, for codes [outputs, inputs] as its format says.
+
+        Args:
+            format_: of codes and scales.
+            codes: what a bundle stores.
+            scales: float32; none for F32.
+            bias: float32 [outputs].
+            inputs: for INT4_MIN, whose codes are two in a byte.
+
+        """
+        outputs, inputs = len(codes), inputs or codes.shape[1]
         size = self._library.kvcast_packed_bytes(self._handle, format_, outputs, inputs)
         packed = aligned(size)
         given = [np.ascontiguousarray(codes)]

@@ -44,15 +44,6 @@ void rms_norm(const float* x, const float* gain, float epsilon, int width, float
   }
 }
 
-void activate(Activation activation, float* x, int count) {
-  with_activation(activation, [&](auto f) {
-    for (int i = 0; i < count; i += 16) {
-      const __mmask16 there = first(count - i);
-      _mm512_mask_storeu_ps(x + i, there, f(_mm512_maskz_loadu_ps(there, x + i)));
-    }
-  });
-}
-
 void gate(Activation activation, const float* gate, const float* up, int count, float* out) {
   with_activation(activation, [&](auto f) {
     for (int i = 0; i < count; i += 16) {
@@ -67,7 +58,7 @@ void gate(Activation activation, const float* gate, const float* up, int count, 
 
 AVX512_END
 
-const Rows avx512_rows = {layer_norm, rms_norm, activate, gate};
+const Rows avx512_rows = {layer_norm, rms_norm, gate};
 
 }  // namespace kvcast
 #endif

@@ -98,9 +98,6 @@ struct Rows {
   void (*layer_norm)(const float* x, const float* gain, const float* bias, float epsilon, int width, float* out);
   void (*rms_norm)(const float* x, const float* gain, float epsilon, int width, float* out);  // gain null: ones
 
-  // The activation of x [count] in place.
-  void (*activate)(Activation, float* x, int count);
-
   // The activation of gate [count] times up [count]; out may be one of them.
   void (*gate)(Activation, const float* gate, const float* up, int count, float* out);
 };

@@ -35,16 +35,12 @@ void rms_norm(const float* x, const float* gain, float epsilon, int width, float
   for (int i = 0; i < width; i++) out[i] = static_cast<float>(x[i] * factor * (gain ? gain[i] : 1));
 }
 
-void activate(Activation activation, float* x, int count) {
-  for (int i = 0; i < count; i++) x[i] = activated(activation, x[i]);
-}
-
 void gate(Activation activation, const float* gate, const float* up, int count, float* out) {
   for (int i = 0; i < count; i++) out[i] = activated(activation, gate[i]) * up[i];
 }
 
 }  // namespace
 
-const Rows plain_rows = {layer_norm, rms_norm, activate, gate};
+const Rows plain_rows = {layer_norm, rms_norm, gate};
 
 }  // namespace kvcast

@@ -5,7 +5,6 @@
 
 #include "rows.hpp"
 
-
 namespace kvcast {
 namespace {
 

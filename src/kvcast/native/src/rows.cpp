@@ -46,12 +46,4 @@ void gated(Machine& machine, const float* gate, const float* up, size_t stride, 
   });
 }
 
-void activate(Machine& machine, const float* x, size_t stride, int rows, int width, Activation activation, float* out,
-              size_t out_stride, const Rounded* to) {
-  write_rows(machine, rows, width, out, out_stride, to, [&](int m, float* row) {
-    if (row != x + m * stride) std::copy_n(x + m * stride, width, row);
-    machine.with.rows.activate(activation, row, width);
-  });
-}
-
 }  // namespace kvcast

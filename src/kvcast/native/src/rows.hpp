@@ -40,8 +40,4 @@ void rms_norm(Machine&, const float* x, size_t stride, int rows, int width, cons
 void gated(Machine&, const float* gate, const float* up, size_t stride, int rows, int width, Activation, float* out,
            size_t out_stride, const Rounded* to);
 
-// activation(x).
-void activate(Machine&, const float* x, size_t stride, int rows, int width, Activation, float* out, size_t out_stride,
-              const Rounded* to);
-
 }  // namespace kvcast
