@@ -11,8 +11,6 @@
 
 namespace kvcast {
 
-enum class Number : int32_t { F32 = 0, F16 = 1 };
-
 // [n, heads, positions, d]: positions and d are contiguous.
 struct Heads {
   void* data;

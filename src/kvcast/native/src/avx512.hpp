@@ -33,6 +33,7 @@ constexpr int VECTORS = BLOCK / 16;
 
 extern const Products avx512_products;
 extern const Rows avx512_rows;
+extern const Attention avx512_attention;
 extern const EncoderAttention avx512_encoder_attention;
 
 AVX512_BEGIN

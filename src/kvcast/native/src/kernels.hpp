@@ -102,6 +102,46 @@ struct Rows {
   void (*gate)(Activation, const float* gate, const float* up, int count, float* out);
 };
 
+enum class Number : int32_t { F32 = 0, F16 = 1 };
+
+constexpr int PART = 256;        // positions that are summed before they are merged with others
+constexpr int MOST_QUERIES = 12;  // that share a part's keys and values
+constexpr int SCORES = PART + 16;
+
+// d filled up to whole vectors of 16.
+constexpr int filled(int head_dim) { return (head_dim + 15) / 16 * 16; }
+
+// The softmax over some positions: the values mixed with exp(score - most), not yet divided by the total.
+struct Softmax {
+  float most, total;  // total 0: no positions
+};
+
+// A part of a head's positions, and the queries that see some of them. Nothing that no query sees is read,
+// and what a query does not see changes nothing of its results, NaN included.
+struct Part {
+  int head_dim, queries;
+  Number key_number, value_number;
+  const void *keys[2], *values[2];  // [counts[i], d]: two stretches of neighbouring positions
+  int counts[2];
+  int begin;                // the first of them, counted in the part
+  const float* query;       // [n, filled(d)], times the scale, zeros past d
+  const int *first, *last;  // [n]: each sees first .. last, counted in the part
+  const float* const* bias;  // [n], each [PART]; null: none
+  float softcap;            // 0: none
+};
+
+// Attention over a part. Results are those of each query alone, whatever the others see.
+struct Attention {
+  // x [2 * half], pairs (i, i + half) rotated.
+  void (*rotate)(const float* x, const float* cosines, const float* sines, int half, float* out);
+
+  // x [count] as numbers of a cache.
+  void (*store)(const float* x, int count, Number, void* to);
+
+  // softmax [n], mixed [n, filled(d)]; `scores` [n, SCORES] is space to work in, aligned to 64 bytes.
+  void (*attend)(const Part&, float* scores, Softmax* softmax, float* mixed);
+};
+
 // Attention in which each position sees all, for many positions. A head is packed in parts of BLOCK
 // positions, which may be packed in any order: from query, key and value [t, stride] of one head,
 // positions first .. first + BLOCK. `scale` is of the products. `attend` gives out [t, stride] for
@@ -118,6 +158,7 @@ struct Instructions {
   bool (*run_here)();
   const Products& products;
   const Rows& rows;
+  const Attention& attention;
   const EncoderAttention& encoder_attention;
 };
 

@@ -8,6 +8,7 @@ float activated(Activation, float x);
 
 extern const Products plain_products;
 extern const Rows plain_rows;
+extern const Attention plain_attention;
 extern const EncoderAttention plain_encoder_attention;
 
 }  // namespace kvcast
