@@ -66,13 +66,13 @@ const float* bias_of(const Bias& bias, size_t n, size_t head, size_t query) {
 
 void scaled(const float* x, int count, float scale, float* to) {
   for (int i = 0; i < count; i++) to[i] = x[i] * scale;
-  std::fill(to + count, to + filled(count), 0.f);
+  std::fill(to + count, to + padded(count), 0.f);
 }
 
 // What a thread works in: for a tile of queries.
 class Tile {
  public:
-  explicit Tile(int head_dim) : width_(filled(head_dim)) {
+  explicit Tile(int head_dim) : width_(padded(head_dim)) {
     static thread_local Space space;
     const size_t numbers = MOST_QUERIES * (SCORES + 3 * width_) + width_;
     scores = reinterpret_cast<float*>(space.of(numbers * sizeof(float)));
@@ -126,7 +126,7 @@ class Attending {
       // A unit's results for each part lie here until the last of its runs has come.
       parts_ = most_parts();
       const size_t units = static_cast<size_t>(source_.groups) * tiles_, sums = units * parts_ * MOST_QUERIES;
-      const size_t mixed_bytes = sums * filled(d) * sizeof(float), sum_bytes = sums * sizeof(Softmax);
+      const size_t mixed_bytes = sums * padded(d) * sizeof(float), sum_bytes = sums * sizeof(Softmax);
       uint8_t* space = machine_.space.of(mixed_bytes + sum_bytes + units * sizeof(std::atomic<int>));
       mixed_ = reinterpret_cast<float*>(space);
       sums_ = reinterpret_cast<Softmax*>(space + mixed_bytes);
@@ -197,30 +197,30 @@ class Attending {
       const int to = run + 1 == runs_ ? fresh.last : std::min(fresh.last, mine.last * PART);
       source_.write(group, {from, to}, space.line);
     }
-    for (int j = 0; j < count; j++) source_.pack(group, range.first + j, space.query + j * filled(d));
+    for (int j = 0; j < count; j++) source_.pack(group, range.first + j, space.query + j * padded(d));
     const size_t unit = static_cast<size_t>(group) * tiles_ + tile;
     Softmax sums[MOST_QUERIES], found[MOST_QUERIES];
     std::fill(sums, sums + count, Softmax{-INFINITY, 0});
     for (int p = mine.first; p < mine.last; p++) {
       const size_t at = (unit * parts_ + p - all.first) * MOST_QUERIES;
       if (runs_ > 1) {
-        attend_part(group, range, p, space, sums_ + at, mixed_ + at * filled(d));
+        attend_part(group, range, p, space, sums_ + at, mixed_ + at * padded(d));
         continue;
       }
       attend_part(group, range, p, space, found, space.part);
       for (int j = 0; j < count; j++)
-        merge(sums[j], space.mixed + j * filled(d), found[j], space.part + j * filled(d), d);
+        merge(sums[j], space.mixed + j * padded(d), found[j], space.part + j * padded(d), d);
     }
     if (runs_ > 1) {
       if (left_[unit].fetch_sub(1) != 1) return;
       for (int p = 0; p < all.count(); p++)
         for (int j = 0; j < count; j++) {
           const size_t at = (unit * parts_ + p) * MOST_QUERIES + j;
-          merge(sums[j], space.mixed + j * filled(d), sums_[at], mixed_ + at * filled(d), d);
+          merge(sums[j], space.mixed + j * padded(d), sums_[at], mixed_ + at * padded(d), d);
         }
     }
     for (int j = 0; j < count; j++)
-      finish(sums[j], space.mixed + j * filled(d), d, source_.out(group, range.first + j));
+      finish(sums[j], space.mixed + j * padded(d), d, source_.out(group, range.first + j));
   }
 
   void attend_part(int group, const Range& queries, int index, const Tile& space, Softmax* sums, float* mixed) const {
@@ -264,7 +264,7 @@ class Attending {
   const Attention& with_;
   const Source& source_;
   int tiles_ = 0, runs_ = 0, parts_ = 0;
-  float* mixed_ = nullptr;   // [units, parts, MOST_QUERIES, filled(d)]
+  float* mixed_ = nullptr;   // [units, parts, MOST_QUERIES, padded(d)]
   Softmax* sums_ = nullptr;  // [units, parts, MOST_QUERIES]
   std::atomic<int>* left_ = nullptr;
 };

@@ -63,7 +63,7 @@ constexpr int keys_at_once(int queries) { return queries == 1 ? 16 : queries == 
 template <class T, int QUERIES, int DIM>
 void score_keys(const T* key, int count, int head_dim, const float* query, float* scores) {
   constexpr int KEYS = keys_at_once(QUERIES);
-  const int d = DIM ? DIM : head_dim, width = filled(d), whole = d / 16 * 16;
+  const int d = DIM ? DIM : head_dim, width = padded(d), whole = d / 16 * 16;
   const __mmask16 there = first(d - whole);
   for (int t = 0; t < count; t += KEYS) {
     // The last keys stand in for those past the end.
@@ -108,7 +108,7 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
 
 template <class T, int DIM>
 void score_stretch(const T* key, int count, int head_dim, const float* query, int queries, float* scores) {
-  const int width = filled(head_dim);
+  const int width = padded(head_dim);
   while (queries > 0) {
     const int now = std::min(queries, 4);
     const auto take = now == 1   ? score_keys<T, 1, DIM>
@@ -197,7 +197,7 @@ void mix_values(const T* value, int count, int head_dim, const float* shares, fl
 
 template <class T, int ROWS>
 void mix_rows(const T* value, int count, int head_dim, const float* shares, float* mixed) {
-  const int width = filled(head_dim);
+  const int width = padded(head_dim);
   int d = 0;
   for (; d + BLOCK <= head_dim; d += BLOCK)
     mix_values<T, ROWS, VECTORS>(value + d, count, head_dim, shares, mixed + d, width, 0xffff);
@@ -220,7 +220,7 @@ void mix_range(const Part& part, int first, int last, const float* shares, float
 // order either way.
 template <class T, int ROWS>
 void mix(const Part& part, int query, const float* scores, float* mixed) {
-  const int width = filled(part.head_dim), *first = part.first + query, *last = part.last + query;
+  const int width = padded(part.head_dim), *first = part.first + query, *last = part.last + query;
   const float* shares = scores + query * SCORES;
   float* to = mixed + query * width;
   std::memset(to, 0, ROWS * width * sizeof(float));

@@ -109,7 +109,7 @@ constexpr int MOST_QUERIES = 12;  // that share a part's keys and values
 constexpr int SCORES = PART + 16;
 
 // d filled up to whole vectors of 16.
-constexpr int filled(int head_dim) { return (head_dim + 15) / 16 * 16; }
+constexpr int padded(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
 // The softmax over some positions: the values mixed with exp(score - most), not yet divided by the total.
 struct Softmax {
@@ -124,7 +124,7 @@ struct Part {
   const void *keys[2], *values[2];  // [counts[i], d]: two stretches of neighbouring positions
   int counts[2];
   int begin;                // the first of them, counted in the part
-  const float* query;       // [n, filled(d)], times the scale, zeros past d
+  const float* query;       // [n, padded(d)], times the scale, zeros past d
   const int *first, *last;  // [n]: each sees first .. last, counted in the part
   const float* const* bias;  // [n], each [PART]; null: none
   float softcap;            // 0: none
@@ -138,7 +138,7 @@ struct Attention {
   // x [count] as numbers of a cache.
   void (*store)(const float* x, int count, Number, void* to);
 
-  // softmax [n], mixed [n, filled(d)]; `scores` [n, SCORES] is space to work in, aligned to 64 bytes.
+  // softmax [n], mixed [n, padded(d)]; `scores` [n, SCORES] is space to work in, aligned to 64 bytes.
   void (*attend)(const Part&, float* scores, Softmax* softmax, float* mixed);
 };
 

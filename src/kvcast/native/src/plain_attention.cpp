@@ -48,7 +48,7 @@ void each(const Part& part, Number number, const void* const lines[2], Work&& wo
 }
 
 void score(const Part& part, float* scores) {
-  const int width = filled(part.head_dim);
+  const int width = padded(part.head_dim);
   float lanes[MOST_QUERIES][LANES];
   each(part, part.key_number, part.keys, [&](int t, const float* key, int d, int count) {
     for (int m = 0; m < part.queries; m++) {
@@ -79,7 +79,7 @@ Softmax share(float* scores, int first, int last, const float* bias, float softc
 }
 
 void attend(const Part& part, float* scores, Softmax* softmax, float* mixed) {
-  const int width = filled(part.head_dim);
+  const int width = padded(part.head_dim);
   score(part, scores);
   for (int m = 0; m < part.queries; m++)
     softmax[m] = share(scores + m * SCORES, part.first[m], part.last[m], part.bias ? part.bias[m] : nullptr, part.softcap);
