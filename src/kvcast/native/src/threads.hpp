@@ -23,9 +23,6 @@ class Threads {
   Threads(const Threads&) = delete;
   Threads& operator=(const Threads&) = delete;
 
-  // The caller among them.
-  int count() const { return static_cast<int>(threads_.size()) + 1; }
-
   // Calls work(i) for each i below count, a million at most, in any order, and returns when all are done.
   void run(int count, const std::function<void(int)>& work);
 
