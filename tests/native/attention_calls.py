@@ -65,7 +65,7 @@ class Brief:
         told = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
         return f"{type(self).__name__}({', '.join(f'{n}={_brief(x)}' for n, x in told.items())})"
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))  # Hypothesis's own would write all numbers
 
 
@@ -153,9 +153,7 @@ class SelfCall(Brief):
         out = strided(np.full((rows * new, heads * head_dim), np.nan), heads * head_dim + self.gap)
         keys, values = self.caches()
         lengths = guarded(self.lengths)
-        tables = [
-            None if table is None else guarded(table) for table in (self.cosines, self.sines)
-        ]
+        tables = [None if table is None else guarded(table) for table in (self.cosines, self.sines)]
         bias = None if self.bias is None else guarded(self.bias)
         words = [rows, new, heads, key_heads, head_dim, self.capacity]
         words += [*_flat(query), *_flat(key), *_flat(value), *_heads(keys), *_heads(values)]
@@ -165,7 +163,7 @@ class SelfCall(Brief):
         return out.reshape(self.query.shape).copy(), keys, values
 
     def expected(self) -> Array:
-        rows, new, heads, head_dim = self.query.shape
+        rows, new, heads, _ = self.query.shape
         groups = heads // self.key.shape[2]
         query, key = self.rotated(self.query), self.rotated(self.key)
         out = np.zeros(self.query.shape)

@@ -84,9 +84,7 @@ def check_self(call: SelfCall, threads: int, instructions: str) -> None:
         half = call.key_number == np.float16
         tolerance = {"rtol": 1e-3 if half else 1e-5, "atol": 1e-3 if half else 1e-6}
         np.testing.assert_allclose(keys[row][:, slots[kept:]], key, **tolerance)
-        np.testing.assert_array_equal(
-            values[row][:, slots[kept:]], value.astype(call.value_number)
-        )
+        np.testing.assert_array_equal(values[row][:, slots[kept:]], value.astype(call.value_number))
         for found, old in ((keys, before[0]), (values, before[1])):
             np.testing.assert_array_equal(found[row][:, others], old[row][:, others])
 

@@ -1,8 +1,8 @@
 """Lowers programs to kvcast's own interpreter: one file of operations for each, and their weights.
 
-A program is exported with dynamic sizes, what depends on constants alone is computed, and a table says
-what each remaining operator is called (`kvcast/native/operations.py`). Matrices are quantised here; they
-are packed for the processor when a bundle is opened. Knows no model.
+A program is exported with dynamic sizes, what depends on constants alone is computed, and a table
+says what each remaining operator is called (`kvcast/native/operations.py`). Matrices are quantised
+here; they are packed for the processor when a bundle is opened. Knows no model.
 """
 
 import operator
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
-from torch.fx import GraphModule, Node as FxNode
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
 
 from kvcast.bundle.manifest import Graph
 from kvcast.errors import KvcastError
@@ -136,9 +137,7 @@ def lower(
     return graphs
 
 
-def _translated(
-    signature: Signature, *, exact: bool
-) -> tuple[Program, dict[str, NDArray[Any]]]:
+def _translated(signature: Signature, *, exact: bool) -> tuple[Program, dict[str, NDArray[Any]]]:
     """Return a program, without caches among its outputs, and its constants as they are."""
     with torch.no_grad():
         exported = torch.export.export(
@@ -187,7 +186,7 @@ class _Translation:
         if node.target in _DROPPED:
             return
         arguments = [*node.args, *node.kwargs.values()]
-        given = [one for one in torch.utils._pytree.tree_leaves(arguments)]
+        given = list(torch.utils._pytree.tree_leaves(arguments))
         read = [one for one in given if isinstance(one, FxNode)]
         if read and all(one in self._folded for one in read):
             self._fold(node)
@@ -222,9 +221,7 @@ class _Translation:
             return Node(self._names[given])
         if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], FxNode):
             weight, bias = given  # a matrix and what belongs to it
-            return Constant(
-                self._constant(weight), None if bias is None else self._constant(bias)
-            )
+            return Constant(self._constant(weight), None if bias is None else self._constant(bias))
         if isinstance(given, list | tuple):
             return [self._argument(one) for one in given]
         return given

@@ -82,9 +82,7 @@ def _residual(
     return None
 
 
-def _gate(
-    step: Step, by_name: Mapping[str, Step], _: Sizes
-) -> tuple[Step, Sequence[str]] | None:
+def _gate(step: Step, by_name: Mapping[str, Step], _: Sizes) -> tuple[Step, Sequence[str]] | None:
     """Multiply an activated half by the other in one instruction."""
     if step.operation != "mul":
         return None

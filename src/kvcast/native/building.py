@@ -153,14 +153,14 @@ class Builder:
 
     def elements(self, operation: Element, out: Value, *inputs: Value) -> None:
         """Compute `out` elementwise; inputs are repeated to its sizes."""
-        sizes = out.sizes
-        strides = [out.strides, *(one.broadcast(sizes) for one in inputs)]
-        sizes, strides = _joined(sizes, strides)
+        given = (out, *inputs)
+        repeated = [out.strides, *(one.broadcast(out.sizes) for one in inputs)]
+        sizes, strides = _joined(out.sizes, repeated)
         if len(sizes) > _DIMS:
             raise AssertionError(f"an elementwise operation over {len(sizes)} axes")
-        arrays = [
+        arrays: list[list[Word]] = [
             [one.address, int(one.dtype), *padded(steps, _DIMS, 0)]
-            for one, steps in zip((out, *inputs), strides, strict=True)
+            for one, steps in zip(given, strides, strict=True)
         ]
         words: list[Word] = [int(operation), *padded(sizes, _DIMS, 1), *arrays[0], len(inputs)]
         for array in arrays[1:]:
@@ -185,9 +185,7 @@ class Builder:
                 else:
                     in_arena.append(len(words))
                     words.append(places[word.storage] + word.offset)
-        return Plan(
-            np.array(words, np.int64), np.array(in_arena, np.int64), size, tuple(self.kept)
-        )
+        return Plan(np.array(words, np.int64), np.array(in_arena, np.int64), size, tuple(self.kept))
 
     def _drop_unread_floats(self) -> None:
         """Leave out results that are read as int8 alone."""

@@ -1,7 +1,7 @@
 """The instructions of the interpreter: their numbers, and the words that each takes.
 
-Words are written in the order in which `src/program.cpp` reads them. An operand that lies in the arena
-is an `Address`, whose word is known once the arena has been laid out.
+Words are written in the order in which `src/program.cpp` reads them. An operand that lies in the
+arena is an `Address`, whose word is known once the arena has been laid out.
 """
 
 import struct

@@ -94,7 +94,7 @@ class Machine:
         size = self._library.kvcast_packed_bytes(self._handle, format_, outputs, inputs)
         packed = aligned(size)
         given = [np.ascontiguousarray(codes)]
-        addresses = [given[0].ctypes.data]
+        addresses: list[int | None] = [given[0].ctypes.data]
         for part in (scales, bias):
             if part is None:
                 addresses.append(None)

@@ -1,9 +1,9 @@
 """What each operation of a program is in instructions of the interpreter.
 
 A program's operations have the names and arguments of PyTorch's and kvcast's operators
-(`kvcast/ops/attention.py`); those that the lowering fused have keywords in addition. A function here takes
-the builder and the operation's arguments, as values, numbers and constants, and returns its result. Sizes
-are known, so what only depends on them is computed here. Knows no model.
+(`kvcast/ops/attention.py`); those that the lowering fused have keywords in addition. A function
+here takes the builder and the operation's arguments, as values, numbers and constants, and returns
+its result. Sizes are known, so what only depends on them is computed here. Knows no model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -149,10 +149,7 @@ def _gather(builder: Builder, x: Value, axis: int, index: Value, count: int) -> 
     before, limit, after = x.sizes[:axis], x.sizes[axis], x.sizes[axis + 1 :]
     out = Value.fresh((*before, count, *after), Dtype.F32)
     three = x
-    if after:
-        three = builder.flattened(three, axis + 1, -1)
-    else:
-        three = three.unsqueezed(-1)
+    three = builder.flattened(three, axis + 1, -1) if after else three.unsqueezed(-1)
     three = builder.flattened(three, 0, axis - 1) if before else three.unsqueezed(0)
     sizes = (three.sizes[0], count, three.sizes[2])
     out_strides = (count * sizes[2], sizes[2], 1)
@@ -175,7 +172,7 @@ def _self_attention(
     cosines: NDArray[Any] | None = None,
     sines: NDArray[Any] | None = None,
     bias: Value | None = None,
-    causal: bool = True,  # noqa: FBT001, FBT002
+    causal: bool = True,
 ) -> Value:
     rows, new, width = query.sizes
     _, key_heads, capacity, head_dim = key_cache.sizes

@@ -1,7 +1,7 @@
 """Programs as bundles hold them, and their plans for calls of given sizes.
 
-A program is a list of operations (`kvcast/native/operations.py`) over inputs and constants, with no size
-fixed that callers vary. It is written by `kvcast/lowering/native.py`.
+A program is a list of operations (`kvcast/native/operations.py`) over inputs and constants, with
+no size fixed that callers vary. It is written by `kvcast/lowering/native.py`.
 """
 
 import json
@@ -56,9 +56,7 @@ class Program:
 
     def constants(self) -> list[Constant]:
         """Return the constants that it reads, each once."""
-        found = (
-            one for step in self.steps for one in leaves((step.arguments, step.keywords))
-        )
+        found = (one for step in self.steps for one in leaves((step.arguments, step.keywords)))
         return list(dict.fromkeys(one for one in found if isinstance(one, Constant)))
 
     def needed(self, outputs: Sequence[str]) -> list[Step]:

@@ -3,6 +3,7 @@
 Knows what torch's views do to sizes and strides, and nothing of instructions.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -101,7 +102,7 @@ class Value:
         """Join axes; None where that is no view."""
         first, last = first % len(self.sizes), last % len(self.sizes)
         joined = [i for i in range(first, last + 1) if self.sizes[i] != 1]
-        for one, following in zip(joined, joined[1:], strict=False):
+        for one, following in itertools.pairwise(joined):
             if self.strides[one] != self.sizes[following] * self.strides[following]:
                 return None
         size = prod(self.sizes[first : last + 1])

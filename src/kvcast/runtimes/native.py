@@ -1,8 +1,8 @@
-"""Bundles on kvcast's own interpreter, without torch: a call of a program is one call of its library.
+"""Bundles on kvcast's own interpreter, without torch: a call of a program is one call of a library.
 
-Matrices are packed for the processor when a bundle is opened. What a call runs is planned once for its
-sizes and the place of its caches; plans of steps are kept. Knows programs by the names in the bundle's
-manifest and nothing of models.
+Matrices are packed for the processor when a bundle is opened. What a call runs is planned once for
+its sizes and the places of its caches; plans of steps are kept. Knows programs by the names in the
+bundle's manifest and nothing of models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,9 @@ class Weights:
             format_ = Format.INT8
         else:
             codes, scales, format_ = self._tensors[one.name], None, Format.F32
-        return Matrix(format_, *codes.shape, self._machine.pack(format_, codes, scales, bias))
+        outputs, inputs = codes.shape
+        packed = self._machine.pack(format_, codes, scales, bias)
+        return Matrix(format_, outputs, inputs, packed)
 
 
 class Interpreter:
@@ -122,7 +124,7 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class Step:
-    """Arrays of calls: tokens [rows, s], lengths [rows], offsets and logits [rows, offsets, vocab]."""
+    """Arrays of a call: tokens [rows, s], lengths [rows], logits [rows, offsets, vocab]."""
 
     tokens_rs: Int64
     lengths: Int32
@@ -214,9 +216,7 @@ class NativeRuntime(CachedRuntime):
             np.empty((rows, asked, self._vocab), np.float32),
         )
 
-    def planned(
-        self, memory: Memory, run: Run, step: Step, results: Mapping[str, Float32]
-    ) -> Call:
+    def planned(self, memory: Memory, run: Run, step: Step, results: Mapping[str, Float32]) -> Call:
         """Plan a call of `decode` that fills arrays, by the names of its results."""
         cells, encoded = memory.views(run.places, run.slots)
         given = (step.tokens_rs, step.lengths, step.offsets)
@@ -253,7 +253,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
 
     def _positions(self, source: NDArray[Any]) -> int:
         """Return how many positions a source takes: tokens, or half its frames."""
-        return self._cross.capacity if source.ndim > 2 else source.shape[1]  # noqa: PLR2004
+        return self._cross.capacity if source.ndim > 2 else source.shape[1]
 
     @override
     def query(
