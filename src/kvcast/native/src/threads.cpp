@@ -212,7 +212,7 @@ struct Threads::Pool {
   }
 };
 
-Threads::Threads(int count) : pool_(count > 1 ? new Pool(count - 1) : nullptr) {}
+Threads::Threads(int count) : count_(std::max(count, 1)), pool_(count > 1 ? new Pool(count - 1) : nullptr) {}
 
 Threads::~Threads() {
   // A parent's pool cannot be taken down: nobody is there to be joined, nor to leave its conditions.

@@ -23,10 +23,11 @@ class Threads {
   // If any of them throw, it throws what one of them threw. `work` itself calls no `run`.
   void run(int count, const std::function<void(int)>& work);
 
-  int count() const { return static_cast<int>(threads_.size()) + 1; }
+  int count() const { return count_; }
 
  private:
   struct Pool;
+  int count_;
   Pool* pool_;  // null: nobody but the caller
 };
 
