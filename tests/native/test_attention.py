@@ -238,3 +238,129 @@ def check_whole_bits(call: WholeCall, whole: Any, instructions: str) -> None:
     for one in range(len(call.query)):
         alone = call.inputs(one, one + 1).run(2, instructions)
         np.testing.assert_array_equal(alone, whole[one : one + 1])
+
+
+def linear_call(rng: np.random.Generator, new: int, length: int, **changes: Any) -> SelfCall:
+    """Return a call with two rows, 4 heads over 2 of keys, and heads of 32."""
+    past = [normal(rng, length, 2, 32), normal(rng, length // 2, 2, 32)]
+    call = SelfCall(
+        query=normal(rng, 2, new, 4, 32),
+        key=normal(rng, 2, new, 2, 32),
+        value=normal(rng, 2, new, 2, 32),
+        past_keys=past,
+        past_values=[x[::-1] for x in past],
+        key_number=np.float32,
+        value_number=np.float32,
+        capacity=length + new,
+    )
+    return replace(call, **changes)
+
+
+@each_set
+def test_masked_scores_weigh_nothing(instructions: str) -> None:
+    rng = np.random.default_rng(0)
+    bias = normal(rng, 2, 1, 3, 703)
+    bias[..., 256:512] = -np.inf  # a whole part
+    bias[..., 700] = -np.inf
+    bias[..., :100] = np.finfo(np.float32).min
+    call = linear_call(rng, 3, 700, bias=bias)
+    close(call.run(2, instructions)[0], call.expected())
+
+
+@each_set
+def test_what_is_not_finite_reaches_only_those_who_see_it(instructions: str) -> None:
+    call = linear_call(np.random.default_rng(1), 30, 240)
+    value, key = call.value.copy(), call.key.copy()
+    value[0, 20] = np.inf
+    key[1, 10] = np.nan
+    found = replace(call, value=value, key=key).run(2, instructions)[0]
+    whole = call.run(2, instructions)[0]
+    np.testing.assert_array_equal(found[0, :20], whole[0, :20])
+    assert not np.isfinite(found[0, 20:]).any()
+    np.testing.assert_array_equal(found[1, :10], whole[1, :10])
+    assert np.isnan(found[1, 10:]).all()
+
+
+@each_set
+def test_every_half_is_read_and_every_rounding_written(instructions: str) -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    halves = np.where(np.isnan(halves), np.float16(0), halves)
+    key = np.zeros((512, 1, 1, 128), np.float16)
+    value = halves.reshape(key.shape)
+    query = np.zeros((512, 1, 1, 128), np.float32)
+    found = CrossCall(query=query, key=key, value=value, lengths=None).run(1, instructions)
+    np.testing.assert_array_equal(found.ravel(), halves.astype(np.float32))
+
+    finite = np.sort(halves[np.isfinite(halves)].astype(np.float32))
+    middles = (finite[1:] + finite[:-1]) / 2
+    told = [np.float32(x) for x in (np.inf, -np.inf, np.nan, 65519.9, 65520, 1e-8, -1e-30, 3e38)]
+    numbers = np.concatenate(
+        [middles, np.nextafter(middles, np.inf), np.nextafter(middles, -np.inf), told]
+    )
+    numbers = np.resize(numbers, (1, -(-len(numbers) // 128), 1, 128)).astype(np.float32)
+    call = SelfCall(
+        query=np.zeros_like(numbers),
+        key=np.zeros_like(numbers),
+        value=numbers,
+        past_keys=[np.zeros((0, 1, 128), np.float16)],
+        past_values=[np.zeros((0, 1, 128), np.float16)],
+        key_number=np.float16,
+        value_number=np.float16,
+        capacity=numbers.shape[1],
+        window=1,
+    )
+    with np.errstate(over="ignore"):
+        expected = numbers.astype(np.float16)[0, :, 0]
+    np.testing.assert_array_equal(call.run(1, instructions)[2][0, 0], expected)
+
+
+@each_set
+@pytest.mark.parametrize("capacity", [9, 12, 40])
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_self_attention_is_torchs(capacity: int, softcap: float, instructions: str) -> None:
+    import torch
+
+    from kvcast.ops.attention import self_attention
+
+    call = linear_call(np.random.default_rng(2), 7, 21)
+    angles = np.random.default_rng(3).uniform(0, 6, (28, 16))
+    tables = {name: f(angles).astype(np.float32) for name, f in WAVES.items()}
+    call = replace(call, capacity=capacity, window=9, softcap=softcap, **tables)
+    found, keys, values = call.run(2, instructions)
+    caches = [torch.tensor(np.nan_to_num(cache)) for cache in call.caches()]
+    flat = [torch.tensor(x).flatten(2) for x in (call.query, call.key, call.value)]
+    waves = [torch.tensor(table) for table in tables.values()]
+    expected = self_attention(
+        *flat, *caches, torch.tensor(call.lengths), call.scale, 9, softcap, *waves
+    )
+    close(found.reshape(2, 7, -1), expected.numpy())
+    for ours, theirs in zip((keys, values), caches, strict=True):
+        close(np.nan_to_num(ours), theirs.numpy())
+
+
+WAVES = {"cosines": np.cos, "sines": np.sin}
+
+
+@each_set
+def test_attention_without_a_self_cache_is_torchs(instructions: str) -> None:
+    import torch
+
+    from kvcast.ops.attention import cross_attention, encoder_attention
+
+    rng = np.random.default_rng(4)
+    lengths = np.array([30, 11], np.int32)
+    query, bias = normal(rng, 6, 2, 3, 16), normal(rng, 6, 3, 2, 30)
+    key, value = normal(rng, 2, 3, 30, 16), normal(rng, 2, 3, 30, 16)
+    cross = CrossCall(query=query, key=key, value=value, lengths=lengths, bias=bias)
+    flat, *others = (torch.tensor(x) for x in (query.reshape(6, 2, -1), key, value))
+    expected = cross_attention(flat, *others, 0.3, torch.tensor(lengths), torch.tensor(bias))
+    close(cross.run(2, instructions).reshape(6, 2, -1), expected.numpy())
+
+    lines = [normal(rng, 2, 30, 3, 16) for _ in range(3)]
+    bias = normal(rng, 1, 3, 30, 30)
+    whole = WholeCall(query=lines[0], key=lines[1], value=lines[2], lengths=lengths, bias=bias)
+    flats = [torch.tensor(x).flatten(2) for x in lines]
+    expected = encoder_attention(*flats, 3, 0.3, torch.tensor(lengths), torch.tensor(bias))
+    found = whole.run(2, instructions).reshape(2, 30, -1)
+    for one, length in enumerate(lengths):
+        close(found[one, :length], expected.numpy()[one, :length])
