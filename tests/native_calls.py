@@ -171,9 +171,9 @@ class Matrix:
             self.weights = codes[:, :inputs] * each + first
 
     def packed(self, runner: Machine) -> NDArray[np.uint8]:
-        given = [None if one is None else guarded(one) for one in (self.scales, self.bias)]
         codes = guarded(self.codes)
-        return guarded(runner.pack(self.format, codes, *given, inputs=self.shape[1]))
+        scales, bias = (None if one is None else guarded(one) for one in (self.scales, self.bias))
+        return guarded(runner.pack(self.format, codes, scales, bias, inputs=self.shape[1]))
 
 
 def multiply(
@@ -202,7 +202,7 @@ def activated(activation: Activation, x: NDArray[np.float64]) -> NDArray[np.floa
     erf = np.vectorize(math.erf, otypes=[np.float64])
     cubic = 0.7978845608028654 * (x + 0.044715 * x**3)
     with np.errstate(over="ignore"):
-        results = {
+        results: dict[Activation, NDArray[np.float64]] = {
             Activation.NONE: x,
             Activation.GELU: x / 2 * (1 + erf(x / math.sqrt(2))),
             Activation.GELU_TANH: x / 2 * (1 + np.tanh(cubic)),

@@ -155,6 +155,32 @@ def test_a_row_of_nan_stays_alone(seed: int, format_: Format, outputs: int, inpu
             assert np.array_equal(clean, among_nan)
 
 
+@settings(max_examples=20, deadline=None)
+@given(seeds, st.sampled_from(CODES), widths, widths, st.sampled_from([np.nan, np.inf, -np.inf]))
+def test_what_is_no_number_is_not_lost(
+    seed: int, format_: Format, outputs: int, inputs: int, bad: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    matrix = Matrix(rng, format_, outputs, inputs, bias=False)
+    x = rows_of(rng, 3, inputs)
+    x[1, rng.integers(inputs)] = bad
+    roundings = []
+    for name in all_instructions():
+        runner = machine(2, name)
+        to, out = Rounded(3, inputs), np.zeros((3, outputs), np.float32)
+        call(runner, Operation.ROUND, *flat(x), 3, inputs, address(to.data))
+        multiply(runner, matrix, matrix.packed(runner), to, out=out)
+        assert not np.isfinite(to.scales[1]).all()
+        assert not np.isfinite(out[1]).any()
+        assert np.isfinite(out[[0, 2]]).all()
+        roundings.append((to.codes, to.offsets))
+    assert all(
+        np.array_equal(a, b)
+        for other in roundings
+        for a, b in zip(roundings[0], other, strict=True)
+    )
+
+
 @settings(max_examples=60, deadline=None)
 @given(seeds, formats, widths, widths, st.integers(0, 20))
 def test_rows_of_a_table_are_what_was_packed(

@@ -16,15 +16,19 @@ constexpr int HALF = BLOCK / 2;
 constexpr int PAIR = HALF / 16;  // vectors of a half
 
 INLINE void round_vectors(const __m512 v[VECTORS], const Rounded& to) {
-  __m512 most = _mm512_setzero_ps();
-  for (int z = 0; z < VECTORS; z++) most = _mm512_max_ps(most, _mm512_abs_ps(v[z]));
-  const float m = _mm512_reduce_max_ps(most);
+  // As integers, magnitudes have the order of the numbers, and NaN is above them all: it is not lost.
+  __m512i most = _mm512_setzero_si512();
+  for (int z = 0; z < VECTORS; z++) most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(v[z])));
+  const int32_t bits = _mm512_reduce_max_epi32(most);
+  float m;
+  std::memcpy(&m, &bits, sizeof m);
   const bool is_zero = m < SMALLEST;
-  const __m512 inverse = _mm512_set1_ps(is_zero ? 0.f : 127.f / m);
+  const __m512 inverse = _mm512_set1_ps(m >= SMALLEST ? 127.f / m : 0.f);
   for (int g = 0; g < BLOCK / GROUP; g++) {
     __m512i sum = _mm512_setzero_si512();
     for (int z = g * PAIR; z < (g + 1) * PAIR; z++) {
-      const __m512i codes = _mm512_cvtps_epi32(_mm512_mul_ps(v[z], inverse));
+      const __m512i nearest = _mm512_cvtps_epi32(_mm512_mul_ps(v[z], inverse));
+      const __m512i codes = _mm512_max_epi32(nearest, _mm512_set1_epi32(-127));  // NaN came as the least integer
       sum = _mm512_add_epi32(sum, codes);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(to.codes + 16 * z), _mm512_cvtepi32_epi8(codes));
     }

@@ -14,10 +14,12 @@ namespace {
 
 void round(const float* x, int count, const Rounded& to) {
   float most = 0;
-  for (int i = 0; i < count; i++) most = std::max(most, std::fabs(x[i]));
+  for (int i = 0; i < count && !std::isnan(most); i++) most = std::isnan(x[i]) ? x[i] : std::max(most, std::fabs(x[i]));
   const bool is_zero = most < SMALLEST;
-  const float inverse = is_zero ? 0.f : 127.f / most;
-  for (int i = 0; i < BLOCK; i++) to.codes[i] = i < count ? static_cast<int8_t>(std::nearbyint(x[i] * inverse)) : 0;
+  const float inverse = most >= SMALLEST ? 127.f / most : 0.f;
+  // NaN becomes -127: it is not greater.
+  for (int i = 0; i < BLOCK; i++)
+    to.codes[i] = i < count ? static_cast<int8_t>(std::max(-127.f, std::nearbyint(x[i] * inverse))) : 0;
   *to.scales = is_zero ? 0.f : most / 127.f;
   for (int g = 0; g < BLOCK / GROUP; g++) {
     int32_t sum = 0;
