@@ -157,7 +157,7 @@ class Builder:
         repeated = [out.strides, *(one.broadcast(out.sizes) for one in inputs)]
         sizes, strides = _joined(out.sizes, repeated)
         if len(sizes) > _DIMS:
-            raise AssertionError(f"an elementwise operation over {len(sizes)} axes")
+            raise ValueError(f"an elementwise operation over {len(sizes)} axes")
         arrays: list[list[Word]] = [
             [one.address, int(one.dtype), *padded(steps, _DIMS, 0)]
             for one, steps in zip(given, strides, strict=True)

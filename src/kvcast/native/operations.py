@@ -30,7 +30,10 @@ def _linear(
     activation: str = "none",
     residual: Value | None = None,
 ) -> Value:
-    out = Value.fresh((*x.sizes[:-1], matrix.outputs), Dtype.F32)
+    sizes = (*x.sizes[:-1], matrix.outputs)
+    _expect(x.sizes[-1] == matrix.inputs, "a product's inputs")
+    _expect(residual is None or residual.sizes == sizes, "what is added to a product")
+    out = Value.fresh(sizes, Dtype.F32)
     _product(builder, builder.lines(x), matrix, activation, residual, out)
     return out
 
@@ -71,6 +74,7 @@ def _conv1d(
 ) -> Value:
     """Multiply overlapping lines; `matrix` is [outputs, size * channels], channels innermost."""
     batch, channels, positions = x.sizes
+    _expect(matrix.inputs % channels == 0 and stride > 0 <= padding, "a convolution's inputs")
     size = matrix.inputs // channels
     padded = Value.fresh((batch, positions + 2 * padding, channels), Dtype.F32)
     zero = builder.outer(np.zeros(1, np.float32))
@@ -91,6 +95,7 @@ def _conv1d(
 def _layer_norm(
     builder: Builder, x: Value, gain: NDArray[Any], bias: NDArray[Any], epsilon: float
 ) -> Value:
+    _expect(bias.shape == x.sizes[-1:] and bias.dtype == np.float32, "a norm's bias")
     shift = builder.outer(bias).address
     return _norm(builder, Operation.LAYER_NORM, x, gain, shift, epsilon)
 
@@ -102,6 +107,7 @@ def _rms_norm(builder: Builder, x: Value, gain: NDArray[Any], epsilon: float) ->
 def _norm(
     builder: Builder, operation: Operation, x: Value, gain: NDArray[Any], *others: Word
 ) -> Value:
+    _expect(gain.shape == x.sizes[-1:] and gain.dtype == np.float32, "a norm's gain")
     lines = builder.lines(x)
     out = Value.fresh(x.sizes, Dtype.F32)
     words: list[Word] = [lines.value.address, lines.stride, lines.rows, lines.width]
@@ -112,6 +118,7 @@ def _norm(
 
 
 def _gated(builder: Builder, gate: Value, up: Value, *, activation: str) -> Value:
+    _expect(gate.sizes == up.sizes, "a gate")
     gates, ups = builder.lines(gate), builder.lines(up)
     if gates.stride != ups.stride:
         gates, ups = (builder.lines(builder.copied(one, Dtype.F32)) for one in (gate, up))
@@ -175,7 +182,15 @@ def _self_attention(
     causal: bool = True,
 ) -> Value:
     rows, new, width = query.sizes
-    _, key_heads, capacity, head_dim = key_cache.sizes
+    held, key_heads, capacity, head_dim = key_cache.sizes
+    _expect(value_cache.sizes == key_cache.sizes and held == rows, "caches")
+    _expect(width % (key_heads * head_dim) == 0, "heads of queries")
+    _expect(key.sizes == value.sizes == (rows, new, key_heads * head_dim), "heads of keys")
+    _expect(_is_cache(key_cache) and _is_cache(value_cache), "caches")
+    _expect_lengths(lengths, rows)
+    for table in (cosines, sines):
+        _expect(table is None or table.shape[1:] == (head_dim // 2,), "tables of angles")
+    _expect_bias(bias, (rows, width // head_dim, new, capacity))
     out = Value.fresh(query.sizes, Dtype.F32)
     words: list[Word] = [rows, new, width // head_dim, key_heads, head_dim, capacity]
     for given in (query, key, value):
@@ -200,6 +215,10 @@ def _cross_attention(
 ) -> Value:
     rows, new, width = query.sizes
     inputs, heads, positions, head_dim = key.sizes
+    _expect(value.sizes == key.sizes and width == heads * head_dim, "keys of an input")
+    _expect(_is_cache(key) and _is_cache(value) and rows % inputs == 0, "keys of an input")
+    _expect_lengths(lengths, inputs)
+    _expect_bias(bias, (rows, heads, new, positions))
     out = Value.fresh(query.sizes, Dtype.F32)
     words: list[Word] = [inputs, rows // inputs * new, heads, head_dim, positions]
     words += [*_flat(builder.lines(query)), *_heads(key), *_heads(value), _or_none(lengths)]
@@ -221,6 +240,9 @@ def _encoder_attention(
     exact: bool = True,
 ) -> Value:
     inputs, positions, width = query.sizes
+    _expect(key.sizes == value.sizes == query.sizes and width % heads == 0, "heads")
+    _expect_lengths(lengths, inputs)
+    _expect_bias(bias, (inputs, heads, positions, positions))
     out = Value.fresh(query.sizes, Dtype.F32)
     words: list[Word] = [inputs, positions, heads, width // heads]
     for given in (query, key, value):
@@ -228,6 +250,29 @@ def _encoder_attention(
     words += [_or_none(lengths), float(scale), *_bias(builder, bias), int(exact)]
     builder.emit(Operation.WHOLE_ATTENTION, *words, out.address, width)
     return out
+
+
+def _expect(fits: bool, what: str) -> None:
+    """Raise ValueError: a program comes from a file, and instructions read what they are told."""
+    if not fits:
+        raise ValueError(f"{what} do not fit")
+
+
+def _expect_lengths(lengths: Value | None, count: int) -> None:
+    fits = lengths is None or (lengths.dtype == Dtype.I32 and lengths.sizes == (count,))
+    _expect(fits and (lengths is None or lengths.is_contiguous), "lengths")
+
+
+def _expect_bias(bias: Value | None, sizes: Sequence[int]) -> None:
+    _expect(bias is None or len(bias.sizes) == len(sizes), "a bias")
+    if bias is not None:
+        bias.broadcast(sizes)
+        _expect(bias.sizes[2:] == tuple(sizes[2:]), "a bias")
+
+
+def _is_cache(cache: Value) -> bool:
+    """Tell whether positions and numbers of a head lie one after the other."""
+    return cache.dtype in (Dtype.F32, Dtype.F16) and cache.strides[2:] == (cache.sizes[3], 1)
 
 
 def _flat(lines: Lines) -> list[Word]:

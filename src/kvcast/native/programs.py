@@ -129,6 +129,8 @@ def _fields(step: Step) -> dict[str, Any]:
 
 def _put(builder: Builder, found: Value, wanted: Value) -> None:
     """Let a result lie where the caller wants it."""
+    if found.sizes != wanted.sizes:
+        raise ValueError(f"a result is {list(found.sizes)} and not {list(wanted.sizes)}")
     whole = found.fills_storage and found.storage.address is None
     if whole and wanted.is_contiguous and found.dtype == wanted.dtype:
         found.storage.address = wanted.storage.address

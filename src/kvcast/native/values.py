@@ -43,7 +43,9 @@ class Value:
         """Return an array as a value; the caller keeps it alive."""
         dtype = _DTYPES[array.dtype]
         strides = tuple(stride // dtype.size for stride in array.strides)
-        return cls(Storage(array.nbytes, array.ctypes.data), dtype, array.shape, strides)
+        last = sum((size - 1) * step for size, step in zip(array.shape, strides, strict=True))
+        size = (last + 1) * dtype.size if array.size else 0
+        return cls(Storage(size, array.ctypes.data), dtype, array.shape, strides)
 
     @property
     def address(self) -> Address:
@@ -67,10 +69,16 @@ class Value:
         return whole and self.offset == 0 and self.is_contiguous
 
     def viewed(self, sizes: Sequence[int], strides: Sequence[int], offset: int = 0) -> Self:
-        """Return another view of the storage, `offset` numbers further on."""
-        return replace(
-            self, sizes=tuple(sizes), strides=tuple(strides), offset=self.offset + offset
-        )
+        """Return another view of the storage, `offset` numbers further on.
+
+        Raises ValueError for one that does not lie inside.
+        """
+        first = self.offset + offset
+        last = first + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
+        inside = 0 <= first <= last < self.storage.size // self.dtype.size
+        if min(sizes, default=1) < 0 or min(strides, default=0) < 0 or not (inside or 0 in sizes):
+            raise ValueError(f"a view {list(sizes)} does not fit into its storage")
+        return replace(self, sizes=tuple(sizes), strides=tuple(strides), offset=first)
 
     def transposed(self, first: int, second: int) -> Self:
         """Swap two axes."""
@@ -91,6 +99,12 @@ class Value:
         """Divide an axis; one part may be -1."""
         axis %= len(self.sizes)
         known = prod(part for part in parts if part != -1)
+        if (
+            known <= 0
+            or self.sizes[axis] % known
+            or (-1 not in parts and self.sizes[axis] != known)
+        ):
+            raise ValueError(f"an axis of {self.sizes[axis]} cannot be divided into {list(parts)}")
         inner = [part if part != -1 else self.sizes[axis] // known for part in parts]
         steps = [self.strides[axis] * step for step in contiguous(inner)]
         return self.viewed(
@@ -119,8 +133,11 @@ class Value:
         return self.viewed(sizes, self.strides, first * self.strides[axis])
 
     def broadcast(self, sizes: Sequence[int]) -> list[int]:
-        """Return strides that repeat it to these sizes."""
+        """Return strides that repeat it to these sizes; ValueError if that cannot be."""
         missing = len(sizes) - len(self.sizes)
+        for size, wanted in zip(self.sizes, sizes[max(missing, 0) :], strict=missing >= 0):
+            if size not in (1, wanted):
+                raise ValueError(f"{list(self.sizes)} cannot be repeated to {list(sizes)}")
         return [0] * missing + [
             0 if size == 1 else stride
             for size, stride in zip(self.sizes, self.strides, strict=True)

@@ -30,6 +30,8 @@ _WEIGHTS = "weights.safetensors"
 _CODES, _SCALES = ".codes", ".scales"
 _NEW = ("tokens", "lengths", "offsets")
 _LOGITS = "logits"
+# Of self-attention's arguments, those with cosines and sines.
+_ANGLES = slice(9, 11)
 # Plans of calls with up to so many new tokens recur: steps, and those that check drafts.
 _OFTEN = 16
 
@@ -72,12 +74,18 @@ class Weights:
 
     def _matrix(self, one: Constant) -> Matrix:
         bias = None if one.bias is None else self._tensors[one.bias]
+        wanted: Any = np.float32
         if one.name + _CODES in self._tensors:
             codes, scales = self._tensors[one.name + _CODES], self._tensors[one.name + _SCALES]
-            format_ = Format.INT8
+            format_, wanted = Format.INT8, np.int8
         else:
             codes, scales, format_ = self._tensors[one.name], None, Format.F32
         outputs, inputs = codes.shape
+        alike = [given for given in (scales, bias) if given is not None]
+        if codes.dtype != wanted or any(
+            given.dtype != np.float32 or given.shape != (outputs,) for given in alike
+        ):
+            raise ValueError(f"{one.name} has another dtype, or scales of another size")
         packed = self._machine.pack(format_, codes, scales, bias)
         return Matrix(format_, outputs, inputs, packed)
 
@@ -90,6 +98,7 @@ class Interpreter:
         self._lock = Lock()  # of the arena and the machine
         self._arena = aligned(0)
         self.programs: dict[str, Program] = {}
+        self._paths = {name: folder / graph.file for name, graph in manifest.graphs.items()}
         for name, graph in manifest.graphs.items():
             with naming(folder / graph.file):
                 program = Program.read(folder / graph.file)
@@ -100,6 +109,18 @@ class Interpreter:
         weights = Weights(place / _WEIGHTS, self.machine, list(self.programs.values()))
         self._constants = weights.constants
 
+    def angles(self) -> int | None:
+        """Return for how many positions there are rotary angles; None where none are used."""
+        tables = [
+            self._constants[argument]
+            for program in self.programs.values()
+            for step in program.steps
+            if step.operation == "self_attention"
+            for argument in step.arguments[_ANGLES]
+            if argument is not None
+        ]
+        return min(map(len, tables), default=None)
+
     def call(
         self,
         name: str,
@@ -107,7 +128,8 @@ class Interpreter:
         outputs: Mapping[str, NDArray[Any]],
     ) -> Call:
         """Plan a call that reads these arrays and fills those, which stay where they are."""
-        plan: Plan = self.programs[name].plan(self._constants, inputs, outputs)
+        with naming(self._paths[name]):
+            plan: Plan = self.programs[name].plan(self._constants, inputs, outputs)
         return Call(plan.words, plan.in_arena, plan.arena, plan.kept)
 
     def run(self, call: Call) -> None:
@@ -139,6 +161,7 @@ class NativeRuntime(CachedRuntime):
         self.interpreter = Interpreter(folder, manifest, threads)
         self._layers = [layer for layer in manifest.cache if layer.kind != "cross"]
         self._vocab: int = manifest.dimensions["vocab_size"]
+        self.longest = self.interpreter.angles()
         names = manifest.graph("decode").inputs
         self._past = [name for name in names if name.startswith("past_")]
         self.encoded = [name for name in names if name not in {*_NEW, *self._past}]
