@@ -1,9 +1,9 @@
 // Drives threads, products and forks; test_sanitizers.py compiles it with the library's sources.
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <atomic>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "attention.hpp"
 #include "machine.hpp"
 #include "products.hpp"
 
@@ -114,6 +115,12 @@ std::unique_ptr<uint8_t, void (*)(void*)> aligned(size_t bytes) {
   return {data, std::free};
 }
 
+std::vector<float> floats(Random& random, size_t count) {
+  std::vector<float> numbers(count);
+  for (float& number : numbers) number = static_cast<float>(below(random, 2001) - 1000) / 1000.f;
+  return numbers;
+}
+
 // A random product: its numbers end where their memory ends.
 struct Trial {
   Format format;
@@ -139,12 +146,6 @@ struct Trial {
     for (uint8_t& code : codes) code = static_cast<uint8_t>(random());
     scales = floats(random, format == Format::INT8 ? outputs : outputs * groups);
     if (format == Format::INT4_MIN) scales.resize(2 * scales.size(), -0.5f);
-  }
-
-  static std::vector<float> floats(Random& random, size_t count) {
-    std::vector<float> numbers(count);
-    for (float& number : numbers) number = static_cast<float>(below(random, 2001) - 1000) / 1000.f;
-    return numbers;
   }
 
   // Rows first .. first + count.
@@ -186,12 +187,118 @@ void multiply_alike(Random& random, int trials) {
     }
 }
 
+// Attention of random sizes, the same for the same random numbers; everything that it wrote.
+std::vector<float> attend_to_cache(Machine& machine, Random random) {
+  const int rows = 1 + below(random, 4), positions = 1 + below(random, 9), each = 1 + below(random, 3);
+  const int key_heads = 1 + below(random, 3), heads = each * key_heads, head_dim = 2 * (1 + below(random, 40));
+  const int capacity = positions + below(random, 150), lines = rows * positions, half = head_dim / 2;
+  std::vector<int32_t> lengths(rows);
+  for (int32_t& length : lengths) length = below(random, capacity - positions + 1);
+  std::vector<float> query = floats(random, lines * heads * head_dim), out(query.size());
+  std::vector<float> key = floats(random, lines * key_heads * head_dim), value = floats(random, key.size());
+  std::vector<float> keys = floats(random, rows * key_heads * capacity * head_dim), values = keys;
+  std::vector<uint16_t> half_keys(keys.size()), half_values(keys.size());
+  const std::vector<float> cosines = floats(random, capacity * half), sines = floats(random, capacity * half);
+  const Number number = below(random, 2) ? Number::F16 : Number::F32;
+  const bool small = number == Number::F16;
+  const size_t head = static_cast<size_t>(capacity) * head_dim, row = head * key_heads;
+  SelfAttention call{rows, positions, heads, key_heads, head_dim, capacity};
+  call.query = {query.data(), static_cast<size_t>(heads) * head_dim};
+  call.key = {key.data(), static_cast<size_t>(key_heads) * head_dim};
+  call.value = {value.data(), call.key.stride};
+  call.key_cache = {small ? static_cast<void*>(half_keys.data()) : keys.data(), number, row, head};
+  call.value_cache = {small ? static_cast<void*>(half_values.data()) : values.data(), number, row, head};
+  call.lengths = lengths.data();
+  call.scale = 0.125f;
+  call.causal = true;
+  call.cosines = cosines.data();
+  call.sines = sines.data();
+  call.out = {out.data(), call.query.stride};
+  self_attention(machine, call);
+  out.insert(out.end(), keys.begin(), keys.end());
+  out.insert(out.end(), half_values.begin(), half_values.end());
+  return out;
+}
+
+std::vector<float> attend_to_inputs(Machine& machine, Random random) {
+  const int inputs = 1 + below(random, 4), each = 1 + below(random, 6), heads = 1 + below(random, 4);
+  const int head_dim = 1 + below(random, 80), positions = 1 + below(random, 150);
+  std::vector<int32_t> lengths(inputs);
+  for (int32_t& length : lengths) length = 1 + below(random, positions);
+  std::vector<float> query = floats(random, inputs * each * heads * head_dim), out(query.size());
+  std::vector<float> key = floats(random, inputs * heads * positions * head_dim), value = floats(random, key.size());
+  const size_t head = static_cast<size_t>(positions) * head_dim, width = static_cast<size_t>(heads) * head_dim;
+  CrossAttention call{inputs, each, heads, head_dim, positions};
+  call.query = {query.data(), width};
+  call.key = {key.data(), Number::F32, head * heads, head};
+  call.value = {value.data(), Number::F32, head * heads, head};
+  call.lengths = lengths.data();
+  call.scale = 0.125f;
+  call.new_positions = 1;
+  call.out = {out.data(), width};
+  cross_attention(machine, call);
+  return out;
+}
+
+std::vector<float> attend_to_all(Machine& machine, Random random) {
+  const int inputs = 1 + below(random, 3), positions = 1 + below(random, 150), heads = 1 + below(random, 4);
+  const int head_dim = 1 + below(random, 80);
+  const size_t width = static_cast<size_t>(heads) * head_dim;
+  std::vector<float> query = floats(random, inputs * positions * width), key = floats(random, query.size());
+  std::vector<float> value = floats(random, query.size()), out(query.size());
+  WholeAttention call{inputs, positions, heads, head_dim};
+  call.query = {query.data(), width};
+  call.key = {key.data(), width};
+  call.value = {value.data(), width};
+  call.scale = 0.125f;
+  call.exact = below(random, 2) == 0;
+  call.out = {out.data(), width};
+  whole_attention(machine, call);
+  return out;
+}
+
+constexpr std::vector<float> (*ATTENTIONS[])(Machine&, Random) = {attend_to_cache, attend_to_inputs, attend_to_all};
+
+bool alike(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+void attend_alike(Random& random, int trials) {
+  for (const Instructions* with : sets())
+    for (int i = 0; i < trials; i++)
+      for (const auto attend : ATTENTIONS) {
+        const Random numbers(random());
+        Machine one{*with, Threads(1), {}}, more{*with, Threads(2 + i % 4), {}};
+        CHECK(alike(attend(more, numbers), attend(one, numbers)));
+      }
+}
+
+// A digest of results' bits, to compare compilers by.
+void print_digests() {
+  for (const Instructions* with : sets()) {
+    uint64_t digest = 14695981039346656037u;  // FNV-1a
+    const auto add = [&](const std::vector<float>& numbers) {
+      const auto* bytes = reinterpret_cast<const uint8_t*>(numbers.data());
+      for (size_t i = 0; i < numbers.size() * sizeof(float); i++) digest = (digest ^ bytes[i]) * 1099511628211u;
+    };
+    Random random(7);
+    Machine machine{*with, Threads(2), {}};
+    for (int i = 0; i < 40; i++) {
+      const Trial trial(random);
+      add(trial.product(machine, 0, trial.rows));
+      for (const auto attend : ATTENTIONS) add(attend(machine, Random(random())));
+    }
+    std::printf("%s %016llx\n", with->name, static_cast<unsigned long long>(digest));
+  }
+}
+
 void run_several_machines(int seed, int trials) {
   std::vector<std::thread> users;
   for (int user = 0; user < 3; user++)
     users.emplace_back([=] {
       Random random(seed + user);
       multiply_alike(random, trials);
+      attend_alike(random, trials);
     });
   for (std::thread& user : users) user.join();
 }
@@ -243,6 +350,10 @@ void stop_threads_anywhere(Random& random) {
 }  // namespace
 
 int main(int, char** words) {
+  if (std::string(words[1]) == "digests") {
+    print_digests();
+    return 0;
+  }
   const int seed = std::atoi(words[1]);
   Random random(seed);
   share_tiles(random, 500);
@@ -250,6 +361,7 @@ int main(int, char** words) {
   leave_and_return();
   throw_errors();
   multiply_alike(random, 25);
+  attend_alike(random, 25);
   run_several_machines(seed, 8);
 #if !defined(__SANITIZE_THREAD__)  // it cannot follow threads into forks, and holds signals back
   fork_after_use(random);
