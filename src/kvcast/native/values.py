@@ -135,9 +135,11 @@ class Value:
     def broadcast(self, sizes: Sequence[int]) -> list[int]:
         """Return strides that repeat it to these sizes; ValueError if that cannot be."""
         missing = len(sizes) - len(self.sizes)
-        for size, wanted in zip(self.sizes, sizes[max(missing, 0) :], strict=missing >= 0):
-            if size not in (1, wanted):
-                raise ValueError(f"{list(self.sizes)} cannot be repeated to {list(sizes)}")
+        fits = missing >= 0 and all(
+            size in (1, wanted) for size, wanted in zip(self.sizes, sizes[missing:], strict=True)
+        )
+        if not fits:
+            raise ValueError(f"{list(self.sizes)} cannot be repeated to {list(sizes)}")
         return [0] * missing + [
             0 if size == 1 else stride
             for size, stride in zip(self.sizes, self.strides, strict=True)
