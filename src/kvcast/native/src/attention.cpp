@@ -114,7 +114,8 @@ void finish(const Softmax& sum, const float* mixed, int head_dim, float* out) {
 
 class Attending {
  public:
-  Attending(Machine& machine, const Source& source) : machine_(machine), with_(machine.with.attention), source_(source) {}
+  Attending(Machine& machine, const Source& source)
+      : machine_(machine), with_(machine.with.attention), source_(source) {}
 
   void run() {
     const int d = source_.head_dim;
@@ -275,7 +276,8 @@ struct SelfSource final : Source {
   const Attention& with;
   const Range fresh;
 
-  SelfSource(const SelfAttention& self, const Attention& with, const Range& fresh) : of(self), with(with), fresh(fresh) {
+  SelfSource(const SelfAttention& self, const Attention& with, const Range& fresh)
+      : of(self), with(with), fresh(fresh) {
     groups = of.rows * of.key_heads;
     queries = fresh.count() * shared();
     head_dim = of.head_dim;
@@ -304,13 +306,14 @@ struct SelfSource final : Source {
     if (of.cosines == nullptr)
       std::memcpy(to, x, head_dim * sizeof(float));
     else
-      with.rotate(x, of.cosines + static_cast<size_t>(position) * half, of.sines + static_cast<size_t>(position) * half,
-                  half, to);
+      with.rotate(x, of.cosines + static_cast<size_t>(position) * half,
+                  of.sines + static_cast<size_t>(position) * half, half, to);
   }
 
   void pack(int group, int query, float* to) const override {
     const int s = new_position(query);
-    const float* x = of.query.data + line(group, s) * of.query.stride + static_cast<size_t>(head(group, query)) * head_dim;
+    const float* x =
+        of.query.data + line(group, s) * of.query.stride + static_cast<size_t>(head(group, query)) * head_dim;
     rotate(x, of.lengths[row(group)] + s, to);
     scaled(to, head_dim, of.scale, to);
   }
@@ -333,7 +336,8 @@ struct SelfSource final : Source {
 
   void write(int group, const Range& positions, float* space) const override {
     for (int p = positions.first; p < positions.last; p++) {
-      const size_t from = line(group, p - of.lengths[row(group)]), offset = static_cast<size_t>(key_head(group)) * head_dim;
+      const size_t from = line(group, p - of.lengths[row(group)]);
+      const size_t offset = static_cast<size_t>(key_head(group)) * head_dim;
       rotate(of.key.data + from * of.key.stride + offset, p, space);
       put(space, keys(group), p % capacity);
       put(of.value.data + from * of.value.stride + offset, values(group), p % capacity);
@@ -386,7 +390,8 @@ struct WholeSource final : Source {
   const WholeAttention& of;
   const float *key, *value;
 
-  WholeSource(const WholeAttention& whole, const float* key, const float* value) : of(whole), key(key), value(value) {
+  WholeSource(const WholeAttention& whole, const float* key, const float* value)
+      : of(whole), key(key), value(value) {
     groups = of.inputs * of.heads;
     queries = of.positions;
     head_dim = of.head_dim;
@@ -402,7 +407,9 @@ struct WholeSource final : Source {
   Lines keys(int group) const override { return {key + part(group), Number::F32}; }
   Lines values(int group) const override { return {value + part(group), Number::F32}; }
 
-  int length(int group) const { return of.lengths == nullptr ? of.positions : std::min<int>(of.lengths[input(group)], of.positions); }
+  int length(int group) const {
+    return of.lengths == nullptr ? of.positions : std::min<int>(of.lengths[input(group)], of.positions);
+  }
 
   // Positions past the length see nothing.
   Range sees(int group, int query) const override { return {0, query < length(group) ? length(group) : 0}; }
@@ -411,7 +418,9 @@ struct WholeSource final : Source {
     scaled(of.query.data + line(group, query) * of.query.stride + offset(group), head_dim, of.scale, to);
   }
 
-  const float* bias(int group, int query) const override { return bias_of(of.bias, input(group), head(group), query); }
+  const float* bias(int group, int query) const override {
+    return bias_of(of.bias, input(group), head(group), query);
+  }
 
   float* out(int group, int query) const override {
     return of.out.data + line(group, query) * of.out.stride + offset(group);

@@ -176,7 +176,7 @@ Softmax share(float* scores, int first, int last, const float* bias, float softc
   return {most, is_empty ? 0.f : _mm512_reduce_add_ps(sum)};
 }
 
-// mixed [ROWS, width] += shares [ROWS, SCORES] x values [count, d], of VECTORS * 16 numbers of d.
+// mixed [ROWS, width] += shares [ROWS, SCORES] x values [count, d], of COLUMNS * 16 numbers of d.
 template <class T, int ROWS, int COLUMNS>
 void mix_values(const T* value, int count, int head_dim, const float* shares, float* mixed, int width,
                 __mmask16 there) {

@@ -26,7 +26,7 @@ void store(const float* x, int count, Number number, void* to) {
     to_halves(x, count, static_cast<uint16_t*>(to));
 }
 
-// Number i of line t, by what a part's lines are made of.
+// Number i of lines.
 float at(const void* lines, Number number, size_t i) {
   return number == Number::F32 ? static_cast<const float*>(lines)[i]
                                : from_half(static_cast<const uint16_t*>(lines)[i]);
@@ -82,7 +82,8 @@ void attend(const Part& part, float* scores, Softmax* softmax, float* mixed) {
   const int width = padded(part.head_dim);
   score(part, scores);
   for (int m = 0; m < part.queries; m++)
-    softmax[m] = share(scores + m * SCORES, part.first[m], part.last[m], part.bias ? part.bias[m] : nullptr, part.softcap);
+    softmax[m] = share(scores + m * SCORES, part.first[m], part.last[m], part.bias ? part.bias[m] : nullptr,
+                       part.softcap);
   std::fill(mixed, mixed + part.queries * width, 0.f);
   each(part, part.value_number, part.values, [&](int t, const float* value, int d, int count) {
     for (int m = 0; m < part.queries; m++) {
