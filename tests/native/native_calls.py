@@ -1,9 +1,6 @@
 """Calls of single native instructions, with buffers that end where memory ends."""
 
-import ctypes
 import math
-import mmap
-import sys
 from functools import cache
 from typing import Any
 
@@ -14,11 +11,11 @@ from numpy.typing import NDArray
 from kvcast.errors import LibraryMissingError
 from kvcast.native.instructions import Activation, Operation, bits
 from kvcast.native.library import Format, Machine, instruction_sets, rounded_bytes
+from native.guarded import guarded
 
 Floats = NDArray[np.float32]
 
 BLOCK, GROUP = 64, 32
-_PAGE = mmap.PAGESIZE
 
 
 @cache
@@ -32,21 +29,6 @@ def all_instructions() -> list[str]:
         return instruction_sets()
     except LibraryMissingError as error:
         pytest.skip(str(error))
-
-
-def guarded(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy whose end is the last byte before a page that ends the process if touched."""
-    size = -(-max(array.nbytes, 1) // _PAGE) * _PAGE
-    pages = mmap.mmap(-1, size + _PAGE)
-    if sys.platform != "win32":
-        address = ctypes.addressof(ctypes.c_char.from_buffer(pages)) + size
-        libc = ctypes.CDLL(None, use_errno=True)
-        assert libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(_PAGE), 0) == 0
-    copy: NDArray[Any] = np.frombuffer(pages, array.dtype, array.size, size - array.nbytes).reshape(
-        array.shape
-    )
-    copy[...] = array
-    return copy
 
 
 def strided(rows: Floats, stride: int) -> Floats:
