@@ -54,6 +54,7 @@ _SUBJECTS = {
     params=[
         *((model, "eager") for model in _SUBJECTS),
         *((model, "onnx") for model in ("whisper", "t5")),
+        *((model, "native") for model in _SUBJECTS),
         ("whisper", "aoti"),
         *(
             pytest.param(("cross-biased t5", runtime), marks=pytest.mark.slow)

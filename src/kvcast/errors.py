@@ -12,6 +12,10 @@ class KvcastError(Exception):
     exit_code = 1
 
 
+class LibraryMissingError(KvcastError):
+    """kvcast's own compiled library is not there and cannot be made; the other runtimes work."""
+
+
 class UsageError(KvcastError):
     """An option, a value or a combination that is not supported."""
 

@@ -130,3 +130,9 @@ def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path: Path) -> None:
     ):
         pass
     assert (tmp_path / "precious/file").read_text() == "x"
+
+
+def test_whoever_can_read_the_manifest_can_read_the_rest() -> None:
+    folder = bundles.bundle(SMALL, runtime="native")
+    modes = {path.stat().st_mode for path in folder.rglob("*") if path.is_file()}
+    assert modes == {(folder / MANIFEST).stat().st_mode}

@@ -169,7 +169,9 @@ def test_a_runtime_arrives_in_the_documentation():
     assert text.count("abacus: Abacus, beads on wires, needs kvcast[beads]") == 2
     for name in tables.SCHEMAS:
         schema = tables.enumerated((ROOT / "docs" / name).read_text(encoding="utf-8"))
-        assert re.search(r'\{"enum": \["onnx", "aoti", "executorch", "eager", "abacus"\W', schema)
+        assert re.search(
+            r'\{"enum": \["onnx", "aoti", "executorch", "native", "eager", "abacus"\W', schema
+        )
 
 
 @pytest.mark.usefixtures("one_more_runtime")
@@ -181,7 +183,9 @@ def test_a_runtime_arrives_at_the_doctors(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_runtime_that_is_not_in_the_table_is_refused():
-    with pytest.raises(UsageError, match="runtime must be one of onnx, aoti, executorch, eager"):
+    with pytest.raises(
+        UsageError, match="runtime must be one of onnx, aoti, executorch, native, eager"
+    ):
         LoadParams(runtime="abacus")
 
 

@@ -1,6 +1,7 @@
 """`kvcast doctor` tells what works and what is broken, whatever way it is broken in."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jsonschema
@@ -9,6 +10,8 @@ import pytest
 from bundles import bundle
 from kvcast.bundle.manifest import read_bundle
 from kvcast.cli import main
+from kvcast.cli.doctor import _about_library
+from kvcast.native.build import library_path
 from kvcast.tasks import doctor
 from random_models import SMALL
 
@@ -97,6 +100,36 @@ def test_a_bundle_is_opened_after_its_checksums(installed, capsys):
     assert "tokenizer" in found["bundle"]["problem"]
     assert main(["doctor", str(small_bundle / "onnx")]) == 1
     assert "is not a bundle: it has no bundle.json" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_library_that_is_not_compiled_yet_is_told_and_not_compiled(installed, tmp_path):
+    installed()
+    found = doctor._library()
+    if shutil.which("g++"):
+        assert (found.origin, found.path, found.problem) == ("none", "", "")
+        assert about(found).startswith("not compiled yet")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_without_a_compiler_the_library_says_what_to_install(installed, monkeypatch):
+    installed()
+    monkeypatch.setenv("CXX", "false")
+    found = doctor._library()
+    assert "CXX=false does not run: install g++" in found.problem
+    assert about(found).startswith("no: kvcast's native library is not compiled")
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+def test_the_library_is_named_with_its_instructions():
+    path = library_path()
+    found = doctor._library()
+    assert (found.origin, found.path, found.problem) == ("compiled", str(path), "")
+    assert found.instructions[-1] == "plain"
+    assert f"uses {found.instructions[0]}" in about(found)
+
+
+def about(found: doctor.Library) -> str:
+    return " ".join(_about_library(found))
 
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path):

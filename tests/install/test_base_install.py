@@ -12,7 +12,7 @@ from bundles import exported
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/sense-and-sensibility.flac"
-EXPORT_ONLY = ("torch", "onnx", "onnxscript", "safetensors", "transformers")
+EXPORT_ONLY = ("torch", "onnx", "onnxscript", "transformers")
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ RUNTIMES = {
     "onnx": (SMALL, "onnx"),
     "aoti": (SMALL, "aoti"),
     "executorch": (WHISPER, "executorch"),
+    "native": (SMALL, "native"),
 }
 
 

@@ -106,7 +106,7 @@ class DecoderMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["eager", "onnx"])
+@pytest.mark.parametrize("name", ["eager", "onnx", "native"])
 def test_no_sequence_of_calls_leads_to_other_logits(name, examples):
     class Machine(DecoderMachine):
         runtime = opened(GEMMA3, runtime=name)

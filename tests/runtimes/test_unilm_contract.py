@@ -20,6 +20,7 @@ NOTHING = np.zeros(0, np.int64)
 SUBJECTS = [
     *((dimensions, "eager") for dimensions in MODELS),
     (ROFORMER, "onnx"),
+    *((dimensions, "native") for dimensions in MODELS),
     # Compiling takes long: the model with the most programs.
     (replace(ROFORMER, layers=1), "aoti"),
     *(

@@ -96,7 +96,7 @@ class UnilmMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["eager", "onnx"])
+@pytest.mark.parametrize("name", ["eager", "onnx", "native"])
 def test_no_sequence_of_calls_leads_to_other_logits(name, examples):
     class Machine(UnilmMachine):
         runtime = opened(ROFORMER, runtime=name)

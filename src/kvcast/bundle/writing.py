@@ -49,6 +49,8 @@ def seal(folder: Path, manifest: Manifest) -> Manifest:
     for path in paths:
         _flush(path)
     manifest_path.write_text(sealed.to_json(), encoding="utf-8")
+    for path in paths:
+        path.chmod(manifest_path.stat().st_mode)  # safetensors makes its files the owner's alone
     _flush(manifest_path)
     _flush(folder)
     return sealed

@@ -12,7 +12,7 @@ from kvcast.cli.arguments import filled
 from kvcast.cli.progress import progress
 
 if TYPE_CHECKING:
-    from kvcast.tasks.doctor import Findings, Runtime
+    from kvcast.tasks.doctor import Findings, Library, Runtime
 
 JSON_FORMAT = "kvcast.doctor"
 JSON_VERSION = 1
@@ -57,6 +57,7 @@ def _lines(found: "Findings") -> Iterable[str]:
     yield from _row("processor", f"{machine.cores} cores", " ".join(machine.instructions))
     yield from _row("  bf16", machine.bf16)
     yield from _row("  int8", machine.int8)
+    yield from _row("library", *_about_library(found.library))
     yield from _row("CUDA", ", ".join(found.cuda.devices) or f"none: {found.cuda.problem}")
     yield "\n"
     for part in found.parts:
@@ -76,6 +77,17 @@ def _about(runtime: "Runtime") -> tuple[str, ...]:
         return (f"no: {runtime.problem}",)
     export = f"cannot be exported to: {runtime.no_export}" if runtime.no_export else ""
     return f"yes: {_listed(runtime.versions)}", runtime.problem, export
+
+
+def _about_library(library: "Library") -> tuple[str, ...]:
+    if library.problem:
+        return (f"no: {library.problem}",)
+    if not library.path:
+        return ("not compiled yet: the native runtime's first use does it, in some seconds",)
+    origin = "came with kvcast" if library.origin == "shipped" else "was compiled here"
+    chosen, *others = library.instructions
+    known = f" (it could use {', '.join(others)})" if others else ""
+    return f"{library.path}, {origin}", f"uses {chosen}{known}; {library.threads} threads"
 
 
 def _listed(versions: Mapping[str, str]) -> str:

@@ -57,6 +57,7 @@ class RuntimeInfo:
         dtypes: dtypes of everything that is not quantised; the first is the default with "none".
         quantized_dtype: the default dtype if matrices are quantised.
         caches: dtypes of self caches, the default first; empty if they follow `dtypes`.
+        quantized_cache: the default dtype of caches if matrices are quantised; empty: the same.
 
     """
 
@@ -71,6 +72,7 @@ class RuntimeInfo:
     dtypes: tuple[str, ...] = ("fp32",)
     quantized_dtype: str = "fp32"
     caches: tuple[str, ...] = ("fp32",)
+    quantized_cache: str = ""
 
     def choose_precision(self, request: PrecisionRequest) -> BundlePrecision:
         """Fill in what was left open; raises UsageError for a precision the runtime lacks."""
@@ -83,7 +85,8 @@ class RuntimeInfo:
             raise UsageError(
                 f"{self.title} keeps caches in --dtype {dtype}: drop --cache {request.cache}"
             )
-        cache = request.cache or (self.caches or (dtype,))[0]
+        usual = (self.caches or (dtype,))[0]
+        cache = request.cache or (quantize != "none" and self.quantized_cache) or usual
         self._check("cache", cache, self.caches or (dtype,))
         return BundlePrecision(quantize=quantize, dtype=dtype, cache=cache)
 
@@ -126,6 +129,16 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         extra="executorch",
         quantize=("none", "8da8w", "8da4w"),
         default_quantize="8da8w",
+    ),
+    "native": RuntimeInfo(
+        title="kvcast's own kernels",
+        summary="one call a step, compiled from C++ where it runs",
+        extra="",
+        native=False,
+        quantize=("none", "int8"),
+        default_quantize="int8",
+        caches=("fp32", "fp16"),
+        quantized_cache="fp16",
     ),
     "eager": RuntimeInfo(
         title="eager PyTorch",

@@ -69,6 +69,27 @@ class Processor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Library:
+    """kvcast's own compiled library, of the native runtime.
+
+    Attributes:
+        origin: "shipped" with kvcast, "compiled" here, or "none": the first use compiles it, or
+            `problem` says why it cannot be had.
+        path: where it is; empty if it is not there.
+        instructions: sets of its kernels that run on this processor; it uses the first.
+        threads: how many it runs with unless told otherwise.
+        problem: why it cannot be had or loaded.
+
+    """
+
+    origin: str
+    path: str = ""
+    instructions: Sequence[str] = ()
+    threads: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cuda:
     """Names of the CUDA devices that PyTorch finds; `problem` says why there are none."""
 
@@ -100,6 +121,7 @@ class Findings:
 
     runtimes: Sequence[Runtime]
     processor: Processor
+    library: Library
     cuda: Cuda
     parts: Sequence[Part]
     cache: Cache
@@ -133,11 +155,13 @@ def examine(bundle: str | None = None) -> Findings:
         # In a process of its own, so a broken torch does not count against ONNX Runtime.
         exporters = pool.submit(_ask, "exporters")
         runtimes = [pool.submit(_runtime, name) for name in RUNTIMES]
+        library = pool.submit(_library)
         cuda = pool.submit(_cuda)
         parts = [pool.submit(_part, *part) for part in _PARTS]
         return Findings(
             runtimes=[_with_exporters(one.result(), exporters.result()[1]) for one in runtimes],
             processor=processor(instruction_sets()),
+            library=library.result(),
             cuda=cuda.result(),
             parts=[part.result() for part in parts],
             cache=_cache(cache_dir()),
@@ -193,11 +217,25 @@ def _cuda_devices() -> list[str]:
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
+def _native_library() -> dict[str, Any]:
+    from kvcast.native.build import find_library
+    from kvcast.native.compiler import find_compiler
+    from kvcast.native.library import instruction_sets
+
+    found = find_library()
+    if found is None:
+        find_compiler()
+        return {"origin": "none"}
+    origin = "shipped" if found.shipped else "compiled"
+    return {"origin": origin, "path": str(found.path), "instructions": instruction_sets()}
+
+
 _ANSWERS: Mapping[str, Callable[..., Any]] = {
     "runtime": _self_test,
     "exporters": require_export_extra,
     "part": _import_all,
     "cuda": _cuda_devices,
+    "library": _native_library,
     "bundle": open_and_call,
 }
 
@@ -244,6 +282,11 @@ def _unproven(found: Mapping[str, str]) -> str:
 def _part(name: str, modules: Iterable[str], use: str, extra: str) -> Part:
     found, problem = _ask("part", *modules)
     return Part(name=name, use=use, versions=found or {}, problem=_advised(problem, extra))
+
+
+def _library() -> Library:
+    found, problem = _ask("library")
+    return Library(**(found or {"origin": "none"}), threads=available_cores(), problem=problem)
 
 
 def _cuda() -> Cuda:

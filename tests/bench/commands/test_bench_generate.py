@@ -111,7 +111,7 @@ def test_kvcast_alone_is_measured_with_a_t5(
         (["--lengths", "5000"], "5000 tokens are more than the 4096 of a source"),
         (["--target", "4096"], "4096 tokens are more than the 4095 of a target"),
         (["--prompt", "9"], "--prompt says nothing of T5s, whose own options are --source"),
-        (["--peers", "llama.cpp-q8_0"], "llama.cpp-q8_0 takes no T5s: peers are ctranslate2-int8"),
+        (["--peers", "llama.cpp-q8_0"], "llama.cpp-q8_0 takes no T5s: peers are "),
     ],
 )
 def test_a_mistake_about_a_t5_is_one_line(

@@ -96,5 +96,6 @@ def test_peers_that_cannot_read_the_folder_say_why(tmp_path):
         assert reason == "needs the checkpoint, and the model is a kvcast bundle"
     (tmp_path / "bundle.json").unlink()
     (tmp_path / "model.ckpt").touch()
-    for make in SEQ2SEQ.values():
+    others = [make for name, make in SEQ2SEQ.items() if not name.startswith("kvcast")]
+    for make in others:
         assert "Hugging Face folder" in make(model=model).unfit()

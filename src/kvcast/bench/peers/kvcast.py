@@ -53,6 +53,7 @@ RUNTIMES: Mapping[str, tuple[str, ...]] = {
     "onnx": ("onnxruntime", "kvcast"),
     "aoti": ("torch", "kvcast"),
     "executorch": ("executorch", "torch", "kvcast"),
+    "native": ("kvcast",),
 }
 """Runtimes, and the distributions that each needs."""
 
@@ -64,6 +65,7 @@ _DTYPES: Mapping[tuple[str, str], str] = {
     ("aoti", "bf16"): "bf16 matrices, attention and caches",
     ("aoti", "int8"): "int8 matrices, int8 activations; bf16 attention and caches",
     ("aoti", "int4"): "int4 decoder, int8 encoder and table; bf16 activations and caches",
+    ("native", "int8"): "int8 matrices, int8 activations; bf16 encoder attention, fp16 caches",
     ("executorch", "int8"): "8da8w: int8 matrices, int8 activations; fp16 cross caches, else fp32",
     ("executorch", "int4"): "8da4w: int4 matrices, int8 activations; fp16 cross caches, else fp32",
 }

@@ -34,18 +34,23 @@ def _peers(*rows: tuple[str, Make, str, str, str]) -> dict[str, Make]:
     }
 
 
-SPEECH: Mapping[str, Make] = _peers(
-    ("faster-whisper", FasterWhisper, "int8", _INT8, "int8"),
-    ("whisper.cpp-q8_0", WhisperCpp, "int8", "q8_0 matrices, fp16 else", "q8_0"),
-    ("whisper.cpp-f16", WhisperCpp, "fp16", "fp16", "f16"),
-    ("transformers", WhisperTransformers, "bf16", "bf16", "bfloat16"),
-    ("openai-whisper", OpenAIWhisper, "fp32", "fp32", "float32"),
-)
+_OWN = {"kvcast-native": partial(Kvcast, runtime="native", precision="int8", name="kvcast-native")}
+SPEECH: Mapping[str, Make] = {
+    **_OWN,
+    **_peers(
+        ("faster-whisper", FasterWhisper, "int8", _INT8, "int8"),
+        ("whisper.cpp-q8_0", WhisperCpp, "int8", "q8_0 matrices, fp16 else", "q8_0"),
+        ("whisper.cpp-f16", WhisperCpp, "fp16", "fp16", "f16"),
+        ("transformers", WhisperTransformers, "bf16", "bf16", "bfloat16"),
+        ("openai-whisper", OpenAIWhisper, "fp32", "fp32", "float32"),
+    ),
+}
 CAUSAL: Mapping[str, Make] = {
     **{
         name: partial(Kvcast, runtime="aoti", precision=precision, name=name)
         for name, precision in (("kvcast-aoti-int8", "int8"), ("kvcast-aoti-int4", "int4"))
     },
+    **_OWN,
     **_peers(
         ("llama.cpp-q8_0", LlamaCpp, "int8", "Q8_0 matrices, fp16 cache", "Q8_0"),
         ("llama.cpp-q4_0", LlamaCpp, "int4", "Q4_0 matrices, fp16 cache", "Q4_0"),
@@ -55,7 +60,7 @@ CAUSAL: Mapping[str, Make] = {
         ("transformers-fp32", CausalTransformers, "fp32", "fp32", "float32"),
     ),
 }
-SEQ2SEQ: Mapping[str, Make] = _peers(
+SEQ2SEQ: Mapping[str, Make] = _OWN | _peers(
     ("ctranslate2-int8", Seq2seqCTranslate2, "int8", _INT8_CACHE, "int8"),
     ("ctranslate2-fp32", Seq2seqCTranslate2, "fp32", "fp32", "float32"),
     ("optimum-onnx-int8", OptimumOnnx, "int8", _INT8_CACHE, "int8"),

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from kvcast.tasks.targets.aoti import AotiTarget
 from kvcast.tasks.targets.base import Target
 from kvcast.tasks.targets.executorch import ExecutorchTarget
+from kvcast.tasks.targets.native import NativeTarget
 from kvcast.tasks.targets.onnx import OnnxTarget
 
 TARGETS: Mapping[str, Target] = {
     "onnx": OnnxTarget(),
     "aoti": AotiTarget(),
     "executorch": ExecutorchTarget(),
+    "native": NativeTarget(),
 }

@@ -1,0 +1,274 @@
+"""Lowers programs to kvcast's own interpreter: one file of operations for each, and their weights.
+
+A program is exported with dynamic sizes, what depends on constants alone is computed, and a table
+says what each remaining operator is called (`kvcast/native/operations.py`). Matrices are quantised
+here; they are packed for the processor when a bundle is opened. Knows no model.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+
+from kvcast.bundle.manifest import Graph
+from kvcast.errors import KvcastError
+from kvcast.lowering.native_fusion import fused
+from kvcast.lowering.signatures import Signature
+from kvcast.native.programs import Constant, Node, Program, Step
+from kvcast.spec.phases import OnPhase
+
+FOLDER = "native"
+WEIGHTS = f"{FOLDER}/weights.safetensors"
+_CODES, _SCALES = ".codes", ".scales"
+_DTYPES = {torch.float32: "float32", torch.int32: "int32", torch.int64: "int64"}
+
+aten, kvcast_ops = torch.ops.aten, torch.ops.kvcast
+
+Call = tuple[str, Sequence[Any], Mapping[str, Any]]
+"""An operation's name, arguments and keywords; arguments are still the exported graph's."""
+
+
+def _same(name: str) -> Callable[..., Call]:
+    return lambda *arguments, **keywords: (name, arguments, keywords)
+
+
+def _gelu(x: Any, *, approximate: str = "none") -> Call:
+    return "gelu" if approximate == "none" else "gelu_tanh", (x,), {}
+
+
+def _arange(count: Any, *, dtype: Any = torch.int64, **_: Any) -> Call:
+    return "arange", (count,), {"dtype": _DTYPES[dtype]}
+
+
+# Every operator that programs have. Those of nn have sizes among their arguments that are known.
+_TABLE: Mapping[Any, Callable[..., Call]] = {
+    aten.linear.default: lambda x, weight, bias=None: ("linear", (x, (weight, bias)), {}),
+    aten.conv1d.default: lambda x, weight, bias, stride, padding: (
+        "conv1d",
+        (x, (weight, bias), stride[0], padding[0]),
+        {},
+    ),
+    aten.layer_norm.default: lambda x, _, gain, bias, epsilon, *__: (
+        "layer_norm",
+        (x, gain, bias, epsilon),
+        {},
+    ),
+    aten.rms_norm.default: lambda x, _, gain, epsilon: ("rms_norm", (x, gain, epsilon), {}),
+    aten.embedding.default: _same("embedding"),
+    aten.index_select.default: _same("index_select"),
+    aten.gelu.default: _gelu,
+    aten.silu.default: _same("silu"),
+    aten.relu.default: _same("relu"),
+    aten.tanh.default: _same("tanh"),
+    aten.add.Tensor: _same("add"),
+    aten.sub.Tensor: _same("sub"),
+    aten.mul.Tensor: _same("mul"),
+    aten.div.Tensor: _same("div"),
+    aten.maximum.default: _same("maximum"),
+    aten.clamp.default: _same("clamp"),
+    aten.lt.Tensor: _same("lt"),
+    aten.ge.Tensor: _same("ge"),
+    aten.eq.Scalar: _same("eq"),
+    aten.where.ScalarSelf: _same("where"),
+    aten.where.Scalar: _same("where"),
+    aten.arange.default: _arange,
+    aten.cat.default: _same("cat"),
+    aten.to.dtype: lambda x, dtype: ("to", (x, _DTYPES[dtype]), {}),
+    aten.contiguous.default: _same("contiguous"),
+    aten.transpose.int: _same("transpose"),
+    aten.unsqueeze.default: _same("unsqueeze"),
+    aten.unflatten.int: _same("unflatten"),
+    aten.flatten.using_ints: _same("flatten"),
+    aten.view.default: _same("view"),
+    aten.slice.Tensor: _same("slice"),
+    aten.split_with_sizes.default: _same("split"),
+    aten.chunk.default: _same("chunk"),
+    aten.sym_size.int: _same("size"),
+    operator.getitem: _same("getitem"),
+    kvcast_ops.self_attention.default: _same("self_attention"),
+    kvcast_ops.cross_attention.default: _same("cross_attention"),
+    kvcast_ops.encoder_attention.default: _same("encoder_attention"),
+}
+_DROPPED = {aten._assert_tensor_metadata.default}
+
+
+def lower(
+    signatures: Mapping[str, Signature], quantize: str, folder: Path, on_phase: OnPhase
+) -> dict[str, Graph]:
+    """Write `native/NAME.json` for each program and `native/weights.safetensors` under `folder`.
+
+    Args:
+        signatures: programs by the names that the runtime looks up.
+        quantize: "none" or "int8", of matrices; convolutions stay fp32.
+        folder: an existing folder.
+        on_phase: called as each phase begins.
+
+    Returns:
+        The manifest's entries for the programs.
+
+    Raises:
+        KvcastError: a program has an operator that the interpreter does not know.
+
+    """
+    (folder / FOLDER).mkdir()
+    graphs = {}
+    tensors: dict[str, NDArray[Any]] = {}
+    for name, signature in signatures.items():
+        on_phase(f"exporting {name}")
+        program, constants = _translated(signature, exact=quantize == "none")
+        tensors |= _stored(program, constants, quantize)
+        file = f"{FOLDER}/{name}.json"
+        program.write(folder / file)
+        graphs[name] = Graph(
+            file=file,
+            inputs=tuple(program.inputs),
+            outputs=tuple(program.outputs),
+            aliases={},
+        )
+    on_phase("writing weights")
+    save_file(tensors, folder / WEIGHTS)
+    return graphs
+
+
+def _translated(signature: Signature, *, exact: bool) -> tuple[Program, dict[str, NDArray[Any]]]:
+    """Return a program, without caches among its outputs, and its constants as they are."""
+    with torch.no_grad():
+        exported = torch.export.export(
+            signature.program, signature.arguments, dynamic_shapes=signature.sizes, strict=False
+        )
+    module = exported.module(check_guards=False)
+    if not isinstance(module, GraphModule):
+        raise TypeError("torch.export gave no graph module")
+    translation = _Translation(module, signature, exact=exact)
+    return translation.program(), translation.constants
+
+
+class _Translation:
+    """An exported graph, operator by operator."""
+
+    def __init__(self, module: GraphModule, signature: Signature, *, exact: bool) -> None:
+        self._module = module
+        self._signature = signature
+        self._exact = exact
+        self.constants: dict[str, NDArray[Any]] = {}
+        self._folded: dict[FxNode, torch.Tensor] = {}
+        self._names: dict[FxNode, str] = {}
+        self._steps: list[Step] = []
+
+    def program(self) -> Program:
+        inputs = iter(self._signature.inputs)
+        outputs: dict[str, str] = {}
+        for node in self._module.graph.nodes:
+            if node.op == "placeholder":
+                self._names[node] = next(inputs)
+            elif node.op == "get_attr":
+                self._folded[node] = _attribute(self._module, node.target)
+            elif node.op == "call_function":
+                self._add(node)
+            elif node.op == "output":
+                results, _ = torch.utils._pytree.tree_flatten(node.args[0])
+                outputs = {
+                    name: self._names[result]
+                    for name, result in zip(self._signature.outputs, results, strict=True)
+                    if not name.startswith("present_")
+                }
+        steps = fused(self._steps, self._sizes(), outputs.values())
+        return Program(inputs=list(self._signature.inputs), outputs=outputs, steps=steps)
+
+    def _add(self, node: FxNode) -> None:
+        if node.target in _DROPPED:
+            return
+        arguments = [*node.args, *node.kwargs.values()]
+        given = list(torch.utils._pytree.tree_leaves(arguments))
+        read = [one for one in given if isinstance(one, FxNode)]
+        if read and all(one in self._folded for one in read):
+            self._fold(node)
+            return
+        if node.target not in _TABLE:
+            raise KvcastError(
+                f"kvcast's own runtime does not know {node.target} yet: use another --runtime"
+            )
+        name, call, keywords = _TABLE[node.target](*node.args, **node.kwargs)
+        if name == "encoder_attention":
+            keywords = {**keywords, "exact": self._exact}
+        self._names[node] = node.name
+        step = Step(
+            node.name,
+            name,
+            [self._argument(one) for one in call],
+            {key: self._argument(one) for key, one in keywords.items()},
+        )
+        self._steps.append(step)
+
+    def _fold(self, node: FxNode) -> None:
+        arguments, keywords = torch.fx.node.map_arg(
+            (node.args, node.kwargs), self._folded.__getitem__
+        )
+        with torch.no_grad():
+            self._folded[node] = node.target(*arguments, **keywords)  # type: ignore[operator]
+
+    def _argument(self, given: Any) -> Any:
+        if isinstance(given, FxNode):
+            if given in self._folded:
+                return Constant(self._constant(given))
+            return Node(self._names[given])
+        if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], FxNode):
+            weight, bias = given  # a matrix and what belongs to it
+            return Constant(self._constant(weight), None if bias is None else self._constant(bias))
+        if isinstance(given, list | tuple):
+            return [self._argument(one) for one in given]
+        return given
+
+    def _constant(self, node: FxNode) -> str:
+        name = str(node.target) if node.op == "get_attr" else node.name
+        self.constants[name] = self._folded[node].detach().contiguous().numpy()
+        return name
+
+    def _sizes(self) -> dict[str, tuple[Any, ...]]:
+        found = {}
+        for node, name in self._names.items():
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                found[name] = tuple(value.shape)
+        return found
+
+
+def _attribute(module: torch.nn.Module, path: str) -> torch.Tensor:
+    found: Any = module
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]
+
+
+def _stored(
+    program: Program, constants: Mapping[str, NDArray[Any]], quantize: str
+) -> dict[str, NDArray[Any]]:
+    """Return what the weights' file holds of a program's constants."""
+    multiplied = {step.arguments[1].name for step in program.steps if step.operation == "linear"}
+    convolved = {step.arguments[1].name for step in program.steps if step.operation == "conv1d"}
+    read = {one.name for one in program.constants()}
+    read |= {one.bias for one in program.constants() if one.bias is not None}
+    stored = {}
+    for name in sorted(read):
+        array = constants[name]
+        if name in convolved:  # [outputs, size * channels], as its windows lie in memory
+            stored[name] = np.ascontiguousarray(array.transpose(0, 2, 1)).reshape(len(array), -1)
+        elif name in multiplied and quantize == "int8":
+            stored[name + _CODES], stored[name + _SCALES] = _int8(array)
+        else:
+            stored[name] = array
+    return stored
+
+
+def _int8(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Return codes and a scale for each output."""
+    scales = np.abs(matrix).max(axis=1) / np.float32(127)
+    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
+    return np.rint(matrix * inverse[:, None]).astype(np.int8), scales.astype(np.float32)

@@ -1,0 +1,510 @@
+// Attention over caches, and without one: what is the same for all instruction sets.
+//
+// Work is cut into units: a tile of queries that share keys and values, and a run of parts of positions. Parts
+// begin at multiples of PART, whatever is new and wherever it lies, and a query's are merged in their order. So
+// a query's result depends on what it sees and on nothing else: not on the cut, the other queries, or the
+// capacity of a ring.
+#include "attention.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <new>
+
+namespace kvcast {
+namespace {
+
+constexpr int UNITS_A_THREAD = 4;
+constexpr int WRITTEN_AT_ONCE = 64;
+constexpr int COPIED_AT_ONCE = 64;
+constexpr int QUERIES_AT_ONCE = 10 * MOST_ROWS;
+
+size_t size_of(Number number) { return number == Number::F32 ? sizeof(float) : sizeof(uint16_t); }
+
+const uint8_t* bytes(const void* data) { return static_cast<const uint8_t*>(data); }
+
+struct Range {
+  int first, last;
+  int count() const { return std::max(0, last - first); }
+};
+
+// One head's keys or values: position p lies in slot p % capacity.
+struct Lines {
+  const void* data;
+  Number number;
+
+  const void* slot(int slot, int head_dim) const {
+    return bytes(data) + static_cast<size_t>(slot) * head_dim * size_of(number);
+  }
+};
+
+Lines head_of(const Heads& heads, int n, int head) {
+  const size_t first = n * heads.stride + head * heads.head_stride;
+  return {bytes(heads.data) + first * size_of(heads.number), heads.number};
+}
+
+// Queries that share keys and values, a group of them for each head of keys of each row.
+struct Source {
+  int groups, queries, head_dim, capacity;
+
+  virtual Lines keys(int group) const = 0;
+  virtual Lines values(int group) const = 0;
+  virtual Range sees(int group, int query) const = 0;
+  virtual void pack(int group, int query, float* to) const = 0;           // times the scale
+  virtual const float* bias(int group, int query) const = 0;              // of position 0; null: none
+  virtual float* out(int group, int query) const = 0;
+  virtual void write(int group, const Range& positions, float* space) const {}  // what is new among them
+  virtual Range written(int group) const { return {0, 0}; }               // the new positions
+  virtual float softcap() const { return 0; }
+};
+
+const float* bias_of(const Bias& bias, size_t n, size_t head, size_t query) {
+  if (bias.data == nullptr) return nullptr;
+  return bias.data + n * bias.stride + head * bias.head_stride + query * bias.query_stride;
+}
+
+void scaled(const float* x, int count, float scale, float* to) {
+  for (int i = 0; i < count; i++) to[i] = x[i] * scale;
+  std::fill(to + count, to + padded(count), 0.f);
+}
+
+// What a thread works in: for a tile of queries.
+class Tile {
+ public:
+  explicit Tile(int head_dim) : width_(padded(head_dim)) {
+    static thread_local Space space;
+    const size_t numbers = MOST_QUERIES * (SCORES + 3 * width_) + width_;
+    scores = reinterpret_cast<float*>(space.of(numbers * sizeof(float)));
+    query = scores + MOST_QUERIES * SCORES;
+    part = query + MOST_QUERIES * width_;
+    mixed = part + MOST_QUERIES * width_;
+    line = mixed + MOST_QUERIES * width_;
+  }
+
+  float *scores, *query, *part, *mixed, *line;
+
+ private:
+  size_t width_;
+};
+
+// The softmax over `sum`'s positions and then `part`'s.
+void merge(Softmax& sum, float* mixed, const Softmax& part, const float* part_mixed, int head_dim) {
+  if (part.total == 0) return;
+  if (sum.total == 0) {
+    sum = part;
+    std::memcpy(mixed, part_mixed, head_dim * sizeof(float));
+    return;
+  }
+  const float most = part.most > sum.most || part.most != part.most ? part.most : sum.most;
+  const float kept = std::exp(sum.most - most), factor = std::exp(part.most - most);
+  for (int i = 0; i < head_dim; i++) mixed[i] = mixed[i] * kept + part_mixed[i] * factor;
+  sum = {most, sum.total * kept + part.total * factor};
+}
+
+// A query that sees nothing gets zeros.
+void finish(const Softmax& sum, const float* mixed, int head_dim, float* out) {
+  if (sum.total == 0) {
+    std::fill(out, out + head_dim, 0.f);
+    return;
+  }
+  const float factor = (sum.most - sum.most + 1) / sum.total;  // a NaN in a score is one in the result
+  for (int i = 0; i < head_dim; i++) out[i] = mixed[i] * factor;
+}
+
+class Attending {
+ public:
+  Attending(Machine& machine, const Source& source)
+      : machine_(machine), with_(machine.with.attention), source_(source) {}
+
+  void run() {
+    const int d = source_.head_dim;
+    tiles_ = parts(source_.queries, MOST_QUERIES);
+    const int wanted = machine_.threads.count() == 1 ? 1 : UNITS_A_THREAD * machine_.threads.count();
+    runs_ = std::min(most_parts(), parts(wanted, source_.groups * tiles_));
+    if (tiles_ > 1) write();
+    if (runs_ > 1) {
+      // A unit's results for each part lie here until the last of its runs has come.
+      parts_ = most_parts();
+      const size_t units = static_cast<size_t>(source_.groups) * tiles_, sums = units * parts_ * MOST_QUERIES;
+      const size_t mixed_bytes = sums * padded(d) * sizeof(float), sum_bytes = sums * sizeof(Softmax);
+      uint8_t* space = machine_.space.of(mixed_bytes + sum_bytes + units * sizeof(std::atomic<int>));
+      mixed_ = reinterpret_cast<float*>(space);
+      sums_ = reinterpret_cast<Softmax*>(space + mixed_bytes);
+      left_ = reinterpret_cast<std::atomic<int>*>(space + mixed_bytes + sum_bytes);
+      for (size_t i = 0; i < units; i++) new (left_ + i) std::atomic<int>(runs_);
+    }
+    machine_.threads.run(source_.groups * tiles_ * runs_, [this](int unit) {
+      const int run = unit % runs_, group = unit / runs_ % source_.groups;
+      attend(group, tiles_ - 1 - unit / runs_ / source_.groups, run);  // those that may see most come first
+    });
+  }
+
+ private:
+  Range queries(int tile) const {
+    return {tile * MOST_QUERIES, std::min((tile + 1) * MOST_QUERIES, source_.queries)};
+  }
+
+  // What any of a tile's queries sees.
+  Range seen(int group, int tile) const {
+    Range all = {0, 0};
+    const Range range = queries(tile);
+    for (int j = range.first; j < range.last; j++) {
+      const Range one = source_.sees(group, j);
+      if (one.count() == 0) continue;
+      all = all.count() ? Range{std::min(all.first, one.first), std::max(all.last, one.last)} : one;
+    }
+    return all;
+  }
+
+  // Parts that hold something of a range.
+  static Range parts_of(const Range& range) {
+    return range.count() ? Range{range.first / PART, parts(range.last, PART)} : Range{0, 0};
+  }
+
+  int most_parts() const {
+    int most = 1;
+    for (int group = 0; group < source_.groups; group++) {
+      Range all = source_.sees(group, 0);
+      const Range last = source_.sees(group, source_.queries - 1);
+      all = {std::min(all.first, last.first), std::max(all.last, last.last)};
+      most = std::max(most, parts_of(all).count());
+    }
+    return most;
+  }
+
+  // All that is new, before several tiles read it.
+  void write() {
+    int most = 0;
+    for (int group = 0; group < source_.groups; group++) most = std::max(most, source_.written(group).count());
+    const int pieces = parts(most, WRITTEN_AT_ONCE);
+    if (pieces == 0) return;
+    machine_.threads.run(source_.groups * pieces, [&](int unit) {
+      const int group = unit / pieces;
+      const Range all = source_.written(group);
+      const int first = all.first + unit % pieces * WRITTEN_AT_ONCE;
+      source_.write(group, {first, std::min(first + WRITTEN_AT_ONCE, all.last)}, Tile(source_.head_dim).line);
+    });
+  }
+
+  void attend(int group, int tile, int run) {
+    const Range all = parts_of(seen(group, tile)), range = queries(tile);
+    const Range mine = {all.first + all.count() * run / runs_, all.first + all.count() * (run + 1) / runs_};
+    const int d = source_.head_dim, count = range.count();
+    const Tile space(d);
+    if (tiles_ == 1) {  // nobody else reads what is new in these parts
+      const Range fresh = source_.written(group);
+      const int from = run == 0 ? fresh.first : std::max(fresh.first, mine.first * PART);
+      const int to = run + 1 == runs_ ? fresh.last : std::min(fresh.last, mine.last * PART);
+      source_.write(group, {from, to}, space.line);
+    }
+    for (int j = 0; j < count; j++) source_.pack(group, range.first + j, space.query + j * padded(d));
+    const size_t unit = static_cast<size_t>(group) * tiles_ + tile;
+    Softmax sums[MOST_QUERIES], found[MOST_QUERIES];
+    std::fill(sums, sums + count, Softmax{-INFINITY, 0});
+    for (int p = mine.first; p < mine.last; p++) {
+      const size_t at = (unit * parts_ + p - all.first) * MOST_QUERIES;
+      if (runs_ > 1) {
+        attend_part(group, range, p, space, sums_ + at, mixed_ + at * padded(d));
+        continue;
+      }
+      attend_part(group, range, p, space, found, space.part);
+      for (int j = 0; j < count; j++)
+        merge(sums[j], space.mixed + j * padded(d), found[j], space.part + j * padded(d), d);
+    }
+    if (runs_ > 1) {
+      if (left_[unit].fetch_sub(1) != 1) return;
+      for (int p = 0; p < all.count(); p++)
+        for (int j = 0; j < count; j++) {
+          const size_t at = (unit * parts_ + p) * MOST_QUERIES + j;
+          merge(sums[j], space.mixed + j * padded(d), sums_[at], mixed_ + at * padded(d), d);
+        }
+    }
+    for (int j = 0; j < count; j++)
+      finish(sums[j], space.mixed + j * padded(d), d, source_.out(group, range.first + j));
+  }
+
+  void attend_part(int group, const Range& queries, int index, const Tile& space, Softmax* sums, float* mixed) const {
+    const int begin = index * PART, d = source_.head_dim;
+    int first[MOST_QUERIES], last[MOST_QUERIES];
+    const float* biases[MOST_QUERIES];
+    Range all = {PART, 0};
+    for (int j = 0; j < queries.count(); j++) {
+      const Range one = source_.sees(group, queries.first + j);
+      first[j] = std::min(std::max(one.first - begin, 0), PART);
+      last[j] = std::max(std::min(one.last - begin, PART), first[j]);
+      if (first[j] < last[j]) all = {std::min(all.first, first[j]), std::max(all.last, last[j])};
+      biases[j] = source_.bias(group, queries.first + j);
+      if (biases[j] != nullptr) biases[j] += begin;
+    }
+    Part part{};
+    part.head_dim = d;
+    part.queries = queries.count();
+    const Lines keys = source_.keys(group), values = source_.values(group);
+    part.key_number = keys.number;
+    part.value_number = values.number;
+    part.begin = all.first;
+    if (all.count() > 0) {
+      const int slot = (begin + all.first) % source_.capacity;
+      part.counts[0] = std::min(all.count(), source_.capacity - slot);
+      part.counts[1] = all.count() - part.counts[0];
+      part.keys[0] = keys.slot(slot, d);
+      part.values[0] = values.slot(slot, d);
+      part.keys[1] = keys.data;
+      part.values[1] = values.data;
+    }
+    part.query = space.query;
+    part.first = first;
+    part.last = last;
+    part.bias = biases[0] == nullptr ? nullptr : biases;
+    part.softcap = source_.softcap();
+    with_.attend(part, space.scores, sums, mixed);
+  }
+
+  Machine& machine_;
+  const Attention& with_;
+  const Source& source_;
+  int tiles_ = 0, runs_ = 0, parts_ = 0;
+  float* mixed_ = nullptr;   // [units, parts, MOST_QUERIES, padded(d)]
+  Softmax* sums_ = nullptr;  // [units, parts, MOST_QUERIES]
+  std::atomic<int>* left_ = nullptr;
+};
+
+// New positions first .. last of each row. They displace nothing that one of them sees.
+struct SelfSource final : Source {
+  const SelfAttention& of;
+  const Attention& with;
+  const Range fresh;
+
+  SelfSource(const SelfAttention& self, const Attention& with, const Range& fresh)
+      : of(self), with(with), fresh(fresh) {
+    groups = of.rows * of.key_heads;
+    queries = fresh.count() * shared();
+    head_dim = of.head_dim;
+    capacity = of.capacity;
+  }
+
+  int shared() const { return of.heads / of.key_heads; }
+  int row(int group) const { return group / of.key_heads; }
+  int key_head(int group) const { return group % of.key_heads; }
+  int new_position(int query) const { return fresh.first + query / shared(); }
+  int head(int group, int query) const { return key_head(group) * shared() + query % shared(); }
+  size_t line(int group, int position) const { return static_cast<size_t>(row(group)) * of.new_positions + position; }
+
+  Lines keys(int group) const override { return head_of(of.key_cache, row(group), key_head(group)); }
+  Lines values(int group) const override { return head_of(of.value_cache, row(group), key_head(group)); }
+
+  Range sees(int group, int query) const override {
+    const int length = of.lengths[row(group)];
+    const int last = length + (of.causal ? new_position(query) + 1 : of.new_positions);
+    return {of.window ? std::max(0, last - of.window) : 0, last};
+  }
+
+  // x, rotated as befits its position.
+  void rotate(const float* x, int position, float* to) const {
+    const int half = head_dim / 2;
+    if (of.cosines == nullptr)
+      std::memcpy(to, x, head_dim * sizeof(float));
+    else
+      with.rotate(x, of.cosines + static_cast<size_t>(position) * half,
+                  of.sines + static_cast<size_t>(position) * half, half, to);
+  }
+
+  void pack(int group, int query, float* to) const override {
+    const int s = new_position(query);
+    const float* x =
+        of.query.data + line(group, s) * of.query.stride + static_cast<size_t>(head(group, query)) * head_dim;
+    rotate(x, of.lengths[row(group)] + s, to);
+    scaled(to, head_dim, of.scale, to);
+  }
+
+  const float* bias(int group, int query) const override {
+    return bias_of(of.bias, row(group), head(group, query), new_position(query));
+  }
+
+  float* out(int group, int query) const override {
+    return of.out.data + line(group, new_position(query)) * of.out.stride +
+           static_cast<size_t>(head(group, query)) * head_dim;
+  }
+
+  float softcap() const override { return of.softcap; }
+
+  Range written(int group) const override {
+    const int length = of.lengths[row(group)];
+    return {length + fresh.first, length + fresh.last};
+  }
+
+  void write(int group, const Range& positions, float* space) const override {
+    for (int p = positions.first; p < positions.last; p++) {
+      const size_t from = line(group, p - of.lengths[row(group)]);
+      const size_t offset = static_cast<size_t>(key_head(group)) * head_dim;
+      rotate(of.key.data + from * of.key.stride + offset, p, space);
+      put(space, keys(group), p % capacity);
+      put(of.value.data + from * of.value.stride + offset, values(group), p % capacity);
+    }
+  }
+
+  void put(const float* x, const Lines& to, int slot) const {
+    with.store(x, head_dim, to.number, const_cast<void*>(to.slot(slot, head_dim)));
+  }
+};
+
+struct CrossSource final : Source {
+  const CrossAttention& of;
+
+  explicit CrossSource(const CrossAttention& cross) : of(cross) {
+    groups = of.inputs * of.heads;
+    queries = of.queries_each;
+    head_dim = of.head_dim;
+    capacity = std::max(1, of.positions);
+  }
+
+  int input(int group) const { return group / of.heads; }
+  int head(int group) const { return group % of.heads; }
+  size_t line(int group, int query) const { return static_cast<size_t>(input(group)) * of.queries_each + query; }
+  size_t offset(int group) const { return static_cast<size_t>(head(group)) * head_dim; }
+
+  Lines keys(int group) const override { return head_of(of.key, input(group), head(group)); }
+  Lines values(int group) const override { return head_of(of.value, input(group), head(group)); }
+
+  Range sees(int group, int) const override {
+    return {0, of.lengths == nullptr ? of.positions : std::min<int>(of.lengths[input(group)], of.positions)};
+  }
+
+  void pack(int group, int query, float* to) const override {
+    scaled(of.query.data + line(group, query) * of.query.stride + offset(group), head_dim, of.scale, to);
+  }
+
+  const float* bias(int group, int query) const override {
+    const size_t at = line(group, query);
+    return bias_of(of.bias, at / of.new_positions, head(group), at % of.new_positions);
+  }
+
+  float* out(int group, int query) const override {
+    return of.out.data + line(group, query) * of.out.stride + offset(group);
+  }
+};
+
+// Keys and values were copied to [b, h, t, d].
+struct WholeSource final : Source {
+  const WholeAttention& of;
+  const float *key, *value;
+
+  WholeSource(const WholeAttention& whole, const float* key, const float* value)
+      : of(whole), key(key), value(value) {
+    groups = of.inputs * of.heads;
+    queries = of.positions;
+    head_dim = of.head_dim;
+    capacity = of.positions;
+  }
+
+  int input(int group) const { return group / of.heads; }
+  int head(int group) const { return group % of.heads; }
+  size_t line(int group, int query) const { return static_cast<size_t>(input(group)) * of.positions + query; }
+  size_t offset(int group) const { return static_cast<size_t>(head(group)) * head_dim; }
+  size_t part(int group) const { return static_cast<size_t>(group) * of.positions * head_dim; }
+
+  Lines keys(int group) const override { return {key + part(group), Number::F32}; }
+  Lines values(int group) const override { return {value + part(group), Number::F32}; }
+
+  int length(int group) const {
+    return of.lengths == nullptr ? of.positions : std::min<int>(of.lengths[input(group)], of.positions);
+  }
+
+  // Positions past the length see nothing.
+  Range sees(int group, int query) const override { return {0, query < length(group) ? length(group) : 0}; }
+
+  void pack(int group, int query, float* to) const override {
+    scaled(of.query.data + line(group, query) * of.query.stride + offset(group), head_dim, of.scale, to);
+  }
+
+  const float* bias(int group, int query) const override {
+    return bias_of(of.bias, input(group), head(group), query);
+  }
+
+  float* out(int group, int query) const override {
+    return of.out.data + line(group, query) * of.out.stride + offset(group);
+  }
+};
+
+void whole_exact(Machine& machine, const WholeAttention& of) {
+  const size_t numbers = static_cast<size_t>(of.inputs) * of.heads * of.positions * of.head_dim;
+  // Their own space: the runs of parts may want the machine's.
+  static thread_local Space space;
+  float* key = reinterpret_cast<float*>(space.of(2 * numbers * sizeof(float)));
+  const WholeSource source(of, key, key + numbers);
+  const int pieces = parts(of.positions, COPIED_AT_ONCE);
+  machine.threads.run(of.inputs * pieces, [&](int unit) {
+    const int input = unit / pieces, first = unit % pieces * COPIED_AT_ONCE;
+    const int last = std::min(first + COPIED_AT_ONCE, source.length(input * of.heads));
+    for (int t = first; t < last; t++)
+      for (int head = 0; head < of.heads; head++) {
+        const int group = input * of.heads + head;
+        const size_t from = source.line(group, t), to = source.part(group) + static_cast<size_t>(t) * of.head_dim;
+        std::memcpy(key + to, of.key.data + from * of.key.stride + source.offset(group), of.head_dim * sizeof(float));
+        std::memcpy(key + numbers + to, of.value.data + from * of.value.stride + source.offset(group),
+                    of.head_dim * sizeof(float));
+      }
+  });
+  Attending(machine, source).run();
+}
+
+// With the tiles for many positions: query, key and value lie alike, and there is no bias.
+void whole_in_tiles(Machine& machine, const WholeAttention& of) {
+  const EncoderAttention& with = machine.with.encoder_attention;
+  const int d = of.head_dim, groups = of.inputs * of.heads;
+  const int blocks = parts(of.positions, BLOCK), pieces = parts(of.positions, QUERIES_AT_ONCE);
+  const size_t head_bytes = with.head_bytes(of.positions, d);
+  uint8_t* space = machine.space.of(groups * head_bytes);
+  const auto length = [&](int input) {
+    return of.lengths == nullptr ? of.positions : std::min<int>(of.lengths[input], of.positions);
+  };
+  const auto lines = [&](const Flat& flat, int input, int head) {
+    return flat.data + static_cast<size_t>(input) * of.positions * flat.stride + static_cast<size_t>(head) * d;
+  };
+  machine.threads.run(groups * blocks, [&](int unit) {
+    const int group = unit / blocks, input = group / of.heads, head = group % of.heads, first = unit % blocks * BLOCK;
+    if (first < length(input))
+      with.pack_head(lines(of.query, input, head), lines(of.key, input, head), lines(of.value, input, head),
+                     of.query.stride, length(input), d, of.scale, first, space + group * head_bytes);
+  });
+  machine.threads.run(groups * pieces, [&](int unit) {
+    const int group = unit / pieces, input = group / of.heads, head = group % of.heads;
+    const int first = unit % pieces * QUERIES_AT_ONCE, last = std::min(first + QUERIES_AT_ONCE, of.positions);
+    const int there = std::max(first, std::min(last, length(input)));
+    float* out = lines(of.out, input, head);
+    if (first < there) with.attend(space + group * head_bytes, length(input), d, first, there, out, of.out.stride);
+    for (int t = there; t < last; t++) std::fill(out + t * of.out.stride, out + t * of.out.stride + d, 0.f);
+  });
+}
+
+}  // namespace
+
+void self_attention(Machine& machine, const SelfAttention& of) {
+  if (of.rows == 0 || of.new_positions == 0) return;
+  const int longest = *std::max_element(of.lengths, of.lengths + of.rows);
+  // Position p displaces p - capacity. Where a query of this call still sees that, as many new positions are
+  // taken at once as displace nothing that one of them sees.
+  const bool all_fit = !of.causal || of.capacity >= of.window + of.new_positions - 1 ||
+                       longest + of.new_positions <= of.capacity;
+  const int at_once = all_fit ? of.new_positions : std::max(1, of.capacity - of.window + 1);
+  for (int first = 0; first < of.new_positions; first += at_once) {
+    const SelfSource source(of, machine.with.attention, {first, std::min(first + at_once, of.new_positions)});
+    Attending(machine, source).run();
+  }
+}
+
+void cross_attention(Machine& machine, const CrossAttention& of) {
+  if (of.inputs > 0 && of.queries_each > 0) Attending(machine, CrossSource(of)).run();
+}
+
+void whole_attention(Machine& machine, const WholeAttention& of) {
+  if (of.inputs == 0 || of.positions == 0) return;
+  const bool alike = of.query.stride == of.key.stride && of.query.stride == of.value.stride;
+  if (!of.exact && of.bias.data == nullptr && alike)
+    whole_in_tiles(machine, of);
+  else
+    whole_exact(machine, of);
+}
+
+}  // namespace kvcast

@@ -1,0 +1,19 @@
+// AVX-512 with VNNI (int8 products) and BF16 (attention): Intel from Cooper Lake on, AMD from Zen 4 on.
+#include "avx512.hpp"
+#if defined(__x86_64__)
+
+namespace kvcast {
+namespace {
+
+bool run_here() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
+         __builtin_cpu_supports("avx512bf16");
+}
+
+}  // namespace
+
+const Instructions avx512 = {"avx512_bf16", run_here, avx512_products, avx512_rows, avx512_attention, avx512_encoder_attention};
+
+}  // namespace kvcast
+#endif

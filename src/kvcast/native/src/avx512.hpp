@@ -1,0 +1,59 @@
+// What the parts of the AVX-512 instruction set share.
+#pragma once
+#include "kernels.hpp"
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <initializer_list>
+#include <utility>
+
+// Functions between these two use AVX-512, whatever the rest is compiled for. No header may be included
+// between them: what it defines would then be compiled for AVX-512 and could be taken for all files.
+#if defined(__clang__)
+// One literal: clang takes no two that follow each other.
+#define AVX512_BEGIN \
+  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,fma,f16c\"))), apply_to = function)")
+#define AVX512_END _Pragma("clang attribute pop")
+#else
+#define AVX512_BEGIN            \
+  _Pragma("GCC push_options") \
+      _Pragma("GCC target(\"avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,fma,f16c\")")
+#define AVX512_END _Pragma("GCC pop_options")
+#endif
+
+#define INLINE inline __attribute__((always_inline))
+
+namespace kvcast {
+
+constexpr float LOG2_E = 1.44269504f;
+constexpr int VECTORS = BLOCK / 16;
+
+extern const Products avx512_products;
+extern const Rows avx512_rows;
+extern const Attention avx512_attention;
+extern const EncoderAttention avx512_encoder_attention;
+
+AVX512_BEGIN
+
+// The first `count` of 16 numbers; all if there are more, none if there are less than one.
+INLINE __mmask16 first(int count) {
+  return count >= 16 ? 0xffff : count > 0 ? static_cast<__mmask16>((1u << count) - 1) : 0;
+}
+
+// 2^x to 2e-7 relative; far below 0 nearly 0. Cephes' exp2f.
+INLINE __m512 exp2(__m512 x) {
+  x = _mm512_max_ps(x, _mm512_set1_ps(-126.f));
+  const __m512 whole = _mm512_roundscale_ps(x, 0), rest = _mm512_sub_ps(x, whole);
+  __m512 sum = _mm512_set1_ps(1.5353362e-4f);
+  for (float term : {1.3398874e-3f, 9.6184373e-3f, 5.5503325e-2f, 2.4022648e-1f, 6.9314720e-1f, 1.f})
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(term));
+  return _mm512_scalef_ps(sum, whole);
+}
+
+AVX512_END
+
+}  // namespace kvcast
+#endif

@@ -1,0 +1,259 @@
+// Attention over a part of positions with AVX-512, in fp32 throughout.
+#include "avx512.hpp"
+#if defined(__x86_64__)
+
+namespace kvcast {
+
+AVX512_BEGIN
+
+namespace {
+
+constexpr int AT_ONCE = 6;  // queries that share values: 6 x 4 sums and 4 values fit in 32 registers
+
+void rotate(const float* x, const float* cosines, const float* sines, int half, float* out) {
+  for (int i = 0; i < half; i += 16) {
+    const __mmask16 there = first(half - i);
+    const __m512 a = _mm512_maskz_loadu_ps(there, x + i), b = _mm512_maskz_loadu_ps(there, x + half + i);
+    const __m512 c = _mm512_maskz_loadu_ps(there, cosines + i), s = _mm512_maskz_loadu_ps(there, sines + i);
+    _mm512_mask_storeu_ps(out + i, there, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
+    _mm512_mask_storeu_ps(out + half + i, there, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
+  }
+}
+
+void store(const float* x, int count, Number number, void* to) {
+  for (int i = 0; i < count; i += 16) {
+    const __mmask16 there = first(count - i);
+    const __m512 v = _mm512_maskz_loadu_ps(there, x + i);
+    if (number == Number::F32)
+      _mm512_mask_storeu_ps(static_cast<float*>(to) + i, there, v);
+    else
+      _mm256_mask_storeu_epi16(static_cast<uint16_t*>(to) + i, there,
+                               _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+}
+
+INLINE __m512 load(const float* from) { return _mm512_loadu_ps(from); }
+INLINE __m512 load(const uint16_t* from) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+INLINE __m512 load(const float* from, __mmask16 there) { return _mm512_maskz_loadu_ps(there, from); }
+INLINE __m512 load(const uint16_t* from, __mmask16 there) {
+  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, from));
+}
+
+// Where `totals` wants the sums whose total comes i-th.
+constexpr int SLOT[16] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
+
+// The total of each of 16 vectors. Each is summed in the same order, whatever its slot.
+INLINE __m512 totals(__m512 (&x)[16]) {
+  for (int i = 0; i < 8; i++)
+    x[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xff00, x[i], x[i + 8]), _mm512_shuffle_f32x4(x[i], x[i + 8], 0x4e));
+  for (int i = 0; i < 4; i++)
+    x[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x[i], x[i + 4], 0x88), _mm512_shuffle_f32x4(x[i], x[i + 4], 0xdd));
+  for (int i = 0; i < 2; i++)
+    x[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xcccc, x[i], x[i + 2]), _mm512_shuffle_ps(x[i], x[i + 2], 0x4e));
+  return _mm512_add_ps(_mm512_shuffle_ps(x[0], x[1], 0x88), _mm512_shuffle_ps(x[0], x[1], 0xdd));
+}
+
+// How many keys are taken at once, so that there are 16 sums.
+constexpr int keys_at_once(int queries) { return queries == 1 ? 16 : queries == 2 ? 8 : 4; }
+
+// Scores of QUERIES queries against keys [count, d]. DIM is d; 0: any. Lanes are numbers of a key.
+// `scores` is filled past count, up to a multiple of 16.
+template <class T, int QUERIES, int DIM>
+void score_keys(const T* key, int count, int head_dim, const float* query, float* scores) {
+  constexpr int KEYS = keys_at_once(QUERIES);
+  const int d = DIM ? DIM : head_dim, width = padded(d), whole = d / 16 * 16;
+  const __mmask16 there = first(d - whole);
+  for (int t = 0; t < count; t += KEYS) {
+    // The last keys stand in for those past the end.
+    const T* lines[KEYS];
+    for (int i = 0; i < KEYS; i++) lines[i] = key + static_cast<size_t>(std::min(t + i, count - 1)) * d;
+    __m512 sums[16];
+    for (int i = 0; i < 16; i++) sums[i] = _mm512_setzero_ps();
+    for (int j = 0; j < whole; j += 16) {
+      __m512 q[QUERIES];
+      for (int m = 0; m < QUERIES; m++) q[m] = _mm512_loadu_ps(query + m * width + j);
+      for (int i = 0; i < KEYS; i++) {
+        const __m512 k = load(lines[i] + j);
+        for (int m = 0; m < QUERIES; m++) {
+          __m512& sum = sums[SLOT[m * KEYS + i]];
+          sum = _mm512_fmadd_ps(k, q[m], sum);
+        }
+      }
+    }
+    if (there) {
+      for (int i = 0; i < KEYS; i++) {
+        const __m512 k = load(lines[i] + whole, there);
+        for (int m = 0; m < QUERIES; m++) {
+          __m512& sum = sums[SLOT[m * KEYS + i]];
+          sum = _mm512_fmadd_ps(k, _mm512_loadu_ps(query + m * width + whole), sum);
+        }
+      }
+    }
+    const __m512 found = totals(sums);
+    if (QUERIES == 1) _mm512_storeu_ps(scores + t, found);
+    if (QUERIES == 2) {
+      _mm256_storeu_ps(scores + t, _mm512_castps512_ps256(found));
+      _mm256_storeu_ps(scores + SCORES + t, _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(found), 1)));
+    }
+    if (QUERIES > 2) {
+      _mm_storeu_ps(scores + t, _mm512_castps512_ps128(found));
+      _mm_storeu_ps(scores + SCORES + t, _mm512_extractf32x4_ps(found, 1));
+      _mm_storeu_ps(scores + 2 * SCORES + t, _mm512_extractf32x4_ps(found, 2));
+      if (QUERIES > 3) _mm_storeu_ps(scores + 3 * SCORES + t, _mm512_extractf32x4_ps(found, 3));
+    }
+  }
+}
+
+template <class T, int DIM>
+void score_stretch(const T* key, int count, int head_dim, const float* query, int queries, float* scores) {
+  const int width = padded(head_dim);
+  while (queries > 0) {
+    const int now = std::min(queries, 4);
+    const auto take = now == 1   ? score_keys<T, 1, DIM>
+                      : now == 2 ? score_keys<T, 2, DIM>
+                      : now == 3 ? score_keys<T, 3, DIM>
+                                 : score_keys<T, 4, DIM>;
+    take(key, count, head_dim, query, scores);
+    query += now * width;
+    scores += now * SCORES;
+    queries -= now;
+  }
+}
+
+template <class T>
+void score(const Part& part, float* scores) {
+  for (int i = 0, at = part.begin; i < 2; at += part.counts[i++]) {
+    const auto take = part.head_dim == 64    ? score_stretch<T, 64>
+                      : part.head_dim == 128 ? score_stretch<T, 128>
+                                             : score_stretch<T, 0>;
+    take(static_cast<const T*>(part.keys[i]), part.counts[i], part.head_dim, part.query, part.queries, scores + at);
+  }
+}
+
+// tanh to 2e-7.
+INLINE __m512 tanh(__m512 x) {
+  const __m512 one = _mm512_set1_ps(1.f), two = _mm512_set1_ps(2.f), square = _mm512_mul_ps(x, x);
+  const __m512 power = exp2(_mm512_min_ps(_mm512_mul_ps(x, _mm512_set1_ps(2 * LOG2_E)), _mm512_set1_ps(126.f)));
+  const __m512 far = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(power, one)));
+  __m512 sum = _mm512_set1_ps(62 / 2835.f);
+  for (float term : {-17 / 315.f, 2 / 15.f, -1 / 3.f, 1.f}) sum = _mm512_fmadd_ps(sum, square, _mm512_set1_ps(term));
+  const __mmask16 is_near = _mm512_cmp_ps_mask(square, _mm512_set1_ps(0.0625f), _CMP_LT_OQ);
+  return _mm512_mask_mul_ps(far, is_near, sum, x);
+}
+
+// Scores first .. last become shares, and those around them up to whole vectors 0.
+Softmax share(float* scores, int first, int last, const float* bias, float softcap) {
+  const __m512 nothing = _mm512_set1_ps(-INFINITY), log2_e = _mm512_set1_ps(LOG2_E);
+  const int begin = first / 16 * 16;
+  __m512 most_of = nothing;
+  __mmask16 unordered = 0;
+  for (int t = begin; t < last; t += 16) {
+    const __mmask16 there = kvcast::first(last - t) & ~kvcast::first(first - t);
+    __m512 x = _mm512_load_ps(scores + t);
+    if (softcap != 0) {
+      const __m512 cap = _mm512_set1_ps(softcap);
+      x = _mm512_mul_ps(cap, tanh(_mm512_div_ps(x, cap)));
+    }
+    if (bias != nullptr) x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(there, bias + t));
+    x = _mm512_mask_blend_ps(there, nothing, x);
+    unordered |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    most_of = _mm512_max_ps(most_of, x);
+    _mm512_store_ps(scores + t, x);
+  }
+  float most = unordered ? NAN : _mm512_reduce_max_ps(most_of);
+  const bool is_empty = most == -INFINITY;
+  const __m512 peak = _mm512_set1_ps(is_empty ? 0.f : most);
+  __m512 sum = _mm512_setzero_ps();
+  for (int t = begin; t < last; t += 16) {
+    const __m512 x = _mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(scores + t), peak), log2_e);
+    const __mmask16 counts = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.f), _CMP_NLT_UQ);  // NaN does
+    const __m512 part = _mm512_maskz_mov_ps(counts, exp2(x));
+    sum = _mm512_add_ps(sum, part);
+    _mm512_store_ps(scores + t, part);
+  }
+  return {most, is_empty ? 0.f : _mm512_reduce_add_ps(sum)};
+}
+
+// mixed [ROWS, width] += shares [ROWS, SCORES] x values [count, d], of COLUMNS * 16 numbers of d.
+template <class T, int ROWS, int COLUMNS>
+void mix_values(const T* value, int count, int head_dim, const float* shares, float* mixed, int width,
+                __mmask16 there) {
+  __m512 sums[ROWS][COLUMNS];
+  for (int m = 0; m < ROWS; m++)
+    for (int z = 0; z < COLUMNS; z++) sums[m][z] = _mm512_loadu_ps(mixed + m * width + z * 16);
+  for (int t = 0; t < count; t++, value += head_dim) {
+    __m512 v[COLUMNS];
+    for (int z = 0; z < COLUMNS; z++) v[z] = COLUMNS == 1 ? load(value, there) : load(value + z * 16);
+    for (int m = 0; m < ROWS; m++) {
+      const __m512 factor = _mm512_set1_ps(shares[m * SCORES + t]);
+      for (int z = 0; z < COLUMNS; z++) sums[m][z] = _mm512_fmadd_ps(v[z], factor, sums[m][z]);
+    }
+  }
+  for (int m = 0; m < ROWS; m++)
+    for (int z = 0; z < COLUMNS; z++) _mm512_storeu_ps(mixed + m * width + z * 16, sums[m][z]);
+}
+
+template <class T, int ROWS>
+void mix_rows(const T* value, int count, int head_dim, const float* shares, float* mixed) {
+  const int width = padded(head_dim);
+  int d = 0;
+  for (; d + BLOCK <= head_dim; d += BLOCK)
+    mix_values<T, ROWS, VECTORS>(value + d, count, head_dim, shares, mixed + d, width, 0xffff);
+  for (; d < head_dim; d += 16)
+    mix_values<T, ROWS, 1>(value + d, count, head_dim, shares, mixed + d, width, first(head_dim - d));
+}
+
+// Of positions first .. last of a part, over its stretches.
+template <class T, int ROWS>
+void mix_range(const Part& part, int first, int last, const float* shares, float* mixed) {
+  for (int i = 0, at = part.begin; i < 2; at += part.counts[i++]) {
+    const int begin = std::max(first, at), end = std::min(last, at + part.counts[i]);
+    if (begin < end)
+      mix_rows<T, ROWS>(static_cast<const T*>(part.values[i]) + static_cast<size_t>(begin - at) * part.head_dim,
+                        end - begin, part.head_dim, shares + begin, mixed);
+  }
+}
+
+// Positions that all of ROWS queries see are taken for all at once, the others for each alone: in their
+// order either way.
+template <class T, int ROWS>
+void mix(const Part& part, int query, const float* scores, float* mixed) {
+  const int width = padded(part.head_dim), *first = part.first + query, *last = part.last + query;
+  const float* shares = scores + query * SCORES;
+  float* to = mixed + query * width;
+  std::memset(to, 0, ROWS * width * sizeof(float));
+  const int begin = *std::max_element(first, first + ROWS), end = *std::min_element(last, last + ROWS);
+  if (begin >= end) {
+    for (int m = 0; m < ROWS; m++) mix_range<T, 1>(part, first[m], last[m], shares + m * SCORES, to + m * width);
+    return;
+  }
+  for (int m = 0; m < ROWS; m++) mix_range<T, 1>(part, first[m], begin, shares + m * SCORES, to + m * width);
+  mix_range<T, ROWS>(part, begin, end, shares, to);
+  for (int m = 0; m < ROWS; m++) mix_range<T, 1>(part, end, last[m], shares + m * SCORES, to + m * width);
+}
+
+template <class T>
+constexpr void (*MIX[AT_ONCE])(const Part&, int, const float*, float*) = {mix<T, 1>, mix<T, 2>, mix<T, 3>,
+                                                                         mix<T, 4>, mix<T, 5>, mix<T, 6>};
+
+void attend(const Part& part, float* scores, Softmax* softmax, float* mixed) {
+  const auto take = part.key_number == Number::F32 ? score<float> : score<uint16_t>;
+  take(part, scores);
+  for (int m = 0; m < part.queries; m++)
+    softmax[m] = share(scores + m * SCORES, part.first[m], part.last[m], part.bias ? part.bias[m] : nullptr,
+                       part.softcap);
+  const auto* const by_rows = part.value_number == Number::F32 ? MIX<float> : MIX<uint16_t>;
+  for (int m = 0; m < part.queries; m += AT_ONCE)
+    by_rows[std::min(AT_ONCE, part.queries - m) - 1](part, m, scores, mixed);
+}
+
+}  // namespace
+
+AVX512_END
+
+const Attention avx512_attention = {rotate, store, attend};
+
+}  // namespace kvcast
+#endif

@@ -1,0 +1,423 @@
+// Products with AVX-512: fp32, and int8 and int4 with VNNI.
+//
+// int8 and int4 tiles are two halves of 32 outputs each, one after the other. The sums of a half for
+// MOST_ROWS rows, of a block in int32 and of all blocks in fp32, fit into the registers.
+#include "avx512_activations.hpp"
+#include "halves.hpp"
+#if defined(__x86_64__)
+
+namespace kvcast {
+
+AVX512_BEGIN
+
+namespace {
+
+constexpr int HALF = BLOCK / 2;
+constexpr int PAIR = HALF / 16;  // vectors of a half
+
+INLINE void round_vectors(const __m512 v[VECTORS], const Rounded& to) {
+  // As integers, magnitudes have the order of the numbers, and NaN is above them all: it is not lost.
+  __m512i most = _mm512_setzero_si512();
+  for (int z = 0; z < VECTORS; z++) most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(v[z])));
+  const int32_t bits = _mm512_reduce_max_epi32(most);
+  float m;
+  std::memcpy(&m, &bits, sizeof m);
+  const bool is_zero = m < SMALLEST;
+  const __m512 inverse = _mm512_set1_ps(m >= SMALLEST ? 127.f / m : 0.f);
+  for (int g = 0; g < BLOCK / GROUP; g++) {
+    __m512i sum = _mm512_setzero_si512();
+    for (int z = g * PAIR; z < (g + 1) * PAIR; z++) {
+      const __m512i nearest = _mm512_cvtps_epi32(_mm512_mul_ps(v[z], inverse));
+      const __m512i codes = _mm512_max_epi32(nearest, _mm512_set1_epi32(-127));  // NaN came as the least integer
+      sum = _mm512_add_epi32(sum, codes);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to.codes + 16 * z), _mm512_cvtepi32_epi8(codes));
+    }
+    to.offsets[g] = -128 * _mm512_reduce_add_epi32(sum);
+  }
+  *to.scales = is_zero ? 0.f : m / 127.f;
+}
+
+void round(const float* x, int count, const Rounded& to) {
+  __m512 v[VECTORS];
+  for (int z = 0; z < VECTORS; z++) v[z] = _mm512_maskz_loadu_ps(first(count - 16 * z), x + 16 * z);
+  round_vectors(v, to);
+}
+
+void finish(const float* x, int count, const Ending& ending) {
+  with_activation(ending.activation, [&](auto f) {
+    __m512 v[VECTORS];
+    for (int z = 0; z < VECTORS; z++) {
+      const __mmask16 there = first(count - 16 * z);
+      v[z] = f(_mm512_maskz_loadu_ps(there, x + 16 * z));
+      if (ending.residual) v[z] = _mm512_add_ps(v[z], _mm512_maskz_loadu_ps(there, ending.residual + 16 * z));
+      if (ending.out) _mm512_mask_storeu_ps(ending.out + 16 * z, there, v[z]);
+    }
+    if (ending.to) round_vectors(v, *ending.to);
+  });
+}
+
+// Copies count numbers, and zeros up to BLOCK of them.
+void copy_or_zeros(const float* from, int count, uint8_t* to) {
+  std::memset(to, 0, BLOCK * sizeof(float));
+  if (from) std::memcpy(to, from, count * sizeof(float));
+}
+
+// The function for each number of rows.
+using Multiply = void (*)(const uint8_t*, const Operand&, int, float*);
+#define FOR_ROWS(multiply)                                                                                \
+  constexpr Multiply MULTIPLY[MOST_ROWS] = {multiply<1>, multiply<2>, multiply<3>,                        \
+                                            multiply<4>, multiply<5>, multiply<6>};                       \
+  void multiply_any(const uint8_t* tile, const Operand& in, int inputs, int rows, float* out) {           \
+    MULTIPLY[rows - 1](tile, in, inputs, out);                                                            \
+  }
+
+// [k, BLOCK], then bias.
+namespace f32 {
+
+size_t bytes(int inputs) { return sizeof(float) * BLOCK * (1 + static_cast<size_t>(inputs)); }
+
+void pack(const Stored& from, uint8_t* tile) {
+  const size_t inputs = from.inputs;
+  float* to = reinterpret_cast<float*>(tile);
+  if (from.count < BLOCK) std::memset(to, 0, inputs * BLOCK * sizeof(float));
+  for (size_t begin = 0; begin < inputs; begin += 16)  // what is written lies in the first cache
+    for (int n = 0; n < from.count; n++)
+      for (size_t k = begin; k < std::min(begin + 16, inputs); k++)
+        to[k * BLOCK + n] = static_cast<const float*>(from.codes)[n * inputs + k];
+  copy_or_zeros(from.bias, from.count, tile + inputs * BLOCK * sizeof(float));
+}
+
+void unpack(const uint8_t* tile, int inputs, int n, float* out) {
+  for (int k = 0; k < inputs; k++) out[k] = reinterpret_cast<const float*>(tile)[static_cast<size_t>(k) * BLOCK + n];
+}
+
+template <int ROWS>
+void multiply(const uint8_t* tile, const Operand& in, int inputs, float* out) {
+  const float *weights = reinterpret_cast<const float*>(tile), *x = in.x;
+  const size_t stride = in.stride;
+  __m512 sums[ROWS][VECTORS];
+  for (int m = 0; m < ROWS; m++)
+    for (int z = 0; z < VECTORS; z++) sums[m][z] = _mm512_setzero_ps();
+  for (int k = 0; k < inputs; k++, weights += BLOCK, x++) {
+    __m512 w[VECTORS];
+    for (int z = 0; z < VECTORS; z++) w[z] = _mm512_loadu_ps(weights + z * 16);
+    for (int m = 0; m < ROWS; m++) {
+      const __m512 y = _mm512_set1_ps(x[m * stride]);
+      for (int z = 0; z < VECTORS; z++) sums[m][z] = _mm512_fmadd_ps(w[z], y, sums[m][z]);
+    }
+  }
+  for (int m = 0; m < ROWS; m++)
+    for (int z = 0; z < VECTORS; z++)
+      _mm512_storeu_ps(out + m * BLOCK + z * 16, _mm512_add_ps(sums[m][z], _mm512_loadu_ps(weights + z * 16)));
+}
+
+FOR_ROWS(multiply)
+
+}  // namespace f32
+
+// GCC 12 moves each sum to another register and back around the intrinsic, which halves the speed.
+INLINE void dot(__m512i& sum, __m512i weights, __m512i codes) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(codes));
+}
+
+// Four codes of a row, for all outputs.
+INLINE __m512i four(const int8_t* codes) {
+  int32_t bits;
+  std::memcpy(&bits, codes, 4);
+  return _mm512_set1_epi32(bits);
+}
+
+INLINE __m512 halves(const uint8_t* at) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+}
+
+// Inputs k .. k + 4 of an output of stored int8 codes, + 128 each; zeros past their end.
+INLINE uint32_t quad(const Stored& from, int n, int k) {
+  uint32_t bits = 0;
+  if (n < from.count && k < from.inputs)
+    std::memcpy(&bits, static_cast<const int8_t*>(from.codes) + static_cast<size_t>(n) * from.inputs + k,
+                std::min(4, from.inputs - k));
+  return bits ^ 0x80808080u;
+}
+
+// `count` inputs from k on of a half, as [count / 4, HALF, 4].
+INLINE void pack_quads(const Stored& from, int half, int k, int count, uint8_t* to) {
+  for (int n = 0; n < HALF; n++)
+    for (int i = 0; i < count; i += 4) {
+      const uint32_t bits = quad(from, half * HALF + n, k + i);
+      std::memcpy(to + i * HALF + 4 * n, &bits, 4);
+    }
+}
+
+// sums += `count` inputs of a half x codes.
+template <int ROWS>
+INLINE void dot_quads(const uint8_t* weights, int count, const int8_t* codes, size_t stride, __m512i sums[ROWS][PAIR]) {
+  for (int k = 0; k < count; k += 4, weights += 4 * HALF) {
+    __m512i w[PAIR];
+    for (int z = 0; z < PAIR; z++) w[z] = _mm512_loadu_si512(weights + z * 64);
+    for (int m = 0; m < ROWS; m++) {
+      const __m512i y = four(codes + m * stride + k);
+      for (int z = 0; z < PAIR; z++) dot(sums[m][z], w[z], y);
+    }
+  }
+}
+
+template <int ROWS>
+INLINE void zero(__m512 totals[ROWS][PAIR]) {
+  for (int m = 0; m < ROWS; m++)
+    for (int z = 0; z < PAIR; z++) totals[m][z] = _mm512_setzero_ps();
+}
+
+// [2, k / 4, HALF, 4] codes + 128, the operand of vpdpbusd; then scales and bias.
+namespace int8 {
+
+size_t bytes(int inputs) { return static_cast<size_t>(BLOCK) * filled(inputs) + 2 * BLOCK * sizeof(float); }
+
+void pack(const Stored& from, uint8_t* tile) {
+  const int inputs = filled(from.inputs);
+  for (int half = 0; half < 2; half++)
+    for (int k = 0; k < inputs; k += BLOCK, tile += BLOCK * HALF) pack_quads(from, half, k, BLOCK, tile);
+  copy_or_zeros(from.scales, from.count, tile);
+  copy_or_zeros(from.bias, from.count, tile + BLOCK * sizeof(float));
+}
+
+void unpack(const uint8_t* tile, int inputs, int n, float* out) {
+  const size_t half = static_cast<size_t>(HALF) * filled(inputs);
+  const float scale = reinterpret_cast<const float*>(tile + 2 * half)[n];
+  tile += n / HALF * half + n % HALF * 4;
+  for (int k = 0; k < inputs; k++) out[k] = (tile[k / 4 * 4 * HALF + k % 4] - 128) * scale;
+}
+
+template <int ROWS>
+INLINE void multiply_half(const uint8_t* weights, const Rounded& in, const float* scales, float* out) {
+  const int blocks = in.inputs / BLOCK;
+  __m512 totals[ROWS][PAIR];
+  zero<ROWS>(totals);
+  for (int b = 0; b < blocks; b++, weights += BLOCK * HALF) {
+    __m512i sums[ROWS][PAIR];
+    for (int m = 0; m < ROWS; m++) {
+      const int32_t* offsets = in.offsets + (m * blocks + b) * 2;
+      for (int z = 0; z < PAIR; z++) sums[m][z] = _mm512_set1_epi32(offsets[0] + offsets[1]);
+    }
+    dot_quads<ROWS>(weights, BLOCK, in.codes + b * BLOCK, in.inputs, sums);
+    for (int m = 0; m < ROWS; m++) {
+      const __m512 scale = _mm512_set1_ps(in.scales[m * blocks + b]);
+      for (int z = 0; z < PAIR; z++) totals[m][z] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m][z]), scale, totals[m][z]);
+    }
+  }
+  for (int m = 0; m < ROWS; m++)
+    for (int z = 0; z < PAIR; z++)
+      _mm512_storeu_ps(out + m * BLOCK + z * 16, _mm512_fmadd_ps(totals[m][z], _mm512_loadu_ps(scales + z * 16),
+                                                                _mm512_loadu_ps(scales + BLOCK + z * 16)));
+}
+
+template <int ROWS>
+void multiply(const uint8_t* tile, const Operand& in, int, float* out) {
+  const size_t half = static_cast<size_t>(HALF) * in.rounded.inputs;
+  const float* scales = reinterpret_cast<const float*>(tile + 2 * half);
+  for (int i = 0; i < 2; i++) multiply_half<ROWS>(tile + i * half, in.rounded, scales + i * HALF, out + i * HALF);
+}
+
+FOR_ROWS(multiply)
+
+}  // namespace int8
+
+// The formats of groups: [2, k / GROUP] of a group's scales (halves [HALF]), its least values likewise (if
+// any) and its codes; then bias.
+namespace groups {
+
+constexpr size_t HALVES = HALF * sizeof(uint16_t);
+
+void pack_halves(const float* from, const Stored& stored, int half, int g, uint8_t* to) {
+  const int groups = (stored.inputs + GROUP - 1) / GROUP;
+  for (int i = 0; i < HALF; i++) {
+    const int n = half * HALF + i;
+    const uint16_t bits = n < stored.count && g < groups ? to_half(from[static_cast<size_t>(n) * groups + g]) : 0;
+    std::memcpy(to + 2 * i, &bits, 2);
+  }
+}
+
+float unpack_half(const uint8_t* from, int i) {
+  uint16_t bits;
+  std::memcpy(&bits, from + 2 * i, 2);
+  return from_half(bits);
+}
+
+INLINE void store(const __m512 total[PAIR], const float* bias, float* out) {
+  for (int z = 0; z < PAIR; z++) _mm512_storeu_ps(out + z * 16, _mm512_add_ps(total[z], _mm512_loadu_ps(bias + z * 16)));
+}
+
+}  // namespace groups
+
+// Codes + 128 [GROUP / 4, HALF, 4].
+namespace int8_block {
+
+constexpr size_t EACH = groups::HALVES + GROUP * HALF;
+
+size_t bytes(int inputs) { return 2 * EACH * (filled(inputs) / GROUP) + BLOCK * sizeof(float); }
+
+void pack(const Stored& from, uint8_t* tile) {
+  for (int half = 0; half < 2; half++)
+    for (int g = 0; g < filled(from.inputs) / GROUP; g++, tile += EACH) {
+      groups::pack_halves(from.scales, from, half, g, tile);
+      pack_quads(from, half, g * GROUP, GROUP, tile + groups::HALVES);
+    }
+  copy_or_zeros(from.bias, from.count, tile);
+}
+
+void unpack(const uint8_t* tile, int inputs, int n, float* out) {
+  tile += n / HALF * EACH * (filled(inputs) / GROUP);
+  for (int k = 0; k < inputs; k++) {
+    const uint8_t* group = tile + k / GROUP * EACH;
+    const int i = k % GROUP;
+    out[k] = (group[groups::HALVES + i / 4 * 4 * HALF + n % HALF * 4 + i % 4] - 128) * groups::unpack_half(group, n % HALF);
+  }
+}
+
+template <int ROWS>
+INLINE void multiply_half(const uint8_t* tile, const Rounded& in, const float* bias, float* out) {
+  const int blocks = in.inputs / BLOCK;
+  __m512 totals[ROWS][PAIR];
+  zero<ROWS>(totals);
+  for (int g = 0; g < 2 * blocks; g++, tile += EACH) {
+    __m512i sums[ROWS][PAIR];
+    for (int m = 0; m < ROWS; m++)
+      for (int z = 0; z < PAIR; z++) sums[m][z] = _mm512_set1_epi32(in.offsets[m * blocks * 2 + g]);
+    dot_quads<ROWS>(tile + groups::HALVES, GROUP, in.codes + g * GROUP, in.inputs, sums);
+    __m512 d[PAIR];
+    for (int z = 0; z < PAIR; z++) d[z] = halves(tile + 32 * z);
+    for (int m = 0; m < ROWS; m++) {
+      const __m512 scale = _mm512_set1_ps(in.scales[m * blocks + g / 2]);
+      for (int z = 0; z < PAIR; z++)
+        totals[m][z] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums[m][z]), scale), d[z], totals[m][z]);
+    }
+  }
+  for (int m = 0; m < ROWS; m++) groups::store(totals[m], bias, out + m * BLOCK);
+}
+
+template <int ROWS>
+void multiply(const uint8_t* tile, const Operand& in, int, float* out) {
+  const size_t half = EACH * (in.rounded.inputs / GROUP);
+  const float* bias = reinterpret_cast<const float*>(tile + 2 * half);
+  for (int i = 0; i < 2; i++) multiply_half<ROWS>(tile + i * half, in.rounded, bias + i * HALF, out + i * HALF);
+}
+
+FOR_ROWS(multiply)
+
+}  // namespace int8_block
+
+// Codes [GROUP / 8, HALF, 4]: input k of the group in the low half of a byte, k + GROUP / 2 in the high one.
+namespace int4_min {
+
+constexpr size_t EACH = 2 * groups::HALVES + GROUP * HALF / 2;
+
+size_t bytes(int inputs) { return 2 * EACH * (filled(inputs) / GROUP) + BLOCK * sizeof(float); }
+
+int stored_code(const Stored& from, int n, int k) {
+  if (n >= from.count || k >= from.inputs) return 0;
+  return static_cast<const uint8_t*>(from.codes)[static_cast<size_t>(n) * ((from.inputs + 1) / 2) + k / 2] >> k % 2 * 4 & 15;
+}
+
+void pack(const Stored& from, uint8_t* tile) {
+  for (int half = 0; half < 2; half++)
+    for (int g = 0; g < filled(from.inputs) / GROUP; g++, tile += EACH) {
+      groups::pack_halves(from.scales, from, half, g, tile);
+      groups::pack_halves(from.least, from, half, g, tile + groups::HALVES);
+      for (int i = 0; i < HALF; i++)
+        for (int k = 0; k < GROUP / 2; k++) {
+          const int n = half * HALF + i, low = g * GROUP + k;
+          tile[2 * groups::HALVES + k / 4 * 4 * HALF + 4 * i + k % 4] =
+              static_cast<uint8_t>(stored_code(from, n, low) | stored_code(from, n, low + GROUP / 2) << 4);
+        }
+    }
+  copy_or_zeros(from.bias, from.count, tile);
+}
+
+void unpack(const uint8_t* tile, int inputs, int n, float* out) {
+  tile += n / HALF * EACH * (filled(inputs) / GROUP);
+  const int i = n % HALF;
+  for (int k = 0; k < inputs; k++) {
+    const uint8_t* group = tile + k / GROUP * EACH;
+    const int in_half = k % (GROUP / 2), high = k % GROUP / (GROUP / 2);
+    const int code = group[2 * groups::HALVES + in_half / 4 * 4 * HALF + 4 * i + in_half % 4] >> 4 * high & 15;
+    out[k] = std::fma(static_cast<float>(code), groups::unpack_half(group, i), groups::unpack_half(group + groups::HALVES, i));
+  }
+}
+
+template <int ROWS>
+INLINE void dot_nibbles(const uint8_t* weights, const int8_t* codes, size_t stride, __m512i sums[ROWS][PAIR]) {
+  const __m512i low = _mm512_set1_epi8(15);
+  for (int k = 0; k < GROUP / 2; k += 4, weights += 4 * HALF) {
+    __m512i w[PAIR], part[PAIR];
+    for (int z = 0; z < PAIR; z++) {
+      w[z] = _mm512_loadu_si512(weights + z * 64);
+      part[z] = _mm512_and_si512(w[z], low);
+    }
+    for (int m = 0; m < ROWS; m++) {
+      const __m512i y = four(codes + m * stride + k);
+      for (int z = 0; z < PAIR; z++) dot(sums[m][z], part[z], y);
+    }
+    for (int z = 0; z < PAIR; z++) part[z] = _mm512_and_si512(_mm512_srli_epi16(w[z], 4), low);
+    for (int m = 0; m < ROWS; m++) {
+      const __m512i y = four(codes + m * stride + k + GROUP / 2);
+      for (int z = 0; z < PAIR; z++) dot(sums[m][z], part[z], y);
+    }
+  }
+}
+
+template <int ROWS>
+INLINE void multiply_half(const uint8_t* tile, const Rounded& in, const float* bias, float* out) {
+  const int blocks = in.inputs / BLOCK;
+  __m512 totals[ROWS][PAIR];
+  zero<ROWS>(totals);
+  for (int g = 0; g < 2 * blocks; g++, tile += EACH) {
+    __m512i sums[ROWS][PAIR];
+    for (int m = 0; m < ROWS; m++)
+      for (int z = 0; z < PAIR; z++) sums[m][z] = _mm512_setzero_si512();
+    dot_nibbles<ROWS>(tile + 2 * groups::HALVES, in.codes + g * GROUP, in.inputs, sums);
+    __m512 d[PAIR], least[PAIR];
+    for (int z = 0; z < PAIR; z++) {
+      d[z] = halves(tile + 32 * z);
+      least[z] = halves(tile + groups::HALVES + 32 * z);
+    }
+    for (int m = 0; m < ROWS; m++) {
+      const float s = in.scales[m * blocks + g / 2];
+      const __m512 scale = _mm512_set1_ps(s);
+      const __m512 codes = _mm512_set1_ps(static_cast<float>(in.offsets[m * blocks * 2 + g]) * s * (-1 / 128.f));
+      for (int z = 0; z < PAIR; z++) {
+        totals[m][z] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums[m][z]), scale), d[z], totals[m][z]);
+        totals[m][z] = _mm512_fmadd_ps(codes, least[z], totals[m][z]);
+      }
+    }
+  }
+  for (int m = 0; m < ROWS; m++) groups::store(totals[m], bias, out + m * BLOCK);
+}
+
+template <int ROWS>
+void multiply(const uint8_t* tile, const Operand& in, int, float* out) {
+  const size_t half = EACH * (in.rounded.inputs / GROUP);
+  const float* bias = reinterpret_cast<const float*>(tile + 2 * half);
+  for (int i = 0; i < 2; i++) multiply_half<ROWS>(tile + i * half, in.rounded, bias + i * HALF, out + i * HALF);
+}
+
+FOR_ROWS(multiply)
+
+}  // namespace int4_min
+
+}  // namespace
+
+AVX512_END
+
+const Products avx512_products = {
+    round,
+    finish,
+    {
+        {f32::bytes, f32::pack, f32::unpack, f32::multiply_any},
+        {int8::bytes, int8::pack, int8::unpack, int8::multiply_any},
+        {int8_block::bytes, int8_block::pack, int8_block::unpack, int8_block::multiply_any},
+        {int4_min::bytes, int4_min::pack, int4_min::unpack, int4_min::multiply_any},
+    },
+};
+
+}  // namespace kvcast
+#endif

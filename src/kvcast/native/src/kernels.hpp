@@ -1,0 +1,170 @@
+// What an instruction set brings: the innermost work, each over one tile that lies in a layout of its
+// own. Everything above a tile (threads, loops over tiles, what follows a product) is the same for all.
+// Letters in shapes: m rows (tokens), n outputs, k inputs, t positions, d head.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace kvcast {
+
+constexpr int BLOCK = 64;       // inputs that share a scale of a row, and outputs of a tile
+constexpr int GROUP = 32;       // inputs of an output that share a scale in the formats of blocks
+constexpr int MOST_ROWS = 6;    // rows of a product: 6 x 4 sums and 4 weights fit in 32 registers
+constexpr float SMALLEST = 1e-30f;  // a block that stays below it is zero: 127 / it would be infinite
+
+inline int filled(int inputs) { return (inputs + BLOCK - 1) / BLOCK * BLOCK; }
+
+// Rows of activations as int8, symmetric, with a scale for each block. A row's numbers depend on that
+// row alone.
+struct Rounded {
+  int8_t* codes;      // [m, k]; 0 past a row's end
+  float* scales;      // [m, k / BLOCK]
+  int32_t* offsets;   // [m, k / GROUP]: -128 * the sum of the codes, since weights are stored + 128
+  int inputs;         // k, filled up to a multiple of BLOCK
+
+  Rounded row(size_t m) const {
+    const size_t blocks = inputs / BLOCK, groups = inputs / GROUP;
+    return {codes + m * inputs, scales + m * blocks, offsets + m * groups, inputs};
+  }
+  Rounded block(size_t b) const {  // of the first row
+    return {codes + b * BLOCK, scales + b, offsets + b * (BLOCK / GROUP), inputs};
+  }
+};
+
+// How a matrix [n, k] is stored in a bundle. Scales and least values are floats; k / GROUP is rounded up.
+enum class Format : int32_t {
+  F32 = 0,         // float [n, k]
+  INT8 = 1,        // int8 [n, k], scales [n]
+  INT8_BLOCK = 2,  // int8 [n, k], scales [n, k / GROUP]
+  INT4_MIN = 3,    // 0..15, the even one of two in a byte's low half: [n, k / 2 rounded up];
+                   // scales [n, k / GROUP], then the values of code 0 [n, k / GROUP]
+};
+constexpr int FORMATS = 4;
+
+// Some outputs of a stored matrix, up to BLOCK.
+struct Stored {
+  const void* codes;
+  const float *scales, *least, *bias;  // least: of INT4_MIN; bias [count], null: zeros
+  int count, inputs;
+};
+
+// Rows of a product's input: x for F32, rounded ones for the other formats.
+struct Operand {
+  const float* x;
+  size_t stride;
+  Rounded rounded;
+
+  Operand row(size_t m) const { return x ? Operand{x + m * stride, stride, {}} : Operand{x, stride, rounded.row(m)}; }
+};
+
+// A format's tiles of BLOCK outputs. Outputs that a tile lacks are zeros.
+struct Tiles {
+  size_t (*bytes)(int inputs);  // a multiple of 64
+  void (*pack)(const Stored&, uint8_t* tile);
+
+  // Output n of a tile, as floats [inputs].
+  void (*unpack)(const uint8_t* tile, int inputs, int n, float* out);
+
+  // rows x tile + bias: out [rows, BLOCK], rows up to MOST_ROWS.
+  void (*multiply)(const uint8_t* tile, const Operand& in, int inputs, int rows, float* out);
+};
+
+enum class Activation : int32_t { NONE = 0, GELU = 1, GELU_TANH = 2, SILU = 3, RELU = 4, TANH = 5 };
+
+// What happens to a row's results of one tile: the activation, then + residual; stored and rounded.
+struct Ending {
+  Activation activation;
+  const float* residual;  // [count]; null: none
+  float* out;             // [count], may be the residual; null: none
+  const Rounded* to;      // one block; null: none
+};
+
+// Products with weights that are packed once.
+struct Products {
+  // x [count], up to BLOCK numbers, to the first block of a row; codes after them become 0.
+  void (*round)(const float* x, int count, const Rounded& to);
+
+  // x [BLOCK], of which the first `count` are results.
+  void (*finish)(const float* x, int count, const Ending& ending);
+
+  Tiles tiles[FORMATS];
+
+  const Tiles& of(Format format) const { return tiles[static_cast<int>(format)]; }
+};
+
+// What happens to rows of activations between products.
+struct Rows {
+  // x [width], any width, to out, which may be x. RMS norm: x / rms(x) * gain.
+  void (*layer_norm)(const float* x, const float* gain, const float* bias, float epsilon, int width, float* out);
+  void (*rms_norm)(const float* x, const float* gain, float epsilon, int width, float* out);  // gain null: ones
+
+  // The activation of gate [count] times up [count]; out may be one of them.
+  void (*gate)(Activation, const float* gate, const float* up, int count, float* out);
+};
+
+enum class Number : int32_t { F32 = 0, F16 = 1 };
+
+constexpr int PART = 256;        // positions that are summed before they are merged with others
+constexpr int MOST_QUERIES = 12;  // that share a part's keys and values
+constexpr int SCORES = PART + 16;
+
+// d filled up to whole vectors of 16.
+constexpr int padded(int head_dim) { return (head_dim + 15) / 16 * 16; }
+
+// The softmax over some positions: the values mixed with exp(score - most), not yet divided by the total.
+struct Softmax {
+  float most, total;  // total 0: no positions
+};
+
+// A part of a head's positions, and the queries that see some of them. Nothing that no query sees is read,
+// and what a query does not see changes nothing of its results, NaN included.
+struct Part {
+  int head_dim, queries;
+  Number key_number, value_number;
+  const void *keys[2], *values[2];  // [counts[i], d]: two stretches of neighbouring positions
+  int counts[2];
+  int begin;                // the first of them, counted in the part
+  const float* query;       // [n, padded(d)], times the scale, zeros past d
+  const int *first, *last;  // [n]: each sees first .. last, counted in the part
+  const float* const* bias;  // [n], each [PART]; null: none
+  float softcap;            // 0: none
+};
+
+// Attention over a part. Results are those of each query alone, whatever the others see.
+struct Attention {
+  // x [2 * half], pairs (i, i + half) rotated.
+  void (*rotate)(const float* x, const float* cosines, const float* sines, int half, float* out);
+
+  // x [count] as numbers of a cache.
+  void (*store)(const float* x, int count, Number, void* to);
+
+  // softmax [n], mixed [n, padded(d)]; `scores` [n, SCORES] is space to work in, aligned to 64 bytes.
+  void (*attend)(const Part&, float* scores, Softmax* softmax, float* mixed);
+};
+
+// Attention in which each position sees all, for many positions. A head is packed in parts of BLOCK
+// positions, which may be packed in any order: from query, key and value [t, stride] of one head,
+// positions first .. first + BLOCK. `scale` is of the products. `attend` gives out [t, stride] for
+// queries first .. last.
+struct EncoderAttention {
+  size_t (*head_bytes)(int positions, int head_dim);
+  void (*pack_head)(const float* query, const float* key, const float* value, size_t stride, int positions,
+                    int head_dim, float scale, int first, uint8_t* head);
+  void (*attend)(const uint8_t* head, int positions, int head_dim, int first, int last, float* out, size_t stride);
+};
+
+struct Instructions {
+  const char* name;
+  bool (*run_here)();
+  const Products& products;
+  const Rows& rows;
+  const Attention& attention;
+  const EncoderAttention& encoder_attention;
+};
+
+extern const Instructions plain;
+#if defined(__x86_64__)
+extern const Instructions avx512;
+#endif
+
+}  // namespace kvcast

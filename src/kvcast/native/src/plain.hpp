@@ -1,0 +1,14 @@
+// The parts of the plain instruction set.
+#pragma once
+#include "kernels.hpp"
+
+namespace kvcast {
+
+float activated(Activation, float x);
+
+extern const Products plain_products;
+extern const Rows plain_rows;
+extern const Attention plain_attention;
+extern const EncoderAttention plain_encoder_attention;
+
+}  // namespace kvcast

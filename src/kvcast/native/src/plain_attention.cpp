@@ -1,0 +1,101 @@
+// Attention over a part of positions in plain C++.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "halves.hpp"
+#include "plain.hpp"
+
+namespace kvcast {
+namespace {
+
+constexpr int LANES = 16;  // sums of their own, so that a compiler can take vectors
+
+void rotate(const float* x, const float* cosines, const float* sines, int half, float* out) {
+  for (int i = 0; i < half; i++) {
+    const float a = x[i], b = x[half + i];
+    out[i] = a * cosines[i] - b * sines[i];
+    out[half + i] = b * cosines[i] + a * sines[i];
+  }
+}
+
+void store(const float* x, int count, Number number, void* to) {
+  if (number == Number::F32)
+    std::memcpy(to, x, count * sizeof(float));
+  else
+    to_halves(x, count, static_cast<uint16_t*>(to));
+}
+
+// Number i of lines.
+float at(const void* lines, Number number, size_t i) {
+  return number == Number::F32 ? static_cast<const float*>(lines)[i]
+                               : from_half(static_cast<const uint16_t*>(lines)[i]);
+}
+
+// Calls work(position in the part, line [LANES numbers at most], their first index, how many there are).
+template <class Work>
+void each(const Part& part, Number number, const void* const lines[2], Work&& work) {
+  float numbers[LANES];
+  int position = part.begin;
+  for (int stretch = 0; stretch < 2; stretch++)
+    for (int t = 0; t < part.counts[stretch]; t++, position++)
+      for (int d = 0; d < part.head_dim; d += LANES) {
+        const int count = std::min(LANES, part.head_dim - d);
+        const size_t from = static_cast<size_t>(t) * part.head_dim + d;
+        for (int i = 0; i < count; i++) numbers[i] = at(lines[stretch], number, from + i);
+        work(position, numbers, d, count);
+      }
+}
+
+void score(const Part& part, float* scores) {
+  const int width = padded(part.head_dim);
+  float lanes[MOST_QUERIES][LANES];
+  each(part, part.key_number, part.keys, [&](int t, const float* key, int d, int count) {
+    for (int m = 0; m < part.queries; m++) {
+      if (d == 0) std::fill(lanes[m], lanes[m] + LANES, 0.f);
+      for (int i = 0; i < count; i++) lanes[m][i] += part.query[m * width + d + i] * key[i];
+      if (d + count < part.head_dim) continue;
+      float sum = 0;
+      for (int i = 0; i < LANES; i++) sum += lanes[m][i];
+      scores[m * SCORES + t] = sum;
+    }
+  });
+}
+
+// Scores first .. last become shares.
+Softmax share(float* scores, int first, int last, const float* bias, float softcap) {
+  float most = -INFINITY, total = 0;
+  for (int t = first; t < last; t++) {
+    if (softcap != 0) scores[t] = softcap * std::tanh(scores[t] / softcap);
+    if (bias != nullptr) scores[t] += bias[t];
+    most = scores[t] > most || scores[t] != scores[t] ? scores[t] : most;
+  }
+  if (most == -INFINITY) {
+    std::fill(scores + first, scores + std::max(first, last), 0.f);
+    return {most, 0};
+  }
+  for (int t = first; t < last; t++) total += scores[t] = std::exp(scores[t] - most);
+  return {most, total};
+}
+
+void attend(const Part& part, float* scores, Softmax* softmax, float* mixed) {
+  const int width = padded(part.head_dim);
+  score(part, scores);
+  for (int m = 0; m < part.queries; m++)
+    softmax[m] = share(scores + m * SCORES, part.first[m], part.last[m], part.bias ? part.bias[m] : nullptr,
+                       part.softcap);
+  std::fill(mixed, mixed + part.queries * width, 0.f);
+  each(part, part.value_number, part.values, [&](int t, const float* value, int d, int count) {
+    for (int m = 0; m < part.queries; m++) {
+      if (t < part.first[m] || t >= part.last[m]) continue;
+      const float factor = scores[m * SCORES + t];
+      for (int i = 0; i < count; i++) mixed[m * width + d + i] += factor * value[i];
+    }
+  });
+}
+
+}  // namespace
+
+const Attention plain_attention = {rotate, store, attend};
+
+}  // namespace kvcast

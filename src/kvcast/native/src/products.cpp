@@ -1,0 +1,106 @@
+// Loops over tiles and rows, the same for all instruction sets and formats.
+#include "products.hpp"
+
+#include <algorithm>
+
+#include "rows.hpp"
+
+namespace kvcast {
+namespace {
+
+constexpr int ROWS_AT_ONCE = 42 * MOST_ROWS;  // so that their codes stay in the second cache
+constexpr int TILES_AT_ONCE = 8;
+constexpr int PARTS_OF_A_THREAD = 8;  // so that one that is late delays little
+
+// Bytes of a row of stored codes.
+size_t code_bytes(Format format, int inputs) {
+  switch (format) {
+    case Format::F32: return inputs * sizeof(float);
+    case Format::INT4_MIN: return (inputs + 1) / 2;
+    default: return inputs;
+  }
+}
+
+size_t scales_of_output(Format format, int inputs) { return format == Format::INT8 ? 1 : parts(inputs, GROUP); }
+
+size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+}  // namespace
+
+size_t packed_bytes(const Instructions& with, Format format, int outputs, int inputs) {
+  return parts(outputs, BLOCK) * with.products.of(format).bytes(inputs);
+}
+
+void pack(Machine& machine, Format format, int outputs, int inputs, const void* codes, const float* scales,
+          const float* bias, uint8_t* tiles) {
+  const Tiles& of = machine.with.products.of(format);
+  const size_t row = code_bytes(format, inputs), each = scales_of_output(format, inputs), bytes = of.bytes(inputs);
+  machine.threads.run(parts(outputs, BLOCK), [&](int tile) {
+    const size_t first = static_cast<size_t>(tile) * BLOCK;
+    Stored stored = {static_cast<const uint8_t*>(codes) + first * row};
+    if (format != Format::F32) stored.scales = scales + first * each;
+    if (format == Format::INT4_MIN) stored.least = scales + (outputs + first) * each;
+    if (bias) stored.bias = bias + first;
+    stored.count = std::min(BLOCK, outputs - tile * BLOCK);
+    stored.inputs = inputs;
+    of.pack(stored, tiles + tile * bytes);
+  });
+}
+
+void unpack_row(const Instructions& with, const Matrix& matrix, int n, float* out) {
+  const Tiles& of = with.products.of(matrix.format);
+  of.unpack(matrix.tiles + n / BLOCK * of.bytes(matrix.inputs), matrix.inputs, n % BLOCK, out);
+}
+
+size_t rounded_bytes(int rows, int inputs) {
+  const size_t all = static_cast<size_t>(rows) * filled(inputs);
+  return aligned(all) + aligned(all / BLOCK * sizeof(float)) + aligned(all / GROUP * sizeof(int32_t));
+}
+
+Rounded rounded(uint8_t* data, int rows, int inputs) {
+  const size_t all = static_cast<size_t>(rows) * filled(inputs);
+  uint8_t *scales = data + aligned(all), *offsets = scales + aligned(all / BLOCK * sizeof(float));
+  return {reinterpret_cast<int8_t*>(data), reinterpret_cast<float*>(scales), reinterpret_cast<int32_t*>(offsets),
+          filled(inputs)};
+}
+
+void round_rows(Machine& machine, const float* x, size_t stride, int rows, int inputs, const Rounded& to) {
+  for_rows(machine, rows, inputs, [&](int m) { round_row(machine.with, x + m * stride, inputs, to.row(m)); });
+}
+
+void multiply(Machine& machine, const Product& product) {
+  const Products& with = machine.with.products;
+  const Matrix& matrix = product.matrix;
+  const Tiles& of = with.of(matrix.format);
+  const size_t bytes = of.bytes(matrix.inputs);
+  const Operand in = {product.x, product.stride, product.in};
+  const int tiles = parts(matrix.outputs, BLOCK), row_parts = parts(product.rows, ROWS_AT_ONCE);
+  const int fewest = PARTS_OF_A_THREAD * machine.threads.count();
+  const int at_once = std::clamp(tiles * row_parts / fewest, 1, TILES_AT_ONCE), tile_parts = parts(tiles, at_once);
+
+  const auto finish = [&](const float* sums, int m, int tile) {
+    const size_t first = static_cast<size_t>(tile) * BLOCK;
+    Ending ending = {product.activation};
+    Rounded to;
+    if (product.residual) ending.residual = product.residual + m * product.residual_stride + first;
+    if (product.out) ending.out = product.out + m * product.out_stride + first;
+    if (product.to) {
+      to = product.to->row(m).block(tile);
+      ending.to = &to;
+    }
+    with.finish(sums, std::min(BLOCK, matrix.outputs - tile * BLOCK), ending);
+  };
+  machine.threads.run(row_parts * tile_parts, [&](int part) {
+    const int first = part / tile_parts * ROWS_AT_ONCE, last = std::min(first + ROWS_AT_ONCE, product.rows);
+    const int tile = part % tile_parts * at_once;
+    alignas(64) float sums[MOST_ROWS * BLOCK];
+    for (int t = tile; t < std::min(tile + at_once, tiles); t++)
+      for (int m = first; m < last; m += MOST_ROWS) {
+        const int count = std::min(MOST_ROWS, last - m);
+        of.multiply(matrix.tiles + t * bytes, in.row(m), matrix.inputs, count, sums);
+        for (int i = 0; i < count; i++) finish(sums + i * BLOCK, m + i, t);
+      }
+  });
+}
+
+}  // namespace kvcast

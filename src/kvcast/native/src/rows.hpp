@@ -1,0 +1,43 @@
+// What happens to rows of activations between products: norms and gates, as floats and rounded.
+//
+// Rows are shared by the threads in parts that are worth it: a few rows are done by the caller alone.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+
+#include "machine.hpp"
+#include "products.hpp"
+
+namespace kvcast {
+
+constexpr int NUMBERS_AT_ONCE = 8192;  // some microseconds
+
+// Calls work(m) for each row below `rows` of `width` numbers.
+template <class Work>
+void for_rows(Machine& machine, int rows, int width, Work&& work) {
+  const int at_once = std::max(1, NUMBERS_AT_ONCE / std::max(1, width));
+  if (rows <= at_once) {
+    for (int m = 0; m < rows; m++) work(m);
+    return;
+  }
+  machine.threads.run(parts(rows, at_once), [&](int part) {
+    for (int m = part * at_once; m < std::min((part + 1) * at_once, rows); m++) work(m);
+  });
+}
+
+// x [width] to a row of int8.
+void round_row(const Instructions&, const float* x, int width, const Rounded& to);
+
+// x [rows, width] with a stride; `out` or `to` may be null, and `out` may be x. Gain and bias may be null.
+void layer_norm(Machine&, const float* x, size_t stride, int rows, int width, const float* gain, const float* bias,
+                float epsilon, float* out, size_t out_stride, const Rounded* to);
+
+// `gain` may be null.
+void rms_norm(Machine&, const float* x, size_t stride, int rows, int width, const float* gain, float epsilon,
+              float* out, size_t out_stride, const Rounded* to);
+
+// activation(gate) * up; both have the same stride.
+void gated(Machine&, const float* gate, const float* up, size_t stride, int rows, int width, Activation, float* out,
+           size_t out_stride, const Rounded* to);
+
+}  // namespace kvcast

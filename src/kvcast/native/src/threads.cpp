@@ -1,0 +1,231 @@
+#include "threads.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#if !defined(_WIN32)
+#include <pthread.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace kvcast {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// The caller gives up first: a thread that holds the last tile and has lost its core takes the caller's.
+constexpr Clock::duration SPIN = std::chrono::microseconds(50), CALLER_SPIN = std::chrono::microseconds(15);
+constexpr Clock::duration STALL = std::chrono::microseconds(500);
+constexpr Clock::duration LEAST_LEAVE = std::chrono::milliseconds(5), MOST_LEAVE = std::chrono::milliseconds(80);
+constexpr int SPINS_PER_LOOK = 64;  // at the clock
+constexpr int BITS = 20;
+constexpr uint64_t MASK = (1u << BITS) - 1;
+
+// How often this process is a fork of a fork. A counter, since getpid() costs as much as a short call.
+std::atomic<int> forks{0};
+#if !defined(_WIN32)
+[[maybe_unused]] const int counted = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+#endif
+
+uint64_t claimed(uint64_t state) { return state & MASK; }
+uint64_t tiles(uint64_t state) { return state >> BITS & MASK; }
+bool has_work(uint64_t state) { return claimed(state) < tiles(state); }
+
+void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+template <class Condition>
+bool spin_until(Clock::duration most, Condition&& met) {
+  const auto spin = [&met] {
+    for (int i = 0; i < SPINS_PER_LOOK; i++) {
+      if (met()) return true;
+      pause();
+    }
+    return false;
+  };
+  if (spin()) return true;
+  const auto end = Clock::now() + most;
+  while (Clock::now() < end)
+    if (spin()) return true;
+  return met();
+}
+
+}  // namespace
+
+// How many of a pool's threads take part. When another process wants a core, the system takes it away from
+// one of them in the midst of a tile, for milliseconds, again and again, and all wait. It is faster to leave
+// that core alone for a while: then a thread fewer takes part, and is tried again later. Only the caller
+// uses it.
+class Leave {
+ public:
+  bool anybody() const { return away_ > 0; }
+
+  // Returns how many are away from now on.
+  int look() {
+    if (away_ > 0 && Clock::now() > until_) {
+      returned_ = until_;
+      until_ += length_;
+      away_--;
+    }
+    return away_;
+  }
+
+  // Tells of a call in which the caller worked and then waited.
+  int after(Clock::duration worked, Clock::duration waited, int threads) {
+    if (waited < 2 * worked + STALL || away_ == threads) return away_;  // a tile takes as long as another
+    const auto now = Clock::now();
+    length_ = now - returned_ > 4 * length_ ? LEAST_LEAVE : std::min(2 * length_, MOST_LEAVE);
+    until_ = now + length_;
+    return ++away_;
+  }
+
+ private:
+  int away_ = 0;
+  Clock::time_point until_, returned_;
+  Clock::duration length_ = LEAST_LEAVE;
+};
+
+struct Threads::Pool {
+  const int forked = forks.load();
+
+  // Which call it is (24 bits), how many tiles it has and how many were claimed (20 bits each). All in
+  // one, so that a thread that comes late cannot take another call's tile for its own. Whoever claims a
+  // tile of a call keeps the call from ending until that tile is done.
+  alignas(64) std::atomic<uint64_t> state{0};
+  const std::function<void(int)>* work = nullptr;
+  alignas(64) std::atomic<int> done{0};
+
+  // Whoever is about to sleep says so before looking for work a last time, and whoever has work looks for
+  // sleepers after telling of it: one of the two sees the other. Both need the order of all atomic
+  // operations that is the default.
+  alignas(64) std::atomic<int> sleeping{0};
+  std::atomic<int> away{0};  // so many of the threads, the last ones, leave the work to the others
+  std::atomic<bool> caller_sleeps{false}, stopping{false};
+  std::mutex mutex;
+  std::condition_variable work_came, all_done;
+  std::exception_ptr error;  // written under the mutex
+  Leave leave;
+  const int size;
+  std::vector<std::thread> threads;
+
+  explicit Pool(int count) : size(count) {
+    try {
+      for (int i = 0; i < count; i++) threads.emplace_back([this, i] { serve(i); });
+    } catch (...) {
+      stop();
+      throw;
+    }
+  }
+
+  ~Pool() { stop(); }
+
+  void stop() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      stopping = true;
+    }
+    work_came.notify_all();
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  // Claims a tile and does it; false if there is none.
+  bool work_on_one() {
+    uint64_t now = state.load();
+    do {
+      if (!has_work(now)) return false;
+    } while (!state.compare_exchange_weak(now, now + 1));
+    try {
+      (*work)(static_cast<int>(claimed(now)));
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (!error) error = std::current_exception();
+    }
+    if (static_cast<uint64_t>(done.fetch_add(1)) + 1 == tiles(now) && caller_sleeps.load()) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      all_done.notify_one();
+    }
+    return true;
+  }
+
+  void serve(int me) {
+    const auto present = [this, me] { return me < size - away.load(); };
+    const auto wanted = [&] { return stopping.load() || (present() && has_work(state.load())); };
+    for (;;) {
+      while (present() && work_on_one()) {
+      }
+      if (!spin_until(SPIN, wanted)) {
+        std::unique_lock<std::mutex> lock(mutex);
+        sleeping++;
+        work_came.wait(lock, wanted);
+        sleeping--;
+      }
+      if (stopping) return;
+    }
+  }
+
+  void run(int count, const std::function<void(int)>& what) {
+    if (leave.anybody()) {
+      away = leave.look();
+      if (away.load() == size) {
+        for (int i = 0; i < count; i++) what(i);
+        return;
+      }
+    }
+    work = &what;
+    done = 0;
+    const uint64_t call = (state.load() >> 2 * BITS) + 1;
+    state = call << 2 * BITS | static_cast<uint64_t>(count) << BITS;
+    if (sleeping.load() > 0) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      work_came.notify_all();
+    }
+    const auto begin = Clock::now();
+    bool worked = false;
+    while (work_on_one()) worked = true;
+    const auto finished = [this, count] { return done.load() == count; };
+    if (!spin_until(CALLER_SPIN, finished)) {
+      const auto waits = Clock::now();
+      {
+        std::unique_lock<std::mutex> lock(mutex);
+        caller_sleeps = true;
+        all_done.wait(lock, finished);
+        caller_sleeps = false;
+      }
+      if (worked) away = leave.after(waits - begin, Clock::now() - waits, size);
+    }
+    if (error) std::rethrow_exception(std::exchange(error, nullptr));
+  }
+};
+
+Threads::Threads(int count) : count_(std::max(count, 1)), pool_(count > 1 ? new Pool(count - 1) : nullptr) {}
+
+Threads::~Threads() {
+  // A parent's pool cannot be taken down: nobody is there to be joined, nor to leave its conditions.
+  if (pool_ != nullptr && pool_->forked == forks.load()) delete pool_;
+}
+
+void Threads::run(int count, const std::function<void(int)>& work) {
+  if (pool_ == nullptr || count == 1) {
+    for (int i = 0; i < count; i++) work(i);
+    return;
+  }
+  if (pool_->forked != forks.load()) pool_ = new Pool(pool_->size);
+  pool_->run(count, work);
+}
+
+}  // namespace kvcast

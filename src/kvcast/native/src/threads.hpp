@@ -1,0 +1,34 @@
+// Threads that stay, and share work tile by tile.
+#pragma once
+#include <functional>
+
+namespace kvcast {
+
+// Tiles are claimed one at a time by whoever is there, the caller among them, so a thread that the
+// system takes away delays its own tile and nobody else's. Threads without work spin for some
+// microseconds, as the next call mostly comes soon, and then sleep. Where other processes keep taking a
+// core away, a thread fewer takes part for a while.
+//
+// One call at a time. A process that was forked has none of its parent's threads; its first call starts
+// threads of its own.
+class Threads {
+ public:
+  // Throws std::system_error where the system has no threads left.
+  explicit Threads(int count);
+  ~Threads();
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+
+  // Calls work(i) for each i below count, a million at most, in any order, and returns when all are done.
+  // If any of them throw, it throws what one of them threw. `work` itself calls no `run`.
+  void run(int count, const std::function<void(int)>& work);
+
+  int count() const { return count_; }
+
+ private:
+  struct Pool;
+  int count_;
+  Pool* pool_;  // null: nobody but the caller
+};
+
+}  // namespace kvcast

@@ -1,0 +1,310 @@
+"""Bundles on kvcast's own interpreter, without torch: a call of a program is one call of a library.
+
+Matrices are packed for the processor when a bundle is opened. What a call runs is planned once for
+its sizes and the places of its caches; plans of steps are kept. Knows programs by the names in the
+bundle's manifest and nothing of models.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
+from kvcast.errors import KvcastError
+from kvcast.native.building import Matrix, Plan
+from kvcast.native.library import Format, Machine, aligned
+from kvcast.native.programs import Constant, Program
+from kvcast.runtimes.alignment import AligningRuntime
+from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
+from kvcast.runtimes.cache import Cache, CachedRuntime, Run
+from kvcast.runtimes.memory import Layer, Memory, TurningRing
+from kvcast.runtimes.opening import naming
+
+_WEIGHTS = "weights.safetensors"
+_CODES, _SCALES = ".codes", ".scales"
+_NEW = ("tokens", "lengths", "offsets")
+_LOGITS = "logits"
+# Of self-attention's arguments, those with cosines and sines.
+_ANGLES = slice(9, 11)
+# Plans of calls with up to so many new tokens recur: steps, and those that check drafts.
+_OFTEN = 16
+
+
+@dataclass
+class Call:
+    """A plan, and the arena for which its addresses were made."""
+
+    words: NDArray[np.int64]
+    in_arena: NDArray[np.int64]
+    arena: int
+    kept: Sequence[Any]
+    base: int = 0
+
+
+class Weights:
+    """What a bundle's programs read, packed for a machine."""
+
+    def __init__(self, path: Path, machine: Machine, programs: Sequence[Program]) -> None:
+        from safetensors.numpy import load_file
+
+        with naming(path):
+            self._tensors = load_file(path)
+        self._machine = machine
+        multiplied = {
+            step.arguments[1].name
+            for program in programs
+            for step in program.steps
+            if step.operation in ("linear", "conv1d")
+        }
+        self.constants: dict[Constant, Any] = {}
+        with naming(path):
+            for program in programs:
+                for one in program.constants():
+                    if one not in self.constants:
+                        is_matrix = one.name in multiplied
+                        found = self._matrix(one) if is_matrix else self._tensors[one.name]
+                        self.constants[one] = found
+        del self._tensors
+
+    def _matrix(self, one: Constant) -> Matrix:
+        bias = None if one.bias is None else self._tensors[one.bias]
+        wanted: Any = np.float32
+        if one.name + _CODES in self._tensors:
+            codes, scales = self._tensors[one.name + _CODES], self._tensors[one.name + _SCALES]
+            format_, wanted = Format.INT8, np.int8
+        else:
+            codes, scales, format_ = self._tensors[one.name], None, Format.F32
+        outputs, inputs = codes.shape
+        alike = [given for given in (scales, bias) if given is not None]
+        if codes.dtype != wanted or any(
+            given.dtype != np.float32 or given.shape != (outputs,) for given in alike
+        ):
+            raise ValueError(f"{one.name} has another dtype, or scales of another size")
+        packed = self._machine.pack(format_, codes, scales, bias)
+        return Matrix(format_, outputs, inputs, packed)
+
+
+class Interpreter:
+    """A machine, and the memory in which its programs' intermediate results lie."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        self.machine = Machine(threads)
+        self._lock = Lock()  # of the arena and the machine
+        self._arena = aligned(0)
+        self.programs: dict[str, Program] = {}
+        self._paths = {name: folder / graph.file for name, graph in manifest.graphs.items()}
+        for name, graph in manifest.graphs.items():
+            with naming(folder / graph.file):
+                program = Program.read(folder / graph.file)
+            if (*program.inputs, *program.outputs) != (*graph.inputs, *graph.outputs):
+                raise KvcastError(f"{folder / graph.file} does not fit bundle.json; export again")
+            self.programs[name] = program
+        place = (folder / next(iter(manifest.graphs.values())).file).parent
+        weights = Weights(place / _WEIGHTS, self.machine, list(self.programs.values()))
+        self._constants = weights.constants
+
+    def angles(self) -> int | None:
+        """Return for how many positions there are rotary angles; None where none are used."""
+        tables = [
+            self._constants[argument]
+            for program in self.programs.values()
+            for step in program.steps
+            if step.operation == "self_attention"
+            for argument in step.arguments[_ANGLES]
+            if argument is not None
+        ]
+        return min(map(len, tables), default=None)
+
+    def call(
+        self,
+        name: str,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Mapping[str, NDArray[Any]],
+    ) -> Call:
+        """Plan a call that reads these arrays and fills those, which stay where they are."""
+        with naming(self._paths[name]):
+            plan: Plan = self.programs[name].plan(self._constants, inputs, outputs)
+        return Call(plan.words, plan.in_arena, plan.arena, plan.kept)
+
+    def run(self, call: Call) -> None:
+        """Run what was planned."""
+        with self._lock:
+            if len(self._arena) < call.arena:
+                self._arena = aligned(call.arena)
+            base = self._arena.ctypes.data
+            if call.base != base:
+                call.words[call.in_arena] += base - call.base
+                call.base = base
+            self.machine.run(call.words)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Arrays of a call: tokens [rows, s], lengths [rows], logits [rows, offsets, vocab]."""
+
+    tokens_rs: Int64
+    lengths: Int32
+    offsets: Int64
+    logits: Float32
+
+
+class NativeRuntime(CachedRuntime):
+    """The program `decode` over caches in NumPy arrays: all that a decoder-only model has."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        self.interpreter = Interpreter(folder, manifest, threads)
+        self._layers = [layer for layer in manifest.cache if layer.kind != "cross"]
+        self._vocab: int = manifest.dimensions["vocab_size"]
+        self.longest = self.interpreter.angles()
+        names = manifest.graph("decode").inputs
+        self._past = [name for name in names if name.startswith("past_")]
+        self.encoded = [name for name in names if name not in {*_NEW, *self._past}]
+
+    @override
+    def layers(self, capacity: int) -> Sequence[Layer]:
+        return [_layer(one, capacity) for one in self._layers for _ in range(2 * one.layers)]
+
+    @override
+    def make(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        return np.zeros(shape, dtype)
+
+    @override
+    def run(
+        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
+    ) -> Float32:
+        plan = cache.plan(rows, tokens)
+        if len(positions) > 1 or not plan.is_step:
+            logits = [self._chunk(tokens, cache, rows, positions, run) for run in plan.runs]
+            return plan.in_order(logits)
+        step = self._step(cache.memory)
+        if plan.bound is None:
+            plan.bound = [self._step_call(cache.memory, step, run) for run in plan.runs]
+        step.tokens_rs[plan.places] = tokens
+        step.lengths[plan.places] = cache.lengths[rows]
+        for call in plan.bound:
+            self.interpreter.run(call)
+        return step.logits[plan.places]
+
+    def _chunk(
+        self,
+        tokens: Tokens,
+        cache: Cache,
+        rows: list[int],
+        positions: Sequence[int],
+        run: Run,
+    ) -> Float32:
+        """Append several tokens to each row of a run; return logits [rows, positions, vocab]."""
+        memory, asked = cache.memory, len(positions)
+        key = ("chunk", run.places, run.slots, run.new, asked)
+        found = memory.bound.get(key)
+        if found is None:
+            step = self._arrays(len(run.index), run.new, asked)
+            found = step, self.planned(memory, run, step, {_LOGITS: step.logits})
+            if run.new <= _OFTEN:
+                memory.bound[key] = found
+        step, call = found
+        step.tokens_rs[...] = np.stack([tokens[i] for i in run.index])
+        step.lengths[...] = cache.lengths[[rows[i] for i in run.index]]
+        step.offsets[...] = np.asarray(positions, np.int64) % run.new
+        self.interpreter.run(call)
+        return step.logits.copy() if run.new <= _OFTEN else step.logits
+
+    def _step(self, memory: Memory) -> Step:
+        """Return buffers of one new token for every row, by its place."""
+        if "step" not in memory.bound:
+            memory.bound["step"] = self._arrays(len(memory.places), 1, 1)
+        step: Step = memory.bound["step"]
+        return step
+
+    def _step_call(self, memory: Memory, step: Step, run: Run) -> Call:
+        key = ("step", run.places, run.slots)
+        if key not in memory.bound:
+            part = slice(run.places.start, run.places.stop)
+            own = Step(step.tokens_rs[part], step.lengths[part], step.offsets, step.logits[part])
+            memory.bound[key] = self.planned(memory, run, own, {_LOGITS: own.logits})
+        call: Call = memory.bound[key]
+        return call
+
+    def _arrays(self, rows: int, new: int, asked: int) -> Step:
+        return Step(
+            np.zeros((rows, new), np.int64),
+            np.zeros(rows, np.int32),
+            np.zeros(asked, np.int64),
+            np.empty((rows, asked, self._vocab), np.float32),
+        )
+
+    def planned(self, memory: Memory, run: Run, step: Step, results: Mapping[str, Float32]) -> Call:
+        """Plan a call of `decode` that fills arrays, by the names of its results."""
+        cells, encoded = memory.views(run.places, run.slots)
+        given = (step.tokens_rs, step.lengths, step.offsets)
+        values: dict[str, NDArray[Any]] = dict(zip(_NEW, given, strict=True))
+        values |= zip(self._past, cells, strict=True)
+        values |= zip(self.encoded, encoded, strict=True)
+        return self.interpreter.call("decode", values, results)
+
+
+class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
+    """`encode`, and `decode` over what it gave."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        super().__init__(folder, manifest, threads)
+        self.longest = manifest.cache_layers("linear").capacity
+        self.alignment_heads = manifest.dimensions.get("alignment_heads", ())
+        self._encode = manifest.graph("encode")
+        self._cross = manifest.cache_layers("cross")
+        self._head_dim = manifest.cache_layers("linear").head_dim
+
+    @override
+    def encode(self, cache: Cache, slots: Sequence[int], *source: NDArray[Any]) -> Cache:
+        cache.vacate(slots)
+        # Copies: a cache keeps lengths, and the caller's arrays may become something else.
+        given = [np.array(part, order="C") for part in source]
+        arrays = dict(zip(self._encode.inputs, given, strict=True))
+        positions = self._positions(given[0])
+        shape = (len(given[0]), self._cross.heads, positions, self._cross.head_dim)
+        outputs = {name: np.empty(shape, self._cross.dtype) for name in self._encode.outputs}
+        self.interpreter.run(self.interpreter.call("encode", arrays, outputs))
+        arrays |= outputs
+        cache.memory.fill(slots, [arrays[name] for name in self.encoded])
+        return cache
+
+    def _positions(self, source: NDArray[Any]) -> int:
+        """Return how many positions a source takes: tokens, or half its frames."""
+        return self._cross.capacity if source.ndim > 2 else source.shape[1]
+
+    @override
+    def query(
+        self, tokens_s: Int64, cache: Cache, row: int, positions: Sequence[int]
+    ) -> tuple[Float32, Float32]:
+        (run,) = cache.plan([row], [tokens_s]).runs
+        new, width = len(tokens_s), len(self.alignment_heads) * self._head_dim
+        step = self._arrays(1, new, len(positions))
+        step.tokens_rs[0] = tokens_s
+        step.lengths[...] = cache.lengths[[row]]
+        step.offsets[...] = np.asarray(positions, np.int64) % new
+        queries_rsx = np.empty((1, new, width), np.float32)
+        results = {_LOGITS: step.logits, ALIGNMENT_QUERIES: queries_rsx}
+        self.interpreter.run(self.planned(cache.memory, run, step, results))
+        return step.logits[0], queries_rsx[0]
+
+    @override
+    def cross_keys(self, cache: Cache, row: int, layer: int, heads: Sequence[int]) -> Float32:
+        slots = cache.memory.slots
+        parts = dict(zip(self.encoded, slots.parts, strict=True))
+        place = slots.places[cache.input_of(row)]
+        found: Float32 = parts[f"cross_key_{layer}"][place, heads].astype(np.float32)
+        return found
+
+
+def _layer(one: CacheLayers, capacity: int) -> Layer:
+    """Describe the keys or values of a layer in a cache for sequences of `capacity` positions."""
+    if one.kind == "ring":
+        ring = TurningRing(one.capacity, one.capacity)
+        return Layer((one.heads, one.capacity, one.head_dim), one.dtype, ring)
+    return Layer((one.heads, capacity, one.head_dim), one.dtype)

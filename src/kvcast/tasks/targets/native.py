@@ -1,0 +1,58 @@
+"""kvcast's own interpreter as a target. torch is imported inside functions, as opening needs none.
+
+Knows no checkpoint.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from kvcast.bundle.manifest import Manifest
+from kvcast.spec.runtimes import BundlePrecision
+from kvcast.tasks.targets.base import BuildOptions, Lowered, LoweringJob, Target
+from kvcast.tasks.targets.self_test import SelfTestResult, compile_tiny
+
+_DTYPES = {"fp32": "float32", "fp16": "float16"}
+
+
+class NativeTarget(Target):
+    """kvcast's own kernels."""
+
+    tools: tuple[str, ...] = ()
+
+    @override
+    def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
+        pass  # whatever exports to it can build it
+
+    @override
+    def lower(self, job: LoweringJob, folder: Path) -> Lowered:
+        from kvcast.bundle.caches import CACHES
+        from kvcast.lowering.native import lower
+
+        graphs = lower(job.signatures(), job.precision.quantize, folder, job.on_phase)
+        layers = CACHES[job.family](job.programs.dimensions)
+        dtype = _DTYPES[job.precision.cache]
+        return graphs, tuple(replace(layer, dtype=dtype) for layer in layers)
+
+    @override
+    def self_test(self) -> SelfTestResult:
+        from kvcast.native.build import find_library
+        from kvcast.native.library import instruction_sets
+
+        if find_library() is None:  # the first use compiles it; a test takes no such time
+            return SelfTestResult(versions=compile_tiny())
+        return SelfTestResult(versions={"instructions": instruction_sets()[0]})
+
+    @override
+    def processor(self) -> tuple[str, ...]:
+        return ()
+
+    @override
+    def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
+        from kvcast.runtimes.native import NativeEncoderDecoder, NativeRuntime
+        from kvcast.runtimes.native_unilm import NativeUnilm
+
+        runtimes = {"decoder": NativeRuntime, "unilm": NativeUnilm}
+        return runtimes.get(family, NativeEncoderDecoder)(folder, manifest, threads)

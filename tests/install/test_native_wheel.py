@@ -1,0 +1,74 @@
+"""The wheel ships the native library, and what it does where there is no compiler."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed"),
+]
+ROOT = Path(__file__).parents[2]
+OPENS = ROOT / "tests/native/open_installed.py"
+LIBRARY = "kvcast/native/lib/libkvcast.so"
+PIP = (sys.executable, "-m", "pip")
+
+
+def wheel(folder: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    words = (*PIP, "wheel", "-q", "--no-deps", "-w", folder, ROOT)
+    environ = os.environ | environment
+    return subprocess.run(words, capture_output=True, text=True, check=False, env=environ)
+
+
+def run(python: Path, *words: str | Path, cache: Path) -> "subprocess.CompletedProcess[str]":
+    """Run a Python where no compiler is to be found."""
+    environment = {"PATH": "/nonexistent", "KVCAST_CACHE": str(cache), "CXX": "false"}
+    return subprocess.run(
+        [python, *words], capture_output=True, text=True, check=False, env=environment, cwd=cache
+    )
+
+
+def test_a_wheel_with_the_library_opens_it_without_a_compiler(tmp_path: Path) -> None:
+    done = wheel(tmp_path, KVCAST_NATIVE="required")
+    assert done.returncode == 0, done.stderr
+    [file] = tmp_path.glob("*.whl")
+    assert "-py3-none-linux_" in file.name
+    with zipfile.ZipFile(file) as archive:
+        names = archive.namelist()
+    assert LIBRARY in names
+    assert "kvcast/native/src/library.cpp" in names
+    assert "kvcast/native/src/kernels.hpp" in names
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv/bin/python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", file], check=True)
+    opened = run(python, OPENS, cache=tmp_path)
+    assert (opened.returncode, opened.stderr) == (0, "")
+    assert opened.stdout.split()[0].endswith(LIBRARY)
+    # Other sources than it was made of: the library does not count, and there is no compiler.
+    [changed] = (tmp_path / "venv").glob("lib/*/site-packages/kvcast/native/src/plain.hpp")
+    changed.write_text(changed.read_text() + "\n")
+    opened = run(python, OPENS, cache=tmp_path)
+    assert opened.returncode == 1
+    assert (
+        "CXX=false does not run"
+        in run(
+            python, "-c", "import kvcast.native.build as b; b.open_library()", cache=tmp_path
+        ).stderr
+    )
+
+
+def test_without_a_compiler_the_wheel_is_pure(tmp_path: Path) -> None:
+    done = wheel(tmp_path, CXX="false")
+    assert done.returncode == 0, done.stderr
+    [file] = tmp_path.glob("*.whl")
+    assert file.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(file) as archive:
+        assert LIBRARY not in archive.namelist()
+    done = wheel(tmp_path / "required", CXX="false", KVCAST_NATIVE="required")
+    assert done.returncode != 0
+    assert "CXX=false does not run" in done.stderr

@@ -1,0 +1,371 @@
+// Drives threads, products and forks; test_sanitizers.py compiles it with the library's sources.
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <dirent.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "attention.hpp"
+#include "machine.hpp"
+#include "products.hpp"
+
+using namespace kvcast;
+
+#define CHECK(met)                                                        \
+  do {                                                                    \
+    if (!(met)) {                                                         \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #met);      \
+      std::_Exit(1);                                                      \
+    }                                                                     \
+  } while (0)
+
+namespace {
+
+using Random = std::mt19937;
+
+int below(Random& random, int n) { return static_cast<int>(random() % n); }
+
+std::vector<const Instructions*> sets() {
+  std::vector<const Instructions*> found{&plain};
+#if defined(__x86_64__)
+  if (avx512.run_here()) found.push_back(&avx512);
+#endif
+  return found;
+}
+
+// Every tile is done once, whatever came before and however long the threads slept.
+void share_tiles(Random& random, int calls) {
+  for (int threads = 1; threads <= 5; threads++) {
+    Threads pool(threads);
+    for (int call = 0; call < calls; call++) {
+      const int count = below(random, 40);
+      std::vector<int> done(count, 0);  // plain numbers: two threads at one would be a race
+      pool.run(count, [&](int i) { done[i]++; });
+      for (int times : done) CHECK(times == 1);
+      if (below(random, 8) == 0) usleep(below(random, 200));
+    }
+  }
+}
+
+// A tile that takes for ever holds nobody up: it ends once all the others are done.
+void wait_for_nobody() {
+  for (int threads = 2; threads <= 4; threads++) {
+    Threads pool(threads);
+    for (int call = 0; call < 20; call++) {
+      const int slow = call % 2 * 7;
+      std::atomic<int> others{0};
+      pool.run(30, [&](int i) {
+        if (i != slow) others++;
+        else
+          while (others.load() < 29) usleep(50);
+      });
+      CHECK(others == 29);
+    }
+  }
+}
+
+// A long wait sends a thread on leave; calls are right before, during and after.
+void leave_and_return() {
+  Threads pool(3);
+  for (int call = 0; call < 400; call++) {
+    std::vector<int> done(6, 0);
+    const auto caller = std::this_thread::get_id();
+    pool.run(6, [&](int i) {
+      done[i]++;
+      usleep(std::this_thread::get_id() != caller && call % 40 == 0 ? 3000 : 20);
+    });
+    for (int times : done) CHECK(times == 1);
+  }
+}
+
+void throw_errors() {
+  for (int threads = 1; threads <= 3; threads++) {
+    Threads pool(threads);
+    for (int call = 0; call < 50; call++) {
+      std::string what;
+      std::atomic<int> done{0};
+      try {
+        pool.run(12, [&](int i) {
+          if (i % 5 == 3) throw std::runtime_error("tile");
+          done++;
+        });
+      } catch (const std::runtime_error& error) {
+        what = error.what();
+      }
+      CHECK(what == "tile");
+      pool.run(7, [&](int) { done++; });
+      CHECK(done >= 7);
+    }
+  }
+}
+
+std::unique_ptr<uint8_t, void (*)(void*)> aligned(size_t bytes) {
+  auto* data = static_cast<uint8_t*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+  return {data, std::free};
+}
+
+std::vector<float> floats(Random& random, size_t count) {
+  std::vector<float> numbers(count);
+  for (float& number : numbers) number = static_cast<float>(below(random, 2001) - 1000) / 1000.f;
+  return numbers;
+}
+
+// A random product: its numbers end where their memory ends.
+struct Trial {
+  Format format;
+  int outputs, inputs, rows;
+  std::vector<float> x, scales, bias;
+  std::vector<uint8_t> codes;
+
+  explicit Trial(Random& random)
+      : format(static_cast<Format>(below(random, FORMATS))),
+        outputs(1 + below(random, 200)),
+        inputs(1 + below(random, 200)),
+        rows(1 + below(random, 20)),
+        x(floats(random, static_cast<size_t>(rows) * inputs)),
+        bias(floats(random, outputs)) {
+    const size_t weights = static_cast<size_t>(outputs) * inputs, groups = (inputs + GROUP - 1) / GROUP;
+    if (format == Format::F32) {
+      const std::vector<float> numbers = floats(random, weights);
+      codes.resize(weights * sizeof(float));
+      std::memcpy(codes.data(), numbers.data(), codes.size());
+      return;
+    }
+    codes.resize(format == Format::INT4_MIN ? static_cast<size_t>(outputs) * ((inputs + 1) / 2) : weights);
+    for (uint8_t& code : codes) code = static_cast<uint8_t>(random());
+    scales = floats(random, format == Format::INT8 ? outputs : outputs * groups);
+    if (format == Format::INT4_MIN) scales.resize(2 * scales.size(), -0.5f);
+  }
+
+  // Rows first .. first + count.
+  std::vector<float> product(Machine& machine, int first, int count) const {
+    auto tiles = aligned(packed_bytes(machine.with, format, outputs, inputs));
+    pack(machine, format, outputs, inputs, codes.data(), scales.empty() ? nullptr : scales.data(), bias.data(),
+         tiles.get());
+    const float* from = x.data() + static_cast<size_t>(first) * inputs;
+    auto bytes = aligned(rounded_bytes(count, inputs));
+    Product call{{format, outputs, inputs, tiles.get()}, count};
+    if (format == Format::F32) {
+      call.x = from;
+      call.stride = inputs;
+    } else {
+      call.in = rounded(bytes.get(), count, inputs);
+      round_rows(machine, from, inputs, count, inputs, call.in);
+    }
+    std::vector<float> out(static_cast<size_t>(count) * outputs);
+    call.activation = Activation::SILU;
+    call.out = out.data();
+    call.out_stride = outputs;
+    multiply(machine, call);
+    return out;
+  }
+};
+
+// The same bits with any number of threads, and for a row alone.
+void multiply_alike(Random& random, int trials) {
+  for (const Instructions* with : sets())
+    for (int i = 0; i < trials; i++) {
+      const Trial trial(random);
+      Machine one{*with, Threads(1), {}}, more{*with, Threads(2 + i % 4), {}};
+      const std::vector<float> expected = trial.product(one, 0, trial.rows);
+      CHECK(trial.product(more, 0, trial.rows) == expected);
+      const int row = below(random, trial.rows);
+      const std::vector<float> alone = trial.product(more, row, 1);
+      CHECK(std::memcmp(alone.data(), expected.data() + static_cast<size_t>(row) * trial.outputs,
+                        alone.size() * sizeof(float)) == 0);
+    }
+}
+
+// Attention of random sizes, the same for the same random numbers; everything that it wrote.
+std::vector<float> attend_to_cache(Machine& machine, Random random) {
+  const int rows = 1 + below(random, 4), positions = 1 + below(random, 9), each = 1 + below(random, 3);
+  const int key_heads = 1 + below(random, 3), heads = each * key_heads, head_dim = 2 * (1 + below(random, 40));
+  const int capacity = positions + below(random, 150), lines = rows * positions, half = head_dim / 2;
+  std::vector<int32_t> lengths(rows);
+  for (int32_t& length : lengths) length = below(random, capacity - positions + 1);
+  std::vector<float> query = floats(random, lines * heads * head_dim), out(query.size());
+  std::vector<float> key = floats(random, lines * key_heads * head_dim), value = floats(random, key.size());
+  std::vector<float> keys = floats(random, rows * key_heads * capacity * head_dim), values = keys;
+  std::vector<uint16_t> half_keys(keys.size()), half_values(keys.size());
+  const std::vector<float> cosines = floats(random, capacity * half), sines = floats(random, capacity * half);
+  const Number number = below(random, 2) ? Number::F16 : Number::F32;
+  const bool small = number == Number::F16;
+  const size_t head = static_cast<size_t>(capacity) * head_dim, row = head * key_heads;
+  SelfAttention call{rows, positions, heads, key_heads, head_dim, capacity};
+  call.query = {query.data(), static_cast<size_t>(heads) * head_dim};
+  call.key = {key.data(), static_cast<size_t>(key_heads) * head_dim};
+  call.value = {value.data(), call.key.stride};
+  call.key_cache = {small ? static_cast<void*>(half_keys.data()) : keys.data(), number, row, head};
+  call.value_cache = {small ? static_cast<void*>(half_values.data()) : values.data(), number, row, head};
+  call.lengths = lengths.data();
+  call.scale = 0.125f;
+  call.causal = true;
+  call.cosines = cosines.data();
+  call.sines = sines.data();
+  call.out = {out.data(), call.query.stride};
+  self_attention(machine, call);
+  out.insert(out.end(), keys.begin(), keys.end());
+  out.insert(out.end(), half_values.begin(), half_values.end());
+  return out;
+}
+
+std::vector<float> attend_to_inputs(Machine& machine, Random random) {
+  const int inputs = 1 + below(random, 4), each = 1 + below(random, 6), heads = 1 + below(random, 4);
+  const int head_dim = 1 + below(random, 80), positions = 1 + below(random, 150);
+  std::vector<int32_t> lengths(inputs);
+  for (int32_t& length : lengths) length = 1 + below(random, positions);
+  std::vector<float> query = floats(random, inputs * each * heads * head_dim), out(query.size());
+  std::vector<float> key = floats(random, inputs * heads * positions * head_dim), value = floats(random, key.size());
+  const size_t head = static_cast<size_t>(positions) * head_dim, width = static_cast<size_t>(heads) * head_dim;
+  CrossAttention call{inputs, each, heads, head_dim, positions};
+  call.query = {query.data(), width};
+  call.key = {key.data(), Number::F32, head * heads, head};
+  call.value = {value.data(), Number::F32, head * heads, head};
+  call.lengths = lengths.data();
+  call.scale = 0.125f;
+  call.new_positions = 1;
+  call.out = {out.data(), width};
+  cross_attention(machine, call);
+  return out;
+}
+
+std::vector<float> attend_to_all(Machine& machine, Random random) {
+  const int inputs = 1 + below(random, 3), positions = 1 + below(random, 150), heads = 1 + below(random, 4);
+  const int head_dim = 1 + below(random, 80);
+  const size_t width = static_cast<size_t>(heads) * head_dim;
+  std::vector<float> query = floats(random, inputs * positions * width), key = floats(random, query.size());
+  std::vector<float> value = floats(random, query.size()), out(query.size());
+  WholeAttention call{inputs, positions, heads, head_dim};
+  call.query = {query.data(), width};
+  call.key = {key.data(), width};
+  call.value = {value.data(), width};
+  call.scale = 0.125f;
+  call.exact = below(random, 2) == 0;
+  call.out = {out.data(), width};
+  whole_attention(machine, call);
+  return out;
+}
+
+constexpr std::vector<float> (*ATTENTIONS[])(Machine&, Random) = {attend_to_cache, attend_to_inputs, attend_to_all};
+
+bool alike(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+void attend_alike(Random& random, int trials) {
+  for (const Instructions* with : sets())
+    for (int i = 0; i < trials; i++)
+      for (const auto attend : ATTENTIONS) {
+        const Random numbers(random());
+        Machine one{*with, Threads(1), {}}, more{*with, Threads(2 + i % 4), {}};
+        CHECK(alike(attend(more, numbers), attend(one, numbers)));
+      }
+}
+
+// A digest of results' bits, to compare compilers by.
+void print_digests() {
+  for (const Instructions* with : sets()) {
+    uint64_t digest = 14695981039346656037u;  // FNV-1a
+    const auto add = [&](const std::vector<float>& numbers) {
+      const auto* bytes = reinterpret_cast<const uint8_t*>(numbers.data());
+      for (size_t i = 0; i < numbers.size() * sizeof(float); i++) digest = (digest ^ bytes[i]) * 1099511628211u;
+    };
+    Random random(7);
+    Machine machine{*with, Threads(2), {}};
+    for (int i = 0; i < 40; i++) {
+      const Trial trial(random);
+      add(trial.product(machine, 0, trial.rows));
+      for (const auto attend : ATTENTIONS) add(attend(machine, Random(random())));
+    }
+    std::printf("%s %016llx\n", with->name, static_cast<unsigned long long>(digest));
+  }
+}
+
+void run_several_machines(int seed, int trials) {
+  std::vector<std::thread> users;
+  for (int user = 0; user < 3; user++)
+    users.emplace_back([=] {
+      Random random(seed + user);
+      multiply_alike(random, trials);
+      attend_alike(random, trials);
+    });
+  for (std::thread& user : users) user.join();
+}
+
+// A fork of a process whose threads sleep, or spin, or were never used; and a fork of that fork.
+void fork_after_use(Random& random) {
+  for (int i = 0; i < 6; i++) {
+    const Trial trial(random);
+    std::unique_ptr<Machine> machine(new Machine{*sets().back(), Threads(3), {}});
+    const std::vector<float> expected = trial.product(*machine, 0, trial.rows);
+    if (i % 3 == 0) usleep(2000);
+    const pid_t child = fork();
+    if (child == 0) {
+      if (i % 2 == 0) CHECK(trial.product(*machine, 0, trial.rows) == expected);
+      const pid_t grandchild = fork();
+      if (grandchild == 0) CHECK(trial.product(*machine, 0, trial.rows) == expected);
+      machine.reset();
+      int status = 0;
+      if (grandchild != 0) CHECK(waitpid(grandchild, &status, 0) == grandchild && status == 0);
+      std::_Exit(0);
+    }
+    int status = 1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(trial.product(*machine, 0, trial.rows) == expected);
+  }
+}
+
+// Threads are stopped for a while wherever they are, as a system does that takes their cores away.
+void stop_threads_anywhere(Random& random) {
+  std::signal(SIGUSR1, [](int) { usleep(500); });
+  std::atomic<bool> ending{false};
+  std::thread stopper([&] {
+    Random own(1);
+    while (!ending) {
+      DIR* tasks = opendir("/proc/self/task");
+      while (const dirent* task = readdir(tasks)) {
+        const long id = std::atol(task->d_name);
+        if (id > 0 && id != syscall(SYS_gettid) && below(own, 3) == 0) syscall(SYS_tgkill, getpid(), id, SIGUSR1);
+      }
+      closedir(tasks);
+      usleep(300);
+    }
+  });
+  share_tiles(random, 2000);
+  ending = true;
+  stopper.join();
+}
+
+}  // namespace
+
+int main(int, char** words) {
+  if (std::string(words[1]) == "digests") {
+    print_digests();
+    return 0;
+  }
+  const int seed = std::atoi(words[1]);
+  Random random(seed);
+  share_tiles(random, 500);
+  wait_for_nobody();
+  leave_and_return();
+  throw_errors();
+  multiply_alike(random, 25);
+  attend_alike(random, 25);
+  run_several_machines(seed, 8);
+#if !defined(__SANITIZE_THREAD__)  // it cannot follow threads into forks, and holds signals back
+  fork_after_use(random);
+  stop_threads_anywhere(random);
+#endif
+  std::puts("done");
+}

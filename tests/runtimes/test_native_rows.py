@@ -1,0 +1,74 @@
+"""On kvcast's own kernels a row's numbers are its own: nothing beside it changes a bit."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bundles import bundle, opened
+from encoded import encoded, one_of, random_tokens
+from kvcast.bundle.manifest import read_bundle
+from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
+from kvcast.tasks.targets import TARGETS
+from random_decoders import GEMMA3, LLAMA
+from random_models import SMALL, SMALL_T5, speech, text
+
+SOURCES = {SMALL: speech, SMALL_T5: text}
+DECODERS = {"llama": LLAMA, "gemma": GEMMA3, "one long head": replace(LLAMA, heads=2, kv_heads=1)}
+
+
+def in_chunks(runtime: Any, cache: Any, tokens_s: Int64, row: int, chunk: int) -> Float32:
+    """Logits [s, vocab] of a row that reads so many tokens a call."""
+    found = []
+    for first in range(0, len(tokens_s), chunk):
+        part = tokens_s[first : first + chunk]
+        logits, cache = runtime.decode([part], cache, [row], positions=range(len(part)))
+        found.append(logits[0].copy())
+    return np.concatenate(found)
+
+
+@pytest.fixture(params=["none", "int8"])
+def quantize(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.mark.parametrize("dimensions", SOURCES, ids=["whisper", "t5"])
+def test_inputs_and_rows_beside_it_change_nothing(dimensions: Any, quantize: str) -> None:
+    runtime: EncoderDecoder = opened(dimensions, quantize, "native")
+    inputs, given = SOURCES[dimensions](3, 5), random_tokens(6, 9, seed=6)
+    together, _ = runtime.decode(list(given), encoded(runtime, inputs, 6), positions=range(9))
+    for row in range(6):
+        alone = encoded(runtime, one_of(inputs, row // 2))
+        np.testing.assert_array_equal(in_chunks(runtime, alone, given[row], 0, 9), together[row])
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_chunks_change_nothing(name: str, quantize: str) -> None:
+    runtime: Runtime = opened(DECODERS[name], quantize, "native")
+    tokens_s = np.random.default_rng(1).integers(0, 160, 40)
+    expected = in_chunks(runtime, runtime.new_cache(2, 64), tokens_s, 1, 1)
+    for chunk in (3, 16, 40):
+        found = in_chunks(runtime, runtime.new_cache(2, 64), tokens_s, 1, chunk)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_threads_change_nothing(quantize: str) -> None:
+    folder = bundle(LLAMA, quantize, "native")
+    manifest = read_bundle(folder)
+    tokens_s = np.random.default_rng(2).integers(0, 160, 50)
+    one, *others = [
+        in_chunks(runtime, runtime.new_cache(1, 64), tokens_s, 0, 25)
+        for runtime in (TARGETS["native"].open("decoder", folder, manifest, n) for n in (1, 2, 3))
+    ]
+    for other in others:
+        np.testing.assert_array_equal(other, one)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_int8_stays_near_fp32(name: str) -> None:
+    runtimes = [opened(DECODERS[name], quantize, "native") for quantize in ("none", "int8")]
+    tokens_s = np.random.default_rng(3).integers(0, 160, 30)
+    exact, rounded = (in_chunks(one, one.new_cache(1, 32), tokens_s, 0, 30) for one in runtimes)
+    error = np.abs(rounded - exact).mean() / np.abs(exact).mean()
+    assert 0 < error < 0.05
