@@ -15,7 +15,7 @@ from mutation.whole import FORMATS
 
 SEED = 20_260
 # Packages that were not opened before are opened in a child process, which imports torch.
-CASES = {"pte": 8, "pte manifest": 15, "pt2": 6, "pt2 weights": 4, "pt2 manifest": 12}
+CASES = {"pte": 4, "pte manifest": 15, "pt2": 4, "pt2 weights": 3, "pt2 manifest": 12}
 SECONDS = 300  # for a machine that is busy: what hangs does so for ever
 
 
@@ -53,7 +53,7 @@ def test_a_few_of_them(name: str):
 def test_the_runner_notices(name: str, tmp_path: Path):
     (tmp_path / "samples").mkdir()
     failing.FORMATS[name].make(tmp_path / "samples")
-    seconds = 3 if name == "hung" else SECONDS
+    seconds = 0.3 if name == "hung" else SECONDS  # imports are not counted, and no case answers
     cases = list(
         run(name, tmp_path / "samples", SEED, range(5, 7), seconds, module="mutation.failing")
     )
