@@ -25,7 +25,7 @@ def recordings() -> dict[str, Samples]:
     return {
         "example": example,
         "two windows": np.concatenate([example, pause[: 3 * 16000], example[: 9 * 16000]]),
-        "pauses": np.concatenate([example, pause, example]),
+        "pauses": np.concatenate([example, pause, example[: 9 * 16000]]),
         "spoken": spoken,
         "beginning": spoken[: 80 * 16000],
         "german": read(GERMAN),
