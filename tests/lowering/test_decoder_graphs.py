@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -15,9 +16,10 @@ from kvcast.lowering.onnx_quantize import to_blocks
 from kvcast.lowering.smoothing import smooth
 from kvcast.nn.quantize import quantize_linears
 from kvcast.runtimes.eager_decoder import EagerDecoderOnly
-from random_decoders import GEMMA3, LLAMA, MISTRAL, MIXTRAL, MODELS, random_decoder
+from random_decoders import GEMMA3, LLAMA, MISTRAL, MIXTRAL, MODELS, QWEN2, random_decoder
 
 NAME = attrgetter("architecture")
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def graph_of(dimensions, quantize="none"):
@@ -91,14 +93,6 @@ def test_smoothing_changes_ranges_and_no_result(dimensions):
     np.testing.assert_allclose(logits(), before, atol=2e-4)
 
 
-def quick(*models):
-    """All models; those that are not named here are slow."""
-    return [
-        *models,
-        *(pytest.param(one, marks=pytest.mark.slow) for one in MODELS if one not in models),
-    ]
-
-
 def correlation(dimensions, quantize, cache="fp32"):
     """Correlation of a quantised model's logits with those of fp32, prefill and steps."""
     exact = opened(dimensions, runtime="eager")
@@ -117,13 +111,13 @@ def correlation(dimensions, quantize, cache="fp32"):
     return np.corrcoef(found[0].ravel(), found[1].ravel())[0, 1]
 
 
-@pytest.mark.parametrize("dimensions", quick(MIXTRAL), ids=NAME)
+@pytest.mark.parametrize("dimensions", [MIXTRAL, slow(GEMMA3), slow(QWEN2)], ids=NAME)
 def test_quantised_models_follow_fp32(dimensions):
     assert correlation(dimensions, "int8") > 0.99
     assert correlation(dimensions, "int4") > 0.8
 
 
-@pytest.mark.parametrize("dimensions", quick(GEMMA3), ids=NAME)
+@pytest.mark.parametrize("dimensions", [GEMMA3, slow(LLAMA)], ids=NAME)
 def test_int8_caches_follow_fp32_and_take_a_quarter(dimensions):
     assert correlation(dimensions, "none", cache="int8") > 0.995
     runtime = opened(dimensions, cache="int8")

@@ -16,6 +16,7 @@ TEXT = str(ROOT / "examples" / "sense-and-sensibility.txt")
 ALONE = ["--model", "demo", "--threads", "1", "--beam", "1", "--runs", "1", "--peers"]
 
 
+@pytest.mark.slow
 def test_kvcast_alone_is_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
