@@ -45,18 +45,8 @@ def test_hugging_face_and_ctranslate2_folders_and_the_demo_agree(
 
 
 @pytest.mark.slow
-def test_runtimes_agree_on_fp32(capsys: pytest.CaptureFixture[str]) -> None:
-    onnx = text(capsys, "demo", "--quantize", "none")
-    assert text(capsys, "demo", "--runtime", "eager") == onnx
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
-@pytest.mark.parametrize("runtime", ["onnx", "eager"])
-def test_quantized_models_make_sense(
-    runtime: str, quantize: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = text(capsys, "demo", "--runtime", runtime, "--quantize", quantize)
+def test_a_runtime_and_quantised_weights_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    said = text(capsys, "demo", "--runtime", "eager", "--quantize", "int4")
     for words in ("John Dashwood", "young man", "cold-hearted", "might even have been"):
         assert words in said
 
