@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from bundles import opened
+from executorch_models import WHISPER
 from kvcast.runtimes.base import EncoderDecoder
-from random_models import SMALL, Subject, speech
+from random_models import Subject, speech
 
 CALLERS = 4
 
@@ -45,4 +46,4 @@ def test_callers_do_not_disturb_each_other(subject: Subject):
 
 @pytest.mark.slow
 def test_callers_of_executorch_do_not_disturb_each_other():
-    check(opened(SMALL, runtime="executorch"), [speech(1 + n % 2, n) for n in range(CALLERS)])
+    check(opened(WHISPER, runtime="executorch"), [speech(1 + n % 2, n) for n in range(CALLERS)])

@@ -10,9 +10,11 @@ from real_speech import EXAMPLE, TESTS, Load, Samples
 import kvcast
 
 RATE = 16_000
-TEXTS = {
-    "example": EXAMPLE.with_suffix(".txt").read_text(encoding="utf-8"),
-    "spoken": (TESTS / "data" / "spoken.txt").read_text(encoding="utf-8"),
+SPOKEN = (TESTS / "data" / "spoken.txt").read_text(encoding="utf-8").split("\n\n")
+# Of these recordings, seconds from and to, and what is said: two paragraphs of the longer one.
+EXCERPTS = {
+    "example": (0, 30, EXAMPLE.with_suffix(".txt").read_text(encoding="utf-8")),
+    "spoken": (55, 149, " ".join(SPOKEN[2:4])),
 }
 
 
@@ -51,29 +53,33 @@ def test_a_command_is_understood(load: Load, recordings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "piece"), [("example", 0.1), ("example", 40.0), ("spoken", 0.5)])
+@pytest.mark.parametrize(("name", "piece"), [("example", 40.0), ("spoken", 2.0)])
 def test_live_is_within_two_points_of_the_whole_recording(
     name: str, piece: float, load: Load, recordings
 ):
     model = load("demo", quantize="none")
-    whole = "".join(segment.text for segment in model.transcribe(recordings[name]))
-    text = heard_live(model, recordings[name], piece)
-    assert error(TEXTS[name], text) <= error(TEXTS[name], whole) + 2
+    start, end, truth = EXCERPTS[name]
+    samples = recordings[name][start * RATE : end * RATE]
+    whole = error(truth, "".join(segment.text for segment in model.transcribe(samples)))
+    assert whole < 10
+    assert error(truth, heard_live(model, samples, piece)) <= whole + 2
 
 
 @pytest.mark.slow
 def test_silence_between_utterances_says_nothing(load: Load, recordings):
     model = load("demo", quantize="none")
-    text = heard_live(model, recordings["pauses"], 0.5)
-    whole = "".join(segment.text for segment in model.transcribe(recordings["example"]))
-    assert abs(len(words(text).split()) - 2 * len(words(whole).split())) <= 4
+    utterance = recordings["example"][: 9 * RATE]
+    pause = np.zeros(40 * RATE, np.float32)
+    text = heard_live(model, np.concatenate([utterance, pause, utterance]), 0.5)
+    whole = "".join(segment.text for segment in model.transcribe(utterance))
+    assert abs(len(words(text).split()) - 2 * len(words(whole).split())) <= 2
 
 
 @pytest.mark.slow
 def test_a_language_is_detected_and_kept(load: Load, recordings):
-    model = load("demo-base")
+    model = load("demo-base", runtime="eager")
     live = model.live()
-    live.feed(recordings["example"])
+    live.feed(recordings["example"][: 8 * RATE])
     live.finish()
     assert live.language == "en"
     assert model.live(language="German").language == "de"
