@@ -56,13 +56,13 @@ class AligningRuntime(EncoderDecoderOf[Cache]):
         members: dict[int, list[int]] = {}
         for member, (layer, _) in enumerate(self.alignment_heads):
             members.setdefault(layer, []).append(member)
-        by_layer = []
+        by_layer: dict[int, Float32] = {}
         for layer, of_layer in members.items():
             heads = [self.alignment_heads[member][1] for member in of_layer]
             keys_htd = self.cross_keys(cache, row, layer, heads)
-            by_layer.append(_products(queries_hsd[of_layer], keys_htd))
-        order = np.argsort([member for of_layer in members.values() for member in of_layer])
-        return Alignment(np.concatenate(by_layer)[order], logits_pv)
+            scores = _products(queries_hsd[of_layer], keys_htd)
+            by_layer |= zip(of_layer, scores, strict=True)
+        return Alignment(np.stack([by_layer[member] for member in sorted(by_layer)]), logits_pv)
 
 
 def _products(queries_hsd: Float32, keys_htd: Float32) -> Float32:

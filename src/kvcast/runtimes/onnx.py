@@ -216,7 +216,7 @@ class OnnxEncoderDecoder(OnnxRuntime, AligningRuntime):
         (run,) = cache.plan([row], [tokens_s]).runs
         new, width = len(tokens_s), len(self.alignment_heads) * self._head_dim
         offsets = np.asarray(positions, np.int64) % new
-        logits_rpv = self._kept_logits(cache.memory, len(offsets))
+        logits_rpv = self._kept_logits(cache, len(offsets))
         queries_rsx = np.empty((1, new, width), np.float32)
         self.run_once(
             cache.memory,
@@ -226,12 +226,16 @@ class OnnxEncoderDecoder(OnnxRuntime, AligningRuntime):
         )
         return logits_rpv[0], queries_rsx[0]
 
-    def _kept_logits(self, memory: Memory, positions: int) -> Float32:
-        """Return memory for logits that is kept for the next time: fresh memory costs 3 ms."""
-        kept = memory.bound.get("query")
-        if kept is None or kept.shape[1] < positions:
-            kept = memory.bound["query"] = self._logits(positions)
-        logits_rpv: Float32 = kept[:, :positions]
+    def _kept_logits(self, cache: Cache, positions: int) -> Float32:
+        """Return memory for logits that is kept for the next time.
+
+        Fresh pages would cost more than the product that fills them, so there is room for as many
+        as there can be; those that are never used take no memory.
+        """
+        bound = cache.memory.bound
+        if "query" not in bound:
+            bound["query"] = self._logits(cache.capacity)
+        logits_rpv: Float32 = bound["query"][:, :positions]
         return logits_rpv
 
     @override
