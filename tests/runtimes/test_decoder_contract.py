@@ -15,7 +15,12 @@ from random_decoders import GEMMA3, MISTRAL, MODELS
 
 TOLERANCE = 1e-4
 SUBJECTS = [(dimensions, runtime) for dimensions in MODELS for runtime in ("eager", "onnx")]
-SUBJECTS += [(dimensions, "native") for dimensions in MODELS if not dimensions.experts]
+SUBJECTS += [(GEMMA3, "native")]
+SUBJECTS += [
+    pytest.param((dimensions, "native"), marks=pytest.mark.slow)
+    for dimensions in MODELS
+    if dimensions != GEMMA3 and not dimensions.experts
+]
 # Compiling takes long: the model with the most kinds of things in it.
 SUBJECTS += [(replace(GEMMA3, windows=(5, None)), "aoti")]
 RINGS = [(MISTRAL, "eager"), (MISTRAL, "onnx"), (MISTRAL, "native")]

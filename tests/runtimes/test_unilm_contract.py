@@ -20,13 +20,14 @@ NOTHING = np.zeros(0, np.int64)
 SUBJECTS = [
     *((dimensions, "eager") for dimensions in MODELS),
     (ROFORMER, "onnx"),
-    *((dimensions, "native") for dimensions in MODELS),
+    (ROFORMER, "native"),
     # Compiling takes long: the model with the most programs.
     (replace(ROFORMER, layers=1), "aoti"),
     *(
-        pytest.param((dimensions, "onnx"), marks=pytest.mark.slow)
+        pytest.param((dimensions, runtime), marks=pytest.mark.slow)
         for dimensions in MODELS
         if dimensions != ROFORMER
+        for runtime in ("onnx", "native")
     ),
 ]
 programs_of = cache(random_unilm)
