@@ -18,15 +18,16 @@ from published_shapes import PUBLISHED, Shape, ctranslate2, hugging_face, random
 from text.openai_tokenizers import openai_tokenizer
 
 SMALL = replace(PUBLISHED["large-v3-turbo"], encoder_layers=2, decoder_layers=1, heads=4)
-# Depth adds time and little that differs: one model has layers with two digits, the others a few.
+# Depth adds time and little that differs: one decoder has layers with two digits, the others have a
+# few. With that the shapes that are not here are like one that is.
 SHAPES = {
-    name: replace(
-        shape,
-        encoder_layers=min(shape.encoder_layers, 12 if name == "large-v3" else 4),
-        decoder_layers=min(shape.decoder_layers, 12 if name == "large-v3" else 4),
-    )
-    for name, shape in PUBLISHED.items()
-} | {"small": SMALL}
+    "large-v3": replace(PUBLISHED["large-v3"], encoder_layers=4, decoder_layers=11),
+    **{
+        name: replace(PUBLISHED[name], encoder_layers=4)
+        for name in ("distil-large-v2", "distil-large-v3", "distil-small.en")
+    },
+    "small": SMALL,
+}
 SOUND = np.random.default_rng(0).normal(0, 0.1, 2 * 16000).astype(np.float32)
 
 # openai-whisper sorts torch tensors with NumPy.
