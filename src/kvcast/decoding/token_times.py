@@ -74,15 +74,16 @@ def attention_by_token(scores_hst: Float32, frames: int) -> Float32:
     """
     heads, tokens, available = scores_hst.shape
     frames = max(1, min(frames, available))
-    total_st = np.zeros((tokens, frames), np.float32)
     smoothing = _Smoothing(frames)
+    total_2sw = np.zeros((2, tokens, (frames + 1) // 2), np.float32)  # even and odd frames
     for scores_st in scores_hst:
         weights_st = _standing_out(scores_st[:, :frames])
         for first in range(0, tokens, _ROWS_AT_ONCE):
             rows = slice(first, first + _ROWS_AT_ONCE)
-            smoothing.add(weights_st[rows], total_st[rows])
-    total_st /= np.float32(heads)
-    return total_st
+            smoothing.add(weights_st[rows], total_2sw[:, rows])
+    total_2sw /= np.float32(heads)
+    mean_st: Float32 = np.stack(tuple(total_2sw), axis=2).reshape(tokens, -1)[:, :frames]
+    return mean_st
 
 
 def _standing_out(scores_st: Float32) -> Float32:
@@ -114,12 +115,16 @@ class _Smoothing:
         self._halves_2rp = np.zeros((2, _ROWS_AT_ONCE, windows + 3), np.float32)
         self._room_nrp = np.empty((8, _ROWS_AT_ONCE, windows + 2), np.float32)
 
-    def add(self, weights_rt: Float32, total_rt: Float32) -> None:
-        """Add the medians to a total. Rows too short for them are added as they are."""
+    def add(self, weights_rt: Float32, total_2rw: Float32) -> None:
+        """Add the medians to totals of even and of odd frames.
+
+        Rows too short for medians are added as they are.
+        """
         beside = _MEDIAN_WIDTH // 2
         frames, rows = self._frames, len(weights_rt)
         if frames <= beside:
-            total_rt += weights_rt
+            for half in range(2):
+                total_2rw[half, :, : (frames + 1 - half) // 2] += weights_rt[:, half::2]
             return
         even_rp, odd_rp = halves = self._halves_2rp[:, :rows]
         # Frame i lies at place i + 3.
@@ -128,9 +133,8 @@ class _Smoothing:
         for place in (*range(beside), *range(frames + beside, frames + 2 * beside)):
             mirrored = min(abs(place - beside), 2 * (frames - 1) - (place - beside))
             halves[place % 2, :, place // 2] = weights_rt[:, mirrored]
-        evens_rw, odds_rw = self._medians(even_rp, odd_rp)
-        total_rt[:, ::2] += evens_rw
-        total_rt[:, 1::2] += odds_rw[:, : frames // 2]
+        for total_rw, medians_rw in zip(total_2rw, self._medians(even_rp, odd_rp), strict=True):
+            total_rw += medians_rw
 
     def _medians(self, even_rp: Float32, odd_rp: Float32) -> tuple[Float32, Float32]:
         """Return those of windows that begin at even places and of those at odd ones."""
