@@ -83,15 +83,15 @@ void line_of(Element operation, int64_t size, const Array& out, int64_t at, cons
 }
 
 // The frequent ones, over contiguous floats.
-bool fast_line(Element operation, int64_t size, const Array& out, int64_t at, const Array* inputs,
-               const int64_t* froms, int count) {
+bool fast_line(const Attention& with, Element operation, int64_t size, const Array& out, int64_t at,
+               const Array* inputs, const int64_t* froms, int count) {
   const auto contiguous = [](const Array& array) {
     return array.dtype == Dtype::F32 && array.strides[DIMS - 1] == 1;
   };
   if (!std::all_of(inputs, inputs + count, contiguous)) return false;
   const float* a = static_cast<const float*>(inputs[0].data) + froms[0];
   if (operation == Element::COPY && out.dtype == Dtype::F16 && out.strides[DIMS - 1] == 1) {
-    to_halves(a, size, static_cast<uint16_t*>(out.data) + at);
+    with.store(a, static_cast<int>(size), Number::F16, static_cast<uint16_t*>(out.data) + at);
     return true;
   }
   if (!contiguous(out)) return false;
@@ -129,7 +129,7 @@ void elementwise(Machine& machine, Element operation, const int64_t sizes[DIMS],
       int64_t froms[3] = {};
       for (int n = 0; n < count; n++) froms[n] = place(inputs[n]);
       const int64_t at = place(out);
-      if (fast_line(operation, size, out, at, inputs, froms, count)) continue;
+      if (fast_line(machine.with.attention, operation, size, out, at, inputs, froms, count)) continue;
       if (floating)
         line_of<float>(operation, size, out, at, inputs, froms, count);
       else
