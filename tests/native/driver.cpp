@@ -58,11 +58,12 @@ void share_tiles(Random& random, int calls) {
   }
 }
 
-// A tile that takes for ever holds nobody up: it ends once all the others are done.
+// A tile that takes for ever holds nobody up: it ends once all the others are done. Each call has threads of
+// its own, as such a tile may send others on leave, and then nobody would be there for the next one's.
 void wait_for_nobody() {
   for (int threads = 2; threads <= 4; threads++) {
-    Threads pool(threads);
     for (int call = 0; call < 20; call++) {
+      Threads pool(threads);
       const int slow = call % 2 * 7;
       std::atomic<int> others{0};
       pool.run(30, [&](int i) {
