@@ -21,12 +21,10 @@ from kvcast.bundle.manifest import Graph
 from kvcast.errors import KvcastError
 from kvcast.lowering.native_fusion import fused
 from kvcast.lowering.signatures import Signature
-from kvcast.native.programs import Constant, Node, Program, Step
+from kvcast.native.programs import CODES, SCALES, WEIGHTS, Constant, Node, Program, Step
 from kvcast.spec.phases import OnPhase
 
 FOLDER = "native"
-WEIGHTS = f"{FOLDER}/weights.safetensors"
-_CODES, _SCALES = ".codes", ".scales"
 _DTYPES = {torch.float32: "float32", torch.int32: "int32", torch.int64: "int64"}
 
 aten, kvcast_ops = torch.ops.aten, torch.ops.kvcast
@@ -133,7 +131,7 @@ def lower(
             aliases={},
         )
     on_phase("writing weights")
-    save_file(tensors, folder / WEIGHTS)
+    save_file(tensors, folder / FOLDER / WEIGHTS)
     return graphs
 
 
@@ -251,8 +249,7 @@ def _stored(
     program: Program, constants: Mapping[str, NDArray[Any]], quantize: str
 ) -> dict[str, NDArray[Any]]:
     """Return what the weights' file holds of a program's constants."""
-    multiplied = {step.arguments[1].name for step in program.steps if step.operation == "linear"}
-    convolved = {step.arguments[1].name for step in program.steps if step.operation == "conv1d"}
+    multiplied, convolved = program.matrices("linear"), program.matrices("conv1d")
     read = {one.name for one in program.constants()}
     read |= {one.bias for one in program.constants() if one.bias is not None}
     stored = {}
@@ -261,7 +258,7 @@ def _stored(
         if name in convolved:  # [outputs, size * channels], as its windows lie in memory
             stored[name] = np.ascontiguousarray(array.transpose(0, 2, 1)).reshape(len(array), -1)
         elif name in multiplied and quantize == "int8":
-            stored[name + _CODES], stored[name + _SCALES] = _int8(array)
+            stored[name + CODES], stored[name + SCALES] = _int8(array)
         else:
             stored[name] = array
     return stored

@@ -52,7 +52,7 @@ class Plan:
     """A program for one call.
 
     Attributes:
-        words: with addresses in the arena counted from 0.
+        words: with addresses in the arena counted from 0, until a call moves them.
         in_arena: the places of these words.
         arena: bytes of it.
         kept: arrays that must stay alive as long as the plan.

@@ -17,6 +17,12 @@ from kvcast.native.instructions import Element
 from kvcast.native.operations import OPERATIONS
 from kvcast.native.values import Value
 
+WEIGHTS = "weights.safetensors"
+"""The file beside programs with their constants."""
+
+CODES, SCALES = ".codes", ".scales"
+"""What follows the name of a quantised matrix, of its parts in that file."""
+
 _VERSION = 1
 _WRITES = frozenset({"self_attention"})
 
@@ -58,6 +64,10 @@ class Program:
         """Return the constants that it reads, each once."""
         found = (one for step in self.steps for one in leaves((step.arguments, step.keywords)))
         return list(dict.fromkeys(one for one in found if isinstance(one, Constant)))
+
+    def matrices(self, operation: str) -> set[str]:
+        """Return the names of the constants that an operation multiplies by."""
+        return {step.arguments[1].name for step in self.steps if step.operation == operation}
 
     def needed(self, outputs: Sequence[str]) -> list[Step]:
         """Return the steps without which some outputs, or a cache, would not be written."""

@@ -19,15 +19,13 @@ from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
 from kvcast.errors import KvcastError
 from kvcast.native.building import Matrix, Plan
 from kvcast.native.library import Format, Machine, aligned
-from kvcast.native.programs import Constant, Program
+from kvcast.native.programs import CODES, SCALES, WEIGHTS, Constant, Program
 from kvcast.runtimes.alignment import AligningRuntime
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime, Run
 from kvcast.runtimes.memory import Layer, Memory, TurningRing
 from kvcast.runtimes.opening import naming
 
-_WEIGHTS = "weights.safetensors"
-_CODES, _SCALES = ".codes", ".scales"
 _NEW = ("tokens", "lengths", "offsets")
 _LOGITS = "logits"
 # Of self-attention's arguments, those with cosines and sines.
@@ -38,12 +36,9 @@ _OFTEN = 16
 
 @dataclass
 class Call:
-    """A plan, and the arena for which its addresses were made."""
+    """A plan, and where the arena began when its addresses were last moved there."""
 
-    words: NDArray[np.int64]
-    in_arena: NDArray[np.int64]
-    arena: int
-    kept: Sequence[Any]
+    plan: Plan
     base: int = 0
 
 
@@ -57,10 +52,10 @@ class Weights:
             self._tensors = load_file(path)
         self._machine = machine
         multiplied = {
-            step.arguments[1].name
+            name
             for program in programs
-            for step in program.steps
-            if step.operation in ("linear", "conv1d")
+            for operation in ("linear", "conv1d")
+            for name in program.matrices(operation)
         }
         self.constants: dict[Constant, Any] = {}
         with naming(path):
@@ -75,8 +70,8 @@ class Weights:
     def _matrix(self, one: Constant) -> Matrix:
         bias = None if one.bias is None else self._tensors[one.bias]
         wanted: Any = np.float32
-        if one.name + _CODES in self._tensors:
-            codes, scales = self._tensors[one.name + _CODES], self._tensors[one.name + _SCALES]
+        if one.name + CODES in self._tensors:
+            codes, scales = self._tensors[one.name + CODES], self._tensors[one.name + SCALES]
             format_, wanted = Format.INT8, np.int8
         else:
             codes, scales, format_ = self._tensors[one.name], None, Format.F32
@@ -106,7 +101,7 @@ class Interpreter:
                 raise KvcastError(f"{folder / graph.file} does not fit bundle.json; export again")
             self.programs[name] = program
         place = (folder / next(iter(manifest.graphs.values())).file).parent
-        weights = Weights(place / _WEIGHTS, self.machine, list(self.programs.values()))
+        weights = Weights(place / WEIGHTS, self.machine, list(self.programs.values()))
         self._constants = weights.constants
 
     def angles(self) -> int | None:
@@ -129,19 +124,19 @@ class Interpreter:
     ) -> Call:
         """Plan a call that reads these arrays and fills those, which stay where they are."""
         with naming(self._paths[name]):
-            plan: Plan = self.programs[name].plan(self._constants, inputs, outputs)
-        return Call(plan.words, plan.in_arena, plan.arena, plan.kept)
+            return Call(self.programs[name].plan(self._constants, inputs, outputs))
 
     def run(self, call: Call) -> None:
         """Run what was planned."""
+        plan = call.plan
         with self._lock:
-            if len(self._arena) < call.arena:
-                self._arena = aligned(call.arena)
+            if len(self._arena) < plan.arena:
+                self._arena = aligned(plan.arena)
             base = self._arena.ctypes.data
             if call.base != base:
-                call.words[call.in_arena] += base - call.base
+                plan.words[plan.in_arena] += base - call.base
                 call.base = base
-            self.machine.run(call.words)
+            self.machine.run(plan.words)
 
 
 @dataclass(frozen=True)
