@@ -226,10 +226,43 @@ def test_all_positions_exactly(call: WholeCall, instructions: str) -> None:
 @each_set
 @few
 @given(call=whole_calls(exact=False))
-def test_all_positions_in_bf16(call: WholeCall, instructions: str) -> None:
+def test_all_positions_roughly(call: WholeCall, instructions: str) -> None:
     whole = call.run(1, instructions)
     np.testing.assert_allclose(whole, call.expected(), rtol=0.1, atol=0.1)
     check_whole_bits(call, whole, instructions)
+
+
+@each_set
+def test_what_all_keys_have_in_common_costs_no_digits(instructions: str) -> None:
+    rng = np.random.default_rng(5)
+    query, key, value = (normal(rng, 1, 200, 2, 64) for _ in range(3))
+    key += 30 * normal(rng, 1, 1, 2, 64)
+    call = WholeCall(query=query, key=key, value=value, lengths=None, scale=0.125, exact=False)
+    error = call.run(2, instructions) - call.expected()
+    assert np.sqrt((error**2).mean()) < 0.01 * call.expected().std()
+
+
+@each_set
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+@pytest.mark.parametrize("position", [0, 65])
+def test_what_is_not_a_number_is_not_lost(name: str, position: int, instructions: str) -> None:
+    rng = np.random.default_rng(6)
+    arrays = {each: normal(rng, 2, 70, 2, 64) for each in ("query", "key", "value")}
+    arrays[name][0, position, 1, 3] = np.nan
+    found = WholeCall(**arrays, lengths=None, exact=False).run(2, instructions)
+    hurt = np.isnan(found)
+    assert hurt[0, position, 1].any()
+    assert hurt[0, :, 1].any(axis=-1).sum() == (1 if name == "query" else 70)
+    assert not hurt[1].any()
+    assert not hurt[0, :, 0].any()
+
+
+@each_set
+def test_far_scores_leave_one_share(instructions: str) -> None:
+    rng = np.random.default_rng(7)
+    query, value = normal(rng, 1, 300, 1, 64), normal(rng, 1, 300, 1, 64)
+    call = WholeCall(query=query, key=query, value=value, lengths=None, scale=40.0, exact=False)
+    np.testing.assert_allclose(call.run(1, instructions), value, rtol=0.01, atol=0.01)
 
 
 def check_whole_bits(call: WholeCall, whole: Any, instructions: str) -> None:

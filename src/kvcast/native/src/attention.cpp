@@ -463,7 +463,9 @@ void whole_in_tiles(Machine& machine, const WholeAttention& of) {
     return flat.data + static_cast<size_t>(input) * of.positions * flat.stride + static_cast<size_t>(head) * d;
   };
   machine.threads.run(groups * blocks, [&](int unit) {
-    const int group = unit / blocks, input = group / of.heads, head = group % of.heads, first = unit % blocks * BLOCK;
+    // Heads innermost: they lie beside each other.
+    const int head = unit % of.heads, input = unit / of.heads / blocks, group = input * of.heads + head;
+    const int first = unit / of.heads % blocks * BLOCK;
     if (first < length(input))
       with.pack_head(lines(of.query, input, head), lines(of.key, input, head), lines(of.value, input, head),
                      of.query.stride, length(input), d, of.scale, first, space + group * head_bytes);
@@ -501,7 +503,7 @@ void cross_attention(Machine& machine, const CrossAttention& of) {
 void whole_attention(Machine& machine, const WholeAttention& of) {
   if (of.inputs == 0 || of.positions == 0) return;
   const bool alike = of.query.stride == of.key.stride && of.query.stride == of.value.stride;
-  if (!of.exact && of.bias.data == nullptr && alike)
+  if (!of.exact && of.bias.data == nullptr && alike && of.head_dim <= WIDEST_HEAD)
     whole_in_tiles(machine, of);
   else
     whole_exact(machine, of);

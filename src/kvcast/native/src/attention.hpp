@@ -67,7 +67,7 @@ struct WholeAttention {
   const int32_t* lengths;  // [b]; null: all. The results for positions past it are meaningless.
   float scale;
   Bias bias;  // [b or 1, h, t, t]
-  bool exact;  // fp32 throughout; else bf16 where that is faster
+  bool exact;  // fp32 throughout; else int8 and bf16 where that is faster
   Flat out;
 };
 void whole_attention(Machine&, const WholeAttention&);

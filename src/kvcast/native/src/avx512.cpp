@@ -1,4 +1,4 @@
-// AVX-512 with VNNI (int8 products) and BF16 (attention): Intel from Cooper Lake on, AMD from Zen 4 on.
+// AVX-512 with VNNI (int8 products, an encoder's scores) and BF16 (its shares): Intel from Cooper Lake on, AMD from Zen 4 on.
 #include "avx512.hpp"
 #if defined(__x86_64__)
 

@@ -1,4 +1,8 @@
-// Attention of an encoder with AVX-512 BF16: tiles of queries over chunks of positions.
+// Attention of an encoder with AVX-512: tiles of queries over chunks of positions. Queries and keys are int8
+// with a scale a position, shares and values bf16.
+//
+// A vector that is subtracted from all keys adds the same to all of a query's scores, so the softmax does not
+// change. Without what keys have in common int8 is precise enough (SageAttention, arXiv:2410.02367).
 #include "avx512.hpp"
 #if defined(__x86_64__)
 
@@ -8,134 +12,231 @@ AVX512_BEGIN
 
 namespace {
 
-constexpr int CHUNK = 256;  // positions whose scores are held at once: 6 x 256 lie in the first cache
+constexpr int CHUNK = 256;      // positions whose scores are held at once: 6 x 256 lie in the first cache
+constexpr int AHEAD = 8;        // positions that are fetched before they are packed
+constexpr int CENTER_OF = 32;   // positions, spread over all, that tell what keys have in common
 
-// A head: bf16 queries [t, D], times scale and log2(e); keys in parts of BLOCK positions
-// [D / 2, BLOCK, 2]; values [t / 2, D, 2]. D is the head's size, filled up to whole blocks with zeros,
-// as are the positions: T.
+// A head: int8 queries [t, D]; keys + 128 in parts of BLOCK positions [D / 4, BLOCK, 4], the operand of
+// vpdpbusd; bf16 values [t / 2, D, 2]; then what is of each position [t]. D is the head's size, filled up to
+// whole blocks with zeros, as are the positions: T.
 struct Head {
   int positions, filled, width;  // t, T, D
-  uint16_t *query, *key, *value;
+  int8_t* query;
+  uint8_t* key;
+  uint16_t* value;
+  float *query_scale, *key_scale;  // that of a query times the products' scale and log2(e)
+  int32_t* offset;                 // -128 * the sum of a query's codes, since keys are stored + 128
 
   Head(const uint8_t* head, int t, int head_dim)
       : positions(t),
         filled((t + BLOCK - 1) / BLOCK * BLOCK),
         width((head_dim + BLOCK - 1) / BLOCK * BLOCK),
-        query(reinterpret_cast<uint16_t*>(const_cast<uint8_t*>(head))),
-        key(query + part()),
-        value(key + part()) {}
+        query(reinterpret_cast<int8_t*>(const_cast<uint8_t*>(head))),
+        key(reinterpret_cast<uint8_t*>(query + part())),
+        value(reinterpret_cast<uint16_t*>(key + part())),
+        query_scale(reinterpret_cast<float*>(value + part())),
+        key_scale(query_scale + filled),
+        offset(reinterpret_cast<int32_t*>(key_scale + filled)) {}
 
   size_t part() const { return static_cast<size_t>(filled) * width; }
+  size_t bytes() const { return 4 * part() + 3 * sizeof(float) * filled; }
 };
 
-size_t head_bytes(int positions, int head_dim) { return 3 * sizeof(uint16_t) * Head(nullptr, positions, head_dim).part(); }
+size_t head_bytes(int positions, int head_dim) { return Head(nullptr, positions, head_dim).bytes(); }
 
-// 16 numbers of a head from x; zeros past its end.
-INLINE __m256i narrowed(const float* x, int left, float factor) {
-  return (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_maskz_loadu_ps(first(left), x), _mm512_set1_ps(factor)));
+// x - center as codes [width], 0 past head_dim. Returns the scale and the sum of the codes.
+struct Codes {
+  float scale;
+  int32_t sum;
+};
+
+INLINE Codes round(const float* x, const float* center, int head_dim, int width, int8_t* codes) {
+  const auto numbers = [&](int d) {
+    const __mmask16 there = first(head_dim - d);
+    const __m512 v = _mm512_maskz_loadu_ps(there, x + d);
+    return center ? _mm512_maskz_sub_ps(there, v, _mm512_load_ps(center + d)) : v;
+  };
+  // As integers, magnitudes have the order of the numbers, and NaN is above them all: it is not lost.
+  __m512i most_of = _mm512_setzero_si512();
+  for (int d = 0; d < head_dim; d += 16)
+    most_of = _mm512_max_epi32(most_of, _mm512_castps_si512(_mm512_abs_ps(numbers(d))));
+  const int32_t bits = _mm512_reduce_max_epi32(most_of);
+  float most;
+  std::memcpy(&most, &bits, sizeof most);
+  const __m512 inverse = _mm512_set1_ps(most >= SMALLEST ? 127.f / most : 0.f);
+  __m512i sum = _mm512_setzero_si512();
+  for (int d = 0; d < width; d += 16) {
+    const __m512i nearest = _mm512_cvtps_epi32(_mm512_mul_ps(numbers(d), inverse));
+    const __m512i code = _mm512_max_epi32(nearest, _mm512_set1_epi32(-127));  // NaN came as the least integer
+    sum = _mm512_add_epi32(sum, code);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + d), _mm512_cvtepi32_epi8(code));
+  }
+  return {most < SMALLEST ? 0.f : most / 127.f, _mm512_reduce_add_epi32(sum)};
+}
+
+// The mean of some keys [width]: those of the same positions, whichever part is packed.
+void find_center(const float* key, size_t stride, int positions, int head_dim, int width, float* center) {
+  const int count = std::min(positions, CENTER_OF);
+  for (int d = 0; d < width; d += 16) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int i = 0; i < count; i++) {
+      const size_t t = static_cast<size_t>(i) * positions / count;
+      sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(first(head_dim - d), key + t * stride + d));
+    }
+    _mm512_store_ps(center + d, _mm512_mul_ps(sum, _mm512_set1_ps(1.f / count)));
+  }
+}
+
+// Values of positions t and t + 1; those there are not are zeros.
+void pack_values(const float* value, size_t stride, int count, int head_dim, int width, uint16_t* to) {
+  const auto narrowed = [&](int t, int d) {
+    if (t >= count) return _mm512_setzero_si512();
+    const __m512 v = _mm512_maskz_loadu_ps(first(head_dim - d), value + t * stride + d);
+    return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(v));
+  };
+  for (int d = 0; d < width; d += 16)
+    _mm512_storeu_si512(to + 2 * d, _mm512_or_si512(narrowed(0, d), _mm512_slli_epi32(narrowed(1, d), 16)));
 }
 
 void pack_head(const float* query, const float* key, const float* value, size_t stride, int positions, int head_dim,
                float scale, int first, uint8_t* to) {
   const Head head(to, positions, head_dim);
   const int width = head.width;
-  alignas(64) uint16_t k16[16], v16[16];
+  alignas(64) float center[WIDEST_HEAD];
+  alignas(64) int8_t codes[WIDEST_HEAD];
+  find_center(key, stride, positions, head_dim, width, center);
   for (int t = first; t < first + BLOCK; t++) {
     const int there = t < positions ? head_dim : 0;
     const size_t from = t < positions ? t * stride : 0;
-    for (int d = 0; d < width; d += 16) {
-      const auto store = [](uint16_t* at, __m256i v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), v); };
-      store(head.query + static_cast<size_t>(t) * width + d, narrowed(query + from + d, there - d, scale * LOG2_E));
-      store(k16, narrowed(key + from + d, there - d, 1.f));
-      store(v16, narrowed(value + from + d, there - d, 1.f));
-      uint16_t* keys = head.key + static_cast<size_t>(first) * width + (t - first) * 2;
-      uint16_t* values = head.value + static_cast<size_t>(t / 2 * 2) * width + t % 2;
-      for (int i = 0; i < 16; i++) {
-        keys[(d + i) / 2 * 2 * BLOCK + i % 2] = k16[i];
-        values[(d + i) * 2] = v16[i];
+    if (t + AHEAD < positions)  // lines are too far apart to be foreseen
+      for (const float* x : {query, key, value})
+        for (int d = 0; d < head_dim; d += 16)
+          _mm_prefetch(reinterpret_cast<const char*>(x + (t + AHEAD) * stride + d), _MM_HINT_T0);
+    const Codes of_query = round(query + from, nullptr, there, width, head.query + static_cast<size_t>(t) * width);
+    head.query_scale[t] = of_query.scale * scale * LOG2_E;
+    head.offset[t] = -128 * of_query.sum;
+    head.key_scale[t] = round(key + from, center, there, width, codes).scale;
+    uint8_t* keys = head.key + static_cast<size_t>(first) * width + (t - first) * 4;
+    for (int d = 0; d < width; d += 4) {
+      uint32_t four;
+      std::memcpy(&four, codes + d, 4);
+      four ^= 0x80808080u;
+      std::memcpy(keys + static_cast<size_t>(d) * BLOCK, &four, 4);
+    }
+    if (t % 2 == 0)
+      pack_values(value + from, stride, positions - t, head_dim, width, head.value + static_cast<size_t>(t) * width);
+  }
+}
+
+// 2^x to 8e-5 relative, which is less than a bf16 loses; 0 from -150 on.
+INLINE __m512 exp2_roughly(__m512 x) {
+  const __m512 rest = _mm512_sub_ps(x, _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
+  __m512 sum = _mm512_set1_ps(0.078024517f);
+  for (float term : {0.22606716f, 0.69583354f, 0.99992522f})
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(term));
+  return _mm512_scalef_ps(sum, x);  // takes the floor
+}
+
+// GCC 12 moves each sum to another register and back around the intrinsic, which halves the speed.
+INLINE void dot(__m512i& sum, __m512i keys, __m512i query) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(keys), "v"(query));
+}
+
+// Scores, not yet times the queries' scales, of CHUNK positions at most; -inf from `positions` on. `most` [ROWS]
+// is a vector that is nowhere less.
+template <int ROWS>
+INLINE void score(const Head& head, int first, int begin, int end, float scores[ROWS][CHUNK], __m512 most[ROWS]) {
+  const __m512 nothing = _mm512_set1_ps(-INFINITY);
+  const int8_t* query = head.query + static_cast<size_t>(first) * head.width;
+  for (int m = 0; m < ROWS; m++) most[m] = nothing;
+  for (int t = begin; t < end; t += BLOCK) {
+    __m512i sums[ROWS][VECTORS];
+    for (int m = 0; m < ROWS; m++)
+      for (int z = 0; z < VECTORS; z++) sums[m][z] = _mm512_set1_epi32(head.offset[first + m]);
+    const uint8_t* key = head.key + static_cast<size_t>(t) * head.width;
+    for (int k = 0; k < head.width; k += 4, key += 4 * BLOCK) {
+      __m512i x[VECTORS];
+      for (int z = 0; z < VECTORS; z++) x[z] = _mm512_loadu_si512(key + z * 64);
+      for (int m = 0; m < ROWS; m++) {
+        int32_t four;
+        std::memcpy(&four, query + m * head.width + k, 4);
+        const __m512i y = _mm512_set1_epi32(four);
+        for (int z = 0; z < VECTORS; z++) dot(sums[m][z], x[z], y);
+      }
+    }
+    for (int z = 0; z < VECTORS; z++) {
+      const __m512 scale = _mm512_loadu_ps(head.key_scale + t + z * 16);
+      const __mmask16 there = kvcast::first(head.positions - t - z * 16);
+      for (int m = 0; m < ROWS; m++) {
+        const __m512 x = _mm512_mask_mul_ps(nothing, there, _mm512_cvtepi32_ps(sums[m][z]), scale);
+        most[m] = _mm512_max_ps(most[m], x);
+        _mm512_store_ps(&scores[m][t - begin + z * 16], x);
       }
     }
   }
 }
 
-// sums += a [ROWS, k] x w [k / 2, BLOCK, 2], rows of w `step` numbers apart.
+// sums += shares [ROWS, CHUNK] x values [count / 2, BLOCK, 2], pairs of values `step` numbers apart.
 template <int ROWS>
-INLINE void multiply_bf16(const uint16_t* w, size_t step, int inputs, const uint16_t* a, size_t stride,
-                          __m512 sums[ROWS][VECTORS]) {
-  for (int k = 0; k < inputs; k += 2, w += step) {
+INLINE void mix(const uint16_t* value, size_t step, int count, const uint16_t* shares, __m512 sums[ROWS][VECTORS]) {
+  for (int t = 0; t < count; t += 2, value += step) {
     __m512bh x[VECTORS];
-    for (int z = 0; z < VECTORS; z++) x[z] = (__m512bh)_mm512_loadu_si512(w + z * 32);
+    for (int z = 0; z < VECTORS; z++) x[z] = (__m512bh)_mm512_loadu_si512(value + z * 32);
     for (int m = 0; m < ROWS; m++) {
       int32_t two;
-      std::memcpy(&two, a + m * stride + k, 4);
+      std::memcpy(&two, shares + m * CHUNK + t, 4);
       const __m512bh y = (__m512bh)_mm512_set1_epi32(two);
       for (int z = 0; z < VECTORS; z++) sums[m][z] = _mm512_dpbf16_ps(sums[m][z], x[z], y);
     }
   }
 }
 
-// Scores of CHUNK positions at most; from `last` on -inf.
-template <int ROWS>
-INLINE void score(const Head& head, const uint16_t* query, int begin, int end, float scores[ROWS][CHUNK]) {
-  for (int t = begin; t < end; t += BLOCK) {
-    __m512 sums[ROWS][VECTORS];
-    for (int m = 0; m < ROWS; m++)
-      for (int z = 0; z < VECTORS; z++) sums[m][z] = _mm512_setzero_ps();
-    multiply_bf16<ROWS>(head.key + static_cast<size_t>(t) * head.width, 2 * BLOCK, head.width, query, head.width, sums);
-    for (int m = 0; m < ROWS; m++)
-      for (int z = 0; z < VECTORS; z++) _mm512_store_ps(&scores[m][t - begin + z * 16], sums[m][z]);
+// Scores times `scale` become shares, of `peak`; returns their sum.
+INLINE float share(const float* scores, int count, float scale, float peak, uint16_t* shares) {
+  const __m512 factor = _mm512_set1_ps(scale), least = _mm512_set1_ps(peak);
+  __m512 sum = _mm512_setzero_ps();
+  for (int i = 0; i < count; i += 16) {
+    const __m512 x = exp2_roughly(_mm512_fmsub_ps(_mm512_load_ps(scores + i), factor, least));
+    sum = _mm512_add_ps(sum, x);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(shares + i), (__m256i)_mm512_cvtneps_pbh(x));
   }
-  for (int m = 0; m < ROWS; m++)
-    for (int t = head.positions; t < end; t++) scores[m][t - begin] = -INFINITY;
+  return _mm512_reduce_add_ps(sum);
 }
 
-// The softmax so far of one query.
-struct Softmax {
-  float most = -INFINITY, total = 0;
-
-  // Scores become shares; returns the factor on what was summed before.
-  INLINE float take(const float* scores, int count, uint16_t* shares) {
-    __m512 x = _mm512_load_ps(scores);
-    for (int i = 16; i < count; i += 16) x = _mm512_max_ps(x, _mm512_load_ps(scores + i));
-    const float next = std::max(most, _mm512_reduce_max_ps(x)), kept = std::exp2(most - next);
-    const __m512 peak = _mm512_set1_ps(next);
-    __m512 sum = _mm512_setzero_ps();
-    for (int i = 0; i < count; i += 16) {
-      const __m512 share = exp2(_mm512_sub_ps(_mm512_load_ps(scores + i), peak));
-      sum = _mm512_add_ps(sum, share);
-      _mm256_store_si256(reinterpret_cast<__m256i*>(shares + i), (__m256i)_mm512_cvtneps_pbh(share));
-    }
-    total = total * kept + _mm512_reduce_add_ps(sum);
-    most = next;
-    return kept;
-  }
-};
-
+// One pass, with a running maximum (Milakov and Gimelshein, arXiv:1805.02867).
 template <int ROWS>
 void attend_rows(const Head& head, int head_dim, int first, float* out, size_t stride) {
   alignas(64) float scores[ROWS][CHUNK];
   alignas(64) uint16_t shares[ROWS][CHUNK];
-  Softmax softmax[ROWS];
+  alignas(64) __m512 most[ROWS];
+  float peak[ROWS], total[ROWS], kept[ROWS];
+  for (int m = 0; m < ROWS; m++) {
+    peak[m] = -INFINITY;
+    total[m] = 0;
+  }
   for (int begin = 0; begin < head.filled; begin += CHUNK) {
     const int end = std::min(begin + CHUNK, head.filled);
-    score<ROWS>(head, head.query + static_cast<size_t>(first) * head.width, begin, end, scores);
-    float kept[ROWS];
-    for (int m = 0; m < ROWS; m++) kept[m] = softmax[m].take(scores[m], end - begin, shares[m]);
+    score<ROWS>(head, first, begin, end, scores, most);
+    for (int m = 0; m < ROWS; m++) {
+      const float scale = head.query_scale[first + m];
+      const float next = std::max(peak[m], _mm512_reduce_max_ps(most[m]) * scale);
+      kept[m] = std::exp2(peak[m] - next);
+      peak[m] = next;
+      total[m] = total[m] * kept[m] + share(scores[m], end - begin, scale, next, shares[m]);
+    }
     for (int d = 0; d < head_dim; d += BLOCK) {
       __mmask16 there[VECTORS];
-      for (int z = 0; z < VECTORS; z++) {
-        there[z] = kvcast::first(head_dim - d - z * 16);
-      }
+      for (int z = 0; z < VECTORS; z++) there[z] = kvcast::first(head_dim - d - z * 16);
       __m512 sums[ROWS][VECTORS];
       for (int m = 0; m < ROWS; m++)
         for (int z = 0; z < VECTORS; z++)
           sums[m][z] = begin ? _mm512_mul_ps(_mm512_maskz_loadu_ps(there[z], out + m * stride + d + z * 16),
                                              _mm512_set1_ps(kept[m]))
                              : _mm512_setzero_ps();
-      multiply_bf16<ROWS>(head.value + static_cast<size_t>(begin) * head.width + d * 2, 2 * head.width, end - begin,
-                          shares[0], CHUNK, sums);
+      mix<ROWS>(head.value + static_cast<size_t>(begin) * head.width + d * 2, 2 * head.width, end - begin, shares[0],
+                sums);
       for (int m = 0; m < ROWS; m++) {
-        const __m512 factor = _mm512_set1_ps(end == head.filled ? 1 / softmax[m].total : 1.f);
+        const __m512 factor = _mm512_set1_ps(end == head.filled ? 1 / total[m] : 1.f);
         for (int z = 0; z < VECTORS; z++)
           _mm512_mask_storeu_ps(out + m * stride + d + z * 16, there[z], _mm512_mul_ps(sums[m][z], factor));
       }

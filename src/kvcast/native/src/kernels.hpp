@@ -142,6 +142,8 @@ struct Attention {
   void (*attend)(const Part&, float* scores, Softmax* softmax, float* mixed);
 };
 
+constexpr int WIDEST_HEAD = 512;  // of an encoder's attention
+
 // Attention in which each position sees all, for many positions. A head is packed in parts of BLOCK
 // positions, which may be packed in any order: from query, key and value [t, stride] of one head,
 // positions first .. first + BLOCK. `scale` is of the products. `attend` gives out [t, stride] for
