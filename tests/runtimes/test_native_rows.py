@@ -28,7 +28,7 @@ def in_chunks(runtime: Any, cache: Any, tokens_s: Int64, row: int, chunk: int) -
     return np.concatenate(found)
 
 
-@pytest.fixture(params=["none", "int8"])
+@pytest.fixture(params=["none", "int8", "int4"])
 def quantize(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -65,10 +65,11 @@ def test_threads_change_nothing(quantize: str) -> None:
         np.testing.assert_array_equal(other, one)
 
 
+@pytest.mark.parametrize(("quantize", "most"), [("int8", 0.05), ("int4", 0.5)])
 @pytest.mark.parametrize("name", DECODERS)
-def test_int8_stays_near_fp32(name: str) -> None:
-    runtimes = [opened(DECODERS[name], quantize, "native") for quantize in ("none", "int8")]
+def test_quantised_stays_near_fp32(name: str, quantize: str, most: float) -> None:
+    runtimes = [opened(DECODERS[name], scheme, "native") for scheme in ("none", quantize)]
     tokens_s = np.random.default_rng(3).integers(0, 160, 30)
     exact, rounded = (in_chunks(one, one.new_cache(1, 32), tokens_s, 0, 30) for one in runtimes)
     error = np.abs(rounded - exact).mean() / np.abs(exact).mean()
-    assert 0 < error < 0.05
+    assert 0 < error < most

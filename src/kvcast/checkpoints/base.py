@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.alignment import alignment_heads
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.spec.blocks import Blocks, BlocksOf, no_blocks
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
@@ -33,10 +34,14 @@ _KINDS: Mapping[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """A tensor with a known shape, whose values are read on demand."""
+    """A tensor with a known shape, whose values are read on demand.
+
+    `blocks` reads a matrix's codes, where the file has codes of up to 8 bits.
+    """
 
     shape: tuple[int, ...]
     read: Callable[[], NDArray[Any]]
+    blocks: Callable[[], Blocks] | None = None
 
 
 def tensor_from_bytes(
@@ -80,9 +85,22 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
     def __len__(self) -> int:
         return len(self._parts)
 
+    def blocks_of(self, name: str) -> Blocks | None:
+        """Return a matrix's own codes; None where the file has none of them."""
+        parts = self._parts.get(name, ())
+        read = parts[0].blocks if len(parts) == 1 else None
+        return None if read is None else read()
+
 
 @dataclass(frozen=True, kw_only=True)
-class WhisperCheckpoint:
+class _WithBlocks:
+    """`blocks_of`: the codes that files have for a matrix, by its canonical name."""
+
+    blocks_of: BlocksOf = no_blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhisperCheckpoint(_WithBlocks):
     """A Whisper model's files.
 
     `tensors`: canonical name to float16 or float32 array, as listed by `names.tensor_shapes`.
@@ -101,7 +119,7 @@ class WhisperCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderCheckpoint:
+class DecoderCheckpoint(_WithBlocks):
     """A decoder-only model's files.
 
     `tensors`: canonical name to float16 or float32 array, as `decoder_names.tensor_shapes` lists
@@ -119,7 +137,7 @@ class DecoderCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class T5Checkpoint:
+class T5Checkpoint(_WithBlocks):
     """A T5's files.
 
     `tensors`: canonical name to float16 or float32 array, as `t5_names.tensor_shapes` lists them.
@@ -136,7 +154,7 @@ class T5Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnilmCheckpoint:
+class UnilmCheckpoint(_WithBlocks):
     """A UniLM generator's files.
 
     `tensors`: canonical name to float16 or float32 array, as `unilm_names.tensor_shapes` lists

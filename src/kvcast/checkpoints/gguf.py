@@ -20,7 +20,7 @@ from kvcast.checkpoints.base import DecoderCheckpoint, LazyTensors, Reader, Stor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gguf_file import GgufFile, GgufTensor, read_gguf
 from kvcast.checkpoints.gguf_text import read_text
-from kvcast.checkpoints.tables import changed, fill_decoder, halves_from_pairs
+from kvcast.checkpoints.tables import fill_decoder, halves_from_pairs, reordered
 from kvcast.errors import KvcastError, UsageError
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
@@ -154,6 +154,7 @@ def _read(source: Path, content_hash: str) -> DecoderCheckpoint:
     return DecoderCheckpoint(
         dimensions=dimensions,
         tensors=tensors,
+        blocks_of=tensors.blocks_of,
         text=text,
         source=f"GGUF file {path}",
         content_hash=content_hash,
@@ -174,7 +175,7 @@ def read_model(file: GgufFile, what: str) -> tuple[DecoderDimensions, LazyTensor
     stored = _stored(file, dimensions, fields)
     if architecture.neighbours:
         as_halves = partial(halves_from_pairs, head_dim=dimensions.head_dim)
-        stored |= {name: changed(stored[name], as_halves) for name in filter(is_rotated, stored)}
+        stored |= {name: reordered(stored[name], as_halves) for name in filter(is_rotated, stored)}
     return dimensions, fill_decoder(dimensions, NAMES, stored, what)
 
 

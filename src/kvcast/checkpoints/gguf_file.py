@@ -17,6 +17,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor, map_file, tensor_from_bytes
+from kvcast.checkpoints.gguf_blocks import read_blocks
 from kvcast.errors import InputOutputError, KvcastError
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 _VERSIONS = (2, 3)
 _SPLIT = "split.count"
 _MAX_RANK = 4
+_MATRIX = 2
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS: Mapping[int, str] = {
     **{0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "?"},
@@ -60,7 +63,11 @@ class GgufTensor:
         """Read as float16 or float32: quantised types and bfloat16 are widened."""
         if self.type.name in _KINDS:
             return tensor_from_bytes(self.raw, _KINDS[self.type.name], self.shape, self.what)
-        return StoredTensor(shape=self.shape, read=self._dequantised)
+        blocks = partial(read_blocks, self.type.name, self.raw, self.shape, self._dequantised)
+        is_matrix = len(self.shape) == _MATRIX
+        return StoredTensor(
+            shape=self.shape, read=self._dequantised, blocks=blocks if is_matrix else None
+        )
 
     def slices(self) -> list["GgufTensor"]:
         """Cut along the first axis."""

@@ -5,6 +5,7 @@ Knows no file format: a reader provides its table and its files' tensors.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import LazyTensors, StoredTensor
 from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.errors import KvcastError
+from kvcast.spec.blocks import joined
 from kvcast.spec.decoder import DecoderDimensions
 
 # Maps a canonical name to the names in a file whose tensors, concatenated along the first axis,
@@ -25,6 +27,7 @@ Part = tuple[str, tuple[int, ...]]
 # A canonical name, its shape, and the parts that fill it.
 Entry = tuple[str, tuple[int, ...], Iterable[Part]]
 
+_MATRIX = 2  # axes
 _LAYER = re.compile(r"(?<=\blayers\.)\d+")
 
 
@@ -107,13 +110,23 @@ def changed(tensor: StoredTensor, change: Callable[[NDArray[Any]], NDArray[Any]]
     return StoredTensor(shape=tensor.shape, read=lambda: change(tensor.read()))
 
 
+def reordered(tensor: StoredTensor, move: Callable[[NDArray[Any]], NDArray[Any]]) -> StoredTensor:
+    """Return a tensor whose rows `move` puts into another order, those of its codes as well."""
+    moved, blocks = changed(tensor, move), tensor.blocks
+    return moved if blocks is None else replace(moved, blocks=lambda: blocks().moved(move))
+
+
 def _joined(parts: Sequence[StoredTensor], shape: tuple[int, ...]) -> StoredTensor:
     def read() -> NDArray[Any]:
         arrays = [part.read() for part in parts]
         whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         return whole.reshape(shape)
 
-    return StoredTensor(shape=shape, read=read)
+    found = StoredTensor(shape=shape, read=read)
+    blocks = [part.blocks for part in parts if part.blocks is not None]
+    if len(blocks) < len(parts) or len(shape) != _MATRIX:
+        return found
+    return replace(found, blocks=lambda: joined([one() for one in blocks]))
 
 
 def _even_entries(shapes: Mapping[str, tuple[int, ...]], table: NameTable) -> Iterator[Entry]:

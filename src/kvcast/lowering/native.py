@@ -1,8 +1,8 @@
 """Lowers programs to kvcast's own interpreter: one file of operations for each, and their weights.
 
 A program is exported with dynamic sizes, what depends on constants alone is computed, and a table
-says what each remaining operator is called (`kvcast/native/operations.py`). Matrices are quantised
-here; they are packed for the processor when a bundle is opened. Knows no model.
+says what each remaining operator is called (`kvcast/native/operations.py`). Matrices are quantised;
+they are packed for the processor when a bundle is opened. Knows no model.
 """
 
 import operator
@@ -20,8 +20,10 @@ from torch.fx import Node as FxNode
 from kvcast.bundle.manifest import Graph
 from kvcast.errors import KvcastError
 from kvcast.lowering.native_fusion import fused
+from kvcast.lowering.native_quantize import Kind, kinds, stored
 from kvcast.lowering.signatures import Signature
-from kvcast.native.programs import CODES, SCALES, WEIGHTS, Constant, Node, Program, Step
+from kvcast.native.programs import WEIGHTS, Constant, Node, Program, Step
+from kvcast.spec.blocks import BlocksOf, no_blocks
 from kvcast.spec.phases import OnPhase
 
 FOLDER = "native"
@@ -98,15 +100,20 @@ _DROPPED = {aten._assert_tensor_metadata.default}
 
 
 def lower(
-    signatures: Mapping[str, Signature], quantize: str, folder: Path, on_phase: OnPhase
+    signatures: Mapping[str, Signature],
+    quantize: str,
+    folder: Path,
+    on_phase: OnPhase,
+    blocks_of: BlocksOf = no_blocks,
 ) -> dict[str, Graph]:
     """Write `native/NAME.json` for each program and `native/weights.safetensors` under `folder`.
 
     Args:
         signatures: programs by the names that the runtime looks up.
-        quantize: "none" or "int8", of matrices; convolutions stay fp32.
+        quantize: "none", "int8" or "int4", of matrices; convolutions stay fp32.
         folder: an existing folder.
         on_phase: called as each phase begins.
+        blocks_of: the codes that the checkpoint has for a matrix, which are kept.
 
     Returns:
         The manifest's entries for the programs.
@@ -117,11 +124,13 @@ def lower(
     """
     (folder / FOLDER).mkdir()
     graphs = {}
-    tensors: dict[str, NDArray[Any]] = {}
+    programs: dict[str, Program] = {}
+    constants: dict[str, NDArray[Any]] = {}
     for name, signature in signatures.items():
         on_phase(f"exporting {name}")
-        program, constants = _translated(signature, exact=quantize == "none")
-        tensors |= _stored(program, constants, quantize)
+        program, found = _translated(signature, exact=quantize == "none")
+        programs[name] = program
+        constants |= found
         file = f"{FOLDER}/{name}.json"
         program.write(folder / file)
         graphs[name] = Graph(
@@ -131,7 +140,7 @@ def lower(
             aliases={},
         )
     on_phase("writing weights")
-    save_file(tensors, folder / FOLDER / WEIGHTS)
+    save_file(_stored(programs, constants, quantize, blocks_of), folder / FOLDER / WEIGHTS)
     return graphs
 
 
@@ -246,26 +255,21 @@ def _attribute(module: torch.nn.Module, path: str) -> torch.Tensor:
 
 
 def _stored(
-    program: Program, constants: Mapping[str, NDArray[Any]], quantize: str
+    programs: Mapping[str, Program],
+    constants: Mapping[str, NDArray[Any]],
+    quantize: str,
+    blocks_of: BlocksOf,
 ) -> dict[str, NDArray[Any]]:
-    """Return what the weights' file holds of a program's constants."""
-    multiplied, convolved = program.matrices("linear"), program.matrices("conv1d")
-    read = {one.name for one in program.constants()}
-    read |= {one.bias for one in program.constants() if one.bias is not None}
-    stored = {}
-    for name in sorted(read):
+    """Return what the weights' file holds of programs' constants."""
+    convolved = {name for program in programs.values() for name in program.matrices("conv1d")}
+    read = {one for program in programs.values() for one in program.constants()}
+    names = {one.name for one in read} | {one.bias for one in read if one.bias is not None}
+    chosen = kinds(programs, quantize)
+    found: dict[str, NDArray[Any]] = {}
+    for name in sorted(names):
         array = constants[name]
         if name in convolved:  # [outputs, size * channels], as its windows lie in memory
-            stored[name] = np.ascontiguousarray(array.transpose(0, 2, 1)).reshape(len(array), -1)
-        elif name in multiplied and quantize == "int8":
-            stored[name + CODES], stored[name + SCALES] = _int8(array)
+            found[name] = np.ascontiguousarray(array.transpose(0, 2, 1)).reshape(len(array), -1)
         else:
-            stored[name] = array
-    return stored
-
-
-def _int8(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Return codes and a scale for each output."""
-    scales = np.abs(matrix).max(axis=1) / np.float32(127)
-    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
-    return np.rint(matrix * inverse[:, None]).astype(np.int8), scales.astype(np.float32)
+            found |= stored(name, array, chosen.get(name, Kind.EXACT), blocks_of)
+    return found

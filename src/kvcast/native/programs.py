@@ -20,7 +20,7 @@ from kvcast.native.values import Value
 WEIGHTS = "weights.safetensors"
 """The file beside programs with their constants."""
 
-CODES, SCALES = ".codes", ".scales"
+CODES, SCALES, LEAST = ".codes", ".scales", ".least"
 """What follows the name of a quantised matrix, of its parts in that file."""
 
 _VERSION = 1
@@ -66,8 +66,9 @@ class Program:
         return list(dict.fromkeys(one for one in found if isinstance(one, Constant)))
 
     def matrices(self, operation: str) -> set[str]:
-        """Return the names of the constants that an operation multiplies by."""
-        return {step.arguments[1].name for step in self.steps if step.operation == operation}
+        """Return the names of the matrices and tables of all operations of a kind."""
+        steps = (step for step in self.steps if step.operation == operation)
+        return {one.name for step in steps for one in step.arguments if isinstance(one, Constant)}
 
     def needed(self, outputs: Sequence[str]) -> list[Step]:
         """Return the steps without which some outputs, or a cache, would not be written."""

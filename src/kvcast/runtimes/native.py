@@ -19,12 +19,13 @@ from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
 from kvcast.errors import KvcastError
 from kvcast.native.building import Matrix, Plan
 from kvcast.native.library import Format, Machine, aligned
-from kvcast.native.programs import CODES, SCALES, WEIGHTS, Constant, Program
+from kvcast.native.programs import CODES, LEAST, SCALES, WEIGHTS, Constant, Program
 from kvcast.runtimes.alignment import AligningRuntime
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime, Run
 from kvcast.runtimes.memory import Layer, Memory, TurningRing
 from kvcast.runtimes.opening import naming
+from kvcast.spec.blocks import BLOCK
 
 _NEW = ("tokens", "lengths", "offsets")
 _LOGITS = "logits"
@@ -68,21 +69,43 @@ class Weights:
         del self._tensors
 
     def _matrix(self, one: Constant) -> Matrix:
+        format_, codes, scales, inputs = self._stored(one.name)
         bias = None if one.bias is None else self._tensors[one.bias]
-        wanted: Any = np.float32
-        if one.name + CODES in self._tensors:
-            codes, scales = self._tensors[one.name + CODES], self._tensors[one.name + SCALES]
-            format_, wanted = Format.INT8, np.int8
-        else:
-            codes, scales, format_ = self._tensors[one.name], None, Format.F32
+        if bias is not None and (bias.dtype != np.float32 or bias.shape != (len(codes),)):
+            raise ValueError(f"{one.bias} does not fit {one.name}")
+        packed = self._machine.pack(format_, codes, scales, bias, inputs)
+        return Matrix(format_, len(codes), inputs, packed)
+
+    def _stored(self, name: str) -> tuple[Format, NDArray[Any], Float32 | None, int]:
+        """Return a matrix's format, codes, scales and inputs; ValueError for what does not fit."""
+        if name in self._tensors:
+            codes = self._checked(name, np.float32, (None, None))
+            return Format.F32, codes, None, codes.shape[1]
+        scales = self._tensors[name + SCALES]
+        if name + LEAST in self._tensors:
+            codes = self._checked(name + CODES, np.uint8, (None, None))
+            inputs = 2 * codes.shape[1]
+            shape = (len(codes), -(-inputs // BLOCK))
+            parts = [self._checked(name + part, np.float16, shape) for part in (SCALES, LEAST)]
+            return Format.INT4_MIN, codes, np.stack(parts).astype(np.float32), inputs
+        codes = self._checked(name + CODES, np.int8, (None, None))
         outputs, inputs = codes.shape
-        alike = [given for given in (scales, bias) if given is not None]
-        if codes.dtype != wanted or any(
-            given.dtype != np.float32 or given.shape != (outputs,) for given in alike
-        ):
-            raise ValueError(f"{one.name} has another dtype, or scales of another size")
-        packed = self._machine.pack(format_, codes, scales, bias)
-        return Matrix(format_, outputs, inputs, packed)
+        if scales.ndim == 1:
+            scales = self._checked(name + SCALES, np.float32, (outputs,))
+            return Format.INT8, codes, scales, inputs
+        scales = self._checked(name + SCALES, np.float16, (outputs, -(-inputs // BLOCK)))
+        return Format.INT8_BLOCK, codes, scales.astype(np.float32), inputs
+
+    def _checked(self, name: str, dtype: Any, shape: tuple[int | None, ...]) -> NDArray[Any]:
+        """Return a tensor, which the library reads as it is told; sizes of None are open."""
+        found = self._tensors[name]
+        fits = found.ndim == len(shape) and all(
+            size > 0 if wanted is None else size == wanted
+            for size, wanted in zip(found.shape, shape, strict=True)
+        )
+        if not fits or found.dtype != dtype:
+            raise ValueError(f"{name} is {found.dtype} {list(found.shape)}, which does not fit")
+        return found
 
 
 class Interpreter:

@@ -96,6 +96,7 @@ def export_folder(
             build=build,
             special_tokens=family.special_tokens(checkpoint),
             on_phase=on_phase,
+            blocks_of=checkpoint.blocks_of,
         )
         graphs, layers = target.lower(job, folder)
         manifest = Manifest(

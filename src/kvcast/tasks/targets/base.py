@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
+from kvcast.spec.blocks import BlocksOf, no_blocks
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.tasks.targets.self_test import SelfTestResult
@@ -41,6 +42,7 @@ class LoweringJob:
         special_tokens: tokens that start, steer and end a text, for callers that read only the
             graphs' files.
         on_phase: called with each phase of lowering as it begins.
+        blocks_of: the codes that the checkpoint has for a matrix, for targets that can keep them.
 
     """
 
@@ -50,6 +52,7 @@ class LoweringJob:
     build: BuildOptions
     special_tokens: Mapping[str, Sequence[int]]
     on_phase: OnPhase = ignore_phase
+    blocks_of: BlocksOf = no_blocks
 
     def signatures(self) -> Mapping[str, Any]:
         """Return what exporters need to know of each program; see `kvcast.lowering.signatures`."""

@@ -31,7 +31,8 @@ class NativeTarget(Target):
         from kvcast.bundle.caches import CACHES
         from kvcast.lowering.native import lower
 
-        graphs = lower(job.signatures(), job.precision.quantize, folder, job.on_phase)
+        quantize = job.precision.quantize
+        graphs = lower(job.signatures(), quantize, folder, job.on_phase, job.blocks_of)
         layers = CACHES[job.family](job.programs.dimensions)
         dtype = _DTYPES[job.precision.cache]
         return graphs, tuple(replace(layer, dtype=dtype) for layer in layers)

@@ -1,0 +1,172 @@
+"""Quantises matrices for kvcast's own kernels, and keeps the codes that a checkpoint brings.
+
+- int8: a scale an output.
+- int8 in blocks: a scale for 32 inputs of an output; tables that int4 keeps at 8 bits, and Q8_0.
+- int4: a scale and a least value for 32 inputs of an output; Q4_0, Q4_1 and Q4_K as well.
+
+Knows no model: names are of matrices, and roles are seen in programs.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.native.programs import CODES, LEAST, SCALES, Node, Program, leaves
+from kvcast.spec.blocks import BLOCK, Blocks, BlocksOf, rounded
+
+_ENCODE, _LOGITS = "encode", "logits"
+_MOST_CODE = 15
+# Of make_qkx2_quants' 21 ranges, up to a step narrower and wider than a block's, every fourth.
+_STEPS = np.arange(-1.0, 1.01, 0.2, dtype=np.float32)
+_AT_ONCE = 1 << 15  # blocks, so that what the search makes stays in the caches
+_LARGEST = np.float32(np.finfo(np.float16).max)
+
+
+class Kind(Enum):
+    """How a matrix is stored."""
+
+    EXACT = "fp32"
+    INT8 = "int8"
+    INT8_BLOCK = "int8 in blocks"
+    INT4 = "int4"
+
+
+def kinds(programs: Mapping[str, Program], quantize: str) -> dict[str, Kind]:
+    """Choose how each matrix that programs multiply with is stored, by its name.
+
+    With "int4", a matrix that makes logits or is looked up by rows keeps 8 bits, and so do those
+    that `encode` alone reads: there, many tokens share the reading, and codes of 4 bits gain
+    nothing.
+    """
+    whole = {"none": Kind.EXACT, "int8": Kind.INT8, "int4": Kind.INT4}[quantize]
+    found: dict[str, Kind] = {}
+    for name, program in programs.items():
+        coarse = Kind.INT8 if name == _ENCODE and whole is Kind.INT4 else whole
+        for matrix in program.matrices("linear"):
+            if found.get(matrix) is not Kind.INT4:
+                found[matrix] = coarse
+    if whole is Kind.INT4:
+        for program in programs.values():
+            for matrix in {*program.matrices("embedding"), *_heads(program)} & found.keys():
+                found[matrix] = Kind.INT8_BLOCK
+    return found
+
+
+def stored(
+    name: str, matrix: NDArray[np.float32], kind: Kind, blocks_of: BlocksOf
+) -> dict[str, NDArray[Any]]:
+    """Return what the weights' file holds of a matrix [outputs, inputs].
+
+    The checkpoint's own codes are kept: those of 8 bits always, those of 4 with int4.
+
+    Raises AssertionError if those are not of this matrix.
+    """
+    if kind is Kind.EXACT:
+        return {name: matrix}
+    own = blocks_of(name)
+    if own is not None and own.shape != matrix.shape:
+        raise AssertionError(f"the checkpoint's codes of {name} are {own.shape}")
+    if own is not None and (own.least is None or kind is not Kind.INT8):
+        return _file(name, own)
+    if kind is Kind.INT8 or matrix.shape[1] % BLOCK:
+        codes, scales = _int8(matrix)
+        return {name + CODES: codes, name + SCALES: scales}
+    return _file(name, searched(matrix) if kind is Kind.INT4 else rounded(matrix))
+
+
+def searched(matrix: NDArray[np.float32]) -> Blocks:
+    """Return int4 blocks of a matrix, whose inputs are a multiple of 32, with little squared error.
+
+    As llama.cpp's `make_qkx2_quants` does for Q4_K, without its weights of inputs: several ranges,
+    a little narrower and wider than a block's, give codes; of the scale and least value that fit
+    these codes best, those with the least error stay. They are halves, as the kernels read them.
+    """
+    blocks = matrix.reshape(-1, BLOCK)
+    codes = np.empty(blocks.shape, np.uint8)
+    scales, least = (np.empty(len(blocks), np.float16) for _ in range(2))
+    for first in range(0, len(blocks), _AT_ONCE):
+        part = slice(first, first + _AT_ONCE)
+        with np.errstate(all="ignore"):  # numbers that halves cannot hold, and infinite ones
+            found, scales[part], least[part] = _searched(np.ascontiguousarray(blocks[part].T))
+        codes[part] = found.T
+    outputs = len(matrix)
+    return Blocks(
+        codes=codes.reshape(matrix.shape),
+        scales=scales.reshape(outputs, -1),
+        least=least.reshape(outputs, -1),
+    )
+
+
+def _searched(
+    x_ib: NDArray[np.float32],
+) -> tuple[NDArray[np.uint8], NDArray[np.float16], NDArray[np.float16]]:
+    """Return codes [32, blocks], scales and least values [blocks]."""
+    lowest, highest = x_ib.min(axis=0), x_ib.max(axis=0)
+    extent = highest - lowest
+    best = lowest.clip(-_LARGEST, _LARGEST)
+    scales = (extent / _MOST_CODE).clip(0, _LARGEST)
+    codes, scales, best, error = _coded(x_ib, scales, best)
+    total = x_ib.sum(axis=0)
+    for step in _STEPS:
+        width = extent / (_MOST_CODE + step)
+        tried, *_ = _coded(x_ib, width, lowest)
+        # The line through numbers over codes with the least squares.
+        ones, squares = tried.sum(axis=0), np.square(tried).sum(axis=0)
+        products = (tried * x_ib).sum(axis=0)
+        spread = BLOCK * squares - ones * ones
+        fits = spread > 0
+        slope = np.divide(BLOCK * products - ones * total, spread, out=width, where=fits)
+        start = (total - slope * ones) / BLOCK
+        one = _coded(x_ib, slope, np.where(fits, start, lowest))
+        better = one[-1] < error
+        codes = np.where(better, one[0], codes)
+        scales, best = np.where(better, one[1], scales), np.where(better, one[2], best)
+        error = np.minimum(error, one[3])
+    return codes.astype(np.uint8), scales.astype(np.float16), best.astype(np.float16)
+
+
+def _coded(
+    x_ib: NDArray[np.float32], scales: NDArray[np.float32], least: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], ...]:
+    """Round to codes; return them, the scales and least values as halves hold them, the error."""
+    scales, least = (
+        one.clip(-_LARGEST, _LARGEST).astype(np.float16).astype(np.float32)
+        for one in (scales, least)
+    )
+    shifted = x_ib - least
+    codes = np.divide(shifted, scales, out=np.zeros_like(shifted), where=scales > 0)
+    codes = np.rint(codes, out=codes).clip(0, _MOST_CODE, out=codes)
+    return codes, scales, least, np.square(codes * scales - shifted).sum(axis=0)
+
+
+def _int8(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Return codes and a scale for each output."""
+    scales = np.abs(matrix).max(axis=1) / np.float32(127)
+    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
+    return np.rint(matrix * inverse[:, None]).astype(np.int8), scales.astype(np.float32)
+
+
+def _file(name: str, blocks: Blocks) -> dict[str, NDArray[Any]]:
+    codes = np.ascontiguousarray(blocks.codes)
+    found: dict[str, NDArray[Any]] = {name + SCALES: np.ascontiguousarray(blocks.scales)}
+    if blocks.least is not None:
+        codes = codes[:, 0::2] | (codes[:, 1::2] << 4)
+        found[name + LEAST] = np.ascontiguousarray(blocks.least)
+    return {name + CODES: codes, **found}
+
+
+def _heads(program: Program) -> Iterator[str]:
+    """Yield the matrices whose products become logits with nothing but numbers in between."""
+    by_name = {step.name: step for step in program.steps}
+    waiting = [program.outputs[_LOGITS]] if _LOGITS in program.outputs else []
+    while waiting:
+        step = by_name.get(waiting.pop())
+        if step is None:
+            continue
+        if step.operation == "linear":
+            yield step.arguments[1].name
+        else:
+            waiting += [one.name for one in leaves(step.arguments) if isinstance(one, Node)]

@@ -1,0 +1,70 @@
+"""ggml's blocks as codes: what they stand for is what gguf's own dequantisation gives."""
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import dequantize, quantize
+from tiny_gguf import permuted, sizes, tensors, vocabulary, write
+
+from kvcast.checkpoints.gguf_blocks import read_blocks
+from kvcast.checkpoints.source import open_checkpoint
+
+SHAPE = 6, 512
+
+
+def raw_of(kind, seed=0):
+    """Bytes of a matrix of this type, and the numbers that gguf reads from them."""
+    kind = gguf.GGMLQuantizationType[kind]
+    generator = np.random.default_rng(seed)
+    if kind.name == "Q4_K":  # which the library only reads
+        raw = generator.integers(0, 256, (SHAPE[0], 2, 144), dtype=np.uint8)
+        halves = generator.normal(0, 1e-3, (*raw.shape[:2], 2)).astype("<f2")
+        raw[..., :4] = halves.view(np.uint8)
+        raw = raw.reshape(SHAPE[0], -1)
+    else:
+        raw = quantize(generator.normal(size=SHAPE).astype(np.float32), kind)
+    return raw, dequantize(raw, kind)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def test_simple_types_are_exact(kind):
+    raw, want = raw_of(kind)
+    found = read_blocks(kind, raw.reshape(-1), SHAPE, lambda: pytest.fail("codes are enough"))
+    assert (found.least is None) == (kind == "Q8_0")
+    np.testing.assert_array_equal(found.numbers(), want)
+
+
+def test_scales_of_q4_k_are_rounded_to_halves():
+    raw, want = raw_of("Q4_K")
+    found = read_blocks("Q4_K", raw.reshape(-1), SHAPE, lambda: pytest.fail("codes are enough"))
+    scales, least = (np.abs(one.astype(np.float32)) for one in (found.scales, found.least))
+    # Half a unit in the last place of a half: 2^-11 of it, or half the least half.
+    allowed = (15 * scales + least) * np.float32(2**-11) + 16 * np.float32(2**-25)
+    error = np.abs(found.numbers() - want).reshape(SHAPE[0], -1, 32)
+    assert (error <= allowed[..., None] * 1.001).all()
+    assert error.max() > 0
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1"])
+def test_other_types_become_int8(kind):
+    raw, want = raw_of(kind)
+    found = read_blocks(kind, raw.reshape(-1), SHAPE, lambda: want)
+    assert found.least is None
+    np.testing.assert_allclose(found.numbers(), want, atol=np.abs(want).max() / 127 * 0.6)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def test_a_models_blocks_are_its_tensors(tmp_path, kind):
+    """Fused matrices and queries in another order included."""
+    arrays = {name: permuted(name, array) for name, array in tensors().items()}
+    kinds = {name: kind for name, array in arrays.items() if array.ndim == 2}
+    path = tmp_path / "m.gguf"
+    write(path, "llama", sizes("llama") | vocabulary(), arrays, kinds)
+    checkpoint = open_checkpoint(path)
+    matrices = [name for name, array in checkpoint.tensors.items() if array.ndim == 2]
+    assert len(matrices) > 4
+    for name, array in checkpoint.tensors.items():
+        found = checkpoint.blocks_of(name)
+        assert (found is not None) == (array.ndim == 2)
+        if found is not None:
+            np.testing.assert_array_equal(found.numbers(), array, err_msg=name)
