@@ -39,6 +39,7 @@ int below(Random& random, int n) { return static_cast<int>(random() % n); }
 std::vector<const Instructions*> sets() {
   std::vector<const Instructions*> found{&plain};
 #if defined(__x86_64__)
+  if (avx2.run_here()) found.push_back(&avx2);
   if (avx512.run_here()) found.push_back(&avx512);
 #endif
   return found;

@@ -167,6 +167,7 @@ struct Instructions {
 extern const Instructions plain;
 #if defined(__x86_64__)
 extern const Instructions avx512;
+extern const Instructions avx2;
 #endif
 
 }  // namespace kvcast

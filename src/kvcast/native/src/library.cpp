@@ -20,6 +20,7 @@ namespace {
 const Instructions* const ALL[] = {
 #if defined(__x86_64__)
     &avx512,
+    &avx2,
 #endif
     &plain,
 };

@@ -1,0 +1,228 @@
+// Attention over a part of positions with AVX2, in fp32 throughout.
+#include "avx2.hpp"
+#if defined(__x86_64__)
+
+namespace kvcast {
+namespace with_avx2 {
+
+AVX2_BEGIN
+
+namespace {
+
+constexpr int AT_ONCE = 6;  // queries that share values: 6 x 2 sums and 2 values fit into 16 registers
+
+void rotate(const float* x, const float* cosines, const float* sines, int half, float* out) {
+  for (int i = 0; i < half; i += 8) {
+    const int there = half - i;
+    const __m256 a = load(x + i, there), b = load(x + half + i, there);
+    const __m256 c = load(cosines + i, there), s = load(sines + i, there);
+    with_avx2::store(out + i, there, _mm256_fmsub_ps(a, c, _mm256_mul_ps(b, s)));
+    with_avx2::store(out + half + i, there, _mm256_fmadd_ps(b, c, _mm256_mul_ps(a, s)));
+  }
+}
+
+void store_numbers(const float* x, int count, Number number, void* to) {
+  for (int i = 0; i < count; i += 8) {
+    const __m256 v = load(x + i, count - i);
+    if (number == Number::F32) {
+      with_avx2::store(static_cast<float*>(to) + i, count - i, v);
+    } else {
+      uint16_t halves[8];
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(halves), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+      std::memcpy(static_cast<uint16_t*>(to) + i, halves, std::min(8, count - i) * sizeof(uint16_t));
+    }
+  }
+}
+
+// The total of each of 8 vectors, in order. Each is summed in the same order, whatever its place.
+INLINE __m256 totals(const __m256 (&x)[8]) {
+  const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+  const __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
+  return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+}
+
+// How many keys are taken at once, so that there are 8 sums.
+constexpr int keys_at_once(int queries) { return queries == 1 ? 8 : queries == 2 ? 4 : 2; }
+
+// Scores of QUERIES queries against keys [count, d]. DIM is d; 0: any. Lanes are numbers of a key.
+// `scores` is filled past count, up to a multiple of 8.
+template <class T, int QUERIES, int DIM>
+void score_keys(const T* key, int count, int head_dim, const float* query, float* scores) {
+  constexpr int KEYS = keys_at_once(QUERIES);
+  const int d = DIM ? DIM : head_dim, width = padded(d), whole = d / 8 * 8;
+  for (int t = 0; t < count; t += KEYS) {
+    // The last keys stand in for those past the end.
+    const T* lines[KEYS];
+    for (int i = 0; i < KEYS; i++) lines[i] = key + static_cast<size_t>(std::min(t + i, count - 1)) * d;
+    __m256 sums[8];
+    for (int i = 0; i < 8; i++) sums[i] = _mm256_setzero_ps();
+    for (int j = 0; j < whole; j += 8) {
+      __m256 q[QUERIES];
+      for (int m = 0; m < QUERIES; m++) q[m] = load(query + m * width + j);
+      for (int i = 0; i < KEYS; i++) {
+        const __m256 k = load(lines[i] + j);
+        for (int m = 0; m < QUERIES; m++) sums[m * KEYS + i] = _mm256_fmadd_ps(k, q[m], sums[m * KEYS + i]);
+      }
+    }
+    if (whole < d)
+      for (int i = 0; i < KEYS; i++) {
+        const __m256 k = load(lines[i] + whole, d - whole);
+        for (int m = 0; m < QUERIES; m++)
+          sums[m * KEYS + i] = _mm256_fmadd_ps(k, load(query + m * width + whole), sums[m * KEYS + i]);
+      }
+    alignas(32) float found[8];
+    _mm256_store_ps(found, totals(sums));
+    for (int m = 0; m < QUERIES; m++) std::memcpy(scores + m * SCORES + t, found + m * KEYS, KEYS * sizeof(float));
+  }
+}
+
+template <class T, int DIM>
+void score_stretch(const T* key, int count, int head_dim, const float* query, int queries, float* scores) {
+  const int width = padded(head_dim);
+  while (queries > 0) {
+    const int now = std::min(queries, 4);
+    const auto take = now == 1   ? score_keys<T, 1, DIM>
+                      : now == 2 ? score_keys<T, 2, DIM>
+                      : now == 3 ? score_keys<T, 3, DIM>
+                                 : score_keys<T, 4, DIM>;
+    take(key, count, head_dim, query, scores);
+    query += now * width;
+    scores += now * SCORES;
+    queries -= now;
+  }
+}
+
+template <class T>
+void score(const Part& part, float* scores) {
+  for (int i = 0, at = part.begin; i < 2; at += part.counts[i++]) {
+    const auto take = part.head_dim == 64 ? score_stretch<T, 64> : score_stretch<T, 0>;
+    take(static_cast<const T*>(part.keys[i]), part.counts[i], part.head_dim, part.query, part.queries, scores + at);
+  }
+}
+
+// tanh to 2e-7.
+INLINE __m256 tanh(__m256 x) {
+  const __m256 one = _mm256_set1_ps(1.f), two = _mm256_set1_ps(2.f), square = _mm256_mul_ps(x, x);
+  const __m256 power = exp2(_mm256_mul_ps(x, _mm256_set1_ps(2 * LOG2_E)));
+  const __m256 far = _mm256_sub_ps(one, _mm256_div_ps(two, _mm256_add_ps(power, one)));
+  __m256 sum = _mm256_set1_ps(62 / 2835.f);
+  for (float term : {-17 / 315.f, 2 / 15.f, -1 / 3.f, 1.f}) sum = _mm256_fmadd_ps(sum, square, _mm256_set1_ps(term));
+  const __m256 is_near = _mm256_cmp_ps(square, _mm256_set1_ps(0.0625f), _CMP_LT_OQ);
+  return _mm256_blendv_ps(far, _mm256_mul_ps(sum, x), is_near);
+}
+
+// Scores first .. last become shares, and those around them up to whole vectors 0.
+Softmax share(float* scores, int first, int last, const float* bias, float softcap) {
+  const __m256 nothing = _mm256_set1_ps(-INFINITY), log2_e = _mm256_set1_ps(LOG2_E);
+  const int begin = first / 8 * 8;
+  __m256 most_of = nothing, unordered = _mm256_setzero_ps();
+  for (int t = begin; t < last; t += 8) {
+    const __m256i there = _mm256_andnot_si256(with_avx2::first(first - t), with_avx2::first(last - t));
+    __m256 x = load(scores + t);
+    if (softcap != 0) {
+      const __m256 cap = _mm256_set1_ps(softcap);
+      x = _mm256_mul_ps(cap, tanh(_mm256_div_ps(x, cap)));
+    }
+    if (bias != nullptr) x = _mm256_add_ps(x, _mm256_maskload_ps(bias + t, there));
+    x = _mm256_blendv_ps(nothing, x, _mm256_castsi256_ps(there));
+    unordered = _mm256_or_ps(unordered, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    most_of = _mm256_max_ps(most_of, x);
+    _mm256_storeu_ps(scores + t, x);
+  }
+  const float most = _mm256_movemask_ps(unordered) ? NAN : greatest(most_of);
+  const bool is_empty = most == -INFINITY;
+  const __m256 peak = _mm256_set1_ps(is_empty ? 0.f : most);
+  __m256 sum = _mm256_setzero_ps();
+  for (int t = begin; t < last; t += 8) {
+    const __m256 x = _mm256_mul_ps(_mm256_sub_ps(load(scores + t), peak), log2_e);
+    const __m256 counts = _mm256_cmp_ps(x, _mm256_set1_ps(-126.f), _CMP_NLT_UQ);  // NaN does
+    const __m256 part = _mm256_and_ps(counts, exp2(x));
+    sum = _mm256_add_ps(sum, part);
+    _mm256_storeu_ps(scores + t, part);
+  }
+  return {most, is_empty ? 0.f : total(sum)};
+}
+
+// mixed [ROWS, width] += shares [ROWS, SCORES] x values [count, d], of COLUMNS * 8 numbers of d, of which the
+// last vector has `there`.
+template <class T, int ROWS, int COLUMNS>
+void mix_values(const T* value, int count, int head_dim, const float* shares, float* mixed, int width, int there) {
+  __m256 sums[ROWS][COLUMNS];
+  for (int m = 0; m < ROWS; m++)
+    for (int z = 0; z < COLUMNS; z++) sums[m][z] = load(mixed + m * width + z * 8);
+  for (int t = 0; t < count; t++, value += head_dim) {
+    __m256 v[COLUMNS];
+    for (int z = 0; z < COLUMNS; z++) v[z] = COLUMNS == 1 ? load(value, there) : load(value + z * 8);
+    for (int m = 0; m < ROWS; m++) {
+      const __m256 factor = _mm256_broadcast_ss(shares + m * SCORES + t);
+      for (int z = 0; z < COLUMNS; z++) sums[m][z] = _mm256_fmadd_ps(v[z], factor, sums[m][z]);
+    }
+  }
+  for (int m = 0; m < ROWS; m++)
+    for (int z = 0; z < COLUMNS; z++) _mm256_storeu_ps(mixed + m * width + z * 8, sums[m][z]);
+}
+
+template <class T, int ROWS>
+void mix_rows(const T* value, int count, int head_dim, const float* shares, float* mixed) {
+  constexpr int COLUMNS = ROWS == 1 ? 8 : ROWS == 2 ? 4 : 2;
+  const int width = padded(head_dim);
+  int d = 0;
+  for (; d + COLUMNS * 8 <= head_dim; d += COLUMNS * 8)
+    mix_values<T, ROWS, COLUMNS>(value + d, count, head_dim, shares, mixed + d, width, 8);
+  for (; d < head_dim; d += 8) mix_values<T, ROWS, 1>(value + d, count, head_dim, shares, mixed + d, width, head_dim - d);
+}
+
+// Of positions first .. last of a part, over its stretches.
+template <class T, int ROWS>
+void mix_range(const Part& part, int first, int last, const float* shares, float* mixed) {
+  for (int i = 0, at = part.begin; i < 2; at += part.counts[i++]) {
+    const int begin = std::max(first, at), end = std::min(last, at + part.counts[i]);
+    if (begin < end)
+      mix_rows<T, ROWS>(static_cast<const T*>(part.values[i]) + static_cast<size_t>(begin - at) * part.head_dim,
+                        end - begin, part.head_dim, shares + begin, mixed);
+  }
+}
+
+// Positions that all of ROWS queries see are taken for all at once, the others for each alone: in their
+// order either way.
+template <class T, int ROWS>
+void mix(const Part& part, int query, const float* scores, float* mixed) {
+  const int width = padded(part.head_dim), *first = part.first + query, *last = part.last + query;
+  const float* shares = scores + query * SCORES;
+  float* to = mixed + query * width;
+  std::memset(to, 0, ROWS * width * sizeof(float));
+  const int begin = *std::max_element(first, first + ROWS), end = *std::min_element(last, last + ROWS);
+  if (begin >= end) {
+    for (int m = 0; m < ROWS; m++) mix_range<T, 1>(part, first[m], last[m], shares + m * SCORES, to + m * width);
+    return;
+  }
+  for (int m = 0; m < ROWS; m++) mix_range<T, 1>(part, first[m], begin, shares + m * SCORES, to + m * width);
+  mix_range<T, ROWS>(part, begin, end, shares, to);
+  for (int m = 0; m < ROWS; m++) mix_range<T, 1>(part, end, last[m], shares + m * SCORES, to + m * width);
+}
+
+template <class T>
+constexpr void (*MIX[AT_ONCE])(const Part&, int, const float*, float*) = {mix<T, 1>, mix<T, 2>, mix<T, 3>,
+                                                                         mix<T, 4>, mix<T, 5>, mix<T, 6>};
+
+void attend(const Part& part, float* scores, Softmax* softmax, float* mixed) {
+  const auto take = part.key_number == Number::F32 ? score<float> : score<uint16_t>;
+  take(part, scores);
+  for (int m = 0; m < part.queries; m++)
+    softmax[m] = share(scores + m * SCORES, part.first[m], part.last[m], part.bias ? part.bias[m] : nullptr,
+                       part.softcap);
+  const auto* const by_rows = part.value_number == Number::F32 ? MIX<float> : MIX<uint16_t>;
+  for (int m = 0; m < part.queries; m += AT_ONCE)
+    by_rows[std::min(AT_ONCE, part.queries - m) - 1](part, m, scores, mixed);
+}
+
+}  // namespace
+
+AVX2_END
+
+}  // namespace with_avx2
+
+const Attention avx2_attention = {with_avx2::rotate, with_avx2::store_numbers, with_avx2::attend};
+
+}  // namespace kvcast
+#endif
