@@ -1,6 +1,7 @@
 """Products of packed matrices: against NumPy, the plain instructions, and themselves."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,6 +108,26 @@ def test_instruction_sets_agree_bit_for_bit(
         multiply(runner, matrix, matrix.packed(runner), x, residual=residual, out=out)
         results.append(out)
     assert all(np.array_equal(results[0], other) for other in results)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("format_", CODES)
+def test_the_greatest_sums_do_not_overflow(format_: Format, sign: int) -> None:
+    rng = np.random.default_rng(1)
+    matrix = Matrix(rng, format_, 70, 256, bias=False)
+    largest = 0xFF if format_ == Format.INT4_MIN else 0x80
+    matrix.codes.view(np.uint8)[...] = largest  # 15 twice, or -128
+    assert matrix.scales is not None
+    matrix.scales[...] = 1
+    if format_ == Format.INT4_MIN:
+        matrix.scales[1] = 0  # what code 0 stands for
+    x = rounded(np.full((6, 256), sign, np.float32))
+    expected = x.floats().sum(1) * (15 if format_ == Format.INT4_MIN else -128)
+    for name in all_instructions():
+        runner = machine(1, name)
+        out = np.zeros((6, 70), np.float32)
+        multiply(runner, matrix, matrix.packed(runner), x, out=out)
+        np.testing.assert_allclose(out, np.tile(expected[:, None], 70), rtol=1e-6)
 
 
 @settings(max_examples=30, deadline=None)
