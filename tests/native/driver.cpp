@@ -59,6 +59,14 @@ void share_tiles(Random& random, int calls) {
   }
 }
 
+// More tiles than the threads count at once.
+void share_many_tiles() {
+  Threads pool(2);
+  std::vector<uint8_t> done((1 << 20) + 5, 0);
+  pool.run(static_cast<int>(done.size()), [&](int i) { done[i]++; });
+  for (uint8_t times : done) CHECK(times == 1);
+}
+
 // A tile that takes for ever holds nobody up: it ends once all the others are done. Each call has threads of
 // its own, as such a tile may send others on leave, and then nobody would be there for the next one's.
 void wait_for_nobody() {
@@ -359,6 +367,7 @@ int main(int, char** words) {
   const int seed = std::atoi(words[1]);
   Random random(seed);
   share_tiles(random, 500);
+  share_many_tiles();
   wait_for_nobody();
   leave_and_return();
   throw_errors();

@@ -315,6 +315,24 @@ def test_what_is_not_finite_reaches_only_those_who_see_it(instructions: str) -> 
 
 
 @each_set
+@pytest.mark.parametrize("threads", [1, 2])
+def test_subnormals_are_kept_whatever_the_caller_has_set(threads: int, instructions: str) -> None:
+    import torch
+
+    query = np.zeros((1, 40, 1, 16), np.float32)
+    value = np.full((1, 1, 1, 16), 1e-39, np.float32)
+    call = CrossCall(query=query, key=np.zeros_like(value), value=value, lengths=None)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush them")
+    try:
+        found = call.run(threads, instructions)
+        assert torch.tensor([1e-30]).mul(1e-9).item() == 0  # as it was before
+    finally:
+        torch.set_flush_denormal(False)
+    np.testing.assert_array_equal(found, np.broadcast_to(value, query.shape))
+
+
+@each_set
 def test_every_half_is_read_and_every_rounding_written(instructions: str) -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     halves = np.where(np.isnan(halves), np.float16(0), halves)

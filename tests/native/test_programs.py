@@ -16,6 +16,7 @@ from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.lowering.native_fusion import fused
 from kvcast.native.building import Builder, Matrix
+from kvcast.native.instructions import Operation
 from kvcast.native.library import Format, Machine, aligned
 from kvcast.native.operations import OPERATIONS
 from kvcast.native.programs import Constant, Node, Program, Step
@@ -160,3 +161,9 @@ def test_a_damaged_program_is_one_line(tmp_path: Path, change: Any, message: str
         encode()
     assert "encode.json" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_number_past_32_bits_is_refused_rather_than_cut() -> None:
+    words = np.array([int(Operation.CROSS_ATTENTION), 1, (1 << 32) + 1], np.int64)
+    with pytest.raises(KvcastError, match="too large"):
+        Machine(1).run(words)

@@ -12,7 +12,7 @@ bool has_f16c() {
   return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
 }
 
-bool run_here() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
+bool run_here() { return ALIGNED_STACK && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
 
 }  // namespace
 

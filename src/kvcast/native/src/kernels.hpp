@@ -155,6 +155,13 @@ struct EncoderAttention {
   void (*attend)(const uint8_t* head, int positions, int head_dim, int first, int last, float* out, size_t stride);
 };
 
+// GCC for Windows puts vectors on the stack where they are not aligned (its bug 54412).
+#if defined(_WIN32) && !defined(__clang__)
+constexpr bool ALIGNED_STACK = false;
+#else
+constexpr bool ALIGNED_STACK = true;
+#endif
+
 struct Instructions {
   const char* name;
   bool (*run_here)();

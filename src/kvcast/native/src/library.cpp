@@ -1,5 +1,5 @@
 // The C interface. kvcast/native/library.py declares the same functions.
-#include <algorithm>
+#include <cfenv>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -29,8 +29,24 @@ void tell(const std::exception& error, char* message, size_t size) {
   std::snprintf(message, size, "%s", error.what());
 }
 
+// Numbers are rounded and become subnormal as IEEE 754 has it, whatever the caller has set; that is kept.
+class Environment {
+ public:
+  Environment() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~Environment() { std::fesetenv(&before_); }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  std::fenv_t before_;
+};
+
 }  // namespace
 
+// One call of a machine at a time.
 struct kvcast_machine : Machine {
   kvcast_machine(const Instructions& with, int threads) : Machine{with, Threads(threads), {}} {}
 };
@@ -68,6 +84,7 @@ EXPORT size_t kvcast_packed_bytes(const kvcast_machine* machine, int format, int
 // What `Format` says of codes; scales and bias [outputs] may be null. `packed` is aligned to 64 bytes.
 EXPORT void kvcast_pack(kvcast_machine* machine, int format, int outputs, int inputs, const void* codes,
                         const float* scales, const float* bias, uint8_t* packed) {
+  const Environment environment;
   pack(*machine, static_cast<Format>(format), outputs, inputs, codes, scales, bias, packed);
 }
 
@@ -76,6 +93,7 @@ EXPORT size_t kvcast_rounded_bytes(int rows, int inputs) { return rounded_bytes(
 
 // 0, or 1 with what went wrong in `message`.
 EXPORT int kvcast_run(kvcast_machine* machine, const int64_t* program, size_t words, char* message, size_t size) {
+  const Environment environment;
   try {
     run_program(*machine, program, words);
     return 0;

@@ -2,7 +2,6 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <new>
 
 #include "kernels.hpp"
@@ -14,25 +13,30 @@ namespace kvcast {
 class Space {
  public:
   Space() = default;
-  ~Space() { std::free(data_); }
+  ~Space() { release(); }
   Space(const Space&) = delete;
   Space& operator=(const Space&) = delete;
 
   // What was there before is lost.
   uint8_t* of(size_t bytes) {
     if (bytes > size_) {
-      std::free(data_);
-      size_ = (bytes + 4095) / 4096 * 4096;
-      data_ = static_cast<uint8_t*>(std::aligned_alloc(4096, size_));
-      if (data_ == nullptr) {
-        size_ = 0;
-        throw std::bad_alloc();
-      }
+      release();
+      const size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
+      data_ = static_cast<uint8_t*>(::operator new(size, std::align_val_t(PAGE)));
+      size_ = size;
     }
     return data_;
   }
 
  private:
+  static constexpr size_t PAGE = 4096;
+
+  void release() {
+    if (data_ != nullptr) ::operator delete(data_, std::align_val_t(PAGE));
+    data_ = nullptr;
+    size_ = 0;
+  }
+
   uint8_t* data_ = nullptr;
   size_t size_ = 0;
 };

@@ -1,7 +1,9 @@
 #include "program.hpp"
 
 #include <cstring>
+#include <limits>
 #include <stdexcept>
+#include <type_traits>
 
 #include "attention.hpp"
 #include "elements.hpp"
@@ -21,7 +23,12 @@ class Words {
     left_--;
     return *words_++;
   }
-  operator int() { return static_cast<int>(take()); }
+  operator int() {
+    const int64_t word = take();
+    if (word < std::numeric_limits<int>::min() || word > std::numeric_limits<int>::max())
+      throw std::invalid_argument("a number of an instruction is too large");
+    return static_cast<int>(word);
+  }
   operator int64_t() { return take(); }
   operator size_t() { return static_cast<size_t>(take()); }
   operator bool() { return take() != 0; }

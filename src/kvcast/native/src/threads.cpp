@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -163,6 +164,7 @@ struct Threads::Pool {
   }
 
   void serve(int me) {
+    std::fesetenv(FE_DFL_ENV);  // as the caller has it, whoever started this thread
     const auto present = [this, me] { return me < size - away.load(); };
     const auto wanted = [&] { return stopping.load() || (present() && has_work(state.load())); };
     for (;;) {
@@ -225,7 +227,12 @@ void Threads::run(int count, const std::function<void(int)>& work) {
     return;
   }
   if (pool_->forked != forks.load()) pool_ = new Pool(pool_->size);
-  pool_->run(count, work);
+  constexpr int MOST = static_cast<int>(MASK);  // tiles that the state can count
+  if (count <= MOST) return pool_->run(count, work);
+  for (int first = 0, now; first < count; first += now) {
+    now = std::min(count - first, MOST);
+    pool_->run(now, [&work, first](int tile) { work(first + tile); });
+  }
 }
 
 }  // namespace kvcast

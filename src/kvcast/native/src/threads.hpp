@@ -19,7 +19,7 @@ class Threads {
   Threads(const Threads&) = delete;
   Threads& operator=(const Threads&) = delete;
 
-  // Calls work(i) for each i below count, a million at most, in any order, and returns when all are done.
+  // Calls work(i) for each i below count, in any order, and returns when all are done.
   // If any of them throw, it throws what one of them threw. `work` itself calls no `run`.
   void run(int count, const std::function<void(int)>& work);
 
