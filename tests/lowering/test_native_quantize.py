@@ -86,6 +86,7 @@ def test_tables_heads_and_what_many_tokens_share_keep_eight_bits() -> None:
         "encode": program("cross", [linear("shared", "hidden"), linear("cross", "shared")]),
         "decode": program("logits", [embedding, *middle, *capped]),
         "score": program("logits", [embedding, linear("tied", "table")]),
+        "pool": program("pooled", [linear("pooler", "hidden")]),
     }
     assert kinds(programs, "int4") == {
         "shared.weight": Kind.INT4,
@@ -93,6 +94,7 @@ def test_tables_heads_and_what_many_tokens_share_keep_eight_bits() -> None:
         "up.weight": Kind.INT4,
         "head.weight": Kind.INT8_BLOCK,
         "tied.weight": Kind.INT8_BLOCK,
+        "pooler.weight": Kind.INT8,
     }
     assert set(kinds(programs, "int8").values()) == {Kind.INT8}
     assert set(kinds(programs, "none").values()) == {Kind.EXACT}

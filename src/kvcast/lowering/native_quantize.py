@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvcast.native.programs import CODES, LEAST, SCALES, Node, Program, leaves
 from kvcast.spec.blocks import BLOCK, Blocks, BlocksOf, rounded
 
-_ENCODE, _LOGITS = "encode", "logits"
+_DECODE, _LOGITS = "decode", "logits"
 _MOST_CODE = 15
 # Of make_qkx2_quants' 21 ranges, up to a step narrower and wider than a block's, every fourth.
 _STEPS = np.arange(-1.0, 1.01, 0.2, dtype=np.float32)
@@ -38,16 +38,16 @@ def kinds(programs: Mapping[str, Program], quantize: str) -> dict[str, Kind]:
     """Choose how each matrix that programs multiply with is stored, by its name.
 
     With "int4", a matrix that makes logits or is looked up by rows keeps 8 bits, and so do those
-    that `encode` alone reads: there, many tokens share the reading, and codes of 4 bits gain
-    nothing.
+    that `decode` does not read: others run once for a source, where many tokens share the reading
+    and codes of 4 bits gain nothing.
     """
     whole = {"none": Kind.EXACT, "int8": Kind.INT8, "int4": Kind.INT4}[quantize]
     found: dict[str, Kind] = {}
     for name, program in programs.items():
-        coarse = Kind.INT8 if name == _ENCODE and whole is Kind.INT4 else whole
+        chosen = Kind.INT8 if name != _DECODE and whole is Kind.INT4 else whole
         for matrix in program.matrices("linear"):
             if found.get(matrix) is not Kind.INT4:
-                found[matrix] = coarse
+                found[matrix] = chosen
     if whole is Kind.INT4:
         for program in programs.values():
             for matrix in {*program.matrices("embedding"), *_heads(program)} & found.keys():
