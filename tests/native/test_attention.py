@@ -209,9 +209,11 @@ def whole_calls(draw: st.DrawFn, *, exact: bool) -> WholeCall:
                 array[one, length:] = np.nan
     gap = draw(st.sampled_from([0, 7]))
     gaps = (gap, draw(st.sampled_from([0, 3])), gap) if exact else (gap, gap, gap)
-    return WholeCall(
+    call = WholeCall(
         query=query, key=key, value=value, lengths=lengths, bias=bias, exact=exact, gaps=gaps
     )
+    # What a score loses by rounding grows with it: rough calls are scaled as models scale.
+    return call if exact else replace(call, scale=head_dim**-0.5)
 
 
 @each_set
@@ -228,7 +230,7 @@ def test_all_positions_exactly(call: WholeCall, instructions: str) -> None:
 @given(call=whole_calls(exact=False))
 def test_all_positions_roughly(call: WholeCall, instructions: str) -> None:
     whole = call.run(1, instructions)
-    np.testing.assert_allclose(whole, call.expected(), rtol=0.1, atol=0.1)
+    np.testing.assert_allclose(whole, call.expected(), rtol=0.06, atol=0.06)
     check_whole_bits(call, whole, instructions)
 
 
