@@ -146,9 +146,14 @@ def test_a_quantised_mixtral_is_cut_between_experts(tmp_path):
     arrays = tensors(experts=EXPERTS)
     values = sizes("llama", expert_count=EXPERTS, expert_used_count=2) | vocabulary()
     path = write(tmp_path / "m.gguf", "llama", values, arrays, {"_exps.weight": "Q8_0"})
-    got = open_checkpoint(path).tensors["decoder.layers.1.feed_forward.down"]
+    checkpoint = open_checkpoint(path)
+    got = checkpoint.tensors["decoder.layers.1.feed_forward.down"]
     want = arrays["blk.1.ffn_down_exps.weight"]
     assert np.abs(got - want).max() < np.abs(want).max() / 127
+    for name in ("down", "gate_up"):
+        name = f"decoder.layers.1.feed_forward.{name}"
+        blocks, numbers = checkpoint.blocks_of(name), checkpoint.tensors[name]
+        np.testing.assert_array_equal(blocks.numbers(), numbers.reshape(-1, numbers.shape[-1]))
 
 
 def test_a_qwen2_keeps_the_order_of_its_rows(tmp_path):

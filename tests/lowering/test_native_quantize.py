@@ -126,3 +126,33 @@ def test_a_checkpoints_codes_are_kept_but_four_bits_where_int8_is_asked_for(kind
         low, high = found["m.codes"] & 15, found["m.codes"] >> 4
         np.testing.assert_array_equal(np.stack([low, high], -1).reshape(3, 64), four.codes)
         np.testing.assert_array_equal(found["m.least"], four.least)
+
+
+@pytest.mark.parametrize("kind", [Kind.INT8, Kind.INT4, Kind.INT8_BLOCK])
+def test_experts_are_matrices_of_their_own(kind: Kind) -> None:
+    matrices = np.random.default_rng(6).normal(size=(2, 3, 64)).astype(np.float32)
+    found = stored("m", matrices, kind, no_blocks)
+    for i, matrix in enumerate(matrices):
+        for name, array in stored("m", matrix, kind, no_blocks).items():
+            np.testing.assert_array_equal(found[name][i], array)
+    flat = rounded(matrices.reshape(6, 64))
+    own = stored("m", matrices, kind, {"m": flat}.get)
+    np.testing.assert_array_equal(own["m.codes"], flat.codes.reshape(matrices.shape))
+
+
+def test_a_router_stays_as_it_is() -> None:
+    steps = [
+        Step("x", "linear", [Node("tokens"), Constant("router.weight")]),
+        Step(
+            "y",
+            "mixture_of_experts",
+            [Node("tokens"), Node("x"), Constant("gate_up"), Constant("down"), 2],
+        ),
+        Step("z", "linear", [Node("y"), Constant("head.weight")]),
+    ]
+    program = Program(inputs=["tokens"], outputs={"logits": "z"}, steps=steps)
+    assert kinds({"decode": program}, "int4") == {
+        "gate_up": Kind.INT4,
+        "down": Kind.INT4,
+        "head.weight": Kind.INT8_BLOCK,
+    }

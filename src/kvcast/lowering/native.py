@@ -95,6 +95,7 @@ _TABLE: Mapping[Any, Callable[..., Call]] = {
     kvcast_ops.self_attention.default: _same("self_attention"),
     kvcast_ops.cross_attention.default: _same("cross_attention"),
     kvcast_ops.encoder_attention.default: _same("encoder_attention"),
+    kvcast_ops.mixture_of_experts.default: _same("mixture_of_experts"),
 }
 _DROPPED = {aten._assert_tensor_metadata.default}
 

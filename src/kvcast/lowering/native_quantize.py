@@ -18,6 +18,7 @@ from kvcast.native.programs import CODES, LEAST, SCALES, Node, Program, leaves
 from kvcast.spec.blocks import BLOCK, Blocks, BlocksOf, rounded
 
 _DECODE, _LOGITS = "decode", "logits"
+_EXPERTS = "mixture_of_experts"
 _MOST_CODE = 15
 # Of make_qkx2_quants' 21 ranges, up to a step narrower and wider than a block's, every fourth.
 _STEPS = np.arange(-1.0, 1.01, 0.2, dtype=np.float32)
@@ -39,13 +40,15 @@ def kinds(programs: Mapping[str, Program], quantize: str) -> dict[str, Kind]:
 
     With "int4", a matrix that makes logits or is looked up by rows keeps 8 bits, and so do those
     that `decode` does not read: others run once for a source, where many tokens share the reading
-    and codes of 4 bits gain nothing.
+    and codes of 4 bits gain nothing. A router stays as it is: it is small, and what it chooses
+    changes much.
     """
     whole = {"none": Kind.EXACT, "int8": Kind.INT8, "int4": Kind.INT4}[quantize]
     found: dict[str, Kind] = {}
     for name, program in programs.items():
         chosen = Kind.INT8 if name != _DECODE and whole is Kind.INT4 else whole
-        for matrix in program.matrices("linear"):
+        matrices = program.matrices("linear") | program.matrices(_EXPERTS)
+        for matrix in matrices - set(_routers(program)):
             if found.get(matrix) is not Kind.INT4:
                 found[matrix] = chosen
     if whole is Kind.INT4:
@@ -58,7 +61,7 @@ def kinds(programs: Mapping[str, Program], quantize: str) -> dict[str, Kind]:
 def stored(
     name: str, matrix: NDArray[np.float32], kind: Kind, blocks_of: BlocksOf
 ) -> dict[str, NDArray[Any]]:
-    """Return what the weights' file holds of a matrix [outputs, inputs].
+    """Return what the weights' file holds of a matrix [outputs, inputs], or one for each expert.
 
     The checkpoint's own codes are kept: those of 8 bits always, those of 4 with int4.
 
@@ -66,6 +69,11 @@ def stored(
     """
     if kind is Kind.EXACT:
         return {name: matrix}
+    if matrix.ndim > 2:
+        whole = stored(name, matrix.reshape(-1, matrix.shape[-1]), kind, blocks_of)
+        return {
+            key: part.reshape(*matrix.shape[:2], *part.shape[1:]) for key, part in whole.items()
+        }
     own = blocks_of(name)
     if own is not None and own.shape != matrix.shape:
         raise AssertionError(f"the checkpoint's codes of {name} are {own.shape}")
@@ -156,6 +164,14 @@ def _file(name: str, blocks: Blocks) -> dict[str, NDArray[Any]]:
         codes = codes[:, 0::2] | (codes[:, 1::2] << 4)
         found[name + LEAST] = np.ascontiguousarray(blocks.least)
     return {name + CODES: codes, **found}
+
+
+def _routers(program: Program) -> Iterator[str]:
+    """Yield the matrices whose products choose experts."""
+    by_name = {step.name: step for step in program.steps}
+    for step in program.steps:
+        if step.operation == _EXPERTS:
+            yield by_name[step.arguments[1].name].arguments[1].name
 
 
 def _heads(program: Program) -> Iterator[str]:

@@ -7,7 +7,7 @@ interpreter's instructions and no operation of a program.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,28 @@ class Matrix:
     def words(self) -> list[Word]:
         """How instructions name it."""
         return [int(self.format), self.outputs, self.inputs, self.tiles.ctypes.data]
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Matrices of one format and one shape, of which a token takes few."""
+
+    matrices: Sequence[Matrix]
+    addresses: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, matrices: Sequence[Matrix]) -> Self:
+        """Return one matrix or more; ValueError for those that are not alike."""
+        if len({(one.format, one.outputs, one.inputs) for one in matrices}) != 1:
+            raise ValueError("an expert does not fit the others")
+        addresses = [one.tiles.ctypes.data for one in matrices]
+        return cls(matrices, np.array(addresses, np.int64))
+
+    @property
+    def words(self) -> list[Word]:
+        """How instructions name them."""
+        one = self.matrices[0]
+        return [int(one.format), one.outputs, one.inputs, self.addresses.ctypes.data]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class Operation(IntEnum):
     SELF_ATTENTION = 8
     CROSS_ATTENTION = 9
     WHOLE_ATTENTION = 10
+    MIXTURE = 11
 
 
 class Dtype(IntEnum):

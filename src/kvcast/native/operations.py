@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.native.building import NOTHING, Builder, Matrix
+from kvcast.native.building import NOTHING, Builder, Experts, Matrix
 from kvcast.native.instructions import Activation, Dtype, Element, Operation, Word
 from kvcast.native.library import Format
 from kvcast.native.values import Lines, Value
@@ -47,11 +47,7 @@ def _product(
     out: Value,
 ) -> None:
     """Multiply lines of exactly the matrix's inputs; `out` is contiguous."""
-    given: tuple[Word, Word, Word] = (NOTHING, 0, NOTHING)
-    if matrix.format == Format.F32:
-        given = (lines.value.address, lines.stride, NOTHING)
-    else:
-        given = (NOTHING, 0, builder.rounded(lines))
+    given = _factors(builder, lines, matrix)
     added: tuple[Word, Word] = (NOTHING, 0)
     if residual is not None:
         others = builder.lines(residual)
@@ -61,6 +57,28 @@ def _product(
     builder.emit(Operation.PRODUCT, *words)
     if out.fills_storage:
         builder.may_be_rounded(out, lines.rows, matrix.outputs)
+
+
+def _factors(builder: Builder, lines: Lines, matrix: Matrix) -> tuple[Word, Word, Word]:
+    """Return lines as a product with the matrix reads them."""
+    if matrix.format == Format.F32:
+        return lines.value.address, lines.stride, NOTHING
+    return NOTHING, 0, builder.rounded(lines)
+
+
+def _mixture_of_experts(
+    builder: Builder, x: Value, logits: Value, gate_up: Experts, down: Experts, each: int
+) -> Value:
+    tokens, width = x.sizes
+    up, last, experts = gate_up.matrices[0], down.matrices[0], len(gate_up.matrices)
+    _expect(len(down.matrices) == experts and 1 <= each <= experts, "experts")
+    _expect((up.inputs, up.outputs) == (width, 2 * last.inputs), "experts' inputs")
+    _expect(last.outputs == width and logits.sizes == (tokens, experts), "experts' outputs")
+    out = Value.fresh(x.sizes, Dtype.F32)
+    words: list[Word] = [tokens, experts, each, *_flat(builder.lines(logits))]
+    words += [*gate_up.words, *down.words, *_factors(builder, builder.lines(x), up)]
+    builder.emit(Operation.MIXTURE, *words, int(Activation.SILU), out.address, width)
+    return out
 
 
 def _conv1d(
@@ -395,6 +413,7 @@ def _slice(_: Builder, x: Value, axis: int = 0, first: int = 0, last: int = _ALL
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "linear": _linear,
+    "mixture_of_experts": _mixture_of_experts,
     "conv1d": _conv1d,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,

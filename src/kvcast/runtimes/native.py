@@ -5,7 +5,7 @@ its sizes and the places of its caches; plans of steps are kept. Knows programs 
 bundle's manifest and nothing of models.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
 from kvcast.errors import KvcastError
-from kvcast.native.building import Matrix, Plan
+from kvcast.native.building import Experts, Matrix, Plan
 from kvcast.native.library import Format, Machine, aligned
 from kvcast.native.programs import CODES, LEAST, SCALES, WEIGHTS, Constant, Program
 from kvcast.runtimes.alignment import AligningRuntime
@@ -52,60 +52,93 @@ class Weights:
         with naming(path):
             self._tensors = load_file(path)
         self._machine = machine
-        multiplied = {
-            name
-            for program in programs
-            for operation in ("linear", "conv1d")
-            for name in program.matrices(operation)
-        }
         self.constants: dict[Constant, Any] = {}
         with naming(path):
             for program in programs:
+                makers = {
+                    name: make
+                    for operation, make in _MAKERS.items()
+                    for name in program.matrices(operation)
+                }
                 for one in program.constants():
                     if one not in self.constants:
-                        is_matrix = one.name in multiplied
-                        found = self._matrix(one) if is_matrix else self._tensors[one.name]
+                        make = makers.get(one.name)
+                        found = make(self, one) if make else self._tensors[one.name]
                         self.constants[one] = found
         del self._tensors
 
-    def _matrix(self, one: Constant) -> Matrix:
-        format_, codes, scales, inputs = self._stored(one.name)
+    def matrix(self, one: Constant) -> Matrix:
+        """Pack a matrix with its bias."""
         bias = None if one.bias is None else self._tensors[one.bias]
+        return self._packed(self._tensors, one, bias)
+
+    def experts(self, one: Constant) -> Experts:
+        """Pack a matrix for each expert."""
+        parts = {
+            one.name + part: self._tensors[one.name + part]
+            for part in ("", CODES, SCALES, LEAST)
+            if one.name + part in self._tensors
+        }
+        return Experts.of(
+            [
+                self._packed(dict(zip(parts, of_one, strict=True)), one)
+                for of_one in zip(*parts.values(), strict=True)
+            ]
+        )
+
+    def _packed(
+        self, tensors: Mapping[str, NDArray[Any]], one: Constant, bias: Float32 | None = None
+    ) -> Matrix:
+        format_, codes, scales, inputs = _stored(tensors, one.name)
         if bias is not None and (bias.dtype != np.float32 or bias.shape != (len(codes),)):
             raise ValueError(f"{one.bias} does not fit {one.name}")
         packed = self._machine.pack(format_, codes, scales, bias, inputs)
         return Matrix(format_, len(codes), inputs, packed)
 
-    def _stored(self, name: str) -> tuple[Format, NDArray[Any], Float32 | None, int]:
-        """Return a matrix's format, codes, scales and inputs; ValueError for what does not fit."""
-        if name in self._tensors:
-            codes = self._checked(name, np.float32, (None, None))
-            return Format.F32, codes, None, codes.shape[1]
-        scales = self._tensors[name + SCALES]
-        if name + LEAST in self._tensors:
-            codes = self._checked(name + CODES, np.uint8, (None, None))
-            inputs = 2 * codes.shape[1]
-            shape = (len(codes), -(-inputs // BLOCK))
-            parts = [self._checked(name + part, np.float16, shape) for part in (SCALES, LEAST)]
-            return Format.INT4_MIN, codes, np.stack(parts).astype(np.float32), inputs
-        codes = self._checked(name + CODES, np.int8, (None, None))
-        outputs, inputs = codes.shape
-        if scales.ndim == 1:
-            scales = self._checked(name + SCALES, np.float32, (outputs,))
-            return Format.INT8, codes, scales, inputs
-        scales = self._checked(name + SCALES, np.float16, (outputs, -(-inputs // BLOCK)))
-        return Format.INT8_BLOCK, codes, scales.astype(np.float32), inputs
 
-    def _checked(self, name: str, dtype: Any, shape: tuple[int | None, ...]) -> NDArray[Any]:
-        """Return a tensor, which the library reads as it is told; sizes of None are open."""
-        found = self._tensors[name]
-        fits = found.ndim == len(shape) and all(
-            size > 0 if wanted is None else size == wanted
-            for size, wanted in zip(found.shape, shape, strict=True)
-        )
-        if not fits or found.dtype != dtype:
-            raise ValueError(f"{name} is {found.dtype} {list(found.shape)}, which does not fit")
-        return found
+_MAKERS: Mapping[str, Callable[[Weights, Constant], Any]] = {
+    "linear": Weights.matrix,
+    "conv1d": Weights.matrix,
+    "mixture_of_experts": Weights.experts,
+}
+"""What the matrices of an operation become."""
+
+
+def _stored(
+    tensors: Mapping[str, NDArray[Any]], name: str
+) -> tuple[Format, NDArray[Any], Float32 | None, int]:
+    """Return a matrix's format, codes, scales and inputs; ValueError for what does not fit."""
+    if name in tensors:
+        codes = _checked(tensors, name, np.float32, (None, None))
+        return Format.F32, codes, None, codes.shape[1]
+    scales = tensors[name + SCALES]
+    if name + LEAST in tensors:
+        codes = _checked(tensors, name + CODES, np.uint8, (None, None))
+        inputs = 2 * codes.shape[1]
+        shape = (len(codes), -(-inputs // BLOCK))
+        parts = [_checked(tensors, name + part, np.float16, shape) for part in (SCALES, LEAST)]
+        return Format.INT4_MIN, codes, np.stack(parts).astype(np.float32), inputs
+    codes = _checked(tensors, name + CODES, np.int8, (None, None))
+    outputs, inputs = codes.shape
+    if scales.ndim == 1:
+        scales = _checked(tensors, name + SCALES, np.float32, (outputs,))
+        return Format.INT8, codes, scales, inputs
+    scales = _checked(tensors, name + SCALES, np.float16, (outputs, -(-inputs // BLOCK)))
+    return Format.INT8_BLOCK, codes, scales.astype(np.float32), inputs
+
+
+def _checked(
+    tensors: Mapping[str, NDArray[Any]], name: str, dtype: Any, shape: tuple[int | None, ...]
+) -> NDArray[Any]:
+    """Return a tensor, which the library reads as it is told; sizes of None are open."""
+    found = tensors[name]
+    fits = found.ndim == len(shape) and all(
+        size > 0 if wanted is None else size == wanted
+        for size, wanted in zip(found.shape, shape, strict=True)
+    )
+    if not fits or found.dtype != dtype:
+        raise ValueError(f"{name} is {found.dtype} {list(found.shape)}, which does not fit")
+    return found
 
 
 class Interpreter:

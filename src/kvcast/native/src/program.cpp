@@ -7,6 +7,7 @@
 
 #include "attention.hpp"
 #include "elements.hpp"
+#include "experts.hpp"
 #include "products.hpp"
 #include "rows.hpp"
 
@@ -58,6 +59,7 @@ class Words {
 
 // Members are read in the order of a braced list, which C++ guarantees.
 Matrix matrix(Words& w) { return {w, w, w, w}; }
+Stack stack(Words& w) { return {w, w, w, w}; }
 Flat flat(Words& w) { return {w, w}; }
 Heads heads(Words& w) { return {w, w, w, w}; }
 Bias bias(Words& w) { return {w, w, w, w}; }
@@ -247,10 +249,31 @@ void encoder_attention(Machine& machine, Words& w) {
   whole_attention(machine, one);
 }
 
+void mixture(Machine& machine, Words& w) {
+  Mixture one{};
+  one.tokens = w;
+  one.experts = w;
+  one.each = w;
+  if (one.each < 1 || one.each > one.experts) throw std::invalid_argument("a token goes through one expert to all");
+  one.logits = w;
+  one.logits_stride = w;
+  one.gate_up = stack(w);
+  one.down = stack(w);
+  one.x = w;
+  one.stride = w;
+  one.in = MaybeRounded(w, one.tokens, one.gate_up.inputs).value;
+  one.activation = w;
+  one.out = w;
+  one.out_stride = w;
+  w.end();
+  mix_experts(machine, one);
+}
+
 // By number, as in kvcast/native/instructions.py.
 constexpr void (*OPERATIONS[])(Machine&, Words&) = {
     product,   round,     layer_norm,       rms_norm,        gated,            embedding,
     elements,  gathering, cached_attention, input_attention, encoder_attention,
+    mixture,
 };
 constexpr int64_t COUNT = sizeof OPERATIONS / sizeof *OPERATIONS;
 

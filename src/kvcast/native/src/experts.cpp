@@ -1,0 +1,140 @@
+#include "experts.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "rows.hpp"
+
+namespace kvcast {
+namespace {
+
+// Which experts tokens go through. A token has a line for each of them; lines are sorted by expert.
+struct Routes {
+  std::vector<int> first;        // [experts + 1]: where each expert's lines begin
+  std::vector<int> token;        // [lines]
+  std::vector<int> line;         // [tokens, each], from the highest logit on
+  std::vector<float> share;      // [tokens, each]
+  int most = 0;                  // lines of an expert
+
+  explicit Routes(const Mixture& of)
+      : first(of.experts + 1), token(of.tokens * of.each), line(token.size()), share(token.size()) {
+    std::vector<int> chosen(token.size());
+    for (int t = 0; t < of.tokens; t++) choose(of, of.logits + t * of.logits_stride, &chosen[t * of.each], &share[t * of.each]);
+    for (int expert : chosen) first[expert + 1]++;
+    most = *std::max_element(first.begin(), first.end());
+    for (int expert = 0; expert < of.experts; expert++) first[expert + 1] += first[expert];
+    std::vector<int> next(first.begin(), first.end() - 1);
+    for (size_t i = 0; i < chosen.size(); i++) {
+      line[i] = next[chosen[i]]++;
+      token[line[i]] = static_cast<int>(i) / of.each;
+    }
+  }
+
+ private:
+  static void choose(const Mixture& of, const float* logits, int* chosen, float* share) {
+    float total = 0;
+    for (int i = 0; i < of.each; i++) {
+      int best = -1;
+      for (int expert = 0; expert < of.experts; expert++) {
+        if (std::find(chosen, chosen + i, expert) != chosen + i) continue;
+        if (best < 0 || logits[expert] > logits[best]) best = expert;
+      }
+      chosen[i] = best;
+      share[i] = std::exp(logits[best] - logits[chosen[0]]);
+      total += share[i];
+    }
+    for (int i = 0; i < of.each; i++) share[i] /= total;
+  }
+};
+
+// Places of one kind after another, for lines as floats or rounded.
+class Lines {
+ public:
+  Lines(Format format, int count, int width) : width_(width), is_float_(format == Format::F32) {
+    const size_t floats = static_cast<size_t>(count) * width * sizeof(float);
+    bytes = is_float_ ? (floats + 63) / 64 * 64 : rounded_bytes(count, width);
+    count_ = count;
+  }
+
+  void place(uint8_t* data) {
+    if (is_float_)
+      floats_ = reinterpret_cast<float*>(data);
+    else
+      rounded_ = rounded(data, count_, width_);
+  }
+
+  float* floats(int line) const { return is_float_ ? floats_ + static_cast<size_t>(line) * width_ : nullptr; }
+  Rounded codes(int line) const { return is_float_ ? Rounded{} : rounded_.row(line); }
+
+  size_t bytes;
+
+ private:
+  int width_, count_;
+  bool is_float_;
+  float* floats_ = nullptr;
+  Rounded rounded_{};
+};
+
+void copy_row(const Rounded& from, const Rounded& to) {
+  std::memcpy(to.codes, from.codes, from.inputs);
+  std::memcpy(to.scales, from.scales, from.inputs / BLOCK * sizeof(float));
+  std::memcpy(to.offsets, from.offsets, from.inputs / GROUP * sizeof(int32_t));
+}
+
+void product(Machine& machine, const Matrix& matrix, int rows, const Lines& in, int first, float* out) {
+  Product one{};
+  one.matrix = matrix;
+  one.rows = rows;
+  one.x = in.floats(first);
+  one.stride = matrix.inputs;
+  one.in = in.codes(first);
+  one.activation = Activation::NONE;
+  one.out = out;
+  one.out_stride = matrix.outputs;
+  multiply(machine, one);
+}
+
+}  // namespace
+
+void mix_experts(Machine& machine, const Mixture& of) {
+  if (of.tokens == 0) return;
+  const Routes routes(of);
+  const int lines = of.tokens * of.each, width = of.gate_up.inputs, inner = of.down.inputs;
+  const size_t hidden_bytes = (static_cast<size_t>(routes.most) * 2 * inner * sizeof(float) + 63) / 64 * 64;
+  Lines in(of.gate_up.format, lines, width), gated_lines(of.down.format, routes.most, inner);
+  Lines answers(Format::F32, lines, width);
+  uint8_t* space = machine.space.of(hidden_bytes + in.bytes + gated_lines.bytes + answers.bytes);
+  float* hidden = reinterpret_cast<float*>(space);
+  in.place(space += hidden_bytes);
+  gated_lines.place(space += in.bytes);
+  answers.place(space += gated_lines.bytes);
+  for_rows(machine, lines, width, [&](int line) {
+    const int token = routes.token[line];
+    if (of.x)
+      std::memcpy(in.floats(line), of.x + token * of.stride, width * sizeof(float));
+    else
+      copy_row(of.in.row(token), in.codes(line));
+  });
+  for (int expert = 0; expert < of.experts; expert++) {
+    const int first = routes.first[expert], count = routes.first[expert + 1] - first;
+    if (count == 0) continue;
+    product(machine, of.gate_up.of(expert), count, in, first, hidden);
+    const Rounded codes = gated_lines.codes(0);
+    float* floats = gated_lines.floats(0);
+    gated(machine, hidden, hidden + inner, 2 * static_cast<size_t>(inner), count, inner, of.activation, floats, inner,
+          floats ? nullptr : &codes);
+    product(machine, of.down.of(expert), count, gated_lines, 0, answers.floats(first));
+  }
+  for_rows(machine, of.tokens, width, [&](int token) {
+    float* out = of.out + token * of.out_stride;
+    std::fill(out, out + width, 0.f);
+    for (int i = token * of.each; i < (token + 1) * of.each; i++) {
+      const float *answer = answers.floats(routes.line[i]), share = routes.share[i];
+      for (int j = 0; j < width; j++) out[j] += share * answer[j];
+    }
+  });
+}
+
+}  // namespace kvcast

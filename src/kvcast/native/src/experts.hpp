@@ -1,0 +1,40 @@
+// A mixture of experts: each token goes through the few that its router scores highest.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "machine.hpp"
+#include "products.hpp"
+
+namespace kvcast {
+
+// Matrices [n, k] of one format, one for each expert.
+struct Stack {
+  Format format;
+  int outputs, inputs;
+  const int64_t* tiles;  // [experts], addresses
+
+  Matrix of(int expert) const {
+    return {format, outputs, inputs, reinterpret_cast<const uint8_t*>(static_cast<uintptr_t>(tiles[expert]))};
+  }
+};
+
+// kvcast::mixture_of_experts: x through gate and up, the gate's activation times up, and down; times the
+// softmax over the logits of the experts that were chosen, summed from the highest on. Of equally high ones
+// the first is taken. Experts that no token chose are not read. A token's result depends on that token alone.
+struct Mixture {
+  int tokens, experts, each;  // each: how many a token goes through
+  const float* logits;        // [tokens, experts]
+  size_t logits_stride;
+  const float* x;  // F32: [tokens, k] with stride; otherwise null
+  size_t stride;
+  Rounded in;  // other formats
+  Stack gate_up;  // [2 * inner, k], gate above up
+  Stack down;     // [k, inner]
+  Activation activation;
+  float* out;  // [tokens, k]
+  size_t out_stride;
+};
+void mix_experts(Machine&, const Mixture&);
+
+}  // namespace kvcast
