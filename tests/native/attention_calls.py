@@ -8,12 +8,12 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from kvcast.native.instructions import Operation, bits
+from kvcast.native.instructions import SCALE_BYTES, Operation, bits
 from kvcast.native.library import Machine
 from native.guarded import guarded
 
 Array = NDArray[Any]
-_NUMBERS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}
+_NUMBERS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.int8): 5}
 NONE = np.zeros(0, np.float32)
 
 
@@ -31,6 +31,37 @@ def _heads(cache_nhtd: Array) -> list[int]:
     assert cache_nhtd.strides[2:] == (cache_nhtd.shape[3] * size, size)
     strides = [stride // size for stride in cache_nhtd.strides[:2]]
     return [cache_nhtd.ctypes.data, _NUMBERS[cache_nhtd.dtype], *strides]
+
+
+def line(head_dim: int, number: Any) -> int:
+    """Numbers of a position of a head in a cache."""
+    return head_dim + (SCALE_BYTES if number == np.int8 else 0)
+
+
+def stored(x: Array, number: Any) -> Array:
+    """What a cache holds of x [..., d]: of int8, codes and the bytes of their scale."""
+    if number != np.int8:
+        return x.astype(number)
+    most = np.abs(x).max(-1, keepdims=True, initial=0).astype(np.float32)
+    is_zero = most < np.float32(1e-30)
+    scales = np.where(is_zero, np.float32(0), most / np.float32(127))
+    inverse = np.where(is_zero, np.float32(0), np.float32(127) / np.where(is_zero, 1, most))
+    codes = np.rint(x.astype(np.float32) * inverse.astype(np.float32)).astype(np.int8)
+    return np.concatenate([codes, scales.astype(np.float32).view(np.int8)], -1)
+
+
+def numbers(lines: Array) -> Array:
+    """What positions of a cache stand for."""
+    if lines.dtype != np.int8:
+        return lines.astype(np.float64)
+    codes, scales = np.split(lines, [lines.shape[-1] - SCALE_BYTES], axis=-1)
+    found: Array = codes * np.ascontiguousarray(scales).view(np.float32).astype(np.float64)
+    return found
+
+
+def nothing(shape: tuple[int, ...], number: Any) -> Array:
+    """Positions of a cache that are NaN."""
+    return np.full(shape, -1 if number == np.int8 else np.nan, number)
 
 
 def _bias(bias_rhst: Array | None) -> list[int]:
@@ -82,7 +113,7 @@ class SelfCall(Brief):
     query: Array  # [r, s, h, d]
     key: Array  # [r, s, g, d]
     value: Array
-    past_keys: list[Array]  # of each row: [length, g, d], as stored
+    past_keys: list[Array]  # of each row: [length, g, line], as stored
     past_values: list[Array]
     key_number: Any
     value_number: Any
@@ -120,7 +151,7 @@ class SelfCall(Brief):
             (self.past_keys, self.key_number),
             (self.past_values, self.value_number),
         ):
-            cache = np.full((rows, heads, self.capacity, head_dim), np.nan, number)
+            cache = nothing((rows, heads, self.capacity, line(head_dim, number)), number)
             for row, past in enumerate(pasts):
                 first = len(past) + 1 - self.window if self.window else 0
                 if not self.causal and self.window:
@@ -169,9 +200,10 @@ class SelfCall(Brief):
         out = np.zeros(self.query.shape)
         for row in range(rows):
             length = int(self.lengths[row])
-            stored = key[row].astype(self.key_number), self.value[row].astype(self.value_number)
-            keys = np.concatenate([self.past_keys[row], stored[0]]).astype(np.float64)
-            values = np.concatenate([self.past_values[row], stored[1]]).astype(np.float64)
+            new_keys = stored(key[row], self.key_number)
+            new_values = stored(self.value[row], self.value_number)
+            keys = numbers(np.concatenate([self.past_keys[row], new_keys]))
+            values = numbers(np.concatenate([self.past_values[row], new_values]))
             for s in range(new):
                 last = length + (s + 1 if self.causal else new)
                 first = max(0, last - self.window) if self.window else 0
@@ -216,7 +248,7 @@ class CrossCall(Brief):
     """A call over complete keys and values, which are NaN past their input's length."""
 
     query: Array  # [r, s, h, d]
-    key: Array  # [b, h, t, d]
+    key: Array  # [b, h, t, line]
     value: Array
     lengths: Array | None
     bias: Array | None = None  # [r, h, s, t]
@@ -256,7 +288,7 @@ class CrossCall(Brief):
             of = row // (rows // len(self.key))
             length = self.key.shape[2] if self.lengths is None else self.lengths[of]
             bias = None if self.bias is None else self.bias[row, head, s, :length]
-            keys, values = self.key[of, head, :length], self.value[of, head, :length]
+            keys, values = (numbers(x[of, head, :length]) for x in (self.key, self.value))
             out[row, s, head] = attended(self.query[row, s, head], keys, values, self.scale, bias)
         return out
 

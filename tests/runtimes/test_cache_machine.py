@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from bundles import opened
 from encoded import VOCAB, Source, encoded, one_of
 from kvcast.runtimes.base import EncoderDecoder
-from random_models import Subject
+from random_models import SMALL, SMALL_T5, Subject, speech, text
 
 SLOTS, CAPACITY, ROWS = 3, 32, 4
 BATCHES = (1, 2)  # inputs that are encoded together
@@ -147,6 +148,15 @@ def _sources(subject: Subject) -> list[Source]:
 @pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_cache_follows_recomputation(subject: Subject, examples: int) -> None:
     _drive(subject.runtime, _sources(subject), examples)
+
+
+@pytest.mark.parametrize("examples", [4, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dimensions", [SMALL, SMALL_T5], ids=["whisper", "t5"])
+def test_int8_caches_follow_recomputation_as_well(dimensions: Any, examples: int) -> None:
+    """On kvcast's own kernels a row does not round otherwise for its neighbours."""
+    source = {SMALL: speech, SMALL_T5: text}[dimensions]
+    runtime = opened(dimensions, runtime="native", cache="int8")
+    _drive(runtime, [source(batch, seed) for seed in range(3) for batch in BATCHES], examples)
 
 
 class Defective:

@@ -108,9 +108,20 @@ class DecoderMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["eager", "onnx", "native"])
 def test_no_sequence_of_calls_leads_to_other_logits(name, examples):
+    drive(opened(GEMMA3, runtime=name), opened(GEMMA3, runtime="eager"), examples)
+
+
+@pytest.mark.parametrize("examples", [4, pytest.param(60, marks=pytest.mark.slow)])
+def test_int8_caches_hold_what_they_were_given(examples):
+    """On kvcast's own kernels chunks and neighbours round alike: a fresh cache is the reference."""
+    runtime = opened(GEMMA3, runtime="native", cache="int8")
+    drive(runtime, runtime, examples)
+
+
+def drive(subject, expected, examples):
     class Machine(DecoderMachine):
-        runtime = opened(GEMMA3, runtime=name)
-        reference = opened(GEMMA3, runtime="eager")
+        runtime = subject
+        reference = expected
 
     Machine.TestCase.settings = settings(
         max_examples=examples,

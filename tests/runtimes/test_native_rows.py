@@ -33,14 +33,24 @@ def in_chunks(runtime: Any, cache: Any, tokens_s: Int64, row: int, chunk: int) -
     return np.concatenate(found)
 
 
-@pytest.fixture(params=["none", "int8", "int4"])
-def quantize(request: pytest.FixtureRequest) -> str:
-    return request.param
+PRECISIONS = {
+    "none": {"quantize": "none"},
+    "int8": {"quantize": "int8", "cache": "fp16"},
+    "int4": {"quantize": "int4", "cache": "int8"},
+    "int8 caches": {"quantize": "none", "cache": "int8"},
+}
+
+
+@pytest.fixture(params=PRECISIONS)
+def precision(request: pytest.FixtureRequest) -> dict[str, str]:
+    return PRECISIONS[request.param]
 
 
 @pytest.mark.parametrize("dimensions", SOURCES, ids=["whisper", "t5"])
-def test_inputs_and_rows_beside_it_change_nothing(dimensions: Any, quantize: str) -> None:
-    runtime: EncoderDecoder = opened(dimensions, quantize, "native")
+def test_inputs_and_rows_beside_it_change_nothing(
+    dimensions: Any, precision: dict[str, str]
+) -> None:
+    runtime: EncoderDecoder = opened(dimensions, runtime="native", **precision)
     inputs, given = SOURCES[dimensions](3, 5), random_tokens(6, 9, seed=6)
     together, _ = runtime.decode(list(given), encoded(runtime, inputs, 6), positions=range(9))
     for row in range(6):
@@ -49,8 +59,8 @@ def test_inputs_and_rows_beside_it_change_nothing(dimensions: Any, quantize: str
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_chunks_change_nothing(name: str, quantize: str) -> None:
-    runtime: Runtime = opened(DECODERS[name], quantize, "native")
+def test_chunks_change_nothing(name: str, precision: dict[str, str]) -> None:
+    runtime: Runtime = opened(DECODERS[name], runtime="native", **precision)
     tokens_s = np.random.default_rng(1).integers(0, 160, 40)
     expected = in_chunks(runtime, runtime.new_cache(2, 64), tokens_s, 1, 1)
     for chunk in (3, 16, 40):
@@ -58,8 +68,8 @@ def test_chunks_change_nothing(name: str, quantize: str) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-def test_threads_change_nothing(quantize: str) -> None:
-    folder = bundle(LLAMA, quantize, "native")
+def test_threads_change_nothing(precision: dict[str, str]) -> None:
+    folder = bundle(LLAMA, runtime="native", **precision)
     manifest = read_bundle(folder)
     tokens_s = np.random.default_rng(2).integers(0, 160, 50)
     one, *others = [
@@ -79,3 +89,33 @@ def test_quantised_stays_near_fp32(name: str, quantize: str, most: float) -> Non
     # The median token: some take another expert.
     error_s = np.abs(rounded - exact).mean(-1) / np.abs(exact).mean(-1)
     assert 0 < np.median(error_s) < most
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_int8_caches_stay_near_fp32(name: str) -> None:
+    runtimes = [opened(DECODERS[name], runtime="native", cache=cache) for cache in ("fp32", "int8")]
+    tokens_s = np.random.default_rng(3).integers(0, 160, 30)
+    exact, rounded = (in_chunks(one, one.new_cache(1, 32), tokens_s, 0, 30) for one in runtimes)
+    error_s = np.abs(rounded - exact).mean(-1) / np.abs(exact).mean(-1)
+    assert 0 < np.median(error_s) < 0.03
+
+
+def test_an_int8_cache_has_a_byte_for_a_number_and_four_for_a_scale() -> None:
+    held, small = (
+        sum(
+            cell.nbytes
+            for cell in opened(LLAMA, runtime="native", cache=cache).new_cache(2, 32).memory.cells
+        )
+        for cache in ("fp32", "int8")
+    )
+    assert small * 4 * LLAMA.head_dim == held * (LLAMA.head_dim + 4)
+
+
+def test_keys_of_an_int8_cache_align_as_those_of_fp32() -> None:
+    source, (tokens_s,) = speech(1, 12), random_tokens(1, 12, seed=13)
+    scores = [
+        runtime.align(tokens_s, encoded(runtime, source), 0).scores_hst
+        for runtime in (opened(SMALL, runtime="native", cache=one) for one in ("fp32", "int8"))
+    ]
+    error = np.abs(scores[0] - scores[1]).max()
+    assert 0 < error < 0.02 * np.ptp(scores[0])

@@ -11,7 +11,7 @@ import pytest
 import kvcast
 from bundles import bundle
 from kvcast.checkpoints.source import locate
-from kvcast.errors import InputOutputError
+from kvcast.errors import InputOutputError, UsageError
 from kvcast.tasks import loading
 from kvcast.tasks.params import LoadParams
 from random_decoders import LLAMA, MISTRAL
@@ -82,3 +82,16 @@ def test_a_package_without_a_manifest_stands_for_itself(tmp_path: Path) -> None:
     assert loading.model_digest(tmp_path, LoadParams()) == digest
     package.write_bytes(b"other")
     assert loading.model_digest(package, LoadParams()) != digest
+
+
+@pytest.mark.parametrize("cache", ["fp32", "fp16", "int8"])
+def test_a_bundle_opens_with_the_caches_that_it_has(
+    cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "_open_bundle", lambda folder, *_: folder)
+    folder = bundle(LLAMA, runtime="native", cache=cache)
+    opened: Any = kvcast.load(folder, cache=cache)
+    assert opened == folder
+    other = {"fp32": "int8", "fp16": "fp32", "int8": "fp16"}[cache]
+    with pytest.raises(UsageError, match=f"exported with --cache {cache}"):
+        kvcast.load(folder, cache=other)

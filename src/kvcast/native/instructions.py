@@ -26,21 +26,27 @@ class Operation(IntEnum):
     CROSS_ATTENTION = 9
     WHOLE_ATTENTION = 10
     MIXTURE = 11
+    STORE = 12
 
 
 class Dtype(IntEnum):
-    """Numbers as in elements.hpp; those of halves and floats as in attention.hpp too."""
+    """Numbers as in elements.hpp; those of what caches hold as in kernels.hpp too."""
 
     F32 = 0
     F16 = 1
     I32 = 2
     I64 = 3
     BOOL = 4
+    INT8 = 5  # in caches alone
 
     @property
     def size(self) -> int:
         """Bytes of one number."""
-        return (4, 2, 4, 8, 1)[self]
+        return (4, 2, 4, 8, 1, 1)[self]
+
+
+SCALE_BYTES = 4
+"""What follows the codes of a position in an int8 cache: their scale, a float."""
 
 
 class Element(IntEnum):

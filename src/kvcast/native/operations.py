@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.native.building import NOTHING, Builder, Experts, Matrix
-from kvcast.native.instructions import Activation, Dtype, Element, Operation, Word
+from kvcast.native.instructions import SCALE_BYTES, Activation, Dtype, Element, Operation, Word
 from kvcast.native.library import Format
 from kvcast.native.values import Lines, Value
 
@@ -200,8 +200,8 @@ def _self_attention(
     causal: bool = True,
 ) -> Value:
     rows, new, width = query.sizes
-    held, key_heads, capacity, head_dim = key_cache.sizes
-    _expect(value_cache.sizes == key_cache.sizes and held == rows, "caches")
+    held, key_heads, capacity, head_dim = _cache_sizes(key_cache)
+    _expect(_cache_sizes(value_cache) == _cache_sizes(key_cache) and held == rows, "caches")
     _expect(width % (key_heads * head_dim) == 0, "heads of queries")
     _expect(key.sizes == value.sizes == (rows, new, key_heads * head_dim), "heads of keys")
     _expect(_is_cache(key_cache) and _is_cache(value_cache), "caches")
@@ -232,8 +232,9 @@ def _cross_attention(
     bias: Value | None = None,
 ) -> Value:
     rows, new, width = query.sizes
-    inputs, heads, positions, head_dim = key.sizes
-    _expect(value.sizes == key.sizes and width == heads * head_dim, "keys of an input")
+    inputs, heads, positions, head_dim = _cache_sizes(key)
+    fits = _cache_sizes(value) == _cache_sizes(key) and width == heads * head_dim
+    _expect(fits, "keys of an input")
     _expect(_is_cache(key) and _is_cache(value) and rows % inputs == 0, "keys of an input")
     _expect_lengths(lengths, inputs)
     _expect_bias(bias, (rows, heads, new, positions))
@@ -288,9 +289,24 @@ def _expect_bias(bias: Value | None, sizes: Sequence[int]) -> None:
         _expect(bias.sizes[2:] == tuple(sizes[2:]), "a bias")
 
 
+def stored(builder: Builder, x: Value, to: Value) -> None:
+    """Write numbers [n, heads, positions, d] as positions of a cache."""
+    _expect(_is_cache(to) and _cache_sizes(to) == x.sizes, "keys of an input")
+    if x.dtype != Dtype.F32 or (x.sizes[-1] != 1 and x.strides[-1] != 1):
+        x = builder.copied(x, Dtype.F32)
+    builder.emit(Operation.STORE, *x.sizes, x.address, *x.strides[:3], *_heads(to))
+
+
+def _cache_sizes(cache: Value) -> tuple[int, ...]:
+    """Return rows, heads, positions and numbers of a head."""
+    *sizes, line = cache.sizes
+    return (*sizes, line - SCALE_BYTES if cache.dtype == Dtype.INT8 else line)
+
+
 def _is_cache(cache: Value) -> bool:
     """Tell whether positions and numbers of a head lie one after the other."""
-    return cache.dtype in (Dtype.F32, Dtype.F16) and cache.strides[2:] == (cache.sizes[3], 1)
+    is_known = cache.dtype in (Dtype.F32, Dtype.F16, Dtype.INT8) and _cache_sizes(cache)[-1] > 0
+    return is_known and cache.strides[2:] == (cache.sizes[3], 1)
 
 
 def _flat(lines: Lines) -> list[Word]:

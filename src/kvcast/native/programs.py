@@ -13,8 +13,8 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from kvcast.native.building import Builder, Plan
-from kvcast.native.instructions import Element
-from kvcast.native.operations import OPERATIONS
+from kvcast.native.instructions import Dtype, Element
+from kvcast.native.operations import OPERATIONS, stored
 from kvcast.native.values import Value
 
 WEIGHTS = "weights.safetensors"
@@ -139,7 +139,10 @@ def _fields(step: Step) -> dict[str, Any]:
 
 
 def _put(builder: Builder, found: Value, wanted: Value) -> None:
-    """Let a result lie where the caller wants it."""
+    """Let a result lie where the caller wants it, as codes if that is a cache of them."""
+    if wanted.dtype == Dtype.INT8:
+        stored(builder, found, wanted)
+        return
     if found.sizes != wanted.sizes:
         raise ValueError(f"a result is {list(found.sizes)} and not {list(wanted.sizes)}")
     whole = found.fills_storage and found.storage.address is None

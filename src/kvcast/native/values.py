@@ -20,6 +20,7 @@ _DTYPES = {
     np.dtype(np.int32): Dtype.I32,
     np.dtype(np.int64): Dtype.I64,
     np.dtype(np.bool_): Dtype.BOOL,
+    np.dtype(np.int8): Dtype.INT8,
 }
 
 

@@ -18,6 +18,7 @@ from typing_extensions import override
 from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
 from kvcast.errors import KvcastError
 from kvcast.native.building import Experts, Matrix, Plan
+from kvcast.native.instructions import SCALE_BYTES
 from kvcast.native.library import Format, Machine, aligned
 from kvcast.native.programs import CODES, LEAST, SCALES, WEIGHTS, Constant, Program
 from kvcast.runtimes.alignment import AligningRuntime
@@ -318,7 +319,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         given = [np.array(part, order="C") for part in source]
         arrays = dict(zip(self._encode.inputs, given, strict=True))
         positions = self._positions(given[0])
-        shape = (len(given[0]), self._cross.heads, positions, self._cross.head_dim)
+        shape = (len(given[0]), self._cross.heads, positions, _line(self._cross))
         outputs = {name: np.empty(shape, self._cross.dtype) for name in self._encode.outputs}
         self.interpreter.run(self.interpreter.call("encode", arrays, outputs))
         arrays |= outputs
@@ -349,13 +350,26 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         slots = cache.memory.slots
         parts = dict(zip(self.encoded, slots.parts, strict=True))
         place = slots.places[cache.input_of(row)]
-        found: Float32 = parts[f"cross_key_{layer}"][place, heads].astype(np.float32)
-        return found
+        return _numbers(parts[f"cross_key_{layer}"][place, heads])
 
 
 def _layer(one: CacheLayers, capacity: int) -> Layer:
     """Describe the keys or values of a layer in a cache for sequences of `capacity` positions."""
     if one.kind == "ring":
         ring = TurningRing(one.capacity, one.capacity)
-        return Layer((one.heads, one.capacity, one.head_dim), one.dtype, ring)
-    return Layer((one.heads, capacity, one.head_dim), one.dtype)
+        return Layer((one.heads, one.capacity, _line(one)), one.dtype, ring)
+    return Layer((one.heads, capacity, _line(one)), one.dtype)
+
+
+def _line(one: CacheLayers) -> int:
+    """Return the numbers of a position of a head: codes are followed by their scale's bytes."""
+    return one.head_dim + (SCALE_BYTES if one.dtype == "int8" else 0)
+
+
+def _numbers(lines: NDArray[Any]) -> Float32:
+    """Return what positions of a cache stand for."""
+    if lines.dtype != np.int8:
+        return lines.astype(np.float32)
+    scales = np.ascontiguousarray(lines[..., -SCALE_BYTES:]).view(np.float32)
+    numbers: Float32 = lines[..., :-SCALE_BYTES] * scales
+    return numbers

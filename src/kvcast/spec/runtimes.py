@@ -137,7 +137,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         native=False,
         quantize=("none", "int8", "int4"),
         default_quantize="int8",
-        caches=("fp32", "fp16"),
+        caches=("fp32", "fp16", "int8"),
         quantized_cache="fp16",
     ),
     "eager": RuntimeInfo(

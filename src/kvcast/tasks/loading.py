@@ -218,8 +218,12 @@ def _open_eager(folder: Path, precision: BundlePrecision, threads: int) -> Model
     return model
 
 
+_CACHES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
+
+
 def _cache(manifest: Manifest) -> str:
-    return "int8" if any(layer.dtype == "int8" for layer in manifest.cache) else manifest.dtype
+    """Return the precision of a bundle's self caches."""
+    return _CACHES[next(one.dtype for one in manifest.cache if one.kind != "cross")]
 
 
 def _exported_once(

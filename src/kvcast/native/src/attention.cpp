@@ -20,7 +20,8 @@ constexpr int WRITTEN_AT_ONCE = 64;
 constexpr int COPIED_AT_ONCE = 64;
 constexpr int QUERIES_AT_ONCE = 10 * MOST_ROWS;
 
-size_t size_of(Number number) { return number == Number::F32 ? sizeof(float) : sizeof(uint16_t); }
+// What strides of caches count.
+size_t size_of(Number number) { return line_bytes(number, 1) - line_bytes(number, 0); }
 
 const uint8_t* bytes(const void* data) { return static_cast<const uint8_t*>(data); }
 
@@ -35,7 +36,7 @@ struct Lines {
   Number number;
 
   const void* slot(int slot, int head_dim) const {
-    return bytes(data) + static_cast<size_t>(slot) * head_dim * size_of(number);
+    return bytes(data) + slot * line_bytes(number, head_dim);
   }
 };
 
@@ -494,6 +495,19 @@ void self_attention(Machine& machine, const SelfAttention& of) {
     const SelfSource source(of, machine.with.attention, {first, std::min(first + at_once, of.new_positions)});
     Attending(machine, source).run();
   }
+}
+
+void store(Machine& machine, const Storing& of) {
+  const int pieces = parts(of.positions, WRITTEN_AT_ONCE);
+  machine.threads.run(of.count * of.heads * pieces, [&](int unit) {
+    const int first = unit % pieces * WRITTEN_AT_ONCE, last = std::min(first + WRITTEN_AT_ONCE, of.positions);
+    const int head = unit / pieces % of.heads, n = unit / pieces / of.heads;
+    const Lines to = head_of(of.to, n, head);
+    const float* x = of.x + n * of.stride + head * of.head_stride;
+    for (int t = first; t < last; t++)
+      machine.with.attention.store(x + t * of.position_stride, of.head_dim, to.number,
+                                   const_cast<void*>(to.slot(t, of.head_dim)));
+  });
 }
 
 void cross_attention(Machine& machine, const CrossAttention& of) {

@@ -15,8 +15,8 @@ namespace kvcast {
 struct Heads {
   void* data;
   Number number;
-  size_t stride;       // numbers from one n to the next
-  size_t head_stride;  // numbers from one head to the next
+  size_t stride;       // numbers from one n to the next, of INT8 bytes
+  size_t head_stride;  // likewise from one head to the next
 };
 
 // Rows of activations: [n, width] with a stride in numbers.
@@ -46,6 +46,15 @@ struct SelfAttention {
   Flat out;                      // [r * s, h * d]
 };
 void self_attention(Machine&, const SelfAttention&);
+
+// x [n, heads, positions, d] as lines of a cache; strides in numbers, d is contiguous.
+struct Storing {
+  int count, heads, positions, head_dim;
+  const float* x;
+  size_t stride, head_stride, position_stride;
+  Heads to;
+};
+void store(Machine&, const Storing&);
 
 // kvcast::cross_attention: several rows may read one input.
 struct CrossAttention {

@@ -68,6 +68,16 @@ INLINE __m256 load(const uint16_t* from, int count) {
   return load(halves);
 }
 
+INLINE __m256 load(const int8_t* from) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+}
+INLINE __m256 load(const int8_t* from, int count) {
+  if (count >= 8) return load(from);
+  int8_t codes[8] = {};
+  if (count > 0) std::memcpy(codes, from, count);
+  return load(codes);
+}
+
 INLINE __m256 magnitude(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.f), x); }
 
 // Horizontal ones, each in one fixed order.

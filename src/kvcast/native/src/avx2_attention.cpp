@@ -21,7 +21,29 @@ void rotate(const float* x, const float* cosines, const float* sines, int half, 
   }
 }
 
+void store_codes(const float* x, int count, int8_t* to) {
+  __m256 most_of = _mm256_setzero_ps(), unordered = _mm256_setzero_ps();
+  for (int i = 0; i < count; i += 8) {
+    const __m256 v = load(x + i, count - i);
+    unordered = _mm256_or_ps(unordered, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    most_of = _mm256_max_ps(most_of, magnitude(v));
+  }
+  const float most = _mm256_movemask_ps(unordered) ? NAN : greatest(most_of);
+  const bool is_zero = most < SMALLEST;
+  const float scale = is_zero ? 0.f : most / 127.f;
+  const __m256 inverse = _mm256_set1_ps(is_zero ? 0.f : 127.f / most);
+  for (int i = 0; i < count; i += 8) {
+    const __m256i whole = _mm256_cvtps_epi32(_mm256_mul_ps(load(x + i, count - i), inverse));
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    int8_t codes[16];
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm_packs_epi16(words, words));
+    std::memcpy(to + i, codes, std::min(8, count - i));
+  }
+  std::memcpy(to + count, &scale, sizeof scale);
+}
+
 void store_numbers(const float* x, int count, Number number, void* to) {
+  if (number == Number::INT8) return store_codes(x, count, static_cast<int8_t*>(to));
   for (int i = 0; i < count; i += 8) {
     const __m256 v = load(x + i, count - i);
     if (number == Number::F32) {
@@ -41,6 +63,12 @@ INLINE __m256 totals(const __m256 (&x)[8]) {
   return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
 }
 
+// Numbers from one line to the next; after codes lies their scale.
+template <class T>
+constexpr size_t pitch(int head_dim) {
+  return line_bytes(sizeof(T) == sizeof(float) ? Number::F32 : sizeof(T) == 2 ? Number::F16 : Number::INT8, head_dim) / sizeof(T);
+}
+
 // How many keys are taken at once, so that there are 8 sums.
 constexpr int keys_at_once(int queries) { return queries == 1 ? 8 : queries == 2 ? 4 : 2; }
 
@@ -53,7 +81,7 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
   for (int t = 0; t < count; t += KEYS) {
     // The last keys stand in for those past the end.
     const T* lines[KEYS];
-    for (int i = 0; i < KEYS; i++) lines[i] = key + static_cast<size_t>(std::min(t + i, count - 1)) * d;
+    for (int i = 0; i < KEYS; i++) lines[i] = key + std::min(t + i, count - 1) * pitch<T>(d);
     __m256 sums[8];
     for (int i = 0; i < 8; i++) sums[i] = _mm256_setzero_ps();
     for (int j = 0; j < whole; j += 8) {
@@ -150,7 +178,7 @@ void mix_values(const T* value, int count, int head_dim, const float* shares, fl
   __m256 sums[ROWS][COLUMNS];
   for (int m = 0; m < ROWS; m++)
     for (int z = 0; z < COLUMNS; z++) sums[m][z] = load(mixed + m * width + z * 8);
-  for (int t = 0; t < count; t++, value += head_dim) {
+  for (int t = 0; t < count; t++, value += pitch<T>(head_dim)) {
     __m256 v[COLUMNS];
     for (int z = 0; z < COLUMNS; z++) v[z] = COLUMNS == 1 ? load(value, there) : load(value + z * 8);
     for (int m = 0; m < ROWS; m++) {
@@ -178,8 +206,8 @@ void mix_range(const Part& part, int first, int last, const float* shares, float
   for (int i = 0, at = part.begin; i < 2; at += part.counts[i++]) {
     const int begin = std::max(first, at), end = std::min(last, at + part.counts[i]);
     if (begin < end)
-      mix_rows<T, ROWS>(static_cast<const T*>(part.values[i]) + static_cast<size_t>(begin - at) * part.head_dim,
-                        end - begin, part.head_dim, shares + begin, mixed);
+      mix_rows<T, ROWS>(static_cast<const T*>(part.values[i]) + (begin - at) * pitch<T>(part.head_dim), end - begin, part.head_dim,
+                        shares + begin, mixed);
   }
 }
 
@@ -205,13 +233,32 @@ template <class T>
 constexpr void (*MIX[AT_ONCE])(const Part&, int, const float*, float*) = {mix<T, 1>, mix<T, 2>, mix<T, 3>,
                                                                          mix<T, 4>, mix<T, 5>, mix<T, 6>};
 
+// scores [n, SCORES] times the scales of lines of codes, which lie after these.
+void times_scales(const Part& part, const void* const lines[2], float* scores) {
+  float scales[SCORES] = {};
+  for (int i = 0, at = part.begin; i < 2; at += part.counts[i++])
+    for (int t = 0; t < part.counts[i]; t++)
+      std::memcpy(scales + at + t,
+                  static_cast<const int8_t*>(lines[i]) + t * pitch<int8_t>(part.head_dim) + part.head_dim, sizeof(float));
+  const int end = part.begin + part.counts[0] + part.counts[1];
+  for (int m = 0; m < part.queries; m++)
+    for (int t = part.begin; t < end; t++) scores[m * SCORES + t] *= scales[t];
+}
+
 void attend(const Part& part, float* scores, Softmax* softmax, float* mixed) {
-  const auto take = part.key_number == Number::F32 ? score<float> : score<uint16_t>;
+  const bool keys_are_codes = part.key_number == Number::INT8, values_are_codes = part.value_number == Number::INT8;
+  const auto take = keys_are_codes                    ? score<int8_t>
+                    : part.key_number == Number::F16 ? score<uint16_t>
+                                                     : score<float>;
   take(part, scores);
+  if (keys_are_codes) times_scales(part, part.keys, scores);
   for (int m = 0; m < part.queries; m++)
     softmax[m] = share(scores + m * SCORES, part.first[m], part.last[m], part.bias ? part.bias[m] : nullptr,
                        part.softcap);
-  const auto* const by_rows = part.value_number == Number::F32 ? MIX<float> : MIX<uint16_t>;
+  if (values_are_codes) times_scales(part, part.values, scores);
+  const auto* const by_rows = values_are_codes                    ? MIX<int8_t>
+                              : part.value_number == Number::F16 ? MIX<uint16_t>
+                                                                 : MIX<float>;
   for (int m = 0; m < part.queries; m += AT_ONCE)
     by_rows[std::min(AT_ONCE, part.queries - m) - 1](part, m, scores, mixed);
 }

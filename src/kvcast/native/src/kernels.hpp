@@ -102,7 +102,14 @@ struct Rows {
   void (*gate)(Activation, const float* gate, const float* up, int count, float* out);
 };
 
-enum class Number : int32_t { F32 = 0, F16 = 1 };
+// How caches hold the d numbers of a position. INT8: d codes, and after them the scale, a float: -127 .. 127
+// times it. A position of zeros has the scale 0, and so has a cache of zeros.
+enum class Number : int32_t { F32 = 0, F16 = 1, INT8 = 5 };
+
+constexpr size_t line_bytes(Number number, int head_dim) {
+  const size_t d = head_dim;
+  return number == Number::F32 ? d * sizeof(float) : number == Number::F16 ? d * sizeof(uint16_t) : d + sizeof(float);
+}
 
 constexpr int PART = 256;        // positions that are summed before they are merged with others
 constexpr int MOST_QUERIES = 12;  // that share a part's keys and values
@@ -135,7 +142,7 @@ struct Attention {
   // x [2 * half], pairs (i, i + half) rotated.
   void (*rotate)(const float* x, const float* cosines, const float* sines, int half, float* out);
 
-  // x [count] as numbers of a cache.
+  // x [count] as a line of a cache.
   void (*store)(const float* x, int count, Number, void* to);
 
   // softmax [n], mixed [n, padded(d)]; `scores` [n, SCORES] is space to work in, aligned to 64 bytes.

@@ -19,17 +19,35 @@ void rotate(const float* x, const float* cosines, const float* sines, int half, 
   }
 }
 
-void store(const float* x, int count, Number number, void* to) {
-  if (number == Number::F32)
-    std::memcpy(to, x, count * sizeof(float));
-  else
-    to_halves(x, count, static_cast<uint16_t*>(to));
+void to_codes(const float* x, int count, int8_t* to) {
+  float most = 0;
+  for (int i = 0; i < count; i++) most = std::fabs(x[i]) > most || x[i] != x[i] ? std::fabs(x[i]) : most;
+  const bool is_zero = most < SMALLEST;
+  const float scale = is_zero ? 0.f : most / 127.f, inverse = is_zero ? 0.f : 127.f / most;
+  for (int i = 0; i < count; i++) {
+    const float code = std::nearbyint(x[i] * inverse);
+    to[i] = std::fabs(code) <= 127 ? static_cast<int8_t>(code) : 0;  // NaN shows in the scale
+  }
+  std::memcpy(to + count, &scale, sizeof scale);
 }
 
-// Number i of lines.
-float at(const void* lines, Number number, size_t i) {
-  return number == Number::F32 ? static_cast<const float*>(lines)[i]
-                               : from_half(static_cast<const uint16_t*>(lines)[i]);
+void store(const float* x, int count, Number number, void* to) {
+  switch (number) {
+    case Number::F32: std::memcpy(to, x, count * sizeof(float)); break;
+    case Number::F16: to_halves(x, count, static_cast<uint16_t*>(to)); break;
+    case Number::INT8: to_codes(x, count, static_cast<int8_t*>(to)); break;
+  }
+}
+
+// Numbers first .. first + count of a line.
+void load(const void* line, Number number, int head_dim, int first, int count, float* to) {
+  float scale = 1;
+  if (number == Number::INT8) std::memcpy(&scale, static_cast<const int8_t*>(line) + head_dim, sizeof scale);
+  for (int i = 0; i < count; i++) switch (number) {
+      case Number::F32: to[i] = static_cast<const float*>(line)[first + i]; break;
+      case Number::F16: to[i] = from_half(static_cast<const uint16_t*>(line)[first + i]); break;
+      case Number::INT8: to[i] = static_cast<const int8_t*>(line)[first + i] * scale; break;
+    }
 }
 
 // Calls work(position in the part, line [LANES numbers at most], their first index, how many there are).
@@ -41,8 +59,8 @@ void each(const Part& part, Number number, const void* const lines[2], Work&& wo
     for (int t = 0; t < part.counts[stretch]; t++, position++)
       for (int d = 0; d < part.head_dim; d += LANES) {
         const int count = std::min(LANES, part.head_dim - d);
-        const size_t from = static_cast<size_t>(t) * part.head_dim + d;
-        for (int i = 0; i < count; i++) numbers[i] = at(lines[stretch], number, from + i);
+        load(static_cast<const uint8_t*>(lines[stretch]) + t * line_bytes(number, part.head_dim), number, part.head_dim,
+             d, count, numbers);
         work(position, numbers, d, count);
       }
 }

@@ -249,6 +249,21 @@ void encoder_attention(Machine& machine, Words& w) {
   whole_attention(machine, one);
 }
 
+void storing(Machine& machine, Words& w) {
+  Storing one{};
+  one.count = w;
+  one.heads = w;
+  one.positions = w;
+  one.head_dim = w;
+  one.x = w;
+  one.stride = w;
+  one.head_stride = w;
+  one.position_stride = w;
+  one.to = heads(w);
+  w.end();
+  store(machine, one);
+}
+
 void mixture(Machine& machine, Words& w) {
   Mixture one{};
   one.tokens = w;
@@ -273,7 +288,7 @@ void mixture(Machine& machine, Words& w) {
 constexpr void (*OPERATIONS[])(Machine&, Words&) = {
     product,   round,     layer_norm,       rms_norm,        gated,            embedding,
     elements,  gathering, cached_attention, input_attention, encoder_attention,
-    mixture,
+    mixture,   storing,
 };
 constexpr int64_t COUNT = sizeof OPERATIONS / sizeof *OPERATIONS;
 

@@ -14,7 +14,7 @@ from kvcast.spec.runtimes import BundlePrecision
 from kvcast.tasks.targets.base import BuildOptions, Lowered, LoweringJob, Target
 from kvcast.tasks.targets.self_test import SelfTestResult, compile_tiny
 
-_DTYPES = {"fp32": "float32", "fp16": "float16"}
+_DTYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
 
 class NativeTarget(Target):
