@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -17,33 +16,13 @@
 #include <unistd.h>
 
 #include "attention.hpp"
+#include "checks.hpp"
 #include "machine.hpp"
 #include "products.hpp"
 
 using namespace kvcast;
 
-#define CHECK(met)                                                        \
-  do {                                                                    \
-    if (!(met)) {                                                         \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #met);      \
-      std::_Exit(1);                                                      \
-    }                                                                     \
-  } while (0)
-
 namespace {
-
-using Random = std::mt19937;
-
-int below(Random& random, int n) { return static_cast<int>(random() % n); }
-
-std::vector<const Instructions*> sets() {
-  std::vector<const Instructions*> found{&plain};
-#if defined(__x86_64__)
-  if (avx2.run_here()) found.push_back(&avx2);
-  if (avx512.run_here()) found.push_back(&avx512);
-#endif
-  return found;
-}
 
 // Every tile is done once, whatever came before and however long the threads slept.
 void share_tiles(Random& random, int calls) {
@@ -127,7 +106,7 @@ std::unique_ptr<uint8_t, void (*)(void*)> aligned(size_t bytes) {
 
 std::vector<float> floats(Random& random, size_t count) {
   std::vector<float> numbers(count);
-  for (float& number : numbers) number = static_cast<float>(below(random, 2001) - 1000) / 1000.f;
+  for (float& one : numbers) one = number(random);
   return numbers;
 }
 

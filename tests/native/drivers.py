@@ -1,4 +1,4 @@
-"""Compiles driver.cpp with the library's sources into one program."""
+"""Compiles one of the programs here with the library's sources."""
 
 import subprocess
 from collections.abc import Sequence
@@ -9,12 +9,14 @@ import pytest
 
 from kvcast.native.compiler import SOURCES
 
-_DRIVER = Path(__file__).parent / "driver.cpp"
+_HERE = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-fno-math-errno", "-ffp-contract=off", "-pthread", "-w")
 
 
-def compile_driver(command: Sequence[str], folder: Path) -> Path:
-    """Return the program; skips where the command cannot compile anything."""
+def compile_programs(
+    command: Sequence[str], folder: Path, sources: Sequence[str] = ("driver.cpp",)
+) -> list[Path]:
+    """Return a program for each source; skips where the command cannot compile anything."""
     words = [*command, *_FLAGS]
     folder.mkdir(parents=True, exist_ok=True)
     tiny = folder / "tiny.cpp"
@@ -32,7 +34,9 @@ def compile_driver(command: Sequence[str], folder: Path) -> Path:
         return to
 
     with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_one, [*SOURCES.glob("*.cpp"), _DRIVER]))
-    program = folder / "driver"
-    subprocess.run([*words, *objects, "-o", program], check=True)
-    return program
+        objects = list(pool.map(compile_one, SOURCES.glob("*.cpp")))
+        mains = list(pool.map(compile_one, [_HERE / source for source in sources]))
+    programs = [main.with_suffix("") for main in mains]
+    for main, program in zip(mains, programs, strict=True):
+        subprocess.run([*words, *objects, main, "-o", program], check=True)
+    return programs

@@ -1,4 +1,7 @@
-"""Results are the same bits whichever compiler made the library, and on another architecture."""
+"""The same bits whichever compiler made the library; instruction sets of other processors.
+
+ARM's run under qemu, which has processors with and without each of the extensions.
+"""
 
 import shutil
 import subprocess
@@ -6,15 +9,37 @@ from pathlib import Path
 
 import pytest
 
-from native.drivers import compile_driver
+from native.drivers import compile_programs
 
 pytestmark = pytest.mark.slow
 
+PROGRAMS = ("driver.cpp", "oracle.cpp")
+
+needs_qemu = pytest.mark.skipif(
+    not shutil.which("qemu-aarch64"), reason="qemu-user is not installed"
+)
+
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def programs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return compile_programs(("g++", "-O3"), tmp_path_factory.mktemp("gcc"), PROGRAMS)
+
+
+@pytest.fixture(scope="module")
+def expected(programs: list[Path]) -> dict[str, str]:
     """Digests of products and attention of random sizes, by instruction set."""
-    return digests(compile_driver(("g++", "-O3"), tmp_path_factory.mktemp("gcc")))
+    return digests(programs[0])
+
+
+@pytest.fixture(scope="module")
+def arm_programs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    command = ("aarch64-linux-gnu-g++", "-O3", "-static")
+    return compile_programs(command, tmp_path_factory.mktemp("arm"), PROGRAMS)
+
+
+@pytest.fixture(scope="module")
+def arm_digests(arm_programs: list[Path]) -> dict[str, str]:
+    return digests("qemu-aarch64", "-cpu", "max", arm_programs[0])
 
 
 def digests(*command: str | Path) -> dict[str, str]:
@@ -22,19 +47,58 @@ def digests(*command: str | Path) -> dict[str, str]:
     return dict(line.split() for line in done.stdout.splitlines())
 
 
+def held(*command: str | Path, trials: int) -> list[str]:
+    """Hold the instruction sets that run against plain; returns their names."""
+    words = [*command, "1", str(trials)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
 def test_every_instruction_set_has_a_digest(expected: dict[str, str]) -> None:
     assert "plain" in expected
     assert len(set(expected.values())) == len(expected)
+
+
+def test_every_instruction_set_agrees_with_plain(
+    programs: list[Path], expected: dict[str, str]
+) -> None:
+    assert held(programs[1], trials=100) == list(expected)
 
 
 @pytest.mark.parametrize("command", [("g++", "-O1"), ("clang++", "-O3")], ids=" ".join)
 def test_another_compiler_gives_the_same_bits(
     command: tuple[str, ...], expected: dict[str, str], tmp_path: Path
 ) -> None:
-    assert digests(compile_driver(command, tmp_path)) == expected
+    [driver] = compile_programs(command, tmp_path)
+    assert digests(driver) == expected
 
 
-@pytest.mark.skipif(not shutil.which("qemu-aarch64"), reason="qemu-user is not installed")
-def test_arm_gives_the_same_bits(expected: dict[str, str], tmp_path: Path) -> None:
-    driver = compile_driver(("aarch64-linux-gnu-g++", "-O2", "-static"), tmp_path)
-    assert digests("qemu-aarch64", driver)["plain"] == expected["plain"]
+@needs_qemu
+def test_arm_gives_the_same_bits(expected: dict[str, str], arm_digests: dict[str, str]) -> None:
+    assert arm_digests["plain"] == expected["plain"]
+    assert arm_digests["neon"] == arm_digests["neon_i8mm"]
+
+
+@needs_qemu
+def test_another_compiler_gives_the_same_bits_on_arm(
+    arm_digests: dict[str, str], tmp_path: Path
+) -> None:
+    command = ("clang++", "--target=aarch64-linux-gnu", "-O2", "-static")
+    [driver] = compile_programs(command, tmp_path)
+    assert digests("qemu-aarch64", "-cpu", "max", driver) == arm_digests
+
+
+@needs_qemu
+@pytest.mark.parametrize(
+    ("processor", "sets"),
+    [
+        ("cortex-a72", ["plain"]),
+        ("neoverse-n1", ["plain", "neon"]),
+        ("max", ["plain", "neon", "neon_i8mm"]),
+    ],
+)
+def test_an_arm_processor_takes_what_it_has_and_agrees_with_plain(
+    arm_programs: list[Path], processor: str, sets: list[str]
+) -> None:
+    assert held("qemu-aarch64", "-cpu", processor, arm_programs[1], trials=15) == sets

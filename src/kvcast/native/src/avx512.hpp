@@ -43,9 +43,9 @@ INLINE __mmask16 first(int count) {
   return count >= 16 ? 0xffff : count > 0 ? static_cast<__mmask16>((1u << count) - 1) : 0;
 }
 
-// 2^x to 2e-7 relative; far below 0 nearly 0. Cephes' exp2f.
+// 2^x to 2e-7 relative; far below 0 nearly 0; NaN stays. Cephes' exp2f.
 INLINE __m512 exp2(__m512 x) {
-  x = _mm512_max_ps(x, _mm512_set1_ps(-126.f));
+  x = _mm512_max_ps(_mm512_set1_ps(-126.f), x);  // of two numbers of which one is NaN, the second is taken
   const __m512 whole = _mm512_roundscale_ps(x, 0), rest = _mm512_sub_ps(x, whole);
   __m512 sum = _mm512_set1_ps(1.5353362e-4f);
   for (float term : {1.3398874e-3f, 9.6184373e-3f, 5.5503325e-2f, 2.4022648e-1f, 6.9314720e-1f, 1.f})

@@ -183,5 +183,9 @@ extern const Instructions plain;
 extern const Instructions avx512;
 extern const Instructions avx2;
 #endif
+#if defined(__AARCH64EL__)
+extern const Instructions neon_i8mm;
+extern const Instructions neon;
+#endif
 
 }  // namespace kvcast

@@ -22,6 +22,10 @@ const Instructions* const ALL[] = {
     &avx512,
     &avx2,
 #endif
+#if defined(__AARCH64EL__)
+    &neon_i8mm,
+    &neon,
+#endif
     &plain,
 };
 

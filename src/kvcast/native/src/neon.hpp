@@ -1,0 +1,90 @@
+// What the parts of the NEON instruction sets share.
+#pragma once
+#include "kernels.hpp"
+#if defined(__AARCH64EL__)
+#include <arm_neon.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <initializer_list>
+
+#define INLINE inline __attribute__((always_inline))
+
+namespace kvcast {
+
+extern const Products neon_products, neon_i8mm_products;
+extern const Rows neon_rows;
+extern const Attention neon_attention;
+extern const EncoderAttention neon_encoder_attention;
+
+// Names that the other instruction sets have too.
+namespace with_neon {
+
+constexpr float LOG2_E = 1.44269504f;
+constexpr int LANES = 4;
+constexpr int STRIP = 16;             // columns whose sums for MOST_ROWS rows fit into 32 registers
+constexpr int QUADS = STRIP / LANES;  // vectors of a strip
+constexpr int VECTORS = BLOCK / LANES;
+
+// The first `count` of 4 numbers, and zeros. Nothing else is read.
+INLINE float32x4_t load(const float* from, int count) {
+  if (count >= LANES) return vld1q_f32(from);
+  float numbers[LANES] = {};
+  if (count > 0) std::memcpy(numbers, from, count * sizeof(float));
+  return vld1q_f32(numbers);
+}
+
+INLINE void store(float* to, int count, float32x4_t x) {
+  if (count >= LANES) return vst1q_f32(to, x);
+  float numbers[LANES];
+  vst1q_f32(numbers, x);
+  if (count > 0) std::memcpy(to, numbers, count * sizeof(float));
+}
+
+INLINE float32x4_t load(const float* from) { return vld1q_f32(from); }
+INLINE float32x4_t load(const uint16_t* from) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))); }
+INLINE float32x4_t load(const uint16_t* from, int count) {
+  if (count >= LANES) return load(from);
+  uint16_t halves[LANES] = {};
+  if (count > 0) std::memcpy(halves, from, count * sizeof(uint16_t));
+  return load(halves);
+}
+
+// The first `count` of 4 lanes; all if there are more, none if there are less than one.
+INLINE uint32x4_t first(int count) {
+  constexpr int32_t PLACES[LANES] = {0, 1, 2, 3};
+  return vcgtq_s32(vdupq_n_s32(count), vld1q_s32(PLACES));
+}
+
+// Horizontal ones, each in one fixed order.
+INLINE float total(float32x4_t x) { return vaddvq_f32(x); }
+INLINE float greatest(float32x4_t x) { return vmaxvq_f32(x); }  // NaN if there is one
+
+// 2^x to 2e-7 relative; far below 0 nearly 0, from 128 on infinite; NaN stays. Cephes' exp2f.
+INLINE float32x4_t exp2(float32x4_t x) {
+  x = vminq_f32(vdupq_n_f32(128.f), vmaxq_f32(vdupq_n_f32(-126.f), x));
+  const float32x4_t whole = vrndnq_f32(x), rest = vsubq_f32(x, whole);
+  float32x4_t sum = vdupq_n_f32(1.5353362e-4f);
+  for (float term : {1.3398874e-3f, 9.6184373e-3f, 5.5503325e-2f, 2.4022648e-1f, 6.9314720e-1f, 1.f})
+    sum = vfmaq_f32(vdupq_n_f32(term), sum, rest);
+  const int32x4_t exponent = vaddq_s32(vcvtq_s32_f32(whole), vdupq_n_s32(127));
+  return vmulq_f32(sum, vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23)));
+}
+
+// sums += a [ROWS, k] x w [k, STRIP].
+template <int ROWS>
+INLINE void multiply_strip(const float* w, int inputs, const float* a, size_t stride, float32x4_t sums[ROWS][QUADS]) {
+  for (int k = 0; k < inputs; k++, w += STRIP) {
+    float32x4_t x[QUADS];
+    for (int z = 0; z < QUADS; z++) x[z] = vld1q_f32(w + z * LANES);
+    for (int m = 0; m < ROWS; m++) {
+      const float32x4_t y = vld1q_dup_f32(a + m * stride + k);
+      for (int z = 0; z < QUADS; z++) sums[m][z] = vfmaq_f32(sums[m][z], x[z], y);
+    }
+  }
+}
+
+}  // namespace with_neon
+}  // namespace kvcast
+#endif

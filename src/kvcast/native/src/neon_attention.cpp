@@ -1,0 +1,214 @@
+// Attention over a part of positions with NEON, in fp32 throughout.
+#include "neon.hpp"
+#if defined(__AARCH64EL__)
+
+namespace kvcast {
+namespace with_neon {
+namespace {
+
+constexpr int AT_ONCE = 6;  // queries that share values: 6 x 4 sums and 4 values fit into 32 registers
+
+void rotate(const float* x, const float* cosines, const float* sines, int half, float* out) {
+  for (int i = 0; i < half; i += LANES) {
+    const int there = half - i;
+    const float32x4_t a = load(x + i, there), b = load(x + half + i, there);
+    const float32x4_t c = load(cosines + i, there), s = load(sines + i, there);
+    with_neon::store(out + i, there, vfmsq_f32(vmulq_f32(a, c), b, s));
+    with_neon::store(out + half + i, there, vfmaq_f32(vmulq_f32(a, s), b, c));
+  }
+}
+
+void store_numbers(const float* x, int count, Number number, void* to) {
+  for (int i = 0; i < count; i += LANES) {
+    const float32x4_t v = load(x + i, count - i);
+    if (number == Number::F32) {
+      with_neon::store(static_cast<float*>(to) + i, count - i, v);
+    } else {
+      uint16_t halves[LANES];
+      vst1_u16(halves, vreinterpret_u16_f16(vcvt_f16_f32(v)));
+      std::memcpy(static_cast<uint16_t*>(to) + i, halves, std::min(LANES, count - i) * sizeof(uint16_t));
+    }
+  }
+}
+
+// The total of each of 4 vectors, in order. Each is summed in the same order, whatever its place.
+INLINE float32x4_t totals(const float32x4_t x[4]) { return vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])); }
+
+// Scores of QUERIES queries against keys [count, d]. DIM is d; 0: any. Lanes are numbers of a key.
+// `scores` is filled past count, up to a multiple of 4.
+template <class T, int QUERIES, int DIM>
+void score_keys(const T* key, int count, int head_dim, const float* query, float* scores) {
+  constexpr int KEYS = 4;
+  const int d = DIM ? DIM : head_dim, width = padded(d), whole = d / LANES * LANES;
+  for (int t = 0; t < count; t += KEYS) {
+    // The last keys stand in for those past the end.
+    const T* lines[KEYS];
+    for (int i = 0; i < KEYS; i++) lines[i] = key + static_cast<size_t>(std::min(t + i, count - 1)) * d;
+    float32x4_t sums[QUERIES][KEYS];
+    for (int m = 0; m < QUERIES; m++)
+      for (int i = 0; i < KEYS; i++) sums[m][i] = vdupq_n_f32(0.f);
+    for (int j = 0; j < whole; j += LANES) {
+      float32x4_t q[QUERIES];
+      for (int m = 0; m < QUERIES; m++) q[m] = load(query + m * width + j);
+      for (int i = 0; i < KEYS; i++) {
+        const float32x4_t k = load(lines[i] + j);
+        for (int m = 0; m < QUERIES; m++) sums[m][i] = vfmaq_f32(sums[m][i], k, q[m]);
+      }
+    }
+    if (whole < d)
+      for (int i = 0; i < KEYS; i++) {
+        const float32x4_t k = load(lines[i] + whole, d - whole);
+        for (int m = 0; m < QUERIES; m++) sums[m][i] = vfmaq_f32(sums[m][i], k, load(query + m * width + whole));
+      }
+    for (int m = 0; m < QUERIES; m++) vst1q_f32(scores + m * SCORES + t, totals(sums[m]));
+  }
+}
+
+template <class T, int DIM>
+void score_stretch(const T* key, int count, int head_dim, const float* query, int queries, float* scores) {
+  const int width = padded(head_dim);
+  while (queries > 0) {
+    const int now = std::min(queries, 4);
+    const auto take = now == 1   ? score_keys<T, 1, DIM>
+                      : now == 2 ? score_keys<T, 2, DIM>
+                      : now == 3 ? score_keys<T, 3, DIM>
+                                 : score_keys<T, 4, DIM>;
+    take(key, count, head_dim, query, scores);
+    query += now * width;
+    scores += now * SCORES;
+    queries -= now;
+  }
+}
+
+template <class T>
+void score(const Part& part, float* scores) {
+  for (int i = 0, at = part.begin; i < 2; at += part.counts[i++]) {
+    const auto take = part.head_dim == 64 ? score_stretch<T, 64> : score_stretch<T, 0>;
+    take(static_cast<const T*>(part.keys[i]), part.counts[i], part.head_dim, part.query, part.queries, scores + at);
+  }
+}
+
+// tanh to 2e-7.
+INLINE float32x4_t tanh(float32x4_t x) {
+  const float32x4_t one = vdupq_n_f32(1.f), square = vmulq_f32(x, x);
+  const float32x4_t power = exp2(vmulq_f32(x, vdupq_n_f32(2 * LOG2_E)));
+  const float32x4_t far = vsubq_f32(one, vdivq_f32(vdupq_n_f32(2.f), vaddq_f32(power, one)));
+  float32x4_t sum = vdupq_n_f32(62 / 2835.f);
+  for (float term : {-17 / 315.f, 2 / 15.f, -1 / 3.f, 1.f}) sum = vfmaq_f32(vdupq_n_f32(term), sum, square);
+  return vbslq_f32(vcltq_f32(square, vdupq_n_f32(0.0625f)), vmulq_f32(sum, x), far);
+}
+
+// Scores first .. last become shares, and those around them up to whole vectors 0.
+Softmax share(float* scores, int first, int last, const float* bias, float softcap) {
+  const float32x4_t nothing = vdupq_n_f32(-INFINITY), cap = vdupq_n_f32(softcap);
+  const int begin = first / LANES * LANES;
+  float32x4_t most_of = nothing;
+  for (int t = begin; t < last; t += LANES) {
+    const uint32x4_t there = vbicq_u32(with_neon::first(last - t), with_neon::first(first - t));
+    float32x4_t x = load(scores + t);
+    if (softcap != 0) x = vmulq_f32(cap, tanh(vdivq_f32(x, cap)));
+    if (bias != nullptr) {
+      float known[LANES] = {};
+      for (int i = 0; i < LANES; i++)
+        if (t + i >= first && t + i < last) known[i] = bias[t + i];
+      x = vaddq_f32(x, load(known));
+    }
+    x = vbslq_f32(there, x, nothing);
+    most_of = vmaxq_f32(most_of, x);  // NaN stays
+    vst1q_f32(scores + t, x);
+  }
+  const float most = greatest(most_of);
+  const bool is_empty = most == -INFINITY;
+  const float32x4_t peak = vdupq_n_f32(is_empty ? 0.f : most);
+  float32x4_t sum = vdupq_n_f32(0.f);
+  for (int t = begin; t < last; t += LANES) {
+    const float32x4_t x = vmulq_f32(vsubq_f32(load(scores + t), peak), vdupq_n_f32(LOG2_E));
+    const uint32x4_t is_nothing = vcltq_f32(x, vdupq_n_f32(-126.f));  // NaN is not
+    const float32x4_t part = vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(exp2(x)), is_nothing));
+    sum = vaddq_f32(sum, part);
+    vst1q_f32(scores + t, part);
+  }
+  return {most, is_empty ? 0.f : total(sum)};
+}
+
+// mixed [ROWS, width] += shares [ROWS, SCORES] x values [count, d], of COLUMNS * 4 numbers of d, of which the
+// last vector has `there`.
+template <class T, int ROWS, int COLUMNS>
+void mix_values(const T* value, int count, int head_dim, const float* shares, float* mixed, int width, int there) {
+  float32x4_t sums[ROWS][COLUMNS];
+  for (int m = 0; m < ROWS; m++)
+    for (int z = 0; z < COLUMNS; z++) sums[m][z] = load(mixed + m * width + z * LANES);
+  for (int t = 0; t < count; t++, value += head_dim) {
+    float32x4_t v[COLUMNS];
+    for (int z = 0; z < COLUMNS; z++) v[z] = COLUMNS == 1 ? load(value, there) : load(value + z * LANES);
+    for (int m = 0; m < ROWS; m++) {
+      const float32x4_t factor = vld1q_dup_f32(shares + m * SCORES + t);
+      for (int z = 0; z < COLUMNS; z++) sums[m][z] = vfmaq_f32(sums[m][z], v[z], factor);
+    }
+  }
+  for (int m = 0; m < ROWS; m++)
+    for (int z = 0; z < COLUMNS; z++) vst1q_f32(mixed + m * width + z * LANES, sums[m][z]);
+}
+
+template <class T, int ROWS>
+void mix_rows(const T* value, int count, int head_dim, const float* shares, float* mixed) {
+  constexpr int COLUMNS = ROWS == 1 ? 16 : ROWS == 2 ? 8 : 4;
+  const int width = padded(head_dim);
+  int d = 0;
+  for (; d + COLUMNS * LANES <= head_dim; d += COLUMNS * LANES)
+    mix_values<T, ROWS, COLUMNS>(value + d, count, head_dim, shares, mixed + d, width, LANES);
+  for (; d < head_dim; d += LANES)
+    mix_values<T, ROWS, 1>(value + d, count, head_dim, shares, mixed + d, width, head_dim - d);
+}
+
+// Of positions first .. last of a part, over its stretches.
+template <class T, int ROWS>
+void mix_range(const Part& part, int first, int last, const float* shares, float* mixed) {
+  for (int i = 0, at = part.begin; i < 2; at += part.counts[i++]) {
+    const int begin = std::max(first, at), end = std::min(last, at + part.counts[i]);
+    if (begin < end)
+      mix_rows<T, ROWS>(static_cast<const T*>(part.values[i]) + static_cast<size_t>(begin - at) * part.head_dim,
+                        end - begin, part.head_dim, shares + begin, mixed);
+  }
+}
+
+// Positions that all of ROWS queries see are taken for all at once, the others for each alone: in their
+// order either way.
+template <class T, int ROWS>
+void mix(const Part& part, int query, const float* scores, float* mixed) {
+  const int width = padded(part.head_dim), *first = part.first + query, *last = part.last + query;
+  const float* shares = scores + query * SCORES;
+  float* to = mixed + query * width;
+  std::memset(to, 0, ROWS * width * sizeof(float));
+  const int begin = *std::max_element(first, first + ROWS), end = *std::min_element(last, last + ROWS);
+  if (begin >= end) {
+    for (int m = 0; m < ROWS; m++) mix_range<T, 1>(part, first[m], last[m], shares + m * SCORES, to + m * width);
+    return;
+  }
+  for (int m = 0; m < ROWS; m++) mix_range<T, 1>(part, first[m], begin, shares + m * SCORES, to + m * width);
+  mix_range<T, ROWS>(part, begin, end, shares, to);
+  for (int m = 0; m < ROWS; m++) mix_range<T, 1>(part, end, last[m], shares + m * SCORES, to + m * width);
+}
+
+template <class T>
+constexpr void (*MIX[AT_ONCE])(const Part&, int, const float*, float*) = {mix<T, 1>, mix<T, 2>, mix<T, 3>,
+                                                                         mix<T, 4>, mix<T, 5>, mix<T, 6>};
+
+void attend(const Part& part, float* scores, Softmax* softmax, float* mixed) {
+  const auto take = part.key_number == Number::F32 ? score<float> : score<uint16_t>;
+  take(part, scores);
+  for (int m = 0; m < part.queries; m++)
+    softmax[m] = share(scores + m * SCORES, part.first[m], part.last[m], part.bias ? part.bias[m] : nullptr,
+                       part.softcap);
+  const auto* const by_rows = part.value_number == Number::F32 ? MIX<float> : MIX<uint16_t>;
+  for (int m = 0; m < part.queries; m += AT_ONCE)
+    by_rows[std::min(AT_ONCE, part.queries - m) - 1](part, m, scores, mixed);
+}
+
+}  // namespace
+}  // namespace with_neon
+
+const Attention neon_attention = {with_neon::rotate, with_neon::store_numbers, with_neon::attend};
+
+}  // namespace kvcast
+#endif

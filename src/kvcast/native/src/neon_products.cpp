@@ -1,0 +1,479 @@
+// Products with NEON: fp32, int8 and int4.
+//
+// Tiles are four strips of STRIP outputs each, one after the other. A strip of codes is [k / 8, STRIP, 8], so a
+// vector holds 8 inputs of two outputs: what i8mm multiplies with two rows, and dot products with one.
+#include "halves.hpp"
+#include "neon_activations.hpp"
+#if defined(__AARCH64EL__)
+
+namespace kvcast {
+namespace with_neon {
+
+// As numbers, since compilers and assemblers know these instructions only where they may use them everywhere.
+// The first lines give the registers' names their numbers.
+__asm__(
+    ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31\n"
+    ".equ kvcast_v\\n, \\n\n"
+    ".endr\n");
+#define NEON_PRODUCT(code) \
+  __asm__(".inst " code " + (kvcast_%1 << 5) + (kvcast_%2 << 16) + kvcast_%0" : "+w"(sum) : "w"(a), "w"(b))
+
+namespace {
+
+constexpr int STRIPS = BLOCK / STRIP;
+constexpr int EIGHT = 8;          // inputs of an output that lie side by side
+constexpr int TWOS = STRIP / 2;   // vectors of a strip's EIGHT inputs
+
+// Adds to each of four sums four products of a with b.
+INLINE int32x4_t sdot(int32x4_t sum, int8x16_t a, int8x16_t b) {
+  NEON_PRODUCT("0x4e809400");
+  return sum;
+}
+
+// Adds a [2, 8] times b [2, 8] transposed to sums [2, 2].
+INLINE int32x4_t smmla(int32x4_t sum, int8x16_t a, int8x16_t b) {
+  NEON_PRODUCT("0x4e80a400");
+  return sum;
+}
+
+INLINE int8x8_t eight(const int8_t* codes) { return vld1_s8(codes); }
+
+// Rows of codes, as a strip's are multiplied with them: `LINES` vectors of each EIGHT inputs, and as many sums for
+// each vector of the strip. `of` gives the sums of a row and four outputs.
+template <int ROWS>
+struct Dots {
+  static constexpr int LINES = ROWS;
+
+  static INLINE int8x16_t load(const int8_t* codes, size_t stride, int line) {
+    const int8x8_t one = eight(codes + line * stride);
+    return vcombine_s8(one, one);
+  }
+  static INLINE int32x4_t add(int32x4_t sum, int8x16_t codes, int8x16_t weights) { return sdot(sum, codes, weights); }
+  static INLINE int32x4_t of(const int32x4_t sums[LINES][TWOS], int row, int z) {
+    return vpaddq_s32(sums[row][2 * z], sums[row][2 * z + 1]);
+  }
+};
+
+template <int ROWS>
+struct Matrices {
+  static constexpr int LINES = (ROWS + 1) / 2;
+
+  // A last row that is alone is taken twice.
+  static INLINE int8x16_t load(const int8_t* codes, size_t stride, int line) {
+    return vcombine_s8(eight(codes + 2 * line * stride), eight(codes + std::min(2 * line + 1, ROWS - 1) * stride));
+  }
+  static INLINE int32x4_t add(int32x4_t sum, int8x16_t codes, int8x16_t weights) { return smmla(sum, codes, weights); }
+  static INLINE int32x4_t of(const int32x4_t sums[LINES][TWOS], int row, int z) {
+    const int64x2_t low = vreinterpretq_s64_s32(sums[row / 2][2 * z]);
+    const int64x2_t high = vreinterpretq_s64_s32(sums[row / 2][2 * z + 1]);
+    return vreinterpretq_s32_s64(row % 2 ? vtrn2q_s64(low, high) : vtrn1q_s64(low, high));
+  }
+};
+
+INLINE void round_vectors(const float32x4_t v[VECTORS], const Rounded& to) {
+  // As integers, magnitudes have the order of the numbers, and NaN is above them all: it is not lost.
+  uint32x4_t most = vdupq_n_u32(0);
+  for (int z = 0; z < VECTORS; z++) most = vmaxq_u32(most, vreinterpretq_u32_f32(vabsq_f32(v[z])));
+  const uint32_t bits = vmaxvq_u32(most);
+  float m;
+  std::memcpy(&m, &bits, sizeof m);
+  const float32x4_t inverse = vdupq_n_f32(m >= SMALLEST ? 127.f / m : 0.f), least = vdupq_n_f32(-127.f);
+  for (int g = 0; g < BLOCK / GROUP; g++) {
+    int32x4_t sum = vdupq_n_s32(0);
+    for (int i = 0; i < GROUP; i += EIGHT) {
+      const float32x4_t* x = v + (g * GROUP + i) / LANES;
+      // NaN becomes -127.
+      const int32x4_t low = vcvtnq_s32_f32(vmaxnmq_f32(vmulq_f32(x[0], inverse), least));
+      const int32x4_t high = vcvtnq_s32_f32(vmaxnmq_f32(vmulq_f32(x[1], inverse), least));
+      sum = vaddq_s32(sum, vaddq_s32(low, high));
+      vst1_s8(to.codes + g * GROUP + i, vqmovn_s16(vcombine_s16(vqmovn_s32(low), vqmovn_s32(high))));
+    }
+    to.offsets[g] = -128 * vaddvq_s32(sum);
+  }
+  *to.scales = m < SMALLEST ? 0.f : m / 127.f;
+}
+
+void round(const float* x, int count, const Rounded& to) {
+  float32x4_t v[VECTORS];
+  for (int z = 0; z < VECTORS; z++) v[z] = load(x + LANES * z, count - LANES * z);
+  round_vectors(v, to);
+}
+
+void finish(const float* x, int count, const Ending& ending) {
+  with_activation(ending.activation, [&](auto f) {
+    float32x4_t v[VECTORS];
+    for (int z = 0; z < VECTORS; z++) {
+      const int there = count - LANES * z;
+      v[z] = there > 0 ? f(load(x + LANES * z, there)) : vdupq_n_f32(0.f);
+      if (ending.residual) v[z] = vaddq_f32(v[z], load(ending.residual + LANES * z, there));
+      if (ending.out) store(ending.out + LANES * z, there, v[z]);
+    }
+    if (ending.to) round_vectors(v, *ending.to);
+  });
+}
+
+// Copies count numbers, and zeros up to BLOCK of them.
+void copy_or_zeros(const float* from, int count, uint8_t* to) {
+  std::memset(to, 0, BLOCK * sizeof(float));
+  if (from) std::memcpy(to, from, count * sizeof(float));
+}
+
+// [STRIPS, k, STRIP], then bias.
+namespace f32 {
+
+size_t bytes(int inputs) { return sizeof(float) * BLOCK * (1 + static_cast<size_t>(inputs)); }
+
+void pack(const Stored& from, uint8_t* tile) {
+  const size_t inputs = from.inputs;
+  float* to = reinterpret_cast<float*>(tile);
+  if (from.count < BLOCK) std::memset(to, 0, inputs * BLOCK * sizeof(float));
+  for (size_t begin = 0; begin < inputs; begin += 16)  // what is written lies in the first cache
+    for (int n = 0; n < from.count; n++)
+      for (size_t k = begin; k < std::min(begin + 16, inputs); k++)
+        to[(n / STRIP * inputs + k) * STRIP + n % STRIP] = static_cast<const float*>(from.codes)[n * inputs + k];
+  copy_or_zeros(from.bias, from.count, tile + inputs * BLOCK * sizeof(float));
+}
+
+void unpack(const uint8_t* tile, int inputs, int n, float* out) {
+  const float* from = reinterpret_cast<const float*>(tile) + static_cast<size_t>(n / STRIP) * inputs * STRIP + n % STRIP;
+  for (int k = 0; k < inputs; k++) out[k] = from[static_cast<size_t>(k) * STRIP];
+}
+
+template <int ROWS>
+void multiply(const uint8_t* tile, const Operand& in, int inputs, float* out) {
+  const float* weights = reinterpret_cast<const float*>(tile);
+  const size_t apart = static_cast<size_t>(inputs) * STRIP;
+  const float* bias = weights + STRIPS * apart;
+  for (int strip = 0; strip < STRIPS; strip++) {
+    float32x4_t sums[ROWS][QUADS];
+    for (int m = 0; m < ROWS; m++)
+      for (int z = 0; z < QUADS; z++) sums[m][z] = vdupq_n_f32(0.f);
+    multiply_strip<ROWS>(weights + strip * apart, inputs, in.x, in.stride, sums);
+    for (int m = 0; m < ROWS; m++)
+      for (int z = 0; z < QUADS; z++) {
+        const int n = strip * STRIP + z * LANES;
+        vst1q_f32(out + m * BLOCK + n, vaddq_f32(sums[m][z], load(bias + n)));
+      }
+  }
+}
+
+void multiply_any(const uint8_t* tile, const Operand& in, int inputs, int rows, float* out) {
+  using Multiply = void (*)(const uint8_t*, const Operand&, int, float*);
+  constexpr Multiply BY_ROWS[MOST_ROWS] = {multiply<1>, multiply<2>, multiply<3>, multiply<4>, multiply<5>, multiply<6>};
+  BY_ROWS[rows - 1](tile, in, inputs, out);
+}
+
+}  // namespace f32
+
+// Inputs k .. k + 8 of an output of stored int8 codes; zeros past their end.
+INLINE uint64_t eight_of(const Stored& from, int n, int k) {
+  uint64_t bits = 0;
+  if (n < from.count && k < from.inputs)
+    std::memcpy(&bits, static_cast<const int8_t*>(from.codes) + static_cast<size_t>(n) * from.inputs + k,
+                std::min(EIGHT, from.inputs - k));
+  return bits;
+}
+
+// `count` inputs from k on of a strip, as [count / 8, STRIP, 8].
+INLINE void pack_eights(const Stored& from, int strip, int k, int count, uint8_t* to) {
+  for (int n = 0; n < STRIP; n++)
+    for (int i = 0; i < count; i += EIGHT) {
+      const uint64_t bits = eight_of(from, strip * STRIP + n, k + i);
+      std::memcpy(to + i * STRIP + EIGHT * n, &bits, EIGHT);
+    }
+}
+
+template <class Sums>
+INLINE void zero(int32x4_t sums[Sums::LINES][TWOS]) {
+  for (int m = 0; m < Sums::LINES; m++)
+    for (int z = 0; z < TWOS; z++) sums[m][z] = vdupq_n_s32(0);
+}
+
+// `count` inputs of a strip x codes.
+template <class Sums>
+INLINE void dot_codes(const uint8_t* weights, int count, const int8_t* codes, size_t stride,
+                      int32x4_t sums[Sums::LINES][TWOS]) {
+  zero<Sums>(sums);
+#pragma GCC unroll 1  // else loads are taken so early that sums leave their registers
+  for (int k = 0; k < count; k += EIGHT, weights += EIGHT * STRIP) {
+    int8x16_t x[Sums::LINES];
+    for (int m = 0; m < Sums::LINES; m++) x[m] = Sums::load(codes + k, stride, m);
+    for (int z = 0; z < TWOS; z++) {
+      const int8x16_t w = vreinterpretq_s8_u8(vld1q_u8(weights + z * 16));
+      for (int m = 0; m < Sums::LINES; m++) sums[m][z] = Sums::add(sums[m][z], x[m], w);
+    }
+  }
+}
+
+// A group of 4-bit codes x codes.
+template <class Sums>
+INLINE void dot_nibbles(const uint8_t* weights, const int8_t* codes, size_t stride,
+                        int32x4_t sums[Sums::LINES][TWOS]) {
+  zero<Sums>(sums);
+  for (int k = 0; k < GROUP / 2; k += EIGHT, weights += EIGHT * STRIP) {
+    __asm__ volatile("" : "+r"(weights), "+r"(codes));  // likewise: two rounds become one whatever one asks for
+    int8x16_t low[Sums::LINES], high[Sums::LINES];
+    for (int m = 0; m < Sums::LINES; m++) {
+      low[m] = Sums::load(codes + k, stride, m);
+      high[m] = Sums::load(codes + GROUP / 2 + k, stride, m);
+    }
+    for (int z = 0; z < TWOS; z++) {
+      const uint8x16_t both = vld1q_u8(weights + z * 16);
+      const int8x16_t w = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
+      const int8x16_t v = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
+      for (int m = 0; m < Sums::LINES; m++) sums[m][z] = Sums::add(Sums::add(sums[m][z], low[m], w), high[m], v);
+    }
+  }
+}
+
+// [STRIPS, k / 8, STRIP, 8] codes; then scales and bias.
+namespace int8 {
+
+size_t bytes(int inputs) { return static_cast<size_t>(BLOCK) * filled(inputs) + 2 * BLOCK * sizeof(float); }
+
+void pack(const Stored& from, uint8_t* tile) {
+  const int inputs = filled(from.inputs);
+  for (int strip = 0; strip < STRIPS; strip++)
+    for (int k = 0; k < inputs; k += BLOCK, tile += BLOCK * STRIP) pack_eights(from, strip, k, BLOCK, tile);
+  copy_or_zeros(from.scales, from.count, tile);
+  copy_or_zeros(from.bias, from.count, tile + BLOCK * sizeof(float));
+}
+
+void unpack(const uint8_t* tile, int inputs, int n, float* out) {
+  const size_t strip = static_cast<size_t>(STRIP) * filled(inputs);
+  const float scale = reinterpret_cast<const float*>(tile + STRIPS * strip)[n];
+  tile += n / STRIP * strip + n % STRIP * EIGHT;
+  for (int k = 0; k < inputs; k++) out[k] = static_cast<int8_t>(tile[k / EIGHT * EIGHT * STRIP + k % EIGHT]) * scale;
+}
+
+struct Strip {
+  static size_t bytes(int inputs) { return static_cast<size_t>(STRIP) * inputs; }
+
+  template <int ROWS, class Sums>
+  static INLINE void multiply(const uint8_t* weights, const Rounded& in, const float* scales, float* out) {
+    const int blocks = in.inputs / BLOCK;
+    float32x4_t totals[ROWS][QUADS];
+    for (int m = 0; m < ROWS; m++)
+      for (int z = 0; z < QUADS; z++) totals[m][z] = vdupq_n_f32(0.f);
+    for (int b = 0; b < blocks; b++, weights += BLOCK * STRIP) {
+      int32x4_t sums[Sums::LINES][TWOS];
+      dot_codes<Sums>(weights, BLOCK, in.codes + b * BLOCK, in.inputs, sums);
+      for (int m = 0; m < ROWS; m++) {
+        const float32x4_t scale = vld1q_dup_f32(in.scales + m * blocks + b);
+        for (int z = 0; z < QUADS; z++)
+          totals[m][z] = vfmaq_f32(totals[m][z], vcvtq_f32_s32(Sums::of(sums, m, z)), scale);
+      }
+    }
+    for (int m = 0; m < ROWS; m++)
+      for (int z = 0; z < QUADS; z++)
+        vst1q_f32(out + m * BLOCK + z * LANES,
+                  vfmaq_f32(load(scales + BLOCK + z * LANES), totals[m][z], load(scales + z * LANES)));
+  }
+};
+
+}  // namespace int8
+
+// The formats of groups: [STRIPS, k / GROUP] of a group's scales (halves [STRIP]), its least values likewise
+// (if any) and its codes; then bias.
+namespace groups {
+
+constexpr size_t HALVES = STRIP * sizeof(uint16_t);
+
+void pack_halves(const float* from, const Stored& stored, int strip, int g, uint8_t* to) {
+  const int groups = (stored.inputs + GROUP - 1) / GROUP;
+  for (int i = 0; i < STRIP; i++) {
+    const int n = strip * STRIP + i;
+    const uint16_t bits = n < stored.count && g < groups ? to_half(from[static_cast<size_t>(n) * groups + g]) : 0;
+    std::memcpy(to + 2 * i, &bits, 2);
+  }
+}
+
+float unpack_half(const uint8_t* from, int i) {
+  uint16_t bits;
+  std::memcpy(&bits, from + 2 * i, 2);
+  return from_half(bits);
+}
+
+// Four halves, from z * 4 on.
+INLINE float32x4_t halves(const uint8_t* at, int z) { return load(reinterpret_cast<const uint16_t*>(at) + z * LANES); }
+
+// What the formats have in common: a group has its scales first.
+template <class Group>
+struct Strip {
+  static size_t bytes(int inputs) { return Group::EACH * (inputs / GROUP); }
+
+  template <int ROWS, class Sums>
+  static INLINE void multiply(const uint8_t* tile, const Rounded& in, const float* bias, float* out) {
+    const int blocks = in.inputs / BLOCK;
+    float32x4_t totals[ROWS][QUADS];
+    for (int m = 0; m < ROWS; m++)
+      for (int z = 0; z < QUADS; z++) totals[m][z] = vdupq_n_f32(0.f);
+    for (int g = 0; g < 2 * blocks; g++, tile += Group::EACH) {
+      int32x4_t sums[Sums::LINES][TWOS];
+      Group::template dot<Sums>(tile, in.codes + g * GROUP, in.inputs, sums);
+      for (int m = 0; m < ROWS; m++) {
+        const float s = in.scales[m * blocks + g / 2];
+        for (int z = 0; z < QUADS; z++) {
+          const float32x4_t found = vmulq_n_f32(vcvtq_f32_s32(Sums::of(sums, m, z)), s);
+          totals[m][z] = vfmaq_f32(totals[m][z], found, halves(tile, z));
+          totals[m][z] = Group::add_least(totals[m][z], tile, z, in.offsets[m * blocks * 2 + g], s);
+        }
+      }
+    }
+    for (int m = 0; m < ROWS; m++)
+      for (int z = 0; z < QUADS; z++)
+        vst1q_f32(out + m * BLOCK + z * LANES, vaddq_f32(totals[m][z], load(bias + z * LANES)));
+  }
+};
+
+template <class Group>
+size_t bytes(int inputs) {
+  return STRIPS * Strip<Group>::bytes(filled(inputs)) + BLOCK * sizeof(float);
+}
+
+}  // namespace groups
+
+// Codes [GROUP / 8, STRIP, 8].
+namespace int8_block {
+
+struct Group {
+  static constexpr size_t EACH = groups::HALVES + GROUP * STRIP;
+
+  template <class Sums>
+  static INLINE void dot(const uint8_t* group, const int8_t* codes, size_t stride, int32x4_t sums[Sums::LINES][TWOS]) {
+    dot_codes<Sums>(group + groups::HALVES, GROUP, codes, stride, sums);
+  }
+  static INLINE float32x4_t add_least(float32x4_t total, const uint8_t*, int, int32_t, float) { return total; }
+};
+
+using Strip = groups::Strip<Group>;
+
+void pack(const Stored& from, uint8_t* tile) {
+  for (int strip = 0; strip < STRIPS; strip++)
+    for (int g = 0; g < filled(from.inputs) / GROUP; g++, tile += Group::EACH) {
+      groups::pack_halves(from.scales, from, strip, g, tile);
+      pack_eights(from, strip, g * GROUP, GROUP, tile + groups::HALVES);
+    }
+  copy_or_zeros(from.bias, from.count, tile);
+}
+
+void unpack(const uint8_t* tile, int inputs, int n, float* out) {
+  tile += n / STRIP * Strip::bytes(filled(inputs));
+  for (int k = 0; k < inputs; k++) {
+    const uint8_t* group = tile + k / GROUP * Group::EACH;
+    const int i = k % GROUP;
+    const int code = static_cast<int8_t>(group[groups::HALVES + i / EIGHT * EIGHT * STRIP + n % STRIP * EIGHT + i % EIGHT]);
+    out[k] = code * groups::unpack_half(group, n % STRIP);
+  }
+}
+
+}  // namespace int8_block
+
+// Codes [GROUP / 16, STRIP, 8]: input k of the group in the low half of a byte, k + GROUP / 2 in the high one.
+namespace int4_min {
+
+struct Group {
+  static constexpr size_t HEAD = 2 * groups::HALVES, EACH = HEAD + GROUP * STRIP / 2;
+
+  template <class Sums>
+  static INLINE void dot(const uint8_t* group, const int8_t* codes, size_t stride, int32x4_t sums[Sums::LINES][TWOS]) {
+    dot_nibbles<Sums>(group + HEAD, codes, stride, sums);
+  }
+  static INLINE float32x4_t add_least(float32x4_t total, const uint8_t* group, int z, int32_t offset, float scale) {
+    const float codes = static_cast<float>(offset) * scale * (-1 / 128.f);
+    return vfmaq_f32(total, vdupq_n_f32(codes), groups::halves(group + groups::HALVES, z));
+  }
+};
+
+using Strip = groups::Strip<Group>;
+
+int stored_code(const Stored& from, int n, int k) {
+  if (n >= from.count || k >= from.inputs) return 0;
+  return static_cast<const uint8_t*>(from.codes)[static_cast<size_t>(n) * ((from.inputs + 1) / 2) + k / 2] >> k % 2 * 4 & 15;
+}
+
+void pack(const Stored& from, uint8_t* tile) {
+  for (int strip = 0; strip < STRIPS; strip++)
+    for (int g = 0; g < filled(from.inputs) / GROUP; g++, tile += Group::EACH) {
+      groups::pack_halves(from.scales, from, strip, g, tile);
+      groups::pack_halves(from.least, from, strip, g, tile + groups::HALVES);
+      for (int i = 0; i < STRIP; i++)
+        for (int k = 0; k < GROUP / 2; k++) {
+          const int n = strip * STRIP + i, low = g * GROUP + k;
+          tile[Group::HEAD + k / EIGHT * EIGHT * STRIP + EIGHT * i + k % EIGHT] =
+              static_cast<uint8_t>(stored_code(from, n, low) | stored_code(from, n, low + GROUP / 2) << 4);
+        }
+    }
+  copy_or_zeros(from.bias, from.count, tile);
+}
+
+void unpack(const uint8_t* tile, int inputs, int n, float* out) {
+  tile += n / STRIP * Strip::bytes(filled(inputs));
+  const int i = n % STRIP;
+  for (int k = 0; k < inputs; k++) {
+    const uint8_t* group = tile + k / GROUP * Group::EACH;
+    const int in_half = k % (GROUP / 2), high = k % GROUP / (GROUP / 2);
+    const int code = group[Group::HEAD + in_half / EIGHT * EIGHT * STRIP + EIGHT * i + in_half % EIGHT] >> 4 * high & 15;
+    out[k] = std::fma(static_cast<float>(code), groups::unpack_half(group, i), groups::unpack_half(group + groups::HALVES, i));
+  }
+}
+
+}  // namespace int4_min
+
+// Strips one after the other, and what follows them: floats of each output, given as those of a strip's first.
+template <class Strip, int ROWS, class Sums>
+void multiply(const uint8_t* tile, const Operand& in, float* out) {
+  const size_t strip = Strip::bytes(in.rounded.inputs);
+  const float* last = reinterpret_cast<const float*>(tile + STRIPS * strip);
+  for (int i = 0; i < STRIPS; i++)
+    Strip::template multiply<ROWS, Sums>(tile + i * strip, in.rounded, last + i * STRIP, out + i * STRIP);
+}
+
+using Multiply = void (*)(const uint8_t*, const Operand&, float*);
+
+// The sums of three rows fit into the registers, and with i8mm those of six.
+template <class Strip>
+void multiply_dots(const uint8_t* tile, const Operand& in, int, int rows, float* out) {
+  constexpr Multiply BY_ROWS[] = {multiply<Strip, 1, Dots<1>>, multiply<Strip, 2, Dots<2>>, multiply<Strip, 3, Dots<3>>};
+  const int at_once = rows <= 3 ? rows : (rows + 1) / 2;
+  for (int m = 0; m < rows; m += at_once)
+    BY_ROWS[std::min(at_once, rows - m) - 1](tile, in.row(m), out + m * BLOCK);
+}
+
+template <class Strip>
+void multiply_matrices(const uint8_t* tile, const Operand& in, int, int rows, float* out) {
+  constexpr Multiply BY_ROWS[MOST_ROWS] = {multiply<Strip, 1, Dots<1>>,     multiply<Strip, 2, Matrices<2>>,
+                                           multiply<Strip, 3, Matrices<3>>, multiply<Strip, 4, Matrices<4>>,
+                                           multiply<Strip, 5, Matrices<5>>, multiply<Strip, 6, Matrices<6>>};
+  BY_ROWS[rows - 1](tile, in, out);
+}
+
+}  // namespace
+}  // namespace with_neon
+
+using namespace with_neon;
+
+const Products neon_products = {
+    with_neon::round,
+    finish,
+    {
+        {f32::bytes, f32::pack, f32::unpack, f32::multiply_any},
+        {int8::bytes, int8::pack, int8::unpack, multiply_dots<int8::Strip>},
+        {groups::bytes<int8_block::Group>, int8_block::pack, int8_block::unpack, multiply_dots<int8_block::Strip>},
+        {groups::bytes<int4_min::Group>, int4_min::pack, int4_min::unpack, multiply_dots<int4_min::Strip>},
+    },
+};
+
+const Products neon_i8mm_products = {
+    with_neon::round,
+    finish,
+    {
+        {f32::bytes, f32::pack, f32::unpack, f32::multiply_any},
+        {int8::bytes, int8::pack, int8::unpack, multiply_matrices<int8::Strip>},
+        {groups::bytes<int8_block::Group>, int8_block::pack, int8_block::unpack, multiply_matrices<int8_block::Strip>},
+        {groups::bytes<int4_min::Group>, int4_min::pack, int4_min::unpack, multiply_matrices<int4_min::Strip>},
+    },
+};
+
+}  // namespace kvcast
+#endif

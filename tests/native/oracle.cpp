@@ -1,0 +1,352 @@
+// Holds every instruction set that runs here against the plain one: random sizes, buffers that end where memory
+// ends, NaN in what must not be read. Prints the names of those that were held.
+//
+// Python's tests do the same through whole instructions; this runs where there is no Python, as under an emulator.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "checks.hpp"
+#include "halves.hpp"
+#include "plain.hpp"
+
+using namespace kvcast;
+
+namespace {
+
+const float NOT = std::numeric_limits<float>::quiet_NaN();
+
+// Numbers that end at a page which nobody may touch. They begin as NaN or, of integers, as -1.
+template <class T>
+class Guarded {
+ public:
+  explicit Guarded(size_t count) : count_(count) {
+    const size_t page = sysconf(_SC_PAGESIZE), bytes = (count * sizeof(T) + page - 1) / page * page;
+    size_ = bytes + page;
+    all_ = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(all_ != MAP_FAILED && mprotect(static_cast<uint8_t*>(all_) + bytes, page, PROT_NONE) == 0);
+    std::memset(all_, 0xff, bytes);
+    data_ = reinterpret_cast<T*>(static_cast<uint8_t*>(all_) + bytes - count * sizeof(T));
+  }
+  Guarded(const Guarded&) = delete;
+  ~Guarded() { munmap(all_, size_); }
+
+  T* data() { return data_; }
+  T& operator[](size_t i) { return data_[i]; }
+  size_t size() const { return count_; }
+
+ private:
+  size_t count_, size_;
+  void* all_;
+  T* data_;
+};
+
+using Floats = Guarded<float>;
+
+void fill(Random& random, Floats& to, float scale = 1) {
+  for (size_t i = 0; i < to.size(); i++) to[i] = number(random) * scale;
+}
+
+bool same_bits(const void* a, const void* b, size_t bytes) { return std::memcmp(a, b, bytes) == 0; }
+
+// NaN equals NaN here: its bits say where it came from.
+bool same(float a, float b) { return same_bits(&a, &b, sizeof a) || (std::isnan(a) && std::isnan(b)); }
+
+bool near(float a, float b, float margin) { return same(a, b) || std::fabs(a - b) <= margin; }
+
+struct Codes {
+  Guarded<int8_t> codes;
+  Floats scales;
+  Guarded<int32_t> offsets;
+  Rounded rounded;
+
+  Codes(int rows, int inputs)
+      : codes(static_cast<size_t>(rows) * filled(inputs)),
+        scales(codes.size() / BLOCK),
+        offsets(codes.size() / GROUP),
+        rounded{codes.data(), scales.data(), offsets.data(), filled(inputs)} {}
+
+  void check(Codes& other) {
+    CHECK(same_bits(codes.data(), other.codes.data(), codes.size()));
+    CHECK(same_bits(offsets.data(), other.offsets.data(), offsets.size() * sizeof(int32_t)));
+    for (size_t i = 0; i < scales.size(); i++) CHECK(same(scales[i], other.scales[i]));
+  }
+};
+
+void round_rows(const Instructions& with, Floats& x, int rows, int inputs, Codes& to) {
+  for (int m = 0; m < rows; m++)
+    for (int b = 0; b * BLOCK < inputs; b++)
+      with.products.round(x.data() + m * inputs + b * BLOCK, std::min(BLOCK, inputs - b * BLOCK),
+                          to.rounded.row(m).block(b));
+}
+
+// Rows of all sizes, among them zeros, subnormal numbers, infinity and NaN.
+void fill_rows(Random& random, Floats& x, int rows, int inputs) {
+  for (int m = 0; m < rows; m++) {
+    const float scale = std::pow(10.f, static_cast<float>(below(random, 60) - 40));
+    for (int k = 0; k < inputs; k++) x[m * inputs + k] = number(random) * (below(random, 3) ? 1 : scale);
+    if (below(random, 8) == 0) x[m * inputs + below(random, inputs)] = below(random, 2) ? NOT : INFINITY;
+  }
+}
+
+void hold_products(const Instructions& with, Random& random) {
+  const Format format = static_cast<Format>(below(random, FORMATS));
+  const int outputs = 1 + below(random, BLOCK), inputs = 1 + below(random, 300), rows = 1 + below(random, MOST_ROWS);
+  const size_t weights = static_cast<size_t>(outputs) * inputs, groups = (inputs + GROUP - 1) / GROUP;
+  const size_t row_bytes = format == Format::F32 ? 4 * inputs : format == Format::INT4_MIN ? (inputs + 1) / 2 : inputs;
+  const bool greatest = below(random, 8) == 0;
+  Guarded<uint8_t> stored(outputs * row_bytes);
+  if (format == Format::F32)
+    for (size_t i = 0; i < weights; i++) {
+      const float one = number(random);
+      std::memcpy(stored.data() + 4 * i, &one, 4);
+    }
+  else
+    for (size_t i = 0; i < stored.size(); i++) stored[i] = static_cast<uint8_t>(greatest ? 0x80 : random());
+  Floats scales(format == Format::INT8 ? outputs : outputs * groups), least(outputs * groups), bias(outputs);
+  fill(random, scales, 0.01f);
+  fill(random, least);
+  fill(random, bias);
+  const Stored from = {stored.data(), scales.data(), least.data(), below(random, 4) ? bias.data() : nullptr, outputs, inputs};
+
+  Floats x(static_cast<size_t>(rows) * inputs);
+  fill_rows(random, x, rows, inputs);
+  if (greatest)
+    for (size_t i = 0; i < x.size(); i++) x[i] = -1;
+  Codes codes(rows, inputs), expected_codes(rows, inputs);
+  round_rows(with, x, rows, inputs, codes);
+  round_rows(plain, x, rows, inputs, expected_codes);
+  codes.check(expected_codes);
+
+  const Tiles &tiles = with.products.of(format), &expected_tiles = plain.products.of(format);
+  CHECK(tiles.bytes(inputs) % 64 == 0);
+  Guarded<uint8_t> tile(tiles.bytes(inputs)), expected_tile(expected_tiles.bytes(inputs));
+  tiles.pack(from, tile.data());
+  expected_tiles.pack(from, expected_tile.data());
+  Floats line(inputs), expected_line(inputs);
+  for (int n = 0; n < outputs; n++) {
+    tiles.unpack(tile.data(), inputs, n, line.data());
+    expected_tiles.unpack(expected_tile.data(), inputs, n, expected_line.data());
+    CHECK(same_bits(line.data(), expected_line.data(), inputs * sizeof(float)));
+  }
+
+  const Operand in = format == Format::F32 ? Operand{x.data(), static_cast<size_t>(inputs), {}} : Operand{nullptr, 0, codes.rounded};
+  Floats out(rows * BLOCK), expected(rows * BLOCK), alone(BLOCK);
+  tiles.multiply(tile.data(), in, inputs, rows, out.data());
+  expected_tiles.multiply(expected_tile.data(), in, inputs, rows, expected.data());
+  for (int m = 0; m < rows; m++) {
+    float size = 1;
+    for (int k = 0; k < inputs; k++) size += std::fabs(x[m * inputs + k]);
+    for (int n = 0; n < outputs; n++) {
+      const float a = out[m * BLOCK + n], b = expected[m * BLOCK + n];
+      CHECK(format == Format::F32 ? near(a, b, 1e-6f * size) || !std::isfinite(size) : same(a, b));
+    }
+    tiles.multiply(tile.data(), in.row(m), inputs, 1, alone.data());
+    for (int n = 0; n < outputs; n++) CHECK(same(alone[n], out[m * BLOCK + n]));
+  }
+}
+
+constexpr int ACTIVATIONS = 6;
+
+void hold_endings(const Instructions& with, Random& random) {
+  const int count = 1 + below(random, BLOCK);
+  Floats x(BLOCK), residual(count), out(count), expected(count);
+  fill(random, x, 10);
+  fill(random, residual);
+  if (below(random, 4) == 0) x[below(random, count)] = NOT;
+  std::fill(x.data() + count, x.data() + BLOCK, NOT);
+  Codes codes(1, BLOCK), expected_codes(1, BLOCK);
+  Ending ending = {static_cast<Activation>(below(random, ACTIVATIONS))};
+  if (below(random, 2)) ending.residual = residual.data();
+  ending.out = expected.data();
+  plain.products.finish(x.data(), count, ending);
+  ending.out = out.data();
+  ending.to = &codes.rounded;
+  with.products.finish(x.data(), count, ending);
+  for (int i = 0; i < count; i++) CHECK(near(out[i], expected[i], 1e-5f));
+  plain.products.round(out.data(), count, expected_codes.rounded);
+  codes.check(expected_codes);
+}
+
+void hold_rows(const Instructions& with, Random& random) {
+  const int width = 1 + below(random, 300);
+  Floats x(width), gain(width), bias(width), out(width), expected(width);
+  fill(random, x, 3);
+  for (int i = 0; i < width; i++) x[i] += 2;
+  fill(random, gain);
+  fill(random, bias);
+  const float* const gains = below(random, 2) ? gain.data() : nullptr;
+  const float* const biases = below(random, 2) ? bias.data() : nullptr;
+  const auto check = [&](float margin) {
+    for (int i = 0; i < width; i++) CHECK(near(out[i], expected[i], margin));
+  };
+  with.rows.layer_norm(x.data(), gains, biases, 1e-5f, width, out.data());
+  plain.rows.layer_norm(x.data(), gains, biases, 1e-5f, width, expected.data());
+  if (width > 1) check(2e-5f);
+  with.rows.rms_norm(x.data(), gains, 1e-5f, width, out.data());
+  plain.rows.rms_norm(x.data(), gains, 1e-5f, width, expected.data());
+  check(1e-5f);
+  const Activation activation = static_cast<Activation>(below(random, ACTIVATIONS));
+  with.rows.gate(activation, x.data(), bias.data(), width, out.data());
+  plain.rows.gate(activation, x.data(), bias.data(), width, expected.data());
+  check(1e-5f);
+  with.rows.gate(activation, x.data(), bias.data(), width, x.data());
+  CHECK(same_bits(x.data(), out.data(), width * sizeof(float)));
+}
+
+void hold_rotations(const Instructions& with, Random& random) {
+  const int half = 1 + below(random, 70), count = 2 * half;
+  Floats x(count), cosines(half), sines(half), out(count), expected(count);
+  fill(random, x);
+  fill(random, cosines);
+  fill(random, sines);
+  with.attention.rotate(x.data(), cosines.data(), sines.data(), half, out.data());
+  plain.attention.rotate(x.data(), cosines.data(), sines.data(), half, expected.data());
+  for (int i = 0; i < count; i++) CHECK(near(out[i], expected[i], 1e-6f));
+  Guarded<uint16_t> halves(count), expected_halves(count);
+  x[below(random, count)] = 1e-6f;
+  x[below(random, count)] = 1e6f;
+  with.attention.store(x.data(), count, Number::F16, halves.data());
+  plain.attention.store(x.data(), count, Number::F16, expected_halves.data());
+  CHECK(same_bits(halves.data(), expected_halves.data(), count * sizeof(uint16_t)));
+  with.attention.store(x.data(), count, Number::F32, out.data());
+  CHECK(same_bits(out.data(), x.data(), count * sizeof(float)));
+}
+
+// Positions of keys or values as a cache has them: a stretch and another, each at the end of its memory.
+struct Stretches {
+  Number number;
+  std::vector<std::unique_ptr<Guarded<uint8_t>>> parts;
+
+  Stretches(Random& random, const int counts[2], int head_dim, const std::function<bool(int)>& is_seen)
+      : number(below(random, 2) ? Number::F16 : Number::F32) {
+    const size_t each = number == Number::F16 ? 2 : 4;
+    int position = 0;
+    for (int i = 0; i < 2; i++) {
+      parts.push_back(std::make_unique<Guarded<uint8_t>>(counts[i] * head_dim * each));
+      for (int t = 0; t < counts[i]; t++, position++)
+        for (int d = 0; d < head_dim; d++) {
+          const float x = is_seen(position) ? ::number(random) : NOT;
+          const uint16_t half = to_half(x);
+          std::memcpy(parts[i]->data() + (static_cast<size_t>(t) * head_dim + d) * each,
+                      number == Number::F16 ? static_cast<const void*>(&half) : &x, each);
+        }
+    }
+  }
+};
+
+void hold_attention(const Instructions& with, Random& random) {
+  const int head_dim = below(random, 3) ? 1 + below(random, 130) : 64, queries = 1 + below(random, MOST_QUERIES);
+  const int begin = below(random, 30), all = 1 + below(random, PART - begin);
+  const int counts[2] = {below(random, all + 1), 0}, width = padded(head_dim);
+  const int both[2] = {counts[0], all - counts[0]};
+  std::vector<int> first(queries), last(queries);
+  for (int m = 0; m < queries; m++) {
+    first[m] = begin + below(random, all);
+    last[m] = first[m] + below(random, begin + all - first[m] + 1);
+    if (below(random, 2)) first[m] = begin, last[m] = begin + all - below(random, std::min(all, queries));
+  }
+  const auto is_seen = [&](int t) {
+    for (int m = 0; m < queries; m++)
+      if (begin + t >= first[m] && begin + t < last[m]) return true;
+    return below(random, 2) == 0;  // NaN is in some of the others
+  };
+  const Stretches keys(random, both, head_dim, is_seen), values(random, both, head_dim, is_seen);
+  Floats query(queries * width);
+  fill(random, query);
+  std::vector<std::unique_ptr<Floats>> bias;
+  std::vector<const float*> biases;
+  for (int m = 0; m < queries; m++) {
+    for (int d = head_dim; d < width; d++) query[m * width + d] = 0;
+    bias.push_back(std::make_unique<Floats>(last[m]));  // NaN before the first that is seen
+    for (int t = first[m]; t < last[m]; t++) (*bias[m])[t] = number(random);
+    biases.push_back(bias[m]->data());
+  }
+  Part part{};
+  part.head_dim = head_dim;
+  part.queries = queries;
+  part.key_number = keys.number;
+  part.value_number = values.number;
+  part.begin = begin;
+  for (int i = 0; i < 2; i++) {
+    part.keys[i] = keys.parts[i]->data();
+    part.values[i] = values.parts[i]->data();
+    part.counts[i] = both[i];
+  }
+  part.query = query.data();
+  part.first = first.data();
+  part.last = last.data();
+  part.bias = below(random, 2) ? biases.data() : nullptr;
+  part.softcap = below(random, 3) ? 0 : 5.f;
+
+  Floats mixed(queries * width), expected(queries * width), alone(width);
+  const auto attend = [&](const Instructions& set, const Part& of, Softmax* softmax, float* to) {
+    Floats scores(of.queries * SCORES);  // a multiple of 64 bytes
+    set.attention.attend(of, scores.data(), softmax, to);
+  };
+  Softmax softmax[MOST_QUERIES], expected_softmax[MOST_QUERIES], alone_softmax;
+  attend(with, part, softmax, mixed.data());
+  attend(plain, part, expected_softmax, expected.data());
+  for (int m = 0; m < queries; m++) {
+    const float total = expected_softmax[m].total, margin = 2e-5f * (1 + total);
+    CHECK(near(softmax[m].most, expected_softmax[m].most, 2e-5f) && near(softmax[m].total, total, margin));
+    for (int d = 0; total && d < head_dim; d++)
+      CHECK(std::isfinite(mixed[m * width + d]) && near(mixed[m * width + d], expected[m * width + d], margin));
+    Part one = part;
+    one.queries = 1;
+    one.query += m * width;
+    one.first += m;
+    one.last += m;
+    if (one.bias) one.bias += m;
+    attend(with, one, &alone_softmax, alone.data());
+    CHECK(same(alone_softmax.most, softmax[m].most) && same(alone_softmax.total, softmax[m].total));
+    CHECK(!total || same_bits(alone.data(), mixed.data() + m * width, head_dim * sizeof(float)));
+  }
+}
+
+void hold_encoder_attention(const Instructions& with, Random& random) {
+  const int positions = 1 + below(random, below(random, 4) ? 60 : 400), head_dim = 1 + below(random, 80);
+  const size_t stride = head_dim + below(random, 20), numbers = (positions - 1) * stride + head_dim;
+  Floats query(numbers), key(numbers), value(numbers), out(numbers), expected(numbers), again(numbers);
+  for (int t = 0; t < positions; t++)
+    for (int d = 0; d < head_dim; d++) {
+      query[t * stride + d] = number(random);
+      key[t * stride + d] = number(random);
+      value[t * stride + d] = number(random);
+    }
+  std::vector<int> blocks;
+  for (int t = 0; t < positions; t += BLOCK) blocks.push_back(t);
+  std::shuffle(blocks.begin(), blocks.end(), random);
+  const auto attend = [&](const Instructions& set, Floats& to, int cut) {
+    Guarded<uint8_t> head(set.encoder_attention.head_bytes(positions, head_dim));
+    for (int first : blocks)
+      set.encoder_attention.pack_head(query.data(), key.data(), value.data(), stride, positions, head_dim, 0.3f, first, head.data());
+    set.encoder_attention.attend(head.data(), positions, head_dim, cut, positions, to.data(), stride);
+    set.encoder_attention.attend(head.data(), positions, head_dim, 0, cut, to.data(), stride);
+  };
+  attend(with, out, 0);
+  attend(with, again, below(random, positions));
+  attend(plain, expected, 0);
+  CHECK(same_bits(out.data(), again.data(), numbers * sizeof(float)));  // what lies between rows is NaN still
+  const float margin = std::strncmp(with.name, "avx512", 6) == 0 ? 0.05f : 1e-5f;  // its scores are int8, its values bf16
+  for (size_t i = 0; i < numbers; i++) CHECK(near(out[i], expected[i], margin));
+}
+
+}  // namespace
+
+int main(int, char** words) {
+  Random random(std::atoi(words[1]));
+  const int trials = std::atoi(words[2]);
+  for (const Instructions* with : sets()) {
+    for (int i = 0; i < trials; i++)
+      for (const auto hold : {hold_products, hold_endings, hold_rows, hold_rotations, hold_attention, hold_encoder_attention})
+        hold(*with, random);
+    std::puts(with->name);
+  }
+}
