@@ -146,6 +146,8 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path):
     [
         (("amx_bf16", "amx_int8", "avx512_bf16"), "matrix units", "matrix units"),
         (("avx512_bf16", "avx_vnni"), "dot products", r"dot products (avx_vnni)"),
+        (("asimddp",), "slower than fp32", "dot products (asimddp)"),
+        (("asimddp", "i8mm"), "slower than fp32", "matrix units (i8mm)"),
         (("avx2",), "slower than fp32", "little gain"),
         ((), "unknown", "unknown"),
     ],

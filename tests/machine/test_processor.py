@@ -47,8 +47,8 @@ def test_instruction_sets_are_read_from_the_system(tmp_path):
     info.write_text("processor : 0\nflags\t\t: fpu avx2 sse4_2 vme amx_int8\n\nflags : sse2\n")
     assert instruction_sets(info) == ("amx_int8", "avx2", "sse4_2")
     assert instruction_sets(tmp_path / "nothing") == ()
-    info.write_text("processor\t: 0\nFeatures\t: fp asimd\n")  # as on ARM
-    assert instruction_sets(info) == ("asimd",)
+    info.write_text("processor\t: 0\nFeatures\t: fp asimd i8mm\n")  # as on ARM
+    assert instruction_sets(info) == ("asimd", "i8mm")
 
 
 def test_facts_name_the_instructions_that_decide_the_speed():

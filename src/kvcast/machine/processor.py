@@ -13,9 +13,12 @@ CPU_FOLDER = Path("/sys/devices/system/cpu")
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 CPU_INFO = Path("/proc/cpuinfo")
 # What compilers choose instructions by.
-_EXTENSIONS = ("sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "asimd", "sve")
+_EXTENSIONS = ("sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "asimd", "sve", "i8mm")
 # Instructions that decide how fast int8, fp32 and bf16 products are.
-_TELLING = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+_TELLING = (
+    *("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
+    *("asimddp", "i8mm"),
+)
 
 
 def available_cores(cpu_folder: Path = CPU_FOLDER, quota_file: Path = CGROUP_QUOTA) -> int:

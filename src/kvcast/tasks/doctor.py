@@ -178,8 +178,8 @@ def processor(instructions: Sequence[str]) -> Processor:
         bf16 = "dot products (avx512_bf16): faster than fp32"
     else:
         bf16 = "no instructions for it: half the memory, but slower than fp32"
-    if has({"amx_int8"}):
-        int8 = "matrix units (amx_int8)"
+    if names := has({"amx_int8", "i8mm"}):
+        int8 = f"matrix units ({', '.join(names)})"
     elif names := has({"avx512_vnni", "avx_vnni", "asimddp"}):
         int8 = f"dot products ({', '.join(sorted(names))})"
     else:
