@@ -90,6 +90,20 @@ def find_library() -> Library | None:
     return Library(path=library, shipped=False)
 
 
+def is_there(on_compile: Callable[[], None] = lambda: None) -> bool:
+    """Tell whether a library loads, compiled first if it must be.
+
+    A compiler that failed is not asked again; `open_library` asks it.
+    """
+    try:
+        if find_library() is None and _log(_path(find_compiler())).is_file():
+            return False
+        open_library(on_compile)
+    except LibraryMissingError:
+        return False
+    return True
+
+
 def write_shipped(folder: Path, log: Path) -> None:
     """Compile a library to `folder`, with its record; raises LibraryMissingError, OSError."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,6 +139,11 @@ def _path(compiler: Compiler) -> Path:
     return _folder() / f"{_prefix()}-{compiler.digest}{SUFFIX}"
 
 
+def _log(library: Path) -> Path:
+    """Return the file with what a compiler said, if it failed."""
+    return library.with_suffix(".log")
+
+
 def _compile(on_compile: Callable[[], None]) -> Path:
     """Compile the library into the cache folder, once if several processes want it."""
     if not _prefix():
@@ -138,7 +157,7 @@ def _compile(on_compile: Callable[[], None]) -> Path:
         with _only_compiler(path):
             if not path.is_file():
                 on_compile()
-                compile_library(compiler, SOURCES, path, path.with_suffix(".log"))
+                compile_library(compiler, SOURCES, path, _log(path))
             found = path.resolve()
             _refuse_if_others_write(found)
             return found

@@ -149,8 +149,11 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         default_quantize="none",
     ),
 }
-DEFAULT_RUNTIME = "onnx"
-"""The default for models that are not bundles."""
+DEFAULT_RUNTIMES = ("native", "onnx")
+"""The first of these that suits the machine is the default for models that are not bundles."""
+
+THE_DEFAULT = "native where its library is or can be compiled, else onnx"
+"""What the documentation says of it."""
 
 
 def exported() -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.machine.processor import available_cores, instruction_sets
 from kvcast.spec.paths import cache_dir
-from kvcast.spec.runtimes import DEFAULT_RUNTIME, RUNTIMES
+from kvcast.spec.runtimes import DEFAULT_RUNTIMES, RUNTIMES
 from kvcast.tasks.child import ask
 from kvcast.tasks.exporting import require_export_extra
 from kvcast.tasks.first_opening import open_and_call
@@ -129,9 +129,9 @@ class Findings:
 
     @property
     def well(self) -> bool:
-        """Whether the default runtime works, and the bundle if one was given."""
-        default = next(runtime for runtime in self.runtimes if runtime.name == DEFAULT_RUNTIME)
-        return default.usable and not (self.bundle and self.bundle.problem)
+        """Whether a runtime that can be the default works, and the bundle if one was given."""
+        defaults = [one for one in self.runtimes if one.name in DEFAULT_RUNTIMES]
+        return any(one.usable for one in defaults) and not (self.bundle and self.bundle.problem)
 
 
 # Name, modules, distributions, use, extra.

@@ -19,7 +19,7 @@ from kvcast.spec.runtimes import RUNTIMES, BundlePrecision
 from kvcast.tasks.families import family_of
 from kvcast.tasks.first_opening import remember_opening
 from kvcast.tasks.params import ExportParams
-from kvcast.tasks.targets import TARGETS
+from kvcast.tasks.targets import TARGETS, default_runtime
 from kvcast.tasks.targets.base import BuildOptions, LoweringJob
 
 
@@ -42,7 +42,7 @@ def export_bundle(model: str | Path, output: str | Path, params: ExportParams) -
         KvcastError: the model cannot be read, exported or written; the message is one line.
 
     """
-    runtime = params.runtime
+    runtime = params.runtime or default_runtime(params.on_phase)
     precision = RUNTIMES[runtime].choose_precision(params.precision)
     build = BuildOptions(device=params.device, max_autotune=params.max_autotune)
     check_export(runtime, precision, build)

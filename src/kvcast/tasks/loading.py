@@ -24,12 +24,12 @@ from kvcast.machine.processor import available_cores
 from kvcast.spec.digests import sha256_of
 from kvcast.spec.options import keywords_of
 from kvcast.spec.paths import cache_dir
-from kvcast.spec.runtimes import DEFAULT_RUNTIME, RUNTIMES, BundlePrecision, PrecisionRequest
+from kvcast.spec.runtimes import RUNTIMES, BundlePrecision, PrecisionRequest
 from kvcast.tasks.exporting import check_export, export_folder, require_export_extra
 from kvcast.tasks.families import Task, family_of
 from kvcast.tasks.first_opening import check_first_opening
 from kvcast.tasks.params import LoadParams
-from kvcast.tasks.targets import TARGETS
+from kvcast.tasks.targets import TARGETS, default_runtime
 from kvcast.tasks.targets.base import BuildOptions, Target
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def _exported_once(
     checkpoint: Path, name: str, params: LoadParams, task: Task | None
 ) -> tuple[Path, Manifest]:
     """Return a checkpoint's bundle in the cache folder, exporting it if it is not there yet."""
-    runtime = params.runtime or DEFAULT_RUNTIME
+    runtime = params.runtime or default_runtime(params.on_phase)
     target, build = TARGETS[runtime], BuildOptions()
     precision = RUNTIMES[runtime].choose_precision(params.precision)
     made_for = target.processor()

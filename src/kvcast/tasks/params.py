@@ -29,7 +29,7 @@ from kvcast.decoding.params import (
 from kvcast.errors import UsageError
 from kvcast.spec.options import Bounds, Check, Choice, Option, Params, Text
 from kvcast.spec.phases import OnPhase, ignore_phase
-from kvcast.spec.runtimes import DEFAULT_RUNTIME, RUNTIMES, PrecisionRequest, exported
+from kvcast.spec.runtimes import RUNTIMES, THE_DEFAULT, PrecisionRequest, exported
 
 __all__ = [
     "CONVERSATION",
@@ -145,7 +145,7 @@ class LoadParams(Params):
 
     runtime: Annotated[
         str | None,
-        _runtime(_all, "the runtime", f"the bundle's; else {DEFAULT_RUNTIME}"),
+        _runtime(_all, "the runtime", f"{_THE_BUNDLES}{THE_DEFAULT}"),
     ] = None
     quantize: Annotated[str | None, _quantize(_all, _THE_BUNDLES)] = None
     dtype: Annotated[str | None, _dtype(_all, _THE_BUNDLES)] = None
@@ -179,8 +179,8 @@ class LoadParams(Params):
 class ExportParams(Params):
     """What a bundle is made for."""
 
-    runtime: Annotated[str, _runtime(exported, "the runtime to export for", DEFAULT_RUNTIME)] = (
-        DEFAULT_RUNTIME
+    runtime: Annotated[str | None, _runtime(exported, "the runtime to export for", THE_DEFAULT)] = (
+        None
     )
     quantize: Annotated[str | None, _quantize(exported)] = None
     dtype: Annotated[str | None, _dtype(exported)] = None

@@ -5,6 +5,8 @@ Each runtime has one class, so exporting and loading need no special cases.
 
 from collections.abc import Mapping
 
+from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.runtimes import DEFAULT_RUNTIMES
 from kvcast.tasks.targets.aoti import AotiTarget
 from kvcast.tasks.targets.base import Target
 from kvcast.tasks.targets.executorch import ExecutorchTarget
@@ -17,3 +19,13 @@ TARGETS: Mapping[str, Target] = {
     "executorch": ExecutorchTarget(),
     "native": NativeTarget(),
 }
+
+
+def default_runtime(on_phase: OnPhase = ignore_phase) -> str:
+    """Return the runtime for a model that is no bundle, if a user names none.
+
+    Args:
+        on_phase: called before a library is compiled for it, which takes seconds.
+
+    """
+    return next(name for name in DEFAULT_RUNTIMES if TARGETS[name].suits_machine(on_phase))

@@ -88,5 +88,12 @@ class Target(Protocol):
     def processor(self) -> tuple[str, ...]:
         """Return the processor instructions that graphs built here will need; empty if none."""
 
+    def suits_machine(self, on_phase: OnPhase) -> bool:  # noqa: ARG002 - most need nothing
+        """Tell whether it opens bundles here and is as fast as it is meant to be.
+
+        It may compile what it needs first, after a call of `on_phase`.
+        """
+        return True
+
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
         """Open a bundle whose checksums have been verified."""

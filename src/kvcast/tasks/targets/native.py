@@ -10,6 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
+from kvcast.spec.phases import OnPhase
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.tasks.targets.base import BuildOptions, Lowered, LoweringJob, Target
 from kvcast.tasks.targets.self_test import SelfTestResult, compile_tiny
@@ -49,6 +50,14 @@ class NativeTarget(Target):
     @override
     def processor(self) -> tuple[str, ...]:
         return ()
+
+    @override
+    def suits_machine(self, on_phase: OnPhase) -> bool:
+        from kvcast.native.build import is_there
+        from kvcast.native.library import instruction_sets
+
+        # The plain set, of any processor, is no faster than other runtimes.
+        return is_there(lambda: on_phase("compiling kernels")) and len(instruction_sets()) > 1
 
     @override
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
