@@ -84,8 +84,11 @@ def test_a_package_that_ends_its_process_or_fails_is_one_line(installed, capsys)
     assert "Traceback" not in told
 
 
-def test_a_broken_default_runtime_is_exit_code_1(installed, capsys):
+def test_without_a_runtime_that_can_be_the_default_the_exit_code_is_1(
+    installed, capsys, monkeypatch
+):
     installed(onnxruntime=BROKEN)
+    monkeypatch.setenv("CXX", "no-such-compiler")
     code, found = examined(capsys)
     assert (code, found["well"], found["onnx"]["usable"]) == (1, False, False)
     assert found["onnx"]["problem"].endswith("shared object file: pip install kvcast")

@@ -22,7 +22,7 @@ from kvcast.bench.commands import (
     peers,
     require,
 )
-from kvcast.bench.peers.kvcast import QUANTIZED, REFERENCE, Kvcast, KvcastNgram, KvcastRing
+from kvcast.bench.peers.kvcast import QUANTIZED, Kvcast, KvcastNgram, KvcastRing, own_runtime
 from kvcast.bench.peers.table import CAUSAL, SEQ2SEQ
 from kvcast.bench.random_t5 import PREFIX, RANDOM, random_folder
 from kvcast.bench.workloads.causal import Causal
@@ -49,8 +49,9 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print; returns the exit code."""
     workload, model = choose_workload(args, _KINDS, "generate", _find, batch=args.batch)
     precisions = [QUANTIZED[quantize] for quantize in dict.fromkeys(args.quantize)]
+    runtime = own_runtime(Path(model.folder))
     ours: list[Backend] = [
-        Kvcast(model, REFERENCE, precision, f"kvcast-{precision}") for precision in precisions
+        Kvcast(model, runtime, precision, f"kvcast-{precision}") for precision in precisions
     ]
     has_rings = isinstance(workload, Causal) and workload.positions
     rings = [KvcastRing(model, workload.window)] if has_rings else []

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from kvcast.bench.commands import Kinds, add_common, add_some, choose_workload, compare
 from kvcast.bench.models import Model
-from kvcast.bench.peers.kvcast import PRECISIONS, REFERENCE, RUNTIMES, Kvcast
+from kvcast.bench.peers.kvcast import ONNX, PRECISIONS, RUNTIMES, Kvcast
 from kvcast.bench.probes import ENCODE, STEP
 from kvcast.bench.recompute.backend import Recomputing
 from kvcast.bench.workload import Numbers, Table
@@ -140,6 +140,6 @@ def _find(name: str) -> Path:
 
 def compared(backend: Kvcast) -> dict[str, str]:
     """Compare with ONNX Runtime in the same precision, and a baseline with its cached variant."""
-    same = {"onnx": f"{REFERENCE}-{backend.precision}"}
+    same = {ONNX: f"{ONNX}-{backend.precision}"}
     cached = {"cached": f"{backend.runtime}-{backend.precision}"}
     return {**same, **cached} if backend.recomputes else same

@@ -22,7 +22,7 @@ from kvcast.bench.commands import (
     peers,
     positive,
 )
-from kvcast.bench.peers.kvcast import QUANTIZED, REFERENCE, Kvcast
+from kvcast.bench.peers.kvcast import QUANTIZED, Kvcast, own_runtime
 from kvcast.bench.peers.table import SPEECH
 from kvcast.bench.workloads.speech import Speech
 from kvcast.bundle.manifest import is_bundle, read_bundle
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     quantize = read_bundle(folder).quantize if is_bundle(folder) else "int8"
     # All of them meet `Transcriber`.
     plain: list[Any] = [
-        Kvcast(model, REFERENCE, QUANTIZED[quantize], _KVCAST),
+        Kvcast(model, own_runtime(folder), QUANTIZED[quantize], _KVCAST),
         *peers(args, speech, model),
     ]
     ways = [Way(batch=batch, vad=vad) for batch in args.batch for vad in (False, True)]

@@ -34,7 +34,7 @@ from kvcast.errors import KvcastError
 from kvcast.spec import runtimes
 from kvcast.spec.runtimes import BundlePrecision, PrecisionRequest
 from kvcast.tasks.params import NGRAM
-from kvcast.tasks.targets import TARGETS
+from kvcast.tasks.targets import TARGETS, default_runtime
 from kvcast.tasks.targets.base import BuildOptions
 from kvcast.work.floor import Arithmetic
 
@@ -44,9 +44,7 @@ PRECISIONS = {"fp32": "none", "bf16": "none", "int8": "int8", "int4": "int4"}
 QUANTIZED = {"int8": "int8", "int4": "int4", "none": "fp32"}
 """The precision of a quantisation of ONNX Runtime's."""
 
-EAGER = "eager"
-REFERENCE = "onnx"
-"""The runtime whose times the others' are divided by, in the same precision."""
+EAGER, ONNX = "eager", "onnx"
 
 RUNTIMES: Mapping[str, tuple[str, ...]] = {
     EAGER: ("torch", "kvcast"),
@@ -66,12 +64,18 @@ _DTYPES: Mapping[tuple[str, str], str] = {
     ("aoti", "int8"): "int8 matrices, int8 activations; bf16 attention and caches",
     ("aoti", "int4"): "int4 decoder, int8 encoder and table; bf16 activations and caches",
     ("native", "int8"): "int8 matrices, int8 activations; bf16 encoder attention, fp16 caches",
+    ("native", "int4"): "int4 decoder, int8 else, int8 activations; fp16 caches",
     ("executorch", "int8"): "8da8w: int8 matrices, int8 activations; fp16 cross caches, else fp32",
     ("executorch", "int4"): "8da4w: int4 matrices, int8 activations; fp16 cross caches, else fp32",
 }
 _SCHEMES = {("executorch", "int8"): "8da8w", ("executorch", "int4"): "8da4w"}
 
 RING = "kvcast-int8-ring"
+
+
+def own_runtime(model: Path) -> str:
+    """Return the runtime that a bundle is for, or that a checkpoint gets if a user names none."""
+    return read_bundle(model).runtime if is_bundle(model) else default_runtime()
 
 
 class Kvcast(Backend, Transcriber, Continuer, Writer):
@@ -105,7 +109,7 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
     @override
     def unfit(self) -> str | None:
         folder = Path(self.model.folder)
-        if self.runtime != REFERENCE and (reason := self.model.needs_checkpoint()):
+        if self.runtime != own_runtime(folder) and (reason := self.model.needs_checkpoint()):
             return reason
         if is_bundle(folder) and (has := read_bundle(folder).quantize) != self.asked.quantize:
             return f"the bundle was exported with --quantize {has}"
@@ -176,7 +180,8 @@ class KvcastNgram(Kvcast):
     draft = NGRAM
 
     def __init__(self, model: Model, precision: str) -> None:
-        super().__init__(model, REFERENCE, precision, f"kvcast-{precision}-{NGRAM}")
+        runtime = own_runtime(Path(model.folder))
+        super().__init__(model, runtime, precision, f"kvcast-{precision}-{NGRAM}")
         self.settings = f"{super().settings}; --draft {NGRAM}"
 
     @override
@@ -191,7 +196,7 @@ class KvcastRing(Kvcast):
     window: int
 
     def __init__(self, model: CausalModel, window: int) -> None:
-        super().__init__(model, REFERENCE, "int8", RING)
+        super().__init__(model, own_runtime(Path(model.folder)), "int8", RING)
         self.window = window
         self.settings = f"{super().settings}; a Mistral with a window of {window} positions"
 

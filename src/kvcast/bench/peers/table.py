@@ -34,7 +34,7 @@ def _peers(*rows: tuple[str, Make, str, str, str]) -> dict[str, Make]:
     }
 
 
-_OWN = {"kvcast-native": partial(Kvcast, runtime="native", precision="int8", name="kvcast-native")}
+_OWN = {"kvcast-onnx": partial(Kvcast, runtime="onnx", precision="int8", name="kvcast-onnx")}
 SPEECH: Mapping[str, Make] = {
     **_OWN,
     **_peers(
