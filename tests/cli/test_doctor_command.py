@@ -88,6 +88,8 @@ def test_without_a_runtime_that_can_be_the_default_the_exit_code_is_1(
     installed, capsys, monkeypatch
 ):
     installed(onnxruntime=BROKEN)
+    code, found = examined(capsys)
+    assert (code, found["well"], found["native"]["usable"]) == (0, True, True)
     monkeypatch.setenv("CXX", "no-such-compiler")
     code, found = examined(capsys)
     assert (code, found["well"], found["onnx"]["usable"]) == (1, False, False)

@@ -109,8 +109,6 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
     @override
     def unfit(self) -> str | None:
         folder = Path(self.model.folder)
-        if self.runtime != own_runtime(folder) and (reason := self.model.needs_checkpoint()):
-            return reason
         if is_bundle(folder) and (has := read_bundle(folder).quantize) != self.asked.quantize:
             return f"the bundle was exported with --quantize {has}"
         try:
@@ -172,6 +170,14 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
         return _texts(
             self.engine, sources, beam=beams, min_new_tokens=tokens, max_new_tokens=tokens
         )
+
+
+class KvcastElsewhere(Kvcast):
+    """The model on another runtime than its own, which takes its checkpoint."""
+
+    @override
+    def unfit(self) -> str | None:
+        return self.model.needs_checkpoint() or super().unfit()
 
 
 class KvcastNgram(Kvcast):

@@ -9,7 +9,7 @@ from functools import partial
 from kvcast.bench.backend import Backend
 from kvcast.bench.peers.ctranslate2 import CausalCTranslate2, FasterWhisper, Seq2seqCTranslate2
 from kvcast.bench.peers.genai import OnnxRuntimeGenAI
-from kvcast.bench.peers.kvcast import Kvcast
+from kvcast.bench.peers.kvcast import KvcastElsewhere
 from kvcast.bench.peers.llamacpp import LlamaCpp
 from kvcast.bench.peers.openai_whisper import OpenAIWhisper
 from kvcast.bench.peers.transformers import (
@@ -34,7 +34,9 @@ def _peers(*rows: tuple[str, Make, str, str, str]) -> dict[str, Make]:
     }
 
 
-_OWN = {"kvcast-onnx": partial(Kvcast, runtime="onnx", precision="int8", name="kvcast-onnx")}
+_OWN = {
+    "kvcast-onnx": partial(KvcastElsewhere, runtime="onnx", precision="int8", name="kvcast-onnx")
+}
 SPEECH: Mapping[str, Make] = {
     **_OWN,
     **_peers(
@@ -47,7 +49,7 @@ SPEECH: Mapping[str, Make] = {
 }
 CAUSAL: Mapping[str, Make] = {
     **{
-        name: partial(Kvcast, runtime="aoti", precision=precision, name=name)
+        name: partial(KvcastElsewhere, runtime="aoti", precision=precision, name=name)
         for name, precision in (("kvcast-aoti-int8", "int8"), ("kvcast-aoti-int4", "int4"))
     },
     **_OWN,

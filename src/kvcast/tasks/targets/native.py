@@ -41,9 +41,11 @@ class NativeTarget(Target):
     @override
     def self_test(self) -> SelfTestResult:
         from kvcast.native.build import find_library
+        from kvcast.native.compiler import find_compiler
         from kvcast.native.library import instruction_sets
 
         if find_library() is None:  # the first use compiles it; a test takes no such time
+            find_compiler()
             return SelfTestResult(versions=compile_tiny())
         return SelfTestResult(versions={"instructions": instruction_sets()[0]})
 

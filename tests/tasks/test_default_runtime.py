@@ -1,0 +1,40 @@
+"""The runtime of a model that is no bundle, if a user names none."""
+
+from pathlib import Path
+
+import pytest
+
+from kvcast.native import build, library
+from kvcast.tasks.targets import default_runtime
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "SHIPPED", tmp_path / "lib")
+    monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "cache"))
+
+
+def test_without_a_compiler_it_is_onnx_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert default_runtime() == "onnx"
+
+
+def test_a_compiler_that_fails_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\ntest "$1" = --version && echo 1.0\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    phases: list[str] = []
+    assert [default_runtime(phases.append) for _ in range(2)] == ["onnx", "onnx"]
+    assert phases == ["compiling kernels"]
+
+
+@pytest.mark.parametrize(("sets", "expected"), [(["avx2", "plain"], "native"), (["plain"], "onnx")])
+def test_kernels_of_any_processor_are_not_fast_enough(
+    sets: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvcast.native.build.is_there", lambda _: True)
+    monkeypatch.setattr(library, "instruction_sets", lambda: sets)
+    assert default_runtime() == expected
