@@ -119,3 +119,22 @@ def test_keys_of_an_int8_cache_align_as_those_of_fp32() -> None:
     ]
     error = np.abs(scores[0] - scores[1]).max()
     assert 0 < error < 0.02 * np.ptp(scores[0])
+
+
+def test_an_input_of_the_same_size_needs_no_other_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime: Any = opened(SMALL, "int8", "native")
+    inputs, (tokens_s,) = speech(2, 5), random_tokens(1, 3, seed=7)
+    plans: list[str] = []
+    call = runtime.interpreter.call
+    monkeypatch.setattr(
+        runtime.interpreter, "call", lambda name, *given: plans.append(name) or call(name, *given)
+    )
+    cache, found = runtime.new_cache(1, 8, 1), []
+    for clip in (0, 1, 0):
+        cache = runtime.encode(cache.reset([0], None), [0], *one_of(inputs, clip))
+        cache = runtime.reset(cache, [0], [0])
+        found.append(in_chunks(runtime, cache, tokens_s, 0, 1))
+    np.testing.assert_array_equal(found[0], found[2])
+    assert not np.array_equal(found[0], found[1])
+    # The first input's arrays become the cache's own, which the second's plans are made for.
+    assert plans == ["encode", "decode", "encode"]

@@ -121,6 +121,23 @@ class Slots:
                 own[self.places[slot], *inside] = values
         return grown
 
+    def room(self, slots: Sequence[int], shapes: list[tuple[int, ...]]) -> list[Array] | None:
+        """Return parts of the arrays, [len(slots), ...], for a caller to write inputs into.
+
+        None where there is no such array, or the slots do not lie beside each other: use `fill`.
+
+        Args:
+            slots: empty ones.
+            shapes: of one input's arrays.
+
+        """
+        first = self.places[slots[0]]
+        beside = [self.places[slot] for slot in slots] == list(range(first, first + len(slots)))
+        if not beside or [tuple(part.shape[1:]) for part in self.parts] != shapes:
+            return None
+        self._shapes |= dict.fromkeys(slots, shapes)
+        return [part[first : first + len(slots)] for part in self.parts]
+
     def move(self, places: list[int]) -> None:
         """Move inputs to other places, one for each slot."""
         moved = [slot for slot in self._shapes if places[slot] != self.places[slot]]
@@ -151,6 +168,16 @@ class Slots:
                 made[both] = old[i][both]
             self.parts.append(made)
         return True
+
+
+class LastingSlots(Slots):
+    """Slots whose arrays outlast what they hold, so that plans with their addresses do, too."""
+
+    @override
+    def vacate(self, slots: Sequence[int]) -> bool:
+        for slot in slots:
+            self._shapes.pop(slot, None)
+        return False
 
 
 class Memory:

@@ -24,7 +24,7 @@ from kvcast.native.programs import CODES, LEAST, SCALES, WEIGHTS, Constant, Prog
 from kvcast.runtimes.alignment import AligningRuntime
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime, Run
-from kvcast.runtimes.memory import Layer, Memory, TurningRing
+from kvcast.runtimes.memory import LastingSlots, Layer, Memory, Slots, TurningRing
 from kvcast.runtimes.opening import naming
 from kvcast.spec.blocks import BLOCK
 
@@ -206,6 +206,21 @@ class Step:
     logits: Float32
 
 
+@dataclass(frozen=True)
+class Encoding:
+    """A planned call of `encode` and its arrays."""
+
+    inputs: Mapping[str, NDArray[Any]]
+    outputs: Mapping[str, NDArray[Any]]
+    call: Call
+
+    def run(self, given: Mapping[str, NDArray[Any]], interpreter: Interpreter) -> None:
+        """Encode inputs of the sizes that the call was planned for."""
+        for name, part in given.items():
+            self.inputs[name][...] = part
+        interpreter.run(self.call)
+
+
 class NativeRuntime(CachedRuntime):
     """The program `decode` over caches in NumPy arrays: all that a decoder-only model has."""
 
@@ -313,18 +328,45 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         self._head_dim = manifest.cache_layers("linear").head_dim
 
     @override
+    def slots(self, count: int) -> Slots:
+        return LastingSlots(count, self.make)
+
+    @override
     def encode(self, cache: Cache, slots: Sequence[int], *source: NDArray[Any]) -> Cache:
         cache.vacate(slots)
-        # Copies: a cache keeps lengths, and the caller's arrays may become something else.
-        given = [np.array(part, order="C") for part in source]
-        arrays = dict(zip(self._encode.inputs, given, strict=True))
-        positions = self._positions(given[0])
-        shape = (len(given[0]), self._cross.heads, positions, _line(self._cross))
-        outputs = {name: np.empty(shape, self._cross.dtype) for name in self._encode.outputs}
-        self.interpreter.run(self.interpreter.call("encode", arrays, outputs))
-        arrays |= outputs
-        cache.memory.fill(slots, [arrays[name] for name in self.encoded])
+        memory, given = cache.memory, dict(zip(self._encode.inputs, source, strict=True))
+        size = (self._cross.heads, self._positions(source[0]), _line(self._cross))
+        shapes = [given[name].shape[1:] if name in given else size for name in self.encoded]
+        room = memory.slots.room(slots, shapes)
+        if room is None:
+            kept = {
+                name: np.empty((len(slots), *shape), self._dtype_of(name, given))
+                for name, shape in zip(self.encoded, shapes, strict=True)
+            }
+            self._encoding(given, kept).run(given, self.interpreter)
+            memory.fill(slots, list(kept.values()))
+            return cache
+        key = (memory.slots.places[slots[0]], [part.shape for part in source])
+        known: tuple[Any, Encoding] | None = memory.bound.get("encode")
+        if known is None or known[0] != key:
+            known = key, self._encoding(given, dict(zip(self.encoded, room, strict=True)))
+            memory.bound["encode"] = known
+        known[1].run(given, self.interpreter)
         return cache
+
+    def _dtype_of(self, name: str, given: Mapping[str, NDArray[Any]]) -> Any:
+        return given[name].dtype if name in given else self._cross.dtype
+
+    def _encoding(
+        self, given: Mapping[str, NDArray[Any]], kept: Mapping[str, NDArray[Any]]
+    ) -> Encoding:
+        """Plan a call of `encode` that writes what `decode` reads, by name, to arrays."""
+        inputs = {
+            name: kept[name] if name in kept else np.empty(part.shape, part.dtype)
+            for name, part in given.items()
+        }
+        outputs = {name: kept[name] for name in self._encode.outputs}
+        return Encoding(inputs, outputs, self.interpreter.call("encode", inputs, outputs))
 
     def _positions(self, source: NDArray[Any]) -> int:
         """Return how many positions a source takes: tokens, or half its frames."""
