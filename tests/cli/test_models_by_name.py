@@ -13,6 +13,7 @@ from hugging_face import demo_in_transformers
 from kvcast.bundle.manifest import read_bundle
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.cli import main
+from kvcast.spec.runtimes import PrecisionRequest
 from kvcast.tasks.targets import default_runtime
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
@@ -66,7 +67,7 @@ def test_an_exported_bundle_is_kept_and_a_damaged_one_made_again(
             folder
             for folder, manifest in manifests.items()
             if [manifest[key] for key in ("family", "quantize", "runtime")]
-            == ["unilm", "int8", default_runtime()]
+            == ["unilm", "int8", default_runtime(PrecisionRequest())]
         )
         return found
 

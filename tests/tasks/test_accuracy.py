@@ -6,6 +6,7 @@ import jiwer
 import pytest
 from real_speech import EXAMPLE, Load, Samples
 
+from kvcast.spec.runtimes import PrecisionRequest
 from kvcast.tasks.targets import default_runtime
 
 REFERENCE = EXAMPLE.with_suffix(".txt").read_text()
@@ -43,7 +44,9 @@ def test_so_is_the_default_of_the_multilingual_model(load: Load, recordings):
 def test_the_default_is_int8_on_the_default_runtime(load: Load, recordings):
     default = load("demo").transcribe(recordings["004"])
     assert list(default) == list(
-        load("demo", quantize="int8", runtime=default_runtime()).transcribe(recordings["004"])
+        load("demo", quantize="int8", runtime=default_runtime(PrecisionRequest())).transcribe(
+            recordings["004"]
+        )
     )
 
 

@@ -61,7 +61,7 @@ def oracle(tmp_path_factory):
 @pytest.fixture(scope="module")
 def exact():
     """The model in fp32, on ONNX Runtime."""
-    return kvcast.load("demo-chat", quantize="none")
+    return kvcast.load("demo-chat", runtime="onnx", quantize="none")
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +77,10 @@ def continuations(oracle, exact):
     return found
 
 
-@pytest.mark.parametrize("runtime", ["onnx", "eager"])
+@pytest.mark.parametrize("runtime", ["onnx", "native", "eager"])
 def test_greedy_continuations_equal_transformers_token_for_token(runtime, exact, continuations):
-    model = exact if runtime == "onnx" else kvcast.load("demo-chat", runtime="eager")
+    own = {} if runtime == "onnx" else {"runtime": runtime, "quantize": "none"}
+    model = kvcast.load("demo-chat", **own) if own else exact
     texts = model.generate(PROMPTS, max_new_tokens=NEW)
     assert [list(text.tokens) for text in texts] == continuations
 

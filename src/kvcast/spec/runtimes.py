@@ -90,6 +90,14 @@ class RuntimeInfo:
         self._check("cache", cache, self.caches or (dtype,))
         return BundlePrecision(quantize=quantize, dtype=dtype, cache=cache)
 
+    def offers(self, request: PrecisionRequest) -> bool:
+        """Tell whether the runtime has the precision that is asked for."""
+        try:
+            self.choose_precision(request)
+        except UsageError:
+            return False
+        return True
+
     def _check(self, name: str, value: str, choices: tuple[str, ...]) -> None:
         if value in choices:
             return
@@ -150,7 +158,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
     ),
 }
 DEFAULT_RUNTIMES = ("native", "onnx")
-"""The first of these that suits the machine is the default for models that are not bundles."""
+"""The first that suits the machine and has the precision asked for is the default, but of bundles."""
 
 THE_DEFAULT = "native where its library is or can be compiled, else onnx"
 """What the documentation says of it."""

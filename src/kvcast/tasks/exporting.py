@@ -42,7 +42,7 @@ def export_bundle(model: str | Path, output: str | Path, params: ExportParams) -
         KvcastError: the model cannot be read, exported or written; the message is one line.
 
     """
-    runtime = params.runtime or default_runtime(params.on_phase)
+    runtime = params.runtime or default_runtime(params.precision, params.on_phase)
     precision = RUNTIMES[runtime].choose_precision(params.precision)
     build = BuildOptions(device=params.device, max_autotune=params.max_autotune)
     check_export(runtime, precision, build)

@@ -230,7 +230,7 @@ def _exported_once(
     checkpoint: Path, name: str, params: LoadParams, task: Task | None
 ) -> tuple[Path, Manifest]:
     """Return a checkpoint's bundle in the cache folder, exporting it if it is not there yet."""
-    runtime = params.runtime or default_runtime(params.on_phase)
+    runtime = params.runtime or default_runtime(params.precision, params.on_phase)
     target, build = TARGETS[runtime], BuildOptions()
     precision = RUNTIMES[runtime].choose_precision(params.precision)
     made_for = target.processor()

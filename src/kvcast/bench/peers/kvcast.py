@@ -75,7 +75,7 @@ RING = "kvcast-int8-ring"
 
 def own_runtime(model: Path) -> str:
     """Return the runtime that a bundle is for, or that a checkpoint gets if a user names none."""
-    return read_bundle(model).runtime if is_bundle(model) else default_runtime()
+    return read_bundle(model).runtime if is_bundle(model) else default_runtime(PrecisionRequest())
 
 
 class Kvcast(Backend, Transcriber, Continuer, Writer):

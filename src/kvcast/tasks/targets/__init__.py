@@ -6,7 +6,7 @@ Each runtime has one class, so exporting and loading need no special cases.
 from collections.abc import Mapping
 
 from kvcast.spec.phases import OnPhase, ignore_phase
-from kvcast.spec.runtimes import DEFAULT_RUNTIMES
+from kvcast.spec.runtimes import DEFAULT_RUNTIMES, RUNTIMES, PrecisionRequest
 from kvcast.tasks.targets.aoti import AotiTarget
 from kvcast.tasks.targets.base import Target
 from kvcast.tasks.targets.executorch import ExecutorchTarget
@@ -21,11 +21,13 @@ TARGETS: Mapping[str, Target] = {
 }
 
 
-def default_runtime(on_phase: OnPhase = ignore_phase) -> str:
+def default_runtime(request: PrecisionRequest, on_phase: OnPhase = ignore_phase) -> str:
     """Return the runtime for a model that is no bundle, if a user names none.
 
     Args:
+        request: the precision that the user asks for.
         on_phase: called before a library is compiled for it, which takes seconds.
 
     """
-    return next(name for name in DEFAULT_RUNTIMES if TARGETS[name].suits_machine(on_phase))
+    suited = [name for name in DEFAULT_RUNTIMES if TARGETS[name].suits_machine(on_phase)]
+    return next((name for name in suited if RUNTIMES[name].offers(request)), suited[0])
