@@ -158,7 +158,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
     ),
 }
 DEFAULT_RUNTIMES = ("native", "onnx")
-"""The first that suits the machine and has the precision asked for is the default, but of bundles."""
+"""The first that suits the machine and has the precision asked for is the default."""
 
 THE_DEFAULT = "native where its library is or can be compiled, else onnx"
 """What the documentation says of it."""
