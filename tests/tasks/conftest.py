@@ -32,9 +32,9 @@ def recordings() -> dict[str, Samples]:
     } | {path.stem: read(path) for path in CARDS}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def load() -> Load:
-    """`kvcast.load`, which opens each model once."""
+    """`kvcast.load`, which opens each model once a module: all at once would take gigabytes."""
 
     @cache
     def opened(model: str, **options: Any) -> kvcast.WhisperModel:
@@ -46,7 +46,7 @@ def load() -> Load:
     return opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def oracle() -> Callable[[str], Oracle]:
     """openai-whisper with a packaged model's weights."""
 
