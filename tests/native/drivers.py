@@ -33,9 +33,13 @@ def compile_programs(
         subprocess.run([*words, f"-I{SOURCES}", "-c", source, "-o", to], check=True)
         return to
 
+    # All side by side, the largest first: none is alone at the end.
+    everything = [*SOURCES.glob("*.cpp"), *(_HERE / source for source in sources)]
+    everything.sort(key=lambda path: path.stat().st_size, reverse=True)
     with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_one, SOURCES.glob("*.cpp")))
-        mains = list(pool.map(compile_one, [_HERE / source for source in sources]))
+        compiled = dict(zip(everything, pool.map(compile_one, everything), strict=True))
+    mains = [compiled.pop(_HERE / source) for source in sources]
+    objects = list(compiled.values())
     programs = [main.with_suffix("") for main in mains]
     for main, program in zip(mains, programs, strict=True):
         subprocess.run([*words, *objects, main, "-o", program], check=True)

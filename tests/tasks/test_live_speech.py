@@ -53,7 +53,7 @@ def test_a_command_is_understood(load: Load, recordings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "piece"), [("example", 40.0), ("spoken", 2.0)])
+@pytest.mark.parametrize(("name", "piece"), [("example", 40.0), ("spoken", 4.0)])
 def test_live_is_within_two_points_of_the_whole_recording(
     name: str, piece: float, load: Load, recordings
 ):
@@ -70,7 +70,7 @@ def test_silence_between_utterances_says_nothing(load: Load, recordings):
     model = load("demo", quantize="none")
     utterance = recordings["example"][: 9 * RATE]
     pause = np.zeros(40 * RATE, np.float32)
-    text = heard_live(model, np.concatenate([utterance, pause, utterance]), 0.5)
+    text = heard_live(model, np.concatenate([utterance, pause, utterance]), 2.0)
     whole = "".join(segment.text for segment in model.transcribe(utterance))
     assert abs(len(words(text).split()) - 2 * len(words(whole).split())) <= 2
 
