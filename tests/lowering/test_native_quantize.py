@@ -92,15 +92,17 @@ def test_tables_heads_and_what_many_tokens_share_keep_eight_bits() -> None:
         "shared.weight": Kind.INT4,
         "cross.weight": Kind.INT8,
         "up.weight": Kind.INT4,
-        "head.weight": Kind.INT8_BLOCK,
-        "tied.weight": Kind.INT8_BLOCK,
+        "head.weight": Kind.TABLE,
+        "tied.weight": Kind.TABLE,
         "pooler.weight": Kind.INT8,
     }
     assert set(kinds(programs, "int8").values()) == {Kind.INT8}
+    alone = {"decode": programs["decode"]}
+    assert set(kinds(alone, "int8").values()) == {Kind.INT8_BLOCK}
     assert set(kinds(programs, "none").values()) == {Kind.EXACT}
 
 
-@pytest.mark.parametrize("kind", [Kind.INT4, Kind.INT8_BLOCK])
+@pytest.mark.parametrize("kind", [Kind.INT4, Kind.INT8_BLOCK, Kind.TABLE])
 def test_inputs_that_are_no_multiple_of_a_block_become_int8(kind: Kind) -> None:
     matrix = np.random.default_rng(4).normal(size=(3, 40)).astype(np.float32)
     found = stored("m", matrix, kind, no_blocks)
@@ -110,7 +112,7 @@ def test_inputs_that_are_no_multiple_of_a_block_become_int8(kind: Kind) -> None:
     }
 
 
-@pytest.mark.parametrize("kind", [Kind.INT8, Kind.INT8_BLOCK, Kind.INT4])
+@pytest.mark.parametrize("kind", list(Kind)[1:])
 def test_a_checkpoints_codes_are_kept_but_four_bits_where_int8_is_asked_for(kind: Kind) -> None:
     matrix = np.random.default_rng(5).normal(size=(3, 64)).astype(np.float32)
 
@@ -120,7 +122,7 @@ def test_a_checkpoints_codes_are_kept_but_four_bits_where_int8_is_asked_for(kind
     np.testing.assert_array_equal(files(rounded(2 * matrix))["m.codes"], rounded(2 * matrix).codes)
     four = searched(2 * matrix)
     found = files(four)
-    if kind is Kind.INT8:
+    if kind in (Kind.INT8, Kind.INT8_BLOCK):
         assert found["m.codes"].dtype == np.int8
     else:
         low, high = found["m.codes"] & 15, found["m.codes"] >> 4

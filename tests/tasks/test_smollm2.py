@@ -24,7 +24,7 @@ NEW = 20
 BOUNDS = {
     ("onnx", "int8"): 1.03,
     ("onnx", "int4"): 1.25,
-    ("native", "int8"): 1.01,
+    ("native", "int8"): 1.004,
     ("native", "int4"): 1.01,
 }
 PROMPTS = (
