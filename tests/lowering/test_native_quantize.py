@@ -156,5 +156,5 @@ def test_a_router_stays_as_it_is() -> None:
     assert kinds({"decode": program}, "int4") == {
         "gate_up": Kind.INT4,
         "down": Kind.INT4,
-        "head.weight": Kind.INT8_BLOCK,
+        "head.weight": Kind.TABLE,
     }
