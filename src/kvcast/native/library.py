@@ -111,7 +111,8 @@ class Machine:
     def _take(self, size: int) -> NDArray[np.uint8]:
         """Return bytes beside those of the matrices before, so that they lie in huge pages.
 
-        NumPy asks for such pages for large arrays alone, and two threads read a quarter faster from them.
+        NumPy asks for such pages for large arrays alone; two threads read a quarter faster from
+        them.
         """
         if size > len(self._room):
             self._room = aligned(max(size, _ROOM))
