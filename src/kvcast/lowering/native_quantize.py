@@ -45,8 +45,8 @@ def kinds(programs: Mapping[str, Program], quantize: str) -> dict[str, Kind]:
     and codes of 4 bits gain nothing. A router stays as it is: it is small, and what it chooses
     changes much.
     """
-    # Blocks take 5% more time and more than halve what int8 costs of a decoder-only model's
-    # perplexity. Models with an encoder do without: their word errors are fp32's either way.
+    # Blocks take some 5% more time and more than halve what int8 costs of a decoder-only model's
+    # perplexity. What they would do for models with an encoder was not measured.
     int8 = Kind.INT8 if programs.keys() - {_DECODE} else Kind.INT8_BLOCK
     whole = {"none": Kind.EXACT, "int8": int8, "int4": Kind.INT4}[quantize]
     found: dict[str, Kind] = {}

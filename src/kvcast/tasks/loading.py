@@ -222,8 +222,9 @@ _CACHES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "in
 
 
 def _cache(manifest: Manifest) -> str:
-    """Return the precision of a bundle's self caches."""
-    return _CACHES[next(one.dtype for one in manifest.cache if one.kind != "cross")]
+    """Return the precision of a bundle's self caches; a manifest without any is found out later."""
+    own = next((one.dtype for one in manifest.cache if one.kind != "cross"), "float32")
+    return _CACHES[own]
 
 
 def _exported_once(
