@@ -52,7 +52,7 @@ def _memory_of_other_modules() -> None:
     Some hold each other in cycles, which are rarely collected, and the C library keeps what is
     freed between what is not.
     """
-    if psutil.Process().memory_info().rss > 1 << 30:
+    if psutil.Process().memory_info().rss > 3 << 30:
         gc.collect()
         if sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)
