@@ -55,17 +55,16 @@ class Weights:
         self._machine = machine
         self.constants: dict[Constant, Any] = {}
         with naming(path):
-            for program in programs:
-                makers = {
-                    name: make
-                    for operation, make in _MAKERS.items()
-                    for name in program.matrices(operation)
-                }
-                for one in program.constants():
-                    if one not in self.constants:
-                        make = makers.get(one.name)
-                        found = make(self, one) if make else self._tensors[one.name]
-                        self.constants[one] = found
+            # Of all programs: one may look up rows of a table that another multiplies with.
+            makers = {
+                name: make
+                for operation, make in _MAKERS.items()
+                for program in programs
+                for name in program.matrices(operation)
+            }
+            for one in dict.fromkeys(one for program in programs for one in program.constants()):
+                make = makers.get(one.name)
+                self.constants[one] = make(self, one) if make else self._tensors[one.name]
         del self._tensors
 
     def matrix(self, one: Constant) -> Matrix:
