@@ -129,7 +129,7 @@ def lower(
     constants: dict[str, NDArray[Any]] = {}
     for name, signature in signatures.items():
         on_phase(f"exporting {name}")
-        program, found = _translated(signature, exact=quantize == "none")
+        program, found = _translated(name, signature, exact=quantize == "none")
         programs[name] = program
         constants |= found
         file = f"{FOLDER}/{name}.json"
@@ -145,7 +145,9 @@ def lower(
     return graphs
 
 
-def _translated(signature: Signature, *, exact: bool) -> tuple[Program, dict[str, NDArray[Any]]]:
+def _translated(
+    name: str, signature: Signature, *, exact: bool
+) -> tuple[Program, dict[str, NDArray[Any]]]:
     """Return a program, without caches among its outputs, and its constants as they are."""
     with torch.no_grad():
         exported = torch.export.export(
@@ -154,17 +156,21 @@ def _translated(signature: Signature, *, exact: bool) -> tuple[Program, dict[str
     module = exported.module(check_guards=False)
     if not isinstance(module, GraphModule):
         raise TypeError("torch.export gave no graph module")
-    translation = _Translation(module, signature, exact=exact)
+    translation = _Translation(name, module, signature, exact=exact)
     return translation.program(), translation.constants
 
 
 class _Translation:
     """An exported graph, operator by operator."""
 
-    def __init__(self, module: GraphModule, signature: Signature, *, exact: bool) -> None:
+    def __init__(
+        self, name: str, module: GraphModule, signature: Signature, *, exact: bool
+    ) -> None:
+        self._name = name
         self._module = module
         self._signature = signature
         self._exact = exact
+        self._shared = signature.program.state_dict().keys()
         self.constants: dict[str, NDArray[Any]] = {}
         self._folded: dict[FxNode, torch.Tensor] = {}
         self._names: dict[FxNode, str] = {}
@@ -236,6 +242,8 @@ class _Translation:
 
     def _constant(self, node: FxNode) -> str:
         name = str(node.target) if node.op == "get_attr" else node.name
+        if name not in self._shared:  # export names each program's own constants alike: numpy_t
+            name = f"{self._name}.{name}"
         self.constants[name] = self._folded[node].detach().contiguous().numpy()
         return name
 
