@@ -111,7 +111,7 @@ def lower(
 
     Args:
         signatures: programs by the names that the runtime looks up.
-        quantize: "none", "int8" or "int4", of matrices; convolutions stay fp32.
+        quantize: "none", "int8" or "int4", of matrices.
         folder: an existing folder.
         on_phase: called as each phase begins.
         blocks_of: the codes that the checkpoint has for a matrix, which are kept.
@@ -276,9 +276,9 @@ def _stored(
     chosen = kinds(programs, quantize)
     found: dict[str, NDArray[Any]] = {}
     for name in sorted(names):
-        array = constants[name]
+        array, of = constants[name], blocks_of
         if name in convolved:  # [outputs, size * channels], as its windows lie in memory
-            found[name] = np.ascontiguousarray(array.transpose(0, 2, 1)).reshape(len(array), -1)
-        else:
-            found |= stored(name, array, chosen.get(name, Kind.EXACT), blocks_of)
+            array = np.ascontiguousarray(array.transpose(0, 2, 1)).reshape(len(array), -1)
+            of = no_blocks
+        found |= stored(name, array, chosen.get(name, Kind.EXACT), of)
     return found

@@ -43,7 +43,7 @@ def kinds(programs: Mapping[str, Program], quantize: str) -> dict[str, Kind]:
     With "int4", a matrix that makes logits or is looked up by rows keeps 8 bits, and so do those
     that `decode` does not read: others run once for a source, where many tokens share the reading
     and codes of 4 bits gain nothing. A router stays as it is: it is small, and what it chooses
-    changes much.
+    changes much. Convolutions run once for a source too, and keep 8 bits.
     """
     # Blocks take some 5% more time and more than halve what int8 costs of a decoder-only model's
     # perplexity. What they would do for models with an encoder was not measured.
@@ -56,6 +56,8 @@ def kinds(programs: Mapping[str, Program], quantize: str) -> dict[str, Kind]:
         for matrix in matrices - set(_routers(program)):
             if found.get(matrix) is not Kind.INT4:
                 found[matrix] = chosen
+        if whole is not Kind.EXACT:
+            found |= dict.fromkeys(program.matrices("conv1d"), Kind.INT8)
     if whole is Kind.INT4:
         for program in programs.values():
             for matrix in {*program.matrices("embedding"), *_heads(program)} & found.keys():
