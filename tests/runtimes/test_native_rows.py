@@ -153,3 +153,23 @@ def test_an_input_of_the_same_size_needs_no_other_plan(monkeypatch: pytest.Monke
     assert not np.array_equal(found[0], found[1])
     # The first input's arrays become the cache's own, which the second's plans are made for.
     assert plans == ["encode", "decode", "encode"]
+
+
+def test_inputs_in_turns_need_a_plan_for_each_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime: Any = opened(SMALL, "int8", "native")
+    inputs, (tokens_s,) = speech(2, 5), random_tokens(1, 3, seed=7)
+    plans: list[str] = []
+    call = runtime.interpreter.call
+    monkeypatch.setattr(
+        runtime.interpreter, "call", lambda name, *given: plans.append(name) or call(name, *given)
+    )
+    cache, found = runtime.new_cache(2, 8, 2), []
+    for clips in ((0, 1), (1, 0), (0, 1)):
+        for slot, clip in enumerate(clips):
+            cache = runtime.encode(cache.reset([slot], None), [slot], *one_of(inputs, clip))
+        cache = runtime.reset(cache, [0, 1], [0, 1])
+        found.append([in_chunks(runtime, cache, tokens_s, row, 1) for row in (0, 1)])
+    np.testing.assert_array_equal(found[0], found[2])
+    np.testing.assert_array_equal(found[0], found[1][::-1])
+    # The first one made the cache's arrays, which the other two's results are written to.
+    assert plans.count("encode") == 3

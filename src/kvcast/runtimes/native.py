@@ -6,7 +6,7 @@ bundle's manifest and nothing of models.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -220,6 +220,18 @@ class Encoding:
         interpreter.run(self.call)
 
 
+@dataclass(frozen=True)
+class Encodings:
+    """Calls of `encode` for inputs of the same sizes, by the first place that each fills.
+
+    Those of its inputs that a cache does not keep are shared: one call runs at a time.
+    """
+
+    sizes: Sequence[tuple[int, ...]]
+    inputs: Mapping[str, NDArray[Any]]
+    by_place: dict[int, Encoding] = field(default_factory=dict)
+
+
 class NativeRuntime(CachedRuntime):
     """The program `decode` over caches in NumPy arrays: all that a decoder-only model has."""
 
@@ -342,28 +354,32 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
                 name: np.empty((len(slots), *shape), self._dtype_of(name, given))
                 for name, shape in zip(self.encoded, shapes, strict=True)
             }
-            self._encoding(given, kept).run(given, self.interpreter)
+            self._encoding(self._room(given), kept).run(given, self.interpreter)
             memory.fill(slots, list(kept.values()))
             return cache
-        key = (memory.slots.places[slots[0]], [part.shape for part in source])
-        known: tuple[Any, Encoding] | None = memory.bound.get("encode")
-        if known is None or known[0] != key:
-            known = key, self._encoding(given, dict(zip(self.encoded, room, strict=True)))
-            memory.bound["encode"] = known
-        known[1].run(given, self.interpreter)
+        place, sizes = memory.slots.places[slots[0]], [part.shape for part in source]
+        planned: Encodings | None = memory.bound.get("encode")
+        if planned is None or planned.sizes != sizes:
+            planned = memory.bound["encode"] = Encodings(sizes, self._room(given))
+        if place not in planned.by_place:
+            filled = dict(zip(self.encoded, room, strict=True))
+            planned.by_place[place] = self._encoding(planned.inputs, filled)
+        planned.by_place[place].run(given, self.interpreter)
         return cache
 
     def _dtype_of(self, name: str, given: Mapping[str, NDArray[Any]]) -> Any:
         return given[name].dtype if name in given else self._cross.dtype
 
+    def _room(self, given: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return arrays for inputs that a cache does not keep."""
+        read = {name: part for name, part in given.items() if name not in self.encoded}
+        return {name: np.empty(part.shape, part.dtype) for name, part in read.items()}
+
     def _encoding(
-        self, given: Mapping[str, NDArray[Any]], kept: Mapping[str, NDArray[Any]]
+        self, room: Mapping[str, NDArray[Any]], kept: Mapping[str, NDArray[Any]]
     ) -> Encoding:
         """Plan a call of `encode` that writes what `decode` reads, by name, to arrays."""
-        inputs = {
-            name: kept[name] if name in kept else np.empty(part.shape, part.dtype)
-            for name, part in given.items()
-        }
+        inputs = {name: kept[name] if name in kept else room[name] for name in self._encode.inputs}
         outputs = {name: kept[name] for name in self._encode.outputs}
         return Encoding(inputs, outputs, self.interpreter.call("encode", inputs, outputs))
 
