@@ -320,6 +320,8 @@ void hold_encoder_attention(const Instructions& with, Random& random) {
       key[t * stride + d] = number(random);
       value[t * stride + d] = number(random);
     }
+  const int zeros = below(random, 2 * positions);  // half of the time none
+  for (int d = 0; zeros < positions && d < head_dim; d++) query[zeros * stride + d] = 0;
   std::vector<int> blocks;
   for (int t = 0; t < positions; t += BLOCK) blocks.push_back(t);
   std::shuffle(blocks.begin(), blocks.end(), random);

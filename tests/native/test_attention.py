@@ -262,6 +262,15 @@ def test_what_all_keys_have_in_common_costs_no_digits(instructions: str) -> None
 
 
 @each_set
+def test_a_query_of_zeros_sees_all_alike(instructions: str) -> None:
+    rng = np.random.default_rng(6)
+    query, key, value = (normal(rng, 1, 70, 1, 64) for _ in range(3))
+    query[0, 3] = 0
+    call = WholeCall(query=query, key=key, value=value, lengths=None, exact=False)
+    np.testing.assert_allclose(call.run(2, instructions)[0, 3], value[0].mean(0), atol=0.02)
+
+
+@each_set
 @pytest.mark.parametrize("name", ["query", "key", "value"])
 @pytest.mark.parametrize("position", [0, 65])
 def test_what_is_not_a_number_is_not_lost(name: str, position: int, instructions: str) -> None:

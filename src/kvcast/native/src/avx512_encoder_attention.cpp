@@ -113,7 +113,8 @@ void pack_head(const float* query, const float* key, const float* value, size_t 
         for (int d = 0; d < head_dim; d += 16)
           _mm_prefetch(reinterpret_cast<const char*>(x + (t + AHEAD) * stride + d), _MM_HINT_T0);
     const Codes of_query = round(query + from, nullptr, there, width, head.query + static_cast<size_t>(t) * width);
-    head.query_scale[t] = of_query.scale * scale * LOG2_E;
+    // Not 0 for a query of zeros: -inf, the score of what is not there, would become NaN. NaN itself stays.
+    head.query_scale[t] = std::max(of_query.scale * scale * LOG2_E, SMALLEST);
     head.offset[t] = -128 * of_query.sum;
     head.key_scale[t] = round(key + from, center, there, width, codes).scale;
     uint8_t* keys = head.key + static_cast<size_t>(first) * width + (t - first) * 4;
