@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -124,13 +125,37 @@ def test_without_a_compiler_the_library_says_what_to_install(installed, monkeypa
     assert about(found).startswith("no: kvcast's native library is not compiled")
 
 
-@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+
+
+@needs_compiler
 def test_the_library_is_named_with_its_instructions():
     path = library_path()
     found = doctor._library()
     assert (found.origin, found.path, found.problem) == ("compiled", str(path), "")
     assert found.instructions[-1] == "plain"
     assert f"uses {found.instructions[0]}" in about(found)
+
+
+def test_instructions_that_are_off_are_named_with_what_turns_them_on():
+    found = doctor.Library(
+        origin="shipped", path="l", instructions=("avx512_bf16", "amx", "avx2", "plain"), threads=2
+    )
+    assert "uses avx512_bf16 (it could use avx2, plain); 2 threads" in about(found)
+    assert "amx is off" in about(found)
+    assert "KVCAST_INSTRUCTIONS=amx" in about(found)
+    used = replace(found, instructions=("amx", "avx512_bf16", "avx2", "plain"))
+    assert "uses amx (it could use avx512_bf16, avx2, plain)" in about(used)
+    assert "off" not in about(used)
+
+
+@needs_compiler
+def test_the_library_uses_the_instructions_that_are_asked_for(monkeypatch):
+    library_path()
+    monkeypatch.setenv("KVCAST_INSTRUCTIONS", "plain")
+    assert doctor._library().instructions[0] == "plain"
+    monkeypatch.setenv("KVCAST_INSTRUCTIONS", "altivec")
+    assert about(doctor._library()).startswith("no: KVCAST_INSTRUCTIONS is 'altivec': ")
 
 
 def about(found: doctor.Library) -> str:

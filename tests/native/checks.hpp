@@ -22,13 +22,16 @@ inline int below(Random& random, int n) { return static_cast<int>(random() % n);
 // -1 .. 1
 inline float number(Random& random) { return static_cast<float>(below(random, 2001) - 1000) / 1000.f; }
 
-// The instruction sets that run here, plain first.
+// The instruction sets that run here, or are emulated, plain first.
 inline std::vector<const kvcast::Instructions*> sets() {
   const kvcast::Instructions* const all[] = {
       &kvcast::plain,
 #if defined(__x86_64__)
       &kvcast::avx2,
       &kvcast::avx512,
+#endif
+#if defined(KVCAST_AMX)
+      &kvcast::amx,
 #endif
 #if defined(__AARCH64EL__)
       &kvcast::neon,
@@ -37,6 +40,6 @@ inline std::vector<const kvcast::Instructions*> sets() {
   };
   std::vector<const kvcast::Instructions*> found;
   for (const auto* one : all)
-    if (one->run_here()) found.push_back(one);
+    if (one->can_start()) found.push_back(one);
   return found;
 }

@@ -121,7 +121,7 @@ struct Trial {
       : format(static_cast<Format>(below(random, FORMATS))),
         outputs(1 + below(random, 200)),
         inputs(1 + below(random, 200)),
-        rows(1 + below(random, 20)),
+        rows(1 + below(random, below(random, 3) ? 20 : 150)),
         x(floats(random, static_cast<size_t>(rows) * inputs)),
         bias(floats(random, outputs)) {
     const size_t weights = static_cast<size_t>(outputs) * inputs, groups = (inputs + GROUP - 1) / GROUP;

@@ -1,4 +1,7 @@
-"""Compiles one of the programs here with the library's sources."""
+"""Compiles one of the programs here with the library's sources.
+
+AMX is emulated in them where the processor has none.
+"""
 
 import subprocess
 from collections.abc import Sequence
@@ -7,17 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from kvcast.machine.processor import instruction_sets
 from kvcast.native.compiler import SOURCES
 
 _HERE = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-fno-math-errno", "-ffp-contract=off", "-pthread", "-w")
+_EMULATED = () if "amx_int8" in instruction_sets() else ("-DKVCAST_EMULATE_AMX",)
 
 
 def compile_programs(
     command: Sequence[str], folder: Path, sources: Sequence[str] = ("driver.cpp",)
 ) -> list[Path]:
     """Return a program for each source; skips where the command cannot compile anything."""
-    words = [*command, *_FLAGS]
+    words = [*command, *_FLAGS, *_EMULATED]
     folder.mkdir(parents=True, exist_ok=True)
     tiny = folder / "tiny.cpp"
     tiny.write_text("int main() { return 0; }\n")

@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "amx_tiles.hpp"
 #include "checks.hpp"
 #include "halves.hpp"
 #include "plain.hpp"
@@ -97,7 +98,8 @@ void fill_rows(Random& random, Floats& x, int rows, int inputs) {
 
 void hold_products(const Instructions& with, Random& random) {
   const Format format = static_cast<Format>(below(random, FORMATS));
-  const int outputs = 1 + below(random, BLOCK), inputs = 1 + below(random, 300), rows = 1 + below(random, MOST_ROWS);
+  const Tiles &tiles = with.products.of(format), &expected_tiles = plain.products.of(format);
+  const int outputs = 1 + below(random, BLOCK), inputs = 1 + below(random, 300), rows = 1 + below(random, tiles.most_rows);
   const size_t weights = static_cast<size_t>(outputs) * inputs, groups = (inputs + GROUP - 1) / GROUP;
   const size_t row_bytes = format == Format::F32 ? 4 * inputs : format == Format::INT4_MIN ? (inputs + 1) / 2 : inputs;
   const bool greatest = below(random, 8) == 0;
@@ -124,7 +126,6 @@ void hold_products(const Instructions& with, Random& random) {
   round_rows(plain, x, rows, inputs, expected_codes);
   codes.check(expected_codes);
 
-  const Tiles &tiles = with.products.of(format), &expected_tiles = plain.products.of(format);
   CHECK(tiles.bytes(inputs) % 64 == 0);
   Guarded<uint8_t> tile(tiles.bytes(inputs)), expected_tile(expected_tiles.bytes(inputs));
   tiles.pack(from, tile.data());
@@ -139,7 +140,8 @@ void hold_products(const Instructions& with, Random& random) {
   const Operand in = format == Format::F32 ? Operand{x.data(), static_cast<size_t>(inputs), {}} : Operand{nullptr, 0, codes.rounded};
   Floats out(rows * BLOCK), expected(rows * BLOCK), alone(BLOCK);
   tiles.multiply(tile.data(), in, inputs, rows, out.data());
-  expected_tiles.multiply(expected_tile.data(), in, inputs, rows, expected.data());
+  for (int m = 0; m < rows; m++)
+    expected_tiles.multiply(expected_tile.data(), in.row(m), inputs, 1, expected.data() + m * BLOCK);
   for (int m = 0; m < rows; m++) {
     float size = 1;
     for (int k = 0; k < inputs; k++) size += std::fabs(x[m * inputs + k]);
@@ -336,9 +338,98 @@ void hold_encoder_attention(const Instructions& with, Random& random) {
   attend(with, again, below(random, positions));
   attend(plain, expected, 0);
   CHECK(same_bits(out.data(), again.data(), numbers * sizeof(float)));  // what lies between rows is NaN still
-  const float margin = std::strncmp(with.name, "avx512", 6) == 0 ? 0.05f : 1e-5f;  // its scores are int8, its values bf16
+  // Scores are int8 and values bf16 with AVX-512 and AMX.
+  const bool coarse = std::strncmp(with.name, "avx512", 6) == 0 || std::strcmp(with.name, "amx") == 0;
+  const float margin = coarse ? 0.05f : 1e-5f;
   for (size_t i = 0; i < numbers; i++) CHECK(near(out[i], expected[i], margin));
 }
+
+#if defined(KVCAST_AMX)
+
+// A matrix of bytes in guarded memory, rows `stride` apart; the last one ends where memory ends.
+struct Bytes {
+  size_t stride;
+  Guarded<uint8_t> all;
+
+  Bytes(Random& random, int rows, int row_bytes)
+      : stride(row_bytes + 4 * below(random, 18)), all((rows - 1) * stride + row_bytes) {}
+
+  template <class Number>
+  Number& at(int row, int i) {
+    return reinterpret_cast<Number*>(all.data() + row * stride)[i];
+  }
+};
+
+// What kernels take the operations of tiles to be. Of bf16 the order of sums is left open.
+template <class Sum, class Code, class Weight, class Fill, class Dot, class Value>
+void hold_dot(Random& random, const Fill& fill_all, const Dot& dot, const Value& value, float margin) {
+  constexpr int EACH = 4 / sizeof(Code);  // numbers of a sum that lie together
+  const int rows = 1 + below(random, 16), columns = 1 + below(random, 16), depth = 1 + below(random, 16);
+  Bytes sums(random, rows, 4 * columns), a(random, rows, 4 * depth), b(random, depth, 4 * columns);
+  std::vector<Sum> expected(rows * columns);
+  fill_all(a.all);
+  fill_all(b.all);
+  for (int m = 0; m < rows; m++)
+    for (int n = 0; n < columns; n++) {
+      expected[m * columns + n] = sums.at<Sum>(m, n) = static_cast<Sum>(below(random, 9));
+      for (int k = 0; k < depth * EACH; k++)
+        expected[m * columns + n] += value(a.at<Code>(m, k)) * value(b.at<Weight>(k / EACH, n * EACH + k % EACH));
+    }
+  amx_tiles::Shapes shapes;
+  shapes.set(0, rows, 4 * columns);
+  shapes.set(3, rows, 4 * depth);
+  shapes.set(7, depth, 4 * columns);
+  amx_tiles::set_shapes(shapes);
+  amx_tiles::load<0>(sums.all.data(), sums.stride);
+  amx_tiles::load<3>(a.all.data(), a.stride);
+  amx_tiles::load<7>(b.all.data(), b.stride);
+  dot();
+  amx_tiles::store<0>(sums.all.data(), sums.stride);
+  for (int m = 0; m < rows; m++)
+    for (int n = 0; n < columns; n++) {
+      const Sum found = sums.at<Sum>(m, n), wanted = expected[m * columns + n];
+      CHECK(margin ? near(static_cast<float>(found), static_cast<float>(wanted), margin) : found == wanted);
+    }
+  amx_tiles::zero<0>();
+  amx_tiles::store<0>(sums.all.data(), sums.stride);
+  for (int m = 0; m < rows; m++)
+    for (int n = 0; n < columns; n++) CHECK(sums.at<Sum>(m, n) == 0);
+  amx_tiles::release();
+}
+
+float widened(uint16_t bf16) {
+  const uint32_t bits = static_cast<uint32_t>(bf16) << 16;
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+void hold_tiles(const Instructions& with, Random& random) {
+  if (std::strcmp(with.name, "amx") != 0) return;
+  const auto any = [&](Guarded<uint8_t>& bytes) {
+    for (size_t i = 0; i < bytes.size(); i++) bytes[i] = static_cast<uint8_t>(random());
+  };
+  const auto halves = [&](Guarded<uint8_t>& bytes) {  // -2 .. -1 and 1 .. 2
+    any(bytes);
+    for (size_t i = bytes.size(); i >= 2; i -= 2) bytes[i - 1] = (bytes[i - 1] & 0x80) | 0x3f, bytes[i - 2] |= 0x80;
+  };
+  hold_dot<int32_t, int8_t, uint8_t>(random, any, amx_tiles::dot_int8<0, 3, 7>, [](int code) { return code; }, 0);
+  hold_dot<float, uint16_t, uint16_t>(random, halves, amx_tiles::dot_bf16<0, 3, 7>, widened, 1e-4f);
+}
+
+// A call of the kernels leaves no tiles behind. The processor would not say so.
+void check_released() {
+#if defined(KVCAST_EMULATE_AMX)
+  CHECK(!amx_tiles::state.has_shapes);
+#endif
+}
+
+#else
+
+void hold_tiles(const Instructions&, Random&) {}
+void check_released() {}
+
+#endif
 
 }  // namespace
 
@@ -347,8 +438,11 @@ int main(int, char** words) {
   const int trials = std::atoi(words[2]);
   for (const Instructions* with : sets()) {
     for (int i = 0; i < trials; i++)
-      for (const auto hold : {hold_products, hold_endings, hold_rows, hold_rotations, hold_attention, hold_encoder_attention})
+      for (const auto hold : {hold_products, hold_endings, hold_rows, hold_rotations, hold_attention,
+                              hold_encoder_attention, hold_tiles}) {
         hold(*with, random);
+        check_released();
+      }
     std::puts(with->name);
   }
 }

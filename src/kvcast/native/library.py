@@ -4,6 +4,7 @@ Declares what `src/library.cpp` exports. Knows nothing of programs' meaning.
 """
 
 import ctypes
+import os
 from ctypes import c_char_p, c_int, c_size_t, c_void_p
 from enum import IntEnum
 from functools import cache
@@ -12,8 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.errors import KvcastError
+from kvcast.errors import KvcastError, UsageError
 from kvcast.native.build import open_library
+
+CHOICE = "KVCAST_INSTRUCTIONS"
+"""The environment variable that names the instruction set to use."""
+
+UNPROVEN = ("amx",)
+"""Sets that are used only where they are asked for: no processor has run their tests yet."""
 
 _MESSAGE = 256
 _ALIGNMENT = 64
@@ -58,13 +65,27 @@ def instruction_sets() -> list[str]:
     return found
 
 
+def chosen_instructions() -> str:
+    """Return the set that is used: $KVCAST_INSTRUCTIONS, else the fastest that is proven.
+
+    Raises UsageError for one that does not run here.
+    """
+    sets = instruction_sets()
+    asked = os.environ.get(CHOICE)
+    if not asked:
+        return next(name for name in sets if name not in UNPROVEN)
+    if asked not in sets:
+        raise UsageError(f"{CHOICE} is {asked!r}: this processor runs {', '.join(sets)}")
+    return asked
+
+
 class Machine:
     """Threads that run programs with one instruction set, one program at a time."""
 
     def __init__(self, threads: int, instructions: str | None = None) -> None:
-        """Start threads; `instructions` is one of `instruction_sets`, the fastest by default."""
+        """Start threads; `instructions` is one of `instruction_sets`, by default the chosen."""
         self._library = _library()
-        chosen = instructions or instruction_sets()[0]
+        chosen = instructions or chosen_instructions()
         self._handle = self._library.kvcast_open(chosen.encode(), threads)
         self._room = aligned(0)  # for what will be packed
         if not self._handle:

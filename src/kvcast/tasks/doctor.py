@@ -76,7 +76,8 @@ class Library:
         origin: "shipped" with kvcast, "compiled" here, or "none": the first use compiles it, or
             `problem` says why it cannot be had.
         path: where it is; empty if it is not there.
-        instructions: sets of its kernels that run on this processor; it uses the first.
+        instructions: sets of its kernels that run on this processor; it uses the first. The others
+            are the fastest first.
         threads: how many it runs with unless told otherwise.
         problem: why it cannot be had or loaded.
 
@@ -220,14 +221,16 @@ def _cuda_devices() -> list[str]:
 def _native_library() -> dict[str, Any]:
     from kvcast.native.build import find_library
     from kvcast.native.compiler import find_compiler
-    from kvcast.native.library import instruction_sets
+    from kvcast.native.library import chosen_instructions, instruction_sets
 
     found = find_library()
     if found is None:
         find_compiler()
         return {"origin": "none"}
     origin = "shipped" if found.shipped else "compiled"
-    return {"origin": origin, "path": str(found.path), "instructions": instruction_sets()}
+    chosen = chosen_instructions()
+    sets = [chosen, *(name for name in instruction_sets() if name != chosen)]
+    return {"origin": origin, "path": str(found.path), "instructions": sets}
 
 
 _ANSWERS: Mapping[str, Callable[..., Any]] = {

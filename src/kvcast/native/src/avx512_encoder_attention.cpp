@@ -3,7 +3,7 @@
 //
 // A vector that is subtracted from all keys adds the same to all of a query's scores, so the softmax does not
 // change. Without what keys have in common int8 is precise enough (SageAttention, arXiv:2410.02367).
-#include "avx512.hpp"
+#include "avx512_head.hpp"
 #if defined(__x86_64__)
 
 namespace kvcast {
@@ -12,35 +12,8 @@ AVX512_BEGIN
 
 namespace {
 
-constexpr int CHUNK = 256;      // positions whose scores are held at once: 6 x 256 lie in the first cache
 constexpr int AHEAD = 8;        // positions that are fetched before they are packed
 constexpr int CENTER_OF = 32;   // positions, spread over all, that tell what keys have in common
-
-// A head: int8 queries [t, D]; keys + 128 in parts of BLOCK positions [D / 4, BLOCK, 4], the operand of
-// vpdpbusd; bf16 values [t / 2, D, 2]; then what is of each position [t]. D is the head's size, filled up to
-// whole blocks with zeros, as are the positions: T.
-struct Head {
-  int positions, filled, width;  // t, T, D
-  int8_t* query;
-  uint8_t* key;
-  uint16_t* value;
-  float *query_scale, *key_scale;  // that of a query times the products' scale and log2(e)
-  int32_t* offset;                 // -128 * the sum of a query's codes, since keys are stored + 128
-
-  Head(const uint8_t* head, int t, int head_dim)
-      : positions(t),
-        filled((t + BLOCK - 1) / BLOCK * BLOCK),
-        width((head_dim + BLOCK - 1) / BLOCK * BLOCK),
-        query(reinterpret_cast<int8_t*>(const_cast<uint8_t*>(head))),
-        key(reinterpret_cast<uint8_t*>(query + part())),
-        value(reinterpret_cast<uint16_t*>(key + part())),
-        query_scale(reinterpret_cast<float*>(value + part())),
-        key_scale(query_scale + filled),
-        offset(reinterpret_cast<int32_t*>(key_scale + filled)) {}
-
-  size_t part() const { return static_cast<size_t>(filled) * width; }
-  size_t bytes() const { return 4 * part() + 3 * sizeof(float) * filled; }
-};
 
 size_t head_bytes(int positions, int head_dim) { return Head(nullptr, positions, head_dim).bytes(); }
 
@@ -129,15 +102,6 @@ void pack_head(const float* query, const float* key, const float* value, size_t 
   }
 }
 
-// 2^x to 8e-5 relative, which is less than a bf16 loses; 0 from -150 on.
-INLINE __m512 exp2_roughly(__m512 x) {
-  const __m512 rest = _mm512_sub_ps(x, _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
-  __m512 sum = _mm512_set1_ps(0.078024517f);
-  for (float term : {0.22606716f, 0.69583354f, 0.99992522f})
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(term));
-  return _mm512_scalef_ps(sum, x);  // takes the floor
-}
-
 // GCC 12 moves each sum to another register and back around the intrinsic, which halves the speed.
 INLINE void dot(__m512i& sum, __m512i keys, __m512i query) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(keys), "v"(query));
@@ -190,18 +154,6 @@ INLINE void mix(const uint16_t* value, size_t step, int count, const uint16_t* s
       for (int z = 0; z < VECTORS; z++) sums[m][z] = _mm512_dpbf16_ps(sums[m][z], x[z], y);
     }
   }
-}
-
-// Scores times `scale` become shares, of `peak`; returns their sum.
-INLINE float share(const float* scores, int count, float scale, float peak, uint16_t* shares) {
-  const __m512 factor = _mm512_set1_ps(scale), least = _mm512_set1_ps(peak);
-  __m512 sum = _mm512_setzero_ps();
-  for (int i = 0; i < count; i += 16) {
-    const __m512 x = exp2_roughly(_mm512_fmsub_ps(_mm512_load_ps(scores + i), factor, least));
-    sum = _mm512_add_ps(sum, x);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(shares + i), (__m256i)_mm512_cvtneps_pbh(x));
-  }
-  return _mm512_reduce_add_ps(sum);
 }
 
 // One pass, with a running maximum (Milakov and Gimelshein, arXiv:1805.02867).

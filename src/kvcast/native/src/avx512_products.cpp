@@ -1,8 +1,9 @@
 // Products with AVX-512: fp32, and int8 and int4 with VNNI.
 //
-// int8 and int4 tiles are two halves of 32 outputs each, one after the other. The sums of a half for
-// MOST_ROWS rows, of a block in int32 and of all blocks in fp32, fit into the registers.
+// The sums of half a tile for MOST_ROWS rows, of a block in int32 and of all blocks in fp32, fit into the
+// registers.
 #include "avx512_activations.hpp"
+#include "avx512_tiles.hpp"
 #include "halves.hpp"
 #if defined(__x86_64__)
 
@@ -11,9 +12,6 @@ namespace kvcast {
 AVX512_BEGIN
 
 namespace {
-
-constexpr int HALF = BLOCK / 2;
-constexpr int PAIR = HALF / 16;  // vectors of a half
 
 INLINE void round_vectors(const __m512 v[VECTORS], const Rounded& to) {
   // As integers, magnitudes have the order of the numbers, and NaN is above them all: it is not lost.
@@ -127,10 +125,6 @@ INLINE __m512i four(const int8_t* codes) {
   return _mm512_set1_epi32(bits);
 }
 
-INLINE __m512 halves(const uint8_t* at) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
-}
-
 // Inputs k .. k + 4 of an output of stored int8 codes, + 128 each; zeros past their end.
 INLINE uint32_t quad(const Stored& from, int n, int k) {
   uint32_t bits = 0;
@@ -168,7 +162,6 @@ INLINE void zero(__m512 totals[ROWS][PAIR]) {
     for (int z = 0; z < PAIR; z++) totals[m][z] = _mm512_setzero_ps();
 }
 
-// [2, k / 4, HALF, 4] codes + 128, the operand of vpdpbusd; then scales and bias.
 namespace int8 {
 
 size_t bytes(int inputs) { return static_cast<size_t>(BLOCK) * filled(inputs) + 2 * BLOCK * sizeof(float); }
@@ -222,11 +215,7 @@ FOR_ROWS(multiply)
 
 }  // namespace int8
 
-// The formats of groups: [2, k / GROUP] of a group's scales (halves [HALF]), its least values likewise (if
-// any) and its codes; then bias.
 namespace groups {
-
-constexpr size_t HALVES = HALF * sizeof(uint16_t);
 
 void pack_halves(const float* from, const Stored& stored, int half, int g, uint8_t* to) {
   const int groups = (stored.inputs + GROUP - 1) / GROUP;
@@ -249,10 +238,9 @@ INLINE void store(const __m512 total[PAIR], const float* bias, float* out) {
 
 }  // namespace groups
 
-// Codes + 128 [GROUP / 4, HALF, 4].
 namespace int8_block {
 
-constexpr size_t EACH = groups::HALVES + GROUP * HALF;
+constexpr size_t EACH = INT8_GROUP;
 
 size_t bytes(int inputs) { return 2 * EACH * (filled(inputs) / GROUP) + BLOCK * sizeof(float); }
 
@@ -260,7 +248,7 @@ void pack(const Stored& from, uint8_t* tile) {
   for (int half = 0; half < 2; half++)
     for (int g = 0; g < filled(from.inputs) / GROUP; g++, tile += EACH) {
       groups::pack_halves(from.scales, from, half, g, tile);
-      pack_quads(from, half, g * GROUP, GROUP, tile + groups::HALVES);
+      pack_quads(from, half, g * GROUP, GROUP, tile + HALVES);
     }
   copy_or_zeros(from.bias, from.count, tile);
 }
@@ -270,7 +258,7 @@ void unpack(const uint8_t* tile, int inputs, int n, float* out) {
   for (int k = 0; k < inputs; k++) {
     const uint8_t* group = tile + k / GROUP * EACH;
     const int i = k % GROUP;
-    out[k] = (group[groups::HALVES + i / 4 * 4 * HALF + n % HALF * 4 + i % 4] - 128) * groups::unpack_half(group, n % HALF);
+    out[k] = (group[HALVES + i / 4 * 4 * HALF + n % HALF * 4 + i % 4] - 128) * groups::unpack_half(group, n % HALF);
   }
 }
 
@@ -283,7 +271,7 @@ INLINE void multiply_half(const uint8_t* tile, const Rounded& in, const float* b
     __m512i sums[ROWS][PAIR];
     for (int m = 0; m < ROWS; m++)
       for (int z = 0; z < PAIR; z++) sums[m][z] = _mm512_set1_epi32(in.offsets[m * blocks * 2 + g]);
-    dot_quads<ROWS>(tile + groups::HALVES, GROUP, in.codes + g * GROUP, in.inputs, sums);
+    dot_quads<ROWS>(tile + HALVES, GROUP, in.codes + g * GROUP, in.inputs, sums);
     __m512 d[PAIR];
     for (int z = 0; z < PAIR; z++) d[z] = halves(tile + 32 * z);
     for (int m = 0; m < ROWS; m++) {
@@ -306,10 +294,9 @@ FOR_ROWS(multiply)
 
 }  // namespace int8_block
 
-// Codes [GROUP / 8, HALF, 4]: input k of the group in the low half of a byte, k + GROUP / 2 in the high one.
 namespace int4_min {
 
-constexpr size_t EACH = 2 * groups::HALVES + GROUP * HALF / 2;
+constexpr size_t EACH = INT4_GROUP;
 
 size_t bytes(int inputs) { return 2 * EACH * (filled(inputs) / GROUP) + BLOCK * sizeof(float); }
 
@@ -322,11 +309,11 @@ void pack(const Stored& from, uint8_t* tile) {
   for (int half = 0; half < 2; half++)
     for (int g = 0; g < filled(from.inputs) / GROUP; g++, tile += EACH) {
       groups::pack_halves(from.scales, from, half, g, tile);
-      groups::pack_halves(from.least, from, half, g, tile + groups::HALVES);
+      groups::pack_halves(from.least, from, half, g, tile + HALVES);
       for (int i = 0; i < HALF; i++)
         for (int k = 0; k < GROUP / 2; k++) {
           const int n = half * HALF + i, low = g * GROUP + k;
-          tile[2 * groups::HALVES + k / 4 * 4 * HALF + 4 * i + k % 4] =
+          tile[2 * HALVES + k / 4 * 4 * HALF + 4 * i + k % 4] =
               static_cast<uint8_t>(stored_code(from, n, low) | stored_code(from, n, low + GROUP / 2) << 4);
         }
     }
@@ -339,8 +326,8 @@ void unpack(const uint8_t* tile, int inputs, int n, float* out) {
   for (int k = 0; k < inputs; k++) {
     const uint8_t* group = tile + k / GROUP * EACH;
     const int in_half = k % (GROUP / 2), high = k % GROUP / (GROUP / 2);
-    const int code = group[2 * groups::HALVES + in_half / 4 * 4 * HALF + 4 * i + in_half % 4] >> 4 * high & 15;
-    out[k] = std::fma(static_cast<float>(code), groups::unpack_half(group, i), groups::unpack_half(group + groups::HALVES, i));
+    const int code = group[2 * HALVES + in_half / 4 * 4 * HALF + 4 * i + in_half % 4] >> 4 * high & 15;
+    out[k] = std::fma(static_cast<float>(code), groups::unpack_half(group, i), groups::unpack_half(group + HALVES, i));
   }
 }
 
@@ -374,11 +361,11 @@ INLINE void multiply_half(const uint8_t* tile, const Rounded& in, const float* b
     __m512i sums[ROWS][PAIR];
     for (int m = 0; m < ROWS; m++)
       for (int z = 0; z < PAIR; z++) sums[m][z] = _mm512_setzero_si512();
-    dot_nibbles<ROWS>(tile + 2 * groups::HALVES, in.codes + g * GROUP, in.inputs, sums);
+    dot_nibbles<ROWS>(tile + 2 * HALVES, in.codes + g * GROUP, in.inputs, sums);
     __m512 d[PAIR], least[PAIR];
     for (int z = 0; z < PAIR; z++) {
       d[z] = halves(tile + 32 * z);
-      least[z] = halves(tile + groups::HALVES + 32 * z);
+      least[z] = halves(tile + HALVES + 32 * z);
     }
     for (int m = 0; m < ROWS; m++) {
       const float s = in.scales[m * blocks + g / 2];

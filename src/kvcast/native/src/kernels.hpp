@@ -10,6 +10,7 @@ namespace kvcast {
 constexpr int BLOCK = 64;       // inputs that share a scale of a row, and outputs of a tile
 constexpr int GROUP = 32;       // inputs of an output that share a scale in the formats of blocks
 constexpr int MOST_ROWS = 6;    // rows of a product: 6 x 4 sums and 4 weights fit in 32 registers
+constexpr int MOST_TILE_ROWS = 64;  // rows of a product with matrix units, whose sums lie in memory
 constexpr float SMALLEST = 1e-30f;  // a block that stays below it is zero: 127 / it would be infinite
 
 inline int filled(int inputs) { return (inputs + BLOCK - 1) / BLOCK * BLOCK; }
@@ -65,8 +66,10 @@ struct Tiles {
   // Output n of a tile, as floats [inputs].
   void (*unpack)(const uint8_t* tile, int inputs, int n, float* out);
 
-  // rows x tile + bias: out [rows, BLOCK], rows up to MOST_ROWS.
+  // rows x tile + bias: out [rows, BLOCK].
   void (*multiply)(const uint8_t* tile, const Operand& in, int inputs, int rows, float* out);
+
+  int most_rows = MOST_ROWS;  // of `multiply`; up to MOST_TILE_ROWS
 };
 
 enum class Activation : int32_t { NONE = 0, GELU = 1, GELU_TANH = 2, SILU = 3, RELU = 4, TANH = 5 };
@@ -169,19 +172,32 @@ constexpr bool ALIGNED_STACK = false;
 constexpr bool ALIGNED_STACK = true;
 #endif
 
+// AMX as Linux grants it; compilers that are older do not know it.
+#if defined(__x86_64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
+#define KVCAST_AMX
+#endif
+
 struct Instructions {
   const char* name;
-  bool (*run_here)();
+  bool (*run_here)();  // what the processor and the system say; changes nothing
   const Products& products;
   const Rows& rows;
   const Attention& attention;
   const EncoderAttention& encoder_attention;
+
+  // Before the first use of `products` and the others; false where the system refuses. Null: nothing to do.
+  bool (*start)() = nullptr;
+
+  bool can_start() const { return run_here() && (start == nullptr || start()); }
 };
 
 extern const Instructions plain;
 #if defined(__x86_64__)
 extern const Instructions avx512;
 extern const Instructions avx2;
+#endif
+#if defined(KVCAST_AMX)
+extern const Instructions amx;
 #endif
 #if defined(__AARCH64EL__)
 extern const Instructions neon_i8mm;

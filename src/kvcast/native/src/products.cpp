@@ -74,7 +74,8 @@ void multiply(Machine& machine, const Product& product) {
   const Tiles& of = with.of(matrix.format);
   const size_t bytes = of.bytes(matrix.inputs);
   const Operand in = {product.x, product.stride, product.in};
-  const int tiles = parts(matrix.outputs, BLOCK), row_parts = parts(product.rows, ROWS_AT_ONCE);
+  const int rows_at_once = ROWS_AT_ONCE / of.most_rows * of.most_rows;
+  const int tiles = parts(matrix.outputs, BLOCK), row_parts = parts(product.rows, rows_at_once);
   const int fewest = PARTS_OF_A_THREAD * machine.threads.count();
   const int at_once = std::clamp(tiles * row_parts / fewest, 1, TILES_AT_ONCE), tile_parts = parts(tiles, at_once);
 
@@ -91,12 +92,12 @@ void multiply(Machine& machine, const Product& product) {
     with.finish(sums, std::min(BLOCK, matrix.outputs - tile * BLOCK), ending);
   };
   machine.threads.run(row_parts * tile_parts, [&](int part) {
-    const int first = part / tile_parts * ROWS_AT_ONCE, last = std::min(first + ROWS_AT_ONCE, product.rows);
+    const int first = part / tile_parts * rows_at_once, last = std::min(first + rows_at_once, product.rows);
     const int tile = part % tile_parts * at_once;
-    alignas(64) float sums[MOST_ROWS * BLOCK];
+    alignas(64) float sums[MOST_TILE_ROWS * BLOCK];
     for (int t = tile; t < std::min(tile + at_once, tiles); t++)
-      for (int m = first; m < last; m += MOST_ROWS) {
-        const int count = std::min(MOST_ROWS, last - m);
+      for (int m = first; m < last; m += of.most_rows) {
+        const int count = std::min(of.most_rows, last - m);
         of.multiply(matrix.tiles + t * bytes, in.row(m), matrix.inputs, count, sums);
         for (int i = 0; i < count; i++) finish(sums + i * BLOCK, m + i, t);
       }

@@ -42,12 +42,12 @@ class NativeTarget(Target):
     def self_test(self) -> SelfTestResult:
         from kvcast.native.build import find_library
         from kvcast.native.compiler import find_compiler
-        from kvcast.native.library import instruction_sets
+        from kvcast.native.library import chosen_instructions
 
         if find_library() is None:  # the first use compiles it; a test takes no such time
             find_compiler()
             return SelfTestResult(versions=compile_tiny())
-        return SelfTestResult(versions={"instructions": instruction_sets()[0]})
+        return SelfTestResult(versions={"instructions": chosen_instructions()})
 
     @override
     def processor(self) -> tuple[str, ...]:

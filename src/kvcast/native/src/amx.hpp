@@ -1,0 +1,13 @@
+// What the parts of the AMX instruction set share.
+#pragma once
+#include "amx_tiles.hpp"
+#include "avx512.hpp"
+#if defined(KVCAST_AMX)
+
+namespace kvcast {
+
+extern const Products amx_products;
+extern const EncoderAttention amx_encoder_attention;
+
+}  // namespace kvcast
+#endif

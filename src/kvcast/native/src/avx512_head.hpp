@@ -1,0 +1,62 @@
+// A head of an encoder as AVX-512 packs it, and the softmax between its two products; AMX reads the same heads.
+#pragma once
+#include "avx512.hpp"
+#if defined(__x86_64__)
+
+namespace kvcast {
+
+constexpr int CHUNK = 256;  // positions whose scores are held at once: those of several queries lie in the first cache
+
+AVX512_BEGIN
+
+// A head: int8 queries [t, D]; keys + 128 in parts of BLOCK positions [D / 4, BLOCK, 4], the operand of
+// vpdpbusd; bf16 values [t / 2, D, 2]; then what is of each position [t]. D is the head's size, filled up to
+// whole blocks with zeros, as are the positions: T.
+struct Head {
+  int positions, filled, width;  // t, T, D
+  int8_t* query;
+  uint8_t* key;
+  uint16_t* value;
+  float *query_scale, *key_scale;  // that of a query times the products' scale and log2(e)
+  int32_t* offset;                 // -128 * the sum of a query's codes, since keys are stored + 128
+
+  INLINE Head(const uint8_t* head, int t, int head_dim)
+      : positions(t),
+        filled((t + BLOCK - 1) / BLOCK * BLOCK),
+        width((head_dim + BLOCK - 1) / BLOCK * BLOCK),
+        query(reinterpret_cast<int8_t*>(const_cast<uint8_t*>(head))),
+        key(reinterpret_cast<uint8_t*>(query + part())),
+        value(reinterpret_cast<uint16_t*>(key + part())),
+        query_scale(reinterpret_cast<float*>(value + part())),
+        key_scale(query_scale + filled),
+        offset(reinterpret_cast<int32_t*>(key_scale + filled)) {}
+
+  INLINE size_t part() const { return static_cast<size_t>(filled) * width; }
+  INLINE size_t bytes() const { return 4 * part() + 3 * sizeof(float) * filled; }
+};
+
+// 2^x to 8e-5 relative, which is less than a bf16 loses; 0 from -150 on.
+INLINE __m512 exp2_roughly(__m512 x) {
+  const __m512 rest = _mm512_sub_ps(x, _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
+  __m512 sum = _mm512_set1_ps(0.078024517f);
+  for (float term : {0.22606716f, 0.69583354f, 0.99992522f})
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(term));
+  return _mm512_scalef_ps(sum, x);  // takes the floor
+}
+
+// Scores times `scale` become shares, of `peak`; returns their sum.
+INLINE float share(const float* scores, int count, float scale, float peak, uint16_t* shares) {
+  const __m512 factor = _mm512_set1_ps(scale), least = _mm512_set1_ps(peak);
+  __m512 sum = _mm512_setzero_ps();
+  for (int i = 0; i < count; i += 16) {
+    const __m512 x = exp2_roughly(_mm512_fmsub_ps(_mm512_load_ps(scores + i), factor, least));
+    sum = _mm512_add_ps(sum, x);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(shares + i), (__m256i)_mm512_cvtneps_pbh(x));
+  }
+  return _mm512_reduce_add_ps(sum);
+}
+
+AVX512_END
+
+}  // namespace kvcast
+#endif
