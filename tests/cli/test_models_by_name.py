@@ -15,6 +15,7 @@ from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.cli import main
 from kvcast.spec.runtimes import PrecisionRequest
 from kvcast.tasks.targets import default_runtime
+from own_cache import own_cache
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
 
@@ -74,7 +75,7 @@ def test_an_exported_bundle_is_kept_and_a_damaged_one_made_again(
     assert answer() == "2021-03-03\n"
     # What the test damages is its own.
     shutil.copytree(kept(), tmp_path / "bundles" / kept().name)
-    monkeypatch.setenv("KVCAST_CACHE", str(tmp_path))
+    own_cache(monkeypatch, tmp_path)
     bundle = kept()
     manifest = bundle / "bundle.json"
     written = manifest.stat().st_mtime_ns

@@ -7,6 +7,7 @@ import pytest
 from bundles import bundle
 from kvcast.cli import main
 from kvcast.tasks import loading
+from own_cache import own_cache
 from random_decoders import LLAMA
 
 LISTENS = "turns recordings into text and takes no prompt: use kvcast transcribe, or another model"
@@ -20,7 +21,7 @@ def _nothing_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     for name in ("export_folder", "check_first_opening", "_open_bundle", "_open_eager"):
         monkeypatch.setattr(loading, name, fail)
-    monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "cache"))
+    own_cache(monkeypatch, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("options", [[], ["--runtime", "eager"]])

@@ -10,6 +10,7 @@ from kvcast.errors import KvcastError, UsageError
 from kvcast.tasks import first_opening
 from kvcast.tasks.child import Answer
 from kvcast.tasks.first_opening import call_once, check_first_opening, remember_opening
+from own_cache import own_cache
 
 FILE = "executorch/model.pte"
 MANIFEST = Manifest(
@@ -29,7 +30,7 @@ CHANGED = replace(MANIFEST, files={FILE: FileRecord(size=10**9, sha256="1" * 64)
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
     """What was asked of children, which answer with the last of `answers`."""
-    monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "cache"))
+    own_cache(monkeypatch, tmp_path / "cache")
     questions: list[Any] = []
     answers = [Answer()]
 

@@ -14,6 +14,7 @@ from kvcast.checkpoints.source import locate
 from kvcast.errors import InputOutputError, UsageError
 from kvcast.tasks import loading
 from kvcast.tasks.params import LoadParams
+from own_cache import own_cache
 from random_decoders import LLAMA, MISTRAL
 
 
@@ -26,7 +27,7 @@ def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
         written.append(output)
         shutil.copytree(bundle(LLAMA), output)
 
-    monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "cache"))
+    own_cache(monkeypatch, tmp_path / "cache")
     monkeypatch.setattr(loading, "export_folder", export)
     monkeypatch.setattr(loading, "_open_bundle", lambda folder, *_: folder)
     return written

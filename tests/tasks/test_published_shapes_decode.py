@@ -14,6 +14,7 @@ from kvcast.checkpoints.source import open_checkpoint
 from kvcast.decoding.whisper import DecodingOptions, Features
 from kvcast.errors import KvcastError
 from kvcast.tasks.model import WhisperModel
+from own_cache import own_cache
 from published_shapes import PUBLISHED, Shape, ctranslate2, hugging_face, random_whisper
 from text.openai_tokenizers import openai_tokenizer
 
@@ -35,8 +36,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarnin
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "kvcast-cache"))
+def _own_cache(tmp_path, monkeypatch):
+    own_cache(monkeypatch, tmp_path / "kvcast-cache")
 
 
 @pytest.mark.parametrize(

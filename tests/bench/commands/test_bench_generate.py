@@ -13,6 +13,7 @@ from kvcast.bench.random_t5 import write_t5
 from kvcast.checkpoints.huggingface_writing import write_huggingface
 from kvcast.cli import main
 from kvcast.machine import idle
+from own_cache import own_cache
 
 ROOT = Path(__file__).parents[3]
 NGRAM = "kvcast-int8-ngram"
@@ -30,7 +31,7 @@ def test_kvcast_alone_is_measured(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
-    monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "cache"))
+    own_cache(monkeypatch, tmp_path / "cache")
     options = ["--window", "4", "--runs", "1", "--quantize", "int8", "--peers"]
     assert main(["bench", "generate", "--model", model, *SMALL, *options]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -74,7 +75,7 @@ def test_kvcast_alone_is_measured_with_a_t5(
     t5: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
-    monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "cache"))
+    own_cache(monkeypatch, tmp_path / "cache")
     options = ["--beam", "1", "2", "--lengths", "6", "9", "--runs", "1", "--quantize", "none"]
     assert main(["bench", "generate", "--model", t5, *SOURCES, *options, "--peers"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])

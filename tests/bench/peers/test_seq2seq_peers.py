@@ -11,6 +11,7 @@ from kvcast.bench.workload import random_tokens
 from kvcast.programs.t5 import T5Programs
 from kvcast.runtimes.eager import EagerEncoderDecoder
 from kvcast.tasks.sources import T5Model
+from own_cache import own_cache
 from random_t5s import random_t5, save_t5, t5_tensors
 
 ROWS, SOURCE, TARGET = 2, 7, 6
@@ -64,7 +65,7 @@ def kvcast(model):
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("name", [name for name in SEQ2SEQ if name.endswith("fp32")])
 def test_tokens_equal_kvcasts_in_fp32(name, beams, random, ours, tmp_path, monkeypatch):
-    monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "cache"))
+    own_cache(monkeypatch, tmp_path / "cache")
     folder = save_t5(random, tmp_path / "model")
     peer = SEQ2SEQ[name](model=Seq2seqModel(folder=str(folder), threads=1))
     if installed_versions(peer.packages) is None:

@@ -11,6 +11,7 @@ import kvcast
 from kvcast.bench.models import SpeechModel
 from kvcast.bench.peers.table import SPEECH
 from kvcast.text.whisper import WhisperTokenizer
+from own_cache import own_cache
 from published_shapes import HEAD_DIM, PUBLISHED, Shape, hugging_face, random_whisper
 
 SMALL = replace(PUBLISHED["large-v3-turbo"], encoder_layers=1, decoder_layers=1, heads=4)
@@ -44,7 +45,7 @@ def brief_whisper(shape: Shape) -> torch.nn.Module:
 def test_transformers_writes_kvcasts_text(
     languages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "cache"))
+    own_cache(monkeypatch, tmp_path / "cache")
     shape = replace(SMALL, languages=languages)
     folder = hugging_face(brief_whisper(shape), shape, tmp_path / "model")
     # In bf16, as in its row, sums differ.
