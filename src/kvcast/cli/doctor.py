@@ -80,20 +80,19 @@ def _about(runtime: "Runtime") -> tuple[str, ...]:
 
 
 def _about_library(library: "Library") -> tuple[str, ...]:
-    from kvcast.native.library import CHOICE, UNPROVEN
-
     if library.problem:
         return (f"no: {library.problem}",)
     if not library.path:
         return ("not compiled yet: the native runtime's first use does it, in some seconds",)
     origin = "came with kvcast" if library.origin == "shipped" else "was compiled here"
     chosen, *others = library.instructions
-    proven = [name for name in others if name not in UNPROVEN]
+    switches = library.switches
+    proven = [name for name in others if name not in switches]
     known = f" (it could use {', '.join(proven)})" if proven else ""
     off = [
-        f"{name} is off until its tests have run on a processor: {CHOICE}={name} turns it on"
+        f"{name} is off until its tests have run on a processor: {switches[name]} turns it on"
         for name in others
-        if name in UNPROVEN
+        if name in switches
     ]
     return f"{library.path}, {origin}", f"uses {chosen}{known}; {library.threads} threads", *off
 
