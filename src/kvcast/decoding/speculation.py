@@ -89,6 +89,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._calls: dict[int, _Clock] = defaultdict(_Clock)  # by tokens fed
+        self._prepared: set[int] = set()  # sizes of calls that a runtime has had
         self._seconds: list[float] = []  # that a call takes, by tokens fed, tried or not
         self._token = _Clock()  # drafting one token
         self._records: dict[int, _Record] = defaultdict(_Record)  # by kind of guess
@@ -129,8 +130,16 @@ class Ledger:
             self._token.add(seconds / tokens)
 
     def called(self, fed: int, kept: int, seconds: float) -> None:
-        """Take note of a call of the model."""
-        self._calls[fed].add(seconds)
+        """Take note of a call of the model.
+
+        In the first of its size a runtime prepares those to come: it counts, but tells nothing of
+        what they take.
+        """
+        if fed in self._prepared:
+            self._calls[fed].add(seconds)
+        self._prepared.add(fed)
+        if not self._calls:
+            return
         self._seconds = self._expected()
         plain = kept * self._seconds[1]
         self._plain += plain

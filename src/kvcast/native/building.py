@@ -6,7 +6,7 @@ interpreter's instructions and no operation of a program.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -77,14 +77,24 @@ class Plan:
         words: with addresses in the arena counted from 0, until a call moves them.
         in_arena: the places of these words.
         arena: bytes of it.
-        kept: arrays that must stay alive as long as the plan.
+        arguments: of each of the call's own arrays the address, and the places of words with it.
+        kept: other arrays that must stay alive as long as the plan.
 
     """
 
     words: NDArray[np.int64]
     in_arena: NDArray[np.int64]
     arena: int
+    arguments: Sequence[tuple[int, NDArray[np.int64]]]
     kept: Sequence[Any]
+
+    def of(self, arrays: Sequence[NDArray[Any]]) -> "Plan":
+        """Return the plan of the same call with other arrays, of the same sizes and strides."""
+        words, arguments = self.words.copy(), []
+        for (address, places), array in zip(self.arguments, arrays, strict=True):
+            words[places] += array.ctypes.data - address
+            arguments.append((array.ctypes.data, places))
+        return replace(self, words=words, arguments=arguments, kept=(*self.kept, *arrays))
 
 
 @dataclass
@@ -104,6 +114,8 @@ class Builder:
 
     instructions: list[Instruction] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list)
+    _arguments: list[Storage] = field(default_factory=list)
+    _lies_in: dict[Storage, Storage] = field(default_factory=dict)
     _rounded: dict[tuple[Storage, int, int, int, int], Storage] = field(default_factory=dict)
     _results: dict[Storage, _Result] = field(default_factory=dict)
 
@@ -117,6 +129,17 @@ class Builder:
         """Return an array as a value."""
         self.kept.append(array)
         return Value.of(array)
+
+    def argument(self, array: NDArray[Any]) -> Value:
+        """Return an array of the call as a value; those of other calls may take its place."""
+        value = Value.of(array)
+        self._arguments.append(value.storage)
+        return value
+
+    def let_lie(self, found: Storage, wanted: Storage) -> None:
+        """Let a storage of the arena lie in an argument's instead."""
+        found.address = wanted.address
+        self._lies_in[found] = wanted
 
     def may_be_rounded(self, value: Value, rows: int, width: int) -> None:
         """Tell that the last instruction can give its result, [rows, width], rounded as well.
@@ -195,6 +218,7 @@ class Builder:
         places, size = _laid_out(self.instructions)
         words: list[int] = []
         in_arena: list[int] = []
+        of_arguments: dict[Storage, list[int]] = {one: [] for one in self._arguments}
         for one in self.instructions:
             words += [int(one.operation), len(one.words)]
             for word in one.words:
@@ -203,11 +227,22 @@ class Builder:
                 elif isinstance(word, int):
                     words.append(word)
                 elif word.storage.address is not None:
+                    storage = self._lies_in.get(word.storage, word.storage)
+                    of_arguments.get(storage, []).append(len(words))
                     words.append(word.storage.address + word.offset)
                 else:
                     in_arena.append(len(words))
                     words.append(places[word.storage] + word.offset)
-        return Plan(np.array(words, np.int64), np.array(in_arena, np.int64), size, tuple(self.kept))
+        return Plan(
+            words=np.array(words, np.int64),
+            in_arena=np.array(in_arena, np.int64),
+            arena=size,
+            arguments=[
+                (storage.address or NOTHING, np.array(of_arguments[storage], np.int64))
+                for storage in self._arguments
+            ],
+            kept=tuple(self.kept),
+        )
 
     def _drop_unread_floats(self) -> None:
         """Leave out results that are read as int8 alone."""

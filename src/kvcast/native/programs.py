@@ -87,9 +87,12 @@ class Program:
         inputs: Mapping[str, NDArray[Any]],
         outputs: Mapping[str, NDArray[Any]],
     ) -> Plan:
-        """Return the instructions of a call that reads these arrays and fills those."""
+        """Return the instructions of a call that reads these arrays and fills those.
+
+        The caller keeps the arrays, which are the plan's arguments in their order, alive.
+        """
         builder = Builder()
-        known: dict[str, Any] = {name: builder.outer(array) for name, array in inputs.items()}
+        known: dict[str, Any] = {name: builder.argument(array) for name, array in inputs.items()}
 
         def resolved(given: Any) -> Any:
             if isinstance(given, Node):
@@ -103,7 +106,7 @@ class Program:
             operation = OPERATIONS[step.operation]
             known[step.name] = operation(builder, *map(resolved, step.arguments), **keywords)
         for name, array in outputs.items():
-            _put(builder, known[self.outputs[name]], builder.outer(array))
+            _put(builder, known[self.outputs[name]], builder.argument(array))
         return builder.plan()
 
     def write(self, path: Path) -> None:
@@ -147,7 +150,7 @@ def _put(builder: Builder, found: Value, wanted: Value) -> None:
         raise ValueError(f"a result is {list(found.sizes)} and not {list(wanted.sizes)}")
     whole = found.fills_storage and found.storage.address is None
     if whole and wanted.is_contiguous and found.dtype == wanted.dtype:
-        found.storage.address = wanted.storage.address
+        builder.let_lie(found.storage, wanted.storage)
     else:
         builder.elements(Element.COPY, wanted, found)
 

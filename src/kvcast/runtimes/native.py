@@ -34,6 +34,8 @@ _LOGITS = "logits"
 _ANGLES = slice(9, 11)
 # Plans of calls with up to so many new tokens recur: steps, and those that check drafts.
 _OFTEN = 16
+# Plans that are kept for calls of the same sizes over other arrays.
+_PLANS = 64
 
 
 @dataclass
@@ -148,6 +150,8 @@ class Interpreter:
         self.machine = Machine(threads)
         self._lock = Lock()  # of the arena and the machine
         self._arena = aligned(0)
+        self._planning = Lock()
+        self._plans: dict[tuple[Any, ...], Plan] = {}  # the latest last
         self.programs: dict[str, Program] = {}
         self._paths = {name: folder / graph.file for name, graph in manifest.graphs.items()}
         for name, graph in manifest.graphs.items():
@@ -178,9 +182,22 @@ class Interpreter:
         inputs: Mapping[str, NDArray[Any]],
         outputs: Mapping[str, NDArray[Any]],
     ) -> Call:
-        """Plan a call that reads these arrays and fills those, which stay where they are."""
-        with naming(self._paths[name]):
-            return Call(self.programs[name].plan(self._constants, inputs, outputs))
+        """Plan a call that reads these arrays and fills those, which stay where they are.
+
+        Planning takes longer than a step: calls of the same sizes share a plan.
+        """
+        arrays = {**inputs, **outputs}
+        layout = [(one, part.dtype, part.shape, part.strides) for one, part in arrays.items()]
+        key = (name, len(inputs), *layout)
+        with self._planning:
+            plan = self._plans.pop(key, None)
+            if plan is None:
+                with naming(self._paths[name]):
+                    plan = self.programs[name].plan(self._constants, inputs, outputs)
+            self._plans[key] = plan
+            if len(self._plans) > _PLANS:
+                del self._plans[next(iter(self._plans))]
+        return Call(plan.of(list(arrays.values())))
 
     def run(self, call: Call) -> None:
         """Run what was planned."""
