@@ -157,6 +157,19 @@ def test_drafts_that_are_right_are_checked_many_at_a_time():
     assert plain / took > 4
 
 
+def test_what_the_first_call_of_a_size_prepares_is_not_taken_for_its_price():
+    sizes: set[int] = set()
+
+    def seconds(fed: int) -> float:
+        first = fed not in sizes
+        sizes.add(fed)
+        return cheap(fed) + 20.0 * first
+
+    text = RANDOM[:200]
+    took, _ = simulate(Free(lambda history: text[len(history) :]), text, seconds)
+    assert took < 0.45 * 10 * len(text)
+
+
 @pytest.mark.parametrize("kind", [Free, Costly])
 def test_drafts_that_are_wrong_cost_next_to_nothing(kind):
     took, plain = simulate(kind(lambda _: [99] * MOST), RANDOM, cheap)

@@ -9,6 +9,7 @@ import pytest
 from bundles import bundle, opened
 from encoded import encoded, one_of, random_tokens
 from kvcast.bundle.manifest import read_bundle
+from kvcast.native.programs import Program
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
 from kvcast.tasks.targets import TARGETS
 from random_decoders import GEMMA3, LLAMA, MIXTRAL
@@ -173,3 +174,19 @@ def test_inputs_in_turns_need_a_plan_for_each_slot(monkeypatch: pytest.MonkeyPat
     np.testing.assert_array_equal(found[0], found[1][::-1])
     # The first one made the cache's arrays, which the other two's results are written to.
     assert plans.count("encode") == 3
+
+
+def test_caches_of_one_size_share_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime: Any = opened(LLAMA, "int8", "native")
+    tokens_s = np.random.default_rng(4).integers(0, 160, 9)
+    plans: list[Program] = []
+    plan = Program.plan
+    monkeypatch.setattr(
+        Program, "plan", lambda program, *given: plans.append(program) or plan(program, *given)
+    )
+    caches = [runtime.new_cache(2, 48) for _ in range(2)]
+    first = [in_chunks(runtime, caches[0], tokens_s, 1, chunk) for chunk in (1, 4)]
+    planned = len(plans)
+    second = [in_chunks(runtime, caches[1], tokens_s, 1, chunk) for chunk in (1, 4)]
+    assert 0 < planned == len(plans)
+    np.testing.assert_array_equal(first, second)
