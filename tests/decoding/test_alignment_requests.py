@@ -11,7 +11,8 @@ from kvcast.decoding.loop import Loop
 from kvcast.decoding.requests import Prompt
 from kvcast.decoding.strategies import BeamSearch, Greedy, SearchRequest, Strategy
 from kvcast.decoding.whisper import Features
-from openai_attention import centred, openai_attention
+from kvcast.runtimes.attention_by_token import attention_by_token
+from openai_attention import openai_attention
 from random_models import SMALL, random_programs, speech
 
 VOCAB, EOT = 12, 7
@@ -34,7 +35,7 @@ def searched(window: Features, strategy: Strategy, new: int) -> SearchRequest:
 
 def test_probabilities_are_of_text_after_what_came_before():
     runtime, (window,) = scripted(), windows(5)
-    request, text = AlignmentRequest(window, START, [1, 6, 2], eot=EOT), [1, 6, 2]
+    request, text = AlignmentRequest(window, START, [1, 6, 2], frames=2, eot=EOT), [1, 6, 2]
     assert list(Loop(runtime, rows=1, capacity=448, inputs=1).run([request])) == [request]
     assert request.done
     assert runtime.aligned == [(5, (*START, *text, EOT))]
@@ -42,14 +43,14 @@ def test_probabilities_are_of_text_after_what_came_before():
         logits_v = runtime.script(5, (*START, *text[:i]))[:EOT].astype(float)
         expected = np.exp(logits_v[token]) / np.exp(logits_v).sum()
         assert request.probabilities_n[i] == pytest.approx(expected, rel=1e-5)
-    assert request.scores_hst.tolist() == [[[5, token] for token in (*START, *text, EOT)]]
+    assert request.attention_st.tolist() == [[5, token] for token in (*START, *text, EOT)]
 
 
 def test_words_that_fine_tuning_added_are_text():
     """They lie after the end of text, and other tokens between."""
     runtime, (window,), added = scripted(), windows(5), [9, 11]
     text = [1, 11, 9, 2]
-    request = AlignmentRequest(window, START, text, eot=EOT, added=added)
+    request = AlignmentRequest(window, START, text, frames=2, eot=EOT, added=added)
     list(Loop(runtime, rows=1, capacity=448, inputs=1).run([request]))
     for i, token in enumerate(text):
         logits_v = runtime.script(5, (*START, *text[:i])).astype(float)
@@ -62,7 +63,7 @@ def test_an_input_that_is_still_in_its_slot_is_not_encoded_again():
     runtime, (one, other) = scripted(), windows(0, 1)
     loop = Loop(runtime, rows=2, capacity=448, inputs=2)
     list(loop.run([searched(one, Greedy(), 3), searched(other, Greedy(), 3)]))
-    aligned = [AlignmentRequest(window, START, [1], eot=EOT) for window in (other, one)]
+    aligned = [AlignmentRequest(window, START, [1], frames=2, eot=EOT) for window in (other, one)]
     list(loop.run(aligned))
     assert runtime.encoded == [[0], [1]]
     assert [number for number, _ in runtime.aligned] == [1, 0]
@@ -72,10 +73,10 @@ def test_an_input_that_left_its_slot_is_encoded_again():
     runtime, (one, other) = scripted(), windows(0, 1)
     loop = Loop(runtime, rows=1, capacity=448, inputs=1)
     list(loop.run([searched(one, Greedy(), 3), searched(other, Greedy(), 3)]))
-    request = AlignmentRequest(one, START, [1], eot=EOT)
+    request = AlignmentRequest(one, START, [1], frames=2, eot=EOT)
     list(loop.run([request]))
     assert runtime.encoded == [[0], [1], [0]]
-    assert request.scores_hst[0, 0, 0] == 0
+    assert request.attention_st[0, 0] == 0
 
 
 @pytest.mark.parametrize("strategy", [Greedy(), BeamSearch(3)], ids=repr)
@@ -86,7 +87,7 @@ def test_what_else_is_written_does_not_notice(strategy: Strategy):
     runtime, (zero, one) = scripted(), windows(0, 1)
     among = searched(zero, strategy, 12)
     later = searched(one, Greedy(), 4)
-    aligned = [AlignmentRequest(one, START, [i], eot=EOT) for i in range(4)]
+    aligned = [AlignmentRequest(one, START, [i], frames=2, eot=EOT) for i in range(4)]
     loop = Loop(runtime, rows=strategy.width + 1, capacity=448, inputs=2)
     loop.add(among)
     for request in aligned[:2]:
@@ -104,20 +105,21 @@ def test_what_else_is_written_does_not_notice(strategy: Strategy):
 
 def test_a_text_without_tokens_is_refused():
     with pytest.raises(ValueError, match="no text"):
-        AlignmentRequest(windows(0)[0], START, [], eot=EOT)
+        AlignmentRequest(windows(0)[0], START, [], frames=2, eot=EOT)
 
 
-@pytest.mark.parametrize("runtime", ["eager", "onnx"])
-def test_a_model_gives_openais_scores_and_probabilities(runtime: str):
+@pytest.mark.parametrize("runtime", ["eager", "onnx", "native"])
+def test_a_model_gives_openais_attention_and_probabilities(runtime: str):
     features_mt = speech(1, 1)[0][0]
     start, eot, (text,) = [290, 291, 292], 280, random_tokens(1, 9, seed=2) % 280
-    request = AlignmentRequest(Features(features_mt), start, text.tolist(), eot=eot)
+    window = Features(features_mt)
+    request = AlignmentRequest(window, start, text.tolist(), frames=9, eot=eot)
     loop = Loop(opened(SMALL, runtime=runtime), rows=2, capacity=32, inputs=2)
     list(loop.run([request]))
     scores_hst, logits_sv = openai_attention(
         random_programs(SMALL), features_mt, np.array([*start, *text, eot])
     )
-    np.testing.assert_allclose(centred(request.scores_hst), centred(scores_hst), atol=1e-3)
+    np.testing.assert_allclose(request.attention_st, attention_by_token(scores_hst, 9), atol=0.01)
     # As `find_alignment` in openai-whisper's timing.py; no-timestamps is not in its sot_sequence.
     weights = np.exp(logits_sv[len(start) - 1 :, :eot].astype(float))
     expected = (weights / weights.sum(axis=1, keepdims=True))[np.arange(len(text)), text]

@@ -25,8 +25,8 @@ class AlignmentRequest(Request):
     """A pass over tokens that are known.
 
     Attributes:
-        scores_hst: [alignment heads, s, t], once it is done, for the s tokens of start, text and
-            end: scaled products of queries and keys, over all of the window's positions.
+        attention_st: [s, frames], once it is done: how much each of the s tokens of start, text and
+            end stands out at each frame.
         probabilities_n: [n], once it is done: of each token of the text after those before it,
             among the tokens of text.
 
@@ -38,6 +38,7 @@ class AlignmentRequest(Request):
         start: Sequence[int],
         text: Sequence[int],
         *,
+        frames: int,
         eot: int,
         added: Sequence[int] = (),
     ) -> None:
@@ -47,6 +48,7 @@ class AlignmentRequest(Request):
             window: what the text was heard in.
             start: from start-of-transcript to no-timestamps.
             text: [n], n >= 1; without timestamps and end. All tokens fit the model's context.
+            frames: how many of the encoder's frames are of the recording.
             eot: the token that ends a text; those before it are tokens of text.
             added: those after it that are text as well, ascending.
 
@@ -56,7 +58,8 @@ class AlignmentRequest(Request):
         tokens = np.array([*start, *text, eot], np.int64)
         super().__init__(Prompt(tokens, input=window), capacity=len(tokens))
         self._start, self._eot, self._added = len(start), eot, list(added)
-        self.scores_hst: Float32 = np.empty((0, 0, 0), np.float32)
+        self._frames = frames
+        self.attention_st: Float32 = np.empty((0, 0), np.float32)
         self.probabilities_n: Float32 = np.empty(0, np.float32)
 
     @override
@@ -64,8 +67,9 @@ class AlignmentRequest(Request):
         tokens_s, start = self.prompt.tokens, self._start
         # The logits of a token are those at the one before it.
         asked = range(start - 1, len(tokens_s) - 2)
-        found = cast(EncoderDecoder, runtime).align(tokens_s, cache, row, asked)
-        self.scores_hst = found.scores_hst
+        aligning = cast(EncoderDecoder, runtime)
+        found = aligning.align(tokens_s, cache, row, asked)
+        self.attention_st = aligning.attention_by_token(found.scores_hst, self._frames)
         self.probabilities_n = self._probabilities(found.logits_pv, tokens_s[start:-1])
         return True
 
@@ -110,12 +114,15 @@ class AlignmentJob(Job):
         start = tokenizer.sot_sequence(self.language, self.task, timestamps=False)
         fitting = self.text[: decoder.context - len(start) - 1]
         request = AlignmentRequest(
-            self.window, start, fitting, eot=tokenizer.eot, added=tokenizer.added_text
+            self.window,
+            start,
+            fitting,
+            frames=self.frames,
+            eot=tokenizer.eot,
+            added=tokenizer.added_text,
         )
         decoder.run(self, request, partial(self._times, request, len(start)))
 
     def _times(self, request: AlignmentRequest, before: int) -> TokenTimes:
-        times = token_times(
-            request.scores_hst, request.probabilities_n, before=before, frames=self.frames
-        )
+        times = token_times(request.attention_st, request.probabilities_n, before=before)
         return times.padded(len(self.text))

@@ -27,6 +27,8 @@ class Operation(IntEnum):
     WHOLE_ATTENTION = 10
     MIXTURE = 11
     STORE = 12
+    ALIGNMENT_SCORES = 13
+    STAND_OUT = 14
 
 
 class Dtype(IntEnum):

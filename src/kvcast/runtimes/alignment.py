@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from typing_extensions import override
 
+from kvcast.runtimes.attention_by_token import attention_by_token
 from kvcast.runtimes.base import Alignment, EncoderDecoderOf, Float32, Int64
 from kvcast.runtimes.cache import Cache
 
@@ -50,7 +51,11 @@ class AligningRuntime(EncoderDecoderOf[Cache]):
             raise ValueError("the model has no alignment heads")
         cache.append([row], [tokens_s])  # refuses what does not fit
         logits_pv, queries_sx = self.query(tokens_s, cache, row, positions)
-        queries_hsd = queries_sx.reshape(len(tokens_s), len(self.alignment_heads), -1)
+        return Alignment(self.scores(queries_sx, cache, row), logits_pv)
+
+    def scores(self, queries_sx: Float32, cache: Cache, row: int) -> Float32:
+        """Return scaled products of queries [s, heads * d] and a row's keys, [heads, s, t]."""
+        queries_hsd = queries_sx.reshape(len(queries_sx), len(self.alignment_heads), -1)
         queries_hsd = queries_hsd.transpose(1, 0, 2)
         queries_hsd = queries_hsd * np.float32(queries_hsd.shape[-1] ** -0.5)
         members: dict[int, list[int]] = {}
@@ -62,7 +67,11 @@ class AligningRuntime(EncoderDecoderOf[Cache]):
             keys_htd = self.cross_keys(cache, row, layer, heads)
             scores = _products(queries_hsd[of_layer], keys_htd)
             by_layer |= zip(of_layer, scores, strict=True)
-        return Alignment(np.stack([by_layer[member] for member in sorted(by_layer)]), logits_pv)
+        return np.stack([by_layer[member] for member in sorted(by_layer)])
+
+    @override
+    def attention_by_token(self, scores_hst: Float32, frames: int) -> Float32:
+        return attention_by_token(scores_hst, frames)
 
 
 def _products(queries_hsd: Float32, keys_htd: Float32) -> Float32:

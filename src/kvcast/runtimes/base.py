@@ -167,6 +167,19 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
 
         """
 
+    def attention_by_token(self, scores_hst: Float32, frames: int) -> Float32:
+        """Return how much each token stands out at each frame, fp32 [s, frames].
+
+        Attention is normalised so that a token stands out where it attends more than the others,
+        smoothed by medians over frames, and averaged over heads.
+
+        Args:
+            scores_hst: of all tokens of a call to `align`.
+            frames: how many of the t frames are of the recording; the rest is padding. At least 1,
+                at most t; others count as these.
+
+        """
+
 
 # Callers treat a runtime's caches as opaque.
 Runtime: TypeAlias = RuntimeOf[Any]

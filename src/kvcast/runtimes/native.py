@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
 from kvcast.errors import KvcastError
+from kvcast.native.alignment import scores_plan, standing_out_plan
 from kvcast.native.building import Experts, Matrix, Plan
 from kvcast.native.instructions import SCALE_BYTES
 from kvcast.native.library import Format, Machine, aligned
@@ -421,10 +422,28 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
 
     @override
     def cross_keys(self, cache: Cache, row: int, layer: int, heads: Sequence[int]) -> Float32:
+        return _numbers(np.stack([self._keys(cache, row, layer, head) for head in heads]))
+
+    def _keys(self, cache: Cache, row: int, layer: int, head: int) -> NDArray[Any]:
+        """Return a head's keys as the cache has them, [t, a position's line]."""
         slots = cache.memory.slots
         parts = dict(zip(self.encoded, slots.parts, strict=True))
-        place = slots.places[cache.input_of(row)]
-        return _numbers(parts[f"cross_key_{layer}"][place, heads])
+        keys: NDArray[Any] = parts[f"cross_key_{layer}"][slots.places[cache.input_of(row)], head]
+        return keys
+
+    @override
+    def scores(self, queries_sx: Float32, cache: Cache, row: int) -> Float32:
+        keys = [self._keys(cache, row, layer, head) for layer, head in self.alignment_heads]
+        scores_hst = np.empty((len(keys), len(queries_sx), len(keys[0])), np.float32)
+        self.interpreter.run(Call(scores_plan(queries_sx, keys, scores_hst)))
+        return scores_hst
+
+    @override
+    def attention_by_token(self, scores_hst: Float32, frames: int) -> Float32:
+        _, tokens, positions = scores_hst.shape
+        attention_st = np.empty((tokens, max(1, min(frames, positions))), np.float32)
+        self.interpreter.run(Call(standing_out_plan(scores_hst, attention_st)))
+        return attention_st
 
 
 def _layer(one: CacheLayers, capacity: int) -> Layer:

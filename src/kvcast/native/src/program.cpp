@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <type_traits>
 
+#include "alignment.hpp"
 #include "attention.hpp"
 #include "elements.hpp"
 #include "experts.hpp"
@@ -284,11 +285,39 @@ void mixture(Machine& machine, Words& w) {
   mix_experts(machine, one);
 }
 
+void scoring(Machine& machine, Words& w) {
+  AlignmentScores one{};
+  one.heads = w;
+  one.tokens = w;
+  one.positions = w;
+  one.head_dim = w;
+  one.query = flat(w);
+  one.scale = w;
+  one.number = w;
+  one.keys = w;
+  one.out = w;
+  w.end();
+  alignment_scores(machine, one);
+}
+
+void standing_out(Machine& machine, Words& w) {
+  StandingOut one{};
+  one.heads = w;
+  one.tokens = w;
+  one.positions = w;
+  one.frames = w;
+  if (one.frames < 1 || one.frames > one.positions) throw std::invalid_argument("frames are one to all positions");
+  one.scores = w;
+  one.out = w;
+  w.end();
+  stand_out(machine, one);
+}
+
 // By number, as in kvcast/native/instructions.py.
 constexpr void (*OPERATIONS[])(Machine&, Words&) = {
     product,   round,     layer_norm,       rms_norm,        gated,            embedding,
     elements,  gathering, cached_attention, input_attention, encoder_attention,
-    mixture,   storing,
+    mixture,   storing,   scoring,          standing_out,
 };
 constexpr int64_t COUNT = sizeof OPERATIONS / sizeof *OPERATIONS;
 

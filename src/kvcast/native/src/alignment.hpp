@@ -1,0 +1,29 @@
+// How tokens attend to speech, for their places in time. Letters in shapes: h alignment heads, s tokens,
+// t positions of the encoded input, f of them (frames) of the recording, d head.
+#pragma once
+#include "attention.hpp"
+
+namespace kvcast {
+
+// Products of queries and keys, times the scale: before any softmax.
+struct AlignmentScores {
+  int heads, tokens, positions, head_dim;
+  Flat query;  // [s, h * d]
+  float scale;
+  Number number;
+  const int64_t* keys;  // [h], addresses of lines [t] of a cache
+  float* out;           // [h, s, t]
+};
+void alignment_scores(Machine&, const AlignmentScores&);
+
+// How much each token stands out at each frame: the softmax over frames; of each frame the standard score
+// among the tokens; medians of a frame and its three neighbours on both sides, mirrored at the ends; the mean
+// of all heads. As kvcast/runtimes/attention_by_token.py computes it.
+struct StandingOut {
+  int heads, tokens, positions, frames;
+  const float* scores;  // [h, s, t]
+  float* out;           // [s, f]
+};
+void stand_out(Machine&, const StandingOut&);
+
+}  // namespace kvcast
