@@ -39,10 +39,6 @@ class AligningRuntime(EncoderDecoderOf[Cache]):
         [s, heads * d].
         """
 
-    @abstractmethod
-    def cross_keys(self, cache: Cache, row: int, layer: int, heads: Sequence[int]) -> Float32:
-        """Return a layer's keys of heads for the input that a row reads, fp32 [heads, t, d]."""
-
     @override
     def align(
         self, tokens_s: Int64, cache: Cache, row: int, positions: Sequence[int] = (-1,)
@@ -53,8 +49,20 @@ class AligningRuntime(EncoderDecoderOf[Cache]):
         logits_pv, queries_sx = self.query(tokens_s, cache, row, positions)
         return Alignment(self.scores(queries_sx, cache, row), logits_pv)
 
+    @abstractmethod
     def scores(self, queries_sx: Float32, cache: Cache, row: int) -> Float32:
         """Return scaled products of queries [s, heads * d] and a row's keys, [heads, s, t]."""
+
+
+class NumpyAligningRuntime(AligningRuntime):
+    """Scores, and how tokens stand out, in NumPy: for runtimes without kernels for them."""
+
+    @abstractmethod
+    def cross_keys(self, cache: Cache, row: int, layer: int, heads: Sequence[int]) -> Float32:
+        """Return a layer's keys of heads for the input that a row reads, fp32 [heads, t, d]."""
+
+    @override
+    def scores(self, queries_sx: Float32, cache: Cache, row: int) -> Float32:
         queries_hsd = queries_sx.reshape(len(queries_sx), len(self.alignment_heads), -1)
         queries_hsd = queries_hsd.transpose(1, 0, 2)
         queries_hsd = queries_hsd * np.float32(queries_hsd.shape[-1] ** -0.5)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from typing_extensions import override
 
-from kvcast.runtimes.alignment import AligningRuntime
+from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int64, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime, Run
 from kvcast.runtimes.memory import Layer
@@ -55,7 +55,7 @@ class TorchRuntime(CachedRuntime):
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
 
-class TorchEncoderDecoder(TorchRuntime, AligningRuntime):
+class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
     """Programs over flat lists of tensors; a slot has what they encoded and what that came with.
 
     That begins with key and value of each layer, [inputs, heads, t, d].

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
-from kvcast.runtimes.alignment import AligningRuntime
+from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int64, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime
 from kvcast.runtimes.executorch_methods import DecodeMethod, Methods
@@ -103,7 +103,7 @@ class _SeparateSlots(Slots):
         return False
 
 
-class ExecutorchEncoderDecoder(ExecutorchRuntime, AligningRuntime):
+class ExecutorchEncoderDecoder(ExecutorchRuntime, NumpyAligningRuntime):
     """`encode`, and `decode` over what it gave."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:

@@ -420,10 +420,6 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         self.interpreter.run(self.planned(cache.memory, run, step, results))
         return step.logits[0], queries_rsx[0]
 
-    @override
-    def cross_keys(self, cache: Cache, row: int, layer: int, heads: Sequence[int]) -> Float32:
-        return _numbers(np.stack([self._keys(cache, row, layer, head) for head in heads]))
-
     def _keys(self, cache: Cache, row: int, layer: int, head: int) -> NDArray[Any]:
         """Return a head's keys as the cache has them, [t, a position's line]."""
         slots = cache.memory.slots
@@ -457,12 +453,3 @@ def _layer(one: CacheLayers, capacity: int) -> Layer:
 def _line(one: CacheLayers) -> int:
     """Return the numbers of a position of a head: codes are followed by their scale's bytes."""
     return one.head_dim + (SCALE_BYTES if one.dtype == "int8" else 0)
-
-
-def _numbers(lines: NDArray[Any]) -> Float32:
-    """Return what positions of a cache stand for."""
-    if lines.dtype != np.int8:
-        return lines.astype(np.float32)
-    scales = np.ascontiguousarray(lines[..., -SCALE_BYTES:]).view(np.float32)
-    numbers: Float32 = lines[..., :-SCALE_BYTES] * scales
-    return numbers

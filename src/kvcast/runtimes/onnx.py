@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
-from kvcast.runtimes.alignment import AligningRuntime
+from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime, Run
 from kvcast.runtimes.memory import CompactedRing, Layer, Memory
@@ -185,7 +185,7 @@ class OnnxRuntime(CachedRuntime):
         return bind(self._session, self._graph, values, results)
 
 
-class OnnxEncoderDecoder(OnnxRuntime, AligningRuntime):
+class OnnxEncoderDecoder(OnnxRuntime, NumpyAligningRuntime):
     """`encode`, and `decode` over what it gave."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
