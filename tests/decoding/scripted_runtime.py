@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from decoding.recomputing_runtime import Recomputed, RecomputingRuntime, Written
 from kvcast.decoding.whisper import Features
-from kvcast.runtimes.base import Alignment
+from kvcast.runtimes.base import Alignment, Asked
 
 Script = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
 """Input's number and all its tokens so far, prompt included, to logits [vocab]."""
@@ -51,15 +51,18 @@ class ScriptedRuntime(RecomputingRuntime):
         return [int(features_mt.flat[0]) for features_mt in features_bmt]
 
     def align(
-        self, tokens_s: NDArray[np.int64], cache: Recomputed, row: int, positions: Sequence[int]
+        self, tokens_s: NDArray[np.int64], cache: Recomputed, row: int, asked: Asked
     ) -> Alignment:
         """The only head's scores of a token are the input's number and the token."""
         assert not cache.written[row]
         written = tuple(tokens_s.tolist())
-        logits_pv = self.logits(cache, row, written, len(written), positions)
+        logits_pv = self.logits(cache, row, written, len(written), asked.positions)
         number = cache.inputs[cache.reads[row] or 0]
         self.aligned.append((number, written))
-        return Alignment(np.array([[(number, token) for token in written]], np.float32), logits_pv)
+        scores_hst = np.array([[(number, token) for token in written]], np.float32)
+        weights_pv = np.exp(logits_pv + asked.among_v)
+        chosen_p = weights_pv[range(len(weights_pv)), asked.tokens_p]
+        return Alignment(scores_hst, chosen_p / weights_pv.sum(axis=1))
 
     def attention_by_token(
         self, scores_hst: NDArray[np.float32], frames: int

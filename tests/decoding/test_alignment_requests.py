@@ -12,11 +12,22 @@ from kvcast.decoding.requests import Prompt
 from kvcast.decoding.strategies import BeamSearch, Greedy, SearchRequest, Strategy
 from kvcast.decoding.whisper import Features
 from kvcast.runtimes.attention_by_token import attention_by_token
+from kvcast.runtimes.base import Float32
 from openai_attention import openai_attention
 from random_models import SMALL, random_programs, speech
 
 VOCAB, EOT = 12, 7
 START = [8, 9]
+
+
+def among(vocab: int, *text: int) -> Float32:
+    """Those before the end of text, and others."""
+    among_v = np.full(vocab, -np.inf, np.float32)
+    among_v[[*range(EOT), *text]] = 0
+    return among_v
+
+
+AMONG = among(VOCAB)
 
 
 def scripted() -> ScriptedRuntime:
@@ -35,7 +46,8 @@ def searched(window: Features, strategy: Strategy, new: int) -> SearchRequest:
 
 def test_probabilities_are_of_text_after_what_came_before():
     runtime, (window,) = scripted(), windows(5)
-    request, text = AlignmentRequest(window, START, [1, 6, 2], frames=2, eot=EOT), [1, 6, 2]
+    text = [1, 6, 2]
+    request = AlignmentRequest(window, START, text, frames=2, eot=EOT, among_v=AMONG)
     assert list(Loop(runtime, rows=1, capacity=448, inputs=1).run([request])) == [request]
     assert request.done
     assert runtime.aligned == [(5, (*START, *text, EOT))]
@@ -50,7 +62,7 @@ def test_words_that_fine_tuning_added_are_text():
     """They lie after the end of text, and other tokens between."""
     runtime, (window,), added = scripted(), windows(5), [9, 11]
     text = [1, 11, 9, 2]
-    request = AlignmentRequest(window, START, text, frames=2, eot=EOT, added=added)
+    request = AlignmentRequest(window, START, text, frames=2, eot=EOT, among_v=among(VOCAB, *added))
     list(Loop(runtime, rows=1, capacity=448, inputs=1).run([request]))
     for i, token in enumerate(text):
         logits_v = runtime.script(5, (*START, *text[:i])).astype(float)
@@ -63,7 +75,10 @@ def test_an_input_that_is_still_in_its_slot_is_not_encoded_again():
     runtime, (one, other) = scripted(), windows(0, 1)
     loop = Loop(runtime, rows=2, capacity=448, inputs=2)
     list(loop.run([searched(one, Greedy(), 3), searched(other, Greedy(), 3)]))
-    aligned = [AlignmentRequest(window, START, [1], frames=2, eot=EOT) for window in (other, one)]
+    aligned = [
+        AlignmentRequest(window, START, [1], frames=2, eot=EOT, among_v=AMONG)
+        for window in (other, one)
+    ]
     list(loop.run(aligned))
     assert runtime.encoded == [[0], [1]]
     assert [number for number, _ in runtime.aligned] == [1, 0]
@@ -73,7 +88,7 @@ def test_an_input_that_left_its_slot_is_encoded_again():
     runtime, (one, other) = scripted(), windows(0, 1)
     loop = Loop(runtime, rows=1, capacity=448, inputs=1)
     list(loop.run([searched(one, Greedy(), 3), searched(other, Greedy(), 3)]))
-    request = AlignmentRequest(one, START, [1], frames=2, eot=EOT)
+    request = AlignmentRequest(one, START, [1], frames=2, eot=EOT, among_v=AMONG)
     list(loop.run([request]))
     assert runtime.encoded == [[0], [1], [0]]
     assert request.attention_st[0, 0] == 0
@@ -87,7 +102,9 @@ def test_what_else_is_written_does_not_notice(strategy: Strategy):
     runtime, (zero, one) = scripted(), windows(0, 1)
     among = searched(zero, strategy, 12)
     later = searched(one, Greedy(), 4)
-    aligned = [AlignmentRequest(one, START, [i], frames=2, eot=EOT) for i in range(4)]
+    aligned = [
+        AlignmentRequest(one, START, [i], frames=2, eot=EOT, among_v=AMONG) for i in range(4)
+    ]
     loop = Loop(runtime, rows=strategy.width + 1, capacity=448, inputs=2)
     loop.add(among)
     for request in aligned[:2]:
@@ -105,7 +122,7 @@ def test_what_else_is_written_does_not_notice(strategy: Strategy):
 
 def test_a_text_without_tokens_is_refused():
     with pytest.raises(ValueError, match="no text"):
-        AlignmentRequest(windows(0)[0], START, [], frames=2, eot=EOT)
+        AlignmentRequest(windows(0)[0], START, [], frames=2, eot=EOT, among_v=AMONG)
 
 
 @pytest.mark.parametrize("runtime", ["eager", "onnx", "native"])
@@ -113,7 +130,8 @@ def test_a_model_gives_openais_attention_and_probabilities(runtime: str):
     features_mt = speech(1, 1)[0][0]
     start, eot, (text,) = [290, 291, 292], 280, random_tokens(1, 9, seed=2) % 280
     window = Features(features_mt)
-    request = AlignmentRequest(window, start, text.tolist(), frames=9, eot=eot)
+    among_v = np.where(np.arange(SMALL.vocab_size) < eot, 0, -np.inf).astype(np.float32)
+    request = AlignmentRequest(window, start, text.tolist(), frames=9, eot=eot, among_v=among_v)
     loop = Loop(opened(SMALL, runtime=runtime), rows=2, capacity=32, inputs=2)
     list(loop.run([request]))
     scores_hst, logits_sv = openai_attention(

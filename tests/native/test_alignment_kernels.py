@@ -1,23 +1,30 @@
-"""Scores of alignment heads, and how tokens stand out: NumPy's, with any number of threads."""
+"""What alignment needs, with any number of threads, is NumPy's.
+
+Scores of heads, how tokens stand out, and how probable they were.
+"""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvcast.native.alignment import scores_plan, standing_out_plan
+from kvcast.errors import KvcastError
+from kvcast.native.alignment import probabilities_plan, scores_plan, standing_out_plan
+from kvcast.native.building import Matrix as Packed
 from kvcast.native.building import Plan
-from kvcast.native.library import Machine
+from kvcast.native.library import Format, Machine, aligned
 from kvcast.runtimes.attention_by_token import attention_by_token
 from native.guarded import guarded
-from native.native_calls import Floats, all_instructions, machine
+from native.native_calls import Floats, Matrix, all_instructions, machine, rounded
 
 seeds = st.integers(0, 2**32 - 1)
 
 
 def run(runner: Machine, plan: Plan) -> None:
-    assert not plan.arena
-    runner.run(plan.words)
+    words, arena = plan.words.copy(), aligned(plan.arena)
+    words[plan.in_arena] += arena.ctypes.data
+    runner.run(words)
 
 
 def lines(keys_td: Floats, dtype: str) -> tuple[NDArray[np.generic], NDArray[np.float64]]:
@@ -98,3 +105,46 @@ def test_scores_without_a_number_do_no_harm():
     for name in all_instructions():
         out_st = guarded(np.ones((4, 70), np.float32))
         run(machine(2, name), standing_out_plan(scores_hst, out_st))
+
+
+@given(
+    rows=st.integers(1, 70),
+    vocab=st.integers(1, 1200),
+    inputs=st.integers(1, 130),
+    format_=st.sampled_from(Format),
+    seed=seeds,
+)
+@settings(deadline=None)
+def test_probabilities_are_a_softmax_of_the_product(rows, vocab, inputs, format_, seed):
+    """Some tokens count; there may be whole tiles of which none does."""
+    rng = np.random.default_rng(seed)
+    matrix = Matrix(rng, format_, vocab, inputs, bias=False)
+    x_rk = guarded(rng.normal(size=(rows, inputs)).astype(np.float32))
+    tokens_r = guarded(rng.integers(0, vocab, rows))
+    counts_v = (rng.random(vocab) < 0.7) & (np.arange(vocab) % 300 > 150)
+    counts_v[tokens_r] = True
+    among_v = guarded(np.where(counts_v, 0, -np.inf).astype(np.float32))
+    read_rk = x_rk.astype(np.float64) if format_ == Format.F32 else rounded(x_rk).floats()
+    logits_rv = read_rk[:, :inputs] @ matrix.weights.T
+    weights_rv = np.exp(logits_rv - logits_rv[:, counts_v].max(axis=1, keepdims=True)) * counts_v
+    wanted_r = weights_rv[np.arange(rows), tokens_r] / weights_rv.sum(axis=1)
+    for name in all_instructions():
+        found = []
+        for threads in (1, 3):
+            runner = machine(threads, name)
+            packed = Packed(format_, vocab, inputs, matrix.packed(runner))
+            out_r = guarded(np.full(rows, np.nan, np.float32))
+            run(runner, probabilities_plan(x_rk, packed, tokens_r, among_v, out_r))
+            found.append(out_r)
+        np.testing.assert_allclose(found[0], wanted_r, rtol=1e-3, atol=1e-30)
+        assert np.array_equal(*found)
+
+
+def test_a_token_past_the_vocabulary_is_refused():
+    x_rk, among_v, out_r = np.ones((1, 8), np.float32), np.zeros(9, np.float32), np.zeros(1)
+    runner = machine(1, "plain")
+    packed = Packed(Format.F32, 9, 8, runner.pack(Format.F32, np.ones((9, 8), np.float32)))
+    for token in (-1, 9):
+        plan = probabilities_plan(x_rk, packed, np.array([token]), among_v, out_r.astype("f"))
+        with pytest.raises(KvcastError, match="past the vocabulary"):
+            run(runner, plan)

@@ -10,7 +10,7 @@ from encoded import encoded, random_tokens, stepped
 from executorch_models import WHISPER
 from kvcast.errors import KvcastError
 from kvcast.lowering import onnx_whisper
-from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
+from kvcast.runtimes.base import Asked, EncoderDecoder, Float32, Int64
 from openai_attention import centred, openai_attention
 from random_models import SMALL, SMALL_T5, random_programs, speech, text
 
@@ -39,14 +39,24 @@ def openais(name: str, features_mt: Float32, tokens_s: Int64) -> tuple[Float32, 
     return openai_attention(random_programs(RUNTIMES[name][0]), features_mt, tokens_s)
 
 
+def asked(name: str, tokens_s: Int64) -> Asked:
+    """Every token but the first, among two thirds of the vocabulary and themselves."""
+    vocab_v = np.arange(RUNTIMES[name][0].vocab_size)
+    among_v = np.where((vocab_v % 3 > 0) | np.isin(vocab_v, tokens_s), 0, -np.inf)
+    return Asked(range(len(tokens_s) - 1), tokens_s[1:], among_v.astype(np.float32))
+
+
 def assert_as_openai(name: str, found: Any, features_mt: Float32, tokens_s: Int64) -> None:
-    """Logits are those of all tokens."""
+    """Probabilities are those of `asked`."""
     scores_hst, logits_sv = openais(name, features_mt, tokens_s)
     assert np.ptp(scores_hst) > 1
     assert found.scores_hst.dtype == np.float32
     assert found.scores_hst.shape == scores_hst.shape
     np.testing.assert_allclose(centred(found.scores_hst), centred(scores_hst), atol=TOLERANCE)
-    np.testing.assert_allclose(found.logits_pv, logits_sv, atol=TOLERANCE)
+    sought = asked(name, tokens_s)
+    weights_pv = np.exp(logits_sv[:-1] + sought.among_v)
+    expected_p = weights_pv[sought.positions, sought.tokens_p] / weights_pv.sum(axis=1)
+    np.testing.assert_allclose(found.probabilities_p, expected_p, rtol=TOLERANCE)
 
 
 def test_scores_and_logits_of_two_inputs_after_one_another(name: str, runtime: EncoderDecoder):
@@ -59,7 +69,7 @@ def test_scores_and_logits_of_two_inputs_after_one_another(name: str, runtime: E
         else:
             cache = runtime.encode(runtime.reset(cache, [0]), [0], *source)
             cache = runtime.reset(cache, [0], [0])
-        found = runtime.align(tokens_s, cache, 0, range(new))
+        found = runtime.align(tokens_s, cache, 0, asked(name, tokens_s))
         assert_as_openai(name, found, source[0][0], tokens_s)
         assert cache.lengths.tolist() == [0]
 
@@ -75,7 +85,7 @@ def test_a_row_is_aligned_while_beams_of_other_inputs_go_on(name: str, runtime: 
     cache = runtime.reset(undisturbed, [0, 1, 2, 3], [1, 0, 1, 0])
     _, cache = stepped(runtime, cache, other[:1, :3], [0])
     _, cache = stepped(runtime, cache, given[:, :4], [1, 3])
-    found = runtime.align(tokens_s, cache, 2, range(9))
+    found = runtime.align(tokens_s, cache, 2, asked(name, tokens_s))
     assert_as_openai(name, found, source[0][1], tokens_s)
     continued, cache = stepped(runtime, cache, given[:, 4:], [1, 3])
     np.testing.assert_allclose(continued, expected, atol=TOLERANCE)
@@ -84,11 +94,12 @@ def test_a_row_is_aligned_while_beams_of_other_inputs_go_on(name: str, runtime: 
 
 def test_tokens_after_others_are_aligned_as_all_of_them(name: str, runtime: EncoderDecoder):
     source, (tokens_s,) = speech(1, 6), random_tokens(1, 10, seed=7)
-    whole = runtime.align(tokens_s, encoded(runtime, source), 0, [-1])
+    whole = runtime.align(tokens_s, encoded(runtime, source), 0, asked(name, tokens_s))
     _, cache = runtime.decode([tokens_s[:4]], encoded(runtime, source))
-    rest = runtime.align(tokens_s[4:], cache, 0)
+    among = Asked(range(5), tokens_s[5:], asked(name, tokens_s).among_v)
+    rest = runtime.align(tokens_s[4:], cache, 0, among)
     np.testing.assert_allclose(rest.scores_hst, whole.scores_hst[:, 4:], atol=TOLERANCE)
-    np.testing.assert_allclose(rest.logits_pv, whole.logits_pv, atol=TOLERANCE)
+    np.testing.assert_allclose(rest.probabilities_p, whole.probabilities_p[4:], rtol=TOLERANCE)
 
 
 def test_scores_are_eagers_as_they_are(name: str, runtime: EncoderDecoder):

@@ -14,11 +14,11 @@ from typing import cast
 import numpy as np
 from typing_extensions import override
 
-from kvcast.decoding.numerics import log_probabilities
 from kvcast.decoding.requests import OVER, Continuations, Input, Prompt, Request
 from kvcast.decoding.token_times import TokenTimes, token_times
 from kvcast.decoding.whisper import Features, Job, WindowDecoder
-from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
+from kvcast.runtimes.base import Asked, EncoderDecoder, Float32, Runtime
+from kvcast.text.whisper import WhisperTokenizer
 
 
 class AlignmentRequest(Request):
@@ -40,7 +40,7 @@ class AlignmentRequest(Request):
         *,
         frames: int,
         eot: int,
-        added: Sequence[int] = (),
+        among_v: Float32,
     ) -> None:
         """Begin.
 
@@ -49,39 +49,28 @@ class AlignmentRequest(Request):
             start: from start-of-transcript to no-timestamps.
             text: [n], n >= 1; without timestamps and end. All tokens fit the model's context.
             frames: how many of the encoder's frames are of the recording.
-            eot: the token that ends a text; those before it are tokens of text.
-            added: those after it that are text as well, ascending.
+            eot: the token that ends a text.
+            among_v: [vocab], 0 for tokens of text and -inf for the others.
 
         """
         if not text:
             raise ValueError("there is no text to align")
         tokens = np.array([*start, *text, eot], np.int64)
         super().__init__(Prompt(tokens, input=window), capacity=len(tokens))
-        self._start, self._eot, self._added = len(start), eot, list(added)
+        # A token is as probable as the one before it makes it.
+        before = range(len(start) - 1, len(tokens) - 2)
+        self._asked = Asked(before, tokens[len(start) : -1], among_v)
         self._frames = frames
         self.attention_st: Float32 = np.empty((0, 0), np.float32)
         self.probabilities_n: Float32 = np.empty(0, np.float32)
 
     @override
     def read_at_once(self, runtime: Runtime, cache: object, row: int) -> bool:
-        tokens_s, start = self.prompt.tokens, self._start
-        # The logits of a token are those at the one before it.
-        asked = range(start - 1, len(tokens_s) - 2)
         aligning = cast(EncoderDecoder, runtime)
-        found = aligning.align(tokens_s, cache, row, asked)
+        found = aligning.align(self.prompt.tokens, cache, row, self._asked)
         self.attention_st = aligning.attention_by_token(found.scores_hst, self._frames)
-        self.probabilities_n = self._probabilities(found.logits_pv, tokens_s[start:-1])
+        self.probabilities_n = found.probabilities_p
         return True
-
-    def _probabilities(self, logits_nv: Float32, text_n: Int64) -> Float32:
-        """Return that of each token of the text among all tokens of text."""
-        text_nv, columns_n = logits_nv[:, : self._eot], text_n
-        if self._added:
-            text_nv = np.concatenate([text_nv, logits_nv[:, self._added]], axis=1)
-            places_n = self._eot + np.searchsorted(self._added, text_n)
-            columns_n = np.where(text_n < self._eot, text_n, places_n)
-        probabilities_n: Float32 = np.exp(log_probabilities(text_nv, columns_n[:, None])[:, 0])
-        return probabilities_n
 
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
@@ -119,10 +108,18 @@ class AlignmentJob(Job):
             fitting,
             frames=self.frames,
             eot=tokenizer.eot,
-            added=tokenizer.added_text,
+            among_v=_text_alone(tokenizer),
         )
         decoder.run(self, request, partial(self._times, request, len(start)))
 
     def _times(self, request: AlignmentRequest, before: int) -> TokenTimes:
         times = token_times(request.attention_st, request.probabilities_n, before=before)
         return times.padded(len(self.text))
+
+
+def _text_alone(tokenizer: WhisperTokenizer) -> Float32:
+    """Return 0 for tokens of text and -inf for the others, [vocab]."""
+    among_v = np.full(tokenizer.vocab_size, -np.inf, np.float32)
+    among_v[: tokenizer.eot] = 0
+    among_v[list(tokenizer.added_text)] = 0
+    return among_v

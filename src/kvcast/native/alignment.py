@@ -1,4 +1,4 @@
-"""Plans that find how tokens attend to speech: those of all models, and no bundle's programs.
+"""Plans that find how tokens attend to speech, and how likely they are, for all models.
 
 `src/alignment.hpp` says what the instructions compute. Knows no cache and no runtime.
 """
@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.native.building import Builder, Plan
+from kvcast.native.building import Builder, Matrix, Plan
 from kvcast.native.instructions import Operation, Word
+from kvcast.native.operations import factors
 from kvcast.native.values import Value
 
 Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
 
 
 def scores_plan(queries_sx: Float32, keys: Sequence[NDArray[Any]], scores_hst: Float32) -> Plan:
@@ -45,4 +47,29 @@ def standing_out_plan(scores_hst: Float32, attention_st: Float32) -> Plan:
     frames = attention_st.shape[1]
     given, found = (builder.outer(one).address for one in (scores_hst, attention_st))
     builder.emit(Operation.STAND_OUT, *scores_hst.shape, frames, given, found)
+    return builder.plan()
+
+
+def probabilities_plan(
+    hidden_pd: Float32,
+    matrix: Matrix,
+    tokens_p: Int64,
+    among_v: Float32,
+    probabilities_p: Float32,
+) -> Plan:
+    """Return the call that fills `probabilities_p` with those of tokens among some.
+
+    Args:
+        hidden_pd: [p, d], what the vocabulary's matrix is multiplied with; contiguous.
+        matrix: [vocab, d].
+        tokens_p: [p], each one of those that count.
+        among_v: [vocab], 0 for tokens that count and -inf for the others.
+        probabilities_p: [p].
+
+    """
+    builder = Builder()
+    words: list[Word] = [*matrix.words, len(tokens_p)]
+    words += factors(builder, builder.lines(builder.outer(hidden_pd)), matrix)
+    words += [builder.outer(one).address for one in (tokens_p, among_v, probabilities_p)]
+    builder.emit(Operation.TOKEN_PROBABILITIES, *words)
     return builder.plan()

@@ -29,6 +29,7 @@ class Operation(IntEnum):
     STORE = 12
     ALIGNMENT_SCORES = 13
     STAND_OUT = 14
+    TOKEN_PROBABILITIES = 15
 
 
 class Dtype(IntEnum):

@@ -47,7 +47,7 @@ def _product(
     out: Value,
 ) -> None:
     """Multiply lines of exactly the matrix's inputs; `out` is contiguous."""
-    given = _factors(builder, lines, matrix)
+    given = factors(builder, lines, matrix)
     added: tuple[Word, Word] = (NOTHING, 0)
     if residual is not None:
         others = builder.lines(residual)
@@ -59,7 +59,7 @@ def _product(
         builder.may_be_rounded(out, lines.rows, matrix.outputs)
 
 
-def _factors(builder: Builder, lines: Lines, matrix: Matrix) -> tuple[Word, Word, Word]:
+def factors(builder: Builder, lines: Lines, matrix: Matrix) -> tuple[Word, Word, Word]:
     """Return lines as a product with the matrix reads them."""
     if matrix.format == Format.F32:
         return lines.value.address, lines.stride, NOTHING
@@ -76,7 +76,7 @@ def _mixture_of_experts(
     _expect(last.outputs == width and logits.sizes == (tokens, experts), "experts' outputs")
     out = Value.fresh(x.sizes, Dtype.F32)
     words: list[Word] = [tokens, experts, each, *_flat(builder.lines(logits))]
-    words += [*gate_up.words, *down.words, *_factors(builder, builder.lines(x), up)]
+    words += [*gate_up.words, *down.words, *factors(builder, builder.lines(x), up)]
     builder.emit(Operation.MIXTURE, *words, int(Activation.SILU), out.address, width)
     return out
 

@@ -70,9 +70,20 @@ class Program:
         steps = (step for step in self.steps if step.operation == operation)
         return {one.name for step in steps for one in step.arguments if isinstance(one, Constant)}
 
+    def last_product(self, output: str) -> Step:
+        """Return the product that makes an output; ValueError if there is none."""
+        by_name = {step.name: step for step in self.steps}
+        step = by_name.get(self.outputs[output])
+        while step is not None and step.operation != "linear":
+            first = next(leaves(step.arguments), None)
+            step = by_name.get(first.name) if isinstance(first, Node) else None
+        if step is None:
+            raise ValueError(f"{output} is no product")
+        return step
+
     def needed(self, outputs: Sequence[str]) -> list[Step]:
-        """Return the steps without which some outputs, or a cache, would not be written."""
-        wanted = {self.outputs[name] for name in outputs}
+        """Return the steps without which some results, or a cache, would not be written."""
+        wanted = {self.outputs.get(name, name) for name in outputs}
         kept = []
         for step in reversed(self.steps):
             if step.name in wanted or step.operation in _WRITES:
@@ -89,7 +100,8 @@ class Program:
     ) -> Plan:
         """Return the instructions of a call that reads these arrays and fills those.
 
-        The caller keeps the arrays, which are the plan's arguments in their order, alive.
+        Outputs are the program's, or results of steps by their names. The caller keeps the arrays,
+        which are the plan's arguments in their order, alive.
         """
         builder = Builder()
         known: dict[str, Any] = {name: builder.argument(array) for name, array in inputs.items()}
@@ -106,7 +118,7 @@ class Program:
             operation = OPERATIONS[step.operation]
             known[step.name] = operation(builder, *map(resolved, step.arguments), **keywords)
         for name, array in outputs.items():
-            _put(builder, known[self.outputs[name]], builder.argument(array))
+            _put(builder, known[self.outputs.get(name, name)], builder.argument(array))
         return builder.plan()
 
     def write(self, path: Path) -> None:

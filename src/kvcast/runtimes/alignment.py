@@ -12,8 +12,10 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.runtimes.attention_by_token import attention_by_token
-from kvcast.runtimes.base import Alignment, EncoderDecoderOf, Float32, Int64
+from kvcast.runtimes.base import Alignment, Asked, EncoderDecoderOf, Float32, Int64
 from kvcast.runtimes.cache import Cache
+
+_NONE = np.empty(0, np.float32)
 
 _SHARED = 1 << 18
 """Products of more multiplications than this are shared by OpenBLAS's threads."""
@@ -30,24 +32,24 @@ class AligningRuntime(EncoderDecoderOf[Cache]):
     alignment_heads: Sequence[Sequence[int]] = ()
 
     @abstractmethod
-    def query(
-        self, tokens_s: Int64, cache: Cache, row: int, positions: Sequence[int]
+    def read(
+        self, tokens_s: Int64, cache: Cache, row: int, asked: Asked | None
     ) -> tuple[Float32, Float32]:
         """Run the program as `decode` does, on one row.
 
-        Returns the logits fp32 [len(positions), vocab], and of the alignment heads the queries fp32
-        [s, heads * d].
+        Returns the probabilities [p] that are asked for, and of the alignment heads the queries
+        fp32 [s, heads * d].
         """
 
     @override
     def align(
-        self, tokens_s: Int64, cache: Cache, row: int, positions: Sequence[int] = (-1,)
+        self, tokens_s: Int64, cache: Cache, row: int, asked: Asked | None = None
     ) -> Alignment:
         if not self.alignment_heads:
             raise ValueError("the model has no alignment heads")
         cache.append([row], [tokens_s])  # refuses what does not fit
-        logits_pv, queries_sx = self.query(tokens_s, cache, row, positions)
-        return Alignment(self.scores(queries_sx, cache, row), logits_pv)
+        probabilities_p, queries_sx = self.read(tokens_s, cache, row, asked)
+        return Alignment(self.scores(queries_sx, cache, row), probabilities_p)
 
     @abstractmethod
     def scores(self, queries_sx: Float32, cache: Cache, row: int) -> Float32:
@@ -55,7 +57,26 @@ class AligningRuntime(EncoderDecoderOf[Cache]):
 
 
 class NumpyAligningRuntime(AligningRuntime):
-    """Scores, and how tokens stand out, in NumPy: for runtimes without kernels for them."""
+    """All but the program in NumPy: for runtimes without kernels for the rest."""
+
+    @abstractmethod
+    def query(
+        self, tokens_s: Int64, cache: Cache, row: int, positions: Sequence[int]
+    ) -> tuple[Float32, Float32]:
+        """Run the program as `decode` does, on one row.
+
+        Returns the logits fp32 [len(positions), vocab], which the caller may overwrite, and of the
+        alignment heads the queries fp32 [s, heads * d].
+        """
+
+    @override
+    def read(
+        self, tokens_s: Int64, cache: Cache, row: int, asked: Asked | None
+    ) -> tuple[Float32, Float32]:
+        positions = [-1] if asked is None else asked.positions
+        logits_pv, queries_sx = self.query(tokens_s, cache, row, positions)
+        probabilities_p = _NONE if asked is None else _probabilities(logits_pv, asked)
+        return probabilities_p, queries_sx
 
     @abstractmethod
     def cross_keys(self, cache: Cache, row: int, layer: int, heads: Sequence[int]) -> Float32:
@@ -80,6 +101,16 @@ class NumpyAligningRuntime(AligningRuntime):
     @override
     def attention_by_token(self, scores_hst: Float32, frames: int) -> Float32:
         return attention_by_token(scores_hst, frames)
+
+
+def _probabilities(logits_pv: Float32, asked: Asked) -> Float32:
+    """Return the softmax of the logits, which are overwritten, at the tokens asked for, [p]."""
+    logits_pv += asked.among_v
+    logits_pv -= logits_pv.max(axis=1, keepdims=True)
+    np.exp(logits_pv, out=logits_pv)
+    chosen_p = logits_pv[np.arange(len(logits_pv)), asked.tokens_p]
+    probabilities_p: Float32 = chosen_p / logits_pv.sum(axis=1)
+    return probabilities_p
 
 
 def _products(queries_hsd: Float32, keys_htd: Float32) -> Float32:

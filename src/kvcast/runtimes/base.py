@@ -21,13 +21,24 @@ Tokens: TypeAlias = Sequence[Int64] | Int64
 """Tokens [S] for each row; an array [rows, S] where all have as many."""
 
 
+class Asked(NamedTuple):
+    """Tokens whose probabilities are to be found."""
+
+    positions: Sequence[int]
+    """[p]: offsets of the tokens that come before them, as in `RuntimeOf.decode`."""
+    tokens_p: Int64
+    """Each is one of those that count."""
+    among_v: Float32
+    """[vocab]: 0 for tokens that count, -inf for the others."""
+
+
 class Alignment(NamedTuple):
-    """How tokens attend to the input that their row reads."""
+    """How tokens attend to the input that their row reads, and how probable some were."""
 
     scores_hst: Float32
     """[alignment heads, s, t]: scaled products of queries and keys, before any softmax."""
-    logits_pv: Float32
-    """[len(positions), vocab], as `RuntimeOf.decode` has them."""
+    probabilities_p: Float32
+    """[p]: of the tokens that were asked for, after all tokens before them."""
 
 
 class Cache(Protocol):
@@ -150,7 +161,7 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
         """
 
     def align(
-        self, tokens_s: Int64, cache: CacheT, row: int, positions: Sequence[int] = (-1,)
+        self, tokens_s: Int64, cache: CacheT, row: int, asked: Asked | None = None
     ) -> Alignment:
         """Return how tokens after what a row holds attend to its input: Whisper's alone.
 
@@ -160,7 +171,7 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
             tokens_s: [s], s >= 1.
             cache: in which `row` reads an input.
             row: which.
-            positions: as in `decode`.
+            asked: one token or more whose probabilities are wanted; None if none are.
 
         Raises:
             ValueError: the model has no alignment heads.

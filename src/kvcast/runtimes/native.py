@@ -17,13 +17,13 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
 from kvcast.errors import KvcastError
-from kvcast.native.alignment import scores_plan, standing_out_plan
+from kvcast.native.alignment import probabilities_plan, scores_plan, standing_out_plan
 from kvcast.native.building import Experts, Matrix, Plan
 from kvcast.native.instructions import SCALE_BYTES
 from kvcast.native.library import Format, Machine, aligned
 from kvcast.native.programs import CODES, LEAST, SCALES, WEIGHTS, Constant, Program
 from kvcast.runtimes.alignment import AligningRuntime
-from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
+from kvcast.runtimes.base import Asked, Float32, Int32, Int64, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime, Run
 from kvcast.runtimes.memory import LastingSlots, Layer, Memory, Slots, TurningRing
 from kvcast.runtimes.opening import naming
@@ -177,6 +177,12 @@ class Interpreter:
         ]
         return min(map(len, tables), default=None)
 
+    def last_product(self, name: str, output: str) -> tuple[str, Matrix]:
+        """Return what a program's last product reads, by its name, and the matrix."""
+        rows, matrix = self.programs[name].last_product(output).arguments
+        table: Matrix = self._constants[matrix]
+        return rows.name, table
+
     def call(
         self,
         name: str,
@@ -221,6 +227,11 @@ class Step:
     lengths: Int32
     offsets: Int64
     logits: Float32
+
+    @property
+    def given(self) -> Sequence[NDArray[Any]]:
+        """What the call reads, but for caches."""
+        return self.tokens_rs, self.lengths, self.offsets
 
 
 @dataclass(frozen=True)
@@ -301,7 +312,7 @@ class NativeRuntime(CachedRuntime):
         found = memory.bound.get(key)
         if found is None:
             step = self._arrays(len(run.index), run.new, asked)
-            found = step, self.planned(memory, run, step, {_LOGITS: step.logits})
+            found = step, self.planned(memory, run, step.given, {_LOGITS: step.logits})
             if run.new <= _OFTEN:
                 memory.bound[key] = found
         step, call = found
@@ -323,7 +334,7 @@ class NativeRuntime(CachedRuntime):
         if key not in memory.bound:
             part = slice(run.places.start, run.places.stop)
             own = Step(step.tokens_rs[part], step.lengths[part], step.offsets, step.logits[part])
-            memory.bound[key] = self.planned(memory, run, own, {_LOGITS: own.logits})
+            memory.bound[key] = self.planned(memory, run, own.given, {_LOGITS: own.logits})
         call: Call = memory.bound[key]
         return call
 
@@ -335,10 +346,15 @@ class NativeRuntime(CachedRuntime):
             np.empty((rows, asked, self._vocab), np.float32),
         )
 
-    def planned(self, memory: Memory, run: Run, step: Step, results: Mapping[str, Float32]) -> Call:
+    def planned(
+        self,
+        memory: Memory,
+        run: Run,
+        given: Sequence[NDArray[Any]],
+        results: Mapping[str, Float32],
+    ) -> Call:
         """Plan a call of `decode` that fills arrays, by the names of its results."""
         cells, encoded = memory.views(run.places, run.slots)
-        given = (step.tokens_rs, step.lengths, step.offsets)
         values: dict[str, NDArray[Any]] = dict(zip(_NEW, given, strict=True))
         values |= zip(self._past, cells, strict=True)
         values |= zip(self.encoded, encoded, strict=True)
@@ -406,19 +422,24 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         return self._cross.capacity if source.ndim > 2 else source.shape[1]
 
     @override
-    def query(
-        self, tokens_s: Int64, cache: Cache, row: int, positions: Sequence[int]
+    def read(
+        self, tokens_s: Int64, cache: Cache, row: int, asked: Asked | None
     ) -> tuple[Float32, Float32]:
+        """Run the program without its last product: logits of many positions are many bytes."""
         (run,) = cache.plan([row], [tokens_s]).runs
         new, width = len(tokens_s), len(self.alignment_heads) * self._head_dim
-        step = self._arrays(1, new, len(positions))
-        step.tokens_rs[0] = tokens_s
-        step.lengths[...] = cache.lengths[[row]]
-        step.offsets[...] = np.asarray(positions, np.int64) % new
+        positions = np.array(() if asked is None else asked.positions, np.int64)
         queries_rsx = np.empty((1, new, width), np.float32)
-        results = {_LOGITS: step.logits, ALIGNMENT_QUERIES: queries_rsx}
-        self.interpreter.run(self.planned(cache.memory, run, step, results))
-        return step.logits[0], queries_rsx[0]
+        name, table = self.interpreter.last_product("decode", _LOGITS)
+        hidden_pd = np.empty((len(positions), table.inputs), np.float32)
+        results = {ALIGNMENT_QUERIES: queries_rsx} | ({} if asked is None else {name: hidden_pd})
+        given = np.array(tokens_s)[None], cache.lengths[[row]], positions % new
+        self.interpreter.run(self.planned(cache.memory, run, given, results))
+        probabilities_p = np.empty(len(positions), np.float32)
+        if asked is not None:
+            last = hidden_pd, table, asked.tokens_p, asked.among_v, probabilities_p
+            self.interpreter.run(Call(probabilities_plan(*last)))
+        return probabilities_p, queries_rsx[0]
 
     def _keys(self, cache: Cache, row: int, layer: int, head: int) -> NDArray[Any]:
         """Return a head's keys as the cache has them, [t, a position's line]."""

@@ -1,7 +1,8 @@
-// How tokens attend to speech, for their places in time. Letters in shapes: h alignment heads, s tokens,
+// How tokens attend to speech, for their places in time, and how likely they were. Letters in shapes: h alignment heads, s tokens,
 // t positions of the encoded input, f of them (frames) of the recording, d head.
 #pragma once
 #include "attention.hpp"
+#include "products.hpp"
 
 namespace kvcast {
 
@@ -25,5 +26,17 @@ struct StandingOut {
   float* out;           // [s, f]
 };
 void stand_out(Machine&, const StandingOut&);
+
+// The probability of one token of each row, among some: what a product with the vocabulary's matrix and a softmax
+// would give, of which nothing else is written.
+struct TokenProbabilities {
+  Matrix matrix;  // [vocabulary, k]
+  int rows;
+  Operand in;  // [rows, k]
+  const int64_t* tokens;  // [rows], each one of those that count
+  const float* among;     // [vocabulary]: 0 for tokens that count, -infinity for others
+  float* out;             // [rows]
+};
+void token_probabilities(Machine&, const TokenProbabilities&);
 
 }  // namespace kvcast

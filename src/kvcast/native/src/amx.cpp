@@ -42,7 +42,7 @@ bool start() {
 
 }  // namespace
 
-const Instructions amx = {"amx", run_here, amx_products, avx512_rows, avx512_attention, amx_encoder_attention, start};
+const Instructions amx = {"amx", run_here, amx_products, avx512_rows, avx512_attention, amx_encoder_attention, avx512_scores, start};
 
 }  // namespace kvcast
 #endif

@@ -16,7 +16,7 @@ bool run_here() { return ALIGNED_STACK && __builtin_cpu_supports("avx2") && __bu
 
 }  // namespace
 
-const Instructions avx2 = {"avx2", run_here, avx2_products, avx2_rows, avx2_attention, avx2_encoder_attention};
+const Instructions avx2 = {"avx2", run_here, avx2_products, avx2_rows, avx2_attention, avx2_encoder_attention, avx2_scores};
 
 }  // namespace kvcast
 #endif

@@ -29,6 +29,7 @@ extern const Products avx2_products;
 extern const Rows avx2_rows;
 extern const Attention avx2_attention;
 extern const EncoderAttention avx2_encoder_attention;
+extern const Scores avx2_scores;
 
 // Names that the other instruction sets have too.
 namespace with_avx2 {

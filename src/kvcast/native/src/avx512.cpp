@@ -13,7 +13,7 @@ bool run_here() {
 
 }  // namespace
 
-const Instructions avx512 = {"avx512_bf16", run_here, avx512_products, avx512_rows, avx512_attention, avx512_encoder_attention};
+const Instructions avx512 = {"avx512_bf16", run_here, avx512_products, avx512_rows, avx512_attention, avx512_encoder_attention, avx512_scores};
 
 }  // namespace kvcast
 #endif

@@ -35,6 +35,7 @@ extern const Products avx512_products;
 extern const Rows avx512_rows;
 extern const Attention avx512_attention;
 extern const EncoderAttention avx512_encoder_attention;
+extern const Scores avx512_scores;
 
 AVX512_BEGIN
 

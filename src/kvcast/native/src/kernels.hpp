@@ -152,6 +152,24 @@ struct Attention {
   void (*attend)(const Part&, float* scores, Softmax* softmax, float* mixed);
 };
 
+// What happens to rows of scores outside of attention.
+struct Scores {
+  // A line of a cache as floats [head_dim].
+  void (*read)(const void* line, Number, int head_dim, float* out);
+
+  // x [count], which is at least 1.
+  void (*softmax)(const float* x, int count, float* out);
+
+  // x [tokens, count] with a stride, count up to BLOCK: less the column's mean, over its deviation.
+  void (*standardise)(float* x, size_t stride, int tokens, int count);
+
+  // Adds to out[i] the median of x[i .. i + 6].
+  void (*add_medians)(const float* x, int count, float* out);
+
+  // The greatest of x + added, count up to BLOCK, and the sum of the exponentials of what each is less.
+  Softmax (*exponentials)(const float* x, const float* added, int count);
+};
+
 constexpr int WIDEST_HEAD = 512;  // of an encoder's attention
 
 // Attention in which each position sees all, for many positions. A head is packed in parts of BLOCK
@@ -184,6 +202,7 @@ struct Instructions {
   const Rows& rows;
   const Attention& attention;
   const EncoderAttention& encoder_attention;
+  const Scores& scores;
 
   // Before the first use of `products` and the others; false where the system refuses. Null: nothing to do.
   bool (*start)() = nullptr;

@@ -32,9 +32,9 @@ bool runs_with_i8mm() { return has_dot_products() && has_i8mm(); }
 
 }  // namespace
 
-const Instructions neon = {"neon", has_dot_products, neon_products, neon_rows, neon_attention, neon_encoder_attention};
+const Instructions neon = {"neon", has_dot_products, neon_products, neon_rows, neon_attention, neon_encoder_attention, neon_scores};
 const Instructions neon_i8mm = {"neon_i8mm", runs_with_i8mm,      neon_i8mm_products,
-                                neon_rows,   neon_attention, neon_encoder_attention};
+                                neon_rows,   neon_attention, neon_encoder_attention, neon_scores};
 
 }  // namespace kvcast
 #endif

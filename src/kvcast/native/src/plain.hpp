@@ -10,5 +10,6 @@ extern const Products plain_products;
 extern const Rows plain_rows;
 extern const Attention plain_attention;
 extern const EncoderAttention plain_encoder_attention;
+extern const Scores plain_scores;
 
 }  // namespace kvcast

@@ -313,11 +313,28 @@ void standing_out(Machine& machine, Words& w) {
   stand_out(machine, one);
 }
 
+void likelihoods(Machine& machine, Words& w) {
+  TokenProbabilities one{};
+  one.matrix = matrix(w);
+  one.rows = w;
+  one.in.x = w;
+  one.in.stride = w;
+  one.in.rounded = MaybeRounded(w, one.rows, one.matrix.inputs).value;
+  one.tokens = w;
+  one.among = w;
+  one.out = w;
+  w.end();
+  for (int m = 0; m < one.rows; m++)
+    if (one.tokens[m] < 0 || one.tokens[m] >= one.matrix.outputs)
+      throw std::out_of_range("a token is past the vocabulary");
+  token_probabilities(machine, one);
+}
+
 // By number, as in kvcast/native/instructions.py.
 constexpr void (*OPERATIONS[])(Machine&, Words&) = {
     product,   round,     layer_norm,       rms_norm,        gated,            embedding,
     elements,  gathering, cached_attention, input_attention, encoder_attention,
-    mixture,   storing,   scoring,          standing_out,
+    mixture,   storing,   scoring,          standing_out,     likelihoods,
 };
 constexpr int64_t COUNT = sizeof OPERATIONS / sizeof *OPERATIONS;
 
