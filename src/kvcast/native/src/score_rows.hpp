@@ -27,9 +27,8 @@ void read_line(const void* line, Number number, int head_dim, float* out) {
   }
 }
 
-// e^x for x <= 0, within 2 units in the last place (the polynomial is that of Cephes' expf).
+// e^x for LEAST_EXPONENT <= x <= 0, within 2 units in the last place (the polynomial is that of Cephes' expf).
 inline float exponential(float x) {
-  x = x > LEAST_EXPONENT ? x : LEAST_EXPONENT;
   const int32_t power = static_cast<int32_t>(x * 1.44269504f - 0.5f);
   const float n = static_cast<float>(power), r = x - n * 0.693359375f + n * 2.12194440e-4f;
   float y = 1.9875691500e-4f;
@@ -66,9 +65,19 @@ float sum(const float* x, int count) {
   return total;
 }
 
+// e^(x - most) in place, for numbers that are at most `most`.
+void to_exponentials(float* x, float most, int count) {
+  // A loop of its own: with it in the other, GCC makes no vectors of that.
+  for (int i = 0; i < count; i++) {
+    const float less = x[i] - most;
+    x[i] = less > LEAST_EXPONENT ? less : LEAST_EXPONENT;
+  }
+  for (int i = 0; i < count; i++) x[i] = exponential(x[i]);
+}
+
 void softmax(const float* x, int count, float* out) {
-  const float most = greatest(x, count);
-  for (int i = 0; i < count; i++) out[i] = exponential(x[i] - most);
+  for (int i = 0; i < count; i++) out[i] = x[i];
+  to_exponentials(out, greatest(x, count), count);
   const float total = sum(out, count);
   for (int i = 0; i < count; i++) out[i] /= total;
 }
@@ -97,7 +106,7 @@ Softmax exponentials(const float* x, const float* added, int count) {
   for (int i = 0; i < count; i++) sums[i] = x[i] + added[i];
   const float most = greatest(sums, count);
   if (most < LEAST) return {most, 0};  // none takes part
-  for (int i = 0; i < count; i++) sums[i] = exponential(sums[i] - most);
+  to_exponentials(sums, most, count);
   return {most, sum(sums, count)};
 }
 
