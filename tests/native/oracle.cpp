@@ -244,7 +244,8 @@ struct Stretches {
 };
 
 void hold_attention(const Instructions& with, Random& random) {
-  const int head_dim = below(random, 3) ? 1 + below(random, 130) : 64, queries = 1 + below(random, MOST_QUERIES);
+  const int head_dim = below(random, 3) ? 1 + below(random, 130) : 64, most = with.attention.most_queries;
+  const int queries = 1 + below(random, below(random, 2) ? MOST_QUERIES : most);
   const int begin = below(random, 30), all = 1 + below(random, PART - begin);
   const int counts[2] = {below(random, all + 1), 0}, width = padded(head_dim);
   const int both[2] = {counts[0], all - counts[0]};
@@ -289,10 +290,21 @@ void hold_attention(const Instructions& with, Random& random) {
 
   Floats mixed(queries * width), expected(queries * width), alone(width);
   const auto attend = [&](const Instructions& set, const Part& of, Softmax* softmax, float* to) {
-    Floats scores(of.queries * SCORES);  // a multiple of 64 bytes
-    set.attention.attend(of, scores.data(), softmax, to);
+    for (Part now = of; now.queries > 0; now.queries -= set.attention.most_queries) {
+      const int count = std::min(now.queries, set.attention.most_queries);
+      Part some = now;
+      some.queries = count;
+      Floats scores(attention_space(count, head_dim));  // a multiple of 64 bytes
+      set.attention.attend(some, scores.data(), softmax, to);
+      now.query += count * width;
+      now.first += count;
+      now.last += count;
+      if (now.bias) now.bias += count;
+      softmax += count;
+      to += count * width;
+    }
   };
-  Softmax softmax[MOST_QUERIES], expected_softmax[MOST_QUERIES], alone_softmax;
+  Softmax softmax[MANY_QUERIES], expected_softmax[MANY_QUERIES], alone_softmax;
   attend(with, part, softmax, mixed.data());
   attend(plain, part, expected_softmax, expected.data());
   for (int m = 0; m < queries; m++) {

@@ -71,22 +71,18 @@ void scaled(const float* x, int count, float scale, float* to) {
 }
 
 // What a thread works in: for a tile of queries.
-class Tile {
- public:
-  explicit Tile(int head_dim) : width_(padded(head_dim)) {
+struct Tile {
+  Tile(int queries, int head_dim) {
     static thread_local Space space;
-    const size_t numbers = MOST_QUERIES * (SCORES + 3 * width_) + width_;
-    scores = reinterpret_cast<float*>(space.of(numbers * sizeof(float)));
-    query = scores + MOST_QUERIES * SCORES;
-    part = query + MOST_QUERIES * width_;
-    mixed = part + MOST_QUERIES * width_;
-    line = mixed + MOST_QUERIES * width_;
+    const size_t width = padded(head_dim), each = queries * width, worked_in = attention_space(queries, head_dim);
+    scores = reinterpret_cast<float*>(space.of((worked_in + 3 * each + width) * sizeof(float)));
+    query = scores + worked_in;
+    part = query + each;
+    mixed = part + each;
+    line = mixed + each;
   }
 
   float *scores, *query, *part, *mixed, *line;
-
- private:
-  size_t width_;
 };
 
 // The softmax over `sum`'s positions and then `part`'s.
@@ -120,14 +116,17 @@ class Attending {
 
   void run() {
     const int d = source_.head_dim;
-    tiles_ = parts(source_.queries, MOST_QUERIES);
     const int wanted = machine_.threads.count() == 1 ? 1 : UNITS_A_THREAD * machine_.threads.count();
+    // Tiles are as large as leaves enough of them for all threads.
+    const int fitting = source_.queries / parts(wanted, source_.groups) / MOST_QUERIES * MOST_QUERIES;
+    at_once_ = std::clamp(fitting, MOST_QUERIES, with_.most_queries);
+    tiles_ = parts(source_.queries, at_once_);
     runs_ = std::min(most_parts(), parts(wanted, source_.groups * tiles_));
     if (tiles_ > 1) write();
     if (runs_ > 1) {
       // A unit's results for each part lie here until the last of its runs has come.
       parts_ = most_parts();
-      const size_t units = static_cast<size_t>(source_.groups) * tiles_, sums = units * parts_ * MOST_QUERIES;
+      const size_t units = static_cast<size_t>(source_.groups) * tiles_, sums = units * parts_ * at_once_;
       const size_t mixed_bytes = sums * padded(d) * sizeof(float), sum_bytes = sums * sizeof(Softmax);
       uint8_t* space = machine_.space.of(mixed_bytes + sum_bytes + units * sizeof(std::atomic<int>));
       mixed_ = reinterpret_cast<float*>(space);
@@ -143,7 +142,7 @@ class Attending {
 
  private:
   Range queries(int tile) const {
-    return {tile * MOST_QUERIES, std::min((tile + 1) * MOST_QUERIES, source_.queries)};
+    return {tile * at_once_, std::min((tile + 1) * at_once_, source_.queries)};
   }
 
   // What any of a tile's queries sees.
@@ -184,7 +183,7 @@ class Attending {
       const int group = unit / pieces;
       const Range all = source_.written(group);
       const int first = all.first + unit % pieces * WRITTEN_AT_ONCE;
-      source_.write(group, {first, std::min(first + WRITTEN_AT_ONCE, all.last)}, Tile(source_.head_dim).line);
+      source_.write(group, {first, std::min(first + WRITTEN_AT_ONCE, all.last)}, Tile(1, source_.head_dim).line);
     });
   }
 
@@ -192,7 +191,7 @@ class Attending {
     const Range all = parts_of(seen(group, tile)), range = queries(tile);
     const Range mine = {all.first + all.count() * run / runs_, all.first + all.count() * (run + 1) / runs_};
     const int d = source_.head_dim, count = range.count();
-    const Tile space(d);
+    const Tile space(at_once_, d);
     if (tiles_ == 1) {  // nobody else reads what is new in these parts
       const Range fresh = source_.written(group);
       const int from = run == 0 ? fresh.first : std::max(fresh.first, mine.first * PART);
@@ -201,10 +200,10 @@ class Attending {
     }
     for (int j = 0; j < count; j++) source_.pack(group, range.first + j, space.query + j * padded(d));
     const size_t unit = static_cast<size_t>(group) * tiles_ + tile;
-    Softmax sums[MOST_QUERIES], found[MOST_QUERIES];
+    Softmax sums[MANY_QUERIES], found[MANY_QUERIES];
     std::fill(sums, sums + count, Softmax{-INFINITY, 0});
     for (int p = mine.first; p < mine.last; p++) {
-      const size_t at = (unit * parts_ + p - all.first) * MOST_QUERIES;
+      const size_t at = (unit * parts_ + p - all.first) * at_once_;
       if (runs_ > 1) {
         attend_part(group, range, p, space, sums_ + at, mixed_ + at * padded(d));
         continue;
@@ -217,7 +216,7 @@ class Attending {
       if (left_[unit].fetch_sub(1) != 1) return;
       for (int p = 0; p < all.count(); p++)
         for (int j = 0; j < count; j++) {
-          const size_t at = (unit * parts_ + p) * MOST_QUERIES + j;
+          const size_t at = (unit * parts_ + p) * at_once_ + j;
           merge(sums[j], space.mixed + j * padded(d), sums_[at], mixed_ + at * padded(d), d);
         }
     }
@@ -227,8 +226,8 @@ class Attending {
 
   void attend_part(int group, const Range& queries, int index, const Tile& space, Softmax* sums, float* mixed) const {
     const int begin = index * PART, d = source_.head_dim;
-    int first[MOST_QUERIES], last[MOST_QUERIES];
-    const float* biases[MOST_QUERIES];
+    int first[MANY_QUERIES], last[MANY_QUERIES];
+    const float* biases[MANY_QUERIES];
     Range all = {PART, 0};
     for (int j = 0; j < queries.count(); j++) {
       const Range one = source_.sees(group, queries.first + j);
@@ -265,9 +264,9 @@ class Attending {
   Machine& machine_;
   const Attention& with_;
   const Source& source_;
-  int tiles_ = 0, runs_ = 0, parts_ = 0;
-  float* mixed_ = nullptr;   // [units, parts, MOST_QUERIES, padded(d)]
-  Softmax* sums_ = nullptr;  // [units, parts, MOST_QUERIES]
+  int at_once_ = 0, tiles_ = 0, runs_ = 0, parts_ = 0;  // at_once_: queries of a tile
+  float* mixed_ = nullptr;   // [units, parts, at_once_, padded(d)]
+  Softmax* sums_ = nullptr;  // [units, parts, at_once_]
   std::atomic<int>* left_ = nullptr;
 };
 

@@ -1,5 +1,5 @@
 // Attention over a part of positions with AVX-512, in fp32 throughout.
-#include "avx512.hpp"
+#include "avx512_columns.hpp"
 #if defined(__x86_64__)
 
 namespace kvcast {
@@ -53,22 +53,6 @@ void store(const float* x, int count, Number number, void* to) {
   }
 }
 
-INLINE __m512 load(const float* from) { return _mm512_loadu_ps(from); }
-INLINE __m512 load(const uint16_t* from) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-}
-INLINE __m512 load(const int8_t* from) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-}
-INLINE __m512 load(const float* from, __mmask16 there) { return _mm512_maskz_loadu_ps(there, from); }
-INLINE __m512 load(const uint16_t* from, __mmask16 there) {
-  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, from));
-}
-
-INLINE __m512 load(const int8_t* from, __mmask16 there) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(there, from)));
-}
-
 // Where `totals` wants the sums whose total comes i-th.
 constexpr int SLOT[16] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
 
@@ -81,12 +65,6 @@ INLINE __m512 totals(__m512 (&x)[16]) {
   for (int i = 0; i < 2; i++)
     x[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xcccc, x[i], x[i + 2]), _mm512_shuffle_ps(x[i], x[i + 2], 0x4e));
   return _mm512_add_ps(_mm512_shuffle_ps(x[0], x[1], 0x88), _mm512_shuffle_ps(x[0], x[1], 0xdd));
-}
-
-// Numbers from one line to the next; after codes lies their scale.
-template <class T>
-constexpr size_t pitch(int head_dim) {
-  return line_bytes(sizeof(T) == sizeof(float) ? Number::F32 : sizeof(T) == 2 ? Number::F16 : Number::INT8, head_dim) / sizeof(T);
 }
 
 // How many keys are taken at once, so that there are 16 sums.
@@ -272,41 +250,99 @@ template <class T>
 constexpr void (*MIX[AT_ONCE])(const Part&, int, const float*, float*) = {mix<T, 1>, mix<T, 2>, mix<T, 3>,
                                                                          mix<T, 4>, mix<T, 5>, mix<T, 6>};
 
-// scores [n, SCORES] times the scales of lines of codes, which lie after these.
-void times_scales(const Part& part, const void* const lines[2], float* scores) {
-  float scales[SCORES] = {};
+// The scales of lines of codes, which lie after these.
+void read_scales(const Part& part, const void* const lines[2], float* scales) {
   for (int i = 0, at = part.begin; i < 2; at += part.counts[i++])
     for (int t = 0; t < part.counts[i]; t++)
       std::memcpy(scales + at + t,
                   static_cast<const int8_t*>(lines[i]) + t * pitch<int8_t>(part.head_dim) + part.head_dim, sizeof(float));
+}
+
+// scores [n, SCORES] times the scales of their positions.
+void times(const Part& part, const float* scales, float* scores) {
   const int end = part.begin + part.counts[0] + part.counts[1];
   for (int m = 0; m < part.queries; m++)
     for (int t = part.begin; t < end; t++) scores[m * SCORES + t] *= scales[t];
 }
 
-void attend(const Part& part, float* scores, Softmax* softmax, float* mixed) {
-  const bool keys_are_codes = part.key_number == Number::INT8, values_are_codes = part.value_number == Number::INT8;
-  const auto take = keys_are_codes                    ? score<int8_t>
-                    : part.key_number == Number::F16 ? score<uint16_t>
-                                                     : score<float>;
-  take(part, scores);
-  if (keys_are_codes) times_scales(part, part.keys, scores);
+// What keys and values are multiplied with; null where they are no codes.
+struct Scales {
+  float space[2][SCORES];
+  const float *keys = nullptr, *values = nullptr;
+
+  explicit Scales(const Part& part) {
+    if (part.key_number == Number::INT8) read_scales(part, part.keys, space[0]), keys = space[0];
+    if (part.value_number == Number::INT8) read_scales(part, part.values, space[1]), values = space[1];
+  }
+};
+
+// Calls with(0 of the type that holds the numbers).
+template <class With>
+INLINE void with_type(Number number, With&& with) {
+  if (number == Number::INT8) return with(int8_t{});
+  if (number == Number::F16) return with(uint16_t{});
+  with(float{});
+}
+
+// What follows the products of queries and keys.
+void finish(const Part& part, const Scales& scales, float* scores, Softmax* softmax, float* mixed) {
+  if (scales.keys) times(part, scales.keys, scores);
   for (int m = 0; m < part.queries; m++)
     softmax[m] = share(scores + m * SCORES, part.first[m], part.last[m], part.bias ? part.bias[m] : nullptr,
                        part.softcap);
-  if (values_are_codes) times_scales(part, part.values, scores);
-  const auto* const by_rows = values_are_codes                    ? MIX<int8_t>
-                              : part.value_number == Number::F16 ? MIX<uint16_t>
-                                                                 : MIX<float>;
-  for (int m = 0; m < part.queries; m += AT_ONCE)
-    by_rows[std::min(AT_ONCE, part.queries - m) - 1](part, m, scores, mixed);
+  if (scales.values) times(part, scales.values, scores);
+  with_type(part.value_number, [&](auto number) {
+    for (int m = 0; m < part.queries; m += AT_ONCE)
+      MIX<decltype(number)>[std::min(AT_ONCE, part.queries - m) - 1](part, m, scores, mixed);
+  });
+}
+
+// Positions that none of some queries sees are left out.
+void score_by_columns(const Part& part, const float* columns, float* scores) {
+  int first = PART, last = 0;
+  for (int m = 0; m < part.queries; m++)
+    if (part.first[m] < part.last[m]) first = std::min(first, part.first[m]), last = std::max(last, part.last[m]);
+  const auto take = part.head_dim == 64    ? score_columns<64>
+                    : part.head_dim == 128 ? score_columns<128>
+                                           : score_columns<0>;
+  take(columns, first, last, part.head_dim, part.query, part.queries, scores);
+}
+
+// As for few queries, which are taken from all in turn, over the part as floats.
+void attend_many(const Part& all, float* scores, Softmax* softmax, float* mixed) {
+  float* const columns = scores + MOST_QUERIES * SCORES;
+  float* const values = columns + PART * padded(all.head_dim);
+  const Scales scales(all);
+  with_type(all.key_number, [&](auto number) { pack_columns<decltype(number)>(all, columns); });
+  with_type(all.value_number, [&](auto number) { pack_values<decltype(number)>(all, values); });
+  const int width = padded(all.head_dim), count = all.counts[0] + all.counts[1];
+  Part part = all;
+  part.value_number = Number::F32;
+  part.values[0] = values + static_cast<size_t>(all.begin) * all.head_dim;
+  part.counts[0] = count;
+  part.counts[1] = 0;
+  for (int m = 0; m < all.queries; m += MOST_QUERIES) {
+    part.queries = std::min(MOST_QUERIES, all.queries - m);
+    part.query = all.query + m * width;
+    part.first = all.first + m;
+    part.last = all.last + m;
+    if (all.bias) part.bias = all.bias + m;
+    score_by_columns(part, columns, scores);
+    finish(part, scales, scores, softmax + m, mixed + m * width);
+  }
+}
+
+void attend(const Part& part, float* scores, Softmax* softmax, float* mixed) {
+  if (part.queries > MOST_QUERIES) return attend_many(part, scores, softmax, mixed);
+  with_type(part.key_number, [&](auto number) { score<decltype(number)>(part, scores); });
+  finish(part, Scales(part), scores, softmax, mixed);
 }
 
 }  // namespace
 
 AVX512_END
 
-const Attention avx512_attention = {rotate, store, attend};
+const Attention avx512_attention = {rotate, store, attend, MANY_QUERIES};
 
 }  // namespace kvcast
 #endif

@@ -116,10 +116,16 @@ constexpr size_t line_bytes(Number number, int head_dim) {
 
 constexpr int PART = 256;        // positions that are summed before they are merged with others
 constexpr int MOST_QUERIES = 12;  // that share a part's keys and values
+constexpr int MANY_QUERIES = 96;  // likewise where a set first turns the part into floats
 constexpr int SCORES = PART + 16;
 
 // d filled up to whole vectors of 16.
 constexpr int padded(int head_dim) { return (head_dim + 15) / 16 * 16; }
+
+// Numbers of space that attention wants: the scores of MOST_QUERIES at most, and for more queries the part as floats.
+constexpr size_t attention_space(int queries, int head_dim) {
+  return queries <= MOST_QUERIES ? queries * SCORES : MOST_QUERIES * SCORES + 2 * PART * padded(head_dim);
+}
 
 // The softmax over some positions: the values mixed with exp(score - most), not yet divided by the total.
 struct Softmax {
@@ -148,8 +154,10 @@ struct Attention {
   // x [count] as a line of a cache.
   void (*store)(const float* x, int count, Number, void* to);
 
-  // softmax [n], mixed [n, padded(d)]; `scores` [n, SCORES] is space to work in, aligned to 64 bytes.
+  // softmax [n], mixed [n, padded(d)]; `scores` [attention_space(n, d)] is space to work in, aligned to 64 bytes.
   void (*attend)(const Part&, float* scores, Softmax* softmax, float* mixed);
+
+  int most_queries = MOST_QUERIES;  // of `attend`; up to MANY_QUERIES
 };
 
 // What happens to rows of scores outside of attention.
