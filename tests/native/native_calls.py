@@ -165,6 +165,7 @@ def multiply(
     x: Floats | Rounded,
     *,
     activation: Activation = Activation.NONE,
+    gated: bool = False,
     residual: Floats | None = None,
     out: Floats | None = None,
     to: Rounded | None = None,
@@ -175,7 +176,7 @@ def multiply(
         runner,
         Operation.PRODUCT,
         *(matrix.format, *matrix.shape, address(tiles), rows),
-        *(*flat(floats), address(codes), activation),
+        *(*flat(floats), address(codes), activation, gated),
         *(*flat(residual), *flat(out), address(to.data if to else None)),
     )
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvcast.errors import KvcastError
 from kvcast.native.instructions import Activation, Operation
 from kvcast.native.library import Format
 from native.guarded import guarded
@@ -90,6 +91,42 @@ def test_product_is_numpys(
         assert (np.abs(out - wanted) <= close).all()
         assert untouched(out)
         assert to.equals(rounded(np.ascontiguousarray(out)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seeds, formats, st.integers(1, 300), st.integers(1, 3), widths, st.integers(0, 40),
+    st.sampled_from(Activation), st.integers(1, 3),
+)  # fmt: skip
+def test_a_gate_after_a_product_is_one_of_its_own(
+    seed: int, format_: Format, rows: int, tiles: int, inputs: int, pad: int,
+    activation: Activation, threads: int,
+) -> None:  # fmt: skip
+    rng = np.random.default_rng(seed)
+    inner = tiles * 64
+    matrix = Matrix(rng, format_, 2 * inner, inputs, bias=True)
+    x = rows_of(rng, rows, inputs)
+    for name in all_instructions():
+        runner = machine(threads, name)
+        packed, given_x = matrix.packed(runner), input_of(matrix, x)
+        both = np.zeros((rows, 2 * inner), np.float32)
+        multiply(runner, matrix, packed, given_x, out=both)
+        expected, codes = np.zeros((rows, inner), np.float32), Rounded(rows, inner)
+        words = [address(both), address(both) + 4 * inner, 2 * inner, rows, inner, activation]
+        call(runner, Operation.GATED, *words, *flat(expected), address(codes.data))
+        out, to = strided(np.zeros_like(expected), inner + pad), Rounded(rows, inner)
+        multiply(runner, matrix, packed, given_x, activation=activation, gated=True, out=out, to=to)
+        assert np.array_equal(out, expected)
+        assert untouched(out)
+        assert to.equals(codes)
+
+
+def test_a_gate_is_of_whole_tiles() -> None:
+    matrix = Matrix(np.random.default_rng(1), Format.F32, 96, 8, bias=False)
+    runner = machine(1, all_instructions()[0])
+    x, out = np.zeros((1, 8), np.float32), np.zeros((1, 48), np.float32)
+    with pytest.raises(KvcastError, match="whole tiles"):
+        multiply(runner, matrix, matrix.packed(runner), x, gated=True, out=out)
 
 
 @settings(max_examples=60, deadline=None)

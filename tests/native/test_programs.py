@@ -21,6 +21,7 @@ from kvcast.native.library import Format, Machine, aligned
 from kvcast.native.operations import OPERATIONS
 from kvcast.native.programs import Constant, Node, Program, Step
 from kvcast.tasks.targets import TARGETS
+from native.native_calls import Matrix as RandomMatrix
 from random_models import SMALL, speech
 
 UNARY = {"tanh": torch.tanh, "silu": torch.nn.functional.silu, "relu": torch.relu}
@@ -30,6 +31,13 @@ BINARY = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "maximum": torch
 @pytest.fixture(scope="module")
 def machine() -> Machine:
     return Machine(2)
+
+
+def matrix_of(
+    machine: Machine, rng: np.random.Generator, format_: Format, outputs: int, inputs: int
+) -> Matrix:
+    matrix = RandomMatrix(rng, format_, outputs, inputs, bias=True)
+    return Matrix(format_, outputs, inputs, matrix.packed(machine))
 
 
 def run(machine: Machine, program: Program, constants: Any, inputs: Any, outputs: Any) -> None:
@@ -109,6 +117,75 @@ def test_what_follows_a_product_is_joined_with_it() -> None:
     # What somebody else reads stays.
     kept = fused(steps, sizes, ["i", "a", "c", "h"])
     assert [step.operation for step in kept] == [step.operation for step in steps]
+
+
+def test_a_gate_is_joined_with_the_product_of_both_halves() -> None:
+    steps = [
+        Step("a", "linear", [Node("x"), Constant("w")]),
+        Step("b", "chunk", [Node("a"), 2, -1]),
+        Step("c", "getitem", [Node("b"), 0]),
+        Step("d", "getitem", [Node("b"), 1]),
+        Step("e", "silu", [Node("c")]),
+        Step("f", "mul", [Node("e"), Node("d")]),
+    ]
+    sizes = {"x": (2, 4), "a": (2, 8)}
+    joined = Step("f", "linear", [Node("x"), Constant("w")], {"gate": "silu"})
+    assert fused(steps, sizes, ["f"]) == [joined]
+    gated = Step("f", "gated", [Node("c"), Node("d")], {"activation": "silu"})
+    for read in "abcd":
+        assert fused(steps, sizes, ["f", read]) == [*steps[:4], gated]
+    others_half = Step("g", "tanh", [Node("d")])
+    assert fused([*steps, others_half], sizes, ["f", "g"]) == [*steps[:4], gated, others_half]
+    # A gate that is the second half stays apart, and so does one that is both.
+    for one, other in ((1, 0), (0, 0)):
+        swapped = [
+            *steps[:2],
+            *(Step(n, "getitem", [Node("b"), i]) for n, i in zip("cd", (one, other), strict=True)),
+        ]
+        assert fused([*swapped, *steps[4:]], sizes, ["f"]) == [steps[0], *swapped[1:], gated]
+
+
+@pytest.mark.parametrize("inner", [64, 128, 5, 96])
+@pytest.mark.parametrize("format_", [Format.F32, Format.INT8_BLOCK])
+def test_a_product_with_a_gate_gives_what_both_give_one_after_the_other(
+    machine: Machine, inner: int, format_: Format
+) -> None:
+    rng = np.random.default_rng(1)
+    matrix, last = (
+        matrix_of(machine, rng, format_, outputs, inputs)
+        for outputs, inputs in ((2 * inner, 70), (40, inner))
+    )
+    constants = {Constant("w"): matrix, Constant("v"): last}
+    x = rng.normal(size=(3, 50, 70)).astype(np.float32)
+    found = []
+    for joined in (False, True):
+        steps = [
+            Step("a", "linear", [Node("x"), Constant("w")]),
+            Step("b", "chunk", [Node("a"), 2, -1]),
+            Step("c", "getitem", [Node("b"), 0]),
+            Step("d", "getitem", [Node("b"), 1]),
+            Step("f", "gated", [Node("c"), Node("d")], {"activation": "gelu_tanh"}),
+        ]
+        if joined:
+            steps = [Step("f", "linear", [Node("x"), Constant("w")], {"gate": "gelu_tanh"})]
+        steps.append(Step("g", "linear", [Node("f"), Constant("v")]))
+        outputs = {
+            "gates": np.full((3, 50, inner), np.nan, np.float32),
+            "result": np.full((3, 50, 40), np.nan, np.float32),
+        }
+        names = {"gates": "f", "result": "g"}
+        for wanted in (["result"], ["gates", "result"]):
+            program = Program(
+                inputs=["x"], outputs={one: names[one] for one in wanted}, steps=steps
+            )
+            run(machine, program, constants, {"x": x}, {one: outputs[one] for one in wanted})
+            found.append(outputs["result"].copy())
+        found.append(outputs["gates"])
+    assert np.isfinite(found[0]).all()
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[3])
+    assert np.array_equal(found[0], found[4])
+    assert np.array_equal(found[2], found[5])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 Knows operations by their names and no model.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,13 +25,13 @@ def fused(steps: Sequence[Step], sizes: Sizes, outputs: Iterable[str]) -> list[S
         outputs: names that must stay.
 
     """
-    for rule in (_activation, _residual, _gate):
+    for rule in (_activation, _residual, _gate, _gated_product):
         steps = _applied(rule, steps, sizes, frozenset(outputs))
     return _without_unread(steps, frozenset(outputs))
 
 
 _Rule = Callable[[Step, Mapping[str, Step], Sizes], tuple[Step, Sequence[str]] | None]
-"""Returns what replaces a step, and the steps that must have no other reader for it."""
+"""Returns what replaces a step, and the steps that nothing else may read: they go."""
 
 
 def _applied(
@@ -46,7 +46,8 @@ def _applied(
         if found is None:
             continue
         joined, absorbed = found
-        if all(readers[name] == 1 and name not in outputs for name in absorbed):
+        gone = frozenset(absorbed)
+        if all(readers[name] <= gone | {step.name} and name not in outputs for name in gone):
             for name in absorbed:
                 kept.pop(name, None)
             kept[step.name] = by_name[step.name] = joined
@@ -77,6 +78,8 @@ def _residual(
             continue
         if not isinstance(other, Node) or sizes[other.name] != sizes[product.name]:
             continue
+        if other.name == product.name:  # twice itself
+            continue
         keywords = {**product.keywords, "residual": other}
         return replace(product, name=step.name, keywords=keywords), [product.name]
     return None
@@ -98,17 +101,42 @@ def _gate(step: Step, by_name: Mapping[str, Step], _: Sizes) -> tuple[Step, Sequ
     return None
 
 
+def _gated_product(
+    step: Step, by_name: Mapping[str, Step], _: Sizes
+) -> tuple[Step, Sequence[str]] | None:
+    """Let a product whose results are a gate and what it is for end with that."""
+    if step.operation != "gated":
+        return None
+    halves = [_step(one, by_name) for one in step.arguments]
+    if [one and (one.operation, one.arguments[1]) for one in halves] != [
+        ("getitem", 0),
+        ("getitem", 1),
+    ]:
+        return None
+    both = [_step(one.arguments[0], by_name) for one in halves if one]
+    chunk = both[0]
+    if chunk is None or chunk is not both[1] or chunk.operation != "chunk":
+        return None
+    product = _step(chunk.arguments[0], by_name)
+    along_outputs = list(chunk.arguments[1:]) == [2, -1]
+    if product is None or product.operation != "linear" or product.keywords or not along_outputs:
+        return None
+    joined = replace(product, name=step.name, keywords={"gate": step.keywords["activation"]})
+    return joined, [*(one.name for one in halves if one), chunk.name, product.name]
+
+
 def _step(given: Any, by_name: Mapping[str, Step]) -> Step | None:
     return by_name.get(given.name) if isinstance(given, Node) else None
 
 
-def _readers(steps: Sequence[Step]) -> Counter[str]:
-    return Counter(
-        one.name
-        for step in steps
-        for one in leaves((step.arguments, step.keywords))
-        if isinstance(one, Node)
-    )
+def _readers(steps: Sequence[Step]) -> Mapping[str, set[str]]:
+    """Return the names of the steps that read each."""
+    readers: dict[str, set[str]] = defaultdict(set)
+    for step in steps:
+        for one in leaves((step.arguments, step.keywords)):
+            if isinstance(one, Node):
+                readers[one.name].add(step.name)
+    return readers
 
 
 def _without_unread(steps: Sequence[Step], outputs: frozenset[str]) -> list[Step]:

@@ -27,6 +27,10 @@ _ALIGNMENT = 64
 _ROOM = 1 << 26  # bytes that packed matrices share; what stays free takes no memory
 
 
+TILE = 64
+"""Outputs of a packed matrix that lie together; kernels.hpp's BLOCK."""
+
+
 class Format(IntEnum):
     """How a matrix [outputs, inputs] is stored; numbers as in kernels.hpp, which says more."""
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvcast.native.building import NOTHING, Builder, Experts, Matrix
 from kvcast.native.instructions import SCALE_BYTES, Activation, Dtype, Element, Operation, Word
-from kvcast.native.library import Format
+from kvcast.native.library import TILE, Format
 from kvcast.native.values import Lines, Value
 
 _DTYPES = {"float32": Dtype.F32, "float16": Dtype.F16, "int32": Dtype.I32, "int64": Dtype.I64}
@@ -29,13 +29,22 @@ def _linear(
     *,
     activation: str = "none",
     residual: Value | None = None,
+    gate: str | None = None,
 ) -> Value:
-    sizes = (*x.sizes[:-1], matrix.outputs)
+    """Multiply; with a gate, the activated first half of the results by the other."""
     _expect(x.sizes[-1] == matrix.inputs, "a product's inputs")
+    _expect(gate is None or (matrix.outputs % 2 == 0 and residual is None), "a gate")
+    whole_tiles = gate is not None and matrix.outputs % (2 * TILE) == 0
+    outputs = matrix.outputs // 2 if whole_tiles else matrix.outputs
+    sizes = (*x.sizes[:-1], outputs)
     _expect(residual is None or residual.sizes == sizes, "what is added to a product")
     out = Value.fresh(sizes, Dtype.F32)
-    _product(builder, builder.lines(x), matrix, activation, residual, out)
-    return out
+    if gate is None or whole_tiles:
+        _product(builder, builder.lines(x), matrix, gate or activation, residual, out, whole_tiles)
+        return out
+    _product(builder, builder.lines(x), matrix, "none", None, out)
+    half = outputs // 2
+    return _gated(builder, out.part(-1, 0, half), out.part(-1, half, half), activation=gate)
 
 
 def _product(
@@ -45,6 +54,7 @@ def _product(
     activation: str,
     residual: Value | None,
     out: Value,
+    gated: bool = False,
 ) -> None:
     """Multiply lines of exactly the matrix's inputs; `out` is contiguous."""
     given = factors(builder, lines, matrix)
@@ -53,10 +63,10 @@ def _product(
         others = builder.lines(residual)
         added = (others.value.address, others.stride)
     words: list[Word] = [*matrix.words, lines.rows, *given]
-    words += [int(Activation[activation.upper()]), *added, out.address, matrix.outputs, NOTHING]
-    builder.emit(Operation.PRODUCT, *words)
+    words += [int(Activation[activation.upper()]), int(gated), *added]
+    builder.emit(Operation.PRODUCT, *words, out.address, out.sizes[-1], NOTHING)
     if out.fills_storage:
-        builder.may_be_rounded(out, lines.rows, matrix.outputs)
+        builder.may_be_rounded(out, lines.rows, out.sizes[-1])
 
 
 def factors(builder: Builder, lines: Lines, matrix: Matrix) -> tuple[Word, Word, Word]:

@@ -23,7 +23,7 @@ WEIGHTS = "weights.safetensors"
 CODES, SCALES, LEAST = ".codes", ".scales", ".least"
 """What follows the name of a quantised matrix, of its parts in that file."""
 
-_VERSION = 1
+_VERSION, _READ = 2, (1, 2)  # 1 has no products with gates
 _WRITES = frozenset({"self_attention"})
 
 
@@ -135,7 +135,7 @@ class Program:
     def read(cls, path: Path) -> Self:
         """Read a file that `write` wrote; ValueError for another."""
         fields = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(fields, dict) or fields.get("version") != _VERSION:
+        if not isinstance(fields, dict) or fields.get("version") not in _READ:
             raise ValueError("it is not of the version that this kvcast reads")
         steps = [Step(**_decoded(one)) for one in fields["steps"]]
         unknown = {step.operation for step in steps} - set(OPERATIONS)

@@ -10,6 +10,7 @@ namespace {
 
 constexpr int ROWS_AT_ONCE = 42 * MOST_ROWS;  // so that their codes stay in the second cache
 constexpr int TILES_AT_ONCE = 8;
+constexpr int GATED_ROWS = 4 * MOST_ROWS;
 constexpr int PARTS_OF_A_THREAD = 8;  // so that one that is late delays little
 
 // Bytes of a row of stored codes.
@@ -74,14 +75,18 @@ void multiply(Machine& machine, const Product& product) {
   const Tiles& of = with.of(matrix.format);
   const size_t bytes = of.bytes(matrix.inputs);
   const Operand in = {product.x, product.stride, product.in};
+  const int halves = product.gated ? 2 : 1, outputs = matrix.outputs / halves;
   const int rows_at_once = ROWS_AT_ONCE / of.most_rows * of.most_rows;
-  const int tiles = parts(matrix.outputs, BLOCK), row_parts = parts(product.rows, rows_at_once);
+  const int tiles = parts(outputs, BLOCK), row_parts = parts(product.rows, rows_at_once);
   const int fewest = PARTS_OF_A_THREAD * machine.threads.count();
-  const int at_once = std::clamp(tiles * row_parts / fewest, 1, TILES_AT_ONCE), tile_parts = parts(tiles, at_once);
+  const int at_once = std::clamp(halves * tiles * row_parts / fewest, 1, TILES_AT_ONCE) / halves;
+  const int tiles_at_once = std::max(1, at_once), tile_parts = parts(tiles, tiles_at_once);
+  // A gate's rows wait for the other half's, while its tile stays in the first cache.
+  const int rows_of_tile = product.gated ? std::max(GATED_ROWS, of.most_rows) : of.most_rows;
 
   const auto finish = [&](const float* sums, int m, int tile) {
     const size_t first = static_cast<size_t>(tile) * BLOCK;
-    Ending ending = {product.activation};
+    Ending ending = {product.gated ? Activation::NONE : product.activation};
     Rounded to;
     if (product.residual) ending.residual = product.residual + m * product.residual_stride + first;
     if (product.out) ending.out = product.out + m * product.out_stride + first;
@@ -89,17 +94,24 @@ void multiply(Machine& machine, const Product& product) {
       to = product.to->row(m).block(tile);
       ending.to = &to;
     }
-    with.finish(sums, std::min(BLOCK, matrix.outputs - tile * BLOCK), ending);
+    with.finish(sums, std::min(BLOCK, outputs - tile * BLOCK), ending);
   };
   machine.threads.run(row_parts * tile_parts, [&](int part) {
     const int first = part / tile_parts * rows_at_once, last = std::min(first + rows_at_once, product.rows);
-    const int tile = part % tile_parts * at_once;
-    alignas(64) float sums[MOST_TILE_ROWS * BLOCK];
-    for (int t = tile; t < std::min(tile + at_once, tiles); t++)
-      for (int m = first; m < last; m += of.most_rows) {
-        const int count = std::min(of.most_rows, last - m);
-        of.multiply(matrix.tiles + t * bytes, in.row(m), matrix.inputs, count, sums);
-        for (int i = 0; i < count; i++) finish(sums + i * BLOCK, m + i, t);
+    const int tile = part % tile_parts * tiles_at_once;
+    alignas(64) float sums[2][MOST_TILE_ROWS * BLOCK];
+    for (int t = tile; t < std::min(tile + tiles_at_once, tiles); t++)
+      for (int m = first; m < last; m += rows_of_tile) {
+        const int count = std::min(rows_of_tile, last - m);
+        for (int half = 0; half < halves; half++)
+          for (int i = 0; i < count; i += of.most_rows)
+            of.multiply(matrix.tiles + (t + half * tiles) * bytes, in.row(m + i), matrix.inputs,
+                        std::min(of.most_rows, count - i), sums[half] + i * BLOCK);
+        for (int i = 0; i < count; i++) {
+          float* const row = sums[0] + i * BLOCK;
+          if (product.gated) machine.with.rows.gate(product.activation, row, sums[1] + i * BLOCK, BLOCK, row);
+          finish(row, m + i, t);
+        }
       }
   });
 }

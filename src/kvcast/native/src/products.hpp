@@ -30,8 +30,9 @@ Rounded rounded(uint8_t* data, int rows, int inputs);
 // x [rows, inputs] to int8.
 void round_rows(Machine&, const float* x, size_t stride, int rows, int inputs, const Rounded& to);
 
-// x W^T + bias, then the activation, then + residual. A row's result depends on that row alone, and not
-// on the number of threads.
+// x W^T + bias, then the activation, then + residual. With a gate the matrix has two halves of n outputs, whole
+// tiles each, and the activation of the first's results is multiplied with the second's. A row's result depends on
+// that row alone, and not on the number of threads.
 struct Product {
   Matrix matrix;
   int rows;
@@ -39,6 +40,7 @@ struct Product {
   size_t stride;
   Rounded in;  // other formats
   Activation activation;
+  bool gated;
   const float* residual;  // [rows, n]; may be out; null: none
   size_t residual_stride;
   float* out;  // [rows, n]; null: none

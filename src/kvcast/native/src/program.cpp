@@ -86,11 +86,13 @@ void product(Machine& machine, Words& w) {
   one.stride = w;
   one.in = MaybeRounded(w, one.rows, one.matrix.inputs).value;
   one.activation = w;
+  one.gated = w;
+  if (one.gated && one.matrix.outputs % (2 * BLOCK) != 0) throw std::invalid_argument("a gate is not of whole tiles");
   one.residual = w;
   one.residual_stride = w;
   one.out = w;
   one.out_stride = w;
-  const MaybeRounded to(w, one.rows, one.matrix.outputs);
+  const MaybeRounded to(w, one.rows, one.matrix.outputs / (one.gated ? 2 : 1));
   one.to = to.pointer();
   w.end();
   multiply(machine, one);
