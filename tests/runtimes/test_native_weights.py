@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 
 from kvcast.checkpoints.gguf_blocks import read_blocks
 from kvcast.errors import KvcastError
-from kvcast.lowering.native_quantize import Kind, searched, stored
+from kvcast.lowering.block_search import searched
+from kvcast.lowering.native_quantize import Kind, stored
 from kvcast.native.library import Machine, aligned, instruction_sets
 from kvcast.native.programs import Constant, Node, Program, Step
 from kvcast.runtimes.native import Weights

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
-from kvcast.lowering.native_quantize import searched
+from kvcast.lowering.block_search import searched
 from kvcast.spec.blocks import BLOCK
 
 CONTRIB = "com.microsoft"
