@@ -12,7 +12,6 @@ import pytest
 from bundles import bundle, opened, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
-from kvcast.lowering.onnx_quantize import to_blocks
 from kvcast.lowering.smoothing import smooth
 from kvcast.nn.quantize import quantize_linears
 from kvcast.runtimes.eager_decoder import EagerDecoderOnly
@@ -122,22 +121,6 @@ def test_int8_caches_follow_fp32_and_take_a_quarter(dimensions):
     assert correlation(dimensions, "none", cache="int8") > 0.995
     runtime = opened(dimensions, cache="int8")
     assert {cell.dtype for cell in runtime.new_cache(1, 64).memory.cells} == {np.dtype(np.int8)}
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_blocks_are_the_nearest_that_their_bits_can_say(bits):
-    generator = np.random.default_rng(2)
-    weight = generator.normal(size=(7, 64)).astype(np.float32)
-    weight[3] = 0
-    codes, scales = to_blocks(weight, bits, 32)
-    if bits == 4:
-        codes = np.stack([codes & 15, codes >> 4], axis=-1)
-    steps = codes.reshape(7, 2, 32).astype(np.float32) - 2 ** (bits - 1)
-    read = (steps * scales[..., None]).reshape(7, 64)
-    plain = np.abs(weight).reshape(7, 2, 32).max(axis=-1) / 2 ** (bits - 1)
-    error = np.abs(read - weight).reshape(7, 2, 32)
-    assert (np.sqrt((error**2).mean(axis=-1)) <= plain * 0.6).all()
-    assert not read[3].any()
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])

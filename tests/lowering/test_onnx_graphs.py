@@ -14,7 +14,7 @@ from bundles import open_folder, opened, write
 from encoded import encoded, random_tokens, stepped, whole
 from kvcast.bundle.manifest import ALIGNMENT_QUERIES
 from kvcast.lowering import onnx_whisper
-from kvcast.lowering.onnx_quantize import to_blocks, to_int8_columns
+from kvcast.lowering.onnx_quantize import to_int8_columns
 from kvcast.programs.whisper import WhisperPrograms
 from kvcast.runtimes.base import Float32
 from kvcast.runtimes.onnx import OnnxEncoderDecoder
@@ -244,18 +244,6 @@ def test_int8_columns_are_within_half_a_step() -> None:
     weight[:, 3] = 0
     codes, scales = to_int8_columns(weight)
     assert (np.abs(codes * scales - weight) <= scales / 2 + 1e-6).all()
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_blocks_are_within_a_step(bits: int) -> None:
-    weight = np.random.default_rng(4).normal(size=(6, 64)).astype(np.float32)
-    weight[2] = 0
-    codes, scales = to_blocks(weight, bits, 32)
-    assert codes.shape == (6, 2, 32 * bits // 8)
-    if bits == 4:
-        codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(6, 2, 32)
-    back = (codes.astype(np.float32) - 2 ** (bits - 1)) * scales[..., None]
-    assert (np.abs(back - weight.reshape(6, 2, 32)) <= np.abs(scales)[..., None] + 1e-6).all()
 
 
 @pytest.mark.slow

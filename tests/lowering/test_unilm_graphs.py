@@ -85,8 +85,8 @@ def test_the_embedding_is_stored_once_and_in_blocks(quantize):
     assert [table.dtype for table in tables] == [ir.DataType.UINT8]
     count = Counter(node.op_type for node in graph)
     assert count["Gemm"] == 0
-    # Two small ones add the least values of blocks to each int4 product, of which the head is none.
-    assert count["MatMul"] == (2 * (count["MatMulNBits"] - 1) if quantize == "int4" else 0)
+    # A small one adds the least values of blocks to each int4 product, of which the head is none.
+    assert count["MatMul"] == (count["MatMulNBits"] - 1 if quantize == "int4" else 0)
     assert count["GatherBlockQuantized"] == 1
 
 

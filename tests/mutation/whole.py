@@ -86,7 +86,7 @@ def _small_models() -> Mapping[str, tuple[Any, Mapping[str, bytes]]]:
 
 def _whisper_tokenizer() -> bytes:
     """Bytes as tokens, then what steers Whisper, then timestamps."""
-    from checkpoints.tiny_gguf import byte_level_alphabet
+    from tiny_gguf import byte_level_alphabet
 
     names = ("endoftext", "startoftranscript", "translate", "transcribe", "startoflm")
     names += ("startofprev", "nospeech", "notimestamps")
@@ -191,7 +191,7 @@ def _use_whisper_tokenizer(folder: Path) -> None:
 
 
 def _write_gguf(folder: Path) -> None:
-    from checkpoints.tiny_gguf import tiny_llama
+    from tiny_gguf import tiny_llama
 
     (folder / "llama").mkdir()
     tiny_llama(folder / "llama" / "model.gguf")

@@ -25,6 +25,7 @@ from kvcast.lowering.signatures import Signature
 FOLDER = "onnx"
 # What GroupQueryAttention takes; as it rotates, it rounds half a head down to a multiple of 8.
 _HEAD_MULTIPLE, _ROTARY_HEAD_MULTIPLE = 8, 16
+_TRANSPOSED = ".transposed"  # ends the name of a weight that the exporter transposed
 _SMALL = 256  # tensors of up to this many bytes stay in the graph's own file
 
 
@@ -39,7 +40,7 @@ def check_heads(head_dim: int, *, rotary: bool) -> None:
 
 
 def export_graph(signature: Signature) -> ir.Model:
-    """Export a program with its operators replaced."""
+    """Export a program with its operators replaced; constants keep their weights' names."""
     arguments, sizes = signature.arguments, signature.sizes
     with _quiet(), torch.no_grad():
         exported = torch.export.export(
@@ -55,12 +56,34 @@ def export_graph(signature: Signature) -> ir.Model:
             input_names=signature.inputs,
             output_names=signature.outputs,
             verbose=False,
+            optimize=False,
         )
-    if result is None:
-        raise RuntimeError("torch.onnx.export gave no program")
+        if result is None:
+            raise RuntimeError("torch.onnx.export gave no program")
+        transposed = _transposed(result.model.graph)
+        result.optimize()
     model: ir.Model = result.model
+    for value in list(model.graph.initializers.values()):
+        if value.name in transposed:
+            value.name = transposed[value.name] + _TRANSPOSED
     model.opset_imports["com.microsoft"] = 1
     return model
+
+
+def _transposed(graph: ir.Graph) -> dict[str, str]:
+    """Return the weights of whose transposes values are the names: constants once folded."""
+    return {
+        node.outputs[0].name or "": node.inputs[0].name or ""
+        for node in graph
+        if node.op_type == "Transpose"
+        and node.inputs[0] is not None
+        and node.inputs[0].is_initializer()
+    }
+
+
+def weight_of(constant: ir.Value) -> str:
+    """Return the program's name of the weight that a graph's constant is, perhaps transposed."""
+    return (constant.name or "").removesuffix(_TRANSPOSED)
 
 
 def save_graph(

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from kvcast.lowering.onnx_quantize import CONTRIB, constant, put_in_place
+from kvcast.lowering.onnx_editing import CONTRIB, constant, put_in_place
 
 PARTS = ("key", "value")
 _MANY = 16

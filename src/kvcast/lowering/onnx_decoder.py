@@ -18,16 +18,19 @@ from kvcast.lowering.onnx_self_cache import quantize_self_caches
 from kvcast.lowering.signatures import Signature, cache_names
 from kvcast.lowering.smoothing import smooth
 from kvcast.programs.decoder import DecoderPrograms
+from kvcast.spec.blocks import BlocksOf, no_blocks, of_eight_bits
 from kvcast.spec.phases import OnPhase
 
-# Every token depends on the tables, in the lookup and in the last product: with 4 bits
-# SmolLM2-135M's perplexity is 13.6 instead of 10.7.
-TABLE_BITS = 8
 _TABLES = ("decoder.embedding.weight", "decoder.head.weight")
 
 
 def lower(
-    programs: DecoderPrograms, quantize: str, cache: str, folder: Path, on_phase: OnPhase
+    programs: DecoderPrograms,
+    quantize: str,
+    cache: str,
+    folder: Path,
+    on_phase: OnPhase,
+    blocks_of: BlocksOf = no_blocks,
 ) -> dict[str, Graph]:
     """Write `onnx/decode.onnx` with its data file under `folder`.
 
@@ -38,6 +41,8 @@ def lower(
         cache: dtype of keys and values, "fp32" or "int8".
         folder: an existing folder.
         on_phase: called as each phase begins.
+        blocks_of: the codes that the checkpoint has for a matrix. int4 keeps them; int8 keeps those
+            of 8 bits where it has blocks, which take more time than a scale for each output.
 
     Returns:
         The manifest's entry for the graph.
@@ -54,10 +59,12 @@ def lower(
     interleave_experts(decode)
     if quantize != "none":
         on_phase("quantising")
-        quantize_matrices(decode, {"int8": 8, "int4": 4}[quantize], in_blocks=_is_gated)
+        kept = blocks_of if quantize == "int4" else of_eight_bits(blocks_of)
+        bits = {"int8": 8, "int4": 4}[quantize]
+        quantize_matrices(decode, bits, in_blocks=_is_gated, blocks_of=kept)
         for table in _TABLES:
             if table in decode.graph.initializers:
-                quantize_table(decode, table, bits=TABLE_BITS)
+                quantize_table(decode, table, kept)
     if cache == "int8":
         quantize_self_caches(decode, run_random_tokens(programs))
     return {"decode": save_decode_graph(decode, folder, dimensions.layers)}

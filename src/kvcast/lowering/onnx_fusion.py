@@ -7,7 +7,7 @@ that kvcast's own programs export.
 import numpy as np
 import onnx_ir as ir
 
-from kvcast.lowering.onnx_quantize import CONTRIB
+from kvcast.lowering.onnx_editing import CONTRIB
 
 
 def fuse(model: ir.Model) -> None:

@@ -6,11 +6,10 @@ smaller than a workaround for that:
 
 - int8 matrices become `DynamicQuantizeMatMul`: symmetric weights with one scale per column,
   activations quantised on the fly. Fast for one token and for many.
-- int4 matrices become `MatMulNBits`: blocks of 32 inputs with a scale and a least value each. A
-  step reads the fewest bytes. The operator is fast around a fixed zero alone, so what a least value
-  is away from that multiplies the sum of its block's inputs, in a small product beside it.
-- A tied embedding and head become one table in blocks, read by `GatherBlockQuantized` and
-  `MatMulNBits`, so it is stored once.
+- int4 matrices become blocks of 32 inputs with a scale and a least value each (`onnx_blocks`). A
+  step reads the fewest bytes.
+- A tied embedding and head become one table in blocks of 8 bits.
+- What becomes blocks keeps the checkpoint's own codes, where it has any.
 
 Knows nothing of models: it sees a graph's constant matrices and its tied table.
 """
@@ -21,17 +20,19 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from kvcast.errors import KvcastError
 from kvcast.lowering.block_search import searched
-from kvcast.spec.blocks import BLOCK
-
-CONTRIB = "com.microsoft"
-# MatMulNBits can compute in int8: level 4 allows it to quantise activations in blocks.
-_INT8_ACTIVATIONS = 4
-_ZERO = np.float32(8)  # the code that MatMulNBits takes for 0
-# Factors that the search for a block's scale tries. With SmolLM2-135M it lowers the perplexity at
-# 4 bits from 11.2 to 10.7 (fp32: 9.2); at 8 bits it gains nothing.
-_RANGES = {4: (1.0, 0.95, 0.9, 0.85, 0.8, 1.07, 1.14), 8: (1.0,)}
+from kvcast.lowering.onnx import weight_of
+from kvcast.lowering.onnx_blocks import (
+    CODES,
+    SCALES,
+    BlockMatrix,
+    Packed,
+    eight_bits,
+    indivisible,
+    packed,
+)
+from kvcast.lowering.onnx_editing import CONTRIB, constant, put_in_place
+from kvcast.spec.blocks import BLOCK, BlocksOf, no_blocks
 
 
 def to_int8_columns(
@@ -43,68 +44,12 @@ def to_int8_columns(
     return np.rint(weight_io / scales).astype(np.int8), scales
 
 
-def to_blocks(
-    weight_oi: NDArray[np.float32], bits: int, block: int
-) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Quantise [outputs, inputs] to `MatMulNBits`'s layout.
-
-    A block's value of largest magnitude maps to the longer end of the integer range, as in
-    llama.cpp's Q4_0. Of several slightly narrower and wider ranges, the one with the least squared
-    error is chosen, and its scale is then fitted.
-
-    Returns uint8 [outputs, inputs / block, block * bits / 8] around the zero point 2^(bits-1),
-    low bits first, and fp32 scales [outputs, inputs / block].
-    """
-    blocks = weight_oi.reshape(len(weight_oi), -1, block)
-    zero_point = 2 ** (bits - 1)
-    at = np.abs(blocks).argmax(axis=-1, keepdims=True)
-    widest = np.take_along_axis(blocks, at, axis=-1) / np.float32(-zero_point)
-    widest = np.where(widest == 0, np.float32(1), widest)
-    scales, error = widest, np.full_like(widest, np.inf)
-    for factor in _RANGES[bits]:
-        tried = widest * np.float32(factor)
-        steps = _steps(blocks, tried, zero_point)
-        tried_error = np.square(steps * tried - blocks).sum(axis=-1, keepdims=True)
-        scales = np.where(tried_error < error, tried, scales)
-        error = np.minimum(error, tried_error)
-    steps = _steps(blocks, scales, zero_point)
-    codes = (steps + zero_point).astype(np.uint8)
-    # For given steps, the least-squares scale is the best one.
-    squares = np.square(steps).sum(axis=-1, keepdims=True)
-    products = (steps * blocks).sum(axis=-1, keepdims=True)
-    scales = np.where(squares > 0, products / np.maximum(squares, 1), scales)
-    if bits == 4:
-        codes = codes[..., 0::2] | (codes[..., 1::2] << 4)
-    return codes, np.asarray(scales[..., 0], np.float32)
-
-
-def _steps(
-    blocks: NDArray[np.float32], scales: NDArray[np.float32], zero_point: int
-) -> NDArray[np.float32]:
-    """Round to integers from -zero_point to zero_point - 1."""
-    steps: NDArray[np.float32] = np.rint(blocks / scales).clip(-zero_point, zero_point - 1)
-    return steps
-
-
-def table_block(width: int) -> int:
-    """Return the largest block of at most 128 inputs that divides `width`; KvcastError if none."""
-    for block in (128, 64, 32, 16):
-        if width % block == 0:
-            return block
-    raise _indivisible(width, 16)
-
-
-def _indivisible(width: int, block: int) -> KvcastError:
-    return KvcastError(
-        f"a matrix of {width} inputs cannot be quantised in blocks of {block}: use --quantize none"
-    )
-
-
 def quantize_matrices(
     model: ir.Model,
     bits: int,
     in_blocks: Callable[[ir.Node], bool] = lambda _: False,
     only: Callable[[ir.Node], bool] = lambda _: True,
+    blocks_of: BlocksOf = no_blocks,
 ) -> int:
     """Replace every product with a constant matrix, including its bias; return how many there are.
 
@@ -114,6 +59,7 @@ def quantize_matrices(
         in_blocks: says which products need int8 in blocks, because a single scale does not suit
             their input. Ignored with 4 bits.
         only: says which products are replaced.
+        blocks_of: the codes of matrices that are kept, where these become blocks.
 
     """
     products = [
@@ -125,61 +71,75 @@ def quantize_matrices(
         and only(node)
     ]
     for node in products:
+        x, weight = _inputs(node)
+        weight_io = weight.const_value.numpy()  # type: ignore[union-attr]
+        name = weight_of(weight)
         bias, end = _following_bias(node)
-        weight = node.inputs[1].const_value.numpy()  # type: ignore[union-attr]
-        if bits == 4:
-            replacement = _int4_product(model.graph, node, weight, bias)
-        elif not in_blocks(node):
-            replacement = _int8_product(model.graph, node, weight, bias)
+        if bits == 8 and not in_blocks(node):
+            nodes = [_int8_product(model.graph, name, x, weight_io, bias)]
         else:
-            replacement = _product_in_blocks(model.graph, node, weight, bias)
-        put_in_place(model.graph, node, end, replacement)
+            content = _in_blocks(name, np.ascontiguousarray(weight_io.T), bits, blocks_of)
+            nodes = BlockMatrix(model.graph, name, content).product(x, bias)
+        put_in_place(model.graph, node, end, *nodes)
     model.graph.sort()
     return len(products)
 
 
-def quantize_table(model: ir.Model, name: str, bits: int) -> None:
-    """Quantise the table `name` [vocab, width], read by Gathers and by Gemms with transB."""
+def quantize_table(model: ir.Model, name: str, blocks_of: BlocksOf = no_blocks) -> None:
+    """Quantise the table `name` [vocab, width], read by Gathers and by Gemms with transB.
+
+    It has 8 bits unless `blocks_of` has codes for it. Every token depends on it, in the lookup and
+    in the last product: with 4 bits SmolLM2-135M's perplexity was 13.6 instead of 10.7.
+    """
     graph = model.graph
     table = graph.initializers[name]
     weight = table.const_value.numpy()  # type: ignore[union-attr]
-    vocab, width = weight.shape
-    block = table_block(width)
-    codes, scales = to_blocks(weight, bits, block)
-    code_value = constant(graph, f"{name}_codes", codes)
-    scale_value = constant(graph, f"{name}_scales", scales)
-    flat_shape = constant(graph, f"{name}_flat_shape", np.array([vocab, -1], np.int64))
-    flat = ir.node("Reshape", [code_value, flat_shape])
+    matrix = BlockMatrix(graph, name, _in_blocks(name, weight, 8, blocks_of))
     for node in [use.node for use in table.uses()]:
         end = node
         if node.op_type == "Gather":
-            replacement = ir.node(
-                "GatherBlockQuantized",
-                [flat.outputs[0], node.inputs[1], scale_value],
-                {"bits": bits, "block_size": block, "gather_axis": 0, "quantize_axis": 1},
-                domain=CONTRIB,
-            )
-            graph.insert_before(node, flat)
+            nodes = matrix.lookup(_inputs(node)[1])
         else:
             bias = node.inputs[2] if len(node.inputs) > 2 else None
-            replacement = _blocks_product(
-                node, code_value, scale_value, (width, vocab), block, bits, bias
-            )
             source, end = _unflattened(node)
-            replacement.replace_input_with(0, source)
-        put_in_place(graph, node, end, replacement)
+            nodes = matrix.product(source, bias)
+        put_in_place(graph, node, end, *nodes)
     del graph.initializers[name]
 
 
-def _unflattened(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
+def _inputs(node: ir.Node) -> tuple[ir.Value, ir.Value]:
+    first, second = node.inputs[:2]
+    if first is None or second is None:
+        raise TypeError(f"{node.name} lacks an input")
+    return first, second
+
+
+def _in_blocks(name: str, weight_oi: NDArray[np.float32], bits: int, blocks_of: BlocksOf) -> Packed:
+    """Return a matrix [outputs, inputs] with its own codes, or with so many bits.
+
+    Raises AssertionError if those are not of this matrix.
+    """
+    own = blocks_of(name)
+    if own is not None:
+        if own.shape != weight_oi.shape:
+            raise AssertionError(f"the checkpoint's codes of {name} are {own.shape}")
+        return packed(own)
+    if bits == 8:
+        return eight_bits(weight_oi)
+    if weight_oi.shape[1] % BLOCK:
+        raise indivisible(weight_oi.shape[1], BLOCK)
+    return packed(searched(weight_oi))
+
+
+def _unflattened(node: ir.Node) -> tuple[ir.Value, ir.Node]:
     """Return what a product can read, and the last node that it replaces.
 
     A Gemm takes and gives two axes. Where its input was flattened for that, and its result gets the
     axes back, the product that replaces it leaves them: a result of the size of a vocabulary is
     then not copied.
     """
-    flat = node.inputs[0]
-    before = flat.producer() if flat is not None else None
+    flat, _ = _inputs(node)
+    before = flat.producer()
     after = next((use.node for use in node.outputs[0].uses()), None)
     if before is None or after is None or not before.op_type == after.op_type == "Reshape":
         return flat, node
@@ -191,82 +151,21 @@ def _unflattened(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
 
 
 def _int8_product(
-    graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32], bias: ir.Value | None
+    graph: ir.Graph,
+    name: str,
+    x: ir.Value,
+    weight_io: NDArray[np.float32],
+    bias: ir.Value | None,
 ) -> ir.Node:
-    codes, scales = to_int8_columns(weight)
+    codes, scales = to_int8_columns(weight_io)
     inputs = [
-        node.inputs[0],
-        constant(graph, f"{node.name}_codes", codes),
-        constant(graph, f"{node.name}_scales", scales),
-        constant(graph, f"{node.name}_zero", np.zeros(codes.shape[1], np.int8)),
+        x,
+        constant(graph, name + CODES, codes),
+        constant(graph, name + SCALES, scales),
+        constant(graph, f"{name}.zero", np.zeros(codes.shape[1], np.int8)),
         bias,
     ]
     return ir.node("DynamicQuantizeMatMul", inputs, domain=CONTRIB)
-
-
-def _product_in_blocks(
-    graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32], bias: ir.Value | None
-) -> ir.Node:
-    block = table_block(len(weight))
-    codes, scales = to_blocks(np.ascontiguousarray(weight.T), 8, block)
-    code_value = constant(graph, f"{node.name}_codes", codes)
-    scale_value = constant(graph, f"{node.name}_scales", scales)
-    shape = (weight.shape[0], weight.shape[1])
-    return _blocks_product(node, code_value, scale_value, shape, block, 8, bias)
-
-
-def _int4_product(
-    graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32], bias: ir.Value | None
-) -> ir.Node:
-    """Multiply with scale * (code - 8), and the sums of blocks with least value + 8 * scale."""
-    inputs, outputs = weight.shape
-    if inputs % BLOCK:
-        raise _indivisible(inputs, BLOCK)
-    found = searched(np.ascontiguousarray(weight.T))
-    scales = found.scales.astype(np.float32)
-    if found.least is None:
-        raise TypeError("int4 has least values")
-    rest_bo = np.ascontiguousarray((found.least.astype(np.float32) + _ZERO * scales).T)
-    codes = found.codes.reshape(outputs, -1, BLOCK)
-    code_value = constant(graph, f"{node.name}_codes", codes[..., 0::2] | (codes[..., 1::2] << 4))
-    scale_value = constant(graph, f"{node.name}_scales", scales)
-    shape = (inputs, outputs)
-    main = _blocks_product(node, code_value, scale_value, shape, BLOCK, 4, bias)
-    sums = ir.node("MatMul", [node.inputs[0], _summing(graph, inputs)])
-    rest = constant(graph, f"{node.name}_rest", rest_bo)
-    shifted = ir.node("MatMul", [sums.outputs[0], rest])
-    for one in (main, sums, shifted):
-        graph.insert_before(node, one)
-    return ir.node("Add", [main.outputs[0], shifted.outputs[0]])
-
-
-def _summing(graph: ir.Graph, inputs: int) -> ir.Value:
-    """Return the matrix [inputs, inputs / 32] that sums each block: faster than ReduceSum."""
-    name = f"sums_of_{inputs}"
-    if name in graph.initializers:
-        return graph.initializers[name]
-    blocks = np.eye(inputs // BLOCK, dtype=np.float32)
-    return constant(graph, name, np.repeat(blocks, BLOCK, axis=0))
-
-
-def _blocks_product(
-    node: ir.Node,
-    codes: ir.Value,
-    scales: ir.Value,
-    shape_io: tuple[int, int],
-    block: int,
-    bits: int,
-    bias: ir.Value | None = None,
-) -> ir.Node:
-    inputs = [node.inputs[0], codes, scales, None, None, bias]
-    attributes = {
-        "K": shape_io[0],
-        "N": shape_io[1],
-        "bits": bits,
-        "block_size": block,
-        "accuracy_level": _INT8_ACTIVATIONS,
-    }
-    return ir.node("MatMulNBits", inputs, attributes, domain=CONTRIB)
 
 
 def _following_bias(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
@@ -281,26 +180,3 @@ def _following_bias(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
         ):
             return other, uses[0].node
     return None, node
-
-
-def constant(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> ir.Value:
-    """Add an initializer."""
-    value = ir.Value(
-        name=name,
-        const_value=ir.tensor(array, name=name),
-        shape=ir.Shape(array.shape),
-        type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
-    )
-    graph.register_initializer(value)
-    return value
-
-
-def put_in_place(graph: ir.Graph, first: ir.Node, last: ir.Node, replacement: ir.Node) -> None:
-    """Replace the result of `last` with that of `replacement`; remove `first` and `last`."""
-    old, new = last.outputs[0], replacement.outputs[0]
-    new.name, new.shape, new.type = old.name, old.shape, old.type
-    graph.insert_before(last, replacement)
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    old.name = None
-    doomed = [last] if first is last else [last, first]
-    graph.remove(doomed, safe=True)

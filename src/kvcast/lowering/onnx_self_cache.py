@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvcast.lowering.onnx_quantize import constant
+from kvcast.lowering.onnx_editing import constant
 
 _STEPS = 127
 # Real texts may have larger activations than the random tokens that were measured.

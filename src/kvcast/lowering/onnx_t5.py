@@ -10,7 +10,7 @@ import onnx_ir as ir
 from kvcast.bundle.manifest import Graph
 from kvcast.lowering import signatures
 from kvcast.lowering.onnx import FOLDER, export_graph, save_graph
-from kvcast.lowering.onnx_decoder import TABLE_BITS, decode_graph, save_decode_graph
+from kvcast.lowering.onnx_decoder import decode_graph, save_decode_graph
 from kvcast.lowering.onnx_fusion import fuse
 from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
 from kvcast.programs.t5 import T5Programs
@@ -50,7 +50,7 @@ def lower(programs: T5Programs, quantize: str, folder: Path, on_phase: OnPhase) 
         for graph in (encode, decode):
             for table in _TABLES:
                 if table in graph.graph.initializers:
-                    quantize_table(graph, table, bits=TABLE_BITS)
+                    quantize_table(graph, table)
     saved = save_decode_graph(decode, folder, programs.dimensions.decoder_layers)
     # Both stacks share the embedding.
     file = f"{FOLDER}/encode.onnx"

@@ -11,7 +11,7 @@ from kvcast.bundle.manifest import Graph
 from kvcast.lowering import signatures
 from kvcast.lowering.calibration import run_random_tokens
 from kvcast.lowering.onnx import FOLDER, export_graph, save_graph
-from kvcast.lowering.onnx_decoder import TABLE_BITS, decode_graph, save_decode_graph
+from kvcast.lowering.onnx_decoder import decode_graph, save_decode_graph
 from kvcast.lowering.onnx_fusion import fuse
 from kvcast.lowering.onnx_quantize import quantize_matrices, quantize_table
 from kvcast.lowering.onnx_self_cache import quantize_self_caches
@@ -47,7 +47,7 @@ def lower(
     if quantize != "none":
         on_phase("quantising")
         quantize_matrices(decode, {"int8": 8, "int4": 4}[quantize])
-        quantize_table(decode, _TIED_TABLE, bits=TABLE_BITS)
+        quantize_table(decode, _TIED_TABLE)
     if cache == "int8":
         quantize_self_caches(decode, run_random_tokens(programs))
     graphs = {"decode": save_decode_graph(decode, folder, dimensions.layers)}

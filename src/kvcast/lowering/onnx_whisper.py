@@ -50,10 +50,9 @@ def lower(
     if quantize != "none":
         on_phase("quantising")
         quantize_matrices(encode, bits=8)
-        bits = {"int8": 8, "int4": 4}[quantize]
         quantize_matrices(decode, bits=8, only=_multiplies_source)
-        quantize_matrices(decode, bits=bits)
-        quantize_table(decode, _TIED_TABLE, bits=bits)
+        quantize_matrices(decode, {"int8": 8, "int4": 4}[quantize])
+        quantize_table(decode, _TIED_TABLE)
         aliases |= quantize_cross_caches(encode, decode)
     return {
         "encode": save_graph(encode, folder, f"{FOLDER}/encode.onnx", {}),

@@ -55,6 +55,16 @@ def no_blocks(_: str) -> None:
     """Tell that a checkpoint has numbers alone."""
 
 
+def of_eight_bits(blocks_of: BlocksOf) -> BlocksOf:
+    """Return `blocks_of` without the codes of 4 bits."""
+
+    def found(name: str) -> Blocks | None:
+        own = blocks_of(name)
+        return own if own is None or own.least is None else None
+
+    return found
+
+
 def joined(parts: Sequence[Blocks]) -> Blocks:
     """Return matrices with the same inputs as one, the outputs of the first before those of others.
 

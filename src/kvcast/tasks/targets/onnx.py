@@ -78,7 +78,9 @@ def _decoder(job: LoweringJob, folder: Path) -> dict[str, Graph]:
     from kvcast.lowering.onnx_decoder import lower
 
     precision = job.precision
-    return lower(job.programs, precision.quantize, precision.cache, folder, job.on_phase)
+    return lower(
+        job.programs, precision.quantize, precision.cache, folder, job.on_phase, job.blocks_of
+    )
 
 
 def _unilm(job: LoweringJob, folder: Path) -> dict[str, Graph]:
