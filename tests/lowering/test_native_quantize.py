@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvcast.lowering.block_search import searched
-from kvcast.lowering.native_quantize import Kind, kinds, stored
+from kvcast.lowering.native_quantize import Kind, kinds, roles_of, stored
 from kvcast.native.programs import Constant, Node, Program, Step
 from kvcast.spec.blocks import Blocks, joined, no_blocks, rounded
 
@@ -56,12 +56,13 @@ def test_tables_heads_and_what_many_tokens_share_keep_eight_bits() -> None:
     embedding = Step("table", "embedding", [Constant("tied.weight"), Node("tokens")])
     middle = [linear("shared", "table"), linear("up", "shared")]
     capped = [linear("head", "up"), Step("capped", "tanh", [Node("head")])]
-    programs = {
+    steps = {
         "encode": program("cross", [linear("shared", "hidden"), linear("cross", "shared")]),
         "decode": program("logits", [embedding, *middle, *capped]),
         "score": program("logits", [embedding, linear("tied", "table")]),
         "pool": program("pooled", [linear("pooler", "hidden")]),
     }
+    programs = {name: roles_of(one) for name, one in steps.items()}
     assert kinds(programs, "int4") == {
         "shared.weight": Kind.INT4,
         "cross.weight": Kind.INT8,
@@ -127,7 +128,7 @@ def test_a_router_stays_as_it_is() -> None:
         Step("z", "linear", [Node("y"), Constant("head.weight")]),
     ]
     program = Program(inputs=["tokens"], outputs={"logits": "z"}, steps=steps)
-    assert kinds({"decode": program}, "int4") == {
+    assert kinds({"decode": roles_of(program)}, "int4") == {
         "gate_up": Kind.INT4,
         "down": Kind.INT4,
         "head.weight": Kind.TABLE,

@@ -38,6 +38,34 @@ void share_tiles(Random& random, int calls) {
   }
 }
 
+// Calls work on three threads of its own, of which the caller is one.
+void on_three(void (*work)(void*), void* context) {
+  std::thread second(work, context), third(work, context);
+  work(context);
+  second.join();
+  third.join();
+}
+
+// So do threads that are lent, and what one of them throws is told.
+void share_tiles_of_lent(Random& random) {
+  for (int count : {0, 1, 2, 40}) {
+    Threads lent(Lent{3, on_three});
+    std::vector<int> done(count, 0);
+    lent.run(count, [&](int i) { done[i]++; });
+    for (int times : done) CHECK(times == 1);
+    const int wrong = below(random, 40);
+    bool told = false;
+    try {
+      lent.run(40, [&](int i) {
+        if (i == wrong) throw std::runtime_error("this one");
+      });
+    } catch (const std::runtime_error&) {
+      told = true;
+    }
+    CHECK(told);
+  }
+}
+
 // More tiles than the threads count at once.
 void share_many_tiles() {
   Threads pool(2);
@@ -346,6 +374,7 @@ int main(int, char** words) {
   const int seed = std::atoi(words[1]);
   Random random(seed);
   share_tiles(random, 500);
+  share_tiles_of_lent(random);
   share_many_tiles();
   wait_for_nobody();
   leave_and_return();

@@ -20,7 +20,7 @@ from torch.fx import Node as FxNode
 from kvcast.bundle.manifest import Graph
 from kvcast.errors import KvcastError
 from kvcast.lowering.native_fusion import fused
-from kvcast.lowering.native_quantize import Kind, kinds, stored
+from kvcast.lowering.native_quantize import Kind, kinds, roles_of, stored
 from kvcast.lowering.signatures import Signature
 from kvcast.native.programs import WEIGHTS, Constant, Node, Program, Step
 from kvcast.spec.blocks import BlocksOf, no_blocks
@@ -273,7 +273,7 @@ def _stored(
     convolved = {name for program in programs.values() for name in program.matrices("conv1d")}
     read = {one for program in programs.values() for one in program.constants()}
     names = {one.name for one in read} | {one.bias for one in read if one.bias is not None}
-    chosen = kinds(programs, quantize)
+    chosen = kinds({name: roles_of(one) for name, one in programs.items()}, quantize)
     found: dict[str, NDArray[Any]] = {}
     for name in sorted(names):
         array, of = constants[name], blocks_of

@@ -5,10 +5,11 @@
   8 bits, and Q8_0.
 - int4: a scale and a least value for 32 inputs of an output; Q4_0, Q4_1 and Q4_K as well.
 
-Knows no model: names are of matrices, and roles are seen in programs.
+AOTInductor's packages hold the same. Knows no model: names are of matrices.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -16,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.lowering.block_search import searched
-from kvcast.native.programs import CODES, LEAST, SCALES, Node, Program, leaves
+from kvcast.native.matrices import CODES, LEAST, SCALES
+from kvcast.native.programs import Node, Program, leaves
 from kvcast.spec.blocks import BLOCK, Blocks, BlocksOf, rounded
 
 _DECODE, _LOGITS = "decode", "logits"
@@ -33,7 +35,38 @@ class Kind(Enum):
     INT4 = "int4"
 
 
-def kinds(programs: Mapping[str, Program], quantize: str) -> dict[str, Kind]:
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """What a program does with its matrices, by their names.
+
+    Attributes:
+        products: those it multiplies with, and all experts'.
+        convolutions: those of convolutions.
+        tables: those it looks rows up in.
+        heads: those whose products become logits with nothing but numbers in between.
+        routers: those whose products choose experts.
+
+    """
+
+    products: Set[str]
+    convolutions: Set[str]
+    tables: Set[str]
+    heads: Set[str]
+    routers: Set[str]
+
+
+def roles_of(program: Program) -> Roles:
+    """Return what a program does with its matrices."""
+    return Roles(
+        products=program.matrices("linear") | program.matrices(_EXPERTS),
+        convolutions=program.matrices("conv1d"),
+        tables=program.matrices("embedding"),
+        heads=set(_heads(program)),
+        routers=set(_routers(program)),
+    )
+
+
+def kinds(programs: Mapping[str, Roles], quantize: str) -> dict[str, Kind]:
     """Choose how each matrix that programs multiply with is stored, by its name.
 
     With "int4", a matrix that makes logits or is looked up by rows keeps 8 bits, and so do those
@@ -46,17 +79,16 @@ def kinds(programs: Mapping[str, Program], quantize: str) -> dict[str, Kind]:
     int8 = Kind.INT8 if programs.keys() - {_DECODE} else Kind.INT8_BLOCK
     whole = {"none": Kind.EXACT, "int8": int8, "int4": Kind.INT4}[quantize]
     found: dict[str, Kind] = {}
-    for name, program in programs.items():
+    for name, roles in programs.items():
         chosen = Kind.INT8 if name != _DECODE and whole is Kind.INT4 else whole
-        matrices = program.matrices("linear") | program.matrices(_EXPERTS)
-        for matrix in matrices - set(_routers(program)):
+        for matrix in roles.products - roles.routers:
             if found.get(matrix) is not Kind.INT4:
                 found[matrix] = chosen
         if whole is not Kind.EXACT:
-            found |= dict.fromkeys(program.matrices("conv1d"), Kind.INT8)
+            found |= dict.fromkeys(roles.convolutions, Kind.INT8)
     if whole is Kind.INT4:
-        for program in programs.values():
-            for matrix in {*program.matrices("embedding"), *_heads(program)} & found.keys():
+        for roles in programs.values():
+            for matrix in (roles.tables | roles.heads) & found.keys():
                 found[matrix] = Kind.TABLE
     return found
 
@@ -105,7 +137,6 @@ def _file(name: str, blocks: Blocks) -> dict[str, NDArray[Any]]:
 
 
 def _routers(program: Program) -> Iterator[str]:
-    """Yield the matrices whose products choose experts."""
     by_name = {step.name: step for step in program.steps}
     for step in program.steps:
         if step.operation == _EXPERTS:
@@ -113,7 +144,6 @@ def _routers(program: Program) -> Iterator[str]:
 
 
 def _heads(program: Program) -> Iterator[str]:
-    """Yield the matrices whose products become logits with nothing but numbers in between."""
     by_name = {step.name: step for step in program.steps}
     waiting = [program.outputs[_LOGITS]] if _LOGITS in program.outputs else []
     while waiting:

@@ -22,6 +22,9 @@ CHOICE = "KVCAST_INSTRUCTIONS"
 UNPROVEN = ("amx",)
 """Sets that are used only where they are asked for: no processor has run their tests yet."""
 
+DESCRIPTION = 8
+"""How many words describe a packed matrix to what calls kvcast's operators; see operators.hpp."""
+
 _MESSAGE = 256
 _ALIGNMENT = 64
 _ROOM = 1 << 26  # bytes that packed matrices share; what stays free takes no memory
@@ -51,6 +54,10 @@ def _library() -> Any:
         "kvcast_pack": (
             None,
             [c_void_p, c_int, c_int, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
+        ),
+        "kvcast_describe": (
+            None,
+            [c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_void_p],
         ),
         "kvcast_rounded_bytes": (c_size_t, [c_int, c_int]),
         "kvcast_run": (c_int, [c_void_p, c_void_p, c_size_t, c_char_p, c_size_t]),
@@ -132,6 +139,20 @@ class Machine:
             self._handle, format_, outputs, inputs, *addresses, packed.ctypes.data
         )
         return packed
+
+    def describe(
+        self, format_: Format, outputs: int, inputs: int, tiles: NDArray[Any], count: int = 1
+    ) -> NDArray[np.int64]:
+        """Return the words by which compiled programs know tiles, or addresses of `count` of them.
+
+        They hold addresses in `tiles` and in the library, and nothing of this machine.
+        """
+        words = np.zeros(DESCRIPTION, np.int64)
+        address = tiles.ctypes.data
+        self._library.kvcast_describe(
+            self._handle, format_, outputs, inputs, count, address, words.ctypes.data
+        )
+        return words
 
     def _take(self, size: int) -> NDArray[np.uint8]:
         """Return bytes beside those of the matrices before, so that they lie in huge pages.

@@ -20,9 +20,6 @@ from kvcast.native.values import Value
 WEIGHTS = "weights.safetensors"
 """The file beside programs with their constants."""
 
-CODES, SCALES, LEAST = ".codes", ".scales", ".least"
-"""What follows the name of a quantised matrix, of its parts in that file."""
-
 _VERSION, _READ = 2, (1, 2)  # 1 has no products with gates
 _WRITES = frozenset({"self_attention"})
 

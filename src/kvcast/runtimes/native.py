@@ -20,14 +20,14 @@ from kvcast.errors import KvcastError
 from kvcast.native.alignment import probabilities_plan, scores_plan, standing_out_plan
 from kvcast.native.building import Experts, Matrix, Plan
 from kvcast.native.instructions import SCALE_BYTES
-from kvcast.native.library import Format, Machine, aligned
-from kvcast.native.programs import CODES, LEAST, SCALES, WEIGHTS, Constant, Program
+from kvcast.native.library import Machine, aligned
+from kvcast.native.matrices import packed_experts, packed_matrix
+from kvcast.native.programs import WEIGHTS, Constant, Program
 from kvcast.runtimes.alignment import AligningRuntime
 from kvcast.runtimes.base import Asked, Float32, Int32, Int64, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime, Run
 from kvcast.runtimes.memory import LastingSlots, Layer, Memory, Slots, TurningRing
 from kvcast.runtimes.opening import naming
-from kvcast.spec.blocks import BLOCK
 
 _NEW = ("tokens", "lengths", "offsets")
 _LOGITS = "logits"
@@ -72,31 +72,11 @@ class Weights:
 
     def matrix(self, one: Constant) -> Matrix:
         """Pack a matrix with its bias."""
-        bias = None if one.bias is None else self._tensors[one.bias]
-        return self._packed(self._tensors, one, bias)
+        return packed_matrix(self._machine, self._tensors, one.name, one.bias)
 
     def experts(self, one: Constant) -> Experts:
         """Pack a matrix for each expert."""
-        parts = {
-            one.name + part: self._tensors[one.name + part]
-            for part in ("", CODES, SCALES, LEAST)
-            if one.name + part in self._tensors
-        }
-        return Experts.of(
-            [
-                self._packed(dict(zip(parts, of_one, strict=True)), one)
-                for of_one in zip(*parts.values(), strict=True)
-            ]
-        )
-
-    def _packed(
-        self, tensors: Mapping[str, NDArray[Any]], one: Constant, bias: Float32 | None = None
-    ) -> Matrix:
-        format_, codes, scales, inputs = _stored(tensors, one.name)
-        if bias is not None and (bias.dtype != np.float32 or bias.shape != (len(codes),)):
-            raise ValueError(f"{one.bias} does not fit {one.name}")
-        packed = self._machine.pack(format_, codes, scales, bias, inputs)
-        return Matrix(format_, len(codes), inputs, packed)
+        return packed_experts(self._machine, self._tensors, one.name)
 
 
 _MAKERS: Mapping[str, Callable[[Weights, Constant], Any]] = {
@@ -105,43 +85,6 @@ _MAKERS: Mapping[str, Callable[[Weights, Constant], Any]] = {
     "mixture_of_experts": Weights.experts,
 }
 """What the matrices of an operation become."""
-
-
-def _stored(
-    tensors: Mapping[str, NDArray[Any]], name: str
-) -> tuple[Format, NDArray[Any], Float32 | None, int]:
-    """Return a matrix's format, codes, scales and inputs; ValueError for what does not fit."""
-    if name in tensors:
-        codes = _checked(tensors, name, np.float32, (None, None))
-        return Format.F32, codes, None, codes.shape[1]
-    scales = tensors[name + SCALES]
-    if name + LEAST in tensors:
-        codes = _checked(tensors, name + CODES, np.uint8, (None, None))
-        inputs = 2 * codes.shape[1]
-        shape = (len(codes), -(-inputs // BLOCK))
-        parts = [_checked(tensors, name + part, np.float16, shape) for part in (SCALES, LEAST)]
-        return Format.INT4_MIN, codes, np.stack(parts).astype(np.float32), inputs
-    codes = _checked(tensors, name + CODES, np.int8, (None, None))
-    outputs, inputs = codes.shape
-    if scales.ndim == 1:
-        scales = _checked(tensors, name + SCALES, np.float32, (outputs,))
-        return Format.INT8, codes, scales, inputs
-    scales = _checked(tensors, name + SCALES, np.float16, (outputs, -(-inputs // BLOCK)))
-    return Format.INT8_BLOCK, codes, scales.astype(np.float32), inputs
-
-
-def _checked(
-    tensors: Mapping[str, NDArray[Any]], name: str, dtype: Any, shape: tuple[int | None, ...]
-) -> NDArray[Any]:
-    """Return a tensor, which the library reads as it is told; sizes of None are open."""
-    found = tensors[name]
-    fits = found.ndim == len(shape) and all(
-        size > 0 if wanted is None else size == wanted
-        for size, wanted in zip(found.shape, shape, strict=True)
-    )
-    if not fits or found.dtype != dtype:
-        raise ValueError(f"{name} is {found.dtype} {list(found.shape)}, which does not fit")
-    return found
 
 
 class Interpreter:

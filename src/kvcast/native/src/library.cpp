@@ -1,9 +1,10 @@
 // The C interface. kvcast/native/library.py declares the same functions.
-#include <cfenv>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 
+#include "environment.hpp"
+#include "operators.hpp"
 #include "products.hpp"
 #include "program.hpp"
 
@@ -35,21 +36,6 @@ const Instructions* const ALL[] = {
 void tell(const std::exception& error, char* message, size_t size) {
   std::snprintf(message, size, "%s", error.what());
 }
-
-// Numbers are rounded and become subnormal as IEEE 754 has it, whatever the caller has set; that is kept.
-class Environment {
- public:
-  Environment() {
-    std::fegetenv(&before_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~Environment() { std::fesetenv(&before_); }
-  Environment(const Environment&) = delete;
-  Environment& operator=(const Environment&) = delete;
-
- private:
-  std::fenv_t before_;
-};
 
 }  // namespace
 
@@ -93,6 +79,13 @@ EXPORT void kvcast_pack(kvcast_machine* machine, int format, int outputs, int in
                         const float* scales, const float* bias, uint8_t* packed) {
   const Environment environment;
   pack(*machine, static_cast<Format>(format), outputs, inputs, codes, scales, bias, packed);
+}
+
+// A packed matrix, or count of them, one for each expert, for what calls kvcast's operators (operators.hpp).
+// `tiles` is a matrix, or the addresses of `count`.
+EXPORT void kvcast_describe(const kvcast_machine* machine, int format, int outputs, int inputs, int count,
+                            const void* tiles, kvcast_matrix* to) {
+  *to = {OPERATORS_VERSION, &operators, &machine->with, format, outputs, inputs, count, tiles};
 }
 
 // Bytes of rows of activations as int8.

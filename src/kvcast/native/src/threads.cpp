@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cfenv>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -11,6 +10,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "environment.hpp"
 
 #if !defined(_WIN32)
 #include <pthread.h>
@@ -164,7 +165,7 @@ struct Threads::Pool {
   }
 
   void serve(int me) {
-    std::fesetenv(FE_DFL_ENV);  // as the caller has it, whoever started this thread
+    const Environment environment;  // as the caller has it, whoever started this thread
     const auto present = [this, me] { return me < size - away.load(); };
     const auto wanted = [&] { return stopping.load() || (present() && has_work(state.load())); };
     for (;;) {
@@ -216,12 +217,48 @@ struct Threads::Pool {
 
 Threads::Threads(int count) : count_(std::max(count, 1)), pool_(count > 1 ? new Pool(count - 1) : nullptr) {}
 
+Threads::Threads(const Lent& lent) : count_(std::max(lent.count, 1)), pool_(nullptr), lent_(lent) {}
+
 Threads::~Threads() {
   // A parent's pool cannot be taken down: nobody is there to be joined, nor to leave its conditions.
   if (pool_ != nullptr && pool_->forked == forks.load()) delete pool_;
 }
 
+namespace {
+
+// A call's tiles, which lent threads claim.
+struct Claims {
+  const int count;
+  const std::function<void(int)>& work;
+  std::atomic<int> next{0};
+  std::mutex mutex;
+  std::exception_ptr error;  // written under the mutex
+
+  static void claim(void* claims) noexcept {
+    const Environment environment;
+    static_cast<Claims*>(claims)->claim_all();
+  }
+
+ private:
+  void claim_all() {
+    try {
+      for (int i; (i = next.fetch_add(1)) < count;) work(i);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (!error) error = std::current_exception();
+    }
+  }
+};
+
+}  // namespace
+
 void Threads::run(int count, const std::function<void(int)>& work) {
+  if (lent_.on_each != nullptr && count_ > 1 && count > 1) {
+    Claims claims{count, work, {0}, {}, {}};
+    lent_.on_each(Claims::claim, &claims);
+    if (claims.error) std::rethrow_exception(claims.error);
+    return;
+  }
   if (pool_ == nullptr || count == 1) {
     for (int i = 0; i < count; i++) work(i);
     return;

@@ -4,6 +4,13 @@
 
 namespace kvcast {
 
+// Threads that somebody else has and lends for a call: on_each calls work(context) on all `count` of them, or on
+// fewer, and returns when they are done.
+struct Lent {
+  int count;
+  void (*on_each)(void (*work)(void*), void* context);
+};
+
 // Tiles are claimed one at a time by whoever is there, the caller among them, so a thread that the
 // system takes away delays its own tile and nobody else's. Threads without work spin for some
 // microseconds, as the next call mostly comes soon, and then sleep. Where other processes keep taking a
@@ -15,6 +22,7 @@ class Threads {
  public:
   // Throws std::system_error where the system has no threads left.
   explicit Threads(int count);
+  explicit Threads(const Lent&);
   ~Threads();
   Threads(const Threads&) = delete;
   Threads& operator=(const Threads&) = delete;
@@ -28,7 +36,8 @@ class Threads {
  private:
   struct Pool;
   int count_;
-  Pool* pool_;  // null: nobody but the caller
+  Pool* pool_;  // null: nobody but the caller, or those that are lent
+  Lent lent_{1, nullptr};
 };
 
 }  // namespace kvcast
