@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_structure, tree_
 
 from kvcast.bundle.manifest import CacheLayers, Graph
 from kvcast.lowering.aoti_operators import multiply_by_onednn, reading, table
-from kvcast.lowering.aoti_precision import Precision, reduce_matrices
+from kvcast.lowering.aoti_packed import PackedMatrices, graph_roles
+from kvcast.lowering.aoti_precision import Precision, cast_convolutions, cast_matrices
 from kvcast.lowering.inductor import (
     call_graph,
     compile_program,
@@ -29,8 +30,11 @@ from kvcast.lowering.inductor import (
     short_loops_on_one_thread,
     tracing,
 )
+from kvcast.lowering.packed_operators import SHIMS
 from kvcast.lowering.replace import replace_operators
 from kvcast.lowering.signatures import Signature
+from kvcast.native.matrices import EXPERTS, MATRIX
+from kvcast.spec.blocks import BlocksOf, no_blocks
 from kvcast.spec.phases import OnPhase, ignore_phase
 
 PACKAGE, WEIGHTS = "aoti/model.pt2", "aoti/weights.safetensors"
@@ -50,6 +54,8 @@ _TYPICAL = {
     _SLOTS + "ring": 460,
 }
 _PREFILL = {"new": 256}
+# What the module that is compiled puts before the names of a program's own submodules.
+_PREFIX = "results.program."
 
 
 class _Results(nn.Module):
@@ -85,6 +91,7 @@ def lower(
     device: str = "cpu",
     max_autotune: bool = False,
     on_phase: OnPhase = ignore_phase,
+    blocks_of: BlocksOf = no_blocks,
 ) -> dict[str, Graph]:
     """Write `aoti/model.pt2` and `aoti/weights.safetensors` under `folder`.
 
@@ -95,14 +102,12 @@ def lower(
         device: what the programs run on, as torch names it.
         max_autotune: let Inductor time several kernels for each product and keep the fastest.
         on_phase: called as each program is exported and compiled.
+        blocks_of: the codes that the checkpoint has for a matrix, which quantised programs keep.
 
     Returns:
         The manifest's entries for the programs. Caches are inputs that are written in place. The
         inputs `slots_linear` and `slots_ring` come first; only their size matters, which says how
         many slots of such a cache to read. `prefill` is `decode` compiled for many tokens.
-
-    Raises:
-        KvcastError: the int4 kernel does not support the size of a matrix.
 
     """
     (folder / PACKAGE).parent.mkdir()
@@ -113,21 +118,32 @@ def lower(
         traced[name] = trace_program(signature, precision, device)
     if precision.has_prefill and device == "cpu":
         wanted["prefill"], traced["prefill"] = signatures["decode"], traced["decode"]
+    packed = None
+    if precision.quantize != "none":
+        roles = {name: graph_roles(traced[name], signatures[name].outputs) for name in signatures}
+        packed = PackedMatrices(roles, precision.quantize, blocks_of)
     exported = {}
     for name, signature in wanted.items():
-        if precision.quantize != "none" and precision.forms(name):
+        if packed is not None and name in signatures:
             on_phase(f"quantising {name}")
-        exported[name] = export_program(traced[name], signature, precision, name, device)
+        exported[name] = export_program(traced[name], signature, precision, name, packed, device)
     weights: dict[str, Tensor] = {}
     for module, _ in exported.values():
         _add(weights, _weights(module))
+    if packed is not None:
+        _add(weights, {_PREFIX + name: tensor for name, tensor in packed.stored.items()})
     files: dict[str, list[str | Weights]] = {}
     for name, (module, arguments) in exported.items():
         on_phase(f"compiling {name}")
         # Where a separate prefill takes the long calls, decode only sees few tokens.
         is_step = name == "decode" and "prefill" in exported
         with short_loops_on_one_thread() if is_step else nullcontext():
-            compiled, constants = compile_program(module, arguments, max_autotune=max_autotune)
+            compiled, constants = compile_program(
+                module,
+                arguments,
+                max_autotune=max_autotune,
+                shims={} if packed is None else SHIMS,
+            )
         # The C++ sources name this machine's folders, and running does not need them.
         files[name] = [file for file in compiled if not file.endswith(".cpp")]
         weights |= {f"{name}/{constant}": tensor for constant, tensor in constants.items()}
@@ -167,11 +183,13 @@ def export_program(
     signature: Signature,
     precision: Precision,
     name: str,
+    packed: PackedMatrices | None = None,
     device: str = "cpu",
 ) -> tuple[torch.fx.GraphModule, tuple[Tensor, ...]]:
     """Return what to compile and flat examples of its arguments: slots, then the program's own.
 
     `traced` is `trace_program`'s; `name` is the form's: "prefill" is `decode` for many tokens.
+    `packed` gets the matrices that are quantised.
     """
     typical = _TYPICAL | (_PREFILL if name == "prefill" else {})
     given = _examples(signature, precision.torch_dtype, typical)
@@ -181,11 +199,19 @@ def export_program(
     ]
     slots = [torch.zeros(typical[_SLOTS + kind], dtype=torch.int8) for kind in signature.kinds]
     arguments = tuple(part.to(device) for part in (*slots, *tree_leaves(given)))
-    operators = table(precision.torch_dtype, few=name == "decode", device=device)
+    operators = dict(table(precision.torch_dtype, few=name == "decode", device=device))
+    if packed is not None:  # which knows experts by kvcast's operator
+        del operators[torch.ops.kvcast.mixture_of_experts.default]
     with tracing():
         replaced = replace_operators(traced, operators)
         _drop_assertions(replaced)
-        reduce_matrices(replaced, precision, name)
+        if packed is not None:
+            packed.pack(replaced)
+        # What pools is a single product.
+        if precision.dtype != "fp32" and name != "pool":
+            if packed is None:
+                cast_matrices(replaced, precision.torch_dtype)
+            cast_convolutions(replaced, precision.torch_dtype)
         if device == "cpu":
             multiply_by_onednn(replaced)
         replaced.delete_all_unused_submodules()
@@ -225,8 +251,10 @@ def _drop_assertions(module: torch.fx.GraphModule) -> None:
 
 
 def _weights(module: torch.fx.GraphModule) -> dict[str, Tensor]:
-    """Return the constants that the program reads, by name."""
-    return dict(module.named_parameters()) | dict(module.named_buffers())
+    """Return the constants that the program reads from the file, by name."""
+    buffers = dict(module.named_buffers()).items()
+    own = {name: part for name, part in buffers if not name.endswith((MATRIX, EXPERTS))}
+    return dict(module.named_parameters()) | own
 
 
 def _add(weights: dict[str, Tensor], others: Mapping[str, Tensor]) -> None:

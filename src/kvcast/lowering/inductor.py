@@ -8,9 +8,9 @@ import gc
 import inspect
 import operator
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -185,18 +185,23 @@ def _plain(functional: Tensor) -> Tensor:
 
 
 def compile_program(
-    module: torch.fx.GraphModule, arguments: tuple[Any, ...], *, max_autotune: bool = False
+    module: torch.fx.GraphModule,
+    arguments: tuple[Any, ...],
+    *,
+    max_autotune: bool = False,
+    shims: Mapping[Any, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[list[str], dict[str, Tensor]]:
     """Return the files that Inductor writes (native code, its sources, metadata) and its constants.
 
-    These are the constants that are not weights of the module: the group size of int4, or weights
-    rearranged for a tuned product.
+    These are the constants that are not weights of the module: weights rearranged for a tuned
+    product. `shims` are operators that the code calls directly, and the C++ that defines what it
+    calls.
     """
     quicker = _quicker() if torch.__version__.startswith(_TORCH) else nullcontext()
+    options = _OPTIONS | (_TUNED if max_autotune else {})
+    options |= {"aot_inductor.custom_ops_to_c_shims": dict(shims)} if shims else {}
     with tracing(), quicker:
-        produced = aot_compile(
-            module, arguments, options=_OPTIONS | (_TUNED if max_autotune else {})
-        )
+        produced = aot_compile(module, arguments, options=options)
     if not isinstance(produced, list):
         raise TypeError("AOTInductor gave no files")
     files: list[str] = []

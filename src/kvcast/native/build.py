@@ -149,7 +149,7 @@ def _compile(on_compile: Callable[[], None]) -> Path:
     if not _prefix():
         raise LibraryMissingError(
             "kvcast's native library and its sources are missing: install kvcast anew, "
-            "or choose another --runtime, which all work without it"
+            "or use --runtime onnx, which works without it"
         )
     compiler = find_compiler()
     path = _path(compiler)

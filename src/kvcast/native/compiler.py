@@ -58,7 +58,7 @@ def find_compiler() -> Compiler:
     tried = f"CXX={shlex.join(chosen)} does not run" if chosen else "there is no C++ compiler"
     raise LibraryMissingError(
         f"kvcast's native library is not compiled, and {tried}: install g++ or clang++, "
-        f"or choose another --runtime, which all work without it"
+        f"or use --runtime onnx, which works without it"
     )
 
 

@@ -1,4 +1,4 @@
-"""Weight-only quantised linear layers for the CPU, in eager mode and, for int4, in AOTInductor.
+"""Weight-only quantised linear layers for the CPU, in eager mode.
 
 int8 and int4 weights with bf16 activations, by PyTorch's kernels for packed weights
 (`aten._weight_int8pack_mm`, `aten._weight_int4pack_mm_for_cpu`), which torchao and gpt-fast use

@@ -6,7 +6,9 @@ caller, so several of them share one package. Knows programs by the names in the
 and nothing of models.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from torch.export.pt2_archive._package import load_pt2
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Graph, Manifest
-from kvcast.errors import KvcastError
+from kvcast.errors import KvcastError, LibraryMissingError
 from kvcast.runtimes import torch_settings
+from kvcast.runtimes.aoti_packed import PackedWeights
 from kvcast.runtimes.eager import TorchEncoderDecoder
 from kvcast.runtimes.memory import Layer
 from kvcast.runtimes.opening import naming
@@ -31,8 +34,12 @@ _FEW_TOKENS = 16  # that decode's attention by sums is made for
 class CompiledProgram:
     """One program of a package: flat tensors in, flat tensors out."""
 
-    def __init__(self, loader: Any, path: Path, graph: Graph, device: str) -> None:
+    def __init__(
+        self, loader: Any, path: Path, graph: Graph, device: str, packed: PackedWeights
+    ) -> None:
+        """Run `loader`'s program of the package at `path`, which reads `packed`."""
         self._loader = loader
+        self._packed = packed
         self._path = path
         self._device = device
         self._kinds = [
@@ -97,34 +104,49 @@ def open_programs(folder: Path, manifest: Manifest, threads: int) -> dict[str, C
         raise KvcastError(f"{folder} has no {weights_name} with a checksum; export it again")
     path = folder / min(files)
     with naming(folder / weights_name):
-        weights = load_weights(folder / weights_name, manifest.device)
-    try:
+        mapped = load_file(folder / weights_name)
+    with _loading(path):
         package = load_pt2(str(path)).aoti_runners
+        constants = {program: runner.get_constant_fqns() for program, runner in package.items()}
+        packed = PackedWeights(mapped, chain.from_iterable(constants.values()), threads)
+        weights = dict(packed.words)
         for program, runner in package.items():
-            own = {
-                # A program's own constants, which have no names, are under its name.
-                name: weights[name if name in weights else f"{program}/{name}"]
-                for name in runner.get_constant_fqns()
+            # A program's own constants, which have no names, are under its name.
+            stored = {
+                name: name if name in mapped or name in weights else f"{program}/{name}"
+                for name in constants[program]
             }
+            for name in stored.values():
+                if name not in weights:
+                    weights[name] = in_torchs_memory(mapped[name], manifest.device)
+            own = {name: weights[there] for name, there in stored.items()}
             runner.load_constants(own, check_full_update=True, user_managed=True)
         return {
-            name: CompiledProgram(package[name].loader, path, graph, manifest.device)
+            name: CompiledProgram(package[name].loader, path, graph, manifest.device, packed)
             for name, graph in manifest.graphs.items()
         }
-    except Exception as error:  # whatever a damaged archive makes its reader raise
+
+
+@contextmanager
+def _loading(path: Path) -> Iterator[None]:
+    """Raise KvcastError for whatever a damaged archive makes its reader raise."""
+    try:
+        yield
+    except LibraryMissingError as error:
+        raise LibraryMissingError(f"{path} needs kvcast's kernels: {error}") from None
+    except Exception as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise KvcastError(
             f"{path} cannot be loaded here ({said}); export it again on this machine"
         ) from error
 
 
-def load_weights(path: Path, device: str) -> dict[str, Tensor]:
-    """Read tensors to `device`, each in memory of torch's own.
+def in_torchs_memory(mapped: Tensor, device: str) -> Tensor:
+    """Return a tensor of a file in memory of torch's own, on `device`.
 
-    Mapped from the file they would begin anywhere, and kernels may want them aligned: PyTorch's for
-    packed int8 crashes then (`_mm_load_si128` in int8mm_kernel.cpp).
+    Mapped from the file it would begin anywhere, and kernels may want it aligned.
     """
-    return {name: mapped.to(device, copy=True) for name, mapped in load_file(path).items()}
+    return mapped.to(device, copy=True)
 
 
 class AotiEncoderDecoder(TorchEncoderDecoder):
