@@ -1,4 +1,4 @@
-"""Quantised matrices of AOTInductor's packages: they give what kvcast's own runtime gives."""
+"""int4 matrices of AOTInductor's packages: they give what kvcast's own runtime gives."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -63,7 +63,6 @@ def own_codes(name: str) -> Blocks | None:
 @dataclass(frozen=True)
 class Case:
     signature: Signature
-    quantize: str
     folder: Path
 
     def open(self, threads: int = 1) -> CompiledProgram:
@@ -74,8 +73,8 @@ class Case:
         return Manifest.from_json((self.folder / "bundle.json").read_text())
 
 
-@pytest.fixture(scope="module", params=["int4", pytest.param("int8", marks=pytest.mark.slow)])
-def case(request, tmp_path_factory) -> Case:
+@pytest.fixture(scope="module")
+def case(tmp_path_factory) -> Case:
     torch.manual_seed(0)
     rows = torch.export.Dim("rows")
     signature = Signature(
@@ -87,14 +86,14 @@ def case(request, tmp_path_factory) -> Case:
     )
     folder = tmp_path_factory.mktemp("packed") / "bundle"
     folder.mkdir()
-    precision = Precision(quantize=request.param)
+    precision = Precision(quantize="int4")
     graphs = aoti.lower({"decode": signature}, precision, folder, blocks_of=own_codes)
     seal(
         folder,
         Manifest(
             family="decoder",
             runtime="aoti",
-            quantize=request.param,
+            quantize="int4",
             dimensions={},
             cache=(),
             graphs=graphs,
@@ -102,7 +101,7 @@ def case(request, tmp_path_factory) -> Case:
             tools={},
         ),
     )
-    return Case(signature, request.param, folder)
+    return Case(signature, folder)
 
 
 def given(rows: int) -> tuple[Tensor, Tensor]:
@@ -114,7 +113,7 @@ def given(rows: int) -> tuple[Tensor, Tensor]:
 
 def on_own_kernels(case: Case, folder: Path, inputs: tuple[Tensor, Tensor]) -> list[Any]:
     """What kvcast's own runtime gives, lowered from the same program."""
-    native.lower({"decode": case.signature}, case.quantize, folder, ignore_phase, own_codes)
+    native.lower({"decode": case.signature}, "int4", folder, ignore_phase, own_codes)
     program = Program.read(folder / "native/decode.json")
     machine = Machine(2)
     weights = Weights(folder / "native" / WEIGHTS, machine, [program])
@@ -164,7 +163,7 @@ def changed(case: Case, folder: Path, change: Callable[[dict[str, Any]], None]) 
     tensors = load_file(folder / aoti.WEIGHTS)
     change(tensors)
     save_file(tensors, folder / aoti.WEIGHTS)
-    return Case(case.signature, case.quantize, folder)
+    return Case(case.signature, folder)
 
 
 def cut(tensors: dict[str, Any]) -> None:
@@ -219,11 +218,11 @@ def test_without_the_library_one_line_says_what_to_do(case):
 
 
 @pytest.mark.usefixtures("no_library")
-@pytest.mark.parametrize("quantize", ["int8", "none"])
-def test_only_quantised_exports_need_the_library(quantize, monkeypatch):
+@pytest.mark.parametrize("quantize", ["int4", "int8", "none"])
+def test_only_int4_exports_need_the_library(quantize, monkeypatch):
     monkeypatch.setattr("kvcast.tasks.targets.aoti.find_compiler", lambda: "g++")
     precision = BundlePrecision(quantize=quantize)
-    if quantize == "none":
+    if quantize != "int4":
         TARGETS["aoti"].check_build(precision, BuildOptions())
     else:
         with pytest.raises(LibraryMissingError, match="install g"):

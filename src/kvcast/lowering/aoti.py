@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_structure, tree_
 from kvcast.bundle.manifest import CacheLayers, Graph
 from kvcast.lowering.aoti_operators import multiply_by_onednn, reading, table
 from kvcast.lowering.aoti_packed import PackedMatrices, graph_roles
-from kvcast.lowering.aoti_precision import Precision, cast_convolutions, cast_matrices
+from kvcast.lowering.aoti_precision import Precision, cast_convolutions, reduce_matrices
 from kvcast.lowering.inductor import (
     call_graph,
     compile_program,
@@ -102,7 +102,7 @@ def lower(
         device: what the programs run on, as torch names it.
         max_autotune: let Inductor time several kernels for each product and keep the fastest.
         on_phase: called as each program is exported and compiled.
-        blocks_of: the codes that the checkpoint has for a matrix, which quantised programs keep.
+        blocks_of: the codes that the checkpoint has for a matrix, which int4 keeps.
 
     Returns:
         The manifest's entries for the programs. Caches are inputs that are written in place. The
@@ -119,12 +119,12 @@ def lower(
     if precision.has_prefill and device == "cpu":
         wanted["prefill"], traced["prefill"] = signatures["decode"], traced["decode"]
     packed = None
-    if precision.quantize != "none":
+    if precision.quantize == "int4":
         roles = {name: graph_roles(traced[name], signatures[name].outputs) for name in signatures}
         packed = PackedMatrices(roles, precision.quantize, blocks_of)
     exported = {}
     for name, signature in wanted.items():
-        if packed is not None and name in signatures:
+        if precision.quantize != "none" and name in signatures:
             on_phase(f"quantising {name}")
         exported[name] = export_program(traced[name], signature, precision, name, packed, device)
     weights: dict[str, Tensor] = {}
@@ -189,7 +189,7 @@ def export_program(
     """Return what to compile and flat examples of its arguments: slots, then the program's own.
 
     `traced` is `trace_program`'s; `name` is the form's: "prefill" is `decode` for many tokens.
-    `packed` gets the matrices that are quantised.
+    `packed` gets the matrices that are quantised to int4.
     """
     typical = _TYPICAL | (_PREFILL if name == "prefill" else {})
     given = _examples(signature, precision.torch_dtype, typical)
@@ -205,12 +205,10 @@ def export_program(
     with tracing():
         replaced = replace_operators(traced, operators)
         _drop_assertions(replaced)
-        if packed is not None:
+        if packed is None:
+            reduce_matrices(replaced, precision, name)
+        else:
             packed.pack(replaced)
-        # What pools is a single product.
-        if precision.dtype != "fp32" and name != "pool":
-            if packed is None:
-                cast_matrices(replaced, precision.torch_dtype)
             cast_convolutions(replaced, precision.torch_dtype)
         if device == "cpu":
             multiply_by_onednn(replaced)

@@ -126,8 +126,8 @@ def test_weights_lie_where_kernels_load_them_from(case):
 
 def test_matrices_are_stored_once_as_codes_whatever_programs_do_with_them(case):
     """T5's encoder looks up rows of a matrix that its decoder multiplies with."""
-    if case.manifest.quantize == "none":
-        pytest.skip("it has none")
+    if case.manifest.quantize != "int4":
+        pytest.skip("int8 is PyTorch's")
     mapped = load_file(case.folder / aoti.WEIGHTS)
     codes = [name for name in mapped if name.endswith(".codes")]
     assert codes

@@ -35,18 +35,22 @@ class AotiTarget(Target):
             _check_cuda(precision)
         if find_compiler() is None:
             raise KvcastError("compiling needs g++: install it, or use --runtime onnx")
-        if precision.quantize != "none":
+        if precision.quantize == "int4":
             from kvcast.native.build import open_library
 
-            open_library()  # whose kernels quantised programs call
+            open_library()  # whose kernels int4 programs call
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
         from kvcast.bundle.caches import CACHES
         from kvcast.lowering import aoti
         from kvcast.lowering.aoti_precision import Precision
+        from kvcast.lowering.smoothing import smooth
 
         programs, precision = job.programs, job.precision
+        if (job.family, precision.quantize) == ("decoder", "int8"):
+            job.on_phase("quantising")
+            smooth(programs)
         compiled = Precision(dtype=precision.dtype, quantize=precision.quantize)
         graphs = aoti.lower(
             job.signatures(),
