@@ -96,7 +96,7 @@ class _Part(Input):
 
 
 @pytest.mark.parametrize(
-    "strategy", [Greedy(), BeamSearch(3, 1.0), Sampling(0.8, 2, (0, 0, 0))], ids=repr
+    "strategy", [Greedy(), BeamSearch(3, 1.0), Sampling(0.8, 2, (1, 0, 0))], ids=repr
 )
 def test_the_decoding_loop_finds_eagers_candidates(
     name: str, pair: tuple[EncoderDecoder, EncoderDecoder], strategy: Strategy
