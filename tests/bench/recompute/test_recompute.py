@@ -66,5 +66,5 @@ def test_products_of_the_encoders_states_are_int8_as_in_an_int4_bundles_encode(p
     kinds = [use.node.op_type for use in states.uses()]
     assert kinds == ["DynamicQuantizeMatMul"] * programs.dimensions.decoder_layers
     count = Counter(node.op_type for node in graph)
-    # Two small ones add the least values of blocks to each int4 product, of which the head is none.
-    assert count["MatMul"] == 2 * (count["MatMulNBits"] - 1)
+    # A small one adds the least values of blocks to each int4 product, of which the head is none.
+    assert count["MatMul"] == count["MatMulNBits"] - 1 > 0
