@@ -251,6 +251,7 @@ def test_prefill_and_decode_are_two_forms_of_one_export(monkeypatch, tmp_path):
     assert phases == [
         "exporting decode",
         "quantising decode",
+        "quantising prefill",
         "compiling decode",
     ]
 

@@ -124,7 +124,7 @@ def lower(
         packed = PackedMatrices(roles, precision.quantize, blocks_of)
     exported = {}
     for name, signature in wanted.items():
-        if precision.quantize != "none" and name in signatures:
+        if precision.quantize != "none" and precision.forms(name):
             on_phase(f"quantising {name}")
         exported[name] = export_program(traced[name], signature, precision, name, packed, device)
     weights: dict[str, Tensor] = {}

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from kvcast.lowering import packed_operators
+from kvcast.lowering.aoti_precision import LARGE_TABLE
 from kvcast.lowering.native_quantize import Kind, Roles, kinds, stored
 from kvcast.lowering.packed_operators import Words
 from kvcast.native.matrices import BIAS, EXPERTS, MATRIX
@@ -25,8 +26,6 @@ _MIXTURE = torch.ops.kvcast.mixture_of_experts.default
 _WEIGHT_OF = {_LINEAR: 1, _CONVOLUTION: 1, _EMBEDDING: 0}  # which argument it is
 _ROUTED, _EXPERTS = 1, slice(2, 4)  # likewise of a mixture's
 _LOGITS = "logits"
-# Tables of fewer rows that serve lookups alone keep their precision.
-_LARGE_TABLE = 4096
 
 
 class PackedMatrices:
@@ -71,7 +70,7 @@ class PackedMatrices:
         """Return the lookup in a packed table that equals a node's."""
         weight, ids, *_ = node.args
         rows, width = self._tensor(module, weight).shape
-        if rows >= _LARGE_TABLE:
+        if rows >= LARGE_TABLE:
             self._kinds.setdefault(_name(weight), Kind.INT8_BLOCK)
         words = self._words(module, weight, MATRIX)
         if words is None:

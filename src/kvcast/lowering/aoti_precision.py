@@ -22,7 +22,7 @@ _EMBEDDING = torch.ops.aten.embedding.default
 _CONVOLUTION = torch.ops.aten.conv1d.default
 _WEIGHT_OF = {_LINEAR: 1, _EMBEDDING: 0}  # which argument it is
 # Tables of fewer rows that serve lookups alone keep their precision.
-_LARGE_TABLE = 4096
+LARGE_TABLE = 4096
 _LARGEST, _SMALLEST = 127, 1e-12
 # Steps from a token's lowest value to its highest: fewer than int8's 255, as both ends are rounded.
 _STEPS = 252
@@ -185,7 +185,7 @@ def reduce_matrices(module: GraphModule, precision: Precision, program: str) -> 
         return
     for owner, products, lookups in list(_matrices(module)):
         matrix = _linear(module, owner, products)
-        if not products and len(matrix.weight) < _LARGE_TABLE:
+        if not products and len(matrix.weight) < LARGE_TABLE:
             continue
         form = forms[bool(lookups)](matrix)
         # A name of its own: another program may read the same matrix in another dtype.

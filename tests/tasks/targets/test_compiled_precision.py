@@ -124,6 +124,15 @@ def test_weights_lie_where_kernels_load_them_from(case):
     assert {in_torchs_memory(tensor, "cpu").data_ptr() % 64 for tensor in mapped.values()} == {0}
 
 
+def test_a_matrix_in_two_kinds_of_numbers_has_two_names(case):
+    """T5's encoder looks up fp32 rows of a matrix that its decoder multiplies by in int8."""
+    if (case.family, case.manifest.quantize) != ("t5", "int8"):
+        pytest.skip("only T5's programs in int8 use one matrix in two dtypes")
+    weights = load_file(case.folder / aoti.WEIGHTS)
+    tables = {str(tensor.dtype) for name, tensor in weights.items() if "model.embedding" in name}
+    assert {"torch.float32", "torch.int8"} <= tables
+
+
 def test_matrices_are_stored_once_as_codes_whatever_programs_do_with_them(case):
     """T5's encoder looks up rows of a matrix that its decoder multiplies with."""
     if case.manifest.quantize != "int4":

@@ -1,6 +1,7 @@
 // NEON with dot products (ARMv8.2 and later: Apple M1, Graviton 2, Cortex-A76 on), and the set that has products
 // of matrices of int8 as well (i8mm; Apple M2, Graviton 3). They differ in products of several rows alone.
 #include "neon.hpp"
+#include "plain.hpp"
 #if defined(__AARCH64EL__)
 #if defined(__linux__)
 #include <sys/auxv.h>
@@ -32,9 +33,9 @@ bool runs_with_i8mm() { return has_dot_products() && has_i8mm(); }
 
 }  // namespace
 
-const Instructions neon = {"neon", has_dot_products, neon_products, neon_rows, neon_attention, neon_encoder_attention, neon_scores};
+const Instructions neon = {"neon", has_dot_products, neon_products, neon_rows, neon_attention, neon_encoder_attention, plain_scores};
 const Instructions neon_i8mm = {"neon_i8mm", runs_with_i8mm,      neon_i8mm_products,
-                                neon_rows,   neon_attention, neon_encoder_attention, neon_scores};
+                                neon_rows,   neon_attention, neon_encoder_attention, plain_scores};
 
 }  // namespace kvcast
 #endif

@@ -17,7 +17,6 @@ extern const Products neon_products, neon_i8mm_products;
 extern const Rows neon_rows;
 extern const Attention neon_attention;
 extern const EncoderAttention neon_encoder_attention;
-extern const Scores neon_scores;
 
 // Names that the other instruction sets have too.
 namespace with_neon {
