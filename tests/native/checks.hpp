@@ -40,6 +40,6 @@ inline std::vector<const kvcast::Instructions*> sets() {
   };
   std::vector<const kvcast::Instructions*> found;
   for (const auto* one : all)
-    if (one->can_start()) found.push_back(one);
+    if (one->run_here()) found.push_back(one);
   return found;
 }

@@ -1,4 +1,4 @@
-"""AMX, which is off until a processor that has it has run these tests, and how a set is chosen.
+"""AMX on a processor that has it, and how a set of instructions is chosen.
 
 Without such a processor test_compilers.py and test_sanitizers.py hold the same kernels with AMX
 emulated.
@@ -56,11 +56,11 @@ def test_an_encoders_attention_is_nearly_that_of_avx512(amx: str, head_dim: int)
     np.testing.assert_allclose(call.run(2, amx), call.run(2, AVX512), atol=1e-3)
 
 
-def test_amx_is_used_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_set_is_used_unless_another_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "instruction_sets", lambda: [AMX, AVX512, "avx2", "plain"])
     monkeypatch.delenv(CHOICE, raising=False)
-    assert chosen_instructions() == AVX512
-    for name in (AMX, "avx2"):
+    assert chosen_instructions() == AMX
+    for name in (AVX512, "avx2"):
         monkeypatch.setenv(CHOICE, name)
         assert chosen_instructions() == name
 

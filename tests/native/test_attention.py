@@ -387,21 +387,24 @@ def test_what_is_not_finite_reaches_only_those_who_see_it(instructions: str) -> 
 
 
 @each_set
+@pytest.mark.parametrize("flushes", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_subnormals_are_kept_whatever_the_caller_has_set(threads: int, instructions: str) -> None:
+def test_subnormals_are_zeros_whatever_the_caller_has_set(
+    threads: int, flushes: bool, instructions: str
+) -> None:
     import torch
 
     query = np.zeros((1, 40, 1, 16), np.float32)
     value = np.full((1, 1, 1, 16), 1e-39, np.float32)
     call = CrossCall(query=query, key=np.zeros_like(value), value=value, lengths=None)
-    if not torch.set_flush_denormal(True):
+    if not torch.set_flush_denormal(flushes):
         pytest.skip("this processor cannot flush them")
     try:
         found = call.run(threads, instructions)
-        assert torch.tensor([1e-30]).mul(1e-9).item() == 0  # as it was before
+        assert (torch.tensor([1e-30]).mul(1e-9).item() == 0) == flushes  # as it was before
     finally:
         torch.set_flush_denormal(False)
-    np.testing.assert_array_equal(found, np.broadcast_to(value, query.shape))
+    np.testing.assert_array_equal(found, np.zeros_like(query))
 
 
 @each_set

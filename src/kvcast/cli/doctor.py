@@ -86,15 +86,8 @@ def _about_library(library: "Library") -> tuple[str, ...]:
         return ("not compiled yet: the native runtime's first use does it, in some seconds",)
     origin = "came with kvcast" if library.origin == "shipped" else "was compiled here"
     chosen, *others = library.instructions
-    switches = library.switches
-    proven = [name for name in others if name not in switches]
-    known = f" (it could use {', '.join(proven)})" if proven else ""
-    off = [
-        f"{name} is off until its tests have run on a processor: {switches[name]} turns it on"
-        for name in others
-        if name in switches
-    ]
-    return f"{library.path}, {origin}", f"uses {chosen}{known}; {library.threads} threads", *off
+    known = f" (it could use {', '.join(others)})" if others else ""
+    return f"{library.path}, {origin}", f"uses {chosen}{known}; {library.threads} threads"
 
 
 def _listed(versions: Mapping[str, str]) -> str:

@@ -19,9 +19,6 @@ from kvcast.native.build import open_library
 CHOICE = "KVCAST_INSTRUCTIONS"
 """The environment variable that names the instruction set to use."""
 
-UNPROVEN = ("amx",)
-"""Sets that are used only where they are asked for: no processor has run their tests yet."""
-
 DESCRIPTION = 8
 """How many words describe a packed matrix to what calls kvcast's operators; see operators.hpp."""
 
@@ -77,14 +74,14 @@ def instruction_sets() -> list[str]:
 
 
 def chosen_instructions() -> str:
-    """Return the set that is used: $KVCAST_INSTRUCTIONS, else the fastest that is proven.
+    """Return the set that is used: $KVCAST_INSTRUCTIONS, else the fastest.
 
     Raises UsageError for one that does not run here.
     """
     sets = instruction_sets()
     asked = os.environ.get(CHOICE)
     if not asked:
-        return next(name for name in sets if name not in UNPROVEN)
+        return sets[0]
     if asked not in sets:
         raise UsageError(f"{CHOICE} is {asked!r}: this processor runs {', '.join(sets)}")
     return asked

@@ -89,13 +89,6 @@ class Library:
     threads: int
     problem: str = ""
 
-    @property
-    def switches(self) -> Mapping[str, str]:
-        """What turns on each of the sets that run here and are off, by its name."""
-        from kvcast.native.library import CHOICE, UNPROVEN
-
-        return {name: f"{CHOICE}={name}" for name in self.instructions if name in UNPROVEN}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cuda:

@@ -11,7 +11,6 @@ namespace {
 #if defined(KVCAST_EMULATE_AMX)
 
 bool run_here() { return avx512.run_here(); }
-bool start() { return true; }
 
 #else
 
@@ -29,20 +28,20 @@ bool system_keeps_tiles() {
   return (low & SHAPES) && (low & TILES);
 }
 
-bool run_here() { return avx512.run_here() && has_tiles() && system_keeps_tiles(); }
-
 // Linux keeps no room for tiles until a process asks for it; threads and forks inherit the permission. It is
 // refused where a thread's stack for signals is too small for what would have to lie on it.
-bool start() {
+bool system_grants_tiles() {
   constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // of asm/prctl.h, where newer systems alone have it
   return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
+
+bool run_here() { return avx512.run_here() && has_tiles() && system_keeps_tiles() && system_grants_tiles(); }
 
 #endif
 
 }  // namespace
 
-const Instructions amx = {"amx", run_here, amx_products, avx512_rows, avx512_attention, amx_encoder_attention, avx512_scores, start};
+const Instructions amx = {"amx", run_here, amx_products, avx512_rows, avx512_attention, amx_encoder_attention, avx512_scores};
 
 }  // namespace kvcast
 #endif

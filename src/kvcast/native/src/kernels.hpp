@@ -205,17 +205,12 @@ constexpr bool ALIGNED_STACK = true;
 
 struct Instructions {
   const char* name;
-  bool (*run_here)();  // what the processor and the system say; changes nothing
+  bool (*run_here)();  // what the processor and the system say
   const Products& products;
   const Rows& rows;
   const Attention& attention;
   const EncoderAttention& encoder_attention;
   const Scores& scores;
-
-  // Before the first use of `products` and the others; false where the system refuses. Null: nothing to do.
-  bool (*start)() = nullptr;
-
-  bool can_start() const { return run_here() && (start == nullptr || start()); }
 };
 
 extern const Instructions plain;

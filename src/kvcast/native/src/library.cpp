@@ -54,10 +54,10 @@ EXPORT const char* kvcast_instructions(int i) {
   return nullptr;
 }
 
-// Null for instructions that are unknown, do not run here or are refused, and where no thread is to be had.
+// Null for instructions that are unknown or do not run here, and where no thread is to be had.
 EXPORT kvcast_machine* kvcast_open(const char* instructions, int threads) {
   for (const Instructions* one : ALL) {
-    if (std::strcmp(one->name, instructions) != 0 || !one->can_start()) continue;
+    if (std::strcmp(one->name, instructions) != 0 || !one->run_here()) continue;
     try {
       return new kvcast_machine(*one, threads);
     } catch (const std::exception&) {
