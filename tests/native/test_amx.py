@@ -56,7 +56,7 @@ def test_an_encoders_attention_is_nearly_that_of_avx512(amx: str, head_dim: int)
     np.testing.assert_allclose(call.run(2, amx), call.run(2, AVX512), atol=1e-3)
 
 
-def test_the_fastest_set_is_used_unless_another_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_set_is_used_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "instruction_sets", lambda: [AMX, AVX512, "avx2", "plain"])
     monkeypatch.delenv(CHOICE, raising=False)
     assert chosen_instructions() == AMX
