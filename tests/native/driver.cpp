@@ -17,6 +17,7 @@
 
 #include "attention.hpp"
 #include "checks.hpp"
+#include "environment.hpp"
 #include "machine.hpp"
 #include "products.hpp"
 
@@ -367,6 +368,7 @@ void stop_threads_anywhere(Random& random) {
 }  // namespace
 
 int main(int, char** words) {
+  const Environment environment;  // as library.cpp has it
   if (std::string(words[1]) == "digests") {
     print_digests();
     return 0;

@@ -14,6 +14,7 @@
 
 #include "amx_tiles.hpp"
 #include "checks.hpp"
+#include "environment.hpp"
 #include "halves.hpp"
 #include "plain.hpp"
 
@@ -446,6 +447,7 @@ void check_released() {}
 }  // namespace
 
 int main(int, char** words) {
+  const Environment environment;  // as library.cpp has it
   Random random(std::atoi(words[1]));
   const int trials = std::atoi(words[2]);
   for (const Instructions* with : sets()) {

@@ -83,21 +83,19 @@ INLINE void multiply_values(const Head& head, int begin, int end, int d, const u
 void attend_queries(const Head& head, int head_dim, int first, int count, float* out, size_t stride) {
   alignas(64) float scores[ROWS][CHUNK], mixed[ROWS][BLOCK];
   alignas(64) uint16_t shares[ROWS][CHUNK];
-  float peak[ROWS], total[ROWS], kept[ROWS];
-  for (int m = 0; m < count; m++) {
-    peak[m] = -INFINITY;
-    total[m] = 0;
-  }
+  alignas(64) float most[ROWS] = {}, peak[ROWS], total[ROWS] = {}, kept[ROWS];
+  const __m512 scales = _mm512_maskz_loadu_ps(kvcast::first(count), head.query_scale + first);
+  __m512 peaks = _mm512_set1_ps(-INFINITY);
   for (int begin = 0; begin < head.filled; begin += CHUNK) {
     const int end = std::min(begin + CHUNK, head.filled);
     multiply_keys(head, first, begin, end, scores);
-    for (int m = 0; m < count; m++) {
-      const float scale = head.query_scale[first + m];
-      const float next = std::max(peak[m], score(head, first + m, begin, end, scores[m]) * scale);
-      kept[m] = std::exp2(peak[m] - next);
-      peak[m] = next;
-      total[m] = total[m] * kept[m] + share(scores[m], end - begin, scale, next, shares[m]);
-    }
+    for (int m = 0; m < count; m++) most[m] = score(head, first + m, begin, end, scores[m]);
+    const __m512 next = _mm512_max_ps(peaks, _mm512_mul_ps(_mm512_load_ps(most), scales));
+    _mm512_store_ps(kept, exp2(_mm512_sub_ps(peaks, next)));
+    _mm512_store_ps(peak, next);
+    peaks = next;
+    for (int m = 0; m < count; m++)
+      total[m] = total[m] * kept[m] + share(scores[m], end - begin, head.query_scale[first + m], peak[m], shares[m]);
     for (int d = 0; d < head_dim; d += BLOCK) {
       multiply_values(head, begin, end, d, shares, mixed);
       for (int m = 0; m < count; m++) {

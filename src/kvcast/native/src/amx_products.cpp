@@ -2,8 +2,8 @@
 // exact in any order, and they become floats a block at a time as there. So a few rows are left to AVX-512,
 // and fp32 altogether.
 //
-// The sums of 32 rows and half a tile's outputs are in four of AMX's tiles. They cross to AVX-512 through memory
-// after each block; meanwhile the next block is multiplied.
+// Weights are unpacked once for all rows. Totals of 16 rows and 16 outputs stay in registers; a block's sums come
+// to them through memory while AMX multiplies the next block.
 #include "amx.hpp"
 #include "avx512_tiles.hpp"
 #if defined(KVCAST_AMX)
@@ -16,84 +16,71 @@ namespace {
 
 using namespace amx_tiles;
 
-constexpr int STRIP = 2 * ROWS;  // rows whose sums are held at once
+constexpr int SLICE = 512;  // inputs whose weights are unpacked at once
+constexpr int STEPS = SLICE / GROUP;  // at most: a step is a block, or a group
 constexpr int QUADS = 4 * HALF;  // bytes of four inputs of a half
 
-// AMX's tiles: sums of the first rows (0, 1) and of the others (2, 3), both rows' codes (4, 5), weights (6, 7).
-void set_strip(int rows, int depth) {
-  Shapes shapes;
-  const int first = std::min(rows, ROWS), others = rows - first;
-  for (int tile = 0; tile < 4; tile++)
-    if (const int count = tile < 2 ? first : others) shapes.set(tile, count, ROW_BYTES);
-  shapes.set(4, first, depth);
-  if (others) shapes.set(5, others, depth);
-  for (int tile = 6; tile < 8; tile++) shapes.set(tile, depth / 4, ROW_BYTES);
-  set_shapes(shapes);
-}
+// Some inputs of a tile, as AMX wants them.
+struct Weights {
+  alignas(64) int8_t codes[VECTORS * SLICE * 16];  // [z, inputs / 4, 16, 4]
+  int inputs;
 
-// sums [rows, HALF] of codes, rows `stride` apart, and weights [depth / 4, HALF, 4].
-INLINE void multiply_strip(const int8_t* codes, size_t stride, int rows, const uint8_t* weights, int32_t* sums) {
-  constexpr size_t SUM_BYTES = HALF * sizeof(int32_t);
-  load<4>(codes, stride);
-  load<6>(weights, QUADS);
-  load<7>(weights + ROW_BYTES, QUADS);
-  zero<0>();
-  zero<1>();
-  dot_int8<0, 4, 6>();
-  dot_int8<1, 4, 7>();
-  if (rows > ROWS) {
-    load<5>(codes + ROWS * stride, stride);
-    zero<2>();
-    zero<3>();
-    dot_int8<2, 5, 6>();
-    dot_int8<3, 5, 7>();
-    store<2>(sums + ROWS * HALF, SUM_BYTES);
-    store<3>(sums + ROWS * HALF + 16, SUM_BYTES);
+  // Four inputs of a half.
+  INLINE void set(int half, int k, __m512i first, __m512i second) {
+    int8_t* to = codes + (2 * half * inputs + k) * 16;
+    _mm512_store_si512(to, first);
+    _mm512_store_si512(to + inputs * 16, second);
   }
-  store<0>(sums, SUM_BYTES);
-  store<1>(sums + 16, SUM_BYTES);
+};
+
+// Of up to 16 rows: in each step the scale, and for INT4_MIN the sum of the codes times it.
+struct Strip {
+  alignas(64) float scales[STEPS][ROWS], sums[STEPS][ROWS];
+};
+
+// numbers [m, steps]: those of a step and 16 rows from m on; zeros for rows that are not there.
+INLINE __m512i of_rows(const void* numbers, int m, __mmask16 there, int step, int steps) {
+  const __m512i rows = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const int32_t* from = static_cast<const int32_t*>(numbers) + static_cast<size_t>(m) * steps + step;
+  return _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), there, _mm512_mullo_epi32(_mm512_set1_epi32(steps), rows), from, 4);
+}
+INLINE __m512 floats_of_rows(const float* numbers, int m, __mmask16 there, int step, int steps) {
+  return _mm512_castsi512_ps(of_rows(numbers, m, there, step, steps));
 }
 
-// of_row(m) returns what makes a new total of each vector of sums [rows, HALF]: f(z, sum, total).
-template <class OfRow>
-INLINE void add_up(const int32_t* sums, int rows, float* totals, const OfRow& of_row) {
-  for (int m = 0; m < rows; m++) {
-    const auto added = of_row(m);
-    for (int z = 0; z < PAIR; z++) {
-      float* total = totals + m * BLOCK + 16 * z;
-      _mm512_storeu_ps(total, added(z, _mm512_load_si512(sums + m * HALF + 16 * z), _mm512_loadu_ps(total)));
-    }
-  }
+INLINE __m512i with_sign(__m512i codes) { return _mm512_xor_si512(codes, _mm512_set1_epi8(-128)); }
+
+INLINE void unpack_bytes(const uint8_t* from, int half, int k, int count, Weights& to) {
+  for (int i = 0; i < count; i += 4, from += QUADS)
+    to.set(half, k + i, with_sign(_mm512_loadu_si512(from)), with_sign(_mm512_loadu_si512(from + ROW_BYTES)));
 }
 
-// A format's half of a tile: its weights by DEPTH inputs, and how their sums add up to totals [rows, BLOCK].
+// A format's tile: its weights in steps of DEPTH inputs, what is of rows and outputs in each step, and how sums add
+// up to totals.
 struct Int8 {
   static constexpr Format FORMAT = Format::INT8;
   static constexpr int DEPTH = BLOCK;
 
   const uint8_t* tile;
-  int half;
   const Rounded& in;
 
-  INLINE const uint8_t* weights(int step, uint8_t*) const {
-    return tile + static_cast<size_t>(half) * HALF * in.inputs + static_cast<size_t>(step) * BLOCK * HALF;
+  INLINE void unpack(int step, int half, int k, Weights& to) const {
+    unpack_bytes(tile + (static_cast<size_t>(half) * in.inputs + step * BLOCK) * HALF, half, k, BLOCK, to);
+  }
+  INLINE void factors(int m, __mmask16 there, int step, float* scales, float*) const {
+    _mm512_store_ps(scales, floats_of_rows(in.scales, m, there, step, in.inputs / BLOCK));
   }
 
-  INLINE void add(int step, const int32_t* sums, int rows, float* totals) const {
-    const int blocks = in.inputs / BLOCK;
-    add_up(sums, rows, totals, [&](int m) {
-      const int32_t* offsets = in.offsets + (m * blocks + step) * 2;
-      const __m512i offset = _mm512_set1_epi32(offsets[0] + offsets[1]);
-      const __m512 scale = _mm512_set1_ps(in.scales[m * blocks + step]);
-      return [=](int, __m512i sum, __m512 total) {
-        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(sum, offset)), scale, total);
-      };
-    });
-  }
+  struct Adding {
+    INLINE __m512 operator()(__m512 total, __m512 sum, const float* scale, const float*) const {
+      return _mm512_fmadd_ps(sum, _mm512_set1_ps(*scale), total);
+    }
+  };
+  INLINE Adding adding(int, int) const { return {}; }
 
   INLINE __m512 end(int z, __m512 total) const {
-    const float* scales = reinterpret_cast<const float*>(tile + static_cast<size_t>(BLOCK) * in.inputs) + half * HALF;
-    return _mm512_fmadd_ps(total, _mm512_loadu_ps(scales + 16 * z), _mm512_loadu_ps(scales + BLOCK + 16 * z));
+    const float* scales = reinterpret_cast<const float*>(tile + static_cast<size_t>(BLOCK) * in.inputs) + 16 * z;
+    return _mm512_fmadd_ps(total, _mm512_loadu_ps(scales), _mm512_loadu_ps(scales + BLOCK));
   }
 };
 
@@ -102,96 +89,158 @@ struct Groups {
   static constexpr int DEPTH = GROUP;
 
   const uint8_t* tile;
-  int half;
   const Rounded& in;
 
-  INLINE const uint8_t* group(int step) const { return tile + (static_cast<size_t>(half) * (in.inputs / GROUP) + step) * EACH; }
-  INLINE float scale_of(int m, int step) const { return in.scales[m * (in.inputs / BLOCK) + step / 2]; }
-  INLINE int32_t offset_of(int m, int step) const { return in.offsets[m * (in.inputs / GROUP) + step]; }
+  INLINE const uint8_t* group(int half, int step) const {
+    return tile + (static_cast<size_t>(half) * (in.inputs / GROUP) + step) * EACH;
+  }
+  INLINE __m512 scales(int m, __mmask16 there, int step) const {
+    return floats_of_rows(in.scales, m, there, step / 2, in.inputs / BLOCK);
+  }
 
   INLINE __m512 end(int z, __m512 total) const {
-    const float* bias = reinterpret_cast<const float*>(tile + 2 * EACH * (in.inputs / GROUP)) + half * HALF;
-    return _mm512_add_ps(total, _mm512_loadu_ps(bias + 16 * z));
+    const float* bias = reinterpret_cast<const float*>(tile + 2 * EACH * (in.inputs / GROUP)) + 16 * z;
+    return _mm512_add_ps(total, _mm512_loadu_ps(bias));
   }
 };
 
 struct Int8Block : Groups<INT8_GROUP> {
   static constexpr Format FORMAT = Format::INT8_BLOCK;
 
-  INLINE const uint8_t* weights(int step, uint8_t*) const { return group(step) + HALVES; }
-
-  INLINE void add(int step, const int32_t* sums, int rows, float* totals) const {
-    const __m512 d[PAIR] = {halves(group(step)), halves(group(step) + 32)};
-    add_up(sums, rows, totals, [&](int m) {
-      const __m512i offset = _mm512_set1_epi32(offset_of(m, step));
-      const __m512 scale = _mm512_set1_ps(scale_of(m, step));
-      return [=, &d](int z, __m512i sum, __m512 total) {
-        sum = _mm512_add_epi32(sum, offset);
-        return _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale), d[z], total);
-      };
-    });
+  INLINE void unpack(int step, int half, int k, Weights& to) const {
+    unpack_bytes(group(half, step) + HALVES, half, k, GROUP, to);
   }
+  INLINE void factors(int m, __mmask16 there, int step, float* to, float*) const {
+    _mm512_store_ps(to, scales(m, there, step));
+  }
+
+  struct Adding {
+    __m512 d;
+    INLINE __m512 operator()(__m512 total, __m512 sum, const float* scale, const float*) const {
+      return _mm512_fmadd_ps(_mm512_mul_ps(sum, _mm512_set1_ps(*scale)), d, total);
+    }
+  };
+  INLINE Adding adding(int z, int step) const { return {halves(group(z / PAIR, step) + z % PAIR * 32)}; }
 };
 
 struct Int4Min : Groups<INT4_GROUP> {
   static constexpr Format FORMAT = Format::INT4_MIN;
 
-  // A byte for each code, in `space`.
-  INLINE const uint8_t* weights(int step, uint8_t* space) const {
-    constexpr int BYTES = GROUP * HALF / 2;
-    const uint8_t* codes = group(step) + 2 * HALVES;
+  INLINE void unpack(int step, int half, int k, Weights& to) const {
+    const uint8_t* from = group(half, step) + 2 * HALVES;
     const __m512i low = _mm512_set1_epi8(15);
-    for (int i = 0; i < BYTES; i += 64) {
-      const __m512i both = _mm512_loadu_si512(codes + i);
-      _mm512_store_si512(space + i, _mm512_and_si512(both, low));
-      _mm512_store_si512(space + BYTES + i, _mm512_and_si512(_mm512_srli_epi16(both, 4), low));
+    for (int i = 0; i < GROUP / 2; i += 4, from += QUADS) {
+      const __m512i first = _mm512_loadu_si512(from), second = _mm512_loadu_si512(from + ROW_BYTES);
+      to.set(half, k + i, _mm512_and_si512(first, low), _mm512_and_si512(second, low));
+      to.set(half, k + i + GROUP / 2, _mm512_and_si512(_mm512_srli_epi16(first, 4), low),
+             _mm512_and_si512(_mm512_srli_epi16(second, 4), low));
     }
-    return space;
+  }
+  INLINE void factors(int m, __mmask16 there, int step, float* to, float* sums) const {
+    const __m512 scale = scales(m, there, step);
+    const __m512 offset = _mm512_cvtepi32_ps(of_rows(in.offsets, m, there, step, in.inputs / GROUP));
+    _mm512_store_ps(to, scale);
+    _mm512_store_ps(sums, _mm512_mul_ps(_mm512_mul_ps(offset, scale), _mm512_set1_ps(-1 / 128.f)));
   }
 
-  INLINE void add(int step, const int32_t* sums, int rows, float* totals) const {
-    const __m512 d[PAIR] = {halves(group(step)), halves(group(step) + 32)};
-    const __m512 least[PAIR] = {halves(group(step) + HALVES), halves(group(step) + HALVES + 32)};
-    add_up(sums, rows, totals, [&](int m) {
-      const float s = scale_of(m, step);
-      const __m512 scale = _mm512_set1_ps(s);
-      const __m512 codes = _mm512_set1_ps(static_cast<float>(offset_of(m, step)) * s * (-1 / 128.f));
-      return [=, &d, &least](int z, __m512i sum, __m512 total) {
-        total = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale), d[z], total);
-        return _mm512_fmadd_ps(codes, least[z], total);
-      };
-    });
+  struct Adding {
+    __m512 d, least;
+    INLINE __m512 operator()(__m512 total, __m512 sum, const float* scale, const float* codes) const {
+      total = _mm512_fmadd_ps(_mm512_mul_ps(sum, _mm512_set1_ps(*scale)), d, total);
+      return _mm512_fmadd_ps(_mm512_set1_ps(*codes), least, total);
+    }
+  };
+  INLINE Adding adding(int z, int step) const {
+    const uint8_t* at = group(z / PAIR, step) + z % PAIR * 32;
+    return {halves(at), halves(at + HALVES)};
   }
 };
 
+// AMX's tiles: a block's sums (0), rows' codes (1), weights (2).
+void set_strip(int rows, int depth) {
+  Shapes shapes;
+  shapes.set(0, rows, ROW_BYTES);
+  shapes.set(1, rows, depth);
+  shapes.set(2, depth / 4, ROW_BYTES);
+  set_shapes(shapes);
+}
+
+// The blocks of a strip and all outputs, one after the other.
 template <class Of>
-INLINE void multiply_half(const Of& of, int rows, float* out) {
-  alignas(64) int32_t sums[2][STRIP * HALF];
-  alignas(64) uint8_t space[GROUP * HALF];
-  for (int m = 0; m < rows; m++)
-    for (int z = 0; z < PAIR; z++) _mm512_storeu_ps(out + m * BLOCK + 16 * z, _mm512_setzero_ps());
-  const int steps = of.in.inputs / Of::DEPTH;
-  for (int step = 0; step <= steps; step++) {
-    if (step < steps)
-      multiply_strip(of.in.codes + step * Of::DEPTH, of.in.inputs, rows, of.weights(step, space), sums[step % 2]);
-    if (step > 0) of.add(step - 1, sums[(step - 1) % 2], rows, out);
+class Blocks {
+ public:
+  INLINE Blocks(const Weights& weights, const int8_t* codes, size_t stride, int steps)
+      : weights_(weights.codes), codes_(codes), stride_(stride), steps_(steps), left_(VECTORS * steps) {}
+
+  INLINE void multiply(int32_t* sums) {
+    if (left_ == 0) return;
+    load<1>(codes_ + step_ * Of::DEPTH, stride_);
+    load<2>(weights_, ROW_BYTES);
+    zero<0>();
+    dot_signed<0, 1, 2>();
+    store<0>(sums, ROW_BYTES);
+    left_--;
+    weights_ += Of::DEPTH * 16;
+    if (++step_ == steps_) step_ = 0;
   }
-  for (int m = 0; m < rows; m++)
-    for (int z = 0; z < PAIR; z++) {
-      float* total = out + m * BLOCK + 16 * z;
-      _mm512_storeu_ps(total, of.end(z, _mm512_loadu_ps(total)));
+
+ private:
+  const int8_t *weights_, *codes_;
+  size_t stride_;
+  int steps_, left_, step_ = 0;
+};
+
+// out [rows, BLOCK]: totals of a strip, over `steps` from `first` on.
+template <class Of>
+INLINE void multiply_strip(const Of& of, Blocks<Of> blocks, const Strip& strip, int first, int steps, int rows, bool ends,
+                           float* out, int32_t* now, int32_t* next) {
+  blocks.multiply(now);
+  for (int z = 0; z < VECTORS; z++, out += 16) {
+    __m512 totals[ROWS];
+#pragma GCC unroll 16
+    for (int m = 0; m < ROWS; m++)
+      totals[m] = first > 0 && m < rows ? _mm512_loadu_ps(out + m * BLOCK) : _mm512_setzero_ps();
+    for (int step = 0; step < steps; step++) {
+      blocks.multiply(next);
+      const auto added = of.adding(z, first + step);
+#pragma GCC unroll 16
+      for (int m = 0; m < ROWS; m++)
+        totals[m] = added(totals[m], _mm512_cvtepi32_ps(_mm512_load_si512(now + m * 16)), strip.scales[step] + m,
+                          strip.sums[step] + m);
+      std::swap(now, next);
     }
+    // A loop to `rows` would keep the totals in memory all the time.
+#pragma GCC unroll 16
+    for (int m = 0; m < ROWS; m++)
+      if (m < rows) _mm512_storeu_ps(out + m * BLOCK, ends ? of.end(z, totals[m]) : totals[m]);
+  }
+}
+
+template <class Of>
+void multiply_slice(const Of& of, int begin, int end, int rows, float* out) {
+  Weights weights;
+  weights.inputs = end - begin;
+  Strip strip;
+  alignas(64) int32_t sums[2][ROWS * 16] = {};
+  const int first = begin / Of::DEPTH, steps = (end - begin) / Of::DEPTH;
+  for (int half = 0; half < 2; half++)
+    for (int step = 0; step < steps; step++) of.unpack(first + step, half, step * Of::DEPTH, weights);
+  for (int m = 0; m < rows; m += ROWS) {
+    const int count = std::min(ROWS, rows - m);
+    for (int step = 0; step < steps; step++)
+      of.factors(m, kvcast::first(count), first + step, strip.scales[step], strip.sums[step]);
+    if (m == 0 || count < ROWS) set_strip(count, Of::DEPTH);
+    const Blocks<Of> blocks(weights, of.in.codes + static_cast<size_t>(m) * of.in.inputs + begin, of.in.inputs, steps);
+    multiply_strip(of, blocks, strip, first, steps, count, end == of.in.inputs, out + m * BLOCK, sums[0], sums[1]);
+  }
 }
 
 template <class Of>
 void multiply(const uint8_t* tile, const Operand& operand, int inputs, int rows, float* out) {
   if (rows <= MOST_ROWS) return avx512_products.of(Of::FORMAT).multiply(tile, operand, inputs, rows, out);
-  for (int first = 0; first < rows; first += STRIP) {
-    const int count = std::min(STRIP, rows - first);
-    const Rounded in = operand.rounded.row(first);
-    if (first == 0 || count < STRIP) set_strip(count, Of::DEPTH);
-    for (int half = 0; half < 2; half++) multiply_half(Of{tile, half, in}, count, out + first * BLOCK + half * HALF);
-  }
+  const Of of{tile, operand.rounded};
+  for (int begin = 0; begin < of.in.inputs; begin += SLICE)
+    multiply_slice(of, begin, std::min(begin + SLICE, of.in.inputs), rows, out);
   release();
 }
 

@@ -62,6 +62,12 @@ ALWAYS void dot_int8() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(A), "i"(B));
 }
 
+// The same with int8 b.
+template <int SUMS, int A, int B>
+ALWAYS void dot_signed() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(A), "i"(B));
+}
+
 // float sums [m, n] += bf16 a [m, k] x bf16 b [k / 2, n, 2].
 template <int SUMS, int A, int B>
 ALWAYS void dot_bf16() {
@@ -155,9 +161,11 @@ ALONE void dot_all(Number (*dot)(Number sum, Row a, Rows b, int n, int depth)) {
     }
 }
 
-ALONE inline uint32_t add_int8(uint32_t sum, Row a, Rows b, int n, int depth) {
+template <class Byte>
+ALONE uint32_t add_int8(uint32_t sum, Row a, Rows b, int n, int depth) {
   for (int k = 0; k < depth; k++)
-    for (int i = 0; i < 4; i++) sum += static_cast<uint32_t>(static_cast<int8_t>(a[4 * k + i]) * b[k][4 * n + i]);
+    for (int i = 0; i < 4; i++)
+      sum += static_cast<uint32_t>(static_cast<int8_t>(a[4 * k + i]) * static_cast<Byte>(b[k][4 * n + i]));
   return sum;
 }
 
@@ -182,7 +190,12 @@ ALONE inline float add_bf16(float sum, Row a, Rows b, int n, int depth) {
 
 template <int SUMS, int A, int B>
 void dot_int8() {
-  dot_all<uint32_t, SUMS, A, B>(add_int8);
+  dot_all<uint32_t, SUMS, A, B>(add_int8<uint8_t>);
+}
+
+template <int SUMS, int A, int B>
+void dot_signed() {
+  dot_all<uint32_t, SUMS, A, B>(add_int8<int8_t>);
 }
 
 template <int SUMS, int A, int B>

@@ -11,6 +11,7 @@ namespace {
 constexpr int ROWS_AT_ONCE = 42 * MOST_ROWS;  // so that their codes stay in the second cache
 constexpr int TILES_AT_ONCE = 8;
 constexpr int GATED_ROWS = 4 * MOST_ROWS;
+constexpr int FLOATS_OF_LINE = 16;
 constexpr int PARTS_OF_A_THREAD = 8;  // so that one that is late delays little
 
 // Bytes of a row of stored codes.
@@ -96,6 +97,17 @@ void multiply(Machine& machine, const Product& product) {
     }
     with.finish(sums, std::min(BLOCK, outputs - tile * BLOCK), ending);
   };
+  // What results are added to and written to comes to the second cache while they are computed: the first one
+  // holds what is multiplied.
+  constexpr int SECOND = 2;
+  const auto fetch = [&](int m, int tile) {
+    const size_t first = static_cast<size_t>(tile) * BLOCK;
+    for (int i = 0; i < std::min(BLOCK, outputs - tile * BLOCK); i += FLOATS_OF_LINE) {
+      if (product.residual) __builtin_prefetch(product.residual + m * product.residual_stride + first + i, 0, SECOND);
+      if (product.out) __builtin_prefetch(product.out + m * product.out_stride + first + i, 1, SECOND);
+    }
+    if (product.to) __builtin_prefetch(product.to->row(m).block(tile).codes, 1, SECOND);
+  };
   machine.threads.run(row_parts * tile_parts, [&](int part) {
     const int first = part / tile_parts * rows_at_once, last = std::min(first + rows_at_once, product.rows);
     const int tile = part % tile_parts * tiles_at_once;
@@ -103,6 +115,7 @@ void multiply(Machine& machine, const Product& product) {
     for (int t = tile; t < std::min(tile + tiles_at_once, tiles); t++)
       for (int m = first; m < last; m += rows_of_tile) {
         const int count = std::min(rows_of_tile, last - m);
+        for (int i = 0; i < count; i++) fetch(m + i, t);
         for (int half = 0; half < halves; half++)
           for (int i = 0; i < count; i += of.most_rows)
             of.multiply(matrix.tiles + (t + half * tiles) * bytes, in.row(m + i), matrix.inputs,
