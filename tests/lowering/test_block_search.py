@@ -5,6 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvcast.lowering.block_search import searched
+from kvcast.spec.blocks import Blocks
 
 
 def in_whole_range(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -36,3 +37,21 @@ def test_even_steps_and_constant_blocks_are_exact() -> None:
     matrix = (steps / 8 - 1).astype(np.float32)
     matrix[3], matrix[4], matrix[5] = 0, 0.5, -0.25
     np.testing.assert_array_equal(searched(matrix).numbers(), matrix)
+
+
+def test_errors_count_by_the_weights_of_their_inputs() -> None:
+    generator = np.random.default_rng(2)
+    matrix = generator.normal(size=(100, 96)).astype(np.float32)
+    weights = np.exp(2 * generator.normal(size=96)).astype(np.float32)
+
+    def weighted_error(found: Blocks) -> float:
+        return float((weights * np.square(found.numbers() - matrix)).mean())
+
+    assert weighted_error(searched(matrix, weights)) < 0.8 * weighted_error(searched(matrix))
+
+
+def test_only_what_weights_are_to_each_other_in_a_block_matters() -> None:
+    matrix = np.random.default_rng(3).normal(size=(20, 64)).astype(np.float32)
+    weights = np.repeat(np.float32([1e-30, 1e30]), 32)
+    found, expected = searched(matrix, weights), searched(matrix)
+    np.testing.assert_array_equal(found.numbers(), expected.numbers())
