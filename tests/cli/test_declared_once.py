@@ -134,7 +134,7 @@ def one_more_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_runtime_arrives_on_the_command_line(command: ModuleType):
     told = help_of(command)
     assert re.search(r"--runtime \{[\w,]*\babacus\b", told)
-    assert re.search(r"--quantize \{[\w,]*\bint2\b", told)
+    assert re.search(r"--quantize \{[\w,-]*\bint2\b", told)
     assert re.search(r"--dtype \{[\w,]*\bfp8\b", told)
     assert "abacus: Abacus, beads on wires, needs kvcast[beads]" in told
     assert "int2 on abacus" in told

@@ -97,6 +97,7 @@ class Manifest:
 
     `dtype` is the dtype of everything that is not quantised, `device` where the graphs run.
     `processor` lists the instructions that native code in the bundle needs; empty if there is none.
+    `calibration` says how int4's codes were calibrated; empty if that was not asked for.
     """
 
     family: str
@@ -110,6 +111,7 @@ class Manifest:
     dtype: str = "fp32"
     device: str = "cpu"
     processor: tuple[str, ...] = ()
+    calibration: dict[str, Any] = field(default_factory=dict)
     verification: dict[str, Any] = field(default_factory=dict)
     files: dict[str, FileRecord] = field(default_factory=dict)
 

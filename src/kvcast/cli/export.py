@@ -10,6 +10,7 @@ import kvcast
 from kvcast.cli import console
 from kvcast.cli.arguments import add_options, filled, headings, keywords
 from kvcast.cli.progress import progress
+from kvcast.spec.runtimes import CALIBRATED
 from kvcast.tasks.params import LOADING, ExportParams
 
 EPILOG = """\
@@ -47,6 +48,10 @@ def run(args: argparse.Namespace) -> int:
         bundle = kvcast.export_bundle(
             args.model, args.output, on_phase=on_phase, **keywords(args, ExportParams)
         )
+    if args.quantize == CALIBRATED and not args.quiet:
+        from kvcast.tasks.exporting import told_calibration
+
+        console.say(told_calibration(bundle))
     written = sorted(path for path in bundle.rglob("*") if path.is_file())
     sizes = {path: path.stat().st_size for path in written}
     for path, size in [*sizes.items(), (bundle, sum(sizes.values()))]:

@@ -1,7 +1,7 @@
 """The phases of an export, for progress callbacks.
 
-A phase's text starts with reading, exporting, quantising, compiling, proving or sealing; if a model
-has several programs, the program's name follows, as in "compiling decode".
+A phase's text starts with reading, calibrating, exporting, quantising, compiling, proving or
+sealing; if a model has several programs, the program's name follows, as in "compiling decode".
 """
 
 from collections.abc import Callable

@@ -6,9 +6,13 @@ need it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvcast.errors import UsageError
+
+CALIBRATED = "int4-calibrated"
+"""int4 whose codes suit what matrices are given in a text that the model writes."""
+_BLOCKS = ("none", "int8", "int4", CALIBRATED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +23,14 @@ class BundlePrecision:
         quantize: how weight matrices are quantised: "none" or one of the target's schemes.
         dtype: of everything that is not quantised: "fp32", "bf16" or "fp16".
         cache: of self caches: the same as `dtype`, or "int8".
+        calibrated: whether int4's codes are found as `CALIBRATED` says.
 
     """
 
     quantize: str
     dtype: str = "fp32"
     cache: str = "fp32"
+    calibrated: bool = field(default=False, repr=False)  # exports are cached by the rest's repr
 
     @property
     def exact(self) -> bool:
@@ -88,7 +94,9 @@ class RuntimeInfo:
         usual = (self.caches or (dtype,))[0]
         cache = request.cache or (quantize != "none" and self.quantized_cache) or usual
         self._check("cache", cache, self.caches or (dtype,))
-        return BundlePrecision(quantize=quantize, dtype=dtype, cache=cache)
+        calibrated = quantize == CALIBRATED
+        stored = "int4" if calibrated else quantize
+        return BundlePrecision(quantize=stored, dtype=dtype, cache=cache, calibrated=calibrated)
 
     def offers(self, request: PrecisionRequest) -> bool:
         """Tell whether the runtime has the precision that is asked for."""
@@ -116,7 +124,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         summary="needs no PyTorch",
         extra="",
         native=False,
-        quantize=("none", "int8", "int4"),
+        quantize=_BLOCKS,
         default_quantize="int8",
         caches=("fp32", "int8"),
     ),
@@ -125,7 +133,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         summary="compiled with g++ for this machine",
         extra="export",
         compiles=True,
-        quantize=("none", "int8", "int4"),
+        quantize=_BLOCKS,
         default_quantize="none",
         dtypes=("fp32", "bf16", "fp16"),
         quantized_dtype="bf16",
@@ -143,7 +151,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         summary="one call a step, compiled from C++ where it runs",
         extra="",
         native=False,
-        quantize=("none", "int8", "int4"),
+        quantize=_BLOCKS,
         default_quantize="int8",
         caches=("fp32", "fp16", "int8"),
         quantized_cache="fp16",

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from kvcast.bundle.manifest import Manifest
+from kvcast.bundle.manifest import MANIFEST, Manifest
 from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.source import locate, open_checkpoint
@@ -35,8 +35,8 @@ def export_bundle(model: str | Path, output: str | Path, params: ExportParams) -
             model's name.
         output: the bundle's folder; an existing one is replaced only with `overwrite`.
         params: given as keywords.
-        on_phase: called with each phase as it begins: "reading", "exporting decode",
-            "quantising decode", "compiling decode", "sealing", "proving".
+        on_phase: called with each phase as it begins: "reading", "calibrating: …",
+            "exporting decode", "quantising decode", "compiling decode", "sealing", "proving".
 
     Raises:
         KvcastError: the model cannot be read, exported or written; the message is one line.
@@ -89,6 +89,10 @@ def export_folder(
     family = family_of(checkpoint.family)
     with staged(output, overwrite=overwrite) as folder:
         programs = family.programs(checkpoint)
+        blocks_of, calibration = checkpoint.blocks_of, {}
+        if precision.calibrated:
+            calibrated = family.calibrate(programs, blocks_of, on_phase)
+            blocks_of, calibration = calibrated.blocks_of, calibrated.record
         job = LoweringJob(
             family=checkpoint.family,
             programs=programs,
@@ -96,7 +100,7 @@ def export_folder(
             build=build,
             special_tokens=family.special_tokens(checkpoint),
             on_phase=on_phase,
-            blocks_of=checkpoint.blocks_of,
+            blocks_of=blocks_of,
         )
         graphs, layers = target.lower(job, folder)
         manifest = Manifest(
@@ -110,6 +114,7 @@ def export_folder(
             cache=layers,
             graphs=graphs,
             source={"name": _public_name(name), "sha256": checkpoint.content_hash},
+            calibration=calibration,
             tools={name: version(name) for name in ("kvcast", "torch", *target.tools)},
         )
         on_phase("sealing")
@@ -126,6 +131,19 @@ def export_folder(
         # It has just run here.
         remember_opening(seal(folder, replace(manifest, verification=record)))
     return output
+
+
+def told_calibration(folder: Path) -> str:
+    """Tell in one line how the codes of a bundle just exported as `CALIBRATED` were found."""
+    record = Manifest.from_json((folder / MANIFEST).read_text(encoding="utf-8")).calibration
+    kept = f"kept the checkpoint's own codes of {record['kept']} matrices"
+    if not record["calibrated"]:
+        return f"{kept}: there is nothing to calibrate"
+    calibrated = (
+        f"calibrated {record['calibrated']} matrices on {record['tokens']:,} tokens that the model "
+        f"wrote (seed {record['seed']})"
+    )
+    return f"{calibrated}, {kept}" if record["kept"] else calibrated
 
 
 def _public_name(name: str) -> str:

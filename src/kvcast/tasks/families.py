@@ -13,14 +13,18 @@ from typing_extensions import override
 from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle
 from kvcast.checkpoints.base import Dimensions
 from kvcast.checkpoints.source import read_dimensions
-from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
 from kvcast.runtimes.base import EncoderDecoder, Runtime
+from kvcast.spec.blocks import BlocksOf
 from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.phases import OnPhase
+from kvcast.spec.runtimes import CALIBRATED
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
 from kvcast.spec.whisper import WhisperDimensions
 
 if TYPE_CHECKING:
+    from kvcast.lowering.calibrated_blocks import Calibrated
     from kvcast.programs.decoder import DecoderPrograms
     from kvcast.programs.t5 import T5Programs
     from kvcast.programs.unilm import UnilmPrograms
@@ -52,6 +56,13 @@ class Family(Protocol):
 
     def quantize_eager(self, programs: Any, quantize: str) -> None:
         """Replace the programs' linear layers with weight-only quantised ones, in place."""
+
+    def calibrate(self, programs: Any, blocks_of: BlocksOf, on_phase: OnPhase) -> "Calibrated":  # noqa: ARG002
+        """Find int4 codes on text that the model writes; see `kvcast.lowering.calibrated_blocks`.
+
+        Raises UsageError for models that it is not made for.
+        """
+        raise UsageError(f"only decoder-only models have {CALIBRATED}: use --quantize int4")
 
     def prove(self, candidate: Any, programs: Any, *, exact: bool) -> dict[str, Any]:
         """Compare a runtime with the programs run without a cache; see `kvcast.tasks.proof`."""
@@ -186,6 +197,14 @@ class DecoderFamily(_TextFamily):
         from kvcast.programs.decoder import DecoderPrograms
 
         return DecoderPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+
+    @override
+    def calibrate(
+        self, programs: "DecoderPrograms", blocks_of: BlocksOf, on_phase: OnPhase
+    ) -> "Calibrated":
+        from kvcast.lowering.calibrated_blocks import calibrate
+
+        return calibrate(programs, blocks_of, on_phase)
 
     @override
     def prove(

@@ -24,7 +24,7 @@ from kvcast.machine.processor import available_cores
 from kvcast.spec.digests import sha256_of
 from kvcast.spec.options import keywords_of
 from kvcast.spec.paths import cache_dir
-from kvcast.spec.runtimes import RUNTIMES, BundlePrecision, PrecisionRequest
+from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision, PrecisionRequest
 from kvcast.tasks.exporting import check_export, export_folder, require_export_extra
 from kvcast.tasks.families import Task, family_of
 from kvcast.tasks.first_opening import check_first_opening
@@ -165,7 +165,7 @@ def _check_request(
     """Raise UsageError for a request that an existing bundle does not meet."""
     options = {
         "runtime": (runtime, manifest.runtime),
-        "quantize": (request.quantize, manifest.quantize),
+        "quantize": (request.quantize, _quantize(manifest)),
         "dtype": (request.dtype, manifest.dtype),
         "cache": (request.cache, _cache(manifest)),
     }
@@ -221,6 +221,11 @@ def _open_eager(folder: Path, precision: BundlePrecision, threads: int) -> Model
 _CACHES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
 
 
+def _quantize(manifest: Manifest) -> str:
+    """Return what an export was asked for."""
+    return CALIBRATED if manifest.calibration else manifest.quantize
+
+
 def _cache(manifest: Manifest) -> str:
     """Return the precision of a bundle's self caches; a manifest without any is found out later."""
     own = next((one.dtype for one in manifest.cache if one.kind != "cross"), "float32")
@@ -236,7 +241,8 @@ def _exported_once(
     precision = RUNTIMES[runtime].choose_precision(params.precision)
     made_for = target.processor()
     versions = (str(VERSION), __version__)
-    parts = (fingerprint(checkpoint), runtime, repr(precision), *made_for, *versions)
+    codes = (CALIBRATED,) if precision.calibrated else ()
+    parts = (fingerprint(checkpoint), runtime, repr(precision), *codes, *made_for, *versions)
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
     bundle = cache_dir() / "bundles" / key
     remove_abandoned(bundle.parent)
