@@ -149,7 +149,7 @@ struct Trial {
   explicit Trial(Random& random)
       : format(static_cast<Format>(below(random, FORMATS))),
         outputs(1 + below(random, 200)),
-        inputs(1 + below(random, 200)),
+        inputs(1 + below(random, below(random, 4) ? 200 : 1300)),
         rows(1 + below(random, below(random, 3) ? 20 : 150)),
         x(floats(random, static_cast<size_t>(rows) * inputs)),
         bias(floats(random, outputs)) {

@@ -100,7 +100,7 @@ void fill_rows(Random& random, Floats& x, int rows, int inputs) {
 void hold_products(const Instructions& with, Random& random) {
   const Format format = static_cast<Format>(below(random, FORMATS));
   const Tiles &tiles = with.products.of(format), &expected_tiles = plain.products.of(format);
-  const int outputs = 1 + below(random, BLOCK), inputs = 1 + below(random, 300), rows = 1 + below(random, tiles.most_rows);
+  const int outputs = 1 + below(random, BLOCK), inputs = 1 + below(random, below(random, 4) ? 300 : 1300), rows = 1 + below(random, tiles.most_rows);
   const size_t weights = static_cast<size_t>(outputs) * inputs, groups = (inputs + GROUP - 1) / GROUP;
   const size_t row_bytes = format == Format::F32 ? 4 * inputs : format == Format::INT4_MIN ? (inputs + 1) / 2 : inputs;
   const bool greatest = below(random, 8) == 0;
@@ -427,6 +427,7 @@ void hold_tiles(const Instructions& with, Random& random) {
     for (size_t i = bytes.size(); i >= 2; i -= 2) bytes[i - 1] = (bytes[i - 1] & 0x80) | 0x3f, bytes[i - 2] |= 0x80;
   };
   hold_dot<int32_t, int8_t, uint8_t>(random, any, amx_tiles::dot_int8<0, 3, 7>, [](int code) { return code; }, 0);
+  hold_dot<int32_t, int8_t, int8_t>(random, any, amx_tiles::dot_signed<0, 3, 7>, [](int code) { return code; }, 0);
   hold_dot<float, uint16_t, uint16_t>(random, halves, amx_tiles::dot_bf16<0, 3, 7>, widened, 1e-4f);
 }
 

@@ -20,8 +20,10 @@ from kvcast.programs.decoder import DecoderPrograms
 from kvcast.runtimes.eager_decoder import EagerDecoderOnly
 from kvcast.spec.blocks import BlocksOf, no_blocks, rounded
 from kvcast.spec.phases import ignore_phase
+from kvcast.tasks.families import DecoderFamily
 from kvcast.tasks.targets import TARGETS
 from own_cache import own_cache
+from random_decoders import MIXTRAL
 from tiny_gguf import permuted, sizes, tensors, tiny_llama, vocabulary, write
 
 CALIBRATED = "int4-calibrated"
@@ -125,6 +127,11 @@ def test_a_loaded_checkpoint_is_exported_once_and_apart_from_int4(
         kvcast.load(bundle.parent, quantize=own)
         with pytest.raises(UsageError, match=f"was exported with --quantize {own}: use that"):
             kvcast.load(bundle.parent, quantize=other)
+
+
+def test_mixtures_of_experts_are_refused_before_their_weights_are_read() -> None:
+    with pytest.raises(UsageError, match="mixtures of experts have no int4-calibrated"):
+        DecoderFamily().check_calibration(MIXTRAL)
 
 
 @pytest.mark.parametrize(

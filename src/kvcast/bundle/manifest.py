@@ -131,7 +131,10 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the text of `bundle.json`."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n"
+        fields = asdict(self)
+        if not self.calibration:  # earlier readers of this version do not know it
+            del fields["calibration"]
+        return json.dumps({"format": FORMAT, "version": VERSION, **fields}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Self:

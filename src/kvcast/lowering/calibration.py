@@ -1,8 +1,8 @@
 """Runs a decoder-only model on tokens that need no data, to see what its matrices are given.
 
 How large activations get, and in which channels, depends on the weights more than on the text, so
-random tokens do for their ranges. Their mean squares follow the text a little more closely; the
-model writes one.
+random tokens do for their ranges. Their mean squares follow the text a little more closely, so for
+these the model writes one.
 """
 
 import torch

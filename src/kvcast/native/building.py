@@ -190,11 +190,11 @@ class Builder:
         self.elements(Element.COPY, out, value)
         return out
 
-    def contiguous(self, value: Value, dtype: Dtype | None = None) -> Value:
+    def contiguous(self, value: Value, dtype: Dtype) -> Value:
         """Return a value whose numbers follow one another, of a dtype."""
-        if value.is_contiguous and dtype in (None, value.dtype):
+        if value.is_contiguous and dtype == value.dtype:
             return value
-        return self.copied(value, value.dtype if dtype is None else dtype)
+        return self.copied(value, dtype)
 
     def elements(self, operation: Element, out: Value, *inputs: Value) -> None:
         """Compute `out` elementwise; inputs are repeated to its sizes."""

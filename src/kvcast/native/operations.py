@@ -467,7 +467,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "arange": _arange,
     "to": _to,
     "cat": _cat,
-    "contiguous": lambda _, x: x,  # who wants lines in order copies them
+    "contiguous": lambda _, x: x,  # `lines`, `flattened` and results copy where order matters
     "transpose": lambda _, x, first, second: x.transposed(first, second),
     "unsqueeze": lambda _, x, axis: x.unsqueezed(axis),
     "unflatten": lambda _, x, axis, sizes: x.unflattened(axis, sizes),

@@ -87,11 +87,15 @@ def export_folder(
     on_phase("reading")
     checkpoint = open_checkpoint(source)
     family = family_of(checkpoint.family)
+    if precision.calibrated:
+        family.check_calibration(checkpoint.dimensions)
     with staged(output, overwrite=overwrite) as folder:
         programs = family.programs(checkpoint)
         blocks_of, calibration = checkpoint.blocks_of, {}
         if precision.calibrated:
-            calibrated = family.calibrate(programs, blocks_of, on_phase)
+            from kvcast.lowering.calibrated_blocks import calibrate
+
+            calibrated = calibrate(programs, blocks_of, on_phase)
             blocks_of, calibration = calibrated.blocks_of, calibrated.record
         job = LoweringJob(
             family=checkpoint.family,
@@ -136,6 +140,8 @@ def export_folder(
 def told_calibration(folder: Path) -> str:
     """Tell in one line how the codes of a bundle just exported as `CALIBRATED` were found."""
     record = Manifest.from_json((folder / MANIFEST).read_text(encoding="utf-8")).calibration
+    if not record["calibrated"] + record["kept"]:
+        return "calibrated nothing: no matrix has whole blocks of inputs"
     kept = f"kept the checkpoint's own codes of {record['kept']} matrices"
     if not record["calibrated"]:
         return f"{kept}: there is nothing to calibrate"

@@ -15,16 +15,13 @@ from kvcast.checkpoints.base import Dimensions
 from kvcast.checkpoints.source import read_dimensions
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
 from kvcast.runtimes.base import EncoderDecoder, Runtime
-from kvcast.spec.blocks import BlocksOf
 from kvcast.spec.decoder import DecoderDimensions
-from kvcast.spec.phases import OnPhase
 from kvcast.spec.runtimes import CALIBRATED
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
 from kvcast.spec.whisper import WhisperDimensions
 
 if TYPE_CHECKING:
-    from kvcast.lowering.calibrated_blocks import Calibrated
     from kvcast.programs.decoder import DecoderPrograms
     from kvcast.programs.t5 import T5Programs
     from kvcast.programs.unilm import UnilmPrograms
@@ -57,11 +54,8 @@ class Family(Protocol):
     def quantize_eager(self, programs: Any, quantize: str) -> None:
         """Replace the programs' linear layers with weight-only quantised ones, in place."""
 
-    def calibrate(self, programs: Any, blocks_of: BlocksOf, on_phase: OnPhase) -> "Calibrated":  # noqa: ARG002
-        """Find int4 codes on text that the model writes; see `kvcast.lowering.calibrated_blocks`.
-
-        Raises UsageError for models that it is not made for.
-        """
+    def check_calibration(self, dimensions: Any) -> None:  # noqa: ARG002
+        """Raise UsageError for a model that `kvcast.lowering.calibrated_blocks` is not made for."""
         raise UsageError(f"only decoder-only models have {CALIBRATED}: use --quantize int4")
 
     def prove(self, candidate: Any, programs: Any, *, exact: bool) -> dict[str, Any]:
@@ -199,12 +193,9 @@ class DecoderFamily(_TextFamily):
         return DecoderPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
 
     @override
-    def calibrate(
-        self, programs: "DecoderPrograms", blocks_of: BlocksOf, on_phase: OnPhase
-    ) -> "Calibrated":
-        from kvcast.lowering.calibrated_blocks import calibrate
-
-        return calibrate(programs, blocks_of, on_phase)
+    def check_calibration(self, dimensions: DecoderDimensions) -> None:
+        if dimensions.experts:
+            raise UsageError(f"mixtures of experts have no {CALIBRATED}: use --quantize int4")
 
     @override
     def prove(

@@ -126,7 +126,8 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
         self.engine = kvcast.load(
             str(self.files()),
             runtime=self.runtime,
-            quantize=self.asked.quantize,
+            # `unfit` has compared a bundle's, whose codes may be calibrated ones.
+            quantize=None if is_bundle(Path(self.model.folder)) else self.asked.quantize,
             dtype=self.asked.dtype,
             threads=self.model.threads,
         )

@@ -14,6 +14,7 @@ from kvcast.bench.backend import Backend, Continuer, Ticks, Tokens
 from kvcast.bench.models import CausalModel
 from kvcast.checkpoints.gguf_writing import write_gguf
 from kvcast.errors import KvcastError
+from kvcast.machine.processor import instruction_sets
 
 _BATCH = 512
 _FILE = "model.gguf"
@@ -26,7 +27,7 @@ class LlamaCpp(Backend, Continuer):
     modules = ("llama_cpp",)
     settings = (
         f"n_batch {_BATCH}, flash attention as it chooses, a cache for each text, logits' argmax "
-        "in NumPy"
+        "in NumPy, no AMX"
     )
 
     model: CausalModel
@@ -53,6 +54,8 @@ class LlamaCpp(Backend, Continuer):
 
         llama_cpp.llama_backend_init()
         file, params = self.files() / _FILE, llama_cpp.llama_model_default_params()
+        # Matrices in AMX's order end its process with a signal at the first prompt.
+        params.use_extra_bufts = "amx_int8" not in instruction_sets()
         self.engine = llama_cpp.llama_model_load_from_file(str(file).encode(), params)
         if not self.engine:
             raise KvcastError(f"llama.cpp cannot read {file}")

@@ -28,8 +28,8 @@ bool system_keeps_tiles() {
   return (low & SHAPES) && (low & TILES);
 }
 
-// Linux keeps no room for tiles until a process asks for it; threads and forks inherit the permission. It is
-// refused where a thread's stack for signals is too small for what would have to lie on it.
+// Linux keeps no room for tiles until a process asks for it; threads and forks inherit the permission. From then on
+// tiles may have to lie on a thread's stack for signals: where one is too small, the permission is refused.
 bool system_grants_tiles() {
   constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // of asm/prctl.h, where newer systems alone have it
   return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;

@@ -10,7 +10,7 @@ namespace kvcast {
 constexpr int BLOCK = 64;       // inputs that share a scale of a row, and outputs of a tile
 constexpr int GROUP = 32;       // inputs of an output that share a scale in the formats of blocks
 constexpr int MOST_ROWS = 6;    // rows of a product: 6 x 4 sums and 4 weights fit in 32 registers
-constexpr int MOST_TILE_ROWS = 128;  // rows of a product with matrix units, whose sums lie in memory
+constexpr int MOST_TILE_ROWS = 128;  // rows of a product with matrix units, whose sums lie on the stack
 constexpr float SMALLEST = 1e-30f;  // a block that stays below it is zero: 127 / it would be infinite
 
 inline int filled(int inputs) { return (inputs + BLOCK - 1) / BLOCK * BLOCK; }
