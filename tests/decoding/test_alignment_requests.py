@@ -13,6 +13,7 @@ from kvcast.decoding.strategies import BeamSearch, Greedy, SearchRequest, Strate
 from kvcast.decoding.whisper import Features
 from kvcast.runtimes.attention_by_token import attention_by_token
 from kvcast.runtimes.base import Float32
+from kvcast.runtimes.first_frames import first_frames
 from openai_attention import openai_attention
 from random_models import SMALL, random_programs, speech
 
@@ -138,6 +139,8 @@ def test_a_model_gives_openais_attention_and_probabilities(runtime: str):
         random_programs(SMALL), features_mt, np.array([*start, *text, eot])
     )
     np.testing.assert_allclose(request.attention_st, attention_by_token(scores_hst, 9), atol=0.01)
+    heard_nt = request.attention_st[len(start) - 1 : -1]
+    assert request.begins_n.tolist() == first_frames(heard_nt).tolist()
     # As `find_alignment` in openai-whisper's timing.py; no-timestamps is not in its sot_sequence.
     weights = np.exp(logits_sv[len(start) - 1 :, :eot].astype(float))
     expected = (weights / weights.sum(axis=1, keepdims=True))[np.arange(len(text)), text]

@@ -2,6 +2,8 @@
 
 import importlib
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kvcast.decoding.token_times import first_frames, token_times
+from kvcast.decoding.alignment import AlignmentRequest
+from kvcast.decoding.whisper import Features
 from kvcast.runtimes.attention_by_token import attention_by_token
+from kvcast.runtimes.base import Alignment
+from kvcast.runtimes.first_frames import first_frames
 
 timing = importlib.import_module("whisper.timing")
 
@@ -111,8 +116,7 @@ def test_frames_to_which_all_tokens_attend_alike_count_nothing():
 @pytest.mark.parametrize("frames", [0, 1])
 def test_a_recording_of_a_frame_is_aligned_to_it(frames):
     attention_st = attention_by_token(random_scores(2, 6, 9, 1), frames)
-    found = token_times(attention_st, np.ones(3, np.float32), before=2)
-    assert found.begins_n.tolist() == [0, 0, 0, 0]
+    assert first_frames(attention_st[1:-1]).tolist() == [0, 0, 0, 0]
 
 
 def test_scores_without_a_number_end_in_some_times():
@@ -126,8 +130,16 @@ def test_the_text_begins_with_the_token_that_hears_it():
     scores_hst = np.full((1, 6, 12), -9.0, np.float32)
     for row, (first, end) in enumerate([(0, 1), (0, 3), (3, 7), (7, 9), (9, 12), (11, 12)]):
         scores_hst[0, row, first:end] = 9.0
-    probabilities_n = np.array([0.5, 0.6, 0.7], np.float32)
-    found = token_times(attention_by_token(scores_hst, 12), probabilities_n, before=2)
-    assert found.begins_n.shape == (4,)
-    assert found.begins_n[0] == 0
-    assert (np.diff(found.begins_n) > 0).all()
+    runtime: Any = SimpleNamespace(
+        align=lambda *_: Alignment(scores_hst, np.array([0.5, 0.6, 0.7], np.float32)),
+        attention_by_token=attention_by_token,
+        first_frames=first_frames,
+    )
+    window = Features(np.zeros((1, 1), np.float32))
+    request = AlignmentRequest(
+        window, [8, 9], [1, 2, 3], frames=12, eot=7, among_v=np.zeros(12, np.float32)
+    )
+    assert request.read_at_once(runtime, None, 0)
+    assert request.begins_n.shape == (4,)
+    assert request.begins_n[0] == 0
+    assert (np.diff(request.begins_n) > 0).all()

@@ -1,6 +1,6 @@
 """What alignment needs, with any number of threads, is NumPy's.
 
-Scores of heads, how tokens stand out, and how probable they were.
+Scores of heads, how tokens stand out, where they begin, and how probable they were.
 """
 
 import numpy as np
@@ -10,11 +10,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
-from kvcast.native.alignment import probabilities_plan, scores_plan, standing_out_plan
+from kvcast.native.alignment import (
+    first_frames_plan,
+    probabilities_plan,
+    scores_plan,
+    standing_out_plan,
+)
 from kvcast.native.building import Matrix as Packed
 from kvcast.native.building import Plan
 from kvcast.native.library import Format, Machine, aligned
 from kvcast.runtimes.attention_by_token import attention_by_token
+from kvcast.runtimes.first_frames import first_frames
 from native.guarded import guarded
 from native.native_calls import Floats, Matrix, all_instructions, machine, rounded
 
@@ -105,6 +111,31 @@ def test_scores_without_a_number_do_no_harm():
     for name in all_instructions():
         out_st = guarded(np.ones((4, 70), np.float32))
         run(machine(2, name), standing_out_plan(scores_hst, out_st))
+
+
+@given(
+    rows=st.integers(1, 40),
+    frames=st.integers(1, 200),
+    values=st.sampled_from([3, 1000]),
+    seed=seeds,
+)
+@settings(deadline=None)
+def test_rows_begin_where_they_do_in_numpy(rows, frames, values, seed):
+    """With few values many paths cost the same."""
+    weights_nt = np.random.default_rng(seed).integers(-values, values + 1, (rows, frames))
+    weights_nt = guarded((weights_nt / np.float32(values)).astype(np.float32))
+    for name in all_instructions():
+        begins_n = guarded(np.full(rows, -1, np.int64))
+        run(machine(2, name), first_frames_plan(weights_nt, begins_n))
+        assert begins_n.tolist() == first_frames(weights_nt).tolist()
+
+
+def test_rows_without_a_number_begin_somewhere():
+    """A broken model's."""
+    begins_n = guarded(np.full(3, -1, np.int64))
+    weights_nt = guarded(np.full((3, 5), np.nan, np.float32))
+    run(machine(2, "plain"), first_frames_plan(weights_nt, begins_n))
+    assert ((begins_n >= 0) & (begins_n < 5)).all()
 
 
 @given(

@@ -2,7 +2,8 @@
 
 The finished tokens are read once more, all in one call, over the window's encoded input, which is
 still in its slot if no other input has needed that. What comes of it is what openai-whisper's
-timing.py places words in time by: how each token attends to the speech, and how probable it was.
+timing.py places words in time by: where each token begins in the speech that it attends to, and how
+probable it was.
 Knows neither words nor recordings.
 """
 
@@ -15,9 +16,9 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.decoding.requests import OVER, Continuations, Input, Prompt, Request
-from kvcast.decoding.token_times import TokenTimes, token_times
+from kvcast.decoding.token_times import TokenTimes
 from kvcast.decoding.whisper import Features, Job, WindowDecoder
-from kvcast.runtimes.base import Asked, EncoderDecoder, Float32, Runtime
+from kvcast.runtimes.base import Asked, EncoderDecoder, Float32, Int64, Runtime
 from kvcast.text.whisper import WhisperTokenizer
 
 
@@ -27,6 +28,8 @@ class AlignmentRequest(Request):
     Attributes:
         attention_st: [s, frames], once it is done: how much each of the s tokens of start, text and
             end stands out at each frame.
+        begins_n: [n + 1], once it is done: the frame at which each token of the text begins, and
+            the one at which the last ends.
         probabilities_n: [n], once it is done: of each token of the text after those before it,
             among the tokens of text.
 
@@ -61,7 +64,11 @@ class AlignmentRequest(Request):
         before = range(len(start) - 1, len(tokens) - 2)
         self._asked = Asked(before, tokens[len(start) : -1], among_v)
         self._frames = frames
+        # The last of the start, and not the first token of the text, is what a model hears the
+        # first token with.
+        self._hearing = slice(len(start) - 1, -1)
         self.attention_st: Float32 = np.empty((0, 0), np.float32)
+        self.begins_n: Int64 = np.empty(0, np.int64)
         self.probabilities_n: Float32 = np.empty(0, np.float32)
 
     @override
@@ -69,6 +76,7 @@ class AlignmentRequest(Request):
         aligning = cast(EncoderDecoder, runtime)
         found = aligning.align(self.prompt.tokens, cache, row, self._asked)
         self.attention_st = aligning.attention_by_token(found.scores_hst, self._frames)
+        self.begins_n = aligning.first_frames(self.attention_st[self._hearing])
         self.probabilities_n = found.probabilities_p
         return True
 
@@ -110,11 +118,10 @@ class AlignmentJob(Job):
             eot=tokenizer.eot,
             among_v=_text_alone(tokenizer),
         )
-        decoder.run(self, request, partial(self._times, request, len(start)))
+        decoder.run(self, request, partial(self._times, request))
 
-    def _times(self, request: AlignmentRequest, before: int) -> TokenTimes:
-        times = token_times(request.attention_st, request.probabilities_n, before=before)
-        return times.padded(len(self.text))
+    def _times(self, request: AlignmentRequest) -> TokenTimes:
+        return TokenTimes(request.begins_n, request.probabilities_n).padded(len(self.text))
 
 
 def _text_alone(tokenizer: WhisperTokenizer) -> Float32:

@@ -50,6 +50,14 @@ def standing_out_plan(scores_hst: Float32, attention_st: Float32) -> Plan:
     return builder.plan()
 
 
+def first_frames_plan(weights_nt: Float32, begins_n: Int64) -> Plan:
+    """Return the call that fills `begins_n` with where rows of `weights_nt`, contiguous, begin."""
+    builder = Builder()
+    given, found = (builder.outer(one).address for one in (weights_nt, begins_n))
+    builder.emit(Operation.FIRST_FRAMES, *weights_nt.shape, given, found)
+    return builder.plan()
+
+
 def probabilities_plan(
     hidden_pd: Float32,
     matrix: Matrix,

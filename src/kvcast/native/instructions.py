@@ -30,6 +30,7 @@ class Operation(IntEnum):
     ALIGNMENT_SCORES = 13
     STAND_OUT = 14
     TOKEN_PROBABILITIES = 15
+    FIRST_FRAMES = 16
 
 
 class Dtype(IntEnum):

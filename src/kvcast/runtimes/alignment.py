@@ -14,6 +14,7 @@ from typing_extensions import override
 from kvcast.runtimes.attention_by_token import attention_by_token
 from kvcast.runtimes.base import Alignment, Asked, EncoderDecoderOf, Float32, Int64
 from kvcast.runtimes.cache import Cache
+from kvcast.runtimes.first_frames import first_frames
 
 _NONE = np.empty(0, np.float32)
 
@@ -101,6 +102,10 @@ class NumpyAligningRuntime(AligningRuntime):
     @override
     def attention_by_token(self, scores_hst: Float32, frames: int) -> Float32:
         return attention_by_token(scores_hst, frames)
+
+    @override
+    def first_frames(self, weights_nt: Float32) -> Int64:
+        return first_frames(weights_nt)
 
 
 def _probabilities(logits_pv: Float32, asked: Asked) -> Float32:

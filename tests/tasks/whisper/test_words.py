@@ -13,8 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcast.decoding.token_times import TokenTimes, first_frames
+from kvcast.decoding.token_times import TokenTimes
 from kvcast.runtimes.attention_by_token import attention_by_token
+from kvcast.runtimes.first_frames import first_frames
 from kvcast.tasks.whisper.segments import Span, Window
 from kvcast.tasks.whisper.words import Punctuation, text_tokens, with_words
 from kvcast.text.whisper import WhisperTokenizer

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "rows.hpp"
@@ -76,6 +77,40 @@ void stand_out(Machine& machine, const StandingOut& one) {
     }
     for (int i = 0; i < frames; i++) out[i] /= static_cast<float>(one.heads);
   });
+}
+
+// One row after the other on one thread: each frame of a row needs the one before.
+void first_frames(Machine& machine, const FirstFrames& one) {
+  constexpr double infinite = std::numeric_limits<double>::infinity();
+  const size_t frames = one.frames;
+  // Of the best path to each frame of a row: twice the frame at which it entered the row, and 1 if with a step of both.
+  int32_t* entries = reinterpret_cast<int32_t*>(machine.space.of(one.rows * frames * sizeof(int32_t)));
+  std::vector<double> before(frames + 1, infinite), costs(frames + 1, infinite);
+  before[0] = 0;
+  for (int row = 0; row < one.rows; row++) {
+    const float* weights = one.weights + row * frames;
+    int32_t *entry = entries + row * frames, entered = 0;
+    double sum = 0, best = infinite;
+    for (size_t t = 0; t < frames; t++) {
+      const double both = before[t], alone = before[t + 1], least = both < alone ? both : alone;
+      const double cost = both == alone ? infinite : least + sum;
+      const int32_t here = static_cast<int32_t>(2 * t) + (both < alone);
+      entered = cost < best ? here : entered;
+      best = cost < best ? cost : best;
+      sum += weights[t];
+      entry[t] = entered;
+      costs[t + 1] = best - sum;
+    }
+    std::swap(before, costs);
+    before[0] = infinite;
+  }
+  std::fill(one.out, one.out + one.rows, 0);
+  int frame = one.frames - 1;
+  for (int row = one.rows - 1; row >= 0 && frame >= 0; row--) {
+    const int32_t entry = entries[row * frames + frame];
+    one.out[row] = entry / 2;
+    frame = entry / 2 - entry % 2;
+  }
 }
 
 void token_probabilities(Machine& machine, const TokenProbabilities& one) {

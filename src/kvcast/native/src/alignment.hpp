@@ -27,6 +27,15 @@ struct StandingOut {
 };
 void stand_out(Machine&, const StandingOut&);
 
+// The frame at which each row begins on the monotonic path of the greatest sum of weights. As
+// kvcast/runtimes/first_frames.py finds it.
+struct FirstFrames {
+  int rows, frames;
+  const float* weights;  // [rows, f]
+  int64_t* out;          // [rows]
+};
+void first_frames(Machine&, const FirstFrames&);
+
 // The probability of one token of each row, among some: what a product with the vocabulary's matrix and a softmax
 // would give, of which nothing else is written.
 struct TokenProbabilities {

@@ -17,6 +17,24 @@ void halves_to_floats(const uint16_t* halves, int count, float* out) {
 
 #include "score_rows.hpp"
 
+// Without a loop over numbers one by one, which the few of a tile would leave compilers with.
+Softmax exponentials(const float* x, const float* added, int count) {
+  using namespace with_avx2;
+  const __m256 nothing = _mm256_set1_ps(-INFINITY);
+  __m256 sums[VECTORS], most = nothing, sum = _mm256_setzero_ps();
+  for (int z = 0; z < VECTORS; z++) {
+    const int there = count - z * 8;
+    sums[z] = _mm256_add_ps(load(x + z * 8, there), load(added + z * 8, there));
+    if (there < 8) sums[z] = _mm256_blendv_ps(nothing, sums[z], _mm256_castsi256_ps(first(there)));
+    most = _mm256_max_ps(most, sums[z]);
+  }
+  const float peak = with_avx2::greatest(most);
+  if (peak < LEAST) return {peak, 0};  // none takes part
+  for (const __m256& part : sums)
+    sum = _mm256_add_ps(sum, exp2(_mm256_mul_ps(_mm256_sub_ps(part, _mm256_set1_ps(peak)), _mm256_set1_ps(LOG2_E))));
+  return {peak, with_avx2::total(sum)};
+}
+
 }  // namespace
 
 AVX2_END

@@ -315,6 +315,17 @@ void standing_out(Machine& machine, Words& w) {
   stand_out(machine, one);
 }
 
+void warping(Machine& machine, Words& w) {
+  FirstFrames one{};
+  one.rows = w;
+  one.frames = w;
+  if (one.frames < 1) throw std::invalid_argument("frames are one or more");
+  one.weights = w;
+  one.out = w;
+  w.end();
+  first_frames(machine, one);
+}
+
 void likelihoods(Machine& machine, Words& w) {
   TokenProbabilities one{};
   one.matrix = matrix(w);
@@ -337,6 +348,7 @@ constexpr void (*OPERATIONS[])(Machine&, Words&) = {
     product,   round,     layer_norm,       rms_norm,        gated,            embedding,
     elements,  gathering, cached_attention, input_attention, encoder_attention,
     mixture,   storing,   scoring,          standing_out,     likelihoods,
+    warping,
 };
 constexpr int64_t COUNT = sizeof OPERATIONS / sizeof *OPERATIONS;
 

@@ -101,15 +101,6 @@ void standardise(float* x, size_t stride, int tokens, int count) {
     for (int i = 0; i < count; i++) x[s * stride + i] *= factors[i];
 }
 
-Softmax exponentials(const float* x, const float* added, int count) {
-  float sums[BLOCK];
-  for (int i = 0; i < count; i++) sums[i] = x[i] + added[i];
-  const float most = greatest(sums, count);
-  if (most < LEAST) return {most, 0};  // none takes part
-  to_exponentials(sums, most, count);
-  return {most, sum(sums, count)};
-}
-
 inline void sort(float& a, float& b) {
   const float low = b < a ? b : a, high = b < a ? a : b;
   a = low;

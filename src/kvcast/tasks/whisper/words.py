@@ -115,17 +115,14 @@ def with_words(
 
 
 def _timed(words: Sequence[TokenWord], times: TokenTimes) -> Iterator[_Timed]:
-    begin = 0
-    for word in words:
-        end = begin + len(word.tokens)
-        yield _Timed(
-            word.text,
-            len(word.tokens),
-            float(times.begins_n[begin]) / FRAMES_PER_SECOND,
-            float(times.begins_n[end]) / FRAMES_PER_SECOND,
-            float(times.probabilities_n[begin:end].mean()),
-        )
-        begin = end
+    counts_w = np.array([len(word.tokens) for word in words], np.int64)
+    ends_w = np.cumsum(counts_w)
+    totals_w = np.add.reduceat(times.probabilities_n, ends_w - counts_w)
+    means = (totals_w / counts_w.astype(np.float32)).tolist()
+    starts = (times.begins_n[ends_w - counts_w] / FRAMES_PER_SECOND).tolist()
+    ends = (times.begins_n[ends_w] / FRAMES_PER_SECOND).tolist()
+    for word, start, end, probability in zip(words, starts, ends, means, strict=True):
+        yield _Timed(word.text, len(word.tokens), start, end, probability)
 
 
 def _shorten_at_sentence_ends(timed: Sequence[_Timed], usual: _Usual) -> None:
