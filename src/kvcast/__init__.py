@@ -21,7 +21,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvcast.decoding.grammar import Grammar
     from kvcast.decoding.texts import TextGeneration
+    from kvcast.engine.engine import Engine
     from kvcast.errors import KvcastError
     from kvcast.tasks.exporting import export_bundle
     from kvcast.tasks.generate import TextModel, TextSession
@@ -37,6 +39,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DetectedLanguage",
+    "Engine",
+    "Grammar",
     "KvcastError",
     "LiveTranscription",
     "Segment",
@@ -55,6 +59,8 @@ __all__ = [
 
 _HOMES = {
     "DetectedLanguage": "kvcast.tasks.whisper.language",
+    "Engine": "kvcast.engine.engine",
+    "Grammar": "kvcast.decoding.grammar",
     "KvcastError": "kvcast.errors",
     "LiveTranscription": "kvcast.tasks.live",
     "Segment": "kvcast.tasks.transcribe",

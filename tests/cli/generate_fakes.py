@@ -35,6 +35,7 @@ class FakeGeneration:
     finish_reason: str = "stop"
     prompt_tokens: int = 4
     timings: FakeTimings = FakeTimings()
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
     score: float | None = None
     similarity: float | None = None
     draft: DraftCounts | None = None
@@ -63,6 +64,7 @@ class FakeTextModel:
     taken: list[str] = field(default_factory=list)
     ranks: bool = False
     drafts: DraftCounts | None = None
+    tops: tuple[tuple[tuple[int, float], ...], ...] | None = None
 
     def stream(self, prompt: str, **keywords: Any) -> FakePieces:
         self._begin(prompt, [prompt], keywords)
@@ -102,7 +104,8 @@ class FakeTextModel:
                     for k in range(max(1, n - 1))
                 ]
             else:
-                yield [FakeGeneration(text=f"{prompt}#{k}", draft=self.drafts) for k in range(n)]
+                told = {"draft": self.drafts, "top_logprobs": self.tops}
+                yield [FakeGeneration(text=f"{prompt}#{k}", **told) for k in range(n)]
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def test_json_is_one_object_that_fits_the_schema(scripted, capsys):
     (document,) = documents(printed.out)
     assert document == {
         "format": "kvcast.generation",
-        "version": 3,
+        "version": 4,
         "id": None,
         "model": "mine",
         "runtime": "eager",
@@ -126,6 +126,7 @@ def test_json_is_one_object_that_fits_the_schema(scripted, capsys):
         "text": "hello#0",
         "tokens": [11, 12, 13],
         "logprobs": None,
+        "top_logprobs": None,
         "finish_reason": "stop",
         "score": None,
         "similarity": None,
@@ -176,6 +177,19 @@ def test_json_of_several_texts_holds_the_others_and_logprobs_on_request(scripted
     assert [other["text"] for other in document["alternatives"]] == ["hello#1", "hello#2"]
     for text in (document, *document["alternatives"]):
         assert text["logprobs"] == [-0.5, -1.25, None]  # JSON has no infinity
+
+
+def test_json_has_alternatives_on_request(open_as, capsys):
+    tops = (((11, -0.5), (7, -2.0)), ((12, -1.25), (11, float("-inf"))), ((13, -0.1), (2, -3.0)))
+    open_as(FakeTextModel(tops=tops))
+    assert generate("hello", "--json", "--top-logprobs", "2") == 0
+    (document,) = documents(capsys.readouterr().out)
+    assert [[one["token"] for one in top] for top in document["top_logprobs"]] == [
+        [11, 7],
+        [12, 11],
+        [13, 2],
+    ]
+    assert document["top_logprobs"][1][1]["logprob"] is None  # JSON has no infinity
 
 
 def test_texts_that_are_ranked_have_headings_of_as_many_as_there_are(scripted, capsys):

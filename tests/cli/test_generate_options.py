@@ -17,9 +17,12 @@ from kvcast.tasks.params import LoadParams, PromptParams
 
 DOC = (Path(__file__).parents[2] / "docs" / "generate.md").read_text(encoding="utf-8")
 PROMISED = shlex.split("""--model --runtime --quantize --cache --threads --max-new-tokens
-    --min-new-tokens --temperature --top-k --top-p --min-p --repetition-penalty --stop --seed --beam
+    --min-new-tokens --temperature --top-k --top-p --min-p --repetition-penalty
+    --presence-penalty --frequency-penalty --logit-bias --top-logprobs --stop --seed --beam
     --length-penalty --early-stopping --n --num-return --logprobs --json --chat --system --quiet
-    --chunk --draft --batch --prompt-file --prompts --output""")
+    --chunk --draft --batch --prompt-file --prompts --output --json-schema --json-object --regex
+    --lark""")
+LARK = Path(__file__).parents[1] / "data" / "sum.lark"
 
 LOADED = {
     "--model mine": {"model": "mine"},
@@ -40,10 +43,17 @@ STREAMED = {
     "--top-p 0.9": {"top_p": 0.9},
     "--min-p 0.05": {"min_p": 0.05},
     "--repetition-penalty 1.1": {"repetition_penalty": 1.1},
+    "--presence-penalty 0.5": {"presence_penalty": 0.5},
+    "--frequency-penalty -0.5": {"frequency_penalty": -0.5},
+    "--logit-bias 11:-100,13:2.5": {"logit_bias": "11:-100,13:2.5"},
     "--stop a --stop=--b": {"stop": ["a", "--b"]},
     "--seed 9": {"seed": 9},
     "--chunk 64": {"chunk": 64},
     "--draft ngram": {"draft": "ngram"},
+    '--json-schema {"type":"null"}': {"json_schema": '{"type":"null"}'},
+    "--json-object": {"json_object": True},
+    "--regex a+": {"regex": "a+"},
+    f"--lark {LARK}": {"lark": LARK.read_text()},
 }
 SEARCHED = {
     "--beam 4": {"beam": 4},
@@ -54,6 +64,7 @@ SEARCHED = {
     "--temperature 1 --num-return 2": {"temperature": 1.0, "n": 2},
     "--batch 3": {"batch": 3},
     "--logprobs": {"logprobs": True},
+    "--top-logprobs 3": {"top_logprobs": 3},
 }
 
 
@@ -77,7 +88,7 @@ def parsed(*words: str) -> argparse.Namespace:
 @pytest.mark.parametrize("flag", PROMISED)
 def test_every_promised_option_exists_with_hyphens_and_underscores(flag: str):
     actions = {flag: action for action in parser()._actions for flag in action.option_strings}
-    value = next(iter(actions[flag].choices or ["1"]))
+    value = next(iter(actions[flag].choices or ["1:1" if flag == "--logit-bias" else "1"]))
     words = [flag] if actions[flag].nargs == 0 else [f"{flag}={value}"]
     prompt = [] if flag in {"--prompts", "--prompt-file"} else ["a"]
     underscored = "--" + words[0].removeprefix("--").replace("-", "_")
@@ -157,6 +168,14 @@ def test_the_scripted_result_has_the_real_ones_fields(fake, module: str, name: s
         "--min-p -0.1",
         "--min-p 2",
         "--repetition-penalty 0",
+        "--presence-penalty 2.1",
+        "--frequency-penalty nan",
+        "--logit-bias 11",
+        "--logit-bias 11:101",
+        "--logit-bias=-1:5",
+        "--logit-bias 1:5,1:6",
+        "--top-logprobs 3",
+        "--top-logprobs=-1",
         "--stop=",
         "--seed -1",
         "--beam 0",
@@ -171,6 +190,13 @@ def test_the_scripted_result_has_the_real_ones_fields(fake, module: str, name: s
         "--num-return 0",
         "--batch 0",
         "--chunk 0",
+        "--json-schema=",
+        "--json-schema {",
+        '--json-schema {"minProperties":2}',
+        "--regex=",
+        "--lark=",
+        "--json-object --regex a",
+        "--regex a --min-new-tokens 2",
         "--threads 0",
         "--runtime tpu",
         "--quantize int3",

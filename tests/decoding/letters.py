@@ -44,7 +44,7 @@ class Letters:
     def encode(self, text: str) -> list[int]:
         return [*self._begin, *(FIRST + ALPHABET.index(letter) for letter in text)]
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], tools: object = None) -> list[int]:
         if not self._chat:
             raise KvcastError("no chat template: leave out chat")
         turns = [f"{m['role'][0]}.{m['content']}!" for m in messages]

@@ -44,7 +44,7 @@ class Numbers:
     def encode(self, text: str) -> list[int]:
         return [*self._before, *map(int, text.split()), *self._after]
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], tools: object = None) -> list[int]:
         raise KvcastError("no chat template: leave out chat")
 
     def decode(self, tokens: Sequence[int]) -> str:

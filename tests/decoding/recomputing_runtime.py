@@ -33,6 +33,9 @@ class Recomputed:
     def lengths(self) -> Int32:
         return np.array([len(row) for row in self.written], np.int32)
 
+    def shortest(self, row: int) -> int:
+        return 0
+
     def revocable(self, row: int, kept: int, most: int) -> int:
         return max(0, min(most, self.capacity - len(self.written[row]) - kept))
 
@@ -55,6 +58,9 @@ class RecomputingRuntime:
         assert capacity >= 1
         self.caches.append((rows, capacity))
         return Recomputed(((),) * rows, capacity, (None,) * inputs, (None,) * rows)
+
+    def row_bytes(self, capacity: int) -> int:
+        return capacity
 
     def decode(
         self,

@@ -1,6 +1,6 @@
 """Beam search finds what transformers' finds, token for token, with the same scores."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,7 @@ def theirs(
     ends: Sequence[int] = (EOS,),
     penalty: float = 1.0,
     least: int = 0,
+    bias: Mapping[int, float] | None = None,
 ) -> list[tuple[tuple[int, ...], float]]:
     found = tiny_llama(seed).generate(
         torch.tensor([prompt]),
@@ -99,6 +100,7 @@ def theirs(
         repetition_penalty=penalty,
         max_new_tokens=STEPS,
         min_new_tokens=least,
+        sequence_bias=[[[token], value] for token, value in bias.items()] if bias else None,
         do_sample=False,
         eos_token_id=list(ends),
         pad_token_id=PAD,
@@ -150,6 +152,15 @@ def test_equals_transformers_with_a_repetition_penalty(penalty: float):
     [found] = ours(runtime_of(0), [prompt], options, penalty=penalty)
     assert_equal(found, theirs(0, prompt, options, penalty=penalty))
     [without] = ours(runtime_of(0), [prompt], options)
+    assert [h.tokens for h in found] != [h.tokens for h in without]
+
+
+def test_equals_transformers_with_a_bias():
+    options, prompt = search(4), prompt_of(0)
+    [without] = ours(runtime_of(0), [prompt], options)
+    bias = {without[0].tokens[0]: -100.0, 12: 2.5, EOS: 0.5}
+    [found] = ours(runtime_of(0), [prompt], {**options, "logit_bias": bias})
+    assert_equal(found, theirs(0, prompt, options, bias=bias))
     assert [h.tokens for h in found] != [h.tokens for h in without]
 
 

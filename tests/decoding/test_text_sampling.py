@@ -19,12 +19,13 @@ from transformers import (
 
 from kvcast.decoding.filters import RepetitionPenalty
 from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.preferences import Preferences
+from kvcast.decoding.requests import Prompt
 from kvcast.decoding.sampling import MinP, Sampler, TopK, TopP, draw
 from kvcast.decoding.strategies import BeamSearch, Greedy, Sampling
 from kvcast.errors import KvcastError, UsageError
 
 VOCAB = 700
-NOTHING_SEEN = np.empty(0, np.int64)
 LOGITS = arrays(np.float32, st.integers(1, 300), elements=st.floats(-30, 30, width=32), unique=True)
 
 
@@ -146,8 +147,11 @@ def test_draws_follow_the_distribution_of_the_definition(options: dict[str, Any]
         probabilities = warped(logits_v, seen)
     else:
         probabilities = softmax(logits_v / options["temperature"])
-    choose = Sampler(SamplingParams(seed=3, **options))
-    drawn = [choose(logits_v, seen) for _ in range(4000)]
+    params = SamplingParams(seed=3, **options)
+    preferences, choose = Preferences(params), Sampler(params)
+    histories = preferences.histories(room=1, prompt=Prompt(seen))
+    scores_v = preferences.applied(logits_v[None], histories)[0]
+    drawn = [choose(scores_v) for _ in range(4000)]
     counts = np.bincount(drawn, minlength=VOCAB)
     assert is_likely(*chi_squared(counts, probabilities))
 
@@ -163,26 +167,26 @@ def test_what_the_model_gave_stays_as_it_is():
     for temperature in (0.0, 0.7):
         logits_v = logits(4)
         choose = Sampler(SamplingParams(**ALL | {"temperature": temperature}))
-        choose(logits_v, np.array([1, 2, 3]))
+        choose(logits_v)
         assert (logits_v == logits(4)).all()
 
 
 def test_temperature_0_takes_the_likeliest_whatever_the_truncations():
     choose = Sampler(SamplingParams(top_k=3, top_p=0.1, min_p=0.5))
-    assert choose(logits(5), NOTHING_SEEN) == logits(5).argmax()
+    assert choose(logits(5)) == logits(5).argmax()
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-3])
 def test_the_colder_the_nearer_to_greedy(temperature: float):
     with np.errstate(all="raise", under="ignore"):
         choose = Sampler(SamplingParams(temperature=temperature))
-        assert [choose(logits(6), NOTHING_SEEN) for _ in range(20)] == [logits(6).argmax()] * 20
+        assert [choose(logits(6)) for _ in range(20)] == [logits(6).argmax()] * 20
 
 
 def test_seed_and_stream_fix_the_draws():
     def draws(seed: int, stream: int) -> list[int]:
         choose = Sampler(SamplingParams(temperature=1.0, seed=seed), stream)
-        return [choose(logits(i), NOTHING_SEEN) for i in range(12)]
+        return [choose(logits(i)) for i in range(12)]
 
     assert draws(1, 2) == draws(1, 2)
     assert len({tuple(draws(seed, stream)) for seed in range(4) for stream in range(4)}) == 16
@@ -231,7 +235,7 @@ def test_a_value_out_of_range_is_refused_in_one_line(options: dict[str, Any], sa
 def test_logits_that_are_no_numbers_are_one_line(odd: list[float], params: SamplingParams):
     logits_v = np.array(odd, np.float32)
     with pytest.raises(KvcastError, match="logits are NaN or infinite"):
-        Sampler(params)(logits_v, np.zeros(0, np.int64))
+        Sampler(params)(logits_v)
     for strategy in (Greedy(), Sampling(0.7, 1, (0,))):
         with pytest.raises(KvcastError, match="logits are NaN or infinite"):
             strategy.start(0, 5).advance(logits_v[None].copy())

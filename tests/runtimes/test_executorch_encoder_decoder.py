@@ -90,6 +90,10 @@ class _Part(Input):
     def __init__(self, source: Sequence[NDArray[Any]], index: int) -> None:
         self.parts = [array[index] for array in source]
 
+    @property
+    def positions(self) -> int:
+        return len(self.parts[0])
+
     @classmethod
     def batch(cls, inputs: Sequence["_Part"]) -> tuple[NDArray[Any], ...]:
         return tuple(map(np.stack, zip(*(one.parts for one in inputs), strict=True)))

@@ -403,6 +403,18 @@ def test_a_text_that_cannot_be_scored_is_refused(text: str):
     refused(lambda: text_model().score(text), "a score needs 2, and the model takes 40 at most")
 
 
+def test_turns_become_tokens_that_are_a_prompt():
+    model = speaking("u.hello!a.hi!u.and you?!a.", "well")
+    turns = {"user": "hello", "assistant": "hi"}
+    messages = [{"role": role, "content": content} for role, content in turns.items()]
+    messages.append({"role": "user", "content": "and you?"})
+    tokens = model.chat_tokens(messages)
+    assert tokens.dtype == np.int64
+    assert model.generate(tokens).text == "well"
+    one = [{"role": "user", "content": "hello"}]
+    assert same(model.generate(model.chat_tokens(one))) == same(model.generate("hello", chat=True))
+
+
 def test_a_model_without_a_template_cannot_chat():
     with pytest.raises(KvcastError, match="no chat template"):
         text_model(chat=False).generate("hello", chat=True)

@@ -3,15 +3,18 @@
 import base64
 import importlib.resources
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcast.errors import KvcastError
+from kvcast.errors import KvcastError, UsageError
 from kvcast.text.base import TextTokenizer
 from kvcast.text.opening import open_text
+from kvcast.text.tool_calls import ToolCall
 from text.decoder_tokenizers import user
+from text.tool_templates import WEATHER
 
 pytest.importorskip("mistral_common", reason="the extra mistral is not installed")
 
@@ -98,6 +101,74 @@ def test_what_a_user_writes_never_becomes_a_control_token(
             [t for t in tokens if tokenizer.decode([t]) == ""] for tokens in (honest, attacked)
         ]
         assert [t for t in controls[0] if t < 20] == [t for t in controls[1] if t < 20]
+
+
+def with_a_call(call: str) -> list[dict[str, Any]]:
+    function = {"name": "get_weather", "arguments": '{"city": "Nantes"}'}
+    return [
+        {"role": "developer", "content": "Be brief."},
+        *user("hello"),
+        {
+            "role": "assistant",
+            "content": None,
+            "refusal": None,
+            "tool_calls": [{"id": call, "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": call, "content": "rain"},
+    ]
+
+
+def theirs(tokenizer: TextTokenizer, call: str) -> list[int]:
+    """What mistral-common gives for the same, given its own objects."""
+    from mistral_common.protocol.instruct.messages import (
+        AssistantMessage,
+        SystemMessage,
+        ToolMessage,
+        UserMessage,
+    )
+    from mistral_common.protocol.instruct.request import ChatCompletionRequest
+    from mistral_common.protocol.instruct.tool_calls import Function, FunctionCall, Tool, ToolCall
+
+    function = WEATHER["function"]
+    made = FunctionCall(name="get_weather", arguments='{"city": "Nantes"}')
+    request = ChatCompletionRequest(
+        tools=[Tool(function=Function(**function))],
+        messages=[
+            SystemMessage(content="Be brief."),
+            UserMessage(content="hello"),
+            AssistantMessage(content=None, tool_calls=[ToolCall(id=call, function=made)]),
+            ToolMessage(content="rain", name="get_weather", tool_call_id=call),
+        ],
+    )
+    return tokenizer._whole.encode_chat_completion(request).tokens
+
+
+def test_calls_and_tools_have_the_form_of_the_version(
+    tekken: TextTokenizer, sentencepiece: TextTokenizer
+):
+    for tokenizer in (tekken, sentencepiece):
+        if tokenizer is sentencepiece and "v1" in str(tokenizer._tokenizer.version):
+            with pytest.raises(UsageError, match="knows no tools"):
+                tokenizer.encode_chat(user("hello"), [WEATHER])
+            continue
+        tokens = tokenizer.encode_chat(with_a_call("abcdefgh1"), [WEATHER])
+        assert tokens == theirs(tokenizer, "abcdefgh1")
+        foreign = tokenizer.encode_chat(with_a_call("call_of_another_server"), [WEATHER])
+        assert foreign == theirs(tokenizer, "000000000")
+
+
+def test_an_answers_calls_are_read(tekken: TextTokenizer, sentencepiece: TextTokenizer):
+    for tokenizer in (tekken, sentencepiece):
+        if tokenizer is sentencepiece and "v1" in str(tokenizer._tokenizer.version):
+            continue
+        special = tokenizer.control_tokens(tokenizer.tool_form.markers)
+        assert list(special) == ["[TOOL_CALLS]"]
+        written = tokenizer._tokenizer.encode(
+            '[{"name": "now", "arguments": {}}]', bos=False, eos=False
+        )
+        text = tokenizer.decode([special["[TOOL_CALLS]"], *written])
+        parser = tokenizer.tool_form.parser(["now"])
+        assert parser.push(text) == [ToolCall(name="now", arguments="{}")]
 
 
 @pytest.mark.parametrize("messages", [[], user("a", "b"), [{"role": "king", "content": "a"}]])

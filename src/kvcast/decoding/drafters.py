@@ -13,6 +13,7 @@ from typing_extensions import override
 from kvcast.decoding.filters import LogitFilter
 from kvcast.decoding.requests import Prompt
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
+from kvcast.runtimes.exclusive import exclusive
 
 SURE = 0.4
 """Least probability, to a drafting model, of a token that is worth checking."""
@@ -117,6 +118,11 @@ class ModelDrafting(Drafting):
 
     It has one cache of one row, which belongs to the sequence that asked last: another one is read
     anew when it asks.
+
+    Attributes:
+        vocabulary: number of tokens that both models have.
+        exclusive: to be held while the model is asked and its logits are read.
+
     """
 
     def __init__(
@@ -133,6 +139,7 @@ class ModelDrafting(Drafting):
 
         """
         self._runtime = runtime
+        self.exclusive = exclusive(runtime)
         self._longest = longest
         self.vocabulary = vocabulary
         self._chunk = chunk
@@ -213,6 +220,10 @@ class _ModelDrafter(Drafter):
     def guess(self, history: Sequence[int], most: int) -> Guess:
         if len(history) > self._capacity or max(history) >= self._drafting.vocabulary:
             return NO_GUESS
+        with self._drafting.exclusive:
+            return self._guess(history, most)
+
+    def _guess(self, history: Sequence[int], most: int) -> Guess:
         drafting, found = self._drafting, list[int]()
         logits_v = drafting.read(self, self._prompt, self._capacity, history)
         # The last token of a guess is not fed.

@@ -5,7 +5,7 @@ transformers' (generation/logits_process.py). A filter sees the logits and what 
 so far; it does not know how a token will be chosen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +41,37 @@ class RepetitionPenalty(LogitFilter):
         # One that was written twice is changed twice, to the same value.
         changed_rn = np.where(scores_rn < 0, scores_rn * self.penalty, scores_rn / self.penalty)
         np.put_along_axis(logits_rv, written_rn, changed_rn, axis=1)
+
+
+@dataclass(frozen=True)
+class OccurrencePenalties(LogitFilter):
+    """What a row has written is less likely, as OpenAI's chat completions define it.
+
+    `presence` is taken off once, `frequency` as often as the token was written.
+    """
+
+    presence: float
+    frequency: float
+
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        rows, vocab = logits_rv.shape
+        places_rn = written_rn + vocab * np.arange(rows)[:, None]
+        places, counts = np.unique(places_rn, return_counts=True)
+        off = (self.presence + self.frequency * counts).astype(np.float32)
+        logits_rv[places // vocab, places % vocab] -= off
+
+
+class LogitBias(LogitFilter):
+    """A number is added to the logits of some tokens."""
+
+    def __init__(self, biases: Mapping[int, float]) -> None:
+        self._tokens = np.array(list(biases), np.intp)
+        self._biases = np.array(list(biases.values()), np.float32)
+
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        logits_rv[:, self._tokens] += self._biases
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,11 @@ from typing import Any, cast
 import numpy as np
 
 from kvcast.decoding.admission import Admission
-from kvcast.decoding.requests import OVER, Continuations, Drafts, Input, Request
-from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
+from kvcast.decoding.held import WORTH_COPYING, HeldTokens, in_common
+from kvcast.decoding.requests import OVER, Continuations, Drafts, Input, Prefix, Request
+from kvcast.decoding.under_way import Batch, Running
+from kvcast.runtimes.base import EncoderDecoder, Float32, Runtime
+from kvcast.runtimes.exclusive import exclusive
 
 
 class Loop:
@@ -29,6 +32,8 @@ class Loop:
         capacity: int,
         inputs: int = 0,
         chunk: int | None = None,
+        turn: int | None = None,
+        held: HeldTokens | None = None,
     ) -> None:
         """Prepare; the cache is allocated when the first request begins.
 
@@ -38,17 +43,24 @@ class Loop:
             capacity: most positions of a row.
             inputs: slots for encoded inputs, one or more if the model has an encoder.
             chunk: most tokens of a prompt that are read in one call; None reads it whole.
+            turn: about how many positions of prompts and inputs are computed before those that
+                write have their turn; None is all that there are.
+            held: what rows hold of the same number and capacity, for a decoder-only model whose
+                prompts may go on from what rows were left with; None empties rows that are left.
 
         """
         self._runtime = runtime
+        self._exclusive = exclusive(runtime)
         self._sizes = rows, capacity, inputs
         self._chunk = chunk
-        self._admission = Admission(rows, inputs)
+        self._turn = turn
+        self._held = held
+        self._admission = Admission(rows, inputs, held)
         self._waiting: deque[Request] = deque()
-        self._admitted: list[_Running] = []
-        self._reading: list[_Running] = []
-        self._writing: list[_Running] = []
-        self._batch: _Batch | None = None  # of those that write, until their rows change
+        self._admitted: list[Running] = []
+        self._reading: list[Running] = []
+        self._writing: list[Running] = []
+        self._batch: Batch | None = None  # of those that write, until their rows change
         self._reading_is_next = True
         self._cache: Any = None
 
@@ -56,6 +68,24 @@ class Loop:
     def idle(self) -> bool:
         """Whether nothing waits or is under way."""
         return not (self._writing or self._reading or self._admitted or self._waiting)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests have no rows yet."""
+        return len(self._waiting)
+
+    @property
+    def busy(self) -> list[int]:
+        """Rows of requests, ascending."""
+        under_way = (*self._admitted, *self._reading, *self._writing)
+        return sorted(row for one in under_way for row in one.held)
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many positions each row of the cache holds."""
+        if self._cache is None:
+            return [0] * self._sizes[0]
+        return [int(length) for length in self._cache.lengths]
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn; it begins with the next step if there is room."""
@@ -70,6 +100,10 @@ class Loop:
 
     def cancel(self, request: Request) -> None:
         """End a request; nothing happens if it is over or unknown."""
+        with self._exclusive:
+            self._cancel(request)
+
+    def _cancel(self, request: Request) -> None:
         if request in self._waiting:
             self._waiting.remove(request)
         for under_way in (self._admitted, self._reading, self._writing):
@@ -77,7 +111,7 @@ class Loop:
                 under_way.remove(one)
                 self._batch = None
                 self._admission.release(one.held, one.slot)
-                if under_way is not self._admitted:
+                if under_way is not self._admitted and self._held is None:
                     self._cache = self._runtime.reset(self._cache, one.live)
         self._admit()
 
@@ -85,6 +119,7 @@ class Loop:
         """Write requests to their ends, yielding each whenever it has got tokens.
 
         A request is taken from the iterable when there is room for all that were taken before.
+        Raises what goes wrong while one of them chooses.
         """
         upcoming = iter(requests)
         while True:
@@ -92,16 +127,24 @@ class Loop:
                 self.add(request)
             if self.idle:
                 return
-            yield from self.step()
+            for request in self.step():
+                if request.error is not None:
+                    raise request.error
+                yield request
 
     def step(self) -> list[Request]:
         """Take those that read a chunk further, or those that write a token further, by turns.
 
-        Returns the requests that got tokens.
+        Returns the requests that got tokens, or failed.
         """
-        if self._admitted and (began := self._begin()):
+        with self._exclusive:
+            return self._step()
+
+    def _step(self) -> list[Request]:
+        reads = self._reading_is_next or not self._writing
+        if self._admitted and (reads or self._turn is None) and (began := self._begin()):
             return began
-        if self._reading and (self._reading_is_next or not self._writing):
+        if self._reading and reads:
             self._reading_is_next = False
             return self._read()
         self._reading_is_next = True
@@ -110,7 +153,7 @@ class Loop:
     def _admit(self) -> None:
         """Give those that wait what is free, in their order."""
         while self._waiting and (place := self._admission.admit(self._waiting[0])):
-            self._admitted.append(_Running(self._waiting.popleft(), *place))
+            self._admitted.append(Running(self._waiting.popleft(), *place))
 
     def _begin(self) -> list[Request]:
         """Let rows of those that were admitted read their inputs, or adopt their prefixes.
@@ -118,7 +161,7 @@ class Loop:
         Returns those that got tokens, as their prefix was all that they had to read, and those that
         have read all that they wanted.
         """
-        new, self._admitted = self._admitted, []
+        new = self._begun_now()
         self._reading += new
         if self._cache is None:
             self._cache = self._runtime.new_cache(*self._sizes)
@@ -129,16 +172,64 @@ class Loop:
         began: list[Request] = []
         for prefix in dict.fromkeys(one.request.prompt.prefix for one in new):
             if prefix is not None:
-                batch = _Batch([one for one in new if one.request.prompt.prefix is prefix])
+                batch = Batch([one for one in new if one.request.prompt.prefix is prefix])
                 rows = batch.rows
-                self._cache = self._runtime.adopt(self._cache, rows, prefix.cache, [0] * len(rows))
+                self._adopt(rows, prefix)
                 began += self._advance(batch, np.tile(prefix.logits_v, (len(rows), 1)))
         read = [one for one in new if self._reads_at_once(one)]
         if read:
             self._change([(one, OVER) for one in read])
         return began + [one.request for one in read]
 
-    def _reads_at_once(self, one: "_Running") -> bool:
+    def _begun_now(self) -> list[Running]:
+        """Take those that are begun in this turn from those that were admitted."""
+        new, positions = list[Running](), 0
+        while self._admitted and (self._turn is None or positions < self._turn):
+            new.append(self._admitted.pop(0))
+            if (read := new[-1].request.prompt.input) is not None:
+                positions += read.positions
+        return new
+
+    def _adopt(self, rows: list[int], prefix: Prefix) -> None:
+        """Let rows hold a computed prefix."""
+        if self._held is not None:
+            for row in rows:
+                self._cut(row, 0)
+            self._held.feed(rows, [prefix.tokens] * len(rows))
+        self._cache = self._runtime.adopt(self._cache, rows, prefix.cache, [0] * len(rows))
+
+    def _cut(self, row: int, length: int) -> None:
+        """Leave a row only its first positions; what it holds is known."""
+        held = cast(HeldTokens, self._held)
+        if length == held.lengths[row]:
+            return
+        if length:
+            self._cache = self._runtime.truncate(self._cache, [row], [length])
+        else:
+            self._cache = self._runtime.reset(self._cache, [row])
+        held.cut(row, length)
+
+    def _go_on_from_held(self, one: Running, held: HeldTokens) -> None:
+        """Let a row begin with what it, or another row, holds of its prompt."""
+        [row] = one.live
+        tokens_s = one.request.prompt.tokens
+        shortest = [self._cache.shortest(other) for other in range(self._sizes[0])]
+        match = held.match(row, tokens_s, shortest)
+        if match is None or match.row != row:
+            self._cut(row, 0)
+        if match is None:
+            return
+        if match.row == row:
+            self._cut(row, match.length)
+        else:
+            source = self._cache
+            if match.length < held.lengths[match.row]:
+                source = self._runtime.truncate(source, [match.row], [match.length])
+            self._cache = self._runtime.adopt(self._cache, [row], source, [match.row])
+            held.copy(row, match.row, match.length)
+        one.skip(match.length)
+
+    def _reads_at_once(self, one: Running) -> bool:
         return one.request.read_at_once(self._runtime, self._cache, one.rows[0])
 
     def _encode(self, inputs: Mapping[int, Input]) -> None:
@@ -153,27 +244,51 @@ class Loop:
     def _read(self) -> list[Request]:
         """Feed a chunk to each of those that read; let those that have read everything choose."""
         # Requests whose logits lie at the same offsets are computed in one call.
-        calls: dict[tuple[int, ...], list[_Running]] = {}
-        for one in self._reading:
+        calls: dict[tuple[int, ...], list[Running]] = {}
+        for one in self._read_now():
             calls.setdefault(one.positions(self._chunk), []).append(one)
         advanced: list[Request] = []
         for positions, several in calls.items():
-            batch = _Batch(several)
+            batch = Batch(several)
             fed = {one.rows[0]: one.feed(self._chunk) for one in several}
             tokens = [fed[row] for row in batch.rows]
             logits_rpv, self._cache = self._runtime.decode(
                 tokens, self._cache, batch.rows, positions
             )
+            if self._held is not None:
+                self._held.feed(batch.rows, tokens)
             if len(positions) > 1:
                 for one, places in batch.members:
                     one.request.probed_v = logits_rpv[places][0, 0].copy()
             advanced += self._advance(batch, logits_rpv[:, -1])
         return advanced
 
+    def _read_now(self) -> list[Running]:
+        """Return those that read in this turn, the first come first."""
+        now, positions = list[Running](), 0
+        for one in self._reading:
+            if self._turn is not None and positions >= self._turn:
+                break
+            if self._held is not None and one.fresh:
+                if self._finds_more_later(one, now):
+                    continue
+                self._go_on_from_held(one, self._held)
+            now.append(one)
+            positions += one.chunk(self._chunk)
+        return now
+
+    def _finds_more_later(self, one: Running, now: Sequence[Running]) -> bool:
+        """Tell whether one of those that read now computes what this one could go on from."""
+        held = cast(HeldTokens, self._held)
+        tokens_s = one.request.prompt.tokens
+        shared = max((in_common(tokens_s, other.request.prompt.tokens) for other in now), default=0)
+        shared = min(shared, len(tokens_s) - 1)
+        return shared >= max(held.common(tokens_s)) + WORTH_COPYING
+
     def _write(self) -> list[Request]:
         """Feed those that write what they chose; let them choose again."""
         if self._batch is None:
-            self._batch = _Batch(self._writing)
+            self._batch = Batch(self._writing)
         batch = self._batch
         for one, places in batch.members:
             batch.tokens_r1[places, 0] = one.next
@@ -181,9 +296,11 @@ class Loop:
         if len(batch.rows) == 1 and alone.request.drafts is not None:
             return self._write_ahead(alone, alone.request.drafts)
         logits_rpv, self._cache = self._runtime.decode(batch.tokens_r1, self._cache, batch.rows)
+        if self._held is not None:
+            self._held.step(batch.rows, batch.tokens_r1)
         return self._advance(batch, logits_rpv[:, -1])
 
-    def _write_ahead(self, one: "_Running", drafts: Drafts) -> list[Request]:
+    def _write_ahead(self, one: Running, drafts: Drafts) -> list[Request]:
         """Feed one row what it chose and what it may choose next; keep what it does choose.
 
         With several rows a call is about as expensive for each of them as for drafted tokens, and
@@ -204,16 +321,18 @@ class Loop:
             if chosen.tokens != [draft]:
                 break
         drafts.called(len(fed_s), kept, seconds)
+        if self._held is not None:
+            self._held.feed([row], [fed_s[:kept]])
         if kept < len(fed_s):
             self._cache = self._runtime.truncate(self._cache, [row], [held + kept])
         if chosen.rows != one.numbers:
             self._change([(one, chosen)])
         return [one.request]
 
-    def _advance(self, batch: "_Batch", logits_rv: Float32) -> list[Request]:
+    def _advance(self, batch: "Batch", logits_rv: Float32) -> list[Request]:
         """Let those that have read everything choose; move and empty rows if they say so."""
         advanced: list[Request] = []
-        changes: list[tuple[_Running, Continuations]] = []
+        changes: list[tuple[Running, Continuations]] = []
         for one, places in batch.members:
             if one.reads:
                 continue
@@ -225,7 +344,7 @@ class Loop:
             self._change(changes)
         return advanced
 
-    def _change(self, changes: Sequence[tuple["_Running", Continuations]]) -> None:
+    def _change(self, changes: Sequence[tuple[Running, Continuations]]) -> None:
         """Let rows continue others, or end."""
         parents = list(range(self._sizes[0]))
         emptied: list[int] = []
@@ -236,11 +355,14 @@ class Loop:
                 emptied += self._keep(one, chosen.rows)
         if parents != list(range(len(parents))):
             self._cache = self._runtime.reorder(self._cache, parents)
+            if self._held is not None:
+                self._held.reorder(parents)
         if emptied:
-            self._cache = self._runtime.reset(self._cache, sorted(emptied))
+            if self._held is None:
+                self._cache = self._runtime.reset(self._cache, sorted(emptied))
             self._admit()
 
-    def _keep(self, one: "_Running", numbers: list[int]) -> list[int]:
+    def _keep(self, one: Running, numbers: list[int]) -> list[int]:
         """Leave a request only these of its rows; return those that were fed and are not now."""
         live = [one.rows[number] for number in numbers]
         emptied = [row for row in one.live if row not in live]
@@ -257,79 +379,3 @@ class Loop:
         one.request.done = not live
         self._batch = None
         return emptied
-
-
-class _Running:
-    """A request that has rows.
-
-    Attributes:
-        request: which.
-        rows: of the cache, by the request's own numbers, ascending.
-        held: those of them that are still its own.
-        live: those that are fed; the first one alone reads the prompt.
-        numbers: of live rows; None before it has chosen for the first time.
-        next: what live rows are fed next, once the prompt is read.
-        slot: of its encoded input; None if it has none.
-
-    """
-
-    def __init__(self, request: Request, rows: list[int], slot: int | None) -> None:
-        self.request = request
-        self.rows = self.held = rows
-        self.live = rows[:1]
-        self.numbers: list[int] | None = None
-        self.next: list[int] = []
-        self.slot = slot
-        self._unread = request.prompt.tokens
-
-    @property
-    def reads(self) -> bool:
-        """Whether a part of the prompt has not been fed."""
-        return len(self._unread) > 0
-
-    def choose(self, logits_rv: Float32) -> Continuations:
-        """Let the request choose what its rows are fed next."""
-        chosen = self.request.advance(logits_rv)
-        self.next = chosen.tokens
-        if self.request.drafts is not None:
-            for token in chosen.tokens:
-                self.request.drafts.chose(token)
-        return chosen
-
-    def positions(self, chunk: int | None) -> tuple[int, ...]:
-        """Return offsets, into what is fed next, of the logits that it needs."""
-        probe = self.request.probe
-        if probe is not None:
-            probe -= len(self.request.prompt.tokens) - len(self._unread)
-            if 0 <= probe < len(self._unread[:chunk]):
-                return probe, -1
-        return (-1,)
-
-    def feed(self, chunk: int | None) -> Int64:
-        """Return what is read next, [S]; it counts as fed."""
-        fed_s = self._unread[:chunk]
-        self._unread = self._unread[len(fed_s) :]
-        return fed_s
-
-
-class _Batch:
-    """Requests whose rows share calls.
-
-    Attributes:
-        rows: those that are fed, ascending.
-        members: the requests, each with the places of its rows among these.
-        tokens_r1: room for what the rows are fed in a step.
-
-    """
-
-    def __init__(self, requests: Sequence[_Running]) -> None:
-        self.rows = sorted(row for one in requests for row in one.live)
-        place_of = {row: place for place, row in enumerate(self.rows)}
-        self.members = [(one, _places([place_of[row] for row in one.live])) for one in requests]
-        self.tokens_r1: Int64 = np.empty((len(self.rows), 1), np.int64)
-
-
-def _places(ascending: list[int]) -> slice | list[int]:
-    """Return a slice, which indexes without a copy, if the places adjoin."""
-    first, last = ascending[0], ascending[-1]
-    return slice(first, last + 1) if last - first + 1 == len(ascending) else ascending

@@ -73,6 +73,12 @@ def top_k(logits_rv: Float32, k: int) -> NDArray[np.intp]:
     return best_rk
 
 
+def likeliest(logits_rv: Float32, k: int) -> NDArray[np.intp]:
+    """Return the indices of each row's k largest values, or of all, as `top_k` does; k may be 0."""
+    rows, vocab = logits_rv.shape
+    return top_k(logits_rv, min(k, vocab)) if k else np.empty((rows, 0), np.intp)
+
+
 def best_first(
     scores_rk: Float32, tokens_rk: NDArray[np.intp], count: int
 ) -> tuple[list[float], list[int], list[int]]:

@@ -5,12 +5,13 @@ command line can show its help at once.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, TypeAlias
 
 from typing_extensions import override
 
+from kvcast.decoding.grammar import Grammar
 from kvcast.errors import UsageError
 from kvcast.spec.options import Bounds, Check, Choice, Option, Params, Text
 
@@ -59,6 +60,36 @@ def draft_option(group: str) -> Option:
         check=_Drafts(),
         metavar=f"{NGRAM}|MODEL",
     )
+
+
+class _Biases(Check):
+    _bounds = Bounds(least=-100, most=100)
+
+    @override
+    def problem(self, value: Any, kind: type) -> str | None:
+        try:
+            biases = read_biases(value)
+        except (TypeError, ValueError, AttributeError):
+            return f"must be token ids with numbers, such as 11:-100,13:2.5, not {value!r}"
+        if negative := [token for token in biases if token < 0]:
+            return f"names token {negative[0]}: ids begin at 0"
+        problems = ((t, self._bounds.problem(bias, float)) for t, bias in biases.items())
+        return next((f"of token {t} {problem}" for t, problem in problems if problem), None)
+
+
+def read_biases(given: "str | Mapping[int, float] | None") -> dict[int, float]:
+    """Return what is added to the score of which token.
+
+    Raises TypeError, ValueError or AttributeError for anything else.
+    """
+    if isinstance(given, str):
+        pairs = [one.split(":") for one in given.split(",")]
+        biases = {int(token): float(bias) for token, bias in pairs}
+        if len(biases) < len(pairs):
+            raise ValueError("one token has two numbers")
+        return biases
+    # JSON has its keys as strings.
+    return {int(token): bias for token, bias in (given or {}).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +163,34 @@ class SamplingParams(Params):
             metavar="X",
         ),
     ] = 1.0
+    presence_penalty: Annotated[
+        float,
+        Option(
+            group=SAMPLING,
+            help="taken off the score of each token that the text has, not counting the prompt",
+            check=Bounds(least=-2, most=2),
+            metavar="X",
+        ),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        Option(
+            group=SAMPLING,
+            help="taken off a token's score for each time that the text has it",
+            check=Bounds(least=-2, most=2),
+            metavar="X",
+        ),
+    ] = 0.0
+    logit_bias: Annotated[
+        str | Mapping[int, float] | None,
+        Option(
+            group=SAMPLING,
+            help="what is added to the scores of tokens, from -100 to 100: id:number,id:number,… "
+            "(in Python also a mapping)",
+            check=_Biases(),
+            metavar="ID:X[,ID:X…]",
+        ),
+    ] = None
     stop: Annotated[
         str | Sequence[str],
         Option(
@@ -157,6 +216,16 @@ class SamplingParams(Params):
     logprobs: Annotated[
         bool, Option(group=SAMPLING, help="also return the log-probability of each token")
     ] = False
+    top_logprobs: Annotated[
+        int,
+        Option(
+            group=SAMPLING,
+            help="also return so many of the likeliest tokens at each place, with their "
+            "log-probabilities",
+            check=Bounds(least=0),
+            metavar="K",
+        ),
+    ] = 0
     draft: Annotated[str | DraftModel | None, draft_option(SAMPLING)] = None
     beam: Annotated[
         int,
@@ -203,10 +272,18 @@ class SamplingParams(Params):
             check=Bounds(least=1),
         ),
     ] = 8
+    grammar: Grammar | None = None
+    """What the text must be, as a grammar; needs kvcast[structured]."""
 
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise UsageError(f"grammar must be a kvcast.Grammar, not {self.grammar!r}")
+        if self.constraint is not None and self.min_new_tokens:
+            raise UsageError(
+                "min_new_tokens needs a text without a grammar, which says itself when it may end"
+            )
         if self.min_new_tokens > self.max_new_tokens:
             raise UsageError(
                 f"min_new_tokens must be from 0 to {self.max_new_tokens}, which is "
@@ -228,9 +305,19 @@ class SamplingParams(Params):
             raise UsageError(f"n must be at most {self.beam}, the beam, not {self.n}")
 
     @property
+    def constraint(self) -> Grammar | None:
+        """What the text must be."""
+        return self.grammar
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """Strings that end a text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def biases(self) -> dict[int, float]:
+        """What is added to the score of which token."""
+        return read_biases(self.logit_bias)
 
     @property
     def is_one_text(self) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.runtimes.base import Float32, Int64, Runtime
+from kvcast.runtimes.exclusive import exclusive
 
 
 class Input(ABC):
@@ -25,6 +26,11 @@ class Input(ABC):
     """
 
     most_together: ClassVar[int | None] = None
+
+    @property
+    @abstractmethod
+    def positions(self) -> int:
+        """How many positions the encoder computes for it."""
 
     @classmethod
     @abstractmethod
@@ -101,8 +107,10 @@ def compute(runtime: Runtime, prompt: Prompt, chunk: int | None) -> Prefix:
         cache = runtime.new_cache(1, prompt.length)
     size = chunk or len(tokens)
     for first in range(0, len(tokens), size):
-        logits_rpv, cache = runtime.decode([tokens[first : first + size]], cache)
-    return Prefix(prompt.sequence, cache, logits_rpv[0, -1].copy())
+        with exclusive(runtime):
+            logits_rpv, cache = runtime.decode([tokens[first : first + size]], cache)
+            logits_v = logits_rpv[0, -1].copy()
+    return Prefix(prompt.sequence, cache, logits_v)
 
 
 class Histories:
@@ -182,6 +190,8 @@ class Request(ABC):
         probed_v: these logits [vocab], set by the loop when it has read so far.
         drafts: what it may choose next, guessed; None for no guesses. Only asked while the request
             has one row.
+        reused: tokens of the prompt that were in the cache already; the loop sets it.
+        error: what went wrong while it chose, which ended it; the loop sets it.
         done: whether it is over; the loop sets it.
 
     """
@@ -195,6 +205,8 @@ class Request(ABC):
         self.probe = probe
         self.probed_v: Float32 = np.empty(0, np.float32)
         self.drafts: Drafts | None = None
+        self.reused = 0
+        self.error: Exception | None = None
         self.done = False
 
     def read_at_once(self, runtime: Runtime, cache: Any, row: int) -> bool:  # noqa: ARG002

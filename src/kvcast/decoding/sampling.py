@@ -1,9 +1,10 @@
-"""How one token is chosen from a row of logits: penalty, temperature, truncation, a draw.
+"""How one token is chosen from a row of logits: temperature, truncation, a draw.
 
 Definitions and order are those of Hugging Face transformers (generation/logits_process.py), so
-that results can be compared: repetition penalty, temperature, top-k, top-p, min-p. A truncation
-says which of the tokens that are left it keeps; the rest are dropped, so each part works on fewer
-numbers than the one before it. Knows neither runtimes nor what tokens mean.
+that results can be compared: temperature, top-k, top-p, min-p, after the penalties of
+`kvcast.decoding.preferences`. A truncation says which of the tokens that are left it keeps; the
+rest are dropped, so each part works on fewer numbers than the one before it. Knows neither runtimes
+nor what tokens mean.
 """
 
 import math
@@ -14,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.decoding.filters import RepetitionPenalty
 from kvcast.decoding.numerics import top_k
 from kvcast.decoding.params import SamplingParams
 from kvcast.errors import KvcastError
-from kvcast.runtimes.base import Float32, Int64
+from kvcast.runtimes.base import Float32
 
 _NO_NUMBERS = "the model's logits are NaN or infinite: its weights are damaged"
 _COLDEST = 1e-30
@@ -92,19 +92,14 @@ class Sampler:
     def __init__(self, params: SamplingParams, stream: int = 0) -> None:
         """Begin a sequence; those of different streams draw different numbers."""
         self._temperature = params.temperature
-        self._penalty = RepetitionPenalty(params.repetition_penalty)
         self._truncations = truncations(params)
         self._rng = np.random.default_rng((params.seed, stream))
 
-    def __call__(self, logits_v: Float32, seen: Int64) -> int:
-        """Choose from the model's logits [vocab], which stay as they are.
+    def __call__(self, logits_v: Float32) -> int:
+        """Choose from logits [vocab], which stay as they are.
 
-        `seen` is the sequence so far, prompt included. Raises KvcastError for logits that are NaN
-        or infinite.
+        Raises KvcastError for logits that are NaN or infinite.
         """
-        if self._penalty.penalty != 1:
-            logits_v = logits_v.copy()
-            self._penalty.apply(logits_v[None], seen[None])
         likeliest = likeliest_token(logits_v)
         if self._temperature == 0:
             return likeliest

@@ -12,13 +12,20 @@ from operator import attrgetter
 import numpy as np
 from typing_extensions import override
 
-from kvcast.decoding.filters import RepetitionPenalty
-from kvcast.decoding.numerics import best_first, log_probabilities, log_softmax, top_k
+from kvcast.decoding.constraint import GrammarFilter, Place
+from kvcast.decoding.numerics import best_first, likeliest, log_probabilities, log_softmax, top_k
 from kvcast.decoding.params import SamplingParams
-from kvcast.decoding.requests import OVER, Continuations, Histories, Prompt, Request
+from kvcast.decoding.preferences import Preferences
+from kvcast.decoding.requests import OVER, Continuations, Prompt, Request
 from kvcast.decoding.sampling import Sampler, check_numbers
 from kvcast.decoding.speculation import Speculation, Speculations
-from kvcast.decoding.texts import StoppingCriteria, Stopwatch, TextGeneration, WrittenText
+from kvcast.decoding.texts import (
+    Alternatives,
+    StoppingCriteria,
+    Stopwatch,
+    TextGeneration,
+    WrittenText,
+)
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32
 from kvcast.text.base import TextTokenizer
@@ -36,6 +43,7 @@ class TextSpec:
         tokenizer: of the model.
         watch: runs since the call.
         speculations: drafts tokens; None for no drafts.
+        grammar: where texts begin in the grammar that they keep; None for any text.
 
     """
 
@@ -46,6 +54,7 @@ class TextSpec:
     tokenizer: TextTokenizer
     watch: Stopwatch
     speculations: Speculations | None = None
+    grammar: Place | None = None
 
     @property
     def capacity(self) -> int:
@@ -56,10 +65,9 @@ class TextSpec:
         """Return a text of no tokens yet."""
         return WrittenText(self.criteria, self.tokenizer, after=self.prompt.last)
 
-    def histories(self) -> Histories:
-        """Return room for tokens, after those of the prompt where a penalty looks at them."""
-        before = self.prompt.sequence if self.params.repetition_penalty != 1 else ()
-        return Histories(self.criteria.max_new_tokens, before)
+    def constraint(self) -> GrammarFilter | None:
+        """Return what holds the texts of a request to the grammar."""
+        return None if self.grammar is None else GrammarFilter(self.grammar)
 
     def speculate(self) -> Speculation | None:
         """Return drafts for a text."""
@@ -81,6 +89,7 @@ class TextSpec:
             text="".join(text.pieces),
             tokens=tuple(text.tokens),
             logprobs=tuple(text.logprobs) if self.params.logprobs else None,
+            top_logprobs=tuple(text.top_logprobs) if self.params.top_logprobs else None,
             finish_reason=text.finish_reason,
             prompt_tokens=self.prompt_tokens,
             timings=watch.timings(),
@@ -110,24 +119,45 @@ class SampledText(TextRequest):
         super().__init__(spec, width=1)
         self.text = spec.begin()
         self.drafts: Speculation | None = spec.speculate()
+        self._preferences = Preferences(spec.params)
         self._sampler = Sampler(spec.params, stream)
-        self._seen = spec.histories()
+        self._constraint = spec.constraint()
+        self._seen = self._preferences.histories(spec.criteria.max_new_tokens, spec.prompt)
 
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
-        logits_v = self.spec.criteria.withheld(logits_rv[0], self._seen.length)
-        token = self._sampler(logits_v, self._seen.all_rn[0])
-        logprob = None
-        if self.spec.params.logprobs:
-            logprob = float(log_probabilities(logits_rv, np.array([[token]]))[0, 0])
+        scores_rv = self.spec.criteria.withheld(logits_rv, self._seen.length)
+        scores_rv = self._preferences.applied(scores_rv, self._seen)
+        if self._constraint is not None:
+            scores_rv = self._constraint.applied(scores_rv)
+        token = self._sampler(scores_rv[0])
+        logprob, top = self._told(token, logits_rv)
         self._seen.extend([0], [token])
         self.watch.tick()
-        self.text.push(token, logprob)
+        ending = None
+        if self._constraint is not None:
+            self._constraint.extend([0], [token])
+            ending = self._constraint.ending
+        self.text.push(token, logprob, top, ending)
         return OVER if self.text.finish_reason else Continuations([0], [0], [token])
 
     @override
     def generations(self) -> list[TextGeneration]:
         return [self.spec.finish(self.text, self.watch, drafts=self.drafts)]
+
+    def _told(self, token: int, logits_rv: Float32) -> tuple[float | None, Alternatives]:
+        """Return the token's log-probability and the likeliest ones, as far as they are wanted.
+
+        The logits are overwritten.
+        """
+        params = self.spec.params
+        if not (params.logprobs or params.top_logprobs):
+            return None, ()
+        tops_1k = likeliest(logits_rv, params.top_logprobs)
+        tokens_1k = np.concatenate([[[token]], tops_1k], axis=1)
+        [logprob, *others] = log_probabilities(logits_rv, tokens_1k)[0].tolist()
+        top = tuple(zip(tops_1k[0].tolist(), others, strict=True))
+        return logprob if params.logprobs else None, top
 
 
 @dataclass(frozen=True)
@@ -137,12 +167,14 @@ class Hypothesis:
     Attributes:
         tokens: chosen.
         logprobs: of each token, as the model gave it; None unless asked for.
+        tops: of each token, the likeliest in its place; none unless asked for.
         score: sum of what the tokens were chosen by, over length ** length_penalty.
 
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] | None
+    tops: tuple[Alternatives, ...]
     score: float
 
 
@@ -162,16 +194,22 @@ class SearchedTexts(TextRequest):
         # Of each row; -inf only fills a place, when too few sequences go on.
         self._totals = [0.0]
         self._rows = list(range(self.width))
-        self._penalty = RepetitionPenalty(spec.params.repetition_penalty)
-        self._written = spec.histories()
+        self._preferences = Preferences(spec.params)
+        self._constraint = spec.constraint()
+        self._written = self._preferences.histories(spec.criteria.max_new_tokens, spec.prompt)
         self._logprobs_rn = np.empty((1, 0), np.float32)
+        self._tops: list[tuple[Alternatives, ...]] = [()] * self.width
 
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
         self.watch.tick()
         logprobs_rv = log_softmax(logits_rv)
         check_numbers(logprobs_rv[:, 0])  # one that is none makes a whole row none
+        self._note_tops(logprobs_rv)
         totals, parents, tokens = self._best(self._scores(logprobs_rv))
+        if totals[0] == -np.inf:  # no row can go on as its grammar wants
+            self._keep_what_there_is()
+            return OVER
         written_rn, spec = self._written.written_rn, self.spec
         ended = spec.criteria.are_met(written_rn, parents, tokens, spec.tokenizer)
         for k in range(self.width):
@@ -183,9 +221,12 @@ class SearchedTexts(TextRequest):
         parents = [parents[k] for k in going_on]
         tokens = [tokens[k] for k in going_on]
         self._written.extend(parents, tokens)
+        if self._constraint is not None:
+            self._constraint.extend(parents, tokens)
         if self.spec.params.logprobs:
             last_r1 = logprobs_rv[parents, tokens][:, None]
             self._logprobs_rn = np.concatenate([self._logprobs_rn[parents], last_r1], axis=1)
+        self._tops = [self._tops[parent] for parent in parents]
         return Continuations(self._rows, parents, tokens) if self._can_improve() else OVER
 
     @override
@@ -194,17 +235,32 @@ class SearchedTexts(TextRequest):
         for hypothesis in self.hypotheses[: self.spec.params.n]:
             text = self.spec.begin()
             logprobs = hypothesis.logprobs or [None] * len(hypothesis.tokens)
-            for token, logprob in zip(hypothesis.tokens, logprobs, strict=True):
-                text.push(token, logprob)
+            tops = hypothesis.tops or [()] * len(hypothesis.tokens)
+            for token, logprob, top in zip(hypothesis.tokens, logprobs, tops, strict=True):
+                text.push(token, logprob, top)
+            if text.finish_reason is None:
+                text.cut()
             found.append(self.spec.finish(text, self.watch, hypothesis.score))
         return found
 
     def _scores(self, logprobs_rv: Float32) -> Float32:
         """Return what to choose by; log-probabilities stay what the model gave."""
-        if self._penalty.penalty != 1:
-            logprobs_rv = logprobs_rv.copy()
-            self._penalty.apply(logprobs_rv, self._written.all_rn)
-        return self.spec.criteria.withheld(logprobs_rv, self._written.length)
+        scores_rv = self.spec.criteria.withheld(logprobs_rv, self._written.length)
+        scores_rv = self._preferences.applied(scores_rv, self._written)
+        return scores_rv if self._constraint is None else self._constraint.applied(scores_rv)
+
+    def _note_tops(self, logprobs_rv: Float32) -> None:
+        """Keep the likeliest tokens of each row, if they are wanted."""
+        if not (k := self.spec.params.top_logprobs):
+            return
+        tokens_rk = likeliest(logprobs_rv, k)
+        values_rk = np.take_along_axis(logprobs_rv, tokens_rk, axis=1)
+        self._tops = [
+            (*before, tuple(zip(tokens_k, values_k, strict=True)))
+            for before, tokens_k, values_k in zip(
+                self._tops, tokens_rk.tolist(), values_rk.tolist(), strict=False
+            )
+        ]
 
     def _best(self, scores_rv: Float32) -> tuple[list[float], list[int], list[int]]:
         """Return total, row and token of the best continuations, best first."""
@@ -221,9 +277,20 @@ class SearchedTexts(TextRequest):
         if self.spec.params.logprobs:
             logprobs = (*self._logprobs_rn[parent].tolist(), float(logprobs_rv[parent, token]))
         score = self._score(total, len(tokens))
-        self.hypotheses.append(Hypothesis(tokens, logprobs, score))
+        self.hypotheses.append(Hypothesis(tokens, logprobs, self._tops[parent], score))
         self.hypotheses.sort(key=attrgetter("score"), reverse=True)
         del self.hypotheses[self.width :]
+
+    def _keep_what_there_is(self) -> None:
+        """Make the best row a text, unfinished as it is, where none has ended."""
+        if not self.hypotheses:
+            logprobs = None
+            if self.spec.params.logprobs:
+                logprobs = tuple(self._logprobs_rn[0].tolist())
+            tokens = tuple(self._written.written_rn[0].tolist())
+            tops = self._tops[0][: len(tokens)]
+            score = self._score(self._totals[0], len(tokens))
+            self.hypotheses = [Hypothesis(tokens, logprobs, tops, score)]
 
     def _score(self, total: float, length: int) -> float:
         return float(total / length**self.spec.params.length_penalty)

@@ -6,6 +6,7 @@ Knows nothing of models and caches, or of how tokens are chosen.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from kvcast.text.stops import StopStrings
 
 STOP = "stop"
 LENGTH = "length"
+
+Alternatives: TypeAlias = tuple[tuple[int, float], ...]
+"""The likeliest tokens at one place, best first, each with its log-probability."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +80,10 @@ class TextGeneration:
         tokens: without the end token, but with those that spelled a stop string.
         logprobs: natural logarithm of the probability that the model gave each token, before
             penalty, temperature and truncation; None unless asked for.
-        finish_reason: "stop" (an end token or a stop string came) or "length".
+        top_logprobs: for each token, what else could have come in its place: the likeliest tokens,
+            best first, with log-probabilities as above; None unless asked for.
+        finish_reason: "stop" (an end token or a stop string came, or a grammar was complete) or
+            "length".
         prompt_tokens: how many tokens the prompt or source has, those of a session's prefix among
             them.
         timings: how long it took.
@@ -94,6 +101,7 @@ class TextGeneration:
     finish_reason: str
     prompt_tokens: int
     timings: Timings
+    top_logprobs: tuple[Alternatives, ...] | None = None
     score: float | None = None
     similarity: float | None = None
     draft: DraftCounts | None = None
@@ -164,6 +172,7 @@ class WrittenText:
     Attributes:
         tokens: without the end token; with those that spelled a stop string.
         logprobs: of each token, where they are wanted.
+        top_logprobs: of the likeliest tokens in the place of each, where they are wanted.
         pieces: of the text, as they became certain.
         finish_reason: STOP or LENGTH once it is over.
 
@@ -173,6 +182,7 @@ class WrittenText:
         """Begin after a token."""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
+        self.top_logprobs: list[Alternatives] = []
         self.pieces: list[str] = []
         self.finish_reason: str | None = None
         self._criteria = criteria
@@ -181,18 +191,32 @@ class WrittenText:
         self._stream.push(after)
         self._stops = criteria.stops.matcher()
 
-    def push(self, token: int, logprob: float | None = None) -> None:
-        """Append a token, unless it is an end token."""
+    def push(
+        self,
+        token: int,
+        logprob: float | None = None,
+        top: Alternatives = (),
+        ending: str | None = None,
+    ) -> None:
+        """Append a token, unless it is an end token; `ending` says why it is the last, if it is."""
         if token in self._criteria.end_tokens:
             self._finish(STOP)
             return
         self.tokens.append(token)
         if logprob is not None:
             self.logprobs.append(logprob)
+        if top:
+            self.top_logprobs.append(top)
         if self._says(self._stream.push(token)):
             self.finish_reason = STOP
+        elif ending is not None:
+            self._finish(ending)
         elif len(self.tokens) == self._criteria.max_new_tokens:
             self._finish(LENGTH)
+
+    def cut(self) -> None:
+        """End before its time."""
+        self._finish(LENGTH)
 
     def _finish(self, reason: str) -> None:
         """End, and let go of the text that was held back."""

@@ -177,6 +177,11 @@ class Features(Input):
     # the memory, and in int8 they would share scales.
     most_together: ClassVar[int | None] = 1
 
+    @property
+    @override
+    def positions(self) -> int:
+        return int(self.features_mt.shape[1]) // 2
+
     @classmethod
     @override
     def batch(cls, inputs: Sequence[Self]) -> tuple[Float32]:
@@ -329,6 +334,7 @@ class WindowDecoder:
         rows: int = 1,
         windows: int = 1,
         speculations: Speculations | None = None,
+        turn: int | None = None,
     ) -> None:
         """Prepare.
 
@@ -339,12 +345,13 @@ class WindowDecoder:
             rows: most beams or samples at once, those of all windows together.
             windows: most windows at once.
             speculations: drafts tokens of windows that take one row; None for no drafts.
+            turn: as a `Loop` takes it.
 
         """
         self.tokenizer = tokenizer
         self.context = context
         self._speculations = speculations
-        self._loop = Loop(runtime, rows=rows, capacity=context, inputs=windows)
+        self._loop = Loop(runtime, rows=rows, capacity=context, inputs=windows, turn=turn)
         self._listening: dict[Request, tuple[WindowJob, _LanguageRequest]] = {}
         self._running: dict[Request, tuple[Job, Callable[[], Any]]] = {}
         self._finished: list[tuple[Job, Any]] = []
@@ -353,6 +360,16 @@ class WindowDecoder:
     def room(self) -> int:
         """Most tokens of a window's own text, timestamps among them."""
         return self.context // 2
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many positions each row of the cache holds."""
+        return self._loop.lengths
+
+    @property
+    def busy(self) -> list[int]:
+        """Rows that are in use."""
+        return self._loop.busy
 
     def submit(self, job: Job) -> None:
         """Let a job wait for its turn.
@@ -451,6 +468,8 @@ class WindowDecoder:
     def _advance(self) -> None:
         """Take the loop a step further."""
         for request in filter(attrgetter("done"), self._loop.step()):
+            if request.error is not None:
+                raise request.error
             if request in self._listening:
                 job, heard = self._listening.pop(request)
                 self._write(job, likeliest(heard.probabilities))

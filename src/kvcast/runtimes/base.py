@@ -36,7 +36,10 @@ class Alignment(NamedTuple):
     """How tokens attend to the input that their row reads, and how probable some were."""
 
     scores_hst: Float32
-    """[alignment heads, s, t]: scaled products of queries and keys, before any softmax."""
+    """[alignment heads, s, t]: scaled products of queries and keys, before any softmax.
+
+    The runtime's own memory, valid until the cache's next alignment.
+    """
     probabilities_p: Float32
     """[p]: of the tokens that were asked for, after all tokens before them."""
 
@@ -62,6 +65,9 @@ class Cache(Protocol):
         the way.
         """
 
+    def shortest(self, row: int) -> int:
+        """Return the least length that `RuntimeOf.truncate` can cut a row to."""
+
 
 CacheT = TypeVar("CacheT", bound=Cache)
 
@@ -80,6 +86,9 @@ class RuntimeOf(Protocol[CacheT]):
         An encoder-decoder model's has `inputs` free slots for encoded inputs as well, and no more
         positions than the model knows.
         """
+
+    def row_bytes(self, capacity: int) -> int:
+        """Return the memory of a row of such a cache, in bytes; inputs are not counted."""
 
     def decode(
         self,
@@ -188,6 +197,19 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
             scores_hst: of all tokens of a call to `align`.
             frames: how many of the t frames are of the recording; the rest is padding. At least 1,
                 at most t; others count as these.
+
+        """
+
+    def first_frames(self, weights_nt: Float32) -> Int64:
+        """Return the frame at which each row begins on the best monotonic path, [n], ascending.
+
+        The path leads from the first frame of the first row to the last frame of the last, in
+        steps of one row, one frame or both, over the greatest sum of weights. As in
+        openai-whisper's `dtw_cpu`, where a step of one row is as good as one of both, neither is
+        taken.
+
+        Args:
+            weights_nt: n rows one after the other of what `attention_by_token` gives.
 
         """
 

@@ -11,6 +11,7 @@ while the same rows continue, nothing is moved, and calls work on views.
 Knows nothing of models or of what a program computes.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -114,6 +115,10 @@ class Cache:
             return 0
         counts = range(min(most, self.capacity - stays), 0, -1)
         return next((n for n in counts if self.memory.shortest(stays + n) <= stays), 0)
+
+    def shortest(self, row: int) -> int:
+        """Return the least length that a row can be cut to."""
+        return int(self.history.shortest[row])
 
     def append(self, rows: Sequence[int], tokens: Tokens) -> Self:
         """Return the handle after rows got tokens; raises KvcastError if these do not fit."""
@@ -326,6 +331,15 @@ class CachedRuntime(ABC, RuntimeOf[Cache]):
     def slots(self, count: int) -> Slots:
         """Return memory for encoded inputs."""
         return Slots(count, self.make)
+
+    @override
+    def row_bytes(self, capacity: int) -> int:
+        if self.longest is not None:
+            capacity = min(capacity, self.longest)
+        return sum(
+            math.prod(layer.shape) * int(self.make((1,), layer.dtype).nbytes)
+            for layer in self.layers(capacity)
+        )
 
     @override
     def new_cache(self, rows: int, capacity: int, inputs: int = 0) -> Cache:

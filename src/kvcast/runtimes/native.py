@@ -7,6 +7,7 @@ bundle's manifest and nothing of models.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -17,7 +18,12 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
 from kvcast.errors import KvcastError
-from kvcast.native.alignment import probabilities_plan, scores_plan, standing_out_plan
+from kvcast.native.alignment import (
+    first_frames_plan,
+    probabilities_plan,
+    scores_plan,
+    standing_out_plan,
+)
 from kvcast.native.building import Experts, Matrix, Plan
 from kvcast.native.instructions import SCALE_BYTES
 from kvcast.native.library import Machine, aligned
@@ -394,7 +400,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
     @override
     def scores(self, queries_sx: Float32, cache: Cache, row: int) -> Float32:
         keys = [self._keys(cache, row, layer, head) for layer, head in self.alignment_heads]
-        scores_hst = np.empty((len(keys), len(queries_sx), len(keys[0])), np.float32)
+        scores_hst = _room_for_scores(cache.memory, (len(keys), len(queries_sx), len(keys[0])))
         self.interpreter.run(Call(scores_plan(queries_sx, keys, scores_hst)))
         return scores_hst
 
@@ -404,6 +410,21 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         attention_st = np.empty((tokens, max(1, min(frames, positions))), np.float32)
         self.interpreter.run(Call(standing_out_plan(scores_hst, attention_st)))
         return attention_st
+
+    @override
+    def first_frames(self, weights_nt: Float32) -> Int64:
+        begins_n = np.empty(len(weights_nt), np.int64)
+        self.interpreter.run(Call(first_frames_plan(weights_nt, begins_n)))
+        return begins_n
+
+
+def _room_for_scores(memory: Memory, shape: tuple[int, int, int]) -> Float32:
+    """Return an array in memory that is kept: fresh pages would take a third of the time."""
+    size = prod(shape)
+    if len(memory.bound.get("scores", ())) < size:
+        memory.bound["scores"] = np.empty(size, np.float32)
+    scores_hst: Float32 = memory.bound["scores"][:size].reshape(shape)
+    return scores_hst
 
 
 def _layer(one: CacheLayers, capacity: int) -> Layer:

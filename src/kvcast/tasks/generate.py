@@ -18,6 +18,7 @@ from kvcast.decoding.requests import Prefix, Prompt, compute
 from kvcast.decoding.texts import TextGeneration
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import Int64, Runtime
+from kvcast.runtimes.exclusive import exclusive
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.options import keywords_of
 from kvcast.tasks.generation import (
@@ -28,8 +29,9 @@ from kvcast.tasks.generation import (
     TextPrompt,
     as_asked,
 )
+from kvcast.tasks.grammars import Grammars
 from kvcast.tasks.params import PromptParams
-from kvcast.text.base import TextTokenizer
+from kvcast.text.base import Message, TextTokenizer, Tool
 
 __all__ = ["TextGeneration", "TextModel", "TextPieces", "TextSession"]
 
@@ -56,6 +58,8 @@ class TextModel(TextGenerator):
                 limits=limits,
                 family="decoder-only",
                 read=Prompt,
+                continues=True,
+                grammars=Grammars(tokenizer, limits.vocabulary),
                 chunk=CHUNK,
             )
         )
@@ -69,7 +73,7 @@ class TextModel(TextGenerator):
         tokens = self._encoded(prefix)
         self._limits.check(tokens)
         SamplingParams(chunk=chunk)  # raises UsageError for one that is out of bounds
-        return TextSession(self._generation, compute(self.runtime, Prompt(tokens), chunk))
+        return TextSession(self.generation, compute(self.runtime, Prompt(tokens), chunk))
 
     def score(self, text: TextPrompt, *, chunk: int = 128) -> NDArray[np.float32]:
         """Return the log-probability of each token given those before it, [S - 1].
@@ -94,13 +98,31 @@ class TextModel(TextGenerator):
         found = []
         for i in range(0, len(tokens) - 1, chunk):
             fed = tokens[i : min(i + chunk, len(tokens) - 1)]
-            logits_rsv, cache = self.runtime.decode([fed], cache, positions=range(len(fed)))
             next_s1 = tokens[i + 1 : i + 1 + len(fed), None]
-            found.append(log_probabilities(logits_rsv[0], next_s1)[:, 0])
+            with exclusive(self.runtime):
+                logits_rsv, cache = self.runtime.decode([fed], cache, positions=range(len(fed)))
+                found.append(log_probabilities(logits_rsv[0], next_s1)[:, 0])
         return np.concatenate(found)
 
+    def chat_tokens(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None
+    ) -> Int64:
+        """Return the tokens of a conversation, up to where the assistant's answer starts.
+
+        Args:
+            messages: as in OpenAI's chat completions: each with a role (system, developer, user,
+                assistant, tool) and a content; an assistant's may have tool_calls.
+            tools: functions that the model may call, described as there.
+
+        Raises:
+            UsageError: what is malformed, and tools that the model's chat template does not know.
+            KvcastError: there is no template, or it refuses the conversation or fails.
+
+        """
+        return self._limits.known(self.tokenizer.encode_chat(messages, tools))
+
     @override
-    def _tokens(self, prompt: TextPrompt, params: PromptParams) -> Int64:
+    def prompt_tokens(self, prompt: TextPrompt, params: PromptParams) -> Int64:
         if not params.chat:
             if params.system is not None:
                 raise UsageError("system needs chat: a plain prompt is continued as it is")
@@ -109,7 +131,7 @@ class TextModel(TextGenerator):
             raise UsageError("chat needs text: token ids are continued as they are")
         system = [] if params.system is None else [{"role": "system", "content": params.system}]
         messages = [*system, {"role": "user", "content": prompt}]
-        return self._limits.known(self.tokenizer.encode_chat(messages))
+        return self.chat_tokens(messages)
 
     def _encoded(self, prompt: TextPrompt) -> Int64:
         if isinstance(prompt, str):

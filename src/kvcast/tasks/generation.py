@@ -24,6 +24,7 @@ from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.base import Int64, Runtime
 from kvcast.spec.options import keywords_of
 from kvcast.tasks.drafts import Paired, speculations
+from kvcast.tasks.grammars import Grammars
 from kvcast.tasks.params import PromptParams
 from kvcast.text.base import TextTokenizer
 
@@ -112,7 +113,11 @@ class GenerationTask:
         limits: of the model.
         family: the kind of model; those of one kind read prompts alike.
         read: returns what a row holds before the text, for the tokens of a prompt.
+        grammars: holds its texts to grammars.
         held: how many tokens precede every prompt.
+        encodes: whether an encoder reads the prompt.
+        continues: whether a text goes on from its prompt, so that one prompt may go on from what a
+            row holds of another.
         chunk: most tokens of a prompt in one call, where none is given; None reads it whole.
 
     Raises:
@@ -125,7 +130,10 @@ class GenerationTask:
     limits: Limits
     family: str
     read: Callable[[Int64], Prompt]
+    grammars: Grammars
     held: int = 0
+    encodes: bool = False
+    continues: bool = False
     chunk: int | None = None
 
     def __post_init__(self) -> None:
@@ -154,6 +162,17 @@ class GenerationTask:
         request = SampledText(self._spec(prompt, params, watch, drafts))
         return TextPieces(request, self._loop([request.spec], params).run([request]))
 
+    def requests(self, tokens: Int64, params: SamplingParams) -> list[TextRequest]:
+        """Return requests for the texts of one prompt, for a loop that others share.
+
+        Each reads the prompt itself, or finds it in a row. Raises as `each`.
+        """
+        drafts = speculations(params.draft, self.paired)
+        spec = self._spec(tokens, params, Stopwatch(), drafts)
+        if params.beam > 1:
+            return [SearchedTexts(spec)]
+        return [SampledText(spec, stream) for stream in range(params.n)]
+
     @cached_property
     def paired(self) -> Paired:
         """The model as one that drafts for another, or that another drafts for."""
@@ -179,8 +198,13 @@ class GenerationTask:
             raise UsageError(
                 f"beam must be at most {vocabulary}, the model's tokens, not {params.beam}"
             )
+        if (last := max(params.biases, default=0)) >= vocabulary:
+            raise UsageError(
+                f"logit_bias: the model has no token {last}: give ids from 0 to {vocabulary - 1}"
+            )
         prompt = self.read(tokens)
         room = self.limits.sequence - prompt.length
+        grammar = params.constraint
         return TextSpec(
             prompt=prompt,
             prompt_tokens=self.held + len(tokens),
@@ -189,6 +213,7 @@ class GenerationTask:
             tokenizer=self.tokenizer,
             watch=watch,
             speculations=drafts,
+            grammar=None if grammar is None else self.grammars.begin(grammar, prompt.last),
         )
 
     def _texts(
@@ -241,13 +266,13 @@ class TextGenerator(ABC):
     def __init__(self, generation: GenerationTask) -> None:
         self.runtime = generation.runtime
         self.tokenizer = generation.tokenizer
-        self._generation = generation
+        self.generation = generation
         self._limits = generation.limits
 
     @property
     def paired(self) -> Paired:
         """The model as one that drafts for another, or that another drafts for."""
-        return self._generation.paired
+        return self.generation.paired
 
     @keywords_of(PromptParams)
     def generate(
@@ -288,17 +313,35 @@ class TextGenerator(ABC):
         Options that are about several texts stay at their defaults; see `generate`.
         """
         params.check_one_text()
-        return self._generation.pieces(self._tokens(prompt, params), params)
+        return self.generation.pieces(self.prompt_tokens(prompt, params), params)
 
     @abstractmethod
-    def _tokens(self, prompt: TextPrompt, params: PromptParams) -> Int64:
-        """Return a prompt's tokens."""
+    def prompt_tokens(self, prompt: TextPrompt, params: PromptParams) -> Int64:
+        """Return a prompt's tokens; raises UsageError for what the model cannot take."""
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes that the cache takes at most for an encoded prompt; 0 without an encoder."""
+        return 0
+
+    def finished(
+        self,
+        prompt: TextPrompt,  # noqa: ARG002
+        texts: list[TextGeneration],
+        params: PromptParams,  # noqa: ARG002
+    ) -> list[TextGeneration]:
+        """Return the texts of a prompt as callers get them, once all of them are over."""
+        return texts
 
     def _each(
         self, prompts: Sequence[TextPrompt], params: PromptParams
     ) -> Iterator[list[TextGeneration]]:
-        tokens = [self._tokens(prompt, params) for prompt in prompts]
-        return self._generation.each(tokens, params)
+        tokens = [self.prompt_tokens(prompt, params) for prompt in prompts]
+        each = self.generation.each(tokens, params)
+        return (
+            self.finished(prompt, texts, params)
+            for prompt, texts in zip(prompts, each, strict=True)
+        )
 
 
 def as_asked(

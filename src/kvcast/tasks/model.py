@@ -156,28 +156,51 @@ class WhisperModel:
         with open_features(audio, self.dimensions.n_mels) as recording:
             return detect(self.decoder(DecodingOptions()), recording, params)
 
-    def _together(
-        self, audio: "Iterable[AudioInput]", params: TranscribeParams
-    ) -> list[Transcription]:
-        attempts = self._attempts(params)
+    @property
+    def input_bytes(self) -> int:
+        """Bytes that the cache takes at most for an encoded window."""
+        sizes = self.dimensions
+        numbers = 2 * sizes.decoder_layers * sizes.d_model * sizes.source_positions
+        return 4 * numbers  # in fp32; there may be narrower ones
+
+    def shared_decoder(self, windows: int) -> WindowDecoder:
+        """Return a decoder that many callers share: of a row a window, one encoded at a time."""
+        return WindowDecoder(
+            self.runtime,
+            self.tokenizer,
+            self.dimensions.target_positions,
+            rows=windows,
+            windows=windows,
+            turn=self.dimensions.source_positions,
+        )
+
+    def recording(
+        self, batch: Batch, audio: "AudioInput", params: TranscribeParams
+    ) -> Transcription:
+        """Let a batch decode a recording; nothing is opened before its turn comes.
+
+        Raises UsageError for options that cannot be served.
+        """
         # Opened last: a mistake in the options should not wait for an hour of sound to be read.
+        attempts = self.attempts(params)
         from kvcast.tasks.voice import open_windows, voice_listener
 
         if params.vad:
             voice_listener()  # raises if it is not installed
-        # Windows of speech are clipped already, and have other times.
-        within = params.unclipped() if params.vad else params
-        size = params.batch or 1
+        return Transcription(
+            batch,
+            partial(open_windows, audio, self.dimensions.n_mels, params),
+            attempts=attempts,
+            # Windows of speech are clipped already, and have other times.
+            params=params.unclipped() if params.vad else params,
+        )
+
+    def _together(
+        self, audio: "Iterable[AudioInput]", params: TranscribeParams
+    ) -> list[Transcription]:
+        size, attempts = params.batch or 1, self.attempts(params)
         batch = Batch(self.decoder(*attempts, windows=size, draft=params.draft), size)
-        return [
-            Transcription(
-                batch,
-                partial(open_windows, one, self.dimensions.n_mels, params),
-                attempts=attempts,
-                params=within,
-            )
-            for one in audio
-        ]
+        return [self.recording(batch, one, params) for one in audio]
 
     @keywords_of(LiveParams)
     def live(
@@ -202,7 +225,7 @@ class WhisperModel:
         from kvcast.tasks.whisper.hearing import WhisperHearing
         from kvcast.tasks.whisper.stretch import Stretch
 
-        attempts = self._attempts(params)
+        attempts = self.attempts(params)
         listener, notices = (listener, ()) if listener is not None else _installed_listener()
         hearing = WhisperHearing(
             self.decoder(*attempts, draft=params.draft),
@@ -219,7 +242,7 @@ class WhisperModel:
         endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
         return LiveTranscription(stretch, endpoints, step=params.step, notices=notices)
 
-    def _attempts(self, params: TranscribeParams) -> list[DecodingOptions]:
+    def attempts(self, params: TranscribeParams) -> list[DecodingOptions]:
         """Return how to decode a window first, and after each rejection."""
         spoken = params.language
         language = None if spoken is None else self.tokenizer.language_code(spoken)

@@ -3,8 +3,9 @@
 Knows no tensor library, so that the command line can show its help at once.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Self
@@ -12,6 +13,7 @@ from typing import Annotated, Any, Self
 from typing_extensions import override
 
 from kvcast.audio.params import VOICE, VoiceParams
+from kvcast.decoding.grammar import Grammar
 from kvcast.decoding.params import (
     DRAFTS_NO_BEAMS,
     NGRAM,
@@ -42,6 +44,7 @@ __all__ = [
     "SAMPLING",
     "SEARCH",
     "SEVERAL",
+    "STRUCTURE",
     "SUBTITLES",
     "VOICE",
     "WORDS",
@@ -56,6 +59,7 @@ __all__ = [
 ]
 
 CONVERSATION = "conversation"
+STRUCTURE = "structured output"
 LOADING = "model and runtime"
 FALLBACK = "long recordings and fallback"
 WORDS = "words"
@@ -221,6 +225,12 @@ def _compiling() -> str:
     return " and ".join(name for name in exported() if RUNTIMES[name].compiles)
 
 
+class _Schema(Check):
+    @override
+    def problem(self, value: Any, kind: type) -> str | None:
+        return None if isinstance(value, Mapping) else Text(filled=True).problem(value, kind)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PromptParams(SamplingParams):
     """How prompts are understood, and how texts are written after them."""
@@ -241,6 +251,63 @@ class PromptParams(SamplingParams):
             metavar="TEXT",
         ),
     ] = None
+    json_schema: Annotated[
+        str | Mapping[str, Any] | None,
+        Option(
+            group=STRUCTURE,
+            help="write JSON that this JSON Schema describes, given as its text (on the command "
+            "line also a file, in Python also a dict)",
+            check=_Schema(),
+            metavar="JSON|FILE",
+        ),
+    ] = None
+    json_object: Annotated[bool, Option(group=STRUCTURE, help="write a JSON object")] = False
+    regex: Annotated[
+        str | None,
+        Option(
+            group=STRUCTURE,
+            help="write a text that this regular expression matches as a whole",
+            check=Text(filled=True),
+            metavar="PATTERN",
+        ),
+    ] = None
+    lark: Annotated[
+        str | None,
+        Option(
+            group=STRUCTURE,
+            help="write a text of this grammar in llguidance's variant of Lark (on the command "
+            "line a file)",
+            check=Text(filled=True),
+            metavar="FILE",
+        ),
+    ] = None
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self._grammars) > 1:
+            raise UsageError(
+                "a text keeps one grammar: give one of json_schema, json_object, regex and lark"
+            )
+
+    @override
+    @property
+    def constraint(self) -> Grammar | None:
+        return next(iter(self._grammars), None)
+
+    @cached_property
+    def _grammars(self) -> list[Grammar]:
+        """Return all that were given."""
+        found = [] if self.grammar is None else [self.grammar]
+        if self.json_schema is not None:
+            found.append(Grammar.json_schema(self.json_schema))
+        if self.json_object:
+            found.append(Grammar.json_object())
+        if self.regex is not None:
+            found.append(Grammar.regex(self.regex))
+        if self.lark is not None:
+            found.append(Grammar.lark(self.lark))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

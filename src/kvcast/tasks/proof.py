@@ -67,7 +67,10 @@ def _alignment_error(
 ) -> float:
     """Return the largest difference of the scores of each input's tokens."""
     found, expected = (
-        [runtime.align(tokens_s, cache, row).scores_hst for row, tokens_s in enumerate(tokens_rs)]
+        [
+            runtime.align(tokens_s, cache, row).scores_hst.copy()
+            for row, tokens_s in enumerate(tokens_rs)
+        ]
         for runtime in (candidate, EagerEncoderDecoder(programs))
         for cache in [_encoded(runtime, source, tokens_rs.shape[1])]
     )

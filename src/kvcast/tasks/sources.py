@@ -4,7 +4,7 @@ A text answers its source, which is read whole, and does not go on from it. Know
 and no runtime.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
@@ -15,9 +15,11 @@ from kvcast.decoding.requests import Input, Prompt
 from kvcast.decoding.texts import TextGeneration
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int32, Int64, Runtime
+from kvcast.runtimes.exclusive import exclusive
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
 from kvcast.tasks.generation import GenerationTask, Limits, TextGenerator, TextPrompt
+from kvcast.tasks.grammars import Grammars
 from kvcast.tasks.params import PromptParams
 from kvcast.text.base import TextTokenizer
 
@@ -30,7 +32,7 @@ class SourceTextModel(TextGenerator):
     """
 
     @override
-    def _tokens(self, prompt: TextPrompt, params: PromptParams) -> Int64:
+    def prompt_tokens(self, prompt: TextPrompt, params: PromptParams) -> Int64:
         if params.chat or params.system is not None:
             raise UsageError("this model answers a source as it is: leave out chat and system")
         if params.chunk is not None:
@@ -52,6 +54,11 @@ class Source(Input):
     """Tokens [t] of a source."""
 
     tokens: Int64
+
+    @property
+    @override
+    def positions(self) -> int:
+        return len(self.tokens)
 
     @classmethod
     @override
@@ -82,9 +89,18 @@ class T5Model(SourceTextModel):
                 limits=limits,
                 family="T5",
                 read=lambda tokens: Prompt(start, input=Source(tokens)),
+                encodes=True,
+                grammars=Grammars(tokenizer, limits.vocabulary),
             )
         )
         self.dimensions = dimensions
+
+    @property
+    @override
+    def input_bytes(self) -> int:
+        sizes = self.dimensions
+        numbers = 2 * sizes.decoder_layers * sizes.heads * sizes.head_dim * sizes.source_positions
+        return 4 * numbers  # in fp32; there may be narrower ones
 
 
 class UnilmRuntime(Runtime, Protocol):
@@ -109,18 +125,22 @@ class UnilmModel(SourceTextModel):
         limits = Limits(prompt=most - 1, sequence=most, vocabulary=dimensions.vocab_size)
         super().__init__(
             GenerationTask(
-                runtime=runtime, tokenizer=tokenizer, limits=limits, family="UniLM", read=Prompt
+                runtime=runtime,
+                tokenizer=tokenizer,
+                limits=limits,
+                family="UniLM",
+                read=Prompt,
+                grammars=Grammars(tokenizer, limits.vocabulary),
             )
         )
         self.runtime: UnilmRuntime = runtime
         self.dimensions = dimensions
 
     @override
-    def _each(
-        self, prompts: Sequence[TextPrompt], params: PromptParams
-    ) -> Iterator[list[TextGeneration]]:
-        each = super()._each(prompts, params)
-        return map(self._ranked, prompts, each) if params.n > 1 else each
+    def finished(
+        self, prompt: TextPrompt, texts: list[TextGeneration], params: PromptParams
+    ) -> list[TextGeneration]:
+        return self._ranked(prompt, texts) if params.n > 1 else texts
 
     def embed(self, texts: str | Sequence[str]) -> Float32:
         """Return the embeddings of a text or several, fp32 [texts, width], as the model pools them.
@@ -133,7 +153,8 @@ class UnilmModel(SourceTextModel):
         sources = [self._encoded(text) for text in several]
         for source in sources:
             replace(self._limits, prompt=self.dimensions.max_positions).check(source)
-        return self.runtime.embed(sources)
+        with exclusive(self.runtime):
+            return self.runtime.embed(sources)
 
     def _ranked(self, source: TextPrompt, texts: Sequence[TextGeneration]) -> list[TextGeneration]:
         """Return different texts, the most similar to their source first."""

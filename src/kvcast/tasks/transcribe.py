@@ -126,8 +126,24 @@ class Transcription(Iterator[Segment], Recording):
             return "en"
         return detect(decoder, self._windows, self._params).language
 
+    @property
+    def over(self) -> bool:
+        """Whether all segments were taken, or it was closed."""
+        return self._closed
+
     def __next__(self) -> Segment:
         """Decode as far as the next segment takes."""
+        while (segment := self.take()) is None:
+            if self._closed:
+                raise StopIteration
+            self._step()
+        return segment
+
+    def take(self) -> Segment | None:
+        """Return the next segment if it is done; None if it is not, or all is over.
+
+        Raises what went wrong.
+        """
         while not self._closed:
             first = self._begun[0] if self._begun else None
             if first is not None and first.segments:
@@ -145,8 +161,8 @@ class Transcription(Iterator[Segment], Recording):
             elif first is None and self._all_begun:
                 self.close()
             else:
-                self._step()
-        raise StopIteration
+                break
+        return None
 
     def close(self) -> None:
         """Stop, and release the recording."""

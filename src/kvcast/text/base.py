@@ -4,10 +4,18 @@ Knows no file format and no model.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-Message = Mapping[str, str]
-"""One turn of a conversation: "role" (system, user, assistant) and "content"."""
+from kvcast.text.tool_calls import ToolForm
+
+if TYPE_CHECKING:
+    from kvcast.text.decoder import TokenDecoder
+
+Message = Mapping[str, Any]
+"""One turn of a conversation, as OpenAI's chat completions have it: "role", "content" and so on."""
+
+Tool = Mapping[str, Any]
+"""A function that the model may call, as OpenAI's chat completions describe it."""
 
 
 class TextStream(Protocol):
@@ -29,6 +37,9 @@ class TextTokenizer(Protocol):
     end_tokens: tuple[int, ...]
     """Tokens that end a generation: one or more."""
 
+    decoder: "TokenDecoder | None"
+    """How tokens spell bytes; None where what a token says depends on its neighbours."""
+
     @property
     def vocab_size(self) -> int:
         """Number of tokens that have a text."""
@@ -39,15 +50,28 @@ class TextTokenizer(Protocol):
         Special tokens spelt out in the text are treated as plain text.
         """
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    ) -> list[int]:
         """Return the tokens of a conversation, up to where the assistant's answer starts.
 
-        Raises KvcastError if the model has no chat template, or its template fails or tries to do
+        Raises UsageError for what is no conversation, and tools that the model's template does not
+        know; KvcastError if the model has no chat template, or its template fails or tries to do
         more than format text.
         """
 
+    @property
+    def tool_form(self) -> ToolForm:
+        """How the model writes calls of tools.
+
+        Raises UsageError if its template knows none, or has a form that is not known here.
+        """
+
+    def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:
+        """Return the special tokens among these texts; others are spelt with ordinary ones."""
+
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, leaving out special ones."""
+        """Return the text of tokens, leaving out special ones but for those of `tool_form`."""
 
     def stream(self) -> TextStream:
         """Start decoding a text token by token."""

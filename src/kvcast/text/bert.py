@@ -18,10 +18,11 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from typing_extensions import override
 
-from kvcast.errors import KvcastError
-from kvcast.text.base import Message, TextStream, TextTokenizer
+from kvcast.errors import KvcastError, UsageError
+from kvcast.text.base import Message, TextStream, TextTokenizer, Tool
 from kvcast.text.characters import whole_characters
 from kvcast.text.chat import NO_TEMPLATE
+from kvcast.text.tool_calls import ToolForm
 from kvcast.text.word_pieces import WordPieceStream, is_special
 
 _BEGIN, _END, _UNKNOWN = "[CLS]", "[SEP]", "[UNK]"
@@ -29,6 +30,8 @@ _BEGIN, _END, _UNKNOWN = "[CLS]", "[SEP]", "[UNK]"
 
 class BertTokenizer(TextTokenizer):
     """A vocabulary of word pieces."""
+
+    decoder = None
 
     def __init__(
         self, vocabulary: Mapping[str, int], end_tokens: Sequence[int], *, lowercase: bool
@@ -65,9 +68,20 @@ class BertTokenizer(TextTokenizer):
         return [self._begin, *self._split(whole_characters(text)), self._end]
 
     @override
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    ) -> list[int]:
         """Raise KvcastError: there is no chat template."""
         raise KvcastError(NO_TEMPLATE)
+
+    @property
+    @override
+    def tool_form(self) -> ToolForm:
+        raise UsageError(NO_TEMPLATE)
+
+    @override
+    def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:
+        return {}
 
     @override
     def decode(self, tokens: Sequence[int]) -> str:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from kvcast.errors import KvcastError
-from kvcast.text.base import Message, TextStream, TextTokenizer
+from kvcast.errors import KvcastError, UsageError
+from kvcast.text.base import Message, TextStream, TextTokenizer, Tool
 from kvcast.text.characters import whole_characters
 from kvcast.text.chat import NO_TEMPLATE
 from kvcast.text.decoder import TokenDecoder
 from kvcast.text.sentinels import SENTINEL
+from kvcast.text.tool_calls import ToolForm
 
 _END = 1
 _FIRST_BYTE = 3
@@ -31,7 +32,7 @@ class ByteTokenizer(TextTokenizer):
             raise KvcastError(
                 f"end token {unknown[0]} is not one of ByT5's {self.vocab_size} tokens"
             )
-        self._decoder = TokenDecoder(token_bytes=_token_bytes, leading_spaces=0)
+        self.decoder = TokenDecoder(token_bytes=_token_bytes, leading_spaces=0)
 
     @property
     @override
@@ -52,17 +53,28 @@ class ByteTokenizer(TextTokenizer):
         return [*tokens, *_bytes(whole[start:]), _END]
 
     @override
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    ) -> list[int]:
         """Raise KvcastError: there is no chat template."""
         raise KvcastError(NO_TEMPLATE)
 
+    @property
+    @override
+    def tool_form(self) -> ToolForm:
+        raise UsageError(NO_TEMPLATE)
+
+    @override
+    def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:
+        return {}
+
     @override
     def decode(self, tokens: Sequence[int]) -> str:
-        return self._decoder.decode(tokens)
+        return self.decoder.decode(tokens)
 
     @override
     def stream(self) -> TextStream:
-        return self._decoder.stream()
+        return self.decoder.stream()
 
 
 def _bytes(text: str) -> list[int]:

@@ -1,22 +1,19 @@
 """Chat templates, which format conversations as a model expects them. Knows no tokens.
 
 A template comes with a model and is a program in Jinja2's language. So it runs in a process of its
-own (template_process.py), and whatever it does, the worst outcome is a one-line error.
+own (template_worker.py), and whatever it does, the worst outcome is a one-line error.
 """
 
-import json
-import os
-import subprocess
-import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
+from typing import Any
 
 from kvcast.errors import KvcastError, UsageError, in_one_line
-from kvcast.text.base import Message
 from kvcast.text.characters import whole_characters
-
-ROLES = ("system", "user", "assistant")
+from kvcast.text.template_worker import EndedError, TemplateWorker, TooSlowError
+from kvcast.text.tool_calls import NO_TOOLS, ToolForm, form_of, knows_tools
 
 NO_TEMPLATE = "this model has no chat template: prompt it with plain text"
 
@@ -29,8 +26,6 @@ LONGEST = 16_000_000
 # Limits on memory in bytes, CPU seconds (in case nobody waits any more), file size, processes.
 _LIMITS = {"AS": 1 << 30, "CPU": 2 * int(SECONDS), "FSIZE": 0, "NPROC": 0}
 
-_PROGRAM = Path(__file__).with_name("template_process.py")
-
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
@@ -39,7 +34,9 @@ class ChatTemplate:
     source: str
     constants: Mapping[str, str]
 
-    def render(self, messages: Sequence[dict[str, str]]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """Format a conversation, up to where the assistant's answer starts.
 
         Raises:
@@ -47,7 +44,14 @@ class ChatTemplate:
                 sandbox, or exceeds the limits on time, memory or text.
 
         """
-        reply = self._reply(messages)
+        values = {
+            **self.constants,
+            "messages": list(messages),
+            "tools": list(tools) or None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        reply = self._reply(values)
         if "refused" in reply:
             raise KvcastError(f"the chat template refuses the conversation: {_line(reply)}")
         if "failed" in reply:
@@ -56,54 +60,31 @@ class ChatTemplate:
             )
         return whole_characters(reply["text"])
 
-    def _reply(self, messages: Sequence[dict[str, str]]) -> dict[str, str]:
-        """Run the process; it has this one's import path, without the current folder."""
-        request = {
-            "template": self.source,
-            "values": {
-                **self.constants,
-                "messages": list(messages),
-                "tools": None,
-                "documents": None,
-                "add_generation_prompt": True,
-            },
-            "limits": _LIMITS,
-            "longest": LONGEST,
-        }
-        importable = os.pathsep.join(filter(None, sys.path))
+    def _reply(self, values: Mapping[str, Any]) -> dict[str, str]:
         try:
-            finished = subprocess.run(  # noqa: S603, our own program
-                [sys.executable, "-P", str(_PROGRAM)],
-                input=json.dumps(request).encode(),
-                capture_output=True,
-                timeout=SECONDS,
-                env=os.environ | {"PYTHONPATH": importable},
-                check=False,
-            )
-            reply: dict[str, str] = json.loads(finished.stdout)
-        except subprocess.TimeoutExpired:
+            return self._worker.render(values, SECONDS)
+        except TooSlowError:
             return {"failed": f"it takes more than {SECONDS:g} seconds"}
+        except EndedError as error:
+            return {"failed": str(error)}
         except OSError as error:
             raise KvcastError(f"cannot start a process for the chat template: {error}") from None
-        except ValueError:  # the process died without an answer
-            return {"failed": f"its process ended with status {finished.returncode}"}
-        return reply
 
+    @property
+    def tool_form(self) -> ToolForm | None:
+        """How it writes calls of tools; None if it knows none, or in no form that is known."""
+        return form_of(self.source)
 
-def checked_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Return a valid conversation, with lone surrogates replaced.
+    def check_tools(self) -> None:
+        """Raise UsageError if it knows no tools."""
+        if not knows_tools(self.source):
+            raise UsageError(NO_TOOLS)
 
-    Raises UsageError unless it has at least one message, and each has a known role and a content,
-    as texts. Templates turn roles into control tokens, so a role must not be arbitrary text.
-    """
-    if not messages:
-        raise UsageError("the conversation is empty: give at least one message")
-    for message in messages:
-        if message.get("role") not in ROLES:
-            raise UsageError(f"a message's role must be one of {', '.join(ROLES)}")
-        if "content" not in message or not all(isinstance(text, str) for text in message.values()):
-            raise UsageError('a message must be like {"role": "user", "content": "Hello"}')
-    return [{key: whole_characters(text) for key, text in m.items()} for m in messages]
+    @cached_property
+    def _worker(self) -> TemplateWorker:
+        worker = TemplateWorker(self.source, _LIMITS, LONGEST)
+        weakref.finalize(self, worker.close)  # at the interpreter's end at the latest
+        return worker
 
 
 def _line(reply: Mapping[str, str]) -> str:

@@ -41,6 +41,11 @@ class TokenDecoder:
         stream = self.stream()
         return "".join([*map(stream.push, tokens), stream.finish()])
 
+    def spaces_lost_after(self, token: int) -> int:
+        """Return how many leading spaces a text loses that a token precedes."""
+        said = self.token_bytes(token)
+        return 0 if said.strip(b" ") else max(0, self.leading_spaces - len(said))
+
     def stream(self) -> "DecoderStream":
         """Start decoding a text token by token."""
         return DecoderStream(self.token_bytes, self.leading_spaces)

@@ -13,12 +13,15 @@ from typing import Any
 
 from typing_extensions import override
 
-from kvcast.errors import KvcastError, in_one_line
-from kvcast.text.base import Message, TextStream, TextTokenizer
+from kvcast.errors import KvcastError, UsageError, in_one_line
+from kvcast.text.base import Message, TextStream, TextTokenizer, Tool
 from kvcast.text.characters import whole_characters
-from kvcast.text.chat import checked_messages
+from kvcast.text.conversation import checked
 from kvcast.text.decoder import TokenDecoder, sentencepiece
+from kvcast.text.tool_calls import MISTRAL, MISTRAL_NAMED, ToolForm
 
+_NO_TOOLS = "the format of this model's version knows no tools"
+_TURN = ("role", "content", "tool_calls", "tool_call_id", "name")
 _TEKKEN = "tekken.json"
 _SENTENCEPIECE = re.compile(r"tokenizer\.model(\.v\d+(m\d+)?)?")
 
@@ -51,12 +54,17 @@ class MistralTokenizer(TextTokenizer):
                 raise KvcastError(f"{name} is damaged: {_line(error)}; fetch it again") from None
         self._tokenizer = self._whole.instruct_tokenizer.tokenizer
         self.end_tokens: tuple[int, ...] = (self._tokenizer.eos_id,)
-        self._decoder = (
-            TokenDecoder(token_bytes=self._tokenizer.id_to_byte_piece, leading_spaces=0)
+        self._form = _form_of(self._tokenizer.version.value)
+        markers = () if self._form is None else self._form.markers
+        shown = {token: text.encode() for text, token in self.control_tokens(markers).items()}
+        token_bytes = (
+            self._tokenizer.id_to_byte_piece
             if name == _TEKKEN
-            else TokenDecoder(
-                token_bytes=partial(_sentencepiece_bytes, self._tokenizer), leading_spaces=1
-            )
+            else partial(_sentencepiece_bytes, self._tokenizer)
+        )
+        self.decoder = TokenDecoder(
+            token_bytes=lambda token: shown.get(token) or token_bytes(token),
+            leading_spaces=0 if name == _TEKKEN else 1,
         )
 
     @property
@@ -72,34 +80,60 @@ class MistralTokenizer(TextTokenizer):
         return ids
 
     @override
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    ) -> list[int]:
         """Return the tokens of a conversation, up to where the assistant's answer starts.
 
-        Raises KvcastError for a conversation that the tokenizer's version does not support.
+        Raises KvcastError for a conversation that the tokenizer's version does not support, and
+        UsageError for what is none.
         """
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
-        turns = checked_messages(messages)
+        whole = checked(messages, tools).with_short_ids()
+        if whole.tools and self._form is None:
+            raise UsageError(_NO_TOOLS)
+        turns = [{key: turn[key] for key in _TURN if key in turn} for turn in whole.messages]
         try:
-            request = ChatCompletionRequest(messages=turns)
+            request = ChatCompletionRequest(messages=turns, tools=whole.tools or None)
             ids: list[int] = self._whole.encode_chat_completion(request).tokens
         except Exception as error:  # pydantic's, the library's own, and its assertions
             raise KvcastError(f"this model cannot take the conversation: {_line(error)}") from None
         return ids
 
+    @property
+    @override
+    def tool_form(self) -> ToolForm:
+        if self._form is None:
+            raise UsageError(_NO_TOOLS)
+        return self._form
+
+    @override
+    def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:
+        special = filter(self._tokenizer.is_special, texts)
+        return {text: int(self._tokenizer.get_special_token(text)) for text in special}
+
     @override
     def decode(self, tokens: Sequence[int]) -> str:
-        return self._decoder.decode(tokens)
+        return self.decoder.decode(tokens)
 
     @override
     def stream(self) -> TextStream:
-        return self._decoder.stream()
+        return self.decoder.stream()
 
 
 def _sentencepiece_bytes(tokenizer: Any, token: int) -> bytes:
     if tokenizer.is_special(token) or token == tokenizer.unk_id:
         return b""
     return sentencepiece(tokenizer.id_to_piece(token))
+
+
+def _form_of(version: str) -> ToolForm | None:
+    """Return how a version of Mistral's formats, such as v3, writes calls."""
+    number = int(version.removeprefix("v"))
+    if number < 2:
+        return None
+    return MISTRAL if number < 11 else MISTRAL_NAMED
 
 
 def _needs_extra(name: str) -> str:

@@ -1,20 +1,24 @@
 """Renders a chat template in a process of its own, because templates are untrusted programs.
 
-Reads one JSON object from standard input: "template", "values" (what the template can use),
-"limits" and "longest" (a limit on characters). Writes one to standard output: {"text": …}, or
-{"refused": …} with the template's own message, or {"failed": …}. Jinja2's sandbox keeps the
-template away from Python. The process's resource limits stop it from using too much memory, and
-keep even a template that breaks out of the sandbox from writing files and starting processes. The
-caller limits the time. Knows nothing of tokens.
+Reads JSON objects from standard input, one a line. The first has "template", "limits" and "longest"
+(a limit on characters); each of those after it is what the template can use once. Answers each of
+these with a line on standard output: {"text": …}, or {"refused": …} with the template's own
+message, or {"failed": …}, and whether this was the "last": after a failure, and when half of the
+processor time is used up, the process ends. Jinja2's sandbox keeps the template away from Python.
+The process's resource limits stop it from using too much memory, and keep even a template that
+breaks out of the sandbox from writing files and starting processes. The caller limits the time of
+each answer. Knows nothing of tokens.
 """
 
 import json
+import signal
 import sys
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, Undefined, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, Undefined, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -96,32 +100,52 @@ def _limit_resources(limits: Mapping[str, int]) -> None:
             continue
 
 
-def _render(template: str, values: Mapping[str, Any], longest: int) -> dict[str, str]:
-    try:
-        pieces, length = [], 0
-        for piece in _Environment().from_string(template).generate(**values):
-            pieces.append(piece)
-            length += len(piece)
-            if length > longest:
-                return {"failed": f"it writes more than {longest:,} characters"}
-        return {"text": "".join(pieces)}
-    except _RefusedError as error:
-        return {"refused": str(error)}
-    except SecurityError as error:
-        return {"failed": f"it reaches outside its sandbox ({error})"}
-    except TemplateSyntaxError as error:
-        return {"failed": f"line {error.lineno}: {error.message}"}
-    except MemoryError:
-        return {"failed": "it takes too much memory"}
-    except Exception as error:  # whatever an untrusted program can cause
-        return {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+class _Renderer:
+    """The template, compiled when it is first used."""
+
+    def __init__(self, source: str, longest: int) -> None:
+        self._source = source
+        self._longest = longest
+        self._compiled: Template | None = None
+
+    def answer(self, line: bytes) -> dict[str, str]:
+        """Render for one request."""
+        try:
+            values = json.loads(line)
+            if self._compiled is None:
+                self._compiled = _Environment().from_string(self._source)
+            pieces, length = [], 0
+            for piece in self._compiled.generate(**values):
+                pieces.append(piece)
+                length += len(piece)
+                if length > self._longest:
+                    return {"failed": f"it writes more than {self._longest:,} characters"}
+            return {"text": "".join(pieces)}
+        except _RefusedError as error:
+            return {"refused": str(error)}
+        except SecurityError as error:
+            return {"failed": f"it reaches outside its sandbox ({error})"}
+        except TemplateSyntaxError as error:
+            return {"failed": f"line {error.lineno}: {error.message}"}
+        except MemoryError:
+            return {"failed": "it takes too much memory"}
+        except Exception as error:  # whatever an untrusted program can cause
+            return {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
 
 
 def main() -> None:
-    """Serve one request."""
-    request = json.load(sys.stdin)
-    _limit_resources(request["limits"])
-    json.dump(_render(request["template"], request["values"], request["longest"]), sys.stdout)
+    """Serve until the other side closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to deal with
+    requests = sys.stdin.buffer
+    beginning = json.loads(requests.readline())
+    _limit_resources(beginning["limits"])
+    renderer = _Renderer(beginning["template"], beginning["longest"])
+    while line := requests.readline():
+        answer: dict[str, str | bool] = {**renderer.answer(line)}
+        answer["last"] = "failed" in answer or time.process_time() > beginning["limits"]["CPU"] / 2
+        print(json.dumps(answer), flush=True)
+        if answer["last"]:
+            return
 
 
 if __name__ == "__main__":

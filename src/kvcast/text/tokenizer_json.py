@@ -28,14 +28,16 @@ from typing import Any
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from kvcast.errors import KvcastError, in_one_line
-from kvcast.text.base import Message, TextStream, TextTokenizer
+from kvcast.errors import KvcastError, UsageError, in_one_line
+from kvcast.text.base import Message, TextStream, TextTokenizer, Tool
 from kvcast.text.bounds import check_bounds, steps
 from kvcast.text.characters import whole_characters
 from kvcast.text.charsmap import check_charsmap
-from kvcast.text.chat import NO_TEMPLATE, ChatTemplate, checked_messages
+from kvcast.text.chat import NO_TEMPLATE, ChatTemplate
+from kvcast.text.conversation import checked
 from kvcast.text.decoder import TokenDecoder, read_decoder
 from kvcast.text.sentinels import SENTINEL
+from kvcast.text.tool_calls import MISTRAL, MISTRAL_NAMED, UNKNOWN_FORM, ToolForm
 
 _FIRST_STAND_IN = 0x10F000  # in the last private use plane
 
@@ -67,8 +69,11 @@ class JsonTokenizer(TextTokenizer):
         self._tokenizer.no_padding()
         self._added = self._tokenizer.get_added_tokens_decoder()
         self._spelling = spelling
-        self._decoder = TokenDecoder(token_bytes=self._token_bytes, leading_spaces=leading_spaces)
+        self.decoder = TokenDecoder(token_bytes=self._token_bytes, leading_spaces=leading_spaces)
         self._template = template
+        self._form = None if template is None else template.tool_form
+        # Without them what follows would make no sense.
+        self._shown = frozenset(() if self._form is None else self._form.markers)
         self.end_tokens = tuple(end_tokens)
         if unknown := [t for t in end_tokens if self._tokenizer.id_to_token(t) is None]:
             raise KvcastError(
@@ -87,26 +92,51 @@ class JsonTokenizer(TextTokenizer):
         return self._encode(self._neutral(whole), [whole], add_special_tokens=True)
 
     @override
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    ) -> list[int]:
         """Return the tokens of a conversation, up to where the assistant's answer starts.
 
-        Special tokens come from the template; those spelt out in messages are plain text. Raises
-        KvcastError if there is no template, or it refuses, fails or does more than format text.
+        Special tokens come from the template; those spelt out in messages and tools are plain text.
+        Raises KvcastError if there is no template, or it refuses, fails or does more than format
+        text; UsageError for what is no conversation, and tools that the template does not know.
         """
         if self._template is None:
             raise KvcastError(NO_TEMPLATE)
-        whole = checked_messages(messages)
-        neutral = [{key: self._neutral(text) for key, text in turn.items()} for turn in whole]
-        texts = [text for turn in whole for text in turn.values()]
-        return self._encode(self._template.render(neutral), texts, add_special_tokens=False)
+        whole = checked(messages, tools)
+        if whole.tools:
+            self._template.check_tools()
+        if self._form in {MISTRAL, MISTRAL_NAMED}:
+            whole = whole.with_short_ids()
+        neutral = whole.mapped(self._neutral)
+        prompt = self._template.render(neutral.messages, neutral.tools)
+        return self._encode(prompt, whole.texts(), add_special_tokens=False)
+
+    @property
+    @override
+    def tool_form(self) -> ToolForm:
+        if self._template is None:
+            raise UsageError(NO_TEMPLATE)
+        self._template.check_tools()
+        if self._form is None:
+            raise UsageError(UNKNOWN_FORM)
+        return self._form
+
+    @override
+    def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:
+        return {
+            added.content: token
+            for token, added in self._added.items()
+            if added.content in texts and self._is_special(token)
+        }
 
     @override
     def decode(self, tokens: Sequence[int]) -> str:
-        return self._decoder.decode(tokens)
+        return self.decoder.decode(tokens)
 
     @override
     def stream(self) -> TextStream:
-        return self._decoder.stream()
+        return self.decoder.stream()
 
     def _encode(self, prompt: str, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
         """Return the tokens of a prompt in which the user's `texts` have been neutralised."""
@@ -117,7 +147,8 @@ class JsonTokenizer(TextTokenizer):
 
     def _token_bytes(self, token: int) -> bytes:
         if added := self._added.get(token):
-            return b"" if self._is_special(token) else added.content.encode()
+            hidden = self._is_special(token) and added.content not in self._shown
+            return b"" if hidden else added.content.encode()
         spelled = self._tokenizer.id_to_token(token)
         return b"" if spelled is None else self._spelling(spelled)
 

@@ -87,6 +87,7 @@ class WhisperTokenizer:
             )
         beyond = {token for token in contents if self.timestamp_end <= token < vocab_size}
         self._added_text = frozenset(beyond - special)
+        self._spelled: dict[int, bytes] = {}  # a window's tokens are spelled several times
 
     def is_text(self, token: int) -> bool:
         """Tell whether a token is spoken text."""
@@ -192,10 +193,12 @@ class WhisperTokenizer:
             return f"<|{seconds:.2f}|>".encode()
         if token in self._contents:
             return self._contents[token].encode()
-        stand_ins = self._bpe.id_to_token(token)
-        if stand_ins is None:
-            raise KvcastError(f"token {token} is not in the vocabulary")
-        return bytes(BYTES_BY_CHARACTER[character] for character in stand_ins)
+        if token not in self._spelled:
+            stand_ins = self._bpe.id_to_token(token)
+            if stand_ins is None:
+                raise KvcastError(f"token {token} is not in the vocabulary")
+            self._spelled[token] = bytes(BYTES_BY_CHARACTER[one] for one in stand_ins)
+        return self._spelled[token]
 
     def _special(self, name: str) -> int:
         if name not in self._specials:

@@ -5,6 +5,7 @@ are served in the order in which they were added. Knows no sound and no segments
 """
 
 from abc import ABC, abstractmethod
+from threading import RLock
 
 from kvcast.decoding.whisper import Job, WindowDecoder
 from kvcast.tasks.whisper.passage import Passage
@@ -23,30 +24,46 @@ class Recording(ABC):
 
 
 class Batch:
-    """Passages under way, as many as fit."""
+    """Passages under way, as many as fit. Recordings may be taken by several threads."""
 
     def __init__(self, decoder: WindowDecoder, size: int) -> None:
         """Prepare to decode `size` passages at once with a decoder for as many windows."""
         self.decoder = decoder
         self.size = size
+        self._lock = RLock()
         self._recordings: list[Recording] = []
         self._waiting: list[tuple[Recording, Passage]] = []
         self._under_way: dict[Job, tuple[Recording, Passage]] = {}
 
     def add(self, recording: Recording) -> None:
         """Let a recording take part, after those that were added before."""
-        self._recordings.append(recording)
+        with self._lock:
+            self._recordings.append(recording)
 
     def remove(self, recording: Recording) -> None:
         """Stop a recording; nothing happens if it does not take part."""
-        self._recordings = [one for one in self._recordings if one is not recording]
-        self._waiting = [pair for pair in self._waiting if pair[0] is not recording]
-        for job in [job for job, (one, _) in self._under_way.items() if one is recording]:
-            del self._under_way[job]
-            self.decoder.cancel(job)
+        with self._lock:
+            self._recordings = [one for one in self._recordings if one is not recording]
+            self._waiting = [pair for pair in self._waiting if pair[0] is not recording]
+            for job in [job for job, (one, _) in self._under_way.items() if one is recording]:
+                del self._under_way[job]
+                self.decoder.cancel(job)
 
     def step(self) -> None:
         """Fill what is free, and take everything a token further."""
+        with self._lock:
+            self._step()
+
+    def in_turn(self) -> list[Recording]:
+        """Return the recordings, in the order in which they are asked for a passage."""
+        return list(self._recordings)
+
+    @property
+    def under_way(self) -> list[Recording]:
+        """The recordings of the passages that are decoded now."""
+        return [recording for recording, _ in self._under_way.values()]
+
+    def _step(self) -> None:
         waiting, self._waiting = self._waiting, []
         for recording, passage in waiting:
             if recording in self._recordings:  # and has not failed meanwhile
@@ -62,7 +79,7 @@ class Batch:
 
     def _begin(self) -> bool:
         """Begin a passage of the first recording that has one; tell whether there was one."""
-        for recording in list(self._recordings):
+        for recording in self.in_turn():
             try:
                 passage = recording.passage()
             except Exception as error:

@@ -1,0 +1,190 @@
+"""Grammars: what a text may be, as users give it.
+
+Knows no library of numbers and no tokens; `kvcast.decoding.constraint` holds texts to a grammar.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from kvcast.errors import UsageError
+from kvcast.text.tool_calls import EnforcedCall, lark
+
+Kind: TypeAlias = Literal["json_schema", "json_object", "regex", "lark", "tool_call"]
+JsonSchema: TypeAlias = str | Mapping[str, Any]
+"""A JSON Schema: its text, or what `json.loads` makes of it."""
+
+# Without \u: llguidance takes an escaped key for another one than that which it stands for. What
+# lies between values is fixed, for a model that may write any white space may write it for ever.
+_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": 'nrbtf\\"',
+    "lenient": False,
+    "coerce_one_of": False,
+}
+
+LONGEST = 100_000
+"""Most bytes of a grammar. A longer one would not fit into an argument of a child process."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What a text may be; one of the class methods makes it.
+
+    Attributes:
+        kind: how `text` is to be read.
+        text: the grammar.
+
+    Raises:
+        UsageError: for text that is too long, or cannot be encoded as UTF-8.
+
+    """
+
+    kind: Kind
+    text: str
+
+    def __post_init__(self) -> None:
+        try:
+            size = len(self.text.encode())
+        except UnicodeEncodeError:
+            raise UsageError(f"{self.kind} is not valid UTF-8") from None
+        if size > LONGEST:
+            raise UsageError(f"{self.kind} has {size} bytes and may have {LONGEST}: shorten it")
+
+    @classmethod
+    def json_schema(cls, schema: JsonSchema) -> "Grammar":
+        """Return that of JSON that a schema describes."""
+        return cls("json_schema", _dumped("json_schema", _checked("json_schema", schema)))
+
+    @classmethod
+    def json_object(cls) -> "Grammar":
+        """Return that of any JSON object."""
+        return replace(cls.json_schema({"type": "object"}), kind="json_object")
+
+    @classmethod
+    def regex(cls, pattern: str) -> "Grammar":
+        """Return that of texts which a regular expression matches from their begin to their end."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def lark(cls, grammar: str) -> "Grammar":
+        """Return a grammar in llguidance's variant of Lark's syntax."""
+        return cls("lark", grammar)
+
+    @classmethod
+    def tool_call(cls, calls: Sequence[EnforcedCall], special: Mapping[str, int]) -> "Grammar":
+        """Return that of one of these calls, as a tokenizer's `tool_form` makes them of tools.
+
+        `special` has the tokens of their markers, as the tokenizer's `control_tokens` tells.
+        """
+        if not calls:
+            raise UsageError("tool_call has no tool: give at least one")
+        kept = [replace(call, schema=_checked("a tool's schema", call.schema)) for call in calls]
+        return cls("tool_call", lark(kept, special))
+
+
+def _checked(what: str, schema: JsonSchema) -> dict[str, Any]:
+    """Return a schema as a dictionary; raises UsageError for one that cannot be kept."""
+    try:
+        found = json.loads(schema) if isinstance(schema, str) else dict(schema)
+        if not isinstance(found, dict):
+            raise UsageError(f"{what} must be a JSON object, as in {{}}")
+        prepared: dict[str, Any] = _prepared(what, found)
+    except (ValueError, RecursionError, TypeError, OverflowError):
+        raise UsageError(
+            f"{what} is not JSON, nested too deeply, or has too large a number"
+        ) from None
+    # A user's own options could lift what is promised.
+    prepared["x-guidance"] = _OPTIONS
+    if _ESCAPED_CONTROL.search(_dumped(what, prepared)):
+        raise UsageError(f"{what} has a control character that only \\u can write")
+    return prepared
+
+
+def _prepared(what: str, part: Any) -> Any:
+    """Return a part of a schema so that the library keeps it to the letter.
+
+    Raises UsageError for what it would not keep.
+    """
+    if isinstance(part, list):
+        return [_prepared(what, one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    made: dict[str, Any] = {}
+    for key, value in part.items():
+        if key in _DATA:
+            made[key] = value
+        elif key == "pattern" and isinstance(value, str):
+            made[key] = _pattern(what, value)
+        elif key == "patternProperties" and isinstance(value, dict):
+            made[key] = {_pattern(what, name): _prepared(what, one) for name, one in value.items()}
+        elif key in _NAMED and isinstance(value, dict):
+            made[key] = {name: _prepared(what, one) for name, one in value.items()}
+        else:
+            made[key] = _prepared(what, value)
+    _check(what, part)
+    return made
+
+
+def _check(what: str, part: Mapping[str, Any]) -> None:
+    """Raise UsageError for what the library accepts and would not keep."""
+    least, required = part.get("minProperties"), part.get("required")
+    told = len(required) if isinstance(required, list) else 0
+    if isinstance(least, int) and least > max(1, told):
+        raise UsageError(
+            f"{what} has minProperties {least}, but a text may repeat a key: name the properties "
+            "under required"
+        )
+    for excluded in ("exclusiveMinimum", "exclusiveMaximum"):
+        for other in _BOUNDS - {excluded}:
+            pair = part.get(excluded), part.get(other)
+            if all(isinstance(bound, int | float) for bound in pair) and _within_one(*pair):
+                raise UsageError(
+                    f"{what} has {excluded} {pair[0]} and {other} {pair[1]}, which differ by less "
+                    "than 1: give bounds that belong to the range"
+                )
+
+
+def _within_one(whole: Any, other: Any) -> bool:
+    return float(whole).is_integer() and 0 < abs(whole - other) < 1
+
+
+_DATA = frozenset({"const", "enum", "default", "examples"})
+_BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+_NAMED = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
+_ESCAPED_CONTROL = re.compile(r"(?:^|[^\\])(?:\\\\)*\\u00")
+_PATTERN_PARTS = re.compile(
+    r"(?P<control>[\x00-\x1f]|\\(?:[0acv]|x[01][0-9a-fA-F]|[xu]\{0*1?[0-9a-fA-F]\}|u00[01]|p\{?C))"
+    r"|\\P(?P<property>\{[^}]*\}|\w)|\\.|(?P<negated>\[\^)(?P<dash>-?)",
+    re.DOTALL,
+)
+
+
+def _pattern(what: str, pattern: str) -> str:
+    r"""Return a pattern whose negated classes leave out NUL, which no text may hold in any case.
+
+    A class that has all control characters lets llguidance write \" and \\, although it may not
+    have these two; those that name single control characters it does not keep at all.
+    """
+
+    def part(found: re.Match[str]) -> str:
+        if found["control"]:
+            raise UsageError(f"{what} has a pattern with a control character: leave that out")
+        if found["property"]:
+            return rf"[^\x00\p{found['property']}]"
+        if found["negated"]:
+            return r"[^\x00" + ("\\-" if found["dash"] else "")
+        return found[0]
+
+    return _PATTERN_PARTS.sub(part, pattern)
+
+
+def _dumped(what: str, value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError, TypeError):
+        raise UsageError(f"{what} is not JSON") from None

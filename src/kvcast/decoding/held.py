@@ -1,0 +1,114 @@
+"""The tokens that each row of a cache holds, so that a prompt can continue what is there already.
+
+A row that nobody writes keeps its keys and values until another sequence needs the row. A prompt
+that begins like them, or like a row that is being written, starts after what both have in common.
+Knows no runtime, and not which rows are free.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kvcast.runtimes.base import Int32, Int64
+
+WORTH_COPYING = 16
+"""Fewer tokens are computed as fast as another row's keys and values are copied."""
+
+
+class Match(NamedTuple):
+    """What a row holds of a sequence, from its beginning on."""
+
+    row: int
+    length: int
+
+
+class HeldTokens:
+    """What rows were fed and still hold."""
+
+    def __init__(self, rows: int, capacity: int) -> None:
+        """Begin with empty rows of up to `capacity` tokens."""
+        self._tokens_rc: Int32 = np.zeros((rows, capacity), np.int32)
+        self._lengths_r: Int64 = np.zeros(rows, np.int64)
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many tokens each row holds."""
+        return [int(length) for length in self._lengths_r]
+
+    def feed(self, rows: Sequence[int], tokens: Iterable[Sequence[int] | Int64]) -> None:
+        """Append tokens to rows, as many to each as there are."""
+        for row, new in zip(rows, tokens, strict=True):
+            end = self._lengths_r[row] + len(new)
+            self._tokens_rc[row, self._lengths_r[row] : end] = new
+            self._lengths_r[row] = end
+
+    def step(self, rows: Sequence[int], tokens_r1: Int64) -> None:
+        """Append one token to each of these rows."""
+        places = list(rows)
+        self._tokens_rc[places, self._lengths_r[places]] = tokens_r1[:, 0]
+        self._lengths_r[places] += 1
+
+    def cut(self, row: int, length: int) -> None:
+        """Leave a row only its first tokens."""
+        self._lengths_r[row] = min(length, self._lengths_r[row])
+
+    def copy(self, row: int, other: int, length: int) -> None:
+        """Let a row hold the first tokens of another."""
+        self._tokens_rc[row, :length] = self._tokens_rc[other, :length]
+        self._lengths_r[row] = length
+
+    def reorder(self, parents: Sequence[int]) -> None:
+        """Let row i hold what row `parents[i]` held."""
+        moved = [row for row, parent in enumerate(parents) if row != parent]
+        taken = [parents[row] for row in moved]
+        self._tokens_rc[moved] = self._tokens_rc[taken]
+        self._lengths_r[moved] = self._lengths_r[taken]
+
+    def common(self, tokens_s: Int64) -> list[int]:
+        """Return how many tokens of a sequence each row begins with."""
+        most = min(len(tokens_s), self._tokens_rc.shape[1])
+        differs_rs = self._tokens_rc[:, :most] != tokens_s[:most]
+        first_r = np.where(differs_rs.any(axis=1), differs_rs.argmax(axis=1), most)
+        return [int(n) for n in np.minimum(first_r, self._lengths_r)]
+
+    def row_for(self, tokens_s: Int64, free: Sequence[int]) -> int:
+        """Return which of the free rows, the longest unused first, is to hold a sequence.
+
+        It is one whose tokens the sequence mostly goes on from, as that of a conversation does; or
+        else the longest unused, so that what many sequences begin with stays where it is.
+        """
+        common = self.common(tokens_s)
+        best = max(free, key=lambda row: common[row])
+        return best if 2 * common[best] > self._lengths_r[best] else free[0]
+
+    def match(self, row: int, tokens_s: Int64, shortest: Sequence[int]) -> Match | None:
+        """Return the row to take the beginning of a sequence from, perhaps `row` itself.
+
+        One token at least stays to be fed, as its logits are wanted. None if nothing is held of it.
+
+        Args:
+            row: that is to hold the sequence.
+            tokens_s: the sequence.
+            shortest: [rows], the least length that each row can be cut to.
+
+        """
+        lengths = [min(n, len(tokens_s) - 1) for n in self.common(tokens_s)]
+        own, best = 0, Match(row, 0)
+        for other, (length, least) in enumerate(zip(lengths, shortest, strict=True)):
+            if length < least or not length:
+                continue
+            if other == row:
+                own = length
+            elif length > best.length and length >= WORTH_COPYING:
+                best = Match(other, length)
+        if own and own + WORTH_COPYING > best.length:
+            return Match(row, own)
+        return best if best.length else None
+
+
+def in_common(one: Int64, other: Int64) -> int:
+    """Return how many tokens two sequences begin with alike."""
+    most = min(len(one), len(other))
+    differs = one[:most] != other[:most]
+    return int(differs.argmax()) if differs.any() else most

@@ -1,0 +1,20 @@
+"""One model for many callers: requests from any thread or from asyncio, served by one loop.
+
+`Engine` is the way in. Knows neither sockets nor protocols.
+"""
+
+from kvcast.engine.engine import Engine, Status
+from kvcast.engine.jobs import ClosedError, DeadlineError, Job, QueueFullError
+from kvcast.engine.speech import Transcript
+from kvcast.engine.texts import TextDelta
+
+__all__ = [
+    "ClosedError",
+    "DeadlineError",
+    "Engine",
+    "Job",
+    "QueueFullError",
+    "Status",
+    "TextDelta",
+    "Transcript",
+]

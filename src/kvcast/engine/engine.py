@@ -1,0 +1,340 @@
+"""The engine: one thread that owns a model and goes on with what many callers asked for.
+
+Callers leave messages; the thread takes them between two steps. So nothing but this thread ever
+touches rows and caches. Knows neither families of models nor how texts are decoded.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self, TypeVar
+
+from kvcast.engine.jobs import ClosedError, DeadlineError, Job, QueueFullError, wake
+from kvcast.engine.memory import ROWS
+from kvcast.engine.speech import SpeechWorker
+from kvcast.engine.texts import TextWorker
+from kvcast.engine.worker import Prepared, Task, Worker
+from kvcast.errors import KvcastError, UsageError
+from kvcast.machine.memory import available_bytes
+
+T = TypeVar("T")
+
+_SHARE = 3
+"""By default a cache takes this part of the memory that is left."""
+
+_WORKERS: Mapping[str, Any] = {"generate": TextWorker, "transcribe": SpeechWorker}
+"""By the task of a model."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class Model(Protocol):
+    """What `kvcast.load` returns."""
+
+    @property
+    def task(self) -> str:
+        """What it does: "generate" or "transcribe"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """What an engine does now, and what it has done.
+
+    Attributes:
+        rows: of the cache.
+        capacity: positions of a row.
+        cache_bytes: that the cache takes when it is full.
+        running: jobs that have begun.
+        waiting: jobs that have not.
+        queue: most jobs that may wait.
+        busy: rows that are in use.
+        held: positions that each row holds, those that are left for later prompts among them.
+        prompt_tokens: of all prompts so far.
+        cached_tokens: of those, found in a row.
+        generated_tokens: so far.
+        audio_seconds: of recordings that are over.
+        finished: jobs by how they ended: "stop", "length", "cancelled", "deadline", "error".
+
+    """
+
+    rows: int
+    capacity: int
+    cache_bytes: int
+    running: int
+    waiting: int
+    queue: int
+    busy: list[int]
+    held: list[int]
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    audio_seconds: float
+    finished: Mapping[str, int]
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A job that has not begun, or has."""
+
+    job: Job[Any, Any]
+    prepared: Prepared
+    deadline: float
+    task: Task | None = field(default=None)
+
+
+class Engine:
+    """A loaded model that many callers share.
+
+    Texts and recordings are decoded together, as many as there are rows for; the others wait, the
+    first come first. A prompt goes on from the longest beginning that a row of the cache holds. In
+    fp32 every answer is the one that the model gives alone.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        rows: int = ROWS,
+        cache_memory: int | None = None,
+        queue: int = 256,
+        chunk: int = 256,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            model: what `kvcast.load` returned.
+            rows: most texts, beams or windows that are decoded at once.
+            cache_memory: bytes that the cache may take; a third of what is left by default. There
+                are fewer rows, or shorter ones, if that is too little.
+            queue: most jobs that wait.
+            chunk: about how many positions of prompts and inputs are computed before texts that are
+                being written go on; an input of an encoder is computed in one go.
+
+        Raises:
+            UsageError: a value is out of its bounds, or the memory is not enough for one row.
+
+        """
+        for name, value, least in (("rows", rows, 1), ("queue", queue, 0), ("chunk", chunk, 1)):
+            if value < least:
+                raise UsageError(f"{name} must be {least} or more, not {value}")
+        self.model = model
+        budget = available_bytes() // _SHARE if cache_memory is None else cache_memory
+        self._make: Callable[[], Worker] = lambda: _WORKERS[model.task](model, rows, budget, chunk)
+        self._worker = self._make()
+        self._queue = queue
+        self._changed = threading.Condition()
+        self._mail: deque[Callable[[], None]] = deque()
+        self._waiting: deque[_Asked] = deque()
+        self._running: dict[Task, _Asked] = {}
+        self._unfinished: dict[Job[Any, Any], _Asked] = {}
+        self._finished: Counter[str] = Counter()
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="kvcast-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, given: Any, *, deadline: float | None = None, **options: Any) -> Job[Any, Any]:
+        """Ask for something; returns at once, from any thread.
+
+        Args:
+            given: what the model's `generate` or `transcribe` takes, one of it.
+            deadline: seconds from now after which the job fails.
+            options: keywords of `generate` or `transcribe`.
+
+        Returns:
+            The job: pieces of texts or segments as they come, and what `generate` returns, or a
+            `Transcript`.
+
+        Raises:
+            UsageError: for what cannot be served.
+            QueueFullError: too many jobs wait.
+            ClosedError: the engine takes no more.
+
+        """
+        self._check_open()
+        prepared = self._worker.prepare(given, options)
+        job: Job[Any, Any] = Job(self._cancel)
+        last = float("inf") if deadline is None else time.monotonic() + deadline
+        asked = _Asked(job, prepared, last)
+        with self._changed:
+            self._check_open()
+            if len(self._unfinished) >= self._queue + self._worker.sizes.rows:
+                raise QueueFullError(
+                    f"{self._queue} requests wait already: try again later, or use a longer queue"
+                )
+            self._unfinished[job] = asked
+            self._mail.append(lambda: self._waiting.append(asked))
+            self._changed.notify()
+        return job
+
+    def run(self, function: Callable[[], T]) -> "Future[T]":
+        """Call a function between two steps, on the thread that owns the model.
+
+        Raises ClosedError if the engine takes no more.
+        """
+        future: Future[T] = Future()
+
+        def call() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except BaseException as error:  # whatever it is, it is the caller's
+                future.set_exception(error)
+
+        self._leave(call)
+        return future
+
+    def status(self) -> Status:
+        """Return what the engine does now."""
+        worker = self._worker
+        running = len(self._running)
+        return Status(
+            rows=worker.sizes.rows,
+            capacity=worker.sizes.capacity,
+            cache_bytes=worker.sizes.bytes,
+            running=running,
+            waiting=max(0, len(self._unfinished) - running),
+            queue=self._queue,
+            busy=worker.busy,
+            held=worker.held,
+            prompt_tokens=worker.prompt_tokens,
+            cached_tokens=worker.cached_tokens,
+            generated_tokens=worker.generated_tokens,
+            audio_seconds=worker.audio_seconds,
+            finished=dict(self._finished),
+        )
+
+    def close(self, drain: float = 0.0) -> None:
+        """Take no more; let jobs end within `drain` seconds, and cancel the rest."""
+        with self._changed:
+            self._closed = True
+            end = time.monotonic() + drain
+            while self._unfinished and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+            self._mail.append(self._cancel_all)
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the engine is closed and takes no more requests")
+
+    def _leave(self, message: Callable[[], None]) -> None:
+        with self._changed:
+            self._check_open()
+            self._mail.append(message)
+            self._changed.notify()
+
+    def _cancel(self, job: Job[Any, Any]) -> None:
+        with self._changed:
+            self._mail.append(lambda: self._end(job, "cancelled", CancelledError()))
+            self._changed.notify()
+
+    def _cancel_all(self) -> None:
+        for job in list(self._unfinished):
+            self._end(job, "cancelled", CancelledError())
+
+    def _serve(self) -> None:
+        """Go on until the engine is closed and nothing is left."""
+        try:
+            self._go_on()
+        except BaseException as error:  # a mistake of the engine's own must leave nobody waiting
+            self._closed = True
+            for job in list(self._unfinished):
+                job.fail(error)
+                wake([job])
+            raise
+
+    def _go_on(self) -> None:
+        while self._wait():
+            while self._mail:
+                self._mail.popleft()()
+            self._expire()
+            while self._waiting and self._worker.has_room:
+                self._begin(self._waiting.popleft())
+            if not self._worker.idle:
+                self._step()
+
+    def _wait(self) -> bool:
+        """Wait for something to do; return whether there will be more."""
+        if not self._worker.idle:
+            return True
+        with self._changed:
+            while not (self._mail or self._waiting):
+                if self._closed and not self._unfinished:
+                    return False
+                self._changed.wait()
+        return True
+
+    def _begin(self, asked: _Asked) -> None:
+        try:
+            asked.task = self._worker.begin(asked.prepared, asked.job)
+        except Exception as error:  # it is this job's
+            self._end(asked.job, "error", error)
+        else:
+            self._running[asked.task] = asked
+
+    def _step(self) -> None:
+        try:
+            news = self._worker.step()
+        except Exception as error:
+            self._start_anew(error)
+            return
+        for task in news:
+            if (how := task.end()) is not None:
+                del self._running[task]
+                self._forget(task.job, how)
+        wake([task.job for task in news])
+
+    def _start_anew(self, error: Exception) -> None:
+        """Fail all that is under way: the state of rows and caches is unknown after an error."""
+        _LOG.exception("a step failed; all jobs under way end with an error")
+        failure = error if isinstance(error, KvcastError) else KvcastError("the model failed")
+        before = self._worker
+        for task, asked in list(self._running.items()):
+            del self._running[task]
+            asked.job.fail(failure)
+            self._forget(asked.job, "error")
+            wake([asked.job])
+        self._worker = self._make()
+        for name in ("prompt_tokens", "cached_tokens", "generated_tokens", "audio_seconds"):
+            setattr(self._worker, name, getattr(before, name))
+
+    def _expire(self) -> None:
+        """Fail the jobs whose deadline has passed."""
+        now = time.monotonic()
+        for job, asked in list(self._unfinished.items()):
+            if asked.deadline <= now:
+                late = DeadlineError("the request was not done by its deadline")
+                self._end(job, "deadline", late)
+
+    def _end(self, job: Job[Any, Any], how: str, error: BaseException) -> None:
+        """End a job that waits or runs; nothing happens if it is over."""
+        asked = self._unfinished.get(job)
+        if asked is None:
+            return
+        if asked.task is not None:
+            del self._running[asked.task]
+            self._worker.cancel(asked.task)
+        elif asked in self._waiting:
+            self._waiting.remove(asked)
+        job.fail(error)
+        self._forget(job, how)
+        wake([job])
+
+    def _forget(self, job: Job[Any, Any], how: str) -> None:
+        self._finished[how] += 1
+        with self._changed:
+            del self._unfinished[job]
+            self._changed.notify_all()

@@ -1,0 +1,160 @@
+"""What callers hold of their requests: a stream of items, a result, and a way to give up.
+
+The engine's thread puts items in; one consumer, a thread or a task of asyncio, takes them out.
+Knows nothing of models.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
+from threading import Condition
+from typing import Any, Generic, TypeVar
+
+from kvcast.errors import KvcastError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class QueueFullError(KvcastError):
+    """As many requests wait as the engine lets wait."""
+
+
+class DeadlineError(KvcastError):
+    """A request was not done by its deadline."""
+
+
+class ClosedError(KvcastError):
+    """The engine takes no more requests."""
+
+
+class Job(Generic[Item, Result]):
+    """A request under way.
+
+    Items are for one consumer; the result is for anybody.
+
+    Attributes:
+        cached_tokens: of the prompt, found in a row of the cache; 0 until it is read.
+        language: of a recording; None until it is known.
+        duration: of a recording, in seconds; None until it is opened.
+
+    """
+
+    def __init__(self, cancel: "Callable[[Job[Any, Any]], None]") -> None:
+        """Begin; `cancel` asks the engine to give up."""
+        self.cached_tokens = 0
+        self.language: str | None = None
+        self.duration: float | None = None
+        self._cancel = cancel
+        self._items: deque[Item] = deque()
+        self._changed = Condition()
+        self._future: Future[Result] = Future()
+        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+
+    def cancel(self) -> None:
+        """Give up; rows are free from the next step on. Nothing happens if it is over."""
+        if not self._future.done():
+            self._cancel(self)
+
+    def done(self) -> bool:
+        """Tell whether it is over; items may still be there to be taken."""
+        return self._future.done()
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the result, so many seconds at most.
+
+        Raises:
+            TimeoutError: it is not there by then.
+            CancelledError: somebody gave up.
+            KvcastError: what went wrong.
+
+        """
+        return self._future.result(timeout)
+
+    def when_done(self, function: Callable[[], None]) -> None:
+        """Call a function, on the engine's thread, when it is over; at once if it is."""
+        self._future.add_done_callback(lambda _: function())
+
+    def __iter__(self) -> Iterator[Item]:
+        """Yield items as they come; raises as `result`."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._items or self._future.done())
+            if not self._items:
+                break
+            yield self._items.popleft()
+        self._future.result()
+
+    async def arrived(self) -> list[Item]:
+        """Return all items that are there, after waiting for one; none when it is over.
+
+        Raises as `result`, once all items were taken.
+        """
+        if not self._items and not self._future.done():
+            await self._news()
+        found = list[Item]()
+        while self._items:
+            found.append(self._items.popleft())
+        if not found:
+            self._future.result()
+        return found
+
+    async def __aiter__(self) -> AsyncIterator[Item]:
+        """Yield items as they come; raises as `result`."""
+        while items := await self.arrived():
+            for item in items:
+                yield item
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        """Wait for the result; giving up the wait does not cancel the job."""
+        return asyncio.shield(asyncio.wrap_future(self._future)).__await__()
+
+    def put(self, item: Item) -> None:
+        """Add an item; `wake` tells the consumer."""
+        self._items.append(item)
+
+    def finish(self, result: Result) -> None:
+        """End with a result."""
+        if not self._future.done():
+            self._future.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error."""
+        if not self._future.done():
+            self._future.set_exception(error)
+
+    async def _news(self) -> None:
+        loop = asyncio.get_running_loop()
+        waiting = loop.create_future()
+        with self._changed:
+            if self._items or self._future.done():
+                return
+            self._waiter = loop, waiting
+        await waiting
+
+    def _told(self) -> tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"] | None:
+        """Tell a waiting thread; return a task that waits, if there is one."""
+        with self._changed:
+            self._changed.notify_all()
+            waiter, self._waiter = self._waiter, None
+        return waiter
+
+
+def wake(jobs: Iterable[Job[Any, Any]]) -> None:
+    """Tell consumers that there is news of their jobs: one call for each event loop."""
+    waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for job in jobs:
+        if (waiter := job._told()) is not None:
+            waiting.setdefault(waiter[0], []).append(waiter[1])
+    for loop, futures in waiting.items():
+        try:
+            loop.call_soon_threadsafe(_resolve, futures)
+        except RuntimeError:  # the loop was closed, and with it everybody who waited
+            continue
+
+
+def _resolve(futures: list["asyncio.Future[None]"]) -> None:
+    for one in futures:
+        if not one.done():
+            one.set_result(None)

@@ -1,0 +1,64 @@
+"""How many rows an engine has, and how long they are, within a budget of bytes.
+
+Knows neither models nor runtimes.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvcast.errors import UsageError
+
+ROWS = 16
+"""Rows where no other number is asked for: kvcast's kernels multiply so many columns at once."""
+
+_SHORT = 2048
+"""Fewer rows are better than rows shorter than this, if the model takes as much."""
+_LEAST = 128
+"""Rows shorter than this are of no use."""
+
+
+class Sizes(NamedTuple):
+    """Of a cache."""
+
+    rows: int
+    capacity: int
+    bytes: int
+
+
+def fitting(
+    bytes_of_row: Callable[[int], int], *, longest: int, rows: int, budget: int, fixed: int = 0
+) -> Sizes:
+    """Return the sizes of a cache that fits into a budget.
+
+    Args:
+        bytes_of_row: of a row of so many positions.
+        longest: most positions of a row that are of use.
+        rows: most rows.
+        budget: bytes.
+        fixed: bytes that each row takes besides.
+
+    Raises:
+        UsageError: not even one short row fits.
+
+    """
+    for count in range(rows, 0, -1):
+        capacity = _longest_fitting(bytes_of_row, longest, budget // count - fixed)
+        if capacity >= min(longest, _SHORT) or (count == 1 and capacity >= min(longest, _LEAST)):
+            return Sizes(count, capacity, count * (bytes_of_row(capacity) + fixed))
+    need = bytes_of_row(min(longest, _LEAST)) + fixed
+    raise UsageError(
+        f"the cache may take {budget / 2**20:,.0f} MiB and one short row needs "
+        f"{need / 2**20:,.0f}: give it more memory"
+    )
+
+
+def _longest_fitting(bytes_of_row: Callable[[int], int], longest: int, room: int) -> int:
+    """Return the largest capacity, up to `longest`, of a row within so many bytes; 0 for none."""
+    low, high = 0, longest
+    while low < high:
+        middle = (low + high + 1) // 2
+        if bytes_of_row(middle) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low

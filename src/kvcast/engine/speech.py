@@ -1,0 +1,195 @@
+"""Jobs of Whisper models: recordings in, segments out.
+
+Knows neither runtimes nor how windows are decoded.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from kvcast.engine.jobs import Job
+from kvcast.engine.memory import Sizes, fitting
+from kvcast.engine.worker import Prepared, Task, Worker
+from kvcast.errors import UsageError
+from kvcast.tasks.model import WhisperModel
+from kvcast.tasks.params import TranscribeParams
+from kvcast.tasks.transcribe import Segment, Transcription
+from kvcast.tasks.whisper.batch import Batch, Recording
+
+if TYPE_CHECKING:
+    from kvcast.audio.decode import AudioInput
+    from kvcast.audio.timeline import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transcript:
+    """All that was heard in a recording.
+
+    Attributes:
+        segments: in order.
+        language: its code.
+        duration: seconds of the whole recording.
+        notices: what a user should know, one line each.
+        skipped: parts that were left out because they are no speech; None without `vad`.
+
+    """
+
+    segments: tuple[Segment, ...]
+    language: str
+    duration: float
+    notices: tuple[str, ...]
+    skipped: "tuple[Part, ...] | None"
+
+
+SpeechJob = Job[Segment, Transcript]
+
+
+class _FairBatch(Batch):
+    """Recordings that have the fewest passages under way come first."""
+
+    @override
+    def in_turn(self) -> list[Recording]:
+        passages = Counter(id(recording) for recording in self.under_way)
+        return sorted(super().in_turn(), key=lambda recording: passages[id(recording)])
+
+
+@dataclass(frozen=True)
+class PreparedRecording(Prepared):
+    """A recording that is not opened yet, and how to decode it."""
+
+    audio: "AudioInput"
+    params: TranscribeParams
+
+
+class SpeechTask(Task):
+    """A recording under way."""
+
+    def __init__(self, transcription: Transcription, job: SpeechJob) -> None:
+        self.job: SpeechJob = job
+        self.transcription = transcription
+        self.tokens = 0
+        self._segments: list[Segment] = []
+        self._error: Exception | None = None
+
+    def tell(self) -> bool:
+        """Put finished segments into the job; return whether there is news."""
+        told = len(self._segments)
+        try:
+            while (segment := self.transcription.take()) is not None:
+                if self.job.duration is None:
+                    self.job.language = self.transcription.language
+                    self.job.duration = self.transcription.duration
+                self._segments.append(segment)
+                self.tokens += len(segment.tokens)
+                self.job.put(segment)
+            if self.transcription.over:
+                self.job.finish(self._transcript())
+        except Exception as error:  # of this recording alone
+            self.transcription.close()
+            self._error = error
+            self.job.fail(error)
+        return len(self._segments) > told or self.end() is not None
+
+    @override
+    def end(self) -> str | None:
+        if self._error is not None:
+            return "error"
+        return "stop" if self.transcription.over else None
+
+    def _transcript(self) -> Transcript:
+        heard = self.transcription
+        self.job.language, self.job.duration = heard.language, heard.duration
+        return Transcript(
+            segments=tuple(self._segments),
+            language=heard.language,
+            duration=heard.duration,
+            notices=heard.notices,
+            skipped=heard.skipped,
+        )
+
+
+class SpeechWorker(Worker):
+    """Decodes windows of recordings over one cache."""
+
+    def __init__(self, model: WhisperModel, rows: int, budget: int, chunk: int) -> None:
+        """Work out the cache's sizes; memory is taken when the first window is heard.
+
+        `chunk` counts tokens of prompts, and a window's prompt is short: windows are encoded one at
+        a time between two steps whatever it says.
+        """
+        del chunk
+        self._model = model
+        dimensions = model.dimensions
+        self.sizes: Sizes = fitting(
+            model.runtime.row_bytes,
+            longest=dimensions.target_positions,
+            rows=rows,
+            budget=budget,
+            fixed=model.input_bytes,
+        )
+        if self.sizes.capacity < dimensions.target_positions:
+            raise UsageError(
+                f"a window needs rows of {dimensions.target_positions} positions, and the cache's "
+                f"memory is enough for {self.sizes.capacity}: give it more"
+            )
+        self._batch = _FairBatch(model.shared_decoder(self.sizes.rows), self.sizes.rows)
+        self._tasks: list[SpeechTask] = []
+
+    @override
+    def prepare(self, given: "AudioInput", options: Mapping[str, Any]) -> PreparedRecording:
+        params = TranscribeParams(**options)
+        if params.draft is not None:
+            raise UsageError("draft is for one caller: the rows of an engine are shared")
+        widths = [one.strategy().width for one in self._model.attempts(params)]
+        if max(widths) > self.sizes.rows:
+            raise UsageError(
+                f"beam and best_of must be at most {self.sizes.rows}, the rows of the engine"
+            )
+        return PreparedRecording(given, params)
+
+    @property
+    @override
+    def has_room(self) -> bool:
+        return len(self._tasks) < self.sizes.rows
+
+    @override
+    def begin(self, prepared: Prepared, job: SpeechJob) -> SpeechTask:
+        assert isinstance(prepared, PreparedRecording)
+        transcription = self._model.recording(self._batch, prepared.audio, prepared.params)
+        self._tasks.append(task := SpeechTask(transcription, job))
+        return task
+
+    @override
+    def cancel(self, task: Task) -> None:
+        assert isinstance(task, SpeechTask)
+        task.transcription.close()
+        self._tasks.remove(task)
+
+    @override
+    def step(self) -> Sequence[SpeechTask]:
+        self._batch.step()
+        news = [task for task in self._tasks if task.tell()]
+        for task in news:
+            if task.end():
+                self._tasks.remove(task)
+                self.generated_tokens += task.tokens
+                self.audio_seconds += task.job.duration or 0.0
+        return news
+
+    @property
+    @override
+    def idle(self) -> bool:
+        return not self._tasks
+
+    @property
+    @override
+    def held(self) -> list[int]:
+        return self._batch.decoder.lengths
+
+    @property
+    @override
+    def busy(self) -> list[int]:
+        return self._batch.decoder.busy

@@ -1,0 +1,80 @@
+"""What an engine needs of a kind of model: how its requests begin, go on and end.
+
+Everything but `prepare` happens on the engine's thread. Knows nothing of queues and deadlines.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvcast.engine.jobs import Job
+from kvcast.engine.memory import Sizes
+
+
+class Task(ABC):
+    """A job that a worker has begun."""
+
+    job: Job[Any, Any]
+
+    @abstractmethod
+    def end(self) -> str | None:
+        """Return how the job ended, as `Status.finished` counts it; None while it goes on."""
+
+
+class Prepared:
+    """A job's request, whose options are checked and which has not begun."""
+
+
+class Worker(ABC):
+    """Runs jobs of one model.
+
+    Attributes:
+        sizes: of its cache.
+        prompt_tokens: that were asked to be read, so far.
+        cached_tokens: of those, found in a row.
+        generated_tokens: so far.
+        audio_seconds: of recordings that are over.
+
+    """
+
+    sizes: Sizes
+    prompt_tokens = 0
+    cached_tokens = 0
+    generated_tokens = 0
+    audio_seconds = 0.0
+
+    @abstractmethod
+    def prepare(self, given: Any, options: Mapping[str, Any]) -> Prepared:
+        """Check a request, on any thread; raises UsageError for what cannot be served."""
+
+    @property
+    @abstractmethod
+    def has_room(self) -> bool:
+        """Whether another job should begin."""
+
+    @abstractmethod
+    def begin(self, prepared: Prepared, job: Job[Any, Any]) -> Task:
+        """Let a job take part; raises KvcastError for what cannot be served."""
+
+    @abstractmethod
+    def cancel(self, task: Task) -> None:
+        """End a job; its rows are free."""
+
+    @abstractmethod
+    def step(self) -> Sequence[Task]:
+        """Go a step further; return the tasks of which there is news, which their jobs have."""
+
+    @property
+    @abstractmethod
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+
+    @property
+    @abstractmethod
+    def held(self) -> list[int]:
+        """How many positions each row of the cache holds."""
+
+    @property
+    @abstractmethod
+    def busy(self) -> list[int]:
+        """Rows that are in use."""

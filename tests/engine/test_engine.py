@@ -1,0 +1,240 @@
+"""What an engine promises besides its answers: order, limits, deadlines, and a clean end."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decoding.letters import VOCAB
+from decoding.recomputing_runtime import Written, random_model
+from engine_models import model, prompt
+from kvcast import Engine
+from kvcast.engine import ClosedError, DeadlineError, QueueFullError
+from kvcast.errors import KvcastError, UsageError
+from random_decoders import LLAMA
+from tasks.test_generate import speaking, text_model
+
+RANDOM = random_model(VOCAB, 0)
+
+
+class Gate:
+    """A model whose steps wait for a permission each."""
+
+    def __init__(self) -> None:
+        self._permits = threading.Semaphore(0)
+
+    def __call__(self, written: Written) -> Any:
+        assert self._permits.acquire(timeout=10)
+        return RANDOM(written)
+
+    def open(self, steps: int = 1000) -> None:
+        self._permits.release(steps)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open(100_000)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that another thread does."""
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    pytest.fail("it did not come to pass")
+
+
+def test_a_text_comes_in_pieces_to_a_thread():
+    with Engine(speaking("hello", "world")) as engine:
+        job = engine.submit("hello")
+        assert "".join(delta.text for delta in job) == "world"
+        assert job.result().text == "world"
+        assert job.done()
+
+
+def test_texts_come_in_pieces_to_tasks():
+    async def said(engine: Engine) -> str:
+        job = engine.submit("hello")
+        text = "".join([delta.text async for delta in job])
+        assert (await job).text == text
+        return text
+
+    async def all_of_them(engine: Engine) -> list[str]:
+        return await asyncio.gather(*(said(engine) for _ in range(20)))
+
+    with Engine(speaking("hello", "world"), rows=3) as engine:
+        assert asyncio.run(all_of_them(engine)) == ["world"] * 20
+
+
+def test_an_event_loop_that_is_gone_harms_nobody(gate: Gate):
+    async def leave(engine: Engine) -> None:
+        waiting = asyncio.ensure_future(anext(aiter(engine.submit("a", max_new_tokens=5))))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+
+    with Engine(text_model(gate), rows=2) as engine:
+        asyncio.run(leave(engine))
+        gate.open()
+        assert engine.submit("b", max_new_tokens=3).result(timeout=30)
+
+
+def test_jobs_begin_in_the_order_in_which_they_came(gate: Gate):
+    with Engine(text_model(gate), rows=1) as engine:
+        jobs = [engine.submit("ab"[i % 2], max_new_tokens=1) for i in range(6)]
+        for i, job in enumerate(jobs):
+            gate.open(1)
+            job.result(timeout=30)
+            assert [one.done() for one in jobs] == [True] * (i + 1) + [False] * (5 - i)
+
+
+def test_a_queue_that_is_full_refuses_and_recovers(gate: Gate):
+    with Engine(text_model(gate), rows=1, queue=2) as engine:
+        jobs = [engine.submit("a", max_new_tokens=1) for _ in range(3)]
+        with pytest.raises(QueueFullError, match=r"2 requests wait already: try again"):
+            engine.submit("a")
+        until(lambda: engine.status().running == 1)
+        assert engine.status().waiting == 2
+        gate.open()
+        for job in jobs:
+            job.result(timeout=30)
+        engine.submit("a", max_new_tokens=1).result(timeout=30)
+
+
+def test_a_cancelled_job_frees_its_row_and_ends(gate: Gate):
+    with Engine(text_model(gate), rows=1) as engine:
+        first = engine.submit("a", max_new_tokens=30)
+        second = engine.submit("b", max_new_tokens=1)
+        third = engine.submit("c", max_new_tokens=1)
+        gate.open(2)
+        next(iter(first))
+        third.cancel()  # waits, and is never begun
+        first.cancel()
+        gate.open(2)
+        assert second.result(timeout=30)
+        for job in (first, third):
+            with pytest.raises(CancelledError):
+                job.result(timeout=30)
+        until(lambda: engine.status().busy == [])
+        assert engine.status().finished == {"cancelled": 2, "length": 1}
+        first.cancel()  # nothing happens
+
+
+def test_a_deadline_ends_what_runs_and_what_waits(gate: Gate):
+    with Engine(text_model(gate), rows=1) as engine:
+        running = engine.submit("a", max_new_tokens=30, deadline=0.05)
+        waiting = engine.submit("b", max_new_tokens=30, deadline=0.05)
+        time.sleep(0.1)
+        gate.open()
+        for job in (running, waiting):
+            with pytest.raises(DeadlineError, match="deadline"):
+                job.result(timeout=30)
+        assert engine.status().finished == {"deadline": 2}
+
+
+def test_closing_lets_jobs_end_for_a_while_and_cancels_the_rest(gate: Gate):
+    engine = Engine(text_model(gate), rows=1)
+    job = engine.submit("a", max_new_tokens=3)
+    gate.open()
+    engine.close(drain=30)
+    assert len(job.result().tokens) <= 3
+    with pytest.raises(ClosedError):
+        engine.submit("a")
+    with pytest.raises(ClosedError):
+        engine.run(lambda: 1)
+
+    stuck = Gate()
+    engine = Engine(text_model(stuck), rows=1)
+    job = engine.submit("a", max_new_tokens=30)
+    threading.Timer(0.2, stuck.open, [1]).start()
+    engine.close(drain=0.01)
+    with pytest.raises(CancelledError):
+        job.result(timeout=30)
+
+
+def test_a_mistake_is_the_callers_own():
+    with Engine(text_model(), rows=2) as engine:
+        with pytest.raises(UsageError, match="the prompt is empty"):
+            engine.submit([])
+        with pytest.raises(UsageError, match="the prompt has 60 tokens and the model takes 39"):
+            engine.submit([2] * 60)
+        with pytest.raises(UsageError, match="beam must be at most 2, the rows of the engine"):
+            engine.submit("a", beam=3)
+        with pytest.raises(UsageError, match="temperature"):
+            engine.submit("a", temperature=-1)
+        assert engine.submit("a", max_new_tokens=2).result(timeout=30)
+
+
+def test_numbers_that_are_none_end_one_text_and_no_other():
+    def damaged(written: Written) -> Any:
+        logits_sv = RANDOM(written)
+        return logits_sv * np.nan if written[1] == 2 else logits_sv
+
+    with Engine(text_model(damaged), rows=2) as engine:
+        jobs = [engine.submit("ab"[i % 2], max_new_tokens=6) for i in range(6)]
+        expected = text_model().generate("b", max_new_tokens=6).tokens
+        for i, job in enumerate(jobs):
+            if i % 2:
+                assert job.result(timeout=30).tokens == expected
+            else:
+                with pytest.raises(KvcastError, match="NaN"):
+                    job.result(timeout=30)
+        assert engine.status().finished["error"] == 3
+
+
+def test_an_engine_goes_on_after_a_step_that_failed():
+    broken = threading.Event()
+
+    def sometimes(written: Written) -> Any:
+        if broken.is_set():
+            broken.clear()
+            raise MemoryError
+        return RANDOM(written)
+
+    with Engine(text_model(sometimes), rows=2) as engine:
+        broken.set()
+        with pytest.raises(KvcastError, match="the model failed"):
+            engine.submit("a").result(timeout=30)
+        expected = text_model().generate("a", max_new_tokens=6).tokens
+        assert engine.submit("a", max_new_tokens=6).result(timeout=30).tokens == expected
+
+
+def test_functions_run_between_steps_on_the_engines_thread():
+    def fail() -> None:
+        raise ValueError("mine")
+
+    with Engine(text_model()) as engine:
+        assert engine.run(lambda: threading.current_thread().name).result(30) == "kvcast-engine"
+        with pytest.raises(ValueError, match="mine"):
+            engine.run(fail).result(30)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rows": 0}, {"queue": -1}, {"chunk": 0}, {"cache_memory": 100}], ids=str
+)
+def test_sizes_that_cannot_be(wrong: dict[str, int]):
+    with pytest.raises(UsageError, match=r"must be|give it more memory"):
+        Engine(model(LLAMA, "native"), **wrong)
+
+
+def test_memory_decides_about_rows_and_their_length():
+    one = model(replace(LLAMA, max_positions=4096), "native")
+    row = one.runtime.row_bytes(4096)
+    with Engine(one, rows=8, cache_memory=3 * row) as engine:
+        status = engine.status()
+        # Six rows of half the length are worth more than three.
+        assert (status.rows, status.capacity) == (6, 2048)
+        assert status.cache_bytes <= 3 * row
+        with pytest.raises(UsageError, match="takes 2047 at most"):
+            engine.submit([5] * 2048)
+    with Engine(one, rows=8, cache_memory=row // 4) as engine:
+        assert (engine.status().rows, engine.status().capacity) == (1, 1024)
+        assert engine.submit(prompt(1000, 1), max_new_tokens=3).result(timeout=60)

@@ -1,0 +1,129 @@
+"""In fp32 an engine's answers are those of the model alone, whoever asks at the same time."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine_models import model, prompt
+from kvcast import Engine
+from kvcast.engine import TextDelta
+from random_decoders import GEMMA3, LLAMA, MISTRAL
+from random_models import SMALL_T5
+from random_unilms import ROFORMER
+
+RUNTIMES = ["native", "onnx"]
+OPTIONS: list[dict[str, Any]] = [
+    {"max_new_tokens": 12},
+    {"max_new_tokens": 20, "temperature": 1.0, "seed": 3},
+    {"max_new_tokens": 9, "temperature": 0.8, "top_p": 0.9, "n": 3, "logprobs": True},
+    {"max_new_tokens": 7, "beam": 3, "n": 2},
+    {"max_new_tokens": 1},
+    {"max_new_tokens": 15, "repetition_penalty": 1.3, "logprobs": True},
+]
+
+
+def same(texts: Any) -> Any:
+    if isinstance(texts, list):
+        return [same(text) for text in texts]
+    return texts.text, texts.tokens, texts.finish_reason, texts.prompt_tokens
+
+
+def close(texts: Any, expected: Any) -> None:
+    assert same(texts) == same(expected)
+    for one, other in zip(np.atleast_1d(texts), np.atleast_1d(expected), strict=True):
+        assert (one.logprobs is None) == (other.logprobs is None)
+        if one.logprobs is not None:
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-4)
+
+
+def conversations() -> list[tuple[list[int], dict[str, Any]]]:
+    """Prompts of which many begin alike, each with options of its own."""
+    stems = [prompt(40, 1), prompt(60, 2)]
+    return [
+        (stems[i % 2][: 10 + 5 * (i % 9)] + prompt(1 + i % 7, 100 + i), OPTIONS[i % len(OPTIONS)])
+        for i in range(24)
+    ]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("dimensions", [LLAMA, MISTRAL, GEMMA3], ids=lambda one: one.architecture)
+def test_texts_of_many_callers(dimensions: Any, runtime: str):
+    one = model(replace(dimensions, max_positions=128), runtime)
+    asked = conversations()
+    expected = [one.generate(tokens, **options) for tokens, options in asked]
+    with Engine(one, rows=5, chunk=8) as engine, ThreadPoolExecutor(4) as callers:
+        jobs = list(callers.map(lambda pair: engine.submit(pair[0], **pair[1]), asked))
+        for job, text in zip(jobs, expected, strict=True):
+            close(job.result(timeout=120), text)
+        status = engine.status()
+        cached = status.cached_tokens
+        # Once more, in another order: much of it is there.
+        again = [engine.submit(tokens, **options) for tokens, options in reversed(asked)]
+        for job, text in zip(again, reversed(expected), strict=True):
+            close(job.result(timeout=120), text)
+        assert engine.status().cached_tokens > cached > 0
+    assert status.running == status.waiting == 0
+    assert status.prompt_tokens == sum(len(tokens) for tokens, _ in asked)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("dimensions", [SMALL_T5, ROFORMER], ids=lambda one: one.architecture)
+def test_answers_to_sources_of_many_callers(dimensions: Any, runtime: str):
+    one = model(dimensions, runtime)
+    asked = [(tokens[:20], options) for tokens, options in conversations()]
+    expected = [one.generate(tokens, **options) for tokens, options in asked]
+    with Engine(one, rows=5, chunk=8) as engine:
+        jobs = [engine.submit(tokens, **options) for tokens, options in asked]
+        for job, text in zip(jobs, expected, strict=True):
+            close(job.result(timeout=120), text)
+            assert job.cached_tokens == 0
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_pieces_of_a_text_are_the_text(options: dict[str, Any]):
+    one = model(LLAMA, "native")
+    with Engine(one, rows=4) as engine:
+        job = engine.submit(prompt(5, 1), **options)
+        deltas: list[TextDelta] = list(job)
+        texts = job.result()
+    for index, text in enumerate(texts if isinstance(texts, list) else [texts]):
+        own = [delta for delta in deltas if delta.index == index]
+        assert "".join(delta.text for delta in own) == text.text
+        assert tuple(token for delta in own for token in delta.tokens) == text.tokens
+        assert [delta.finish_reason for delta in own if delta.finish_reason] == [text.finish_reason]
+        assert own[-1].finish_reason == text.finish_reason
+        if options.get("logprobs"):
+            assert tuple(one for delta in own for one in delta.logprobs) == text.logprobs
+
+
+def test_cancelled_neighbours_change_nothing():
+    one = model(LLAMA, "native")
+    asked = conversations()
+    expected = [one.generate(tokens, **options) for tokens, options in asked]
+    rng = np.random.default_rng(0)
+    with Engine(one, rows=4, chunk=16) as engine:
+        kept = []
+        for (tokens, options), text in zip(asked, expected, strict=True):
+            kept.append((engine.submit(tokens, **options), text))
+            doomed = engine.submit(prompt(30, int(rng.integers(99))), max_new_tokens=60)
+            for _ in zip(range(int(rng.integers(3))), doomed, strict=False):
+                pass
+            doomed.cancel()
+        for job, text in kept:
+            close(job.result(timeout=120), text)
+        finished = engine.status().finished
+    assert finished["cancelled"] > 0
+    assert sum(finished.values()) == 2 * len(asked)
+
+
+def test_a_model_that_threads_use_without_an_engine_gives_the_same_texts():
+    one = model(LLAMA, "native")
+    asked = conversations()
+    expected = [one.generate(tokens, **options) for tokens, options in asked]
+    with ThreadPoolExecutor(4) as callers:
+        found = callers.map(lambda pair: one.generate(pair[0], **pair[1]), asked)
+        for text, other in zip(found, expected, strict=True):
+            close(text, other)

@@ -1,0 +1,50 @@
+"""Random models with tokenizers, for engines that serve them."""
+
+from typing import Any
+
+import numpy as np
+
+from bundles import opened
+from decoding.letters import VOCAB, Letters
+from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.t5 import T5Dimensions
+from kvcast.spec.unilm import UnilmDimensions
+from kvcast.tasks.generate import TextModel
+from kvcast.tasks.sources import T5Model, UnilmModel
+
+_KINDS: dict[type, type] = {
+    DecoderDimensions: TextModel,
+    T5Dimensions: T5Model,
+    UnilmDimensions: UnilmModel,
+}
+
+
+class Dashes(Letters):
+    """Tokens beyond the letters are dashes, and the last token ends a text."""
+
+    def __init__(self, vocab: int) -> None:
+        super().__init__(begins=False)
+        self._vocab = vocab
+        self.end_tokens = (vocab - 1,)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab
+
+    def encode(self, text: str) -> list[int]:
+        first, *others = map(super().encode, text.split("-"))
+        return first + [token for other in others for token in (VOCAB, *other)]
+
+    def spelled(self, token: int) -> str:
+        return super().spelled(token) or "-"
+
+
+def model(dimensions: Any, runtime: str) -> Any:
+    """Return the model of these dimensions; its runtime is opened once."""
+    kind = _KINDS[type(dimensions)]
+    return kind(opened(dimensions, runtime=runtime), Dashes(dimensions.vocab_size), dimensions)
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    """Return random token ids."""
+    return np.random.default_rng(seed).integers(3, 150, length).tolist()
