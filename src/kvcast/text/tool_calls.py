@@ -191,13 +191,15 @@ class ToolCallParser:
         text, form = self._text, self._form
         begun = text.lstrip()
         if self._may_be_bare and begun.startswith("{"):
-            self._text, self._body = begun, 0
+            self._body = len(text) - len(begun)
             self._step = self._call
             return []
         if (at := text.find(form.opening)) >= 0:
-            self._text, self._body = text[at:], len(form.opening)
+            before = text[:at].rstrip()
+            self._text = text[len(before) :]  # the white space is content if this is no call
+            self._body = at - len(before) + len(form.opening)
             self._step = self._call
-            return [before] if (before := text[:at].rstrip()) else []
+            return [before] if before else []
         certain = len(text) if final else self._certain(text)
         if not certain:
             return None
