@@ -45,6 +45,13 @@ def _add_generate(parser: Parser) -> None:
     generate.add_arguments(parser)
 
 
+def _add_serve(parser: Parser) -> None:
+    from kvcast.cli import serve
+
+    parser.set_defaults(run=serve.run)
+    serve.add_arguments(parser)
+
+
 def _add_export(parser: Parser) -> None:
     from kvcast.cli import export
 
@@ -75,6 +82,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "transcribe": ("turn recordings into text", _add_transcribe),
     "detect": ("tell which language recordings are in", _add_detect),
     "generate": ("continue text with a language model", _add_generate),
+    "serve": ("offer models over HTTP, with OpenAI's interface", _add_serve),
     "export": ("turn a model into a bundle for one of the runtimes", _add_export),
     "inspect": ("show how caching works: masks, caches, costs", _add_inspect),
     "doctor": ("tell which runtimes work here, and why others do not", _add_doctor),

@@ -294,7 +294,9 @@ class Engine:
         for task in news:
             if (how := task.end()) is not None:
                 del self._running[task]
+                # First, so that whoever has the result finds the engine done with it.
                 self._forget(task.job, how)
+                task.settle()
         wake([task.job for task in news])
 
     def _start_anew(self, error: Exception) -> None:

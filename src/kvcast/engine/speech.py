@@ -73,6 +73,7 @@ class SpeechTask(Task):
         self.tokens = 0
         self._segments: list[Segment] = []
         self._error: Exception | None = None
+        self._whole: Transcript | None = None
 
     def tell(self) -> bool:
         """Put finished segments into the job; return whether there is news."""
@@ -86,11 +87,10 @@ class SpeechTask(Task):
                 self.tokens += len(segment.tokens)
                 self.job.put(segment)
             if self.transcription.over:
-                self.job.finish(self._transcript())
+                self._whole = self._transcript()
         except Exception as error:  # of this recording alone
             self.transcription.close()
             self._error = error
-            self.job.fail(error)
         return len(self._segments) > told or self.end() is not None
 
     @override
@@ -98,6 +98,13 @@ class SpeechTask(Task):
         if self._error is not None:
             return "error"
         return "stop" if self.transcription.over else None
+
+    @override
+    def settle(self) -> None:
+        if self._error is not None:
+            self.job.fail(self._error)
+        elif self._whole is not None:
+            self.job.finish(self._whole)
 
     def _transcript(self) -> Transcript:
         heard = self.transcription

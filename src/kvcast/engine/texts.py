@@ -13,7 +13,7 @@ from kvcast.decoding.held import HeldTokens
 from kvcast.decoding.loop import Loop
 from kvcast.decoding.requests import Request
 from kvcast.decoding.text_requests import SampledText, TextRequest
-from kvcast.decoding.texts import TextGeneration
+from kvcast.decoding.texts import Alternatives, TextGeneration
 from kvcast.engine.jobs import Job
 from kvcast.engine.memory import fitting
 from kvcast.engine.worker import Prepared, Task, Worker
@@ -32,6 +32,7 @@ class TextDelta:
         text: that is certain now, possibly none.
         tokens: chosen, possibly none.
         logprobs: of these tokens; None unless asked for.
+        top_logprobs: what else could have come in their places; None unless asked for.
         finish_reason: "stop" or "length" with the last of a text; None before.
 
     """
@@ -40,6 +41,7 @@ class TextDelta:
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] | None
+    top_logprobs: tuple[Alternatives, ...] | None
     finish_reason: str | None
 
 
@@ -63,6 +65,7 @@ class TextTask(Task):
         self.requests = list(prepared.requests)
         self._prepared = prepared
         self._generator = generator
+        self._result: TextGeneration | list[TextGeneration] | None = None
         self._shown = [(0, 0)] * len(self.requests)  # pieces and tokens that the job has
 
     def tell(self, request: TextRequest) -> int:
@@ -72,12 +75,14 @@ class TextTask(Task):
             return 0  # beams compete to the end
         index = self.requests.index(request)
         text, (pieces, tokens) = request.text, self._shown[index]
+        params = self._prepared.params
         self._shown[index] = len(text.pieces), len(text.tokens)
         delta = TextDelta(
             index,
             "".join(text.pieces[pieces:]),
             tuple(text.tokens[tokens:]),
-            tuple(text.logprobs[tokens:]) if self._prepared.params.logprobs else None,
+            tuple(text.logprobs[tokens:]) if params.logprobs else None,
+            tuple(text.top_logprobs[tokens:]) if params.top_logprobs else None,
             text.finish_reason,
         )
         if delta.text or delta.tokens or delta.finish_reason:
@@ -85,11 +90,9 @@ class TextTask(Task):
         return len(delta.tokens)
 
     def finish(self) -> int:
-        """Give the job its result; return tokens that it was not told of before."""
-        for request in self.requests:
-            if request.error is not None:
-                self.job.fail(request.error)
-                return 0
+        """Make up the result; return tokens that the job was not told of before."""
+        if self._error is not None:
+            return 0
         prepared = self._prepared
         texts = [text for request in self.requests for text in request.generations()]
         late = 0
@@ -98,16 +101,28 @@ class TextTask(Task):
             for index, text in enumerate(texts):
                 self.job.put(_whole(index, text))
         texts = self._generator.finished(prepared.prompt, texts, prepared.params)
-        self.job.finish(texts if prepared.params.n > 1 else texts[0])
+        self._result = texts if prepared.params.n > 1 else texts[0]
         return late
 
     @override
     def end(self) -> str | None:
         if not all(request.done for request in self.requests):
             return None
-        if any(request.error is not None for request in self.requests):
+        if self._error is not None:
             return "error"
         return self.requests[0].generations()[0].finish_reason
+
+    @override
+    def settle(self) -> None:
+        if self._error is not None:
+            self.job.fail(self._error)
+        elif self._result is not None:
+            self.job.finish(self._result)
+
+    @property
+    def _error(self) -> Exception | None:
+        errors = (request.error for request in self.requests)
+        return next((error for error in errors if error is not None), None)
 
 
 class TextWorker(Worker):
@@ -209,4 +224,5 @@ class TextWorker(Worker):
 
 
 def _whole(index: int, text: TextGeneration) -> TextDelta:
-    return TextDelta(index, text.text, text.tokens, text.logprobs, text.finish_reason)
+    top = text.top_logprobs
+    return TextDelta(index, text.text, text.tokens, text.logprobs, top, text.finish_reason)

@@ -20,6 +20,10 @@ class Task(ABC):
     def end(self) -> str | None:
         """Return how the job ended, as `Status.finished` counts it; None while it goes on."""
 
+    @abstractmethod
+    def settle(self) -> None:
+        """Give the job that ended its result, or its error."""
+
 
 class Prepared:
     """A job's request, whose options are checked and which has not begun."""

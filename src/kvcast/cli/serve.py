@@ -1,0 +1,148 @@
+"""`kvcast serve MODEL [MODEL…]`: opens models, and offers them over HTTP.
+
+Knows no route: `kvcast.server` has them.
+"""
+
+import argparse
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvcast.cli import console
+from kvcast.cli.arguments import add_options, filled, headings, keywords
+from kvcast.cli.progress import progress
+from kvcast.errors import KvcastError, UsageError
+from kvcast.server.params import ACCESS, ADDRESS, ENGINE, LIMITS, LOGS, ServeParams
+from kvcast.tasks.params import LOADING, LoadParams
+
+if TYPE_CHECKING:
+    from kvcast.server.served import Models
+
+KEY_VARIABLE = "KVCAST_API_KEY"
+
+EPILOG = """\
+Options may be spelled with hyphens or underscores. Each model has its folder's or file's name, or
+an --alias. SIGTERM lets requests under way end within --drain seconds; a second one does not.
+
+exit codes:
+  0    ended by SIGTERM or Ctrl-C
+  1    error
+  2    wrong usage
+  66   input missing
+  74   a model cannot be read, or the address cannot be listened at
+  130  ended at once by a second Ctrl-C
+  143  ended at once by a second SIGTERM
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "models",
+        nargs="+",
+        type=filled,
+        metavar="MODEL",
+        help="what --model of the other commands takes: a bundle, a folder, a GGUF file, a hub id, "
+        "or demo, demo-base, demo-chat, demo-t5 or demo-unilm",
+    )
+    under = headings(parser, ADDRESS, LOADING, ENGINE, LIMITS, ACCESS, LOGS)
+    under[ADDRESS].add_argument(
+        "--alias",
+        action="append",
+        default=[],
+        type=_alias,
+        metavar="NAME=MODEL",
+        help="another name for a model, such as whisper-1=demo; may be repeated",
+    )
+    add_options(under, ServeParams)
+    add_options(under, LoadParams)
+    under[LOGS].add_argument(
+        "--quiet", "-q", action="store_true", help="no progress while models are opened"
+    )
+
+
+def _alias(word: str) -> tuple[str, str]:
+    name, _, model = word.partition("=")
+    if not name or not model:
+        raise argparse.ArgumentTypeError(f"must be NAME=MODEL, not {word!r}")
+    return name, model
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal comes, and return the exit code."""
+    params = ServeParams(**keywords(args, ServeParams))
+    if not params.keys and (key := os.environ.get(KEY_VARIABLE)):
+        params = replace(params, api_key=key)
+    try:
+        from kvcast.server import journal, running
+    except ImportError as error:
+        raise KvcastError(f"the server needs {error.name}: pip install 'kvcast[server]'") from None
+    journal.install(as_json=params.log_json)
+    listening = running.bound(params)
+    try:
+        models = _opened(args, params)
+    except BaseException:
+        listening.close()
+        raise
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    names = ", ".join(one.name for one in models)
+    running.run(
+        models,
+        params,
+        listening,
+        lambda: console.say(f"serving {names} at http://{shown}:{port}"),
+    )
+    return 0
+
+
+def _opened(args: argparse.Namespace, params: ServeParams) -> "Models":
+    """Open every model, each with an engine, under its names."""
+    from kvcast.engine import Engine
+    from kvcast.server.served import Models, Served, kind_of
+    from kvcast.tasks.loading import open_model
+
+    names = _names(args.models, args.alias)
+    watcher = progress(quiet=args.quiet)
+    memory = None if params.cache_memory is None else params.cache_memory << 20
+    found = []
+    for model, called in names.items():
+        with watcher.waiting(f"loading {model}") as on_phase:
+            load = LoadParams(**keywords(args, LoadParams), on_phase=on_phase)
+            opened = open_model(model, load)
+        if opened.on_trust is not None and not args.quiet:
+            console.say(f"{opened.on_trust} is opened on trust: no bundle.json verifies it")
+        engine = Engine(
+            opened.model,
+            rows=params.rows,
+            cache_memory=memory,
+            queue=params.queue,
+            chunk=params.chunk,
+        )
+        kind = kind_of(opened.model)
+        found += [Served(name=name, engine=engine, kind=kind) for name in called]
+    return Models(found)
+
+
+def _names(models: list[str], aliases: list[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return each model's names; raises UsageError for names that are not clear."""
+    names = {model: [_name(model)] for model in models}
+    if len(names) < len(models):
+        raise UsageError("a model is named twice: name it once, and give it an --alias")
+    for alias, model in aliases:
+        owner = next((one for one, called in names.items() if model in (one, called[0])), None)
+        if owner is None:
+            raise UsageError(f"--alias {alias}={model}: {model} is none of the models")
+        names[owner].append(alias)
+    every = [name for called in names.values() for name in called]
+    if twice := [name for name in every if every.count(name) > 1]:
+        raise UsageError(f"two models have the name {twice[0]}: give other folders or aliases")
+    return names
+
+
+def _name(model: str) -> str:
+    """Return a model's own name: a hub id as it is, of a path its last part."""
+    if os.path.exists(model):  # noqa: PTH110 - a hub id is no path
+        return os.path.basename(os.path.abspath(model))  # noqa: PTH100, PTH119
+    return model

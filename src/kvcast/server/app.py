@@ -1,0 +1,232 @@
+"""The application: every route, and how errors become answers.
+
+Knows no process, no socket and no command.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Form
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from fastapi_offline import FastAPIOffline
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse
+from starlette.types import ASGIApp
+
+import kvcast
+from kvcast.errors import KvcastError
+from kvcast.server.calls import Calls
+from kvcast.server.chat import chat_completions
+from kvcast.server.completions import completions
+from kvcast.server.errors import ApiError, GoneError, api_error
+from kvcast.server.guard import Guard
+from kvcast.server.journal import Journal
+from kvcast.server.metrics import Metrics
+from kvcast.server.params import ServeParams
+from kvcast.server.recordings import Recordings
+from kvcast.server.requests import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingsRequest,
+    ResponsesRequest,
+    Text2TextRequest,
+)
+from kvcast.server.responses import responses
+from kvcast.server.served import Models
+from kvcast.server.sources import embeddings, text2text
+from kvcast.server.speech import SpeechForm, TranscriptionForm, speech
+from kvcast.server.state import State
+
+PAGE = Path(__file__).parent / "page"
+
+_POLICY = (
+    "default-src 'self'; img-src 'self' data:; media-src 'self' blob:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+_FORM = Form(media_type="multipart/form-data")
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": told}
+    for status, told in {
+        400: "The request is wrong; `param` says where.",
+        401: "The API key is missing or wrong.",
+        404: "There is no such model.",
+        413: "The body is too large.",
+        429: "Too many requests wait; `Retry-After` says when to try again.",
+        503: "The server stops.",
+    }.items()
+}
+
+
+def create(
+    models: Models, params: ServeParams, draining: Callable[[], bool] = lambda: False
+) -> ASGIApp:
+    """Return the application that serves these models.
+
+    Args:
+        models: opened.
+        params: limits and access.
+        draining: tells whether new requests are refused, because the server stops.
+
+    """
+    state = State(
+        models=models,
+        limits=params,
+        calls=Calls(params.timeout),
+        metrics=Metrics(models),
+        journal=Journal(with_content=params.log_content),
+    )
+    app = FastAPIOffline(
+        title="kvcast",
+        version=kvcast.__version__,
+        summary="OpenAI's interface to models with a key-value cache",
+        redoc_url=None,
+    )
+    _add_errors(app)
+    _add_writing(app, state)
+    _add_speech(app, state)
+    _add_models(app, state)
+    _add_status(app, state, draining)
+    _add_page(app)
+    guarded = Guard(app, state, draining)
+    if not params.origins:
+        return guarded
+    return CORSMiddleware(
+        guarded, allow_origins=params.origins, allow_methods=["*"], allow_headers=["*"]
+    )
+
+
+def _add_errors(app: FastAPI) -> None:
+    async def refuse(request: Request, error: Exception) -> Response:
+        cause = error.__cause__
+        if isinstance(error, GoneError) or isinstance(cause, GoneError):
+            return Response(status_code=499)
+        told = _told(error, cause)
+        request.state.error = told.code or told.kind
+        return JSONResponse(told.document, told.status, dict(told.headers))
+
+    known = (ApiError, GoneError, HTTPException, RequestValidationError, KvcastError)
+    for kind in (*known, CancelledError, Exception):
+        app.add_exception_handler(kind, refuse)
+
+
+def _told(error: Exception, cause: BaseException | None) -> ApiError:
+    if isinstance(cause, ApiError):  # of the body, while it was read
+        return cause
+    if isinstance(cause, OSError):  # a full disk
+        return ApiError(
+            507, "the server has no room for the upload", kind="server_error", code="no_room"
+        )
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, str(error.detail))
+    return api_error(error)
+
+
+def _invalid(error: RequestValidationError) -> ApiError:
+    """Return the first thing that is wrong with a body."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"][1:] if not isinstance(part, int))
+    where = f"{place}: " if place else ""
+    message = "the body is not JSON" if first["type"] == "json_invalid" else first["msg"]
+    return ApiError(400, f"{where}{message}", param=place or None)
+
+
+def _add_writing(app: FastAPI, state: State) -> None:
+    @app.post("/v1/chat/completions", tags=["texts"], responses=_ERRORS)
+    async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
+        """Answer a conversation, at once or with `stream` as it is written."""
+        return await chat_completions(state, request, body)
+
+    @app.post("/v1/completions", tags=["texts"], responses=_ERRORS)
+    async def create_completion(request: Request, body: CompletionRequest) -> Response:
+        """Continue a prompt, or several."""
+        return await completions(state, request, body)
+
+    @app.post("/v1/responses", tags=["texts"], responses=_ERRORS)
+    async def create_response(request: Request, body: ResponsesRequest) -> Response:
+        """Answer an input; nothing is stored."""
+        return await responses(state, request, body)
+
+    @app.post("/v1/text2text", tags=["texts"], responses=_ERRORS)
+    async def create_text2text(request: Request, body: Text2TextRequest) -> Response:
+        """Answer sources, by T5 and UniLM models."""
+        return await text2text(state, request, body)
+
+    @app.post("/v1/embeddings", tags=["texts"], responses=_ERRORS)
+    async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
+        """Return the vectors of texts, by UniLM models."""
+        return await embeddings(state, request, body)
+
+
+def _add_speech(app: FastAPI, state: State) -> None:
+    recordings = Recordings(state.limits.max_audio)
+
+    @app.post("/v1/audio/transcriptions", tags=["speech"], responses=_ERRORS)
+    async def create_transcription(
+        request: Request, form: Annotated[TranscriptionForm, _FORM]
+    ) -> Response:
+        """Turn a recording into text."""
+        return await speech(state, recordings, request, form, "transcribe")
+
+    @app.post("/v1/audio/translations", tags=["speech"], responses=_ERRORS)
+    async def create_translation(request: Request, form: Annotated[SpeechForm, _FORM]) -> Response:
+        """Turn a recording into English text."""
+        return await speech(state, recordings, request, form, "translate")
+
+
+def _add_models(app: FastAPI, state: State) -> None:
+    @app.get("/v1/models", tags=["models"])
+    async def list_models() -> dict[str, Any]:
+        """List the models."""
+        return {"object": "list", "data": [one.document for one in state.models]}
+
+    @app.get("/v1/models/{model:path}", tags=["models"], responses=_ERRORS)
+    async def retrieve_model(model: str) -> dict[str, Any]:
+        """Describe a model."""
+        return state.models.named(model).document
+
+
+def _add_status(app: FastAPI, state: State, draining: Callable[[], bool]) -> None:
+    @app.get("/health", tags=["status"])
+    async def health() -> dict[str, str]:
+        """Tell that the process lives."""
+        return {"status": "ok"}
+
+    @app.get("/ready", tags=["status"], responses={503: {"description": "The server stops."}})
+    async def ready() -> Response:
+        """Tell whether new requests are taken."""
+        status = "stopping" if draining() else "ready"
+        return JSONResponse({"status": status}, 503 if draining() else 200)
+
+    @app.get("/metrics", tags=["status"])
+    async def metrics() -> Response:
+        """Return metrics in Prometheus's format."""
+        return Response(state.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/v1/engine", tags=["status"])
+    async def engine() -> dict[str, Any]:
+        """Tell what the engines do now."""
+        found = [{"id": one.name, **vars(one.engine.status())} for one in state.models]
+        return {"models": found}
+
+
+def _add_page(app: FastAPI) -> None:
+    names = {path.name: path for path in PAGE.glob("*.*")}
+    headers = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff"}
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def file(name: str) -> Response:
+        if name not in names:
+            raise ApiError(404, "there is no such file")
+        return FileResponse(names[name], headers=headers)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return await file("index.html")

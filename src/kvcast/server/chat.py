@@ -1,0 +1,171 @@
+"""`POST /v1/chat/completions`: a conversation in, a message out, at once or as it is written.
+
+Knows no engine's inside and no model.
+"""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from kvcast.decoding.texts import TextGeneration
+from kvcast.engine import Job, TextDelta
+from kvcast.server.errors import ApiError
+from kvcast.server.events import DONE, event, streamed
+from kvcast.server.requests import ChatRequest
+from kvcast.server.served import Served
+from kvcast.server.state import State
+from kvcast.server.tools import Called, Reader, Tools, tools_of
+from kvcast.server.writing import (
+    NOT_WRITING,
+    conversation,
+    keywords,
+    logprobs,
+    several,
+    structure,
+    usage,
+)
+
+
+async def chat_completions(state: State, request: Request, body: ChatRequest) -> Response:
+    """Answer a conversation."""
+    served = state.models.of_kind(body.model, NOT_WRITING)
+    tools = tools_of(
+        served.model.tokenizer,
+        body.tools,
+        body.tool_choice,
+        parallel=body.parallel_tool_calls is not False,
+    )
+    prompt = conversation(served, body.messages, tools.offered, state.limits.max_prompt)
+    job = await state.write(served, prompt, _options(body, served, tools))
+    answer = _Answer(served, body, tools)
+    if body.stream:
+        return await streamed(state.calls, request, job, answer.told, partial(answer.ended, job))
+    texts = several(await state.calls.result(request, job))
+    state.journal.content(request, answer=[text.text for text in texts])
+    return JSONResponse(answer.whole(texts, job.cached_tokens))
+
+
+def _options(body: ChatRequest, served: Served, tools: Tools) -> dict[str, Any]:
+    most = body.max_completion_tokens or body.max_tokens
+    found = keywords(body, served, most)
+    if body.logprobs:
+        found |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    elif body.top_logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
+    shape = _shape(body)
+    if tools.form is not None and shape:
+        raise ApiError(
+            400,
+            "a text is a call of a tool or of a format, not both: leave out response_format, or "
+            'give tool_choice "none"',
+            param="response_format",
+        )
+    return found | shape | ({} if tools.grammar is None else {"lark": tools.grammar})
+
+
+def _shape(body: ChatRequest) -> dict[str, Any]:
+    shape: dict[str, Any] = {} if body.regex is None else {"regex": body.regex}
+    if (asked := body.response_format) is not None:
+        schema = None if asked.json_schema is None else asked.json_schema.schema_
+        shape |= structure(asked.type, schema)
+    return shape
+
+
+@dataclass
+class _Answer:
+    """One answer, which may have several texts."""
+
+    served: Served
+    body: ChatRequest
+    tools: Tools
+    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(14)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+    readers: dict[int, Reader] = field(default_factory=dict)
+
+    def whole(self, texts: Sequence[TextGeneration], cached: int) -> dict[str, Any]:
+        """Return the document that has all texts."""
+        choices = [self._choice(index, text) for index, text in enumerate(texts)]
+        return self._head("chat.completion") | {
+            "choices": choices,
+            "usage": usage(texts, cached),
+        }
+
+    def told(self, delta: TextDelta) -> list[str]:
+        """Return the events for what a step brought."""
+        reader = self.readers.get(delta.index)
+        begun = reader is not None
+        reader = self.readers.setdefault(delta.index, reader or self.tools.reader())
+        content, calls = reader.push(delta.text, last=delta.finish_reason is not None)
+        message: dict[str, Any] = {} if begun else {"role": "assistant", "content": ""}
+        if content:
+            message["content"] = content
+        if calls:
+            message["tool_calls"] = [{"index": call.index, **call.document} for call in calls]
+        reason = delta.finish_reason
+        found = self._logprobs(delta.tokens, delta.logprobs or (), delta.top_logprobs)
+        if not message and not reason and not found:
+            return []
+        choice = {
+            "index": delta.index,
+            "delta": message,
+            "logprobs": found,
+            "finish_reason": _reason(reason, reader.calls),
+        }
+        return [self._chunk([choice])]
+
+    def ended(self, job: Job[Any, Any], result: Any) -> list[str]:
+        """Return the last events."""
+        options = self.body.stream_options
+        if options is None or not options.include_usage:
+            return [DONE]
+        return [self._chunk([], usage(several(result), job.cached_tokens)), DONE]
+
+    def _chunk(self, choices: Sequence[Any], used: Mapping[str, Any] | None = None) -> str:
+        document = self._head("chat.completion.chunk") | {"choices": choices}
+        options = self.body.stream_options
+        if options is not None and options.include_usage:
+            document["usage"] = used
+        return event(document)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.served.name,
+            "system_fingerprint": None,
+        }
+
+    def _choice(self, index: int, text: TextGeneration) -> dict[str, Any]:
+        reader = self.tools.reader()
+        content, calls = reader.push(text.text, last=True)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message |= {
+                "content": content or None,
+                "tool_calls": [call.document for call in calls],
+            }
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(text.tokens, text.logprobs or (), text.top_logprobs),
+            "finish_reason": _reason(text.finish_reason, calls),
+        }
+
+    def _logprobs(
+        self, tokens: Sequence[int], values: Sequence[float], tops: Any
+    ) -> dict[str, Any] | None:
+        if not self.body.logprobs:
+            return None
+        tokenizer = self.served.model.tokenizer
+        return {"content": logprobs(tokenizer, tokens, values, tops), "refusal": None}
+
+
+def _reason(reason: str | None, calls: Sequence[Called]) -> str | None:
+    return "tool_calls" if reason == "stop" and calls else reason

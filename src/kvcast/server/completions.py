@@ -1,0 +1,139 @@
+"""`POST /v1/completions`: prompts that are continued as they are. Knows no engine's inside."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from kvcast.decoding.texts import TextGeneration
+from kvcast.engine import Job, TextDelta
+from kvcast.server.errors import ApiError
+from kvcast.server.events import DONE, event, streamed
+from kvcast.server.requests import CompletionRequest
+from kvcast.server.served import Served
+from kvcast.server.state import State
+from kvcast.server.writing import NOT_WRITING, finite, keywords, limited, several, spelled, usage
+
+MOST_PROMPTS = 256
+
+
+async def completions(state: State, request: Request, body: CompletionRequest) -> Response:
+    """Continue a prompt, or several."""
+    served = state.models.of_kind(body.model, NOT_WRITING)
+    for name, harmless in (("echo", False), ("suffix", ""), ("best_of", body.n or 1)):
+        if getattr(body, name) not in (None, harmless):
+            raise ApiError(400, f"{name} is not supported", param=name)
+    prompts, options = _prompts(body), keywords(body, served, body.max_tokens)
+    if body.logprobs is not None:
+        options |= {"logprobs": True, "top_logprobs": body.logprobs}
+    begin = partial(_begin, state, served, options)
+    answer = _Answer(served, body)
+    if body.stream:
+        if len(prompts) > 1:
+            raise ApiError(400, "a stream is of one prompt", param="prompt")
+        job = await begin(prompts[0])
+        return await streamed(state.calls, request, job, answer.told, partial(answer.ended, job))
+    jobs = await state.calls.all_begun([partial(begin, prompt) for prompt in prompts])
+    found = await state.calls.results(request, jobs)
+    texts = [several(result) for result in found]
+    state.journal.content(request, answer=[text.text for some in texts for text in some])
+    return JSONResponse(answer.whole(texts, [job.cached_tokens for job in jobs]))
+
+
+async def _begin(
+    state: State, served: Served, options: dict[str, Any], prompt: str | Sequence[int]
+) -> Job[Any, Any]:
+    return await state.write(served, limited(served, prompt, state.limits.max_prompt), options)
+
+
+def _prompts(body: CompletionRequest) -> list[Any]:
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise ApiError(400, "there is no prompt", param="prompt")
+    if len(prompt) > MOST_PROMPTS and not isinstance(prompt[0], int):
+        raise ApiError(400, f"there are more than {MOST_PROMPTS} prompts", param="prompt")
+    return [list(prompt)] if isinstance(prompt[0], int) else list(prompt)
+
+
+class _Answer:
+    """One answer, which may have several texts."""
+
+    def __init__(self, served: Served, body: CompletionRequest) -> None:
+        self._served, self._body = served, body
+        self._head = {
+            "id": f"cmpl-{secrets.token_hex(14)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": served.name,
+        }
+        self._lengths: dict[int, int] = {}
+
+    def whole(self, texts: Sequence[list[TextGeneration]], cached: Sequence[int]) -> Any:
+        """Return the document that has the texts of each prompt."""
+        choices = [
+            self._choice(text.text, text.tokens, text.logprobs, text.top_logprobs)
+            | {"finish_reason": text.finish_reason}
+            for some in texts
+            for text in some
+        ]
+        used = [usage(some, found) for some, found in zip(texts, cached, strict=True)]
+        total: dict[str, Any] = {
+            name: sum(one[name] for one in used)
+            for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+        }
+        total["prompt_tokens_details"] = {"cached_tokens": sum(cached)}
+        numbered = [{"index": index, **choice} for index, choice in enumerate(choices)]
+        return self._head | {"choices": numbered, "usage": total}
+
+    def told(self, delta: TextDelta) -> list[str]:
+        """Return the events for what a step brought."""
+        if not (delta.text or delta.finish_reason or self._body.logprobs is not None):
+            return []
+        begun = self._lengths.get(delta.index, 0)
+        choice = self._choice(delta.text, delta.tokens, delta.logprobs, delta.top_logprobs, begun)
+        self._lengths[delta.index] = begun + len(delta.text)
+        choice |= {"index": delta.index, "finish_reason": delta.finish_reason}
+        return [self._chunk([choice], None)]
+
+    def ended(self, job: Job[Any, Any], result: Any) -> list[str]:
+        """Return the last events."""
+        if not self._includes_usage:
+            return [DONE]
+        return [self._chunk([], usage(several(result), job.cached_tokens)), DONE]
+
+    @property
+    def _includes_usage(self) -> bool:
+        options = self._body.stream_options
+        return options is not None and bool(options.include_usage)
+
+    def _chunk(self, choices: Sequence[Any], used: Any) -> str:
+        extra = {"usage": used} if self._includes_usage else {}
+        return event(self._head | {"choices": choices} | extra)
+
+    def _choice(
+        self, text: str, tokens: Sequence[int], values: Any, tops: Any, begun: int = 0
+    ) -> dict[str, Any]:
+        if self._body.logprobs is None:
+            return {"text": text, "logprobs": None}
+        tokenizer = self._served.model.tokenizer
+
+        def said(token: int) -> str:
+            return spelled(tokenizer, token).decode(errors="replace")
+
+        offsets = [begun]
+        for token in tokens:
+            offsets.append(offsets[-1] + len(said(token)))
+        top = [{said(t): finite(value) for t, value in one} for one in tops or ()] or None
+        found = {
+            "tokens": [said(token) for token in tokens],
+            "token_logprobs": [finite(value) for value in values or ()],
+            "top_logprobs": top,
+            "text_offset": offsets[:-1],
+        }
+        return {"text": text, "logprobs": found}

@@ -1,0 +1,121 @@
+"""What goes wrong with a request, as OpenAI's error objects and status codes.
+
+Nothing of the machine is in an answer: no path, no traceback. Knows no endpoint.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from concurrent.futures import CancelledError
+from typing import Any
+
+from typing_extensions import override
+
+from kvcast.engine import ClosedError, DeadlineError, QueueFullError
+from kvcast.errors import InputMissingError, InputOutputError, UsageError
+
+RETRY_SECONDS = 1
+"""When a client that was refused for load should try again."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class ApiError(Exception):
+    """A request that is refused.
+
+    Attributes:
+        status: of HTTP.
+        message: one line for the client.
+        kind: OpenAI's type of the error.
+        code: OpenAI's code, or None.
+        param: the field at fault, or None.
+
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.code = code
+        self.param = param
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The body of the answer."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of the answer, besides its type."""
+        if self.status in {429, 503}:
+            return {"retry-after": str(RETRY_SECONDS)}
+        return {"www-authenticate": "Bearer"} if self.status == 401 else {}
+
+    @override
+    def __str__(self) -> str:
+        return self.message
+
+
+class GoneError(Exception):
+    """The client has left: there is nobody to answer."""
+
+
+def busy(message: str) -> ApiError:
+    """Return the refusal of a request for which there is no room now."""
+    return ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded")
+
+
+def _refused(error: Exception) -> ApiError:
+    return ApiError(400, str(error))
+
+
+def _unavailable(error: Exception) -> ApiError:
+    return ApiError(503, str(error), kind="server_error", code="unavailable")
+
+
+def _late(error: Exception) -> ApiError:
+    return ApiError(504, str(error), kind="server_error", code="timeout")
+
+
+_KINDS: Mapping[type[BaseException], Any] = {
+    UsageError: _refused,
+    InputMissingError: _refused,
+    InputOutputError: _refused,
+    QueueFullError: lambda error: busy(str(error)),
+    DeadlineError: _late,
+    ClosedError: _unavailable,
+    CancelledError: lambda _: _unavailable(ClosedError("the server stops: the request was ended")),
+}
+
+
+def _kinds(error: BaseException) -> Iterator[Any]:
+    return (_KINDS[kind] for kind in type(error).__mro__ if kind in _KINDS)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """Return how a client is told of an error; what is no client's fault is logged."""
+    if isinstance(error, ApiError):
+        return error
+    made = next(_kinds(error), None)
+    if made is not None:
+        answer: ApiError = made(error)
+        return answer
+    _LOG.error("a request failed", exc_info=error)
+    return ApiError(
+        500, "the server failed; its log says why", kind="server_error", code="internal_error"
+    )

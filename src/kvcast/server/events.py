@@ -1,0 +1,80 @@
+"""Server-sent events of a job: the first is awaited, so that what fails at once has its status.
+
+Source of the format: WHATWG HTML, 9.2. Knows no endpoint.
+"""
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
+
+from kvcast.engine import Job
+from kvcast.server.calls import Calls
+from kvcast.server.errors import api_error
+
+DONE = "data: [DONE]\n\n"
+
+
+def event(document: Any, name: str | None = None) -> str:
+    """Return one event, of this name if it has one."""
+    data = json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f"data: {data}\n\n" if name is None else f"event: {name}\ndata: {data}\n\n"
+
+
+class Events(StreamingResponse):
+    """Events as they come; `ended` is called however it ends, also when the client leaves."""
+
+    def __init__(self, events: AsyncIterator[str], ended: Callable[[], None]) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._ended = ended
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ended()
+
+
+async def streamed(
+    calls: Calls,
+    request: Request,
+    job: Job[Any, Any],
+    told: Callable[[Any], Sequence[str]],
+    end: Callable[[Any], Sequence[str]],
+) -> Events:
+    """Return the answer that tells of a job's items, once there is news of it.
+
+    Args:
+        calls: hands requests to engines.
+        request: whose body was read.
+        job: just begun.
+        told: the events of an item.
+        end: the events of the result.
+
+    Raises what the job raises before its first item, and GoneError.
+
+    """
+    first = await calls.unless_gone(request, job.arrived(), job.cancel)
+
+    async def events() -> AsyncIterator[str]:
+        items = first
+        try:
+            while items:
+                for item in items:
+                    for text in told(item):
+                        yield text
+                items = await job.arrived()
+            for text in end(await job):
+                yield text
+        except Exception as error:
+            failure = api_error(error)
+            request.state.error = failure.code or failure.kind
+            yield event(failure.document)
+
+    return Events(events(), job.cancel)

@@ -1,0 +1,193 @@
+"""What stands before every route: keys, sizes, slow uploads, the drain, the log and the counts.
+
+Plain ASGI, so that bodies and streams pass as they come. Knows no endpoint.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import anyio
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvcast.server.errors import ApiError, GoneError, api_error
+from kvcast.server.params import ServeParams
+from kvcast.server.state import State
+
+_OPEN = ("/", "/page", "/health", "/ready")
+"""What needs no key: it tells nothing of what others ask."""
+
+UPLOADS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+
+SILENCE = 30.0
+"""Seconds between two parts of a body, at most."""
+
+
+@dataclass
+class _Under:
+    """A request under way."""
+
+    began: float = field(default_factory=time.perf_counter)
+    status: int | None = None
+
+
+class Guard:
+    """Lets requests in, or answers them itself."""
+
+    def __init__(self, app: ASGIApp, state: State, draining: Callable[[], bool]) -> None:
+        self._app = app
+        self._state = state
+        self._draining = draining
+        self._access = Access(state.limits)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection of HTTP or of WebSocket."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        under = _Under()
+        identity = f"req_{secrets.token_hex(12)}"
+        scope.setdefault("state", {})["request_id"] = identity
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                under.status = message["status"]
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", identity.encode()),
+                ]
+            await send(message)
+
+        try:
+            self._check(scope)
+            body = _Body(receive, self._most(scope), Headers(scope=scope))
+            await self._app(scope, body.receive, sending)
+        except GoneError:
+            under.status = 499
+        except Exception as error:
+            if "error" in scope["state"]:
+                return  # it was answered and logged
+            if under.status is not None:
+                raise  # too late for another answer
+            await self._refuse(error, scope, receive, sending)
+        finally:
+            self._told(scope, under)
+
+    def _check(self, scope: Scope) -> None:
+        headers, path = Headers(scope=scope), scope["path"]
+        self._access.check_host(headers)
+        if self._draining() and path not in {"/health", "/ready", "/metrics"}:
+            raise ApiError(503, "the server stops", kind="server_error", code="unavailable")
+        is_open = path in _OPEN or path.startswith("/page/")
+        if not is_open and scope["method"] != "OPTIONS":
+            self._access.check_key(headers.get("authorization", "").removeprefix("Bearer "))
+
+    def _most(self, scope: Scope) -> int:
+        limits = self._state.limits
+        return (limits.max_upload if scope["path"] in UPLOADS else limits.max_body) << 20
+
+    async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        told = api_error(error)
+        scope["state"]["error"] = told.code or told.kind
+        # The rest of the body is not read: the connection ends with the answer.
+        headers = {**told.headers, "connection": "close"}
+        await JSONResponse(told.document, told.status, headers)(scope, receive, send)
+
+    def _told(self, scope: Scope, under: _Under) -> None:
+        status, kind = under.status or 499, scope["state"].get("error")
+        route = getattr(scope.get("route"), "path", None)
+        self._state.metrics.count(scope["method"], route or "other", status, kind)
+        if scope["path"] not in {"/health", "/ready", "/metrics", "/v1/engine"}:
+            self._state.journal.write(scope, status=status, began=under.began, kind=kind)
+
+
+class Access:
+    """Who may ask."""
+
+    def __init__(self, params: ServeParams) -> None:
+        self._keys = [_digest(key) for key in params.keys]
+        self._names = frozenset(params.host_names) if _is_local(params.host) else None
+
+    def check_key(self, given: str) -> None:
+        """Raise ApiError for a key that is none, in a time that does not tell how wrong it is."""
+        digest = _digest(given)
+        matches = [hmac.compare_digest(digest, key) for key in self._keys]
+        if matches and not any(matches):
+            raise ApiError(
+                401,
+                "the API key is missing or wrong: send it as a bearer token",
+                code="invalid_api_key",
+            )
+
+    def check_host(self, headers: Headers) -> None:
+        """Raise ApiError for a foreign host name at a local address.
+
+        A page from elsewhere may have its own name point here (DNS rebinding), and would be
+        answered as if it came from here.
+        """
+        if self._names is None or (host := headers.get("host")) is None:
+            return
+        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+        if name.lower() not in self._names and not _is_address(name.strip("[]")):
+            raise ApiError(
+                421, "this server does not answer to that host name; it takes --allow-host"
+            )
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _is_local(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class _Body:
+    """A body that must not be too large, and must keep coming."""
+
+    def __init__(self, receive: Receive, most: int, headers: Headers) -> None:
+        self._receive = receive
+        self._most = most
+        self._size = 0
+        self._whole = False
+        told = headers.get("content-length", "0")
+        if told.isdecimal() and int(told) > most:
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        """Receive the next part; raises ApiError for what is refused."""
+        if self._whole:
+            return await self._receive()
+        try:
+            with anyio.fail_after(SILENCE):
+                message = await self._receive()
+        except TimeoutError:
+            raise ApiError(
+                408, f"nothing of the body came for {SILENCE:g} seconds", code="timeout"
+            ) from None
+        if message["type"] == "http.disconnect":
+            raise GoneError
+        self._size += len(message.get("body", b""))
+        if self._size > self._most:
+            raise self._too_large()
+        self._whole = not message.get("more_body", False)
+        return message
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413, f"the body is larger than {self._most >> 20} MiB", code="body_too_large"
+        )

@@ -1,0 +1,93 @@
+"""The log: one line a request, without what was asked and answered unless that is wanted.
+
+Knows no endpoint.
+"""
+
+import json
+import logging
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import HTTPConnection
+from typing_extensions import override
+
+_LOG = logging.getLogger("kvcast.server")
+
+
+class Journal:
+    """Writes a line for each request."""
+
+    def __init__(self, *, with_content: bool) -> None:
+        self._with_content = with_content
+
+    def content(self, request: HTTPConnection, **content: Any) -> None:
+        """Remember what was asked or answered, if it is to be logged."""
+        if self._with_content:
+            request.state.content = content
+
+    def write(self, scope: Any, *, status: int, began: float, kind: str | None) -> None:
+        """Log a request that is over.
+
+        Args:
+            scope: of ASGI.
+            status: of the answer; 499 for a client that left before it.
+            began: by `time.perf_counter`.
+            kind: what went wrong, by OpenAI's type or code.
+
+        """
+        client = scope.get("client") or ("-", 0)
+        fields = {
+            "client": client[0],
+            "method": scope.get("method", "WS"),
+            "path": scope["path"],
+            "status": status,
+            "seconds": round(time.perf_counter() - began, 4),
+            "request": scope["state"].get("request_id"),
+            "error": kind,
+            "content": scope["state"].get("content"),
+        }
+        told = {name: value for name, value in fields.items() if value is not None}
+        _LOG.info("request", extra={"fields": told})
+
+
+class Lines(logging.Formatter):
+    """Formats records as lines of text, or as JSON."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields = getattr(record, "fields", None)
+        message = record.getMessage()
+        if self._as_json:
+            document = {"time": when, "level": record.levelname.lower(), "message": message}
+            if record.exc_info:
+                document["traceback"] = self.formatException(record.exc_info)
+            return json.dumps(document | (fields or {}), ensure_ascii=False)
+        if fields is not None:
+            message = " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
+        trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
+        return f"{when} {record.levelname.lower()} {message}{trace}"
+
+
+def _plain(value: object) -> str:
+    """Return a value without what would break a line or a field."""
+    text = str(value)
+    simple = text.isprintable() and " " not in text and '"' not in text
+    return text if simple else json.dumps(value)
+
+
+def install(*, as_json: bool) -> None:
+    """Send the log to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(Lines(as_json=as_json))
+    for name in ("kvcast", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+        logger.setLevel(logging.INFO)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

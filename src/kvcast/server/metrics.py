@@ -1,0 +1,128 @@
+"""Metrics for Prometheus.
+
+What vLLM measures, too, has vLLM's names, so that dashboards made for it work; the rest begins with
+`kvcast:`. Knows no endpoint.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from kvcast.decoding.texts import TextGeneration
+from kvcast.engine import Job, Status
+from kvcast.server.served import Models
+from kvcast.server.writing import several
+
+_FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60)
+_EACH = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+_WHOLE = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
+
+_GAUGES = {
+    "vllm:num_requests_running": ("Requests that are decoded.", lambda s: s.running),
+    "vllm:num_requests_waiting": ("Requests that wait for a row.", lambda s: s.waiting),
+    "vllm:kv_cache_usage_perc": (
+        "Part of the cache's positions that hold something, from 0 to 1.",
+        lambda s: sum(s.held) / max(1, s.rows * s.capacity),
+    ),
+    "kvcast:rows": ("Rows of the cache.", lambda s: s.rows),
+    "kvcast:rows_busy": ("Rows in use.", lambda s: len(s.busy)),
+    "kvcast:cache_bytes": ("Bytes of a full cache.", lambda s: s.cache_bytes),
+}
+_COUNTERS = {
+    "vllm:prompt_tokens": ("Tokens of prompts.", lambda s: s.prompt_tokens),
+    "vllm:generation_tokens": ("Tokens written.", lambda s: s.generated_tokens),
+    "vllm:prefix_cache_queries": ("Tokens of prompts looked up.", lambda s: s.prompt_tokens),
+    "vllm:prefix_cache_hits": ("Tokens of prompts found in rows.", lambda s: s.cached_tokens),
+    "kvcast:audio_seconds": ("Seconds of recordings transcribed.", lambda s: s.audio_seconds),
+}
+
+
+class _Engines(Collector):
+    """Asks engines what they do, when somebody reads the metrics."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        found = [(one.name, one.engine.status()) for one in self._models]
+        for name, (told, value) in _GAUGES.items():
+            yield _filled(GaugeMetricFamily(name, told, labels=["model_name"]), found, value)
+        for name, (told, value) in _COUNTERS.items():
+            yield _filled(CounterMetricFamily(name, told, labels=["model_name"]), found, value)
+        ended = CounterMetricFamily(
+            "vllm:request_success",
+            "Requests that are over, by how they ended.",
+            labels=["model_name", "finished_reason"],
+        )
+        for model, status in found:
+            for how, count in status.finished.items():
+                ended.add_metric([model, how], count)
+        yield ended
+
+
+def _filled(family: Any, found: list[tuple[str, Status]], value: Any) -> Any:
+    for name, status in found:
+        family.add_metric([name], value(status))
+    return family
+
+
+class Metrics:
+    """Counts requests, and measures how long texts take."""
+
+    def __init__(self, models: Models) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_Engines(models))
+
+        def histogram(name: str, told: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, told, ["model_name"], buckets=buckets, registry=self.registry)
+
+        self._first = histogram(
+            "vllm:time_to_first_token_seconds", "Until a text's first token.", _FIRST
+        )
+        self._each = histogram(
+            "vllm:time_per_output_token_seconds", "Mean time of a text's later tokens.", _EACH
+        )
+        self._whole = histogram(
+            "vllm:e2e_request_latency_seconds", "Until a text's last token.", _WHOLE
+        )
+        self._requests = Counter(
+            "kvcast:http_requests",
+            "Requests of HTTP.",
+            ["method", "path", "status"],
+            registry=self.registry,
+        )
+        self._errors = Counter(
+            "kvcast:errors", "Requests that failed, by kind.", ["kind"], registry=self.registry
+        )
+
+    def watch(self, model: str, job: Job[Any, Any]) -> None:
+        """Measure the texts of a job, once it is over."""
+        job.when_done(lambda: self._measure(model, job))
+
+    def _measure(self, model: str, job: Job[Any, Any]) -> None:
+        for text in _texts(job):
+            self._first.labels(model).observe(text.timings.first_token)
+            self._whole.labels(model).observe(text.timings.seconds)
+            if len(text.tokens) > 1:
+                self._each.labels(model).observe(text.timings.per_token)
+
+    def count(self, method: str, path: str, status: int, kind: str | None) -> None:
+        """Count a request of HTTP; `path` is a route's, of which there are few."""
+        self._requests.labels(method, path, str(status)).inc()
+        if kind is not None:
+            self._errors.labels(kind).inc()
+
+    def text(self) -> bytes:
+        """Return everything in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+
+def _texts(job: Job[Any, Any]) -> Iterator[TextGeneration]:
+    with suppress(BaseException):  # how it failed is counted elsewhere
+        yield from several(job.result(0))

@@ -1,0 +1,190 @@
+"""Options of `kvcast serve`: what they are called, take and mean.
+
+Knows no server, so that the command line can show its help at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from kvcast.spec.options import Bounds, Option, Params, Text
+
+ADDRESS = "address"
+ENGINE = "rows and memory"
+LIMITS = "limits"
+ACCESS = "access"
+LOGS = "logs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineParams(Params):
+    """How much an engine does at once."""
+
+    rows: Annotated[
+        int,
+        Option(
+            group=ENGINE,
+            help="texts, beams or windows that a model decodes at once",
+            check=Bounds(least=1, most=1024),
+        ),
+    ] = 16
+    cache_memory: Annotated[
+        int | None,
+        Option(
+            group=ENGINE,
+            help="MiB that a model's cache may take; with too little there are fewer rows, or "
+            "shorter ones",
+            check=Bounds(least=1),
+            metavar="MIB",
+            default="a third of what is free",
+        ),
+    ] = None
+    queue: Annotated[
+        int,
+        Option(
+            group=ENGINE,
+            help="requests for a model that may wait; one more is refused with 429",
+            check=Bounds(least=0, most=100_000),
+        ),
+    ] = 256
+    chunk: Annotated[
+        int,
+        Option(
+            group=ENGINE,
+            help="about how many tokens of prompts are read before texts under way go on",
+            check=Bounds(least=1, most=100_000),
+        ),
+    ] = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeParams(EngineParams):
+    """Where a server listens, whom it lets in, and what it refuses."""
+
+    host: Annotated[
+        str,
+        Option(
+            group=ADDRESS,
+            help="the address to listen at; 0.0.0.0 is every one of this machine",
+            check=Text(filled=True),
+            metavar="ADDRESS",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int,
+        Option(
+            group=ADDRESS,
+            help="the port; 0 is one that is free",
+            check=Bounds(least=0, most=65535),
+        ),
+    ] = 8000
+    drain: Annotated[
+        float,
+        Option(
+            group=LIMITS,
+            help="after SIGTERM, seconds in which requests under way may end",
+            check=Bounds(least=0, most=86_400),
+            metavar="SECONDS",
+        ),
+    ] = 30.0
+    timeout: Annotated[
+        float,
+        Option(
+            group=LIMITS,
+            help="seconds that a request may take",
+            check=Bounds(above=0, most=86_400),
+            metavar="SECONDS",
+        ),
+    ] = 600.0
+    max_body: Annotated[
+        int,
+        Option(
+            group=LIMITS,
+            help="MiB of a request in JSON",
+            check=Bounds(least=1, most=1024),
+            metavar="MIB",
+        ),
+    ] = 8
+    max_upload: Annotated[
+        int,
+        Option(
+            group=LIMITS,
+            help="MiB of a request with a recording",
+            check=Bounds(least=1, most=100_000),
+            metavar="MIB",
+        ),
+    ] = 512
+    max_audio: Annotated[
+        float,
+        Option(
+            group=LIMITS,
+            help="minutes of a recording",
+            check=Bounds(above=0, most=10_000),
+            metavar="MINUTES",
+        ),
+    ] = 120.0
+    max_prompt: Annotated[
+        int | None,
+        Option(
+            group=LIMITS,
+            help="tokens of a prompt",
+            check=Bounds(least=1),
+            default="what the model takes",
+        ),
+    ] = None
+    api_key: Annotated[
+        str | Sequence[str],
+        Option(
+            group=ACCESS,
+            help="let in only requests with this key as their bearer token; may be repeated. "
+            "Better given as KVCAST_API_KEY in the environment, where other users do not see it",
+            check=Text(filled=True),
+            metavar="KEY",
+            default="everybody",
+        ),
+    ] = ()
+    cors_origin: Annotated[
+        str | Sequence[str],
+        Option(
+            group=ACCESS,
+            help="let pages of this origin use the server from a browser; may be repeated",
+            check=Text(filled=True),
+            metavar="ORIGIN",
+            default="none",
+        ),
+    ] = ()
+    allow_host: Annotated[
+        str | Sequence[str],
+        Option(
+            group=ACCESS,
+            help="at a local address, answer also to requests for this host name; may be repeated",
+            check=Text(filled=True),
+            metavar="NAME",
+            default="localhost and addresses",
+        ),
+    ] = ()
+    log_json: Annotated[
+        bool, Option(group=LOGS, help="log one JSON object a line instead of text")
+    ] = False
+    log_content: Annotated[
+        bool, Option(group=LOGS, help="also log prompts, answers and transcripts")
+    ] = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys that are let in; none for everybody."""
+        return _several(self.api_key)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Origins of pages that may use the server."""
+        return _several(self.cors_origin)
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """Host names that it answers to at a local address."""
+        return ("localhost", *_several(self.allow_host))
+
+
+def _several(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)

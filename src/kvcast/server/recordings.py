@@ -1,0 +1,86 @@
+"""Recordings that were uploaded, as samples: read beside the engine, and no longer than allowed.
+
+Knows no endpoint.
+"""
+
+import threading
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.audio.decode import SAMPLE_RATE, open_audio
+from kvcast.server.errors import ApiError, busy
+
+_AT_ONCE = 4
+"""The samples of so many of the longest recordings may be in memory."""
+
+
+class Recordings:
+    """Reads recordings, and bounds the memory that samples take."""
+
+    def __init__(self, minutes: float) -> None:
+        """Take the minutes that a recording may have."""
+        self._minutes = minutes
+        self._longest = round(60 * minutes * SAMPLE_RATE)
+        self._room = _AT_ONCE * self._longest
+        self._lock = threading.Lock()
+
+    def read(self, file: BinaryIO) -> "Recording":
+        """Return a recording; it must be released.
+
+        Raises:
+            ApiError: it is too long, or there is no room for it now.
+            InputOutputError: it cannot be read.
+
+        """
+        source = open_audio(file)
+        taken: list[NDArray[np.float32]] = []
+        recording = Recording(self)
+        try:
+            for block in source.blocks():
+                recording.take(len(block))
+                taken.append(block)
+                self._check(recording)
+        except BaseException:
+            recording.release()
+            raise
+        finally:
+            source.close()
+        recording.samples_t = np.concatenate(taken) if taken else np.zeros(0, np.float32)
+        return recording
+
+    def _check(self, recording: "Recording") -> None:
+        if recording.length > self._longest:
+            raise ApiError(
+                400,
+                f"the recording is longer than {self._minutes:g} minutes",
+                code="audio_too_long",
+                param="file",
+            )
+
+    def take(self, samples: int) -> None:
+        """Take note of samples in memory; raises ApiError if there are too many."""
+        with self._lock:
+            if samples > self._room:
+                raise busy("too many recordings are under way: try again later")
+            self._room -= samples
+
+
+class Recording:
+    """A recording's samples [t] at 16 kHz."""
+
+    def __init__(self, room: Recordings) -> None:
+        self.samples_t: NDArray[np.float32] = np.zeros(0, np.float32)
+        self.length = 0
+        self._room = room
+
+    def take(self, samples: int) -> None:
+        """Make room for more samples."""
+        self._room.take(samples)
+        self.length += samples
+
+    def release(self) -> None:
+        """Give the room back; again has no effect."""
+        self._room.take(-self.length)
+        self.length = 0

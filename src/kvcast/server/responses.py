@@ -1,0 +1,276 @@
+"""`POST /v1/responses`: the part of OpenAI's newer interface that text needs; nothing is stored.
+
+Items of its input become messages of chat completions. Knows no engine's inside.
+"""
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from kvcast.decoding.texts import TextGeneration
+from kvcast.engine import Job, TextDelta
+from kvcast.server.errors import ApiError
+from kvcast.server.events import event, streamed
+from kvcast.server.requests import ResponsesRequest
+from kvcast.server.served import Served
+from kvcast.server.state import State
+from kvcast.server.tools import Called, Reader, Tools, tools_of
+from kvcast.server.writing import NOT_WRITING, conversation, keywords, several, structure
+
+_STORED = ("previous_response_id", "conversation", "background")
+
+
+async def responses(state: State, request: Request, body: ResponsesRequest) -> Response:
+    """Answer an input."""
+    served = state.models.of_kind(body.model, NOT_WRITING)
+    for name in _STORED:
+        if getattr(body, name):
+            raise ApiError(400, f"{name} is not supported: nothing is stored", param=name)
+    tools = tools_of(
+        served.model.tokenizer,
+        [_tool(tool) for tool in body.tools or ()],
+        body.tool_choice,
+        parallel=body.parallel_tool_calls is not False,
+    )
+    prompt = conversation(served, _messages(body), tools.offered, state.limits.max_prompt)
+    job = await state.write(served, prompt, _options(body, served, tools))
+    answer = _Answer(served, body, tools)
+    if body.stream:
+        return await streamed(state.calls, request, job, answer.told, partial(answer.ended, job))
+    text = several(await state.calls.result(request, job))[0]
+    state.journal.content(request, answer=text.text)
+    return JSONResponse(answer.whole(text, job.cached_tokens))
+
+
+def _options(body: ResponsesRequest, served: Served, tools: Tools) -> dict[str, Any]:
+    found = keywords(body, served, body.max_output_tokens) | {"n": 1}
+    if tools.grammar is not None:
+        found["lark"] = tools.grammar
+    asked = body.text.format if body.text is not None else None
+    shape = {} if asked is None else structure(asked.type, asked.schema_)
+    if tools.form is not None and shape:
+        raise ApiError(400, "a text is a call of a tool or of a format, not both", param="text")
+    return found | shape
+
+
+def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool as chat completions describe it."""
+    if "function" in tool or tool.get("type") != "function":
+        return tool
+    names = ("name", "description", "parameters")
+    return {"type": "function", "function": {name: tool.get(name) for name in names}}
+
+
+def _messages(body: ResponsesRequest) -> list[Mapping[str, Any]]:
+    begun: list[Mapping[str, Any]] = []
+    if body.instructions is not None:
+        begun = [{"role": "system", "content": body.instructions}]
+    if isinstance(body.input, str):
+        return [*begun, {"role": "user", "content": body.input}]
+    return [*begun, *map(_message, body.input)]
+
+
+def _message(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    match item:
+        case {"type": "function_call", "call_id": call, "name": name, "arguments": arguments}:
+            function = {"name": name, "arguments": arguments}
+            calls = [{"id": call, "type": "function", "function": function}]
+            return {"role": "assistant", "content": None, "tool_calls": calls}
+        case {"type": "function_call_output", "call_id": call, "output": output}:
+            return {"role": "tool", "tool_call_id": call, "content": _content(output)}
+        case {"role": role, "content": content}:
+            return {"role": role, "content": _content(content)}
+    raise ApiError(400, "an item of input is of a type that is not supported", param="input")
+
+
+def _content(content: Any) -> Any:
+    """Return parts as chat completions have them."""
+    if not isinstance(content, list):
+        return content
+    kinds = {"input_text": "text", "output_text": "text"}
+    return [
+        {**part, "type": kinds.get(str(part.get("type")), part.get("type"))}
+        if isinstance(part, dict)
+        else part
+        for part in content
+    ]
+
+
+@dataclass
+class _Answer:
+    """One response, whole or in events."""
+
+    served: Served
+    body: ResponsesRequest
+    tools: Tools
+    id: str = field(default_factory=lambda: f"resp_{secrets.token_hex(16)}")
+    message_id: str = field(default_factory=lambda: f"msg_{secrets.token_hex(16)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        """Prepare for events."""
+        self._numbers = count()
+        self._reader: Reader = self.tools.reader()
+        self._begun = self._open = False  # events were told; a message is under way
+        self._content = ""
+        self._items: list[dict[str, Any]] = []
+
+    def whole(self, text: TextGeneration, cached: int) -> dict[str, Any]:
+        """Return the finished response."""
+        content, calls = self._reader.push(text.text, last=True)
+        if content or not calls:
+            self._items.append(self._message(content))
+        self._items += map(_call_item, calls)
+        return self._finished(text, cached)
+
+    def told(self, delta: TextDelta) -> list[str]:
+        """Return the events for what a step brought."""
+        return list(self._told(delta))
+
+    def ended(self, job: Job[Any, Any], result: Any) -> list[str]:
+        """Return the last event."""
+        [text] = several(result)
+        done = self._finished(text, job.cached_tokens)
+        return [self._event(f"response.{done['status']}", response=done)]
+
+    def _told(self, delta: TextDelta) -> Iterator[str]:
+        if not self._begun:
+            self._begun = True
+            begun = self._document("in_progress")
+            yield self._event("response.created", response=begun)
+            yield self._event("response.in_progress", response=begun)
+        last = delta.finish_reason is not None
+        content, calls = self._reader.push(delta.text, last=last)
+        nothing = not (self._items or self._open or calls)
+        if content or (last and nothing):
+            yield from self._told_content(content)
+        if calls or last:
+            yield from self._close_message()
+        for call in calls:
+            yield from self._told_call(call)
+
+    def _told_content(self, content: str) -> Iterator[str]:
+        place: dict[str, Any] = {"output_index": len(self._items), "item_id": self.message_id}
+        if not self._open:
+            self._open = True
+            item = self._message("", "in_progress") | {"content": []}
+            yield self._event(
+                "response.output_item.added", output_index=len(self._items), item=item
+            )
+            yield self._event(
+                "response.content_part.added", **place, content_index=0, part=_part("")
+            )
+        if content:
+            self._content += content
+            yield self._event(
+                "response.output_text.delta",
+                **place,
+                content_index=0,
+                delta=content,
+                logprobs=[],
+            )
+
+    def _close_message(self) -> Iterator[str]:
+        if not self._open:
+            return
+        self._open = False
+        index, text, item = len(self._items), self._content, self._message(self._content)
+        place: dict[str, Any] = {
+            "output_index": index,
+            "item_id": self.message_id,
+            "content_index": 0,
+        }
+        yield self._event("response.output_text.done", **place, text=text, logprobs=[])
+        yield self._event("response.content_part.done", **place, part=_part(text))
+        self._items.append(item)
+        yield self._event("response.output_item.done", output_index=index, item=item)
+        self.message_id, self._content = f"msg_{secrets.token_hex(16)}", ""
+
+    def _told_call(self, call: Called) -> Iterator[str]:
+        item, index = _call_item(call), len(self._items)
+        place: dict[str, Any] = {"output_index": index, "item_id": item["id"]}
+        begun = item | {"arguments": "", "status": "in_progress"}
+        yield self._event("response.output_item.added", output_index=index, item=begun)
+        name = "response.function_call_arguments"
+        yield self._event(f"{name}.delta", **place, delta=call.arguments)
+        yield self._event(f"{name}.done", **place, name=call.name, arguments=call.arguments)
+        self._items.append(item)
+        yield self._event("response.output_item.done", output_index=index, item=item)
+
+    def _event(self, kind: str, **fields: Any) -> str:
+        document = {"type": kind, "sequence_number": next(self._numbers), **fields}
+        return event(document, kind)
+
+    def _message(self, text: str, status: str = "completed") -> dict[str, Any]:
+        return {
+            "id": self.message_id,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": [_part(text)],
+        }
+
+    def _finished(self, text: TextGeneration, cached: int) -> dict[str, Any]:
+        cut = text.finish_reason == "length"
+        document = self._document("incomplete" if cut else "completed")
+        prompt, written = text.prompt_tokens, len(text.tokens)
+        return document | {
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": self._items,
+            "usage": {
+                "input_tokens": prompt,
+                "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+                "output_tokens": written,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": prompt + written,
+            },
+        }
+
+    def _document(self, status: str) -> dict[str, Any]:
+        body = self.body
+        text = {} if body.text is None else body.text.model_dump(by_alias=True, exclude_none=True)
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": self.served.name,
+            "output": [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "text": {"format": {"type": "text"}} | text,
+            "tool_choice": body.tool_choice or "auto",
+            "tools": list(body.tools or ()),
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": "disabled",
+            "usage": None,
+        }
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _call_item(call: Called) -> dict[str, Any]:
+    return {
+        "id": f"fc_{secrets.token_hex(16)}",
+        "type": "function_call",
+        "status": "completed",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+    }

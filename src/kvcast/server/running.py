@@ -1,0 +1,100 @@
+"""The process of a server: it listens, drains on SIGTERM, and closes its engines.
+
+Source of the drain: uvicorn's graceful shutdown. Knows no route.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import uvicorn
+from typing_extensions import override
+
+from kvcast.errors import InputOutputError
+from kvcast.server.app import create
+from kvcast.server.params import ServeParams
+from kvcast.server.served import Models
+
+_SHELLS = 128
+"""What a shell adds to a signal's number."""
+
+
+class _Server(uvicorn.Server):
+    """Ends as asked by signals: the first waits for requests, the second does not."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._started = started
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self._started()
+
+    @contextlib.contextmanager
+    @override
+    def capture_signals(self) -> Iterator[None]:
+        before = {
+            number: signal.signal(number, self.handle_exit)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @override
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            os._exit(_SHELLS + sig)  # at once: nothing is left that must be saved
+        self.should_exit = True
+
+
+def bound(params: ServeParams) -> socket.socket:
+    """Return a socket that listens, so that a taken port is found before models are opened.
+
+    Raises InputOutputError if it cannot.
+    """
+    family = socket.AF_INET6 if ":" in params.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((params.host, params.port))
+    except (OSError, UnicodeError) as error:
+        listening.close()
+        reason = error.strerror if isinstance(error, OSError) else "no valid name"
+        raise InputOutputError(
+            f"cannot listen at {params.host}:{params.port}: {reason}; choose another --host or "
+            "--port"
+        ) from None
+    return listening
+
+
+def run(
+    models: Models, params: ServeParams, listening: socket.socket, started: Callable[[], None]
+) -> None:
+    """Serve until a signal asks to end; `started` is called once requests are taken."""
+
+    def draining() -> bool:
+        return server.should_exit
+
+    config = uvicorn.Config(
+        create(models, params, draining),
+        access_log=False,
+        log_config=None,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=round(params.drain) or 1,
+        ws="websockets-sansio",
+    )
+    server = _Server(config, started)
+    try:
+        server.run(sockets=[listening])
+    finally:
+        listening.close()
+        for engine in models.engines:
+            engine.close()

@@ -1,0 +1,109 @@
+"""Models that a server offers, each with an engine, by their names. Knows no protocol."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvcast.engine import Engine
+from kvcast.errors import KvcastError, UsageError
+from kvcast.server.errors import ApiError
+
+SPEECH, CHAT, COMPLETION, TEXT2TEXT = "speech", "chat", "completion", "text2text"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Served:
+    """A model under a name.
+
+    Attributes:
+        name: by which clients ask for it.
+        engine: runs it.
+        kind: "speech", "chat" (it has a chat template), "completion" or "text2text".
+        created: when it was opened, in seconds since 1970.
+
+    """
+
+    name: str
+    engine: Engine
+    kind: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def model(self) -> Any:
+        """What `kvcast.load` returned."""
+        return self.engine.model
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it gives embeddings."""
+        return hasattr(self.model, "embed")
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What `GET /v1/models` tells of it."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "kvcast",
+            "kind": self.kind,
+            "embeddings": self.embeds,
+            "languages": list(self.model.languages) if self.kind == SPEECH else None,
+        }
+
+
+def kind_of(model: Any) -> str:
+    """Tell what a loaded model is for; asks its chat template."""
+    if model.task == "transcribe":
+        return SPEECH
+    if not hasattr(model, "chat_tokens"):
+        return TEXT2TEXT
+    try:
+        model.chat_tokens([{"role": "user", "content": "a"}])
+    except UsageError:
+        raise
+    except KvcastError:
+        return COMPLETION
+    return CHAT
+
+
+class Models:
+    """What a server offers, by name; the first comes first in lists."""
+
+    def __init__(self, served: Iterable[Served]) -> None:
+        """Take them in order; raises UsageError for two of one name."""
+        self._by_name: dict[str, Served] = {}
+        for one in served:
+            if one.name in self._by_name:
+                raise UsageError(f"two models have the name {one.name}: give one an --alias")
+            self._by_name[one.name] = one
+
+    def __iter__(self) -> Iterator[Served]:
+        return iter(self._by_name.values())
+
+    def named(self, name: str) -> Served:
+        """Return the model of a name; raises ApiError for none."""
+        if (found := self._by_name.get(name)) is not None:
+            return found
+        raise ApiError(
+            404,
+            f"the model {name[:100]!r} does not exist here; GET /v1/models lists those that do",
+            code="model_not_found",
+            param="model",
+        )
+
+    def of_kind(self, name: str, kinds: Mapping[str, str]) -> Served:
+        """Return the model of a name; raises ApiError unless its kind is one of these.
+
+        `kinds` says for each other kind what to use instead.
+        """
+        found = self.named(name)
+        if found.kind in kinds:
+            raise ApiError(400, f"the model {name!r} {kinds[found.kind]}", param="model")
+        return found
+
+    @property
+    def engines(self) -> list[Engine]:
+        """All engines, each once: a model may have several names."""
+        return list(dict.fromkeys(one.engine for one in self))

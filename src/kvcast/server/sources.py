@@ -1,0 +1,120 @@
+"""`POST /v1/text2text` and `/v1/embeddings`: models that read a source whole.
+
+OpenAI has no endpoint for the first; its fields are in the same style. Knows no engine's inside.
+"""
+
+import base64
+import secrets
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from kvcast.server.errors import ApiError
+from kvcast.server.requests import EmbeddingsRequest, Text2TextRequest
+from kvcast.server.served import TEXT2TEXT, Served
+from kvcast.server.state import State
+from kvcast.server.writing import NOT_WRITING, keywords, limited, several, usage
+
+_CONTINUES = "continues texts: use /v1/chat/completions or /v1/completions"
+_ONE_AT_A_TIME = 64
+"""Texts that are embedded between two steps of the engine."""
+
+
+async def text2text(state: State, request: Request, body: Text2TextRequest) -> Response:
+    """Answer sources."""
+    others = NOT_WRITING | {"chat": _CONTINUES, "completion": _CONTINUES}
+    served = state.models.of_kind(body.model, others)
+    assert served.kind == TEXT2TEXT
+    options = keywords(body, served, body.max_tokens, temperature=0.0)
+    for name in ("beam", "length_penalty"):
+        if (value := getattr(body, name)) is not None:
+            options[name] = value
+    sources = [body.input] if isinstance(body.input, str) else list(body.input)
+    most = state.limits.max_prompt
+    jobs = await state.calls.all_begun(
+        [partial(state.write, served, limited(served, one, most), options) for one in sources]
+    )
+    found = await state.calls.results(request, jobs)
+    choices: list[dict[str, Any]] = []
+    used = []
+    for source_index, (job, result) in enumerate(zip(jobs, found, strict=True)):
+        texts = several(result)
+        used.append(usage(texts, job.cached_tokens))
+        choices += [
+            {
+                "index": len(choices) + i,
+                "input_index": source_index,
+                "text": text.text,
+                "score": text.score,
+                "similarity": text.similarity,
+                "finish_reason": text.finish_reason,
+            }
+            for i, text in enumerate(texts)
+        ]
+    state.journal.content(request, answer=[choice["text"] for choice in choices])
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    return JSONResponse(
+        {
+            "id": f"t2t-{secrets.token_hex(14)}",
+            "object": "text2text",
+            "created": int(time.time()),
+            "model": served.name,
+            "choices": choices,
+            "usage": {name: sum(one[name] for one in used) for name in names},
+        }
+    )
+
+
+async def embeddings(state: State, request: Request, body: EmbeddingsRequest) -> Response:
+    """Return the vectors of texts."""
+    served = state.models.named(body.model)
+    if not served.embeds:
+        raise ApiError(400, f"the model {body.model!r} gives no embeddings", param="model")
+    if body.dimensions is not None:
+        raise ApiError(400, "dimensions is not supported", param="dimensions")
+    texts = _inputs(body)
+    tokens = await state.calls.in_thread(lambda: sum(_length(served, text) for text in texts))
+    vectors: list[Any] = []
+    for start in range(0, len(texts), _ONE_AT_A_TIME):
+        some = texts[start : start + _ONE_AT_A_TIME]
+        future = served.engine.run(partial(served.model.embed, some))
+        vectors += list(await state.calls.unless_gone(request, state.calls.wrapped(future)))
+    data = [
+        {"object": "embedding", "index": index, "embedding": _coded(vector, body.encoding_format)}
+        for index, vector in enumerate(vectors)
+    ]
+    return JSONResponse(
+        {
+            "object": "list",
+            "data": data,
+            "model": served.name,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+    )
+
+
+def _inputs(body: EmbeddingsRequest) -> list[Any]:
+    given = body.input
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise ApiError(400, "there is no input", param="input")
+    found: list[Any] = [list(given)] if isinstance(given[0], int) else list(given)
+    if len(found) > 2048:
+        raise ApiError(400, "there are more than 2048 inputs", param="input")
+    return found
+
+
+def _length(served: Served, text: Any) -> int:
+    return len(served.model.tokenizer.encode(text)) if isinstance(text, str) else len(text)
+
+
+def _coded(vector: Any, encoding: str | None) -> str | list[float]:
+    """Return a vector as numbers, or as little-endian fp32 in Base64."""
+    if encoding == "base64":
+        return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
+    return [float(value) for value in vector]

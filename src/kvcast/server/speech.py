@@ -1,0 +1,194 @@
+"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`: recordings in, transcripts out.
+
+Knows no engine's inside and no file format of sound.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from fastapi import UploadFile
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from kvcast.engine import Job, Transcript
+from kvcast.server.errors import ApiError
+from kvcast.server.events import event, streamed
+from kvcast.server.recordings import Recordings
+from kvcast.server.served import Served
+from kvcast.server.state import State
+from kvcast.server.writing import finite
+from kvcast.tasks.params import SubtitleParams
+from kvcast.tasks.subtitles import write_srt, write_vtt
+from kvcast.tasks.transcribe import Segment
+from kvcast.text.languages import LANGUAGES
+
+_WRITES = "writes texts and does not listen: use a Whisper model"
+_OTHERS = {"chat": _WRITES, "completion": _WRITES, "text2text": _WRITES}
+Granularity = Literal["word", "segment"]
+_Flag = Annotated[bool | None, Field()]
+
+
+class SpeechForm(BaseModel):
+    """What OpenAI's forms of both endpoints have, and a few of kvcast's options besides."""
+
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+
+    file: UploadFile
+    model: str
+    prompt: str | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    temperature: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    stream: _Flag = None
+    beam: Annotated[int, Field(ge=1, le=1024)] | None = None
+    vad: _Flag = None
+
+
+class TranscriptionForm(SpeechForm):
+    """Of transcriptions."""
+
+    language: str | None = None
+    timestamp_granularities: Annotated[
+        list[Granularity], Field(alias="timestamp_granularities[]", default_factory=list)
+    ]
+    include: Annotated[list[str], Field(alias="include[]", default_factory=list)]
+
+
+async def speech(
+    state: State, recordings: Recordings, request: Request, form: SpeechForm, task: str
+) -> Response:
+    """Transcribe or translate a recording."""
+    served = state.models.of_kind(form.model, _OTHERS)
+    options, words = _options(form, task)
+    recording = await state.calls.in_thread(lambda: recordings.read(form.file.file))
+    try:
+        job = await state.calls.begin(served.engine, lambda: recording.samples_t, options)
+    except BaseException:
+        recording.release()
+        raise
+    job.when_done(recording.release)
+    answer = _Answer(served, form, task, words)
+    if form.stream:
+        return await streamed(state.calls, request, job, answer.told, partial(answer.ended, job))
+    transcript = await state.calls.result(request, job)
+    state.journal.content(request, answer=_text(transcript.segments))
+    return answer.whole(transcript)
+
+
+def _options(form: SpeechForm, task: str) -> tuple[dict[str, Any], bool]:
+    """Return the keywords of `transcribe`, and whether words are asked for."""
+    detailed = form.response_format == "verbose_json"
+    asked = form.timestamp_granularities if isinstance(form, TranscriptionForm) else []
+    if asked and not detailed:
+        raise ApiError(
+            400,
+            "timestamp_granularities needs the response_format verbose_json",
+            param="timestamp_granularities",
+        )
+    if form.stream and form.response_format in {"srt", "vtt"}:
+        raise ApiError(
+            400, "a stream has the response_format json, text or verbose_json", param="stream"
+        )
+    if isinstance(form, TranscriptionForm) and form.include:
+        raise ApiError(400, "include is not supported", param="include")
+    options: dict[str, Any] = {"task": task, "initial_prompt": form.prompt or None}
+    if form.temperature:
+        options["temperature"] = form.temperature
+    if isinstance(form, TranscriptionForm) and form.language:
+        options["language"] = form.language
+    if form.beam is not None:
+        options["beam"] = form.beam
+    if form.vad:
+        options["vad"] = True
+    words = "word" in asked
+    return options | ({"word_timestamps": True} if words else {}), words
+
+
+class _Answer:
+    """One transcript on its way to a client."""
+
+    def __init__(self, served: Served, form: SpeechForm, task: str, words: bool) -> None:
+        self._served, self._form, self._task, self._words = served, form, task, words
+        self._begun = False
+
+    def whole(self, transcript: Transcript) -> Response:
+        """Return the answer that has everything."""
+        match self._form.response_format:
+            case "text":
+                return PlainTextResponse(_text(transcript.segments) + "\n")
+            case "srt":
+                subtitles = write_srt(transcript.segments, SubtitleParams())
+                return PlainTextResponse("".join(subtitles), media_type="application/x-subrip")
+            case "vtt":
+                subtitles = write_vtt(transcript.segments, SubtitleParams())
+                return PlainTextResponse("".join(subtitles), media_type="text/vtt")
+            case "verbose_json":
+                return JSONResponse(self._verbose(transcript))
+        return JSONResponse({"text": _text(transcript.segments), "usage": _usage(transcript)})
+
+    def told(self, segment: Segment) -> list[str]:
+        """Return the events of a segment."""
+        text = segment.text if self._begun else segment.text.lstrip()
+        self._begun = self._begun or bool(text)
+        found = []
+        if self._form.response_format == "verbose_json":
+            kind = "transcript.text.segment"
+            found.append(event({"type": kind, **self._segment(segment)}))
+        return [*found, event({"type": "transcript.text.delta", "delta": text})]
+
+    def ended(self, job: Job[Any, Any], transcript: Transcript) -> list[str]:
+        """Return the last event."""
+        del job
+        document = {
+            "type": "transcript.text.done",
+            "text": _text(transcript.segments),
+            "language": transcript.language,
+            "duration": transcript.duration,
+            "usage": _usage(transcript),
+        }
+        return [event(document)]
+
+    def _verbose(self, transcript: Transcript) -> dict[str, Any]:
+        document: dict[str, Any] = {
+            "task": self._task,
+            "language": LANGUAGES.get(transcript.language, transcript.language),
+            "duration": transcript.duration,
+            "text": _text(transcript.segments),
+            "segments": [self._segment(segment) for segment in transcript.segments],
+            "usage": _usage(transcript),
+        }
+        if self._words:
+            segments = (self._segment(segment) for segment in transcript.segments)
+            document["words"] = [word for segment in segments for word in segment.pop("words")]
+            for segment in document["segments"]:
+                del segment["words"]
+        return document
+
+    def _segment(self, segment: Segment) -> dict[str, Any]:
+        document: dict[str, Any] = {
+            "id": segment.id,
+            "seek": segment.seek,
+            "start": segment.start,
+            "end": segment.end,
+            "text": segment.text,
+            "tokens": [int(token) for token in segment.tokens],
+            "temperature": segment.temperature,
+            "avg_logprob": finite(segment.avg_logprob),
+            "compression_ratio": finite(segment.compression_ratio),
+            "no_speech_prob": finite(segment.no_speech_prob),
+        }
+        if self._words:
+            document["words"] = [
+                {"word": word.word.strip(), "start": word.start, "end": word.end}
+                for word in segment.words or ()
+            ]
+        return document
+
+
+def _text(segments: Sequence[Segment]) -> str:
+    return "".join(segment.text for segment in segments).strip()
+
+
+def _usage(transcript: Transcript) -> dict[str, Any]:
+    return {"type": "duration", "seconds": transcript.duration}

@@ -1,0 +1,34 @@
+"""What endpoints share: models, limits, calls of engines, metrics and the log.
+
+Knows no endpoint.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvcast.engine import Job
+from kvcast.server.calls import Calls
+from kvcast.server.journal import Journal
+from kvcast.server.metrics import Metrics
+from kvcast.server.params import ServeParams
+from kvcast.server.served import Models, Served
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What a server consists of, besides its routes."""
+
+    models: Models
+    limits: ServeParams
+    calls: Calls
+    metrics: Metrics
+    journal: Journal
+
+    async def write(
+        self, served: Served, prompt: Callable[[], Any], options: dict[str, Any]
+    ) -> Job[Any, Any]:
+        """Begin texts; raises what makes the prompt raises, and as `Engine.submit`."""
+        job = await self.calls.begin(served.engine, prompt, options)
+        self.metrics.watch(served.name, job)
+        return job

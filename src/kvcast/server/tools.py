@@ -1,0 +1,161 @@
+"""Tools in chat completions and responses: what a choice asks of the text, and calls in it.
+
+Knows how OpenAI writes tools, not how models write calls: that is `kvcast.text.tool_calls`.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from kvcast.errors import UsageError
+from kvcast.server.errors import ApiError
+from kvcast.text.tool_calls import ToolCall, ToolForm, lark
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """The tools of a request.
+
+    Attributes:
+        offered: as OpenAI's chat completions describe them; those that the model may call.
+        form: how the model writes calls; None without tools.
+        grammar: what the text must be, if it must be a call.
+        parallel: whether it may call several.
+
+    """
+
+    offered: Sequence[Mapping[str, Any]] = ()
+    form: ToolForm | None = None
+    grammar: str | None = None
+    parallel: bool = True
+
+    def reader(self) -> "Reader":
+        """Return what reads one text."""
+        return Reader(self)
+
+
+def tools_of(
+    tokenizer: Any,
+    tools: Sequence[Mapping[str, Any]] | None,
+    choice: str | Mapping[str, Any] | None,
+    *,
+    parallel: bool,
+) -> Tools:
+    """Return the tools of a request.
+
+    Args:
+        tokenizer: of the model.
+        tools: as OpenAI's chat completions describe them.
+        choice: "auto", "none", "required", or a description of one of the tools.
+        parallel: whether the model may call several.
+
+    Raises:
+        ApiError: for a choice that names no tool.
+        UsageError: the model's chat template knows no tools.
+
+    """
+    if not tools:
+        if choice in (None, "none", "auto"):
+            return Tools()
+        raise ApiError(400, "tool_choice needs tools", param="tool_choice")
+    if choice == "none":
+        return Tools()
+    form: ToolForm = tokenizer.tool_form
+    called = _called(tools, choice)
+    if called is None:
+        return Tools(offered=tools, form=form, parallel=parallel)
+    special = tokenizer.control_tokens(form.markers)
+    grammar = lark(form.enforced(called), special)
+    return Tools(offered=tools, form=form, grammar=grammar, parallel=parallel)
+
+
+def _called(
+    tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None
+) -> Sequence[Mapping[str, Any]] | None:
+    """Return the tools of which one must be called; None if none must."""
+    if choice in (None, "auto"):
+        return None
+    if choice == "required":
+        return tools
+    match choice:
+        case {"type": "function", "function": {"name": str(name)}}:
+            pass
+        case {"type": "function", "name": str(name)}:
+            pass
+        case _:
+            raise ApiError(
+                400,
+                "tool_choice must be auto, none, required or a function",
+                param="tool_choice",
+            )
+    found = [tool for tool in tools if _name(tool) == name]
+    if not found:
+        raise ApiError(400, f"tool_choice names {name!r}, no tool of these", param="tool_choice")
+    return found
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    match tool:
+        case {"function": {"name": str(name)}}:
+            return name
+    raise UsageError('a tool must be like {"type": "function", "function": {"name": …}}')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Called:
+    """A call with its id and its place among the calls of a text."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """As chat completions have it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass
+class Reader:
+    """Tells content from calls in one text, piece by piece.
+
+    Attributes:
+        calls: found so far.
+
+    """
+
+    tools: Tools
+    calls: list[Called] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Prepare for the first piece."""
+        form = self.tools.form
+        names = [_name(tool) for tool in self.tools.offered]
+        self._parser = None if form is None else form.parser(names)
+        self._count = count()
+
+    def push(self, piece: str, *, last: bool) -> tuple[str, list[Called]]:
+        """Take a piece; return content and calls that are certain now."""
+        if self._parser is None:
+            return piece, []
+        found = self._parser.push(piece)
+        if last:
+            found += self._parser.finish()
+        content = "".join(part for part in found if isinstance(part, str))
+        fresh = [self._called(part) for part in found if isinstance(part, ToolCall)]
+        if not self.tools.parallel:
+            fresh = fresh[: 1 - len(self.calls)]
+        self.calls += fresh
+        return content, fresh
+
+    def _called(self, call: ToolCall) -> Called:
+        return Called(
+            index=next(self._count),
+            id=f"call_{secrets.token_hex(12)}",
+            name=call.name,
+            arguments=call.arguments,
+        )

@@ -1,0 +1,101 @@
+"""Models of letters that write what a test wants, with a chat template and tools."""
+
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from decoding.recomputing_runtime import RecomputingRuntime, Written
+from kvcast.spec.decoder import DecoderDimensions
+from kvcast.spec.rotary import Rotary
+from kvcast.tasks.generate import TextModel
+from kvcast.text.base import Message, Tool
+from kvcast.text.conversation import checked
+from kvcast.text.decoder import TokenDecoder
+from kvcast.text.tool_calls import HERMES
+
+LETTERS = string.ascii_letters + string.digits + string.punctuation + " \n"
+END, SPECIAL, FIRST = 0, {"<tool_call>": 1, "</tool_call>": 2}, 3
+VOCAB = FIRST + len(LETTERS)
+ANSWER = "a."
+"""What the template ends with: the answer follows."""
+
+
+class LetterTokenizer:
+    """One token a letter."""
+
+    end_tokens = (END,)
+    tool_form = HERMES
+    vocab_size = VOCAB
+
+    def __init__(self) -> None:
+        self._names = {number: text for text, number in SPECIAL.items()}
+        self.decoder = TokenDecoder(
+            token_bytes=lambda token: self.spelled(token).encode(), leading_spaces=0
+        )
+        self.decode = self.decoder.decode
+        self.stream = self.decoder.stream
+
+    def spelled(self, token: int) -> str:
+        if token in self._names:
+            return self._names[token]
+        return LETTERS[token - FIRST] if token >= FIRST else ""
+
+    def encode(self, text: str) -> list[int]:
+        return [FIRST + LETTERS.index(letter if letter in LETTERS else "?") for letter in text]
+
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    ) -> list[int]:
+        turns = checked(messages, tools).messages
+        return self.encode("".join(f"{m['role'][0]}.{m['content']}!" for m in turns) + ANSWER)
+
+    def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:
+        return {text: SPECIAL[text] for text in texts if text in SPECIAL}
+
+
+def saying(
+    answer: str | Callable[[str], str],
+    positions: int = 2000,
+    before_step: Callable[[], Any] = lambda: None,
+) -> TextModel:
+    """Return a model that answers so, whatever is asked, or as a function of the prompt.
+
+    `before_step` is called before each row's logits are computed.
+    """
+    tokenizer = LetterTokenizer()
+
+    def logits(written: Written) -> Any:
+        before_step()
+        logits_sv = np.full((len(written), VOCAB), -30, np.float32)
+        said = "".join(map(tokenizer.spelled, written))
+        prompt, _, begun = said.rpartition(ANSWER)
+        whole = answer if isinstance(answer, str) else answer(prompt)
+        rest = whole.removeprefix(begun) if whole.startswith(begun) else ""
+        logits_sv[-1, _next(rest)] = 0
+        return logits_sv
+
+    dimensions = DecoderDimensions(
+        architecture="letters",
+        vocab_size=VOCAB,
+        width=8,
+        inner=8,
+        heads=1,
+        kv_heads=1,
+        head_dim=8,
+        windows=(None,),
+        max_positions=positions,
+        rotary=Rotary(base=10000.0),
+        norm_eps=1e-5,
+        attention_scale=1.0,
+    )
+    return TextModel(RecomputingRuntime(logits), tokenizer, dimensions)
+
+
+def _next(rest: str) -> int:
+    """Return the next token of an answer."""
+    for text, token in SPECIAL.items():
+        if rest.startswith(text):
+            return token
+    return FIRST + LETTERS.index(rest[0]) if rest else END
