@@ -50,13 +50,14 @@ class AudioSource(Protocol):
         ...
 
 
-def open_audio(source: AudioInput) -> AudioSource:
+def open_audio(source: AudioInput, name: str | None = None) -> AudioSource:
     """Open a recording.
 
     Args:
         source: a path, "-" for standard input, a binary file object (read from its start; it
             stays open), or an array [samples] of mono 16 kHz sound: floats with full scale 1.0, or
             signed integers with their type's full scale.
+        name: what messages call it; by default its own name.
 
     Raises:
         InputMissingError: there is no such file.
@@ -66,7 +67,7 @@ def open_audio(source: AudioInput) -> AudioSource:
     """
     if isinstance(source, np.ndarray):
         return ArrayAudio(source)
-    return AudioFile(source)
+    return AudioFile(source, name)
 
 
 class ArrayAudio(AudioSource):
@@ -102,11 +103,12 @@ class AudioFile(AudioSource):
     A source without seeking (a pipe) is first copied to an unnamed temporary file on disk.
     """
 
-    def __init__(self, source: str | os.PathLike[str] | BinaryIO) -> None:
+    def __init__(self, source: str | os.PathLike[str] | BinaryIO, name: str | None = None) -> None:
         self.notices: tuple[str, ...] = ()
         self._close = contextlib.ExitStack()
         with contextlib.ExitStack() as opened:
-            self.name, file = _open_binary(source, opened)
+            own_name, file = _open_binary(source, opened)
+            self.name = name or own_name
             try:
                 self._file = file if file.seekable() else _spooled(file, opened)
                 size = self._file.seek(0, os.SEEK_END)

@@ -108,7 +108,9 @@ class Job(Generic[Item, Result]):
 
     def __await__(self) -> Generator[Any, None, Result]:
         """Wait for the result; giving up the wait does not cancel the job."""
-        return asyncio.shield(asyncio.wrap_future(self._future)).__await__()
+        result = asyncio.wrap_future(self._future)
+        result.add_done_callback(_seen)  # nobody may be left to take an error
+        return asyncio.shield(result).__await__()
 
     def put(self, item: Item) -> None:
         """Add an item; `wake` tells the consumer."""
@@ -152,6 +154,11 @@ def wake(jobs: Iterable[Job[Any, Any]]) -> None:
             loop.call_soon_threadsafe(_resolve, futures)
         except RuntimeError:  # the loop was closed, and with it everybody who waited
             continue
+
+
+def _seen(future: "asyncio.Future[Any]") -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 def _resolve(futures: list["asyncio.Future[None]"]) -> None:

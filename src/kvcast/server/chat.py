@@ -7,14 +7,13 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kvcast.decoding.texts import TextGeneration
-from kvcast.engine import Job, TextDelta
+from kvcast.engine import TextDelta
 from kvcast.server.errors import ApiError
 from kvcast.server.events import DONE, event, streamed
 from kvcast.server.requests import ChatRequest
@@ -26,7 +25,6 @@ from kvcast.server.writing import (
     conversation,
     keywords,
     logprobs,
-    several,
     structure,
     usage,
 )
@@ -43,11 +41,15 @@ async def chat_completions(state: State, request: Request, body: ChatRequest) ->
     )
     prompt = conversation(served, body.messages, tools.offered, state.limits.max_prompt)
     job = await state.write(served, prompt, _options(body, served, tools))
+    state.journal.content(request, asked=body.messages)
     answer = _Answer(served, body, tools)
     if body.stream:
-        return await streamed(state.calls, request, job, answer.told, partial(answer.ended, job))
-    texts = several(await state.calls.result(request, job))
-    state.journal.content(request, answer=[text.text for text in texts])
+
+        def ended(result: Any, cached: int) -> list[str]:
+            return answer.ended(state.wrote(request, result), cached)
+
+        return await streamed(state.calls, request, job, answer.told, ended)
+    texts = state.wrote(request, await state.calls.result(request, job))
     return JSONResponse(answer.whole(texts, job.cached_tokens))
 
 
@@ -119,12 +121,12 @@ class _Answer:
         }
         return [self._chunk([choice])]
 
-    def ended(self, job: Job[Any, Any], result: Any) -> list[str]:
+    def ended(self, texts: Sequence[TextGeneration], cached: int) -> list[str]:
         """Return the last events."""
         options = self.body.stream_options
         if options is None or not options.include_usage:
             return [DONE]
-        return [self._chunk([], usage(several(result), job.cached_tokens)), DONE]
+        return [self._chunk([], usage(texts, cached)), DONE]
 
     def _chunk(self, choices: Sequence[Any], used: Mapping[str, Any] | None = None) -> str:
         document = self._head("chat.completion.chunk") | {"choices": choices}

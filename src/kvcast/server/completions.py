@@ -16,7 +16,7 @@ from kvcast.server.events import DONE, event, streamed
 from kvcast.server.requests import CompletionRequest
 from kvcast.server.served import Served
 from kvcast.server.state import State
-from kvcast.server.writing import NOT_WRITING, finite, keywords, limited, several, spelled, usage
+from kvcast.server.writing import NOT_WRITING, finite, keywords, limited, spelled, usage
 
 MOST_PROMPTS = 256
 
@@ -27,6 +27,7 @@ async def completions(state: State, request: Request, body: CompletionRequest) -
     for name, harmless in (("echo", False), ("suffix", ""), ("best_of", body.n or 1)):
         if getattr(body, name) not in (None, harmless):
             raise ApiError(400, f"{name} is not supported", param=name)
+    state.journal.content(request, asked=body.prompt)
     prompts, options = _prompts(body), keywords(body, served, body.max_tokens)
     if body.logprobs is not None:
         options |= {"logprobs": True, "top_logprobs": body.logprobs}
@@ -36,11 +37,14 @@ async def completions(state: State, request: Request, body: CompletionRequest) -
         if len(prompts) > 1:
             raise ApiError(400, "a stream is of one prompt", param="prompt")
         job = await begin(prompts[0])
-        return await streamed(state.calls, request, job, answer.told, partial(answer.ended, job))
+
+        def ended(result: Any, cached: int) -> list[str]:
+            return answer.ended(state.wrote(request, result), cached)
+
+        return await streamed(state.calls, request, job, answer.told, ended)
     jobs = await state.calls.all_begun([partial(begin, prompt) for prompt in prompts])
     found = await state.calls.results(request, jobs)
-    texts = [several(result) for result in found]
-    state.journal.content(request, answer=[text.text for some in texts for text in some])
+    texts = [state.wrote(request, result) for result in found]
     return JSONResponse(answer.whole(texts, [job.cached_tokens for job in jobs]))
 
 
@@ -101,11 +105,11 @@ class _Answer:
         choice |= {"index": delta.index, "finish_reason": delta.finish_reason}
         return [self._chunk([choice], None)]
 
-    def ended(self, job: Job[Any, Any], result: Any) -> list[str]:
+    def ended(self, texts: Sequence[TextGeneration], cached: int) -> list[str]:
         """Return the last events."""
         if not self._includes_usage:
             return [DONE]
-        return [self._chunk([], usage(several(result), job.cached_tokens)), DONE]
+        return [self._chunk([], usage(texts, cached)), DONE]
 
     @property
     def _includes_usage(self) -> bool:

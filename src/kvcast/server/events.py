@@ -46,7 +46,7 @@ async def streamed(
     request: Request,
     job: Job[Any, Any],
     told: Callable[[Any], Sequence[str]],
-    end: Callable[[Any], Sequence[str]],
+    end: Callable[[Any, int], Sequence[str]],
 ) -> Events:
     """Return the answer that tells of a job's items, once there is news of it.
 
@@ -55,7 +55,7 @@ async def streamed(
         request: whose body was read.
         job: just begun.
         told: the events of an item.
-        end: the events of the result.
+        end: the events of the result, and of how many of its prompt's tokens were found.
 
     Raises what the job raises before its first item, and GoneError.
 
@@ -70,7 +70,7 @@ async def streamed(
                     for text in told(item):
                         yield text
                 items = await job.arrived()
-            for text in end(await job):
+            for text in end(await job, job.cached_tokens):
                 yield text
         except Exception as error:
             failure = api_error(error)

@@ -61,12 +61,15 @@ class Guard:
                 message["headers"] = [
                     *message["headers"],
                     (b"x-request-id", identity.encode()),
+                    # The rest of a body that is refused is not read.
+                    *([] if body.whole else [(b"connection", b"close")]),
                 ]
             await send(message)
 
+        body = _Body(receive, self._most(scope), Headers(scope=scope))
         try:
+            body.check_length()
             self._check(scope)
-            body = _Body(receive, self._most(scope), Headers(scope=scope))
             await self._app(scope, body.receive, sending)
         except GoneError:
             under.status = 499
@@ -95,9 +98,7 @@ class Guard:
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         told = api_error(error)
         scope["state"]["error"] = told.code or told.kind
-        # The rest of the body is not read: the connection ends with the answer.
-        headers = {**told.headers, "connection": "close"}
-        await JSONResponse(told.document, told.status, headers)(scope, receive, send)
+        await JSONResponse(told.document, told.status, dict(told.headers))(scope, receive, send)
 
     def _told(self, scope: Scope, under: _Under) -> None:
         status, kind = under.status or 499, scope["state"].get("error")
@@ -163,14 +164,17 @@ class _Body:
         self._receive = receive
         self._most = most
         self._size = 0
-        self._whole = False
-        told = headers.get("content-length", "0")
-        if told.isdecimal() and int(told) > most:
+        self._told = int(told) if (told := headers.get("content-length", "0")).isdecimal() else 0
+        self.whole = not self._told and "transfer-encoding" not in headers
+
+    def check_length(self) -> None:
+        """Raise ApiError for a length that is told beforehand and too large."""
+        if self._told > self._most:
             raise self._too_large()
 
     async def receive(self) -> Message:
         """Receive the next part; raises ApiError for what is refused."""
-        if self._whole:
+        if self.whole:
             return await self._receive()
         try:
             with anyio.fail_after(SILENCE):
@@ -184,7 +188,7 @@ class _Body:
         self._size += len(message.get("body", b""))
         if self._size > self._most:
             raise self._too_large()
-        self._whole = not message.get("more_body", False)
+        self.whole = not message.get("more_body", False)
         return message
 
     def _too_large(self) -> ApiError:

@@ -24,7 +24,8 @@ class Journal:
     def content(self, request: HTTPConnection, **content: Any) -> None:
         """Remember what was asked or answered, if it is to be logged."""
         if self._with_content:
-            request.state.content = content
+            known = request.scope["state"].get("content", {})
+            request.scope["state"]["content"] = known | content
 
     def write(self, scope: Any, *, status: int, began: float, kind: str | None) -> None:
         """Log a request that is over.

@@ -34,7 +34,7 @@ class Recordings:
             InputOutputError: it cannot be read.
 
         """
-        source = open_audio(file)
+        source = open_audio(file, "the recording")
         taken: list[NDArray[np.float32]] = []
         recording = Recording(self)
         try:

@@ -5,9 +5,8 @@ Items of its input become messages of chat completions. Knows no engine's inside
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -15,14 +14,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kvcast.decoding.texts import TextGeneration
-from kvcast.engine import Job, TextDelta
+from kvcast.engine import TextDelta
 from kvcast.server.errors import ApiError
 from kvcast.server.events import event, streamed
 from kvcast.server.requests import ResponsesRequest
 from kvcast.server.served import Served
 from kvcast.server.state import State
 from kvcast.server.tools import Called, Reader, Tools, tools_of
-from kvcast.server.writing import NOT_WRITING, conversation, keywords, several, structure
+from kvcast.server.writing import NOT_WRITING, conversation, keywords, structure
 
 _STORED = ("previous_response_id", "conversation", "background")
 
@@ -41,11 +40,15 @@ async def responses(state: State, request: Request, body: ResponsesRequest) -> R
     )
     prompt = conversation(served, _messages(body), tools.offered, state.limits.max_prompt)
     job = await state.write(served, prompt, _options(body, served, tools))
+    state.journal.content(request, asked=body.input)
     answer = _Answer(served, body, tools)
     if body.stream:
-        return await streamed(state.calls, request, job, answer.told, partial(answer.ended, job))
-    text = several(await state.calls.result(request, job))[0]
-    state.journal.content(request, answer=text.text)
+
+        def ended(result: Any, cached: int) -> list[str]:
+            return answer.ended(state.wrote(request, result), cached)
+
+        return await streamed(state.calls, request, job, answer.told, ended)
+    [text] = state.wrote(request, await state.calls.result(request, job))
     return JSONResponse(answer.whole(text, job.cached_tokens))
 
 
@@ -134,10 +137,10 @@ class _Answer:
         """Return the events for what a step brought."""
         return list(self._told(delta))
 
-    def ended(self, job: Job[Any, Any], result: Any) -> list[str]:
+    def ended(self, texts: Sequence[TextGeneration], cached: int) -> list[str]:
         """Return the last event."""
-        [text] = several(result)
-        done = self._finished(text, job.cached_tokens)
+        [text] = texts
+        done = self._finished(text, cached)
         return [self._event(f"response.{done['status']}", response=done)]
 
     def _told(self, delta: TextDelta) -> Iterator[str]:

@@ -17,7 +17,7 @@ from kvcast.server.errors import ApiError
 from kvcast.server.requests import EmbeddingsRequest, Text2TextRequest
 from kvcast.server.served import TEXT2TEXT, Served
 from kvcast.server.state import State
-from kvcast.server.writing import NOT_WRITING, keywords, limited, several, usage
+from kvcast.server.writing import NOT_WRITING, keywords, limited, usage
 
 _CONTINUES = "continues texts: use /v1/chat/completions or /v1/completions"
 _ONE_AT_A_TIME = 64
@@ -33,6 +33,7 @@ async def text2text(state: State, request: Request, body: Text2TextRequest) -> R
     for name in ("beam", "length_penalty"):
         if (value := getattr(body, name)) is not None:
             options[name] = value
+    state.journal.content(request, asked=body.input)
     sources = [body.input] if isinstance(body.input, str) else list(body.input)
     most = state.limits.max_prompt
     jobs = await state.calls.all_begun(
@@ -42,7 +43,7 @@ async def text2text(state: State, request: Request, body: Text2TextRequest) -> R
     choices: list[dict[str, Any]] = []
     used = []
     for source_index, (job, result) in enumerate(zip(jobs, found, strict=True)):
-        texts = several(result)
+        texts = state.wrote(request, result)
         used.append(usage(texts, job.cached_tokens))
         choices += [
             {
@@ -55,7 +56,6 @@ async def text2text(state: State, request: Request, body: Text2TextRequest) -> R
             }
             for i, text in enumerate(texts)
         ]
-    state.journal.content(request, answer=[choice["text"] for choice in choices])
     names = ("prompt_tokens", "completion_tokens", "total_tokens")
     return JSONResponse(
         {

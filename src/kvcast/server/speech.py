@@ -4,7 +4,6 @@ Knows no engine's inside and no file format of sound.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import UploadFile
@@ -12,14 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from kvcast.engine import Job, Transcript
+from kvcast.engine import Transcript
 from kvcast.server.errors import ApiError
 from kvcast.server.events import event, streamed
 from kvcast.server.recordings import Recordings
 from kvcast.server.served import Served
 from kvcast.server.state import State
 from kvcast.server.writing import finite
-from kvcast.tasks.params import SubtitleParams
+from kvcast.tasks.params import SubtitleParams, TranscribeParams
 from kvcast.tasks.subtitles import write_srt, write_vtt
 from kvcast.tasks.transcribe import Segment
 from kvcast.text.languages import LANGUAGES
@@ -61,6 +60,8 @@ async def speech(
     """Transcribe or translate a recording."""
     served = state.models.of_kind(form.model, _OTHERS)
     options, words = _options(form, task)
+    # Fallbacks draw several texts of a window, of which each needs a row.
+    options["best_of"] = min(TranscribeParams().best_of, served.engine.status().rows)
     recording = await state.calls.in_thread(lambda: recordings.read(form.file.file))
     try:
         job = await state.calls.begin(served.engine, lambda: recording.samples_t, options)
@@ -70,7 +71,12 @@ async def speech(
     job.when_done(recording.release)
     answer = _Answer(served, form, task, words)
     if form.stream:
-        return await streamed(state.calls, request, job, answer.told, partial(answer.ended, job))
+
+        def ended(transcript: Transcript, _: int) -> list[str]:
+            state.journal.content(request, answer=_text(transcript.segments))
+            return answer.ended(transcript)
+
+        return await streamed(state.calls, request, job, answer.told, ended)
     transcript = await state.calls.result(request, job)
     state.journal.content(request, answer=_text(transcript.segments))
     return answer.whole(transcript)
@@ -137,9 +143,8 @@ class _Answer:
             found.append(event({"type": kind, **self._segment(segment)}))
         return [*found, event({"type": "transcript.text.delta", "delta": text})]
 
-    def ended(self, job: Job[Any, Any], transcript: Transcript) -> list[str]:
+    def ended(self, transcript: Transcript) -> list[str]:
         """Return the last event."""
-        del job
         document = {
             "type": "transcript.text.done",
             "text": _text(transcript.segments),

@@ -7,12 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import Request
+
+from kvcast.decoding.texts import TextGeneration
 from kvcast.engine import Job
 from kvcast.server.calls import Calls
 from kvcast.server.journal import Journal
 from kvcast.server.metrics import Metrics
 from kvcast.server.params import ServeParams
 from kvcast.server.served import Models, Served
+from kvcast.server.writing import several
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,3 +36,9 @@ class State:
         job = await self.calls.begin(served.engine, prompt, options)
         self.metrics.watch(served.name, job)
         return job
+
+    def wrote(self, request: Request, result: Any) -> list[TextGeneration]:
+        """Return the texts of a job's result, for the log as well."""
+        texts = several(result)
+        self.journal.content(request, answer=[text.text for text in texts])
+        return texts

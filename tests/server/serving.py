@@ -1,0 +1,139 @@
+"""Starts servers for tests, in this process or as a command."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+
+from kvcast.engine import Engine
+from kvcast.server.app import create
+from kvcast.server.params import ServeParams
+from kvcast.server.served import Models, Served, kind_of
+
+
+def until(condition: Callable[[], Any], what: str = "it did not come to pass") -> None:
+    """Wait for something that others do."""
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError(what)
+
+
+class Server:
+    """A server in this process; `engines` by name."""
+
+    def __init__(self, models: Mapping[str, Any], params: ServeParams) -> None:
+        self.engines = {
+            name: Engine(model, rows=params.rows, queue=params.queue)
+            for name, model in models.items()
+        }
+        served = [
+            Served(name=name, engine=engine, kind=kind_of(engine.model))
+            for name, engine in self.engines.items()
+        ]
+        self.draining = False
+        app = create(Models(served), params, lambda: self.draining)
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
+
+    def start(self) -> None:
+        self._thread.start()
+        until(lambda: self._server.started)
+
+    def stop(self) -> None:
+        for engine in self.engines.values():
+            engine.close()
+        self._server.should_exit = True
+        self._thread.join(20)
+        self._socket.close()
+
+    def status(self, name: str) -> Any:
+        return self.engines[name].status()
+
+    def client(self, **options: Any) -> Any:
+        import openai
+
+        given = {"api_key": "none", "max_retries": 0, "timeout": 60} | options
+        return openai.OpenAI(base_url=f"{self.url}/v1", **given)
+
+    def http(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, **options)
+
+
+@contextmanager
+def serving(models: Mapping[str, Any], **params: Any) -> Iterator[Server]:
+    """Serve models of these names."""
+    server = Server(models, ServeParams(**{"rows": 4} | params))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+class Command:
+    """`kvcast serve`, in a process of its own."""
+
+    def __init__(self, *words: str, environment: Mapping[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kvcast", "serve", "--port", "0", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def url(self) -> str:
+        """Where it listens, once it does."""
+        until(lambda: self.process.poll() is not None or "http://" in self.log, self.log)
+        found = [line for line in self.lines if "http://" in line]
+        assert found, self.log
+        return found[0].split(" at ")[1]
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def ended(self) -> int:
+        """Return the exit code, once it has ended."""
+        code = self.process.wait(60)
+        self._reader.join(10)
+        return code
+
+
+@contextmanager
+def command(*words: str, **options: Any) -> Iterator[Command]:
+    """Run `kvcast serve` with these arguments at a free port."""
+    running = Command(*words, **options)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.ended()
+        running.process.stdout.close()
+        running.process.stderr.close()

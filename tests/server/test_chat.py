@@ -1,0 +1,336 @@
+"""Chat completions by the official client: messages, streams, tools, formats, errors."""
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from kvcast.text.tool_calls import HERMES
+from letters_models import saying
+from server.serving import Server, serving, until
+
+HELLO = [{"role": "user", "content": "hello"}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "of a town",
+        "parameters": {
+            "type": "object",
+            "properties": {"town": {"type": "string", "enum": ["Nantes", "Rennes"]}},
+            "required": ["town"],
+            "additionalProperties": False,
+        },
+    },
+}
+NOW = {"type": "function", "function": {"name": "now"}}
+CALL = HERMES.call.replace("NAME", "weather").replace("ARGUMENTS", '{"town": "Nantes"}')
+TWO = f"{CALL}\n" + HERMES.call.replace("NAME", "now").replace("ARGUMENTS", "{}")
+
+
+def echo(prompt: str) -> str:
+    """Answer the last user's turn by itself."""
+    return prompt.split("u.")[-1].rstrip("!")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    models = {
+        "world": saying("Hello, world"),
+        "echo": saying(echo),
+        "caller": saying("Let me see.\n" + TWO),
+        "json": saying('{"name": "Ada", "age": 36} and more'),
+        "endless": saying("ab" * 900),
+    }
+    with serving(models) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return server.client()
+
+
+def deltas(client: openai.OpenAI, **options: Any) -> list[Any]:
+    options = {"messages": HELLO, "temperature": 0} | options
+    return list(client.chat.completions.create(stream=True, **options))
+
+
+def test_a_message_with_its_usage(client: openai.OpenAI):
+    answer = client.chat.completions.create(model="world", messages=HELLO, temperature=0)
+    [choice] = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", "Hello, world")
+    assert choice.finish_reason == "stop"
+    assert answer.usage.prompt_tokens == len("u.hello!a.")
+    assert answer.usage.completion_tokens == len("Hello, world")
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
+
+
+def test_what_was_read_before_is_counted_as_cached(client: openai.OpenAI):
+    messages = [{"role": "system", "content": "be brief"}, *HELLO]
+    asked = {"model": "echo", "messages": messages, "temperature": 0}
+    client.chat.completions.create(**asked)
+    later = client.chat.completions.create(**asked)
+    assert later.usage.prompt_tokens_details.cached_tokens == later.usage.prompt_tokens - 1
+
+
+def test_a_stream_says_the_same(client: openai.OpenAI):
+    chunks = deltas(client, model="world", stream_options={"include_usage": True})
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello, world"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage.completion_tokens == 12
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_conversations_of_several_turns_and_parts(client: openai.OpenAI):
+    turns = [
+        *HELLO,
+        {"role": "assistant", "content": "hi"},
+        {"role": "user", "content": [{"type": "text", "text": "third"}]},
+    ]
+    answer = client.chat.completions.create(model="echo", messages=turns, temperature=0)
+    assert answer.choices[0].message.content == "third"
+
+
+def test_limits_of_length_and_stop_strings(client: openai.OpenAI):
+    asked = {"model": "world", "messages": HELLO, "temperature": 0}
+    for name in ("max_tokens", "max_completion_tokens"):
+        cut = client.chat.completions.create(**asked, **{name: 5}).choices[0]
+        assert (cut.message.content, cut.finish_reason) == ("Hello", "length")
+    stopped = client.chat.completions.create(**asked, stop=[", ", "x"]).choices[0]
+    assert (stopped.message.content, stopped.finish_reason) == ("Hello", "stop")
+
+
+def test_several_texts(client: openai.OpenAI):
+    asked = {"model": "world", "messages": HELLO, "n": 3, "temperature": 0.01}
+    answer = client.chat.completions.create(**asked)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert {choice.message.content for choice in answer.choices} == {"Hello, world"}
+    streamed = {0: "", 1: "", 2: ""}
+    for chunk in deltas(client, **asked):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert set(streamed.values()) == {"Hello, world"}
+
+
+def test_seeds_and_biases_choose_tokens(client: openai.OpenAI):
+    asked = {"model": "world", "messages": HELLO, "temperature": 2, "max_tokens": 8}
+    flat = {str(token): 30.0 for token in range(3, 30)}
+
+    def drawn(seed):
+        options = {"seed": seed, "logit_bias": flat}
+        return client.chat.completions.create(**asked, **options).choices[0].message.content
+
+    texts = [drawn(1), drawn(1), drawn(2), drawn(-1)]
+    assert texts[0] == texts[1]
+    assert len(set(texts)) >= 2
+
+
+def test_logprobs_of_tokens_and_what_else_could_have_come(client: openai.OpenAI):
+    asked = {"model": "world", "messages": HELLO, "temperature": 0, "max_tokens": 3}
+    answer = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+    content = answer.choices[0].logprobs.content
+    assert [entry.token for entry in content] == list("Hel")
+    assert all(entry.top_logprobs[0].token == entry.token for entry in content)
+    assert all(len(entry.top_logprobs) == 2 for entry in content)
+    assert all(-1e-6 < entry.logprob <= 0 for entry in content)
+    assert bytes(content[0].bytes) == b"H"
+    chunks = deltas(client, **asked, logprobs=True)
+    found = [c.choices[0].logprobs for c in chunks if c.choices]
+    assert "".join(e.token for one in found if one for e in one.content) == "Hel"
+
+
+def test_the_model_decides_to_call_tools(client: openai.OpenAI):
+    asked = {"model": "caller", "messages": HELLO, "tools": [WEATHER, NOW], "temperature": 0}
+    [choice] = client.chat.completions.create(**asked).choices
+    assert choice.message.content == "Let me see."
+    calls = choice.message.tool_calls
+    assert [call.function.name for call in calls] == ["weather", "now"]
+    assert json.loads(calls[0].function.arguments) == {"town": "Nantes"}
+    assert choice.finish_reason == "tool_calls"
+    assert len({call.id for call in calls}) == 2
+    [one] = client.chat.completions.create(**asked, parallel_tool_calls=False).choices
+    assert [call.function.name for call in one.message.tool_calls] == ["weather"]
+
+
+def test_calls_in_a_stream(client: openai.OpenAI):
+    chunks = deltas(client, model="caller", tools=[WEATHER, NOW])
+    parts = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(part.content or "" for part in parts) == "Let me see."
+    calls = [call for part in parts for call in part.tool_calls or ()]
+    assert [(call.index, call.function.name) for call in calls] == [(0, "weather"), (1, "now")]
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+def test_a_call_can_be_demanded_of_a_model_that_would_not(client: openai.OpenAI, choice: Any):
+    answer = client.chat.completions.create(
+        model="world", messages=HELLO, tools=[WEATHER], tool_choice=choice, temperature=0
+    )
+    [call] = answer.choices[0].message.tool_calls
+    assert call.function.name == "weather"
+    assert json.loads(call.function.arguments)["town"] in {"Nantes", "Rennes"}
+
+
+def test_without_a_choice_of_tools_what_looks_like_a_call_is_content(client: openai.OpenAI):
+    answer = client.chat.completions.create(
+        model="caller", messages=HELLO, tools=[WEATHER], tool_choice="none", temperature=0
+    )
+    assert answer.choices[0].message.content == "Let me see.\n" + TWO
+    assert answer.choices[0].message.tool_calls is None
+
+
+def test_an_answer_of_a_tool_goes_on(client: openai.OpenAI):
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    turns = [
+        *HELLO,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "rain"},
+        {"role": "user", "content": "so"},
+    ]
+    answer = client.chat.completions.create(
+        model="echo", messages=turns, tools=[WEATHER], temperature=0
+    )
+    assert answer.choices[0].message.content == "so"
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+def test_parse_gives_what_the_schema_says(client: openai.OpenAI):
+    answer = client.chat.completions.parse(
+        model="json", messages=HELLO, response_format=Person, temperature=0
+    )
+    assert answer.choices[0].message.parsed == Person(name="Ada", age=36)
+
+
+def test_json_objects_whatever_the_model_would_say(client: openai.OpenAI):
+    answer = client.chat.completions.create(
+        model="world",
+        messages=HELLO,
+        response_format={"type": "json_object"},
+        temperature=0,
+        max_tokens=200,
+    )
+    text = answer.choices[0].message.content
+    assert text.startswith("{")
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(text), dict)
+
+
+def test_a_regular_expression(client: openai.OpenAI):
+    answer = client.chat.completions.create(
+        model="world", messages=HELLO, temperature=0, extra_body={"regex": "[0-9]{4}"}
+    )
+    assert len(answer.choices[0].message.content) == 4
+    assert answer.choices[0].message.content.isdigit()
+
+
+REFUSED = {
+    "temperature": {"temperature": 3},
+    "n": {"n": 0},
+    "messages": {"messages": []},
+    "message 1": {"messages": [{"role": "king", "content": "a"}]},
+    "stop": {"stop": ["x"] * 10_000},
+    "top_logprobs": {"logprobs": True, "top_logprobs": 21},
+    "top_logprobs needs": {"top_logprobs": 2},
+    "tool_choice": {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {}}},
+    "tool_choice names": {"tools": [NOW], "tool_choice": WEATHER},
+    "tool_choice needs": {"tool_choice": "required"},
+    "tool": {"tools": [{"type": "function"}]},
+    "response_format": {"tools": [NOW], "response_format": {"type": "json_object"}},
+    "schema": {"response_format": {"type": "json_schema"}},
+    "regular expression|regex": {"extra_body": {"regex": "["}},
+    "logit_bias": {"logit_bias": {"x": 1}},
+    "no token|token 99999": {"logit_bias": {"99999": 1}},
+    "the prompt has": {"messages": [{"role": "user", "content": "a" * 5000}]},
+    "is_not|type": {"response_format": {"type": "xml"}},
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_cannot_be_served_is_refused_in_a_line(client: openai.OpenAI, said: str):
+    asked = {"model": "world", "messages": HELLO} | REFUSED[said]
+    with pytest.raises(openai.BadRequestError, match=said.replace("is_not|", "")) as refused:
+        client.chat.completions.create(**asked)
+    assert refused.value.type == "invalid_request_error"
+    assert "\n" not in refused.value.message
+
+
+def test_errors_are_the_clients_exceptions(client: openai.OpenAI):
+    with pytest.raises(openai.NotFoundError, match="does not exist") as missing:
+        client.chat.completions.create(model="nope", messages=HELLO)
+    assert missing.value.code == "model_not_found"
+    assert missing.value.param == "model"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("nope")
+
+
+def test_a_client_that_leaves_frees_its_row(server: Server, client: openai.OpenAI):
+    finished = server.status("endless").finished.get("cancelled", 0)
+    stream = client.chat.completions.create(
+        model="endless", messages=HELLO, stream=True, temperature=0
+    )
+    next(iter(stream))
+    assert server.status("endless").running == 1
+    stream.close()
+    until(lambda: server.status("endless").finished.get("cancelled", 0) == finished + 1)
+    assert server.status("endless").busy == []
+    quick = server.client(timeout=0.2)
+    with pytest.raises(openai.APITimeoutError):
+        quick.chat.completions.create(model="endless", messages=HELLO, temperature=0)
+    until(lambda: server.status("endless").finished.get("cancelled", 0) == finished + 2)
+
+
+def test_beyond_the_queue_clients_are_told_to_come_again():
+    gate = threading.Semaphore(0)
+    model = saying("hi", before_step=lambda: gate.acquire(timeout=30))
+    with serving({"slow": model}, rows=1, queue=1) as server:
+        client = server.client()
+        asked = {"model": "slow", "messages": HELLO, "temperature": 0}
+        answers: list[Any] = []
+
+        def ask() -> None:
+            answers.append(client.chat.completions.create(**asked))
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for number, thread in enumerate(threads, start=1):
+            thread.start()
+            until(lambda n=number: sum(vars(server.status("slow"))[x] for x in WAITS) == n)
+        with pytest.raises(openai.RateLimitError, match="wait already") as full:
+            client.chat.completions.create(**asked)
+        assert full.value.response.headers["retry-after"] == "1"
+        gate.release(10_000)
+        for thread in threads:
+            thread.join()
+        assert [answer.choices[0].message.content for answer in answers] == ["hi", "hi"]
+        # The client's own retries get through once there is room.
+        patient = server.client(max_retries=5)
+        assert patient.chat.completions.create(**asked).choices[0].message.content == "hi"
+
+
+WAITS = ("running", "waiting")
+
+
+def test_requests_end_at_their_deadline():
+    gate = threading.Semaphore(5)
+    model = saying("a" * 500, before_step=lambda: gate.acquire(timeout=0.05))
+    with serving({"slow": model}, timeout=0.5) as server:
+        client = server.client()
+        asked = {"model": "slow", "messages": HELLO, "temperature": 0}
+        with pytest.raises(openai.InternalServerError, match="deadline") as late:
+            client.chat.completions.create(**asked)
+        assert late.value.status_code == 504
+        stream = client.chat.completions.create(**asked, stream=True)
+        with pytest.raises(openai.APIError, match="deadline"):
+            list(stream)

@@ -1,0 +1,260 @@
+"""What stands before every route: keys, hosts, sizes, slow uploads, origins, the log."""
+
+import contextlib
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from kvcast.server import guard
+from kvcast.server.journal import Lines
+from letters_models import saying
+from server.serving import Server, serving, until
+
+HELLO = [{"role": "user", "content": "a private matter"}]
+ROOT = Path(__file__).parents[2]
+ASKED = {"model": "world", "messages": HELLO, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving({"world": saying("Hello, world")}, max_body=1, max_upload=2) as running:
+        yield running
+
+
+def test_only_keys_that_are_known_come_in():
+    with serving({"world": saying("hi")}, api_key=("first", "second")) as server:
+        for key in ("first", "second"):
+            assert server.client(api_key=key).models.list().data
+        for key in ("third", "firs", "firstt"):
+            with pytest.raises(openai.AuthenticationError, match="API key") as refused:
+                server.client(api_key=key).chat.completions.create(**ASKED)
+            assert refused.value.code == "invalid_api_key"
+        with server.http() as http:
+            assert http.get("/v1/models").headers["www-authenticate"] == "Bearer"
+            assert http.get("/metrics").status_code == 401
+            assert http.get("/v1/nothing").status_code == 401
+            assert [http.get(path).status_code for path in ("/health", "/ready")] == [200, 200]
+
+
+def test_a_foreign_host_name_is_refused_at_a_local_address(server: Server):
+    with server.http() as http:
+        for name in ("localhost", f"localhost:{server.port}", "127.0.0.1", "[::1]:80", "10.0.0.1"):
+            assert http.get("/health", headers={"host": name}).status_code == 200, name
+        answer = http.get("/v1/models", headers={"host": "evil.example"})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (
+            421,
+            "invalid_request_error",
+        )
+    with serving({"a": saying("a")}, allow_host="box.lan") as named, named.http() as http:
+        assert http.get("/health", headers={"host": "box.lan"}).status_code == 200
+
+
+def test_pages_from_elsewhere_may_not_ask_unless_allowed(server: Server):
+    asked = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    with server.http() as http:
+        answer = http.options("/v1/chat/completions", headers=asked)
+        assert "access-control-allow-origin" not in answer.headers
+    allowed = serving({"a": saying("a")}, cors_origin="https://app.example")
+    with allowed as open_to, open_to.http() as http:
+        answer = http.options("/v1/chat/completions", headers=asked)
+        assert answer.headers["access-control-allow-origin"] == "https://app.example"
+        other = http.options("/v1/models", headers=asked | {"origin": "https://b.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_bodies_that_are_too_large_are_refused_as_they_come(server: Server):
+    sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        while sent < 100 << 20:
+            sent += 1 << 16
+            yield bytes(1 << 16)
+
+    with server.http() as http:
+        for path in ("/v1/chat/completions", "/v1/audio/transcriptions"):
+            sent, most = 0, 24 << 20  # sockets hold some of it
+            kind = {"content-type": "multipart/form-data; boundary=x"}
+            with contextlib.suppress(Exception):
+                answer = http.post(path, content=endless(), headers=kind)
+                assert answer.status_code == 413
+            assert sent < most
+        told = {"content-length": str(2 << 30), "content-type": "application/json"}
+        with raw(server, "/v1/chat/completions", told) as connection:
+            assert b" 413 " in connection.recv(100)
+
+
+@contextlib.contextmanager
+def raw(server: Server, path: str, headers: dict[str, str]) -> Iterator[socket.socket]:
+    lines = [f"POST {path} HTTP/1.1", "host: localhost"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
+        yield connection
+
+
+def test_uploads_that_stop_half_way_are_ended(server: Server, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(guard, "SILENCE", 0.3)
+    headers = {"content-length": "1000", "content-type": "multipart/form-data; boundary=x"}
+    with raw(server, "/v1/audio/transcriptions", headers) as connection:
+        connection.sendall(b"--x\r\n")
+        answer = connection.recv(1000)
+    assert b" 408 " in answer
+    with raw(server, "/v1/audio/transcriptions", headers):
+        pass  # leaves at once
+    assert server.client().models.list().data
+
+
+MALFORMED = {
+    "no boundary": ({"content-type": "multipart/form-data"}, b"--x\r\n"),
+    "no end": ({"content-type": "multipart/form-data; boundary=x"}, b"--x\r\nContent-"),
+    "no parts": ({"content-type": "multipart/form-data; boundary=x"}, b"--x--"),
+    "garbage": ({"content-type": "multipart/form-data; boundary=x"}, bytes(range(256)) * 10),
+    "json": ({"content-type": "application/json"}, b'{"model": "world"}'),
+    "many fields": (
+        {"content-type": "multipart/form-data; boundary=x"},
+        b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nb\r\n' * 5000 + b"--x--",
+    ),
+    "a large field": (
+        {"content-type": "multipart/form-data; boundary=x"},
+        b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\n'
+        + b"b" * 1_500_000
+        + b"--x--",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_forms_are_refused(server: Server, name: str):
+    headers, body = MALFORMED[name]
+    with server.http() as http:
+        answer = http.post("/v1/audio/transcriptions", headers=headers, content=body)
+    assert answer.status_code == 400
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'"a"', b"\xff", b'{"model": 1}', b"[" * 50_000]
+)
+def test_malformed_json_is_refused(server: Server, body: bytes):
+    with server.http() as http:
+        headers = {"content-type": "application/json"}
+        answer = http.post("/v1/chat/completions", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_full_disk_is_told_without_its_place(server: Server, monkeypatch: pytest.MonkeyPatch):
+    import tempfile
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device", "/var/tmp/secret")
+
+    monkeypatch.setattr(tempfile.SpooledTemporaryFile, "write", full)
+    with server.http() as http:
+        answer = http.post(
+            "/v1/audio/transcriptions", data={"model": "world"}, files={"file": b"abc"}
+        )
+    assert answer.status_code == 507
+    assert "secret" not in answer.text
+    assert "no room" in answer.json()["error"]["message"]
+
+
+def test_a_slow_reader_holds_up_nobody_else():
+    with serving({"long": saying("ab" * 900), "world": saying("hi")}) as server:
+        body = json.dumps(ASKED | {"model": "long", "stream": True, "logprobs": True}).encode()
+        headers = {"content-type": "application/json", "content-length": str(len(body))}
+        with raw(server, "/v1/chat/completions", headers) as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.sendall(body)
+            assert slow.recv(1)
+            for _ in range(3):
+                time.sleep(0.05)
+                assert slow.recv(1)
+                answer = server.client().chat.completions.create(**ASKED)
+                assert answer.choices[0].message.content == "hi"
+            until(lambda: server.status("long").running == 0)  # the text is done, and waits
+
+
+class Records(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(Lines(as_json=True).format(record))
+
+
+@pytest.fixture
+def log() -> Iterator[Records]:
+    records, logger = Records(), logging.getLogger("kvcast.server")
+    logger.addHandler(records)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    yield records
+    logger.setLevel(level)
+    logger.removeHandler(records)
+
+
+def test_a_request_is_one_line_without_what_was_said(server: Server, log: Records):
+    raw_answer = server.client().chat.completions.with_raw_response.create(**ASKED)
+    until(lambda: log.lines)
+    [line] = log.lines
+    fields = json.loads(line)
+    assert (fields["status"], fields["path"]) == (200, "/v1/chat/completions")
+    assert fields["request"] == raw_answer.headers["x-request-id"]
+    assert "private" not in line
+    assert "Hello" not in line
+    with pytest.raises(openai.NotFoundError):
+        server.client().chat.completions.create(**ASKED | {"model": "nope"})
+    until(lambda: len(log.lines) == 2)
+    assert json.loads(log.lines[1])["error"] == "model_not_found"
+
+
+def test_content_is_logged_if_that_is_asked_for(log: Records):
+    with serving({"world": saying("Hello, world")}, log_content=True) as server:
+        server.client().chat.completions.create(**ASKED)
+        until(lambda: log.lines)
+    assert "Hello, world" in log.lines[0]
+    assert "private" in log.lines[0]
+
+
+def test_lines_of_text_stay_lines():
+    record = logging.LogRecord("a", logging.INFO, "", 0, "request", (), None)
+    record.fields = {"path": '/a\n level=error "x"', "status": 200}
+    line = Lines(as_json=False).format(record)
+    assert "\n" not in line
+    assert line.endswith('info path="/a\\n level=error \\"x\\"" status=200')
+
+
+def test_a_failure_of_the_server_tells_nothing_of_it(log: Records, caplog: Any):
+    def broken() -> None:
+        raise RuntimeError(f"at {ROOT}/secret.py")
+
+    with serving({"world": saying("hi", before_step=broken)}) as server:
+        with pytest.raises(openai.InternalServerError) as failed:
+            server.client().chat.completions.create(**ASKED)
+        assert failed.value.type == "server_error"
+        assert "secret" not in failed.value.message
+        assert "secret" in caplog.text
+        assert server.client().models.list().data
+
+
+def test_while_it_drains_nothing_new_begins(server: Server):
+    server.draining = True
+    try:
+        with pytest.raises(openai.InternalServerError, match="stops") as refused:
+            server.client().chat.completions.create(**ASKED)
+        assert refused.value.status_code == 503
+        with server.http() as http:
+            assert http.get("/ready").status_code == 503
+            assert http.get("/health").status_code == 200
+    finally:
+        server.draining = False

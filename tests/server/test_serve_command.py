@@ -1,0 +1,139 @@
+"""`kvcast serve` as a process: how it begins, drains, ends, and what it refuses."""
+
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from kvcast.cli import main
+from server.serving import Command, command, until
+
+DEMO = ("demo-t5", "--runtime", "onnx", "--threads", "1", "--quiet")
+LONG = {"model": "demo-t5", "input": ["3 March 2021"] * 200, "n": 16, "temperature": 1.5}
+
+
+def asked(url: str, **options: Any) -> Any:
+    return httpx.post(f"{url}/v1/text2text", json=LONG | options, timeout=60)
+
+
+def test_it_serves_until_it_is_asked_to_end():
+    with command(*DEMO, "--alias", "dates=demo-t5", "--log-json") as running:
+        answer = asked(running.url, model="dates", input="3 March 2021", n=1, temperature=0)
+        assert answer.json()["choices"][0]["text"] == "2021-03-03"
+        assert "serving demo-t5, dates at http://127.0.0.1:" in running.log
+        running.signal()
+        assert running.ended() == 0
+        assert '"path": "/v1/text2text", "status": 200' in running.log
+        assert "Traceback" not in running.log
+
+
+def test_requests_under_way_end_and_new_ones_are_refused():
+    with command(*DEMO) as running:
+        url, answers = running.url, []
+        thread = threading.Thread(target=lambda: answers.append(asked(url)))
+        thread.start()
+        until(lambda: httpx.get(f"{url}/v1/engine").json()["models"][0]["running"])
+        running.signal()
+        thread.join()
+        assert [answer.status_code for answer in answers] == [200]
+        assert len(answers[0].json()["choices"]) == 16 * 200
+        assert running.ended() == 0
+
+
+def test_the_drain_has_an_end_and_so_has_patience():
+    for ends, code in ((1, 0), (2, 128 + signal.SIGTERM)):
+        with command(*DEMO, "--drain", "1" if ends == 1 else "60") as running:
+            url = running.url
+            thread = threading.Thread(target=_until_cut, args=(url,))
+            thread.start()
+            until(lambda at=url: httpx.get(f"{at}/v1/engine").json()["models"][0]["running"])
+            for _ in range(ends):
+                running.signal()
+                until(lambda one=running: one.process.poll() is not None or _stops(one))
+            assert running.ended() == code
+            thread.join()
+
+
+def _stops(running: Command) -> bool:
+    try:
+        return httpx.get(f"{running.url}/ready").status_code == 503
+    except httpx.TransportError:
+        return True
+
+
+def _until_cut(url: str) -> None:
+    try:
+        while asked(url).status_code == 200:
+            continue
+    except httpx.TransportError:
+        return
+
+
+def test_what_was_killed_does_not_hinder_the_next(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    for _ in range(2):
+        with command(*DEMO, "--port", port, environment={"TMPDIR": str(tmp_path)}) as running:
+            url = running.url
+            assert url.endswith(port)
+            thread = threading.Thread(target=_until_cut, args=(url,))
+            thread.start()
+            until(lambda at=url: httpx.get(f"{at}/v1/engine").json()["models"][0]["running"])
+            running.signal(signal.SIGKILL)
+            assert running.ended() == -signal.SIGKILL
+            thread.join()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_from_the_environment():
+    with command(*DEMO, environment={"KVCAST_API_KEY": "secret"}) as running:
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=f"{running.url}/v1", api_key="other").models.list()
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="secret")
+        assert [model.id for model in client.models.list()] == ["demo-t5"]
+
+
+def test_a_taken_port_is_told_at_once(capsys: pytest.CaptureFixture[str]):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["serve", "demo-t5", "--port", str(taken.getsockname()[1])]) == 74
+    assert "cannot listen at 127.0.0.1" in capsys.readouterr().err
+
+
+WRONG = {
+    "the following arguments are required": [],
+    "named twice": ["demo-t5", "demo-t5"],
+    "none of the models": ["demo-t5", "--alias", "a=demo"],
+    "must be NAME=MODEL": ["demo-t5", "--alias", "a"],
+    "the name demo-t5": ["demo-t5", "demo-unilm", "--alias", "demo-t5=demo-unilm"],
+    "rows": ["demo-t5", "--rows", "0"],
+    "port": ["demo-t5", "--port", "70000"],
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_wrong_usage_is_one_line(said: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["serve", *WRONG[said]]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_model_that_is_missing(capsys: pytest.CaptureFixture[str]):
+    assert main(["serve", "./nowhere", "--port", "0", "--quiet"]) == 66
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for name in [*sys.modules]:
+        if name.startswith("kvcast.server"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["serve", "demo-t5"]) == 1
+    assert "pip install 'kvcast[server]'" in capsys.readouterr().err

@@ -1,0 +1,198 @@
+"""Transcriptions and translations by the official client, with real weights."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pysubs2
+import pytest
+import soundfile
+
+import kvcast
+from server.serving import Server, serving, until
+
+ROOT = Path(__file__).parents[2]
+RECORDING = ROOT / "examples/sense-and-sensibility.flac"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    models = {
+        "whisper-1": kvcast.load("demo", quantize="none", threads=2),
+        "base": kvcast.load("demo-base", threads=2),
+    }
+    with serving(models, max_audio=1.0, max_upload=4) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return server.client()
+
+
+@pytest.fixture(scope="module")
+def alone(server: Server) -> Any:
+    """What the model gives without a server."""
+    model = server.engines["whisper-1"].model
+    return list(model.transcribe(str(RECORDING), word_timestamps=True))
+
+
+def transcribe(client: openai.OpenAI, **options: Any) -> Any:
+    with RECORDING.open("rb") as file:
+        asked = {"model": "whisper-1", "file": file} | options
+        return client.audio.transcriptions.create(**asked)
+
+
+def text_of(segments: Any) -> str:
+    return "".join(segment.text for segment in segments).strip()
+
+
+def test_json_and_text(client: openai.OpenAI, alone: Any):
+    answer = transcribe(client)
+    assert answer.text == text_of(alone)
+    assert answer.usage.seconds == pytest.approx(24.73)
+    assert transcribe(client, response_format="text") == answer.text + "\n"
+
+
+def test_subtitles_are_read_back(client: openai.OpenAI, alone: Any):
+    for form in ("srt", "vtt"):
+        subtitles = pysubs2.SSAFile.from_string(transcribe(client, response_format=form))
+        words = " ".join(line.plaintext for line in subtitles).split()
+        assert words == text_of(alone).split()
+
+
+def test_segments_and_words(client: openai.OpenAI, alone: Any):
+    answer = transcribe(
+        client, response_format="verbose_json", timestamp_granularities=["word", "segment"]
+    )
+    assert (answer.language, answer.duration) == ("english", pytest.approx(24.73))
+    assert [one.text for one in answer.segments] == [one.text for one in alone]
+    expected = [word for segment in alone for word in segment.words]
+    assert [word.word for word in answer.words] == [word.word.strip() for word in expected]
+    np.testing.assert_allclose(
+        [(word.start, word.end) for word in answer.words],
+        [(word.start, word.end) for word in expected],
+        atol=0.05,
+    )
+    assert answer.segments[0].avg_logprob == pytest.approx(alone[0].avg_logprob, abs=1e-3)
+
+
+def test_a_stream_of_deltas(client: openai.OpenAI, alone: Any):
+    events = list(transcribe(client, stream=True))
+    assert events[-1].type == "transcript.text.done"
+    deltas = [event.delta for event in events[:-1]]
+    assert "".join(deltas) == events[-1].text == transcribe(client).text
+    assert len(deltas) > 3
+
+
+def test_segments_in_a_stream(client: openai.OpenAI):
+    events = list(
+        transcribe(
+            client,
+            stream=True,
+            response_format="verbose_json",
+            timestamp_granularities=["word"],
+        )
+    )
+    segments = [event for event in events if event.type == "transcript.text.segment"]
+    assert [segment.id for segment in segments] == list(range(len(segments)))
+    words = [word["word"] for segment in segments for word in segment.words]
+    assert "".join(words) == events[-1].text.replace(" ", "")
+
+
+@pytest.mark.parametrize("form", ["wav", "flac", "ogg", "mp3", "mp4", "webm"])
+def test_formats_of_files(client: openai.OpenAI, form: str):
+    samples, rate = soundfile.read(RECORDING, frames=6 * 16_000)
+    if form in {"mp4", "webm"}:
+        content = _in_a_container(samples, rate, form)
+    else:
+        buffer = io.BytesIO()
+        soundfile.write(buffer, samples, rate, format=form)
+        content = buffer.getvalue()
+    text = transcribe(client, file=(f"speech.{form}", content)).text
+    assert "John Dashwood had then leisure" in text
+
+
+def _in_a_container(samples: Any, rate: int, form: str) -> bytes:
+    import av
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=form) as container:
+        codec = {"mp4": "aac", "webm": "libopus"}[form]
+        stream = container.add_stream(codec, rate=48_000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(
+            np.int16(32767 * np.repeat(samples, 48_000 // rate))[None], format="s16", layout="mono"
+        )
+        frame.sample_rate = 48_000
+        for packet in (*stream.encode(frame), *stream.encode(None)):
+            container.mux(packet)
+    return buffer.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # by newer endpoints
+def test_a_translation(client: openai.OpenAI):
+    with RECORDING.open("rb") as file:
+        answer = client.audio.translations.create(model="base", file=file)
+    assert len(answer.text.split()) > 5
+    with pytest.raises(openai.BadRequestError, match="English only"), RECORDING.open("rb") as file:
+        client.audio.translations.create(model="whisper-1", file=file)
+
+
+REFUSED = {
+    "is empty": {"file": ("a.wav", b"")},
+    "the recording cannot be decoded": {"file": ("a.wav", b"hello" * 100)},
+    "does not exist": {"model": "nope"},
+    "unknown language": {"language": "klingon"},
+    "verbose_json": {"timestamp_granularities": ["word"]},
+    "stream": {"stream": True, "response_format": "srt"},
+    "temperature": {"temperature": 7},
+    "response_format": {"response_format": "diarized_json"},
+    "include": {"include": ["logprobs"]},
+    "beam": {"extra_body": {"beam": 99}},
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_cannot_be_heard_is_refused_in_a_line(client: openai.OpenAI, said: str):
+    with pytest.raises(openai.APIStatusError, match=said) as refused:
+        transcribe(client, **REFUSED[said])
+    assert refused.value.status_code in {400, 404}
+    assert "\n" not in refused.value.message
+    assert str(ROOT) not in refused.value.message
+    assert "/tmp" not in refused.value.message
+
+
+def test_recordings_that_are_too_long_or_too_large(server: Server, client: openai.OpenAI):
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.zeros(61 * 16_000), 16_000, format="wav")
+    with pytest.raises(openai.BadRequestError, match="longer than 1 minutes") as long:
+        transcribe(client, file=("a.wav", buffer.getvalue()))
+    assert long.value.code == "audio_too_long"
+    with pytest.raises(openai.APIStatusError, match="larger than 4 MiB") as large:
+        transcribe(client, file=("a.wav", bytes(5 << 20)))
+    assert large.value.status_code == 413
+
+
+def test_a_client_that_leaves_ends_its_transcription(server: Server):
+    before = server.status("whisper-1").finished.get("cancelled", 0)
+    with server.http() as http, RECORDING.open("rb") as file:
+        form = {"model": "whisper-1", "stream": "true"}
+        request = http.build_request(
+            "POST", "/v1/audio/transcriptions", data=form, files={"file": file}
+        )
+        answer = http.send(request, stream=True)
+        next(answer.iter_bytes())
+        answer.close()
+    until(lambda: server.status("whisper-1").finished.get("cancelled", 0) == before + 1)
+    assert server.status("whisper-1").busy == []
+
+
+def test_many_at_once_hear_what_one_alone_hears(server: Server, alone: Any):
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(6) as pool:
+        texts = list(pool.map(lambda _: transcribe(server.client()).text, range(6)))
+    assert set(texts) == {text_of(alone)}
