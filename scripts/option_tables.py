@@ -6,7 +6,7 @@ A table stands between two comments, of which the first says what it shows:
     <!-- keywords: LoadParams -->
     <!-- runtimes -->
 
-Options come from the dataclasses in kvcast.tasks.params: all of them, or those of one group; as the
+Options come from the dataclasses in kvcast.tasks.params and kvcast.server.params: all of them, or those of one group; as the
 command line or as Python spells them. A name after "without" is left out. The JSON Schemas' lists
 of runtimes are written as well. With `--check` nothing is written; the exit code is 1 if anything
 is not what it would be.
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from kvcast.spec.options import Choice, Declared, Params
 from kvcast.spec.runtimes import RUNTIMES, RuntimeInfo
+from kvcast.server import params as server
 from kvcast.tasks import params
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -53,7 +54,7 @@ def _table(found: re.Match[str]) -> str:
     if found["runtimes"]:
         lines = runtime_table()
     else:
-        declared: type[Params] = getattr(params, found["params"])
+        declared: type[Params] = {**vars(params), **vars(server)}[found["params"]]
         without = (found["without"] or "").split()
         lines = option_table(
             declared, found["group"], as_flags=found["kind"] == "flags", without=without

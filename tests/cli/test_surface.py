@@ -15,6 +15,8 @@ ALLOWED = (
     "kvcast.cli",
     "kvcast.errors",
     "kvcast.spec",
+    "kvcast.server",
+    "kvcast.engine",
     "kvcast.tasks",
     "kvcast.bench",
     "kvcast.inspect",
