@@ -7,9 +7,9 @@ A table stands between two comments, of which the first says what it shows:
     <!-- runtimes -->
 
 Options come from the dataclasses in kvcast.tasks.params and kvcast.server.params: all of them, or
-those of one group; as the command line or as Python spells them. A name after "without" is left out. The JSON Schemas' lists
-of runtimes are written as well. With `--check` nothing is written; the exit code is 1 if anything
-is not what it would be.
+those of one group; as the command line or as Python spells them. A name after "without" is left
+out. The JSON Schemas' lists of runtimes are written as well. With `--check` nothing is written; the
+exit code is 1 if anything is not what it would be.
 """
 
 import re
