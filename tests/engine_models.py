@@ -5,12 +5,15 @@ from typing import Any
 import numpy as np
 
 from bundles import opened
-from decoding.letters import VOCAB, Letters
+from decoding.letters import ALPHABET, VOCAB, Letters
+from kvcast.errors import UsageError
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
 from kvcast.tasks.generate import TextModel
 from kvcast.tasks.sources import T5Model, UnilmModel
+from kvcast.text.decoder import TokenDecoder
+from kvcast.text.tool_calls import NO_TOOLS, ToolForm
 
 _KINDS: dict[type, type] = {
     DecoderDimensions: TextModel,
@@ -24,6 +27,9 @@ class Dashes(Letters):
 
     def __init__(self, vocab: int) -> None:
         super().__init__(begins=False)
+        self.decoder = TokenDecoder(
+            token_bytes=lambda token: self.spelled(token).encode(), leading_spaces=0
+        )
         self._vocab = vocab
         self.end_tokens = (vocab - 1,)
 
@@ -32,11 +38,16 @@ class Dashes(Letters):
         return self._vocab
 
     def encode(self, text: str) -> list[int]:
-        first, *others = map(super().encode, text.split("-"))
+        known = "".join(letter if letter in f"{ALPHABET}-" else "?" for letter in text)
+        first, *others = map(super().encode, known.split("-"))
         return first + [token for other in others for token in (VOCAB, *other)]
 
     def spelled(self, token: int) -> str:
         return super().spelled(token) or "-"
+
+    @property
+    def tool_form(self) -> ToolForm:
+        raise UsageError(NO_TOOLS)
 
 
 def model(dimensions: Any, runtime: str) -> Any:

@@ -17,8 +17,12 @@ The public surface is what this module names in ``__all__``; everything else may
 Names are imported when they are first used, so ``import kvcast`` costs next to nothing.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# ONNX Runtime tells Microsoft of every model that it opens, unless this is set before its import.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from kvcast.decoding.grammar import Grammar

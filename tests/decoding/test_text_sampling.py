@@ -52,6 +52,13 @@ def test_repetition_penalty_equals_transformers(seed: int, penalty: float):
     np.testing.assert_allclose(scores_v, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("penalty", [5e-324, 1e300])
+def test_penalties_that_fp32_does_not_have_stay_finite(penalty: float):
+    scores_v = logits(0)
+    RepetitionPenalty(penalty).apply(scores_v[None], np.arange(VOCAB)[None])
+    assert np.isfinite(scores_v).all()
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("k", [1, 2, 40, VOCAB - 1, VOCAB, 10 * VOCAB])
 def test_top_k_equals_transformers(seed: int, k: int):

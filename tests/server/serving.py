@@ -22,7 +22,7 @@ from kvcast.server.served import Models, Served, kind_of
 
 def until(condition: Callable[[], Any], what: str = "it did not come to pass") -> None:
     """Wait for something that others do."""
-    for _ in range(3000):
+    for _ in range(18_000):
         if condition():
             return
         time.sleep(0.01)

@@ -17,6 +17,9 @@ from kvcast.decoding.numerics import log_sum_exp
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.text.whisper import timestamps_from
 
+_WEAKEST = 1e-6
+"""Penalties below this, or above its inverse, would overflow in fp32; all of them say never."""
+
 
 class LogitFilter(Protocol):
     """One rule."""
@@ -39,7 +42,8 @@ class RepetitionPenalty(LogitFilter):
     def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
         scores_rn = np.take_along_axis(logits_rv, written_rn, axis=1)
         # One that was written twice is changed twice, to the same value.
-        changed_rn = np.where(scores_rn < 0, scores_rn * self.penalty, scores_rn / self.penalty)
+        penalty = min(max(self.penalty, _WEAKEST), 1 / _WEAKEST)
+        changed_rn = np.where(scores_rn < 0, scores_rn * penalty, scores_rn / penalty)
         np.put_along_axis(logits_rv, written_rn, changed_rn, axis=1)
 
 

@@ -147,7 +147,9 @@ class SpeechWorker(Worker):
 
     @override
     def prepare(self, given: "AudioInput", options: Mapping[str, Any]) -> PreparedRecording:
-        params = TranscribeParams(**options)
+        # Fallbacks draw several texts of a window: as many as there are rows, unless it is asked.
+        drawn = min(TranscribeParams().best_of, self.sizes.rows)
+        params = TranscribeParams(**{"best_of": drawn, **options})
         if params.draft is not None:
             raise UsageError("draft is for one caller: the rows of an engine are shared")
         widths = [one.strategy().width for one in self._model.attempts(params)]

@@ -18,7 +18,7 @@ from kvcast.server.recordings import Recordings
 from kvcast.server.served import Served
 from kvcast.server.state import State
 from kvcast.server.writing import finite
-from kvcast.tasks.params import SubtitleParams, TranscribeParams
+from kvcast.tasks.params import SubtitleParams
 from kvcast.tasks.subtitles import write_srt, write_vtt
 from kvcast.tasks.transcribe import Segment
 from kvcast.text.languages import LANGUAGES
@@ -60,8 +60,6 @@ async def speech(
     """Transcribe or translate a recording."""
     served = state.models.of_kind(form.model, _OTHERS)
     options, words = _options(form, task)
-    # Fallbacks draw several texts of a window, of which each needs a row.
-    options["best_of"] = min(TranscribeParams().best_of, served.engine.status().rows)
     recording = await state.calls.in_thread(lambda: recordings.read(form.file.file))
     try:
         job = await state.calls.begin(served.engine, lambda: recording.samples_t, options)

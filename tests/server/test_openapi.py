@@ -1,0 +1,69 @@
+"""Requests made up from the OpenAPI document: nothing makes the server fail."""
+
+import contextlib
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis.generation import GenerationMode
+
+from engine_models import model
+from letters_models import saying
+from random_models import SMALL_T5
+from random_unilms import ROFORMER
+from server.serving import serving
+
+REQUESTS = 2000
+NAMES = ("chat", "t5", "vectors")
+
+
+def asked(url: str, mode: GenerationMode, each: int) -> int:
+    """Send requests to every operation; return how many there were."""
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    count = 0
+    for found in schema.get_all_operations():
+        operation: Any = found.ok()
+
+        @settings(
+            max_examples=each,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+            database=None,
+        )
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def send(case: Any) -> None:
+            nonlocal count
+            if isinstance(case.body, dict) and "model" in case.body and count % 3:
+                case.body["model"] = NAMES[count % len(NAMES)]
+            answer = case.call(base_url=url)
+            count += 1
+            assert answer.status_code < 500, (case.as_curl_command(), answer.text)
+            if answer.status_code >= 400 and "json" in answer.headers.get("content-type", ""):
+                assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+        # Some operations take nothing that could be wrong.
+        with contextlib.suppress(Unsatisfiable):
+            send()
+    return count
+
+
+@pytest.mark.slow
+def test_no_request_makes_it_fail():
+    models = {
+        "chat": saying('{"answer": "Hello, world"}'),
+        "t5": model(SMALL_T5, "native"),
+        "vectors": model(ROFORMER, "native"),
+    }
+    with serving(models, timeout=20) as server:
+        operations = len(list(schemathesis.openapi.from_url(f"{server.url}/openapi.json")))
+        count = sum(
+            asked(server.url, mode, REQUESTS // operations)
+            for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+        )
+        assert count >= REQUESTS
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert all(not status.running for status in map(server.status, models))
