@@ -23,7 +23,7 @@ class Card {
   constructor(id) {
     this.facts = {};
     const list = make("dl");
-    for (const name of ["running", "waiting", "tokens/s", "cached tokens"]) {
+    for (const name of ["running", "waiting", "tokens/s"]) {
       this.facts[name] = make("dd", {}, "0");
       list.append(make("div", {}, make("dt", {}, name), this.facts[name]));
     }
@@ -31,9 +31,12 @@ class Card {
     this.rows.ariaLabel = `Rows of the cache of ${id}`;
     this.line = spark();
     this.size = make("p", { className: "hint" });
-    const kind = make("span", { className: "kind" }, kinds.get(id) ?? "");
-    const head = make("h2", {}, make("span", {}, id), kind);
-    this.element = make("section", {}, head, list, this.line.svg, this.rows, this.size);
+    this.cached = make("p", { className: "hint" });
+    const kind = kinds.get(id) ?? "";
+    const head = make("h2", {}, make("span", {}, id), make("span", { className: "kind" }, kind));
+    const told = make("div", {}, this.size, this.cached);
+    this.element = make("section", {}, head, list, this.line.svg, this.rows, told);
+    this.element.dataset.kind = kind;
     this.rates = [];
   }
 
@@ -45,15 +48,15 @@ class Card {
     this.at = at;
     this.rates = [...this.rates, rate].slice(-KEPT);
     this.line.draw(this.rates);
-    const share = status.prompt_tokens && status.cached_tokens / status.prompt_tokens;
     this.facts.running.textContent = status.running;
     this.facts.waiting.textContent = status.waiting;
     this.facts["tokens/s"].textContent = rate.toFixed(rate < 10 ? 1 : 0);
-    this.facts["cached tokens"].textContent =
-      `${status.cached_tokens.toLocaleString("en")} (${Math.round(100 * share)}%)`;
     this.size.textContent =
       `${status.rows} rows of ${status.capacity} positions, ` +
       `${(status.cache_bytes / 2 ** 20).toFixed(1)} MiB`;
+    const { cached_tokens: cached, prompt_tokens: prompt } = status;
+    this.cached.textContent =
+      `${cached.toLocaleString("en")} of ${prompt.toLocaleString("en")} prompt tokens were cached`;
     this.showRows(status);
   }
 

@@ -14,6 +14,7 @@ const PANELS = {
 const tabs = [...document.querySelectorAll("[role=tab]")];
 
 function choose(name) {
+  document.body.dataset.tab = name;
   for (const tab of tabs) {
     const chosen = tab.getAttribute("aria-controls") === name;
     tab.ariaSelected = String(chosen);
