@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-GUARDING = 60_000
+GUARDING = 30_000
 """Milliseconds: only against hanging."""
 
 
@@ -59,3 +59,8 @@ def posted(page: Any, path: str) -> list[Any]:
 def holds(page: Any, condition: str, given: Any = None) -> None:
     """Wait until a function in JavaScript returns something true."""
     page.wait_for_function(condition, arg=given)
+
+
+def field(page: Any, label: str) -> Any:
+    """Return the field of a label in the panel that is open."""
+    return page.get_by_label(label).filter(visible=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from letters_models import saying
-from server.page.browsing import chromium, holds, visit
+from server.page.browsing import chromium, field, holds, visit
 from server.serving import Server, serving, until
 
 KEY = "correct horse"
@@ -83,7 +83,9 @@ def test_every_control_has_a_name(page: Any):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_theme_is_the_systems_until_another_is_chosen(browser: Any, server: Server, scheme: str):
+def test_the_theme_is_the_systems_until_another_is_chosen(
+    browser: Any, server: Server, scheme: str
+):
     with visit(browser, server.url, color_scheme=scheme) as page:
         first = background(page)
         assert (first < 382) == (scheme == "dark")
@@ -108,7 +110,7 @@ def test_a_narrow_window_is_never_scrolled_sideways(browser: Any, server: Server
 def test_the_engine_is_shown_while_it_works(page: Any, server: Server):
     meters = engine(page).get_by_role("meter")
     holds(page, "() => document.querySelectorAll('#engine meter').length === 4")
-    page.get_by_label("Message", exact=True).fill("hello")
+    field(page, "Message").fill("hello")
     page.keyboard.press("Enter")
     busy = engine(page).locator("meter.busy")
     busy.wait_for()
@@ -156,10 +158,10 @@ def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Any):
         visit(browser, server.url) as page,
     ):
         dialog = page.get_by_role("dialog", name="API key")
-        dialog.get_by_label("Key").fill("wrong")
+        field(dialog, "Key").fill("wrong")
         dialog.get_by_role("button", name="Use it").click()
         dialog.get_by_text("The server refused that key.").wait_for()
-        dialog.get_by_label("Key").fill(KEY)
+        field(dialog, "Key").fill(KEY)
         page.keyboard.press("Enter")
         page.get_by_role("tabpanel", name="Chat").wait_for()
         page.reload()
@@ -177,7 +179,7 @@ def test_without_a_key_the_page_says_so_and_tries_again(browser: Any):
         page.keyboard.press("Escape")
         page.get_by_role("alert").filter(has_text="the API key is missing").wait_for()
         page.get_by_role("button", name="Try again").click()
-        page.get_by_role("dialog").get_by_label("Key").fill(KEY)
+        page.get_by_role("textbox", name="Key").fill(KEY)
         page.keyboard.press("Enter")
         page.get_by_role("tabpanel", name="Chat").wait_for()
         assert not page.get_by_role("button", name="Try again").is_visible()
@@ -186,7 +188,7 @@ def test_without_a_key_the_page_says_so_and_tries_again(browser: Any):
 def test_a_server_that_goes_away_leaves_what_was_written(browser: Any):
     models = {"slow": saying("ab" * 900, before_step=lambda: time.sleep(0.01))}
     with serving(models) as server, visit(browser, server.url) as page:
-        page.get_by_label("Message", exact=True).fill("hello")
+        field(page, "Message").fill("hello")
         page.keyboard.press("Enter")
         holds(page, "() => document.querySelector('.assistant .text').textContent.length > 3")
         server.engines["slow"].close()

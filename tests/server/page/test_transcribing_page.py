@@ -13,7 +13,7 @@ import pytest
 import soundfile
 
 import kvcast
-from server.page.browsing import chromium, holds, visit
+from server.page.browsing import chromium, field, holds, visit
 from server.serving import Server, command, serving, until
 
 ROOT = Path(__file__).parents[3]
@@ -210,11 +210,11 @@ def test_downloads_have_what_was_heard_and_edited(page: Any, alone: Any, tmp_pat
     choose(page, RECORDING)
     finished(page)
     page.get_by_role("button", name="Edit").first.click()
-    field = page.get_by_label("Text", exact=True)
-    field.fill(field.input_value().replace("Dashwood", "<Dash & Wood>"))
-    field.press("Enter")
+    words = field(page, "Text of the segment")
+    words.fill(words.input_value().replace("Dashwood", "<Dash & Wood>"))
+    words.press("Enter")
     page.get_by_role("button", name="Edit").nth(1).click()
-    page.get_by_label("Text", exact=True).fill("never mind")
+    field(page, "Text of the segment").fill("never mind")
     page.keyboard.press("Escape")
     expected = [segment.text.strip() for segment in alone]
     expected[0] = expected[0].replace("Dashwood", "<Dash & Wood>")
@@ -264,16 +264,16 @@ def test_words_around_an_edit_keep_their_times(heard: Any, case: str):
 
 
 def test_languages_and_translation_of_a_model_that_knows_them(page: Any):
-    assert not page.get_by_label("Language").is_enabled()
-    assert not page.get_by_label("Translate to English").is_visible()
-    page.get_by_label("Model").select_option("base")
-    assert page.get_by_label("Language").input_value() == ""
-    page.get_by_label("Language").select_option(label="English")
+    assert not field(page, "Language").is_enabled()
+    assert field(page, "Translate to English").count() == 0
+    field(page, "Model").select_option("base")
+    assert field(page, "Language").input_value() == ""
+    field(page, "Language").select_option(label="English")
     with page.expect_request(re.compile("/v1/audio/transcriptions$")) as asked:
         choose(page, RECORDING)
     assert b'name="language"\r\n\r\nen\r\n' in asked.value.post_data_buffer
     finished(page)
-    page.get_by_label("Translate to English").check()
+    field(page, "Translate to English").check()
     with page.expect_request(re.compile("/v1/audio/translations$")):
         page.get_by_role("button", name="Transcribe again").click()
     holds(page, "() => document.querySelectorAll('.transcript li').length > 1")

@@ -9,7 +9,7 @@ import pytest
 from engine_models import model
 from letters_models import saying
 from random_models import SMALL_T5
-from server.page.browsing import chromium, holds, posted, visit
+from server.page.browsing import chromium, field, holds, posted, visit
 from server.serving import Server, serving, until
 
 
@@ -48,7 +48,7 @@ def targets(browser: Any, server: Server) -> Iterator[Any]:
 
 
 def send(page: Any, text: str) -> None:
-    page.get_by_label("Message", exact=True).fill(text)
+    field(page, "Message").fill(text)
     page.get_by_role("button", name="Send").click()
 
 
@@ -61,12 +61,12 @@ def answered(page: Any, count: int = 1) -> list[str]:
 
 def test_a_conversation(chat: Any):
     bodies = posted(chat, "/v1/chat/completions")
-    chat.get_by_label("System prompt").fill("be brief")
-    chat.get_by_label("Temperature").fill("0.5")
-    chat.get_by_label("Most tokens").fill("100")
+    field(chat, "System prompt").fill("be brief")
+    field(chat, "Temperature").fill("0.5")
+    field(chat, "Most tokens").fill("100")
     send(chat, "first")
     assert answered(chat) == ["first"]
-    chat.get_by_label("Message", exact=True).fill("second")
+    field(chat, "Message").fill("second")
     chat.keyboard.press("Enter")
     assert answered(chat, 2) == ["first", "second"]
     assert bodies[1] == {
@@ -90,7 +90,7 @@ def test_what_the_model_writes_is_never_markup(chat: Any):
 
 
 def test_an_answer_that_is_cut_says_so(chat: Any):
-    chat.get_by_label("Most tokens").fill("4")
+    field(chat, "Most tokens").fill("4")
     send(chat, "abcdefgh")
     assert answered(chat) == ["abcd"]
     assert "most tokens" in chat.locator(".assistant .hint").text_content()
@@ -98,7 +98,7 @@ def test_an_answer_that_is_cut_says_so(chat: Any):
 
 def test_an_answer_is_shown_as_it_comes_and_can_be_stopped(chat: Any, server: Server):
     before = server.status("slow").finished.get("cancelled", 0)
-    chat.get_by_label("Model").select_option("slow")
+    field(chat, "Model").select_option("slow")
     send(chat, "hello")
     length = "document.querySelector('.assistant .text').textContent.length"
     holds(chat, f"() => {length} > 3")
@@ -138,11 +138,11 @@ def test_a_new_conversation_forgets_the_old(chat: Any):
 
 
 def test_a_new_conversation_stops_an_answer_under_way(chat: Any):
-    chat.get_by_label("Model").select_option("slow")
+    field(chat, "Model").select_option("slow")
     send(chat, "hello")
     chat.locator(".assistant").wait_for()
     chat.get_by_role("button", name="New conversation").click()
-    chat.get_by_label("Model").select_option("echo")
+    field(chat, "Model").select_option("echo")
     send(chat, "new")
     assert answered(chat) == ["new"]
     assert not chat.locator("#chat .error").is_visible()
@@ -155,10 +155,10 @@ def test_only_models_that_chat_are_offered(chat: Any, server: Server):
 
 
 def test_a_refusal_is_shown_in_the_servers_words(chat: Any):
-    chat.get_by_label("Temperature").fill("7")
+    field(chat, "Temperature").fill("7")
     send(chat, "hello")
     chat.get_by_role("alert").filter(has_text="temperature").wait_for()
-    chat.get_by_label("Temperature").fill("0")
+    field(chat, "Temperature").fill("0")
     chat.get_by_role("button", name="Regenerate").click()
     assert answered(chat) == ["hello"]
     assert not chat.locator("#chat .error").is_visible()
@@ -166,11 +166,11 @@ def test_a_refusal_is_shown_in_the_servers_words(chat: Any):
 
 def test_the_best_beams_stand_side_by_side(targets: Any, server: Server):
     expected = server.engines["t5"].model.generate("abc", beam=3, n=3, max_new_tokens=6)
-    targets.get_by_label("Source").fill("abc")
+    field(targets, "Source").fill("abc")
     targets.get_by_role("spinbutton", name="Targets").fill("3")
     targets.get_by_role("spinbutton", name="Beams").fill("3")
-    targets.get_by_label("Most tokens").fill("6")
-    targets.get_by_label("Source").press("Control+Enter")
+    field(targets, "Most tokens").fill("6")
+    field(targets, "Source").press("Control+Enter")
     items = targets.get_by_role("list", name="Targets").get_by_role("listitem")
     items.nth(2).wait_for()
     assert items.locator(".text").all_text_contents() == [one.text for one in expected]
@@ -183,9 +183,7 @@ def test_the_best_beams_stand_side_by_side(targets: Any, server: Server):
 
 
 def test_there_are_at_least_as_many_beams_as_targets(targets: Any):
-    number, beams = (
-        targets.get_by_role("spinbutton", name=name) for name in ("Targets", "Beams")
-    )
+    number, beams = (targets.get_by_role("spinbutton", name=name) for name in ("Targets", "Beams"))
     number.fill("6")
     beams.focus()
     assert beams.input_value() == "6"
@@ -199,7 +197,7 @@ def test_a_source_that_is_refused(targets: Any):
     targets.get_by_role("button", name="Run").click()
     assert targets.evaluate("document.activeElement.name") == "input"
     assert bodies == []
-    targets.get_by_label("Source").fill("abc")
+    field(targets, "Source").fill("abc")
     targets.get_by_role("spinbutton", name="Beams").fill("64")
     targets.get_by_role("button", name="Run").click()
     error = targets.locator("#text2text .error")

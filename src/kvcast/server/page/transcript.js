@@ -123,7 +123,7 @@ export class Transcript {
   edit(item) {
     const { segment } = item;
     const shown = item.querySelector("p");
-    const field = make("textarea", { value: segment.text.trim(), rows: 1, ariaLabel: "Text" });
+    const field = make("textarea", { value: segment.text.trim(), rows: 1, ariaLabel: "Text of the segment" });
     item.classList.add("edited");
     shown.replaceWith(field);
     field.focus();
