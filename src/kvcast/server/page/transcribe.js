@@ -38,6 +38,7 @@ function offerLanguages() {
   const known = languages.map((code) => [code, names.of(code)]);
   known.sort(([, one], [, other]) => one.localeCompare(other));
   const several = languages.length > 1;
+  if (language.disabled) language.replaceChildren(); // it was not the user's choice
   fill(language, several ? [["", "Detect"], ...known] : known);
   language.disabled = !several;
   translate.closest("label").hidden = !several;

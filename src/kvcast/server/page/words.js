@@ -23,20 +23,29 @@ export function pieces({ text, words, start, end }) {
  * Return the words of a segment whose text becomes another.
  *
  * Words before and after what changed keep their times; those between share the time that is left
- * by their lengths.
+ * by their lengths, or, where none is left, that of a neighbour.
  */
 export function retimed(segment, text) {
   if (!segment.words?.length) return undefined;
   const spaced = /\s/.test(segment.text.trim());
   const old = placed(segment);
-  const head = commonStart(segment.text, text, spaced);
-  const tail = commonEnd(segment.text.slice(head), text.slice(head), spaced);
-  const cut = segment.text.length - tail;
-  const before = old.filter((word) => word.to <= head);
-  const after = old.filter((word) => word.from >= Math.max(cut, head));
+  const head = common(segment.text, text, 0, 1, spaced);
+  const tail = common(segment.text, text, head, -1, spaced);
+  const before = old.filter(({ to }) => to <= head);
+  const after = old.slice(before.length).filter(({ from }) => from >= segment.text.length - tail);
   const between = old.slice(before.length, old.length - after.length);
   const middle = text.slice(head, text.length - tail).trim();
   const fresh = middle === "" ? [] : spaced ? middle.split(/\s+/) : [...middle];
+  if (fresh.length && !between.length) {
+    const room = (after[0]?.start ?? segment.end) - (before.at(-1)?.end ?? segment.start);
+    if (room <= 0 && before.length) {
+      between.push(before.pop());
+      fresh.unshift(between[0].word);
+    } else if (room <= 0) {
+      between.push(after.shift());
+      fresh.push(between[0].word);
+    }
+  }
   const start = between[0]?.start ?? before.at(-1)?.end ?? segment.start;
   const end = between.at(-1)?.end ?? after[0]?.start ?? segment.end;
   return [...before.map(bare), ...shared(fresh, start, end), ...after.map(bare)];
@@ -55,20 +64,20 @@ function bare({ word, start, end }) {
   return { word, start, end };
 }
 
-function commonStart(one, other, spaced) {
+/**
+ * Return how many letters two texts have in common, from the start or, with step -1, from the end.
+ *
+ * `taken` letters are in common at the other side already. Where there are spaces no word is cut.
+ */
+function common(one, other, taken, step, spaced) {
+  const at = (text, length) => (step > 0 ? length : text.length - length);
+  const letter = (text, length) => text[step > 0 ? length : text.length - 1 - length];
+  const most = Math.min(one.length, other.length) - taken;
   let length = 0;
-  while (length < one.length && one[length] === other[length]) length += 1;
-  return spaced ? one.slice(0, length).search(/\S*$/) : length;
-}
-
-function commonEnd(one, other, spaced) {
-  const most = Math.min(one.length, other.length);
-  let length = 0;
-  while (length < most && one.at(-1 - length) === other.at(-1 - length)) length += 1;
-  if (!spaced) return length;
-  const common = one.slice(one.length - length);
-  const space = common.search(/\s/);
-  return space < 0 ? 0 : common.length - space;
+  while (length < most && letter(one, length) === letter(other, length)) length += 1;
+  const cuts = (text) => at(text, length) > 0 && /^\S\S/.test(text.slice(at(text, length) - 1));
+  while (spaced && length > 0 && (cuts(one) || cuts(other))) length -= 1;
+  return length;
 }
 
 function shared(words, start, end) {
