@@ -74,8 +74,9 @@ def test_everything_is_reached_by_keyboard(page: Any):
 
 
 def test_every_control_has_a_name(page: Any):
+    engine(page).get_by_role("meter").first.wait_for()
     unnamed = page.evaluate(
-        """() => [...document.querySelectorAll("button, input, select, textarea, audio, meter")]
+        """() => [...document.querySelectorAll("button, input, select, textarea, audio, [role=meter]")]
           .filter(one => !(one.labels?.length || one.ariaLabel || one.textContent.trim()))
           .map(one => one.outerHTML)"""
     )
@@ -109,13 +110,13 @@ def test_a_narrow_window_is_never_scrolled_sideways(browser: Any, server: Server
 
 def test_the_engine_is_shown_while_it_works(page: Any, server: Server):
     meters = engine(page).get_by_role("meter")
-    holds(page, "() => document.querySelectorAll('#engine meter').length === 4")
+    holds(page, "() => document.querySelectorAll('#engine .meter').length === 4")
     field(page, "Message").fill("hello")
     page.keyboard.press("Enter")
-    busy = engine(page).locator("meter.busy")
+    busy = engine(page).locator(".meter.busy")
     busy.wait_for()
     assert "in use" in busy.get_attribute("aria-label")
-    value = "document.querySelector('#engine meter.busy').value"
+    value = "document.querySelector('#engine .meter.busy').ariaValueNow"
     holds(page, f"() => {value} > 20")
     figures = "name => [...document.querySelectorAll('#engine dl div')].find("
     figures += "one => one.textContent.startsWith(name)).lastChild.textContent"
@@ -125,7 +126,7 @@ def test_the_engine_is_shown_while_it_works(page: Any, server: Server):
     page.locator("#chat").get_by_role("button", name="Stop").click()
     busy.wait_for(state="detached")
     assert page.evaluate(figures, "running") == "0"
-    held = [meters.nth(i).evaluate("one => one.value") for i in range(4)]
+    held = [meters.nth(i).evaluate("one => Number(one.ariaValueNow)") for i in range(4)]
     assert held == server.status("slow").held
 
 
@@ -143,7 +144,7 @@ def test_the_engine_is_asked_only_while_it_is_shown(page: Any):
     page.wait_for_timeout(1500)
     assert asked == []
     button.click()
-    holds(page, "() => document.querySelectorAll('#engine meter').length === 4")
+    holds(page, "() => document.querySelectorAll('#engine .meter').length === 4")
     until_asked(page, asked)
 
 

@@ -155,12 +155,16 @@ def test_only_models_that_chat_are_offered(chat: Any, server: Server):
 
 
 def test_a_refusal_is_shown_in_the_servers_words(chat: Any):
+    bodies = posted(chat, "/v1/chat/completions")
     field(chat, "Temperature").fill("7")
     send(chat, "hello")
     chat.get_by_role("alert").filter(has_text="temperature").wait_for()
     field(chat, "Temperature").fill("0")
+    send(chat, "once more")
+    assert answered(chat, 2) == ["", "once more"]
+    assert [one["role"] for one in bodies[1]["messages"]] == ["user", "user"]
     chat.get_by_role("button", name="Regenerate").click()
-    assert answered(chat) == ["hello"]
+    answered(chat, 2)
     assert not chat.locator("#chat .error").is_visible()
 
 

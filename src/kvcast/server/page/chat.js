@@ -38,9 +38,10 @@ function remove(turn) {
 function request() {
   const system = find("[name=system]").value.trim();
   const before = system ? [{ role: "system", content: system }] : [];
+  const said = turns.filter(({ content }) => content !== ""); // others failed
   return {
     model: model.value,
-    messages: [...before, ...turns.map(({ role, content }) => ({ role, content }))],
+    messages: [...before, ...said.map(({ role, content }) => ({ role, content }))],
     temperature: number(find("[name=temperature]")),
     max_completion_tokens: number(find("[name=max_tokens]")),
     stream: true,

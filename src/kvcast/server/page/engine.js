@@ -1,7 +1,7 @@
 /** The panel that shows what the engines do, once a second while it can be seen. */
 
 import { ask } from "/page/api.js";
-import { make, show } from "/page/dom.js";
+import { clock, make, show } from "/page/dom.js";
 
 const panel = document.getElementById("engine");
 const button = document.getElementById("show-engine");
@@ -31,10 +31,11 @@ class Card {
     this.rows.ariaLabel = `Rows of the cache of ${id}`;
     this.line = spark();
     this.size = make("p", { className: "hint" });
-    this.cached = make("p", { className: "hint" });
+    this.done = make("p", { className: "hint" });
     const kind = kinds.get(id) ?? "";
+    this.speech = kind === "speech";
     const head = make("h2", {}, make("span", {}, id), make("span", { className: "kind" }, kind));
-    const told = make("div", {}, this.size, this.cached);
+    const told = make("div", {}, this.size, this.done);
     this.element = make("section", {}, head, list, this.line.svg, this.rows, told);
     this.element.dataset.kind = kind;
     this.rates = [];
@@ -54,25 +55,32 @@ class Card {
     this.size.textContent =
       `${status.rows} rows of ${status.capacity} positions, ` +
       `${(status.cache_bytes / 2 ** 20).toFixed(1)} MiB`;
-    const { cached_tokens: cached, prompt_tokens: prompt } = status;
-    this.cached.textContent =
-      `${cached.toLocaleString("en")} of ${prompt.toLocaleString("en")} prompt tokens were cached`;
+    this.done.textContent = this.speech
+      ? `${clock(status.audio_seconds)} of recordings heard`
+      : `${status.cached_tokens.toLocaleString("en")} of ` +
+        `${status.prompt_tokens.toLocaleString("en")} prompt tokens were cached`;
     this.showRows(status);
   }
 
   showRows({ rows, capacity, held, busy }) {
-    while (this.rows.children.length < rows) this.rows.append(make("li", {}, make("meter")));
+    while (this.rows.children.length < rows) this.rows.append(make("li", {}, gauge()));
     for (let row = 0; row < rows; row += 1) {
       const meter = this.rows.children[row].firstChild;
       const positions = held[row] ?? 0;
       const used = busy.includes(row);
-      meter.max = capacity;
-      meter.value = positions;
+      meter.ariaValueMax = capacity;
+      meter.ariaValueNow = positions;
+      meter.firstChild.style.width = `${(100 * positions) / capacity}%`;
       meter.ariaLabel = `Row ${row}${used ? ", in use" : ""}`;
       meter.title = `row ${row}: ${positions} of ${capacity} positions${used ? ", in use" : ""}`;
       meter.classList.toggle("busy", used);
     }
   }
+}
+
+/** Return a meter; browsers draw their own in too many ways. */
+function gauge() {
+  return make("div", { className: "meter", role: "meter", ariaValueMin: 0 }, make("div"));
 }
 
 /** Return a small curve of the last minute. */

@@ -130,7 +130,8 @@ async function toggleRecording() {
   try {
     if (recorder === null) {
       const begun = new Recorder((level, seconds) => {
-        find(".recording meter").value = level;
+        find(".level").ariaValueNow = level.toFixed(2);
+        find(".level > div").style.width = `${100 * level}%`;
         find(".elapsed").textContent = clock(seconds);
       });
       record.disabled = true;
