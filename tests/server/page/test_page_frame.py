@@ -76,7 +76,8 @@ def test_everything_is_reached_by_keyboard(page: Any):
 def test_every_control_has_a_name(page: Any):
     engine(page).get_by_role("meter").first.wait_for()
     unnamed = page.evaluate(
-        """() => [...document.querySelectorAll("button, input, select, textarea, audio, [role=meter]")]
+        """() => [...document.querySelectorAll(
+            "button, input, select, textarea, audio, [role=meter]")]
           .filter(one => !(one.labels?.length || one.ariaLabel || one.textContent.trim()))
           .map(one => one.outerHTML)"""
     )
