@@ -1,0 +1,210 @@
+"""What is around the page's panels: tabs, themes, the engine, keys, and a server that is away."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from letters_models import saying
+from server.page.browsing import chromium, field, holds, visit
+from server.serving import Server, serving, until
+
+KEY = "correct horse"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    models = {"slow": saying("ab" * 900, before_step=lambda: time.sleep(0.01))}
+    with serving(models) as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Any, server: Server) -> Iterator[Any]:
+    with visit(browser, server.url, viewport={"width": 1300, "height": 800}) as opened:
+        yield opened
+
+
+def engine(page: Any) -> Any:
+    return page.get_by_role("complementary", name="Engine")
+
+
+def background(page: Any) -> int:
+    """Return how bright the page is, of 765."""
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return sum(map(int, colour.removeprefix("rgb(").rstrip(")").split(",")))
+
+
+def test_the_first_tab_with_a_model_is_open_and_others_say_what_to_load(page: Any):
+    assert page.get_by_role("tabpanel", name="Chat").is_visible()
+    for name, model in (("Transcribe", "demo"), ("Text to text", "demo-t5")):
+        page.get_by_role("tab", name=name).click()
+        panel = page.get_by_role("tabpanel", name=name)
+        assert panel.get_by_text(f"kvcast serve {model}", exact=True).is_visible()
+        assert panel.get_by_role("button").count() == 0
+
+
+def test_everything_is_reached_by_keyboard(page: Any):
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    page.keyboard.press("Tab")
+    focus = "document.activeElement.textContent.trim()"
+    assert page.evaluate(focus) == "Chat"
+    for key, expected in (("ArrowRight", "Text to text"), ("ArrowRight", "Transcribe")):
+        page.keyboard.press(key)
+        assert page.evaluate(focus) == expected
+        assert page.get_by_role("tab", name=expected).get_attribute("aria-selected") == "true"
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowLeft")
+    assert page.get_by_role("tabpanel", name="Chat").is_visible()
+    reached = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.name || document.activeElement.id"))
+    wanted = ["show-engine", "theme", "model", "temperature", "max_tokens", "fresh", "system"]
+    assert [name for name in reached if name in wanted] == wanted
+    assert "message" in reached
+
+
+def test_every_control_has_a_name(page: Any):
+    engine(page).get_by_role("meter").first.wait_for()
+    unnamed = page.evaluate(
+        """() => [...document.querySelectorAll(
+            "button, input, select, textarea, audio, [role=meter]")]
+          .filter(one => !(one.labels?.length || one.ariaLabel || one.textContent.trim()))
+          .map(one => one.outerHTML)"""
+    )
+    assert unnamed == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_theme_is_the_systems_until_another_is_chosen(
+    browser: Any, server: Server, scheme: str
+):
+    with visit(browser, server.url, color_scheme=scheme) as page:
+        first = background(page)
+        assert (first < 382) == (scheme == "dark")
+        button = page.get_by_role("button", name="Dark theme")
+        assert button.get_attribute("aria-pressed") == str(scheme == "dark").lower()
+        button.click()
+        second = background(page)
+        assert (second < 382) == (scheme != "dark")
+        page.reload()
+        page.get_by_role("tabpanel", name="Chat").wait_for()
+        assert background(page) == second
+
+
+def test_a_narrow_window_is_never_scrolled_sideways(browser: Any, server: Server):
+    with visit(browser, server.url, viewport={"width": 400, "height": 800}) as page:
+        page.get_by_role("button", name="Engine").click()
+        for name in ("Transcribe", "Chat", "Text to text"):
+            page.get_by_role("tab", name=name).click()
+            assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_the_engine_is_shown_while_it_works(page: Any, server: Server):
+    meters = engine(page).get_by_role("meter")
+    holds(page, "() => document.querySelectorAll('#engine .meter').length === 4")
+    field(page, "Message").fill("hello")
+    page.keyboard.press("Enter")
+    busy = engine(page).locator(".meter.busy")
+    busy.wait_for()
+    assert "in use" in busy.get_attribute("aria-label")
+    value = "document.querySelector('#engine .meter.busy').ariaValueNow"
+    holds(page, f"() => {value} > 20")
+    figures = "name => [...document.querySelectorAll('#engine dl div')].find("
+    figures += "one => one.textContent.startsWith(name)).lastChild.textContent"
+    assert page.evaluate(figures, "running") == "1"
+    assert page.evaluate(figures, "waiting") == "0"
+    holds(page, f"() => Number(({figures})('tokens/s')) > 1")
+    page.locator("#chat").get_by_role("button", name="Stop").click()
+    busy.wait_for(state="detached")
+    assert page.evaluate(figures, "running") == "0"
+    held = [meters.nth(i).evaluate("one => Number(one.ariaValueNow)") for i in range(4)]
+    assert held == server.status("slow").held
+
+
+def test_the_engine_is_asked_only_while_it_is_shown(page: Any):
+    asked: list[float] = []
+    page.on("request", lambda one: asked.append(1) if one.url.endswith("/v1/engine") else None)
+    button = page.get_by_role("button", name="Engine")
+    page.wait_for_timeout(1500)
+    assert asked
+    button.click()
+    assert not engine(page).is_visible()
+    assert button.get_attribute("aria-expanded") == "false"
+    page.wait_for_timeout(300)  # for an answer under way
+    asked.clear()
+    page.wait_for_timeout(1500)
+    assert asked == []
+    button.click()
+    holds(page, "() => document.querySelectorAll('#engine .meter').length === 4")
+    until_asked(page, asked)
+
+
+def until_asked(page: Any, asked: list[float]) -> None:
+    while not asked:
+        page.wait_for_timeout(50)
+
+
+def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Any):
+    with (
+        serving({"hello": saying("hello")}, api_key=KEY) as server,
+        visit(browser, server.url) as page,
+    ):
+        dialog = page.get_by_role("dialog", name="API key")
+        field(dialog, "Key").fill("wrong")
+        dialog.get_by_role("button", name="Use it").click()
+        dialog.get_by_text("The server refused that key.").wait_for()
+        field(dialog, "Key").fill(KEY)
+        page.keyboard.press("Enter")
+        page.get_by_role("tabpanel", name="Chat").wait_for()
+        page.reload()
+        page.get_by_role("tabpanel", name="Chat").wait_for()
+        assert not dialog.is_visible()
+        assert page.evaluate("Object.values(sessionStorage)") == [KEY]
+        assert page.evaluate("Object.values(localStorage).join().includes('horse')") is False
+
+
+def test_without_a_key_the_page_says_so_and_tries_again(browser: Any):
+    with (
+        serving({"hello": saying("hello")}, api_key=KEY) as server,
+        visit(browser, server.url) as page,
+    ):
+        page.keyboard.press("Escape")
+        page.get_by_role("alert").filter(has_text="the API key is missing").wait_for()
+        page.get_by_role("button", name="Try again").click()
+        page.get_by_role("textbox", name="Key").fill(KEY)
+        page.keyboard.press("Enter")
+        page.get_by_role("tabpanel", name="Chat").wait_for()
+        assert not page.get_by_role("button", name="Try again").is_visible()
+
+
+def test_a_server_that_goes_away_leaves_what_was_written(browser: Any):
+    models = {"slow": saying("ab" * 900, before_step=lambda: time.sleep(0.01))}
+    with serving(models) as server, visit(browser, server.url) as page:
+        field(page, "Message").fill("hello")
+        page.keyboard.press("Enter")
+        holds(page, "() => document.querySelector('.assistant .text').textContent.length > 3")
+        server.engines["slow"].close()
+        page.locator("#chat .error:not([hidden])").wait_for()
+        assert page.locator(".assistant .text").text_content().startswith("abab")
+        server.stop()
+        page.get_by_role("button", name="Regenerate").click()
+        page.locator("#chat .error").filter(has_text="The server does not answer").wait_for()
+        until(lambda: engine(page).get_by_text("The server does not answer").is_visible())
+
+
+def test_nothing_but_the_pages_files_is_given(server: Server):
+    with server.http() as http:
+        assert http.get("/").headers["content-security-policy"].startswith("default-src 'self';")
+        assert http.get("/page/main.js").headers["content-type"].startswith("text/javascript")
+        assert http.get("/page/nothing.js").status_code == 404
+        assert http.get("/page/..%2fapp.py").status_code == 404

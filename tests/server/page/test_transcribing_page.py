@@ -1,0 +1,313 @@
+"""The page's transcription in a browser, with real weights."""
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pysubs2
+import pytest
+import soundfile
+
+import kvcast
+from server.page.browsing import chromium, field, holds, visit
+from server.serving import Server, command, serving, until
+
+ROOT = Path(__file__).parents[3]
+RECORDING = ROOT / "examples/sense-and-sensibility.flac"
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The recording as a fake microphone wants it, and many times over."""
+    folder = tmp_path_factory.mktemp("spoken")
+    samples, rate = soundfile.read(RECORDING)
+    files = {"microphone": folder / "microphone.wav", "long": folder / "long.wav"}
+    soundfile.write(files["microphone"], np.repeat(samples, 3), 3 * rate)
+    soundfile.write(files["long"], np.tile(samples, 10), rate)
+    return files
+
+
+@pytest.fixture(scope="module")
+def browser(spoken: dict[str, Path]) -> Iterator[Any]:
+    microphone = f"--use-file-for-fake-audio-capture={spoken['microphone']}"
+    with chromium("--use-fake-device-for-media-stream", microphone) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    models = {
+        "tiny": kvcast.load("demo", quantize="none", threads=2),
+        "base": kvcast.load("demo-base", threads=2),
+    }
+    with serving(models) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def alone(server: Server) -> Any:
+    """What the model gives without a page."""
+    return list(server.engines["tiny"].model.transcribe(str(RECORDING), word_timestamps=True))
+
+
+@pytest.fixture
+def page(browser: Any, server: Server) -> Iterator[Any]:
+    with visit(browser, server.url) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def heard(browser: Any, server: Server) -> Iterator[Any]:
+    """A page that has transcribed the recording; tests must leave its transcript as it is."""
+    with visit(browser, server.url) as opened:
+        choose(opened, RECORDING)
+        finished(opened)
+        yield opened
+
+
+def choose(page: Any, file: Path) -> None:
+    page.set_input_files("#file", file)
+
+
+def finished(page: Any) -> None:
+    page.get_by_role("button", name="Transcribe again").wait_for()
+
+
+def texts(page: Any) -> list[str]:
+    return page.locator(".transcript p").all_text_contents()
+
+
+def time_of(page: Any) -> float:
+    return page.locator("audio").evaluate("audio => audio.currentTime")
+
+
+def saved(page: Any, form: str, folder: Path) -> str:
+    with page.expect_download() as downloading:
+        page.get_by_role("group", name="Download").get_by_role("button", name=form).click()
+    assert downloading.value.suggested_filename == f"sense-and-sensibility.{form}"
+    path = folder / form
+    downloading.value.save_as(path)
+    return path.read_text(encoding="utf-8")
+
+
+def test_a_file_is_transcribed(heard: Any, alone: Any):
+    assert texts(heard) == [segment.text for segment in alone]
+    words = heard.locator(".word").all_text_contents()
+    assert words == [word.word.strip() for segment in alone for word in segment.words]
+    assert f"0:24, {len(alone)} segments" in heard.locator("#transcribe .status").text_content()
+
+
+def test_segments_appear_as_they_come_and_stopping_keeps_them(
+    page: Any, server: Server, spoken: dict[str, Path]
+):
+    before = server.status("tiny").finished.get("cancelled", 0)
+    choose(page, spoken["long"])
+    holds(
+        page,
+        "() => document.querySelector('.transcript li')"
+        " && document.querySelector('#transcribe [name=stop]').checkVisibility()",
+    )
+    page.get_by_role("button", name="Stop", exact=True).click()
+    finished(page)
+    assert "Stopped. What was heard is kept." in page.locator("#transcribe .status").text_content()
+    assert "Dashwood" in "".join(texts(page))
+    until(lambda: server.status("tiny").finished.get("cancelled", 0) == before + 1)
+
+
+def test_a_file_can_be_dropped(page: Any, alone: Any):
+    content = base64.b64encode(RECORDING.read_bytes()).decode()
+    transfer = page.evaluate_handle(
+        """content => {
+          const bytes = Uint8Array.from(atob(content), letter => letter.charCodeAt(0));
+          const transfer = new DataTransfer();
+          transfer.items.add(new File([bytes], "dropped.flac"));
+          return transfer;
+        }""",
+        content,
+    )
+    page.dispatch_event(".drop", "dragover", {"dataTransfer": transfer})
+    assert "over" in page.locator(".drop").get_attribute("class")
+    page.dispatch_event(".drop", "drop", {"dataTransfer": transfer})
+    finished(page)
+    assert texts(page) == [segment.text for segment in alone]
+    assert page.locator(".player .name").text_content() == "dropped.flac"
+
+
+def test_the_microphone_is_recorded_and_transcribed(browser: Any, server: Server):
+    with visit(browser, server.url, permissions=["microphone"]) as page:
+        page.get_by_role("button", name="Record").click()
+        holds(page, "() => document.querySelector('.elapsed').textContent === '0:04'")
+        page.get_by_role("button", name="Stop recording").click()
+        finished(page)
+        assert "Dashwood" in "".join(texts(page))
+        length = page.locator("audio").evaluate("audio => audio.duration")
+        assert 4 <= length < 20
+        assert page.get_by_role("button", name="Record").is_visible()
+
+
+def test_a_microphone_that_is_refused_is_told_of(page: Any):
+    page.get_by_role("button", name="Record").click()
+    page.get_by_role("alert").filter(has_text="The microphone cannot be used").wait_for()
+    assert page.get_by_role("button", name="Record").is_enabled()
+
+
+def test_words_are_lit_while_the_sound_plays(heard: Any, alone: Any):
+    words = [word for segment in alone for word in segment.words]
+    heard.evaluate("document.querySelector('audio').currentTime = 0")
+    seen = heard.evaluate(
+        """async () => {
+          const seen = [];
+          const watch = new MutationObserver(() => {
+            const lit = [...document.querySelectorAll(".word.lit")];
+            if (lit.length === 1) seen.push(lit[0].textContent);
+          });
+          document.querySelectorAll(".word.lit").forEach(lit => seen.push(lit.textContent));
+          watch.observe(document.querySelector(".transcript"), {
+            subtree: true, attributes: true, attributeFilter: ["class"],
+          });
+          const audio = document.querySelector("audio");
+          await audio.play();
+          await new Promise(resolve => {
+            audio.ontimeupdate = () => audio.currentTime > 2 && resolve();
+          });
+          audio.pause();
+          return seen;
+        }"""
+    )
+    first = [word.word.strip() for word in words if word.start < 1.5]
+    assert len(first) > 3
+    assert set(first) <= set(seen)
+
+
+def test_a_word_that_is_clicked_is_where_the_sound_goes_on(heard: Any, alone: Any):
+    words = [word for segment in alone for word in segment.words]
+    for at in (7, 20):
+        heard.locator(".word").nth(at).click()
+        assert time_of(heard) == pytest.approx(words[at].start, abs=0.01)
+        holds(heard, "at => document.querySelectorAll('.word')[at].matches('.lit')", at)
+    heard.get_by_role("button", name="Play from 0:10").click()
+    assert time_of(heard) == pytest.approx(alone[3].start, abs=0.01)
+
+
+def test_words_are_reached_by_keyboard(heard: Any, alone: Any):
+    words = [word for segment in alone for word in segment.words]
+    heard.locator(".word").first.focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "ArrowRight", "Enter"):
+        heard.keyboard.press(key)
+    assert time_of(heard) == pytest.approx(words[2].start, abs=0.01)
+    heard.keyboard.press("ArrowDown")
+    heard.keyboard.press(" ")
+    assert time_of(heard) == pytest.approx(alone[1].words[0].start, abs=0.01)
+    heard.keyboard.press("End")
+    assert heard.evaluate("document.activeElement.textContent") == words[-1].word.strip()
+    assert heard.locator('.word[tabindex="0"]').count() == 1
+
+
+def test_downloads_have_what_was_heard_and_edited(page: Any, alone: Any, tmp_path: Path):
+    choose(page, RECORDING)
+    finished(page)
+    page.get_by_role("button", name="Edit").first.click()
+    words = field(page, "Text of the segment")
+    words.fill(words.input_value().replace("Dashwood", "<Dash & Wood>"))
+    words.press("Enter")
+    page.get_by_role("button", name="Edit").nth(1).click()
+    field(page, "Text of the segment").fill("never mind")
+    page.keyboard.press("Escape")
+    expected = [segment.text.strip() for segment in alone]
+    expected[0] = expected[0].replace("Dashwood", "<Dash & Wood>")
+    assert [text.strip() for text in texts(page)] == expected
+
+    assert saved(page, "txt", tmp_path).splitlines() == expected
+    assert saved(page, "vtt", tmp_path).startswith("WEBVTT\n")
+    assert "&lt;Dash &amp; Wood&gt;" in (tmp_path / "vtt").read_text()
+    subtitles = pysubs2.SSAFile.from_string(saved(page, "srt", tmp_path), format_="srt")
+    assert [line.start for line in subtitles] == [round(1000 * one.start) for one in alone]
+    assert [line.end for line in subtitles] == [round(1000 * one.end) for one in alone]
+    assert [line.plaintext for line in subtitles][1:] == expected[1:]
+    document = json.loads(saved(page, "json", tmp_path))
+    assert [one["text"].strip() for one in document["segments"]] == expected
+    assert document["duration"] == pytest.approx(24.73)
+    assert document["language"] == "en"
+    words, old = document["segments"][0]["words"], alone[0].words
+    assert [one["word"] for one in words[3:8]] == ["<Dash", "&", "Wood>", "had", "then"]
+    assert (words[3]["start"], words[5]["end"]) == pytest.approx((old[3].start, old[3].end))
+    assert words[6:] == [
+        {"word": word.word.strip(), "start": word.start, "end": word.end} for word in old[4:]
+    ]
+
+
+RETIMED = {
+    "a letter more": ("a bc d", "a bcx d", ["a", "bcx", "d"], [0, 1, 2]),
+    "a word less": ("a bc d", "a d", ["a", "d"], [0, 2]),
+    "a word more at the end": ("a bc d", "a bc d ef", ["a", "bc", "d", "ef"], [0, 1, 2, 2 + 1 / 3]),
+    "a repeated word": ("a a a", "a a a a", ["a", "a", "a", "a"], [0, 1, 2, 2.5]),
+    "a word more at the start": ("a bc", "ef a bc", ["ef", "a", "bc"], [0, 2 / 3, 1]),
+    "a capital": ("a bc", "A bc", ["A", "bc"], [0, 1]),
+    "a word of which only the beginning goes": ("abc d", "bc d", ["bc", "d"], [0, 1]),
+    "a word more between": ("a bc", "a ef bc", ["a", "ef", "bc"], [0, 1 / 3, 1]),
+    "all": ("a bc d", "xy z", ["xy", "z"], [0, 2]),
+    "nothing left": ("a bc d", "", [], []),
+    "no spaces": ("甲乙丙", "甲丁丙", ["甲", "丁", "丙"], [0, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("case", RETIMED)
+def test_words_around_an_edit_keep_their_times(heard: Any, case: str):
+    text, later, expected, starts = RETIMED[case]
+    said = list(text) if " " not in text else text.split()
+    words = [{"word": word, "start": i, "end": i + 1} for i, word in enumerate(said)]
+    found = heard.evaluate(
+        "async ([segment, text]) => (await import('/page/words.js')).retimed(segment, text)",
+        [{"text": text, "start": 0, "end": len(words), "words": words}, later],
+    )
+    assert [one["word"] for one in found] == expected
+    assert [one["start"] for one in found] == pytest.approx(starts)
+
+
+def test_languages_and_translation_of_a_model_that_knows_them(page: Any):
+    assert not field(page, "Language").is_enabled()
+    assert field(page, "Translate to English").count() == 0
+    field(page, "Model").select_option("base")
+    assert field(page, "Language").input_value() == ""
+    field(page, "Language").select_option(label="English")
+    page.evaluate(
+        """() => {
+          const { fetch } = window;
+          window.fetch = (path, options) => {
+            if (options.body) window.asked = [path, ...options.body.getAll("language")];
+            return fetch(path, options);
+          };
+        }"""
+    )
+    choose(page, RECORDING)
+    finished(page)
+    assert page.evaluate("window.asked") == ["/v1/audio/transcriptions", "en"]
+    field(page, "Translate to English").check()
+    page.get_by_role("button", name="Transcribe again").click()
+    holds(page, "() => document.querySelectorAll('.transcript li').length > 1")
+    finished(page)
+    assert page.evaluate("window.asked[0]") == "/v1/audio/translations"
+    assert page.locator(".word").count() == len(texts(page))  # there are no words' times
+
+
+def test_what_cannot_be_read_is_told_of(page: Any, tmp_path: Path):
+    path = tmp_path / "no.wav"
+    path.write_bytes(b"hello" * 100)
+    choose(page, path)
+    page.get_by_role("alert").filter(has_text="the recording cannot be decoded").wait_for()
+    assert not page.get_by_role("group", name="Download").is_visible()
+
+
+def test_a_server_that_goes_away_leaves_what_was_heard(browser: Any, spoken: dict[str, Path]):
+    with command("demo", "--quantize", "none") as running, visit(browser, running.url) as page:
+        choose(page, spoken["long"])
+        page.locator(".transcript li").first.wait_for()
+        running.process.kill()
+        page.locator("#transcribe .error").filter(has_text="The server does not answer").wait_for()
+        assert "What was heard is kept." in page.locator("#transcribe .status").text_content()
+        assert "Dashwood" in "".join(texts(page))
+        assert page.get_by_role("group", name="Download").is_visible()
+        page.locator("#engine .error").filter(has_text="The server does not answer").wait_for()

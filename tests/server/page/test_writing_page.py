@@ -1,0 +1,209 @@
+"""The page's chat and its targets of a source, in a browser."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from engine_models import model
+from letters_models import saying
+from random_models import SMALL_T5
+from server.page.browsing import chromium, field, holds, posted, visit
+from server.serving import Server, serving, until
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as running:
+        yield running
+
+
+def echo(prompt: str) -> str:
+    """Answer the last user's turn by itself."""
+    return prompt.split("u.")[-1].rstrip("!")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    models = {
+        "echo": saying(echo),
+        "slow": saying("ab" * 900, before_step=lambda: time.sleep(0.01)),
+        "t5": model(SMALL_T5, "native"),
+    }
+    with serving(models) as running:
+        yield running
+
+
+@pytest.fixture
+def chat(browser: Any, server: Server) -> Iterator[Any]:
+    with visit(browser, server.url, "/#chat") as page:
+        yield page
+
+
+@pytest.fixture
+def targets(browser: Any, server: Server) -> Iterator[Any]:
+    with visit(browser, server.url, "/#text2text") as page:
+        yield page
+
+
+def send(page: Any, text: str) -> None:
+    field(page, "Message").fill(text)
+    page.get_by_role("button", name="Send").click()
+
+
+def answered(page: Any, count: int = 1) -> list[str]:
+    """Return all answers once there are so many, and nothing is written."""
+    holds(page, "n => document.querySelectorAll('.assistant').length === n", count)
+    page.get_by_role("button", name="Send").wait_for()
+    return page.locator(".assistant .text").all_text_contents()
+
+
+def test_a_conversation(chat: Any):
+    bodies = posted(chat, "/v1/chat/completions")
+    field(chat, "System prompt").fill("be brief")
+    field(chat, "Temperature").fill("0.5")
+    field(chat, "Most tokens").fill("100")
+    send(chat, "first")
+    assert answered(chat) == ["first"]
+    field(chat, "Message").fill("second")
+    chat.keyboard.press("Enter")
+    assert answered(chat, 2) == ["first", "second"]
+    assert bodies[1] == {
+        "model": "echo",
+        "messages": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": "first"},
+            {"role": "assistant", "content": "first"},
+            {"role": "user", "content": "second"},
+        ],
+        "temperature": 0.5,
+        "max_completion_tokens": 100,
+        "stream": True,
+    }
+
+
+def test_what_the_model_writes_is_never_markup(chat: Any):
+    send(chat, "<img src=x onerror=alert(1)> & <b>so</b>")
+    assert answered(chat) == ["<img src=x onerror=alert(1)> & <b>so</b>"]
+    assert chat.locator(".messages img, .messages b").count() == 0
+
+
+def test_an_answer_that_is_cut_says_so(chat: Any):
+    field(chat, "Most tokens").fill("4")
+    send(chat, "abcdefgh")
+    assert answered(chat) == ["abcd"]
+    assert "most tokens" in chat.locator(".assistant .hint").text_content()
+
+
+def test_an_answer_is_shown_as_it_comes_and_can_be_stopped(chat: Any, server: Server):
+    before = server.status("slow").finished.get("cancelled", 0)
+    field(chat, "Model").select_option("slow")
+    send(chat, "hello")
+    length = "document.querySelector('.assistant .text').textContent.length"
+    holds(chat, f"() => {length} > 3")
+    seen = chat.evaluate(length)
+    holds(chat, f"seen => {length} > seen", seen)
+    chat.locator("#chat").get_by_role("button", name="Stop").click()
+    [text] = answered(chat)
+    assert seen < len(text) < 1800
+    assert set(text) == {"a", "b"}
+    assert chat.locator(".assistant .hint").text_content() == "Stopped."
+    until(lambda: server.status("slow").finished.get("cancelled", 0) == before + 1)
+
+
+def test_the_last_answer_is_written_again(chat: Any):
+    bodies = posted(chat, "/v1/chat/completions")
+    send(chat, "one")
+    answered(chat)
+    send(chat, "two")
+    answered(chat, 2)
+    chat.get_by_role("button", name="Regenerate").click()
+    holds(chat, "() => document.querySelectorAll('.assistant').length === 2")
+    assert answered(chat, 2) == ["one", "two"]
+    until(lambda: len(bodies) == 3)
+    assert bodies[2] == bodies[1]
+
+
+def test_a_new_conversation_forgets_the_old(chat: Any):
+    bodies = posted(chat, "/v1/chat/completions")
+    send(chat, "old")
+    answered(chat)
+    chat.get_by_role("button", name="New conversation").click()
+    assert chat.locator(".messages article").count() == 0
+    assert chat.evaluate("document.activeElement.name") == "message"
+    send(chat, "new")
+    assert answered(chat) == ["new"]
+    assert bodies[1]["messages"] == [{"role": "user", "content": "new"}]
+
+
+def test_a_new_conversation_stops_an_answer_under_way(chat: Any):
+    field(chat, "Model").select_option("slow")
+    send(chat, "hello")
+    chat.locator(".assistant").wait_for()
+    chat.get_by_role("button", name="New conversation").click()
+    field(chat, "Model").select_option("echo")
+    send(chat, "new")
+    assert answered(chat) == ["new"]
+    assert not chat.locator("#chat .error").is_visible()
+
+
+def test_only_models_that_chat_are_offered(chat: Any, server: Server):
+    offered = chat.locator("#chat [name=model] option").all_text_contents()
+    assert offered == ["echo", "slow"]
+    assert chat.locator("#text2text [name=model] option").all_text_contents() == ["t5"]
+
+
+def test_a_refusal_is_shown_in_the_servers_words(chat: Any):
+    bodies = posted(chat, "/v1/chat/completions")
+    field(chat, "Temperature").fill("7")
+    send(chat, "hello")
+    chat.get_by_role("alert").filter(has_text="temperature").wait_for()
+    field(chat, "Temperature").fill("0")
+    send(chat, "once more")
+    assert answered(chat, 2) == ["", "once more"]
+    assert [one["role"] for one in bodies[1]["messages"]] == ["user", "user"]
+    chat.get_by_role("button", name="Regenerate").click()
+    answered(chat, 2)
+    assert not chat.locator("#chat .error").is_visible()
+
+
+def test_the_best_beams_stand_side_by_side(targets: Any, server: Server):
+    expected = server.engines["t5"].model.generate("abc", beam=3, n=3, max_new_tokens=6)
+    field(targets, "Source").fill("abc")
+    targets.get_by_role("spinbutton", name="Targets").fill("3")
+    targets.get_by_role("spinbutton", name="Beams").fill("3")
+    field(targets, "Most tokens").fill("6")
+    field(targets, "Source").press("Control+Enter")
+    items = targets.get_by_role("list", name="Targets").get_by_role("listitem")
+    items.nth(2).wait_for()
+    assert items.locator(".text").all_text_contents() == [one.text for one in expected]
+    scores = items.locator("dd").all_text_contents()
+    assert [score for score in scores if score != "most tokens"] == [
+        f"{one.score:.3f}" for one in expected
+    ]
+    tops = {round(items.nth(i).bounding_box()["y"]) for i in range(3)}
+    assert len(tops) == 1
+
+
+def test_there_are_at_least_as_many_beams_as_targets(targets: Any):
+    number, beams = (targets.get_by_role("spinbutton", name=name) for name in ("Targets", "Beams"))
+    number.fill("6")
+    beams.focus()
+    assert beams.input_value() == "6"
+    beams.fill("2")
+    number.focus()
+    assert number.input_value() == "2"
+
+
+def test_a_source_that_is_refused(targets: Any):
+    bodies = posted(targets, "/v1/text2text")
+    targets.get_by_role("button", name="Run").click()
+    assert targets.evaluate("document.activeElement.name") == "input"
+    assert bodies == []
+    field(targets, "Source").fill("abc")
+    targets.get_by_role("spinbutton", name="Beams").fill("64")
+    targets.get_by_role("button", name="Run").click()
+    error = targets.locator("#text2text .error")
+    error.wait_for()
+    assert "row" in error.text_content()
