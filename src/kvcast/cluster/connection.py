@@ -108,8 +108,9 @@ def _probe(address: str | None) -> None:
 
 def _silence() -> None:
     """Keep what Ray has to say of machines and tasks off the streams, which are the command's."""
-    from ray._private.ray_logging import global_worker_stdstream_dispatcher
+    from ray._private import worker
 
-    global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+    # What it hears of a machine that dies, it prints on standard output; no option prevents that.
+    worker.print_to_stdstream = lambda *_, **__: None
     for name in ("ray", "ray.data", "ray.serve"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+        logging.getLogger(name).addFilter(lambda _: False)  # Ray sets their levels, too

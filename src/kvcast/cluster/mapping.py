@@ -6,7 +6,6 @@ machine that dies is computed anew elsewhere; its result arrives once. Knows no 
 """
 
 import contextlib
-import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
@@ -64,7 +63,6 @@ def mapped(
 
     room = most_actors(cores)
     DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     size = min(actors or room, room, len(items))
     # An idle process makes room for one whose machine died: none stays for its own sake.
     pool = ActorPoolStrategy(

@@ -11,8 +11,8 @@ from kvcast.spec.options import Bounds, Check, Option, Params, Text
 
 CLUSTER = "many machines"
 
-LOCAL, FOUND = "local", "auto"
-"""Addresses: a cluster of this machine alone, and the one that this machine belongs to."""
+LOCAL, ANY = "local", "any"
+"""Addresses: a cluster of this machine alone, and the one it belongs to or else such a one."""
 
 
 @dataclass(frozen=True, kw_only=True)
