@@ -88,18 +88,18 @@ def _alias(word: str) -> tuple[str, str]:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes, and return the exit code."""
     params = ServeParams(**keywords(args, ServeParams))
+    replicas = ReplicaParams(**keywords(args, ReplicaParams)).replicas
+    if args.ray is None and replicas != ReplicaParams.replicas:
+        raise UsageError("--replicas are of a cluster: add --ray")
     if not params.keys and (key := os.environ.get(KEY_VARIABLE)):
         params = replace(params, api_key=key)
     try:
         from kvcast.server import journal, running
     except ImportError as error:
         raise KvcastError(f"the server needs {error.name}: pip install 'kvcast[server]'") from None
-    journal.install(as_json=params.log_json)
-    replicas = ReplicaParams(**keywords(args, ReplicaParams)).replicas
     if args.ray is not None:
         return _serve_from_cluster(args, params, replica_range(replicas))
-    if replicas != ReplicaParams.replicas:
-        raise UsageError("--replicas are of a cluster: add --ray")
+    journal.install(as_json=params.log_json)
     listening = running.bound(params)
     try:
         models = _opened(args, params)
