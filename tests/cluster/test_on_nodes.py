@@ -13,7 +13,7 @@ from kvcast.tasks.folders.journal import unsealed
 from tiny_gguf import tiny_llama
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
-MODEL = ("--model", "demo", "--runtime", "onnx", "--threads", "1", "--quiet")
+MODEL = ("--model", "demo", "--runtime", "native", "--threads", "1", "--quiet")
 
 
 def recordings(folder: Path, count: int, seconds: int) -> Path:

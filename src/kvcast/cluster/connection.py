@@ -33,8 +33,8 @@ def connected(address: str | None) -> Iterator[None]:
             is there, or else one of this machine alone.
 
     Raises:
-        UsageError: Ray is not installed, or the address is none.
-        KvcastError: there is no cluster.
+        UsageError: the address is none.
+        KvcastError: Ray is not installed, or there is no cluster.
 
     """
     for name, value in _QUIET.items():
@@ -42,7 +42,7 @@ def connected(address: str | None) -> Iterator[None]:
     try:
         import ray
     except ImportError:
-        raise UsageError("--ray needs Ray: pip install 'kvcast[ray]'") from None
+        raise KvcastError("--ray needs Ray: pip install 'kvcast[ray]'") from None
     _probe(address)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -62,6 +62,13 @@ def connected(address: str | None) -> Iterator[None]:
     finally:
         with _own_signals(handlers):
             ray.shutdown()
+
+
+def hush(logger: str) -> None:
+    """Let nothing through of a part of Ray, which sets levels when it is imported."""
+    found = logging.getLogger(logger)
+    found.setLevel(logging.CRITICAL)
+    found.addFilter(lambda _: False)
 
 
 def machine() -> str:
@@ -112,5 +119,4 @@ def _silence() -> None:
 
     # What it hears of a machine that dies, it prints on standard output; no option prevents that.
     worker.print_to_stdstream = lambda *_, **__: None
-    for name in ("ray", "ray.data", "ray.serve"):
-        logging.getLogger(name).addFilter(lambda _: False)  # Ray sets their levels, too
+    hush("ray")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from kvcast import __version__
-from kvcast.cluster.connection import machine
+from kvcast.cluster.connection import hush, machine
 from kvcast.errors import KvcastError, UsageError, in_one_line
 
 T = TypeVar("T")
@@ -62,6 +62,7 @@ def mapped(
     from ray.exceptions import RayError
 
     room = most_actors(cores)
+    hush("ray.data")
     DataContext.get_current().enable_progress_bars = False
     size = min(actors or room, room, len(items))
     # An idle process makes room for one whose machine died: none stays for its own sake.

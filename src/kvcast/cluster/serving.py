@@ -17,7 +17,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from kvcast.cluster.connection import connected
+from kvcast.cluster.connection import connected, hush
 from kvcast.cluster.gateway import Ask, Asked, Gateway, LostError, answered
 from kvcast.cluster.mapping import most_actors
 from kvcast.errors import KvcastError, UsageError, in_one_line
@@ -71,6 +71,7 @@ def serve(
     with connected(address):
         from ray import serve as ray_serve
 
+        hush("ray.serve")
         _check_room(replicas[0], cores)
         if APPLICATION in ray_serve.status().applications:
             raise UsageError(f"the cluster serves {APPLICATION} already: end that first")
