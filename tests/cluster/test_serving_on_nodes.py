@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from cluster.nodes import Nodes, nodes, start
+from cluster.nodes import Nodes, nodes, start, until
 from tiny_gguf import tiny_llama
 
 pytestmark = pytest.mark.slow
@@ -101,3 +101,19 @@ def test_too_many_requests_are_told_to_come_again(tmp_path):
         assert all(one.headers["retry-after"] for one in refused)
         assert {one.json()["error"]["type"] for one in refused} == {"rate_limit_error"}
         assert len(answers) - len(refused) >= 3
+
+
+def test_a_client_that_leaves_frees_the_row(tmp_path):
+    with nodes() as cluster, serving(cluster, tmp_path, "--replicas", "1") as url:
+
+        def running() -> int:
+            return httpx.get(f"{url}/v1/engine", timeout=60).json()["models"][0]["running"]
+
+        asked = LONG | {"stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=300) as response:
+            found = events(response)  # closed with the last reference, and so is the response
+            next(found)
+            assert running() == 1
+        until(lambda: running() == 0)
+        finished = httpx.get(f"{url}/v1/engine", timeout=60).json()["models"][0]["finished"]
+        assert finished == {"cancelled": 1}

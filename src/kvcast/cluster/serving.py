@@ -192,8 +192,9 @@ def _asking(handle: Any) -> Ask:
             if isinstance(error.cause, lost):
                 raise LostError from error
             raise
-        finally:
+        except (asyncio.CancelledError, GeneratorExit):  # nobody takes the answer
             response.cancel()
+            raise
 
     return ask
 
