@@ -17,6 +17,7 @@ import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from kvcast.cluster import params as cluster
 from kvcast.server import params as server
 from kvcast.spec.options import Choice, Declared, Params
 from kvcast.spec.runtimes import RUNTIMES, RuntimeInfo
@@ -54,7 +55,7 @@ def _table(found: re.Match[str]) -> str:
     if found["runtimes"]:
         lines = runtime_table()
     else:
-        declared: type[Params] = {**vars(params), **vars(server)}[found["params"]]
+        declared: type[Params] = {**vars(params), **vars(server), **vars(cluster)}[found["params"]]
         without = (found["without"] or "").split()
         lines = option_table(
             declared, found["group"], as_flags=found["kind"] == "flags", without=without

@@ -13,6 +13,7 @@ SOURCES = sorted(Path(kvcast.cli.__file__).parent.glob("*.py"))
 ALLOWED = (
     "kvcast",
     "kvcast.cli",
+    "kvcast.cluster",
     "kvcast.errors",
     "kvcast.spec",
     "kvcast.server",

@@ -4,29 +4,36 @@ Knows no decoding, and nothing of how a run survives its end: see `kvcast.tasks.
 """
 
 import argparse
+import functools
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from kvcast.cli import console, recordings
 from kvcast.cli.arguments import keywords
+from kvcast.cli.opening import for_actor
 from kvcast.cli.outputs import Outputs
 from kvcast.cli.progress import Progress, progress
 from kvcast.cli.signals import Terminated
+from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.errors import InputMissingError, UsageError
+from kvcast.spec.phases import ignore_phase
 from kvcast.tasks.params import FOLDERS, FolderParams, LoadParams, SubtitleParams, TranscribeParams
 from kvcast.tasks.writers import Transcript
 
 if TYPE_CHECKING:
+    from kvcast.cluster.recordings import Opened
     from kvcast.tasks.folders.run import FolderRun, Result, Summary
-    from kvcast.tasks.folders.working import Heard, Job
-    from kvcast.tasks.model import WhisperModel
+    from kvcast.tasks.folders.working import Heard, Job, Outcome, Watch
+
+Begin: TypeAlias = "Callable[[Watch], Generator[Outcome]]"
+"""Begins to transcribe; takes what is told how far each recording is."""
 
 _WITHOUT_EFFECT = frozenset({"audio", "output_dir", "json", "quiet", "run", "threads", "trust"})
 """Arguments that a transcript does not depend on, besides those of folders."""
@@ -39,7 +46,9 @@ def folder_of(args: argparse.Namespace) -> Path | None:
     """
     params = FolderParams(**keywords(args, FolderParams))
     folders = [source for source in args.audio if _is_folder(source)]
+    cluster = ClusterParams(**keywords(args, ClusterParams))
     asked = [name for name in params.changed(FOLDERS) if getattr(params, name)]
+    asked += cluster.changed(CLUSTER)
     if folders and len(args.audio) > 1:
         raise UsageError(f"{folders[0]} is a folder: transcribe it in a run of its own")
     if folders and args.output_dir is None:
@@ -77,6 +86,9 @@ def run(folder: Path, args: argparse.Namespace) -> int:
         raise UsageError(
             "--batch decodes several recordings together already: drop it or --workers"
         )
+    cluster = ClusterParams(**keywords(args, ClusterParams))
+    if cluster.ray is not None and params.workers > 1:
+        raise UsageError("--workers is for one machine: with --ray, give --actors")
     watcher = progress(quiet=args.quiet)
     with console.own_error_stream(), ExitStack() as held:
         with watcher.waiting(f"looking at {folder}"):
@@ -87,12 +99,12 @@ def run(folder: Path, args: argparse.Namespace) -> int:
             for notice in _notices(work):
                 console.say(notice)
         course = _Course(folder, args, outputs, watcher, work)
+        outcomes = course.here if cluster.ray is None else course.on_cluster
         for problem in work.problems:
             course.ended(problem)
         if work.waiting:
-            with watcher.waiting(f"loading {args.model}") as on_phase:
-                model, runtime = recordings.load(args, on_phase)
-            course.transcribe(model, runtime, params.workers)
+            with outcomes() as begin:
+                course.transcribe(begin)
         summary = course.summary()
     if args.json:
         console.emit(json.dumps(summary.document(), ensure_ascii=False) + "\n")
@@ -130,22 +142,49 @@ class _Course:
                 code = console.report(result.error, about=str(self._folder / result.path))
             self.failures.append(code)
 
-    def transcribe(self, model: "WhisperModel", runtime: str, workers: int) -> None:
-        """Transcribe what waits."""
+    @contextmanager
+    def here(self) -> "Iterator[Begin]":
+        """Load the model, to transcribe what waits in this process."""
         from kvcast.tasks.folders.working import transcribe_all
 
+        with self._watcher.waiting(f"loading {self._args.model}") as on_phase:
+            model, self._runtime = recordings.load(self._args, on_phase)
+        yield lambda watch: transcribe_all(
+            model,
+            self._work.jobs(),
+            self._args.workers,
+            options=keywords(self._args, TranscribeParams),
+            watch=watch,
+        )
+
+    @contextmanager
+    def on_cluster(self) -> "Iterator[Begin]":
+        """Connect to a cluster, to transcribe what waits there."""
+        from kvcast.cluster.connection import connected
+        from kvcast.cluster.recordings import transcribed
+
+        def run_by(runtime: str) -> None:
+            self._runtime = runtime
+
+        args = self._args
+        with ExitStack() as held:
+            with self._watcher.waiting(f"connecting to Ray at {args.ray}"):
+                held.enter_context(connected(args.ray))
+            yield lambda _: transcribed(
+                functools.partial(opened_on_cluster, for_actor(args)),
+                self._work.jobs(),
+                actors=args.actors,
+                cores=args.threads or 1,
+                on_runtime=run_by,
+            )
+
+    def transcribe(self, begin: "Begin") -> None:
+        """Transcribe what waits."""
         waiting = self._work.waiting
-        self._runtime = runtime
         begun = time.monotonic()
         finished = 0
         with self._watcher.covering(len(waiting), sum(one.size for one in waiting)) as bar:
-            outcomes = transcribe_all(
-                model,
-                self._work.jobs(),
-                workers,
-                options=keywords(self._args, TranscribeParams),
-                watch=lambda job, share: bar.reached(job.source, share * job.recording.size),
-            )
+            outcomes = begin(lambda job, share: bar.reached(job.source, share * job.recording.size))
             try:
                 with closing(outcomes):
                     for outcome in outcomes:
@@ -198,15 +237,22 @@ class _Course:
                 console.say(notice, about=job.source)
 
 
+def opened_on_cluster(args: argparse.Namespace) -> "Opened":
+    """Load the model in a process of a cluster."""
+    model, runtime = recordings.load(args, ignore_phase)
+    return model, runtime, keywords(args, TranscribeParams)
+
+
 def _fingerprint(args: argparse.Namespace, outputs: Outputs) -> str:
     """Return what stands for the model and all options on which a transcript depends."""
     from kvcast.tasks.loading import model_digest
 
-    folders = {option.name for option in FolderParams.declared()}
+    declared = (*FolderParams.declared(), *ClusterParams.declared())
+    elsewhere = {option.name for option in declared}
     given = {
         name: value
         for name, value in vars(args).items()
-        if name not in _WITHOUT_EFFECT and name not in folders
+        if name not in _WITHOUT_EFFECT and name not in elsewhere
     }
     given["format"] = outputs.saved
     given["model's files"] = model_digest(args.model, LoadParams(**keywords(args, LoadParams)))

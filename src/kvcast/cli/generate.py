@@ -4,8 +4,11 @@ Knows no decoding: the model streams pieces of one text, or yields the texts of 
 """
 
 import argparse
+import functools
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from kvcast.cli import console, prompts
 from kvcast.cli.arguments import Heading, add_options, filled, headings, keywords
 from kvcast.cli.files import STANDARD_INPUT
-from kvcast.cli.opening import drafted_by, opened
+from kvcast.cli.opening import drafted_by, for_actor, opened
 from kvcast.cli.progress import Progress, progress
 from kvcast.cli.prompts import Prompt
+from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.errors import InputOutputError, KvcastError, UsageError
-from kvcast.spec.phases import OnPhase
+from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.tasks.params import (
     CONVERSATION,
     LOADING,
@@ -64,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = EPILOG
     _add_prompts(parser)
-    under = headings(parser, LOADING, CONVERSATION, SAMPLING, STRUCTURE, SEVERAL, "output")
+    under = headings(parser, LOADING, CONVERSATION, SAMPLING, STRUCTURE, SEVERAL, CLUSTER, "output")
     under[LOADING].add_argument(
         "--model",
         "-m",
@@ -75,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_options(under, LoadParams)
     add_options(under, PromptParams)
+    add_options(under, ClusterParams)
     _add_output(under["output"])
 
 
@@ -129,21 +134,30 @@ def run(args: argparse.Namespace) -> int:
     for name in ("logprobs", "top_logprobs"):
         if getattr(args, name) and not in_json:
             raise UsageError(f"--{name.replace('_', '-')} are numbers for JSON: add --json")
+    cluster = ClusterParams(**keywords(args, ClusterParams))
+    if cluster.ray is not None and args.prompts is None:
+        raise UsageError("--ray is for many prompts: give them with --prompts")
     _read_grammars(args)
     params = PromptParams(**keywords(args, PromptParams))
     asked = _prompts(args)
     if args.output is not None:
         _prepare(args.output, source=args.prompts or args.prompt_file)
     watcher = progress(quiet=args.quiet)
+    if cluster.ray is not None:
+        texts = _write_from_cluster(asked, args, watcher)
+        return _told(texts, args)
     with watcher.waiting(f"loading {args.model}") as on_phase:
         model, runtime = _load(args, on_phase)
-        args.draft = drafted_by(args, on_phase, task="generate")
     if in_json:
-        texts = _write_json(model, runtime, asked, args, watcher)
+        texts = _write_json(_generate(model, asked, args, watcher), runtime, asked, args)
     elif params.is_one_text:
         texts = [_stream(model, asked[0], args)]
     else:
         texts = _write_texts(model, asked, args, watcher)
+    return _told(texts, args)
+
+
+def _told(texts: "Sequence[TextGeneration]", args: argparse.Namespace) -> int:
     if not args.quiet:
         console.say(_speed(texts))
     return 0
@@ -186,6 +200,7 @@ def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TextGenerator, 
     """Return the model and the name of what runs it."""
     found = opened(args, on_phase, task="generate")
     assert found.model.task == "generate"
+    args.draft = drafted_by(args, on_phase, task="generate")
     return found.model, found.runtime
 
 
@@ -219,16 +234,15 @@ def _write_texts(
 
 
 def _write_json(
-    model: "TextGenerator",
+    answers: "Iterator[list[TextGeneration]]",
     runtime: str,
     asked: Sequence[Prompt],
     args: argparse.Namespace,
-    watcher: Progress,
 ) -> "list[TextGeneration]":
     """Print one document per prompt as soon as its turn is done, or save them all at the end."""
     found: list[TextGeneration] = []
     lines: list[str] = []
-    for prompt, texts in zip(asked, _generate(model, asked, args, watcher), strict=True):
+    for prompt, texts in zip(asked, answers, strict=True):
         document = _document(prompt, texts, args, runtime)
         line = json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
         if args.output is None:
@@ -240,10 +254,78 @@ def _write_json(
     return found
 
 
+def _write_from_cluster(
+    asked: Sequence[Prompt], args: argparse.Namespace, watcher: Progress
+) -> "list[TextGeneration]":
+    """Write documents as `_write_json` does, of texts that the machines of a cluster generate."""
+    from kvcast.cluster.connection import connected
+    from kvcast.cluster.mapping import computed
+    from kvcast.cluster.prompts import answered
+
+    cores, own = args.threads or 1, for_actor(args)
+    with ExitStack() as held:
+        with watcher.waiting(f"connecting to Ray at {args.ray}"):
+            held.enter_context(connected(args.ray))
+        with watcher.waiting("checking prompts"):
+            runtime, keys = computed(functools.partial(examined, own, asked), cores=cores)
+        answers = answered(
+            functools.partial(answering, own),
+            asked,
+            keys,
+            together=args.batch,
+            actors=args.actors,
+            cores=cores,
+        )
+        return _write_json(_watched(answers, len(asked), watcher), runtime, asked, args)
+
+
+def examined(
+    args: argparse.Namespace, asked: Sequence[Prompt]
+) -> tuple[str, list[tuple[int, bytes]]]:
+    """Check all prompts, in a process of a cluster.
+
+    Returns what runs the model, and of each prompt the number of its call and a digest of its
+    tokens. Raises as generating does where a prompt is at fault.
+    """
+    model, runtime = _load(args, ignore_phase)
+    _begun(model, asked, args)
+    keys = []
+    for number, call in enumerate(_calls(asked)):
+        params = PromptParams(**_options(call[0], args))
+        for prompt in call:
+            tokens = model.prompt_tokens(prompt.text, params)
+            keys.append((number, hashlib.sha256(tokens.tobytes()).digest()))
+    return runtime, keys
+
+
+def answering(
+    args: argparse.Namespace,
+) -> "Callable[[Sequence[Prompt]], list[list[TextGeneration]]]":
+    """Load the model in a process of a cluster, and return what generates there."""
+    model, _ = _load(args, ignore_phase)
+    return lambda prompts: list(_begun(model, prompts, args))
+
+
 def _generate(
     model: "TextGenerator", asked: Sequence[Prompt], args: argparse.Namespace, watcher: Progress
 ) -> "Iterator[list[TextGeneration]]":
-    """Yield the texts of each prompt, in order."""
+    """Return the texts of each prompt, in order."""
+    return _watched(_begun(model, asked, args), len(asked), watcher)
+
+
+def _watched(
+    answers: "Iterator[list[TextGeneration]]", count: int, watcher: Progress
+) -> "Iterator[list[TextGeneration]]":
+    for number in range(1, count + 1):
+        with watcher.waiting(f"generating {number} of {count}"):
+            texts = next(answers)
+        yield texts
+
+
+def _begun(
+    model: "TextGenerator", asked: Sequence[Prompt], args: argparse.Namespace
+) -> "Iterator[list[TextGeneration]]":
+    """Return the texts of each prompt, in order; raises now if a prompt is at fault."""
 
     def begin(some: Sequence[Prompt]) -> "Iterator[list[TextGeneration]]":
         return model.generate_each(
@@ -252,15 +334,14 @@ def _generate(
         )
 
     # A call has one system text. All calls begin, and check their prompts, before any goes on.
-    groups = [list(group) for _, group in groupby(asked, key=lambda prompt: prompt.system)]
     try:
-        results = chain.from_iterable([begin(group) for group in groups])
+        return chain.from_iterable([begin(call) for call in _calls(asked)])
     except KvcastError as error:
         raise _placed(error, asked, begin) from None
-    for number in range(1, len(asked) + 1):
-        with watcher.waiting(f"generating {number} of {len(asked)}"):
-            texts = next(results)
-        yield texts
+
+
+def _calls(asked: Sequence[Prompt]) -> list[list[Prompt]]:
+    return [list(call) for _, call in groupby(asked, key=lambda prompt: prompt.system)]
 
 
 def _placed(

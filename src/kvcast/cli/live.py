@@ -77,6 +77,8 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError(f"--live prints text or JSON, not {args.format}")
     if args.output_dir is not None:
         raise UsageError("--live prints its text and saves none: drop --output-dir")
+    if args.ray is not None:
+        raise UsageError("--live is heard on one machine: drop --ray")
 
 
 class Intake:

@@ -30,6 +30,12 @@ def opened(
     return found
 
 
+def for_actor(args: argparse.Namespace) -> argparse.Namespace:
+    """Return a command's options as a process of a cluster takes them: silent, with its cores."""
+    own = {"quiet": True, "threads": args.threads or 1}
+    return argparse.Namespace(**{**vars(args), **own})
+
+
 def drafted_by(args: argparse.Namespace, on_phase: OnPhase = ignore_phase, *, task: "Task") -> Any:
     """Return what `--draft` names as Python takes it: a loaded model for a model's name.
 

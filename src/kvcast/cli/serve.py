@@ -4,13 +4,18 @@ Knows no route: `kvcast.server` has them.
 """
 
 import argparse
+import functools
 import os
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from kvcast.cli import console
 from kvcast.cli.arguments import add_options, filled, headings, keywords
+from kvcast.cli.opening import for_actor
 from kvcast.cli.progress import progress
+from kvcast.cluster.params import ANY, CLUSTER, ReplicaParams, replica_range
 from kvcast.errors import KvcastError, UsageError
 from kvcast.server.params import ACCESS, ADDRESS, ENGINE, LIMITS, LOGS, ServeParams
 from kvcast.tasks.params import LOADING, LoadParams
@@ -46,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what --model of the other commands takes: a bundle, a folder, a GGUF file, a hub id, "
         "or demo, demo-base, demo-chat, demo-t5 or demo-unilm",
     )
-    under = headings(parser, ADDRESS, LOADING, ENGINE, LIMITS, ACCESS, LOGS)
+    under = headings(parser, ADDRESS, LOADING, ENGINE, LIMITS, ACCESS, LOGS, CLUSTER)
     under[ADDRESS].add_argument(
         "--alias",
         action="append",
@@ -57,6 +62,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_options(under, ServeParams)
     add_options(under, LoadParams)
+    under[CLUSTER].add_argument(
+        "--ray",
+        nargs="?",
+        const=ANY,
+        type=filled,
+        metavar="ADDRESS",
+        help="serve from this Ray cluster: HOST:PORT, auto for the one of this machine, local for "
+        "one of this machine alone; without ADDRESS auto, or local if there is none; needs "
+        "kvcast[ray] (default: from here)",
+    )
+    add_options(under, ReplicaParams)
     under[LOGS].add_argument(
         "--quiet", "-q", action="store_true", help="no progress while models are opened"
     )
@@ -72,12 +88,17 @@ def _alias(word: str) -> tuple[str, str]:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes, and return the exit code."""
     params = ServeParams(**keywords(args, ServeParams))
+    replicas = ReplicaParams(**keywords(args, ReplicaParams)).replicas
+    if args.ray is None and replicas != ReplicaParams.replicas:
+        raise UsageError("--replicas are of a cluster: add --ray")
     if not params.keys and (key := os.environ.get(KEY_VARIABLE)):
         params = replace(params, api_key=key)
     try:
         from kvcast.server import journal, running
     except ImportError as error:
         raise KvcastError(f"the server needs {error.name}: pip install 'kvcast[server]'") from None
+    if args.ray is not None:
+        return _serve_from_cluster(args, params, replica_range(replicas))
     journal.install(as_json=params.log_json)
     listening = running.bound(params)
     try:
@@ -86,13 +107,31 @@ def run(args: argparse.Namespace) -> int:
         listening.close()
         raise
     host, port = listening.getsockname()[:2]
+    running.run(models, params, listening, lambda: _say_where(models.names, host, port))
+    return 0
+
+
+def _say_where(names: Iterable[str], host: str, port: int) -> None:
     shown = f"[{host}]" if ":" in host else host
-    names = ", ".join(one.name for one in models)
-    running.run(
-        models,
+    console.say(f"serving {', '.join(names)} at http://{shown}:{port}")
+
+
+def _serve_from_cluster(
+    args: argparse.Namespace, params: ServeParams, replicas: tuple[int, int]
+) -> int:
+    from kvcast.cluster import serving
+
+    names = chain.from_iterable(_names(args.models, args.alias).values())
+    if params.port == 0:
+        raise UsageError("--port 0 is for one machine: with --ray, give a port")
+    own = for_actor(args)
+    serving.serve(
+        functools.partial(_opened, own, params),
         params,
-        listening,
-        lambda: console.say(f"serving {names} at http://{shown}:{port}"),
+        address=None if args.ray == ANY else args.ray,
+        replicas=replicas,
+        cores=own.threads,
+        started=lambda: _say_where(names, params.host, params.port),
     )
     return 0
 

@@ -13,6 +13,7 @@ from kvcast.cli.arguments import Heading, add_options, headings, keywords
 from kvcast.cli.files import shown
 from kvcast.cli.outputs import FORMATS, Outputs
 from kvcast.cli.progress import Progress, progress
+from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.tasks.params import (
     FALLBACK,
     FOLDERS,
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 EPILOG = """\
 Options may be spelled with hyphens or underscores; Whisper's own names are accepted.
 Without --output-dir the transcript goes to standard output as it is recognised.
-AUDIO may also be one folder, which needs --output-dir; the options under "folders" are for it.
+AUDIO may also be one folder, which needs --output-dir; the options under "folders" and
+"many machines" are for it.
 
 """ + recordings.EXIT_CODES.format(
     done="the others are done and saved", kept="files already complete stay"
@@ -49,13 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     recordings.add_audio(parser)
     groups = (LOADING, RECOGNITION, VOICE, SEARCH, FALLBACK, WORDS, SUBTITLES, LIVE, FOLDERS)
-    under = headings(parser, *groups, "output")
+    under = headings(parser, *groups, CLUSTER, "output")
     recordings.add_model(under[LOADING])
     add_options(under, LoadParams, leave_out={"cache"})  # Whisper's are in fp32
     add_options(under, TranscribeParams)
     add_options(under, SubtitleParams)
     live.add_arguments(under[LIVE])
     add_options(under, FolderParams)
+    add_options(under, ClusterParams)
     _add_output(under["output"])
 
 

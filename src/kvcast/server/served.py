@@ -104,6 +104,11 @@ class Models:
         return found
 
     @property
+    def names(self) -> list[str]:
+        """All names, in order."""
+        return list(self._by_name)
+
+    @property
     def engines(self) -> list[Engine]:
         """All engines, each once: a model may have several names."""
         return list(dict.fromkeys(one.engine for one in self))

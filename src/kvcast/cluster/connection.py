@@ -1,0 +1,122 @@
+"""A connection to a Ray cluster, for as long as a command needs it.
+
+Keeps Ray quiet: it prints to both streams, and takes SIGTERM for itself. Knows no model.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvcast.cluster.params import LOCAL
+from kvcast.errors import KvcastError, UsageError, in_one_line
+
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning that this will be the default
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+}
+_PATIENCE = 10.0
+"""Seconds that the head node's port may take to answer."""
+
+
+@contextlib.contextmanager
+def connected(address: str | None) -> Iterator[None]:
+    """Belong to a cluster meanwhile.
+
+    Args:
+        address: "local", "auto" or HOST:PORT, as `ray.init` takes it; None is a cluster that
+            is there, or else one of this machine alone.
+
+    Raises:
+        UsageError: the address is none.
+        KvcastError: Ray is not installed, or there is no cluster.
+
+    """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise KvcastError("--ray needs Ray: pip install 'kvcast[ray]'") from None
+    _probe(address)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with _own_signals(handlers), _hushed():
+            ray.init(
+                address=address,
+                include_dashboard=False if address == LOCAL else None,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        _silence()
+        yield
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        if ray.is_initialized():
+            raise
+        raise KvcastError(f"no Ray cluster at {address}: {in_one_line(error)}") from None
+    finally:
+        with _own_signals(handlers):
+            ray.shutdown()
+
+
+def hush(logger: str) -> None:
+    """Let nothing through of a part of Ray, which sets levels when it is imported."""
+    found = logging.getLogger(logger)
+    found.setLevel(logging.CRITICAL)
+    found.addFilter(lambda _: False)
+
+
+def machine() -> str:
+    """Return what messages call this machine."""
+    return socket.gethostname()
+
+
+@contextlib.contextmanager
+def _own_signals(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    """Undo what Ray does to signals, which only a main thread can."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """Send descriptor 2 nowhere: Ray's native part writes there that it will write little."""
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _probe(address: str | None) -> None:
+    """Raise KvcastError where nothing listens: Ray would try for minutes, then end the process."""
+    host, colon, port = (address or "").rpartition(":")
+    if not colon:
+        return
+    if "/" in host or not port.isdecimal():
+        raise UsageError(f"--ray takes local, auto or HOST:PORT, not {address}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise KvcastError(f"no Ray cluster at {address}: {in_one_line(error)}") from None
+
+
+def _silence() -> None:
+    """Keep what Ray has to say of machines and tasks off the streams, which are the command's."""
+    from ray._private import worker
+
+    # What it hears of a machine that dies, it prints on standard output; no option prevents that.
+    worker.print_to_stdstream = lambda *_, **__: None
+    hush("ray")

@@ -1,0 +1,202 @@
+"""What stands between clients and replicas: it hands a request on, and its answer back.
+
+A replica that dies before any of its answer is passed on costs the client nothing: another is
+asked. Later, a stream of events ends with one that says so, and any other answer is cut off.
+Plain ASGI. Knows no Ray, no route and no model.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvcast.server.errors import ApiError, GoneError
+from kvcast.server.events import event
+
+TRIES = 4
+"""Replicas that are asked for one answer."""
+
+PAUSE = 0.5
+"""Seconds before another one is asked; a dead one is not known at once."""
+
+_HANDED_ON = (
+    *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"),
+    *("root_path", "headers", "client", "server"),
+)
+_OWN_HEADERS = frozenset({b"x-request-id"})
+"""Headers of a replica that the gateway's own take the place of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A request, whole."""
+
+    scope: Mapping[str, Any]
+    body: bytes
+
+
+class LostError(Exception):
+    """A replica died, or could not be reached."""
+
+
+Ask: TypeAlias = Callable[[Asked], AsyncGenerator[list[Message]]]
+"""Asks a replica; yields the messages of its answer. Raises LostError, and ApiError if refused."""
+
+
+class Gateway:
+    """An application that others compute."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        if scope["type"] != "http":  # a socket stays with one replica; there is no way back to it
+            await send({"type": "websocket.close", "code": 1011})
+            return
+        asked = Asked(
+            scope={name: scope[name] for name in _HANDED_ON if name in scope},
+            body=await _whole(receive),
+        )
+        passing = asyncio.ensure_future(self._pass(asked, send))
+        leaving = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not passing.done():
+                raise GoneError
+            passing.result()
+        finally:
+            for task in (passing, leaving):
+                task.cancel()
+            await asyncio.gather(passing, leaving, return_exceptions=True)
+
+    async def _pass(self, asked: Asked, send: Send) -> None:
+        for attempt in range(TRIES):
+            if attempt:
+                await asyncio.sleep(PAUSE * attempt)
+            answer = _Answer(send)
+            try:
+                async with aclosing(self._ask(asked)) as messages:
+                    async for some in messages:
+                        for message in some:
+                            await answer.take(message)
+                answer.check_whole()
+                return  # noqa: TRY300 - nothing was lost
+            except LostError:
+                if answer.began:
+                    await answer.break_off()
+                    return
+        raise _lost()
+
+
+class _Answer:
+    """An answer under way; its head waits for the first part of the body."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._head: Message | None = None
+        self._streams = self._ended = False
+        self.began = False
+
+    async def take(self, message: Message) -> None:
+        """Pass a message on."""
+        if message["type"] == "http.response.start":
+            headers = [pair for pair in message["headers"] if pair[0].lower() not in _OWN_HEADERS]
+            kind = dict(headers).get(b"content-type", b"")
+            self._streams = kind.startswith(b"text/event-stream")
+            self._head = {**message, "headers": headers}
+            return
+        if self._head is not None:
+            self.began = True
+            await self._send(self._head)
+            self._head = None
+        self._ended = not message.get("more_body", False)
+        await self._send(message)
+
+    def check_whole(self) -> None:
+        """Raise LostError for an answer that lacks its end."""
+        if not self._ended:
+            raise LostError
+
+    async def break_off(self) -> None:
+        """Say that there is no more; raises LostError where there is no way to say it."""
+        if self._ended:
+            return
+        if not self._streams:
+            raise LostError
+        told = event(_lost().document).encode()
+        await self._send({"type": "http.response.body", "body": told, "more_body": False})
+
+
+def _lost() -> ApiError:
+    return ApiError(
+        503,
+        "the replica that served the request is lost: send it again",
+        kind="server_error",
+        code="replica_lost",
+    )
+
+
+async def _whole(receive: Receive) -> bytes:
+    parts, more = [], True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise GoneError
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return
+
+
+async def answered(app: ASGIApp, asked: Asked) -> AsyncGenerator[list[Message]]:
+    """Yield the messages of an application's answer, as many at once as there are.
+
+    Closed before the end, it tells the application that the client has left.
+    """
+    messages: asyncio.Queue[Message] = asyncio.Queue()
+    left = asyncio.Event()
+    bodies = [asked.body]
+
+    async def receive() -> Message:
+        if bodies:
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    working = asyncio.ensure_future(app({**asked.scope, "state": {}}, receive, messages.put))
+    try:
+        while not (working.done() and messages.empty()):
+            some = [messages.get_nowait() for _ in range(messages.qsize())]
+            if some:
+                yield some
+                continue
+            waiting = asyncio.ensure_future(messages.get())
+            await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                yield [waiting.result()]
+            else:
+                waiting.cancel()
+        working.result()
+    finally:
+        left.set()
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)

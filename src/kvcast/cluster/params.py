@@ -1,0 +1,84 @@
+"""Options about a cluster: what they are called, take and mean. Knows no Ray."""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from typing_extensions import override
+
+from kvcast.errors import UsageError
+from kvcast.spec.options import Bounds, Check, Option, Params, Text
+
+CLUSTER = "many machines"
+
+LOCAL, ANY = "local", "any"
+"""Addresses: a cluster of this machine alone, and the one it belongs to or else such a one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterParams(Params):
+    """Where the work of a command is done."""
+
+    ray: Annotated[
+        str | None,
+        Option(
+            group=CLUSTER,
+            help="do the work on this Ray cluster: HOST:PORT, auto for the one of this machine, "
+            "local for one of this machine alone; needs kvcast[ray]",
+            check=Text(filled=True),
+            metavar="ADDRESS",
+            default="here",
+        ),
+    ] = None
+    actors: Annotated[
+        int | None,
+        Option(
+            group=CLUSTER,
+            help="with --ray, processes at most that hold the model, each with --threads cores",
+            check=Bounds(least=1, most=100_000),
+            default="as many as the cluster has cores for",
+        ),
+    ] = None
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.actors is not None and self.ray is None:
+            raise UsageError("--actors is for a cluster: add --ray")
+
+
+class _Replicas(Check):
+    @override
+    def problem(self, value: Any, kind: type) -> str | None:
+        try:
+            replica_range(value)
+        except ValueError:
+            return f"must be a number, as 2, or a range, as 1-8, not {value!r}"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaParams(Params):
+    """How a server is spread over a cluster."""
+
+    replicas: Annotated[
+        str,
+        Option(
+            group=CLUSTER,
+            help="with --ray, processes that hold the models, each with --threads cores: a number, "
+            "or MIN-MAX, between which requests under way decide",
+            check=_Replicas(),
+            metavar="N|MIN-MAX",
+        ),
+    ] = "1"
+
+
+def replica_range(words: str) -> tuple[int, int]:
+    """Return the least and the largest number of replicas; raises ValueError."""
+    found = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", words)
+    if found is None:
+        raise ValueError
+    least, most = int(found[1]), int(found[2] or found[1])
+    if not 1 <= least <= most:
+        raise ValueError
+    return least, most

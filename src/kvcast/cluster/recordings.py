@@ -1,0 +1,78 @@
+"""A folder's recordings, transcribed on the machines of a cluster.
+
+What becomes of each arrives as from one machine. Knows neither journal nor formats.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kvcast.cluster.connection import machine
+from kvcast.cluster.mapping import mapped, portable
+from kvcast.errors import InputOutputError
+from kvcast.tasks.folders.working import Job, Outcome, transcribe_all
+
+if TYPE_CHECKING:
+    from kvcast.tasks.model import WhisperModel
+
+Opened: TypeAlias = "tuple[WhisperModel, str, Mapping[str, Any]]"
+"""A model, the name of what runs it, and the options of `WhisperModel.transcribe`."""
+
+
+def transcribed(
+    open_model: Callable[[], Opened],
+    jobs: Iterable[Job],
+    *,
+    actors: int | None,
+    cores: int,
+    on_runtime: Callable[[str], None],
+) -> Generator[Outcome]:
+    """Yield what becomes of each recording, as they are done.
+
+    Args:
+        open_model: is called once in each process.
+        jobs: the recordings; all machines see them at the same path.
+        actors: processes at most.
+        cores: of each.
+        on_runtime: is told what runs the model, before each outcome.
+
+    Raises as `kvcast.cluster.mapping.mapped`.
+
+    """
+    make = _Maker(open_model)
+    for runtime, outcome in mapped(make, list(jobs), actors=actors, cores=cores):
+        on_runtime(runtime)
+        yield outcome
+
+
+@dataclass(frozen=True)
+class _Maker:
+    open_model: Callable[[], Opened]
+
+    def __call__(self) -> Callable[[Job], tuple[str, Outcome]]:
+        model, runtime, options = self.open_model()
+
+        def transcribe(job: Job) -> tuple[str, Outcome]:
+            if (problem := _unlike(job)) is not None:
+                return runtime, Outcome(job=job, error=problem)
+            (outcome,) = transcribe_all(model, [job], 1, options=options, watch=lambda *_: None)
+            return runtime, replace(outcome, error=portable(outcome.error))
+
+        return transcribe
+
+
+def _unlike(job: Job) -> InputOutputError | None:
+    """Tell whether this machine does not see the file that the journal is about."""
+    try:
+        size = Path(job.source).stat().st_size
+    except OSError as error:
+        return InputOutputError(
+            f"{job.source}: the machine {machine()} does not see it ({error.strerror}): put "
+            "recordings where all machines find them under one path"
+        )
+    if size != job.recording.size:
+        return InputOutputError(
+            f"{job.source}: the machine {machine()} has another file there, or an old one"
+        )
+    return None

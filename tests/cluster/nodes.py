@@ -1,0 +1,82 @@
+"""Clusters of this machine, whose nodes can be killed; none of their processes outlives a test."""
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+
+class Nodes:
+    """A cluster of a head and other nodes, each with one core."""
+
+    def __init__(self, others: int) -> None:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what Ray imports; tests raise warnings
+            from ray.cluster_utils import Cluster
+        self._cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+        )
+        self._others = [self._cluster.add_node(num_cpus=1) for _ in range(others)]
+        self.address: str = self._cluster.address
+
+    def kill_one(self) -> None:
+        """Kill a node that is not the head, with all its processes, as when its machine dies."""
+        self._cluster.remove_node(self._others.pop(), allow_graceful=False)
+
+    def close(self) -> None:
+        started = psutil.Process().children(recursive=True)
+        self._cluster.shutdown()
+        _, alive = psutil.wait_procs(started, timeout=5)
+        for process in alive:
+            process.kill()
+        psutil.wait_procs(alive, timeout=20)
+
+
+@contextmanager
+def nodes(others: int = 1) -> Iterator[Nodes]:
+    """Run a cluster."""
+    before = set(psutil.Process().children(recursive=True))
+    found = None
+    try:
+        found = Nodes(others)
+        yield found
+    finally:
+        if found is not None:
+            found.close()
+        for process in set(psutil.Process().children(recursive=True)) - before:
+            process.kill()
+
+
+def start(*words: Any, **settings: Any) -> subprocess.Popen[str]:
+    """Start `kvcast` with these words."""
+    command = [sys.executable, "-m", "kvcast", *map(str, words)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **streams | settings)
+
+
+def run(*words: Any, while_running: Callable[[], None] = lambda: None) -> tuple[int, str, str]:
+    """Return the exit code and both outputs of `kvcast` with these words."""
+    process = start(*words)
+    try:
+        while_running()
+        out, err = process.communicate(timeout=400)
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode, out, err
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait for something that others do."""
+    for _ in range(2400):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not come to pass")

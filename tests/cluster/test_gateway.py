@@ -1,0 +1,180 @@
+"""What clients get when replicas die, are busy, or the client leaves."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import pytest
+
+from kvcast.cluster import gateway
+from kvcast.cluster.gateway import TRIES, Asked, LostError, answered
+from kvcast.cluster.serving import guarded
+from kvcast.server.errors import busy
+from kvcast.server.params import ServeParams
+
+SCOPE = {
+    "type": "http",
+    "method": "POST",
+    "path": "/v1/completions",
+    "raw_path": b"/v1/completions",
+    "query_string": b"",
+    "headers": [(b"host", b"localhost"), (b"transfer-encoding", b"chunked")],
+}
+
+
+def head(kind: bytes) -> dict[str, Any]:
+    headers = [(b"content-type", kind), (b"x-request-id", b"the replica's")]
+    return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+def body(content: bytes, *, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": content, "more_body": more}
+
+
+EVENTS, JSON = head(b"text/event-stream; charset=utf-8"), head(b"application/json")
+
+
+class Replicas:
+    """Each call is answered by the next script: lists of messages, then maybe an error."""
+
+    def __init__(self, *scripts: list[Any]) -> None:
+        self.scripts = list(scripts)
+        self.asked: list[Asked] = []
+        self.closed = 0
+
+    async def __call__(self, asked: Asked) -> AsyncGenerator[list[Any]]:
+        self.asked.append(asked)
+        try:
+            for step in self.scripts[len(self.asked) - 1]:
+                if isinstance(step, Exception):
+                    raise step
+                if step is None:
+                    await asyncio.Event().wait()
+                yield [step]
+        finally:
+            self.closed += 1
+
+
+def served(
+    replicas: Callable[[Asked], AsyncGenerator[list[Any]]], *parts: bytes, leaves: bool = False
+) -> list[dict[str, Any]]:
+    """Return what the client gets for a body in these parts."""
+    sent: list[dict[str, Any]] = []
+    waiting = [body(part) | {"type": "http.request"} for part in parts]
+    waiting.append({"type": "http.request", "body": b"", "more_body": False})
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        if waiting:
+            return waiting.pop(0)
+        await asyncio.sleep(0.05) if leaves else await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    app = guarded(replicas, ServeParams(max_body=1))
+    asyncio.run(app(dict(SCOPE), receive, send))
+    return sent
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "PAUSE", 0)
+
+
+def test_an_answer_passes_as_it_comes():
+    replicas = Replicas([EVENTS, body(b"data: 1\n\n"), body(b"", more=False)])
+    first, *others = served(replicas, b"{", b"}")
+    assert dict(first["headers"])[b"x-request-id"].startswith(b"req_")
+    assert [name for name, _ in first["headers"]].count(b"x-request-id") == 1
+    assert others == [body(b"data: 1\n\n"), body(b"", more=False)]
+    assert replicas.asked[0].body == b"{}"
+    assert replicas.asked[0].scope == SCOPE
+
+
+@pytest.mark.parametrize("before", [[], [EVENTS], [JSON]])
+def test_what_had_not_begun_is_tried_again(before: list[Any]):
+    replicas = Replicas([*before, LostError()], [JSON, body(b"{}", more=False)])
+    messages = served(replicas)
+    assert [message.get("body") for message in messages] == [None, b"{}"]
+    assert len(replicas.asked) == 2
+
+
+def test_an_answer_without_an_end_counts_as_lost():
+    replicas = Replicas([], [JSON, body(b"{}", more=False)])
+    assert served(replicas)[-1]["body"] == b"{}"
+
+
+def test_a_stream_that_breaks_ends_with_an_error():
+    replicas = Replicas([EVENTS, body(b"data: 1\n\n"), LostError()])
+    *_, first, last = served(replicas)
+    assert first["body"] == b"data: 1\n\n"
+    assert json.loads(last["body"].removeprefix(b"data: "))["error"]["code"] == "replica_lost"
+    assert not last["more_body"]
+    assert len(replicas.asked) == 1
+
+
+def test_any_other_answer_that_breaks_is_cut_off():
+    with pytest.raises(LostError):
+        served(Replicas([JSON, body(b"{"), LostError()]))
+
+
+def test_where_all_replicas_are_lost_the_client_hears_of_it():
+    replicas = Replicas(*[[LostError()]] * TRIES)
+    first, last = served(replicas)
+    assert first["status"] == 503
+    assert dict(first["headers"])[b"retry-after"]
+    assert json.loads(last["body"])["error"]["code"] == "replica_lost"
+
+
+def test_where_all_replicas_are_busy_the_client_should_come_again():
+    first, last = served(Replicas([busy("too many requests wait")]))
+    assert first["status"] == 429
+    assert dict(first["headers"])[b"retry-after"]
+    assert json.loads(last["body"])["error"]["type"] == "rate_limit_error"
+
+
+def test_a_client_that_leaves_ends_the_work():
+    replicas = Replicas([EVENTS, body(b"data: 1\n\n"), None])
+    assert len(served(replicas, leaves=True)) == 2
+    assert replicas.closed == 1
+
+
+def test_what_is_too_large_is_not_handed_on():
+    replicas = Replicas()
+    first, _ = served(replicas, b"a" * (1 << 20), b"a")
+    assert first["status"] == 413
+    assert replicas.asked == []
+
+
+def test_a_replica_yields_what_its_application_sends():
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        given = await receive()
+        await send(EVENTS)
+        await send(body(given["body"], more=False))
+
+    async def collect() -> list[Any]:
+        asked = Asked(scope=SCOPE, body=b"{}")
+        return [message async for some in answered(app, asked) for message in some]
+
+    assert asyncio.run(collect()) == [EVENTS, body(b"{}", more=False)]
+
+
+def test_a_replica_whose_answer_nobody_takes_hears_that_the_client_left():
+    heard: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(EVENTS)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            heard.append("cancelled")
+
+    async def take_one() -> None:
+        messages = answered(app, Asked(scope=SCOPE, body=b"{}"))
+        await anext(messages)
+        await messages.aclose()
+
+    asyncio.run(take_one())
+    assert heard == ["cancelled"]

@@ -1,0 +1,166 @@
+"""Work on two nodes comes to what one machine makes of it, also when a node is killed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from cluster.nodes import Nodes, nodes, run, start, until
+from kvcast.tasks.folders.journal import unsealed
+from tiny_gguf import tiny_llama
+
+EXAMPLE = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
+MODEL = ("--model", "demo", "--runtime", "native", "--threads", "1", "--quiet")
+
+
+def recordings(folder: Path, count: int, seconds: int) -> Path:
+    """Make a folder of that many parts of the example, and a damaged file."""
+    samples, rate = soundfile.read(EXAMPLE)
+    (folder / "more").mkdir(parents=True)
+    for number in range(count):
+        name = f"more/{number}.wav" if number % 2 else f"{number}.wav"
+        begin = number * rate // 2
+        part = np.take(samples, range(begin, begin + seconds * rate), mode="wrap")
+        soundfile.write(folder / name, part, rate)
+    (folder / "bad.wav").write_text("no sound")
+    return folder
+
+
+def transcripts(out: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(out).as_posix(): path.read_bytes()
+        for path in out.rglob("*")
+        if path.is_file() and ".kvcast" not in path.parts
+    }
+
+
+def journal(out: Path) -> list[dict[str, Any]]:
+    """Return the entries about recordings, in order."""
+    path = out / ".kvcast/journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)[1:] if path.exists() else []
+    return [entry for entry in map(unsealed, lines) if entry is not None]
+
+
+def folder_words(folder: Path, out: Path, *words: str) -> list[Any]:
+    given = [folder, "--recursive", "--output-dir", out, "--format", "all", "--json"]
+    return ["transcribe", *given, *MODEL, *words]
+
+
+def check_folder(folder: Path, tmp_path: Path, cluster: Nodes, *, kill: bool) -> None:
+    """Transcribe here, and on the cluster; the results must not differ."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    code, told_here, err = run(*folder_words(folder, here))
+    assert (code, err.count("\n")) == (3, 1)
+
+    def kill_one() -> None:
+        until(lambda: len(journal(there)) >= 3)
+        cluster.kill_one()
+        assert len(journal(there)) < len(transcripts(here)) // 5
+
+    words = folder_words(folder, there, "--ray", cluster.address)
+    code, told, told_wrong = run(*words, while_running=kill_one if kill else lambda: None)
+    assert (code, told_wrong) == (3, err)
+    assert transcripts(there) == transcripts(here)
+    assert len(transcripts(here)) > 5
+    entries = journal(there)
+    assert len({entry["path"] for entry in entries}) == len(entries)
+    differ = ("output_dir", "seconds")
+    summaries = [json.loads(text) for text in (told_here, told)]
+    assert len({str({**one, **dict.fromkeys(differ)}) for one in summaries}) == 1
+    code, told, _ = run(*folder_words(folder, there, "--resume"))
+    assert (code, json.loads(told)["kept"]) == (3, len(entries) - 1)
+
+
+def test_a_folder_on_two_nodes(tmp_path):
+    with nodes() as cluster:
+        check_folder(recordings(tmp_path / "in", 3, 3), tmp_path, cluster, kill=False)
+
+
+@pytest.mark.slow
+def test_a_folder_of_which_a_node_is_killed(tmp_path):
+    with nodes() as cluster:
+        check_folder(recordings(tmp_path / "in", 24, 20), tmp_path, cluster, kill=True)
+
+
+@pytest.mark.slow
+def test_a_file_that_a_machine_does_not_see(tmp_path):
+    folder, out = recordings(tmp_path / "in", 2, 3), tmp_path / "out"
+    with nodes() as cluster:
+        words = folder_words(folder, out, "--ray", cluster.address, "--actors", "1")
+
+        def remove_one() -> None:
+            until(lambda: (out / ".kvcast").exists())
+            (folder / "more/1.wav").unlink()
+
+        code, told, err = run(*words, while_running=remove_one)
+    assert code == 3
+    assert "does not see it (No such file or directory): put recordings where all" in err
+    assert json.loads(told)["done"] == 1
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """Prompts of which some are repeated, some with a system text of their own."""
+    path = tmp_path / "prompts.jsonl"
+    chance = np.random.default_rng(0)
+    texts = ["the sea", "a whale", "once upon", *(f"number {n}" for n in range(20))]
+    lines = [{"prompt": texts[i], "id": n} for n, i in enumerate(chance.integers(0, 23, 120))]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def generate(model: Path, prompts: Path, *words: str, **settings: Any) -> list[dict[str, Any]]:
+    given = ["--model", model, "--prompts", prompts, "--quantize", "none", "--quiet"]
+    given += ["--runtime", "native", "--threads", "1"]
+    code, out, err = run("generate", *given, *words, **settings)
+    assert (code, err) == (0, "")
+    found = [json.loads(line) for line in out.splitlines()]
+    return [{**one, "timings": None, "alternatives": None} for one in found]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [["--temperature", "0"], ["--temperature", "1", "--seed", "3", "--n", "2"]]
+)
+def test_prompts_on_two_nodes(tmp_path, prompts, options: list[str]):
+    model = tiny_llama(tmp_path / "tiny.gguf")
+    options += ["--max-new-tokens", "8"]
+    here = generate(model, prompts, *options)
+    assert [one["id"] for one in here] == list(range(120))
+    assert len({one["text"] for one in here}) > (60 if "1" in options else 10)
+    with nodes() as cluster:
+        assert generate(model, prompts, *options, "--ray", cluster.address) == here
+
+
+@pytest.mark.slow
+def test_prompts_of_which_a_node_is_killed(tmp_path, prompts):
+    model = tiny_llama(tmp_path / "tiny.gguf")
+    options = ["--temperature", "1", "--max-new-tokens", "20"]
+    here = generate(model, prompts, *options)
+    with nodes() as cluster:
+        given = ["--model", model, "--prompts", prompts, "--quantize", "none", "--quiet"]
+        given += ["--runtime", "native", "--threads", "1", "--batch", "1", *options]
+        process = start("generate", *given, "--ray", cluster.address)
+        try:
+            first = process.stdout.readline()
+            cluster.kill_one()
+            out, err = process.communicate(timeout=400)
+        finally:
+            process.kill()
+            process.wait()
+    assert (process.returncode, err) == (0, "")
+    there = [json.loads(line) for line in [first, *out.splitlines()]]
+    assert [{**one, "timings": None, "alternatives": None} for one in there] == here
+
+
+@pytest.mark.slow
+def test_a_prompt_at_fault_ends_the_run_before_any_text(tmp_path, prompts):
+    prompts.write_text(prompts.read_text() + json.dumps({"prompt": "a " * 5000}) + "\n")
+    words = ["--model", tiny_llama(tmp_path / "tiny.gguf"), "--prompts", prompts, "--quiet"]
+    here = run("generate", *words)
+    assert (here[0], here[1], "line 121: the prompt has" in here[2]) == (2, "", True)
+    with nodes() as cluster:
+        assert run("generate", *words, "--ray", cluster.address) == here
