@@ -49,6 +49,13 @@ _POLICY = (
     "default-src 'self'; img-src 'self' data:; media-src 'self' blob:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+"""The system's own table may have others, and browsers insist on these."""
 _FORM = Form(media_type="multipart/form-data")
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": told}
@@ -219,13 +226,18 @@ def _add_status(app: FastAPI, state: State, draining: Callable[[], bool]) -> Non
 
 def _add_page(app: FastAPI) -> None:
     names = {path.name: path for path in PAGE.glob("*.*")}
-    headers = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff"}
+    headers = {
+        "content-security-policy": _POLICY,
+        "x-content-type-options": "nosniff",
+        "cache-control": "no-cache",  # a page of two versions would break
+    }
 
     @app.get("/page/{name}", include_in_schema=False)
     async def file(name: str) -> Response:
         if name not in names:
             raise ApiError(404, "there is no such file")
-        return FileResponse(names[name], headers=headers)
+        path = names[name]
+        return FileResponse(path, headers=headers, media_type=_TYPES[path.suffix])
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
