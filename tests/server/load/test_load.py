@@ -1,0 +1,84 @@
+"""Many clients at once, by locust: no failure, no wrong answer, no growth of memory.
+
+`KVCAST_LOAD_SECONDS` makes it longer.
+"""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+import kvcast
+from server.serving import command, until
+
+ROOT = Path(__file__).parents[3]
+RECORDING = ROOT / "examples/sense-and-sensibility.flac"
+SECONDS = int(os.environ.get("KVCAST_LOAD_SECONDS", "10"))
+CLIENTS = 128
+QUEUE = 40
+QUESTIONS = ("What is the capital of France?", "Name three colours.", "Who wrote Emma?", "Hello!")
+DATES = ("3 March 2021", "4 July 1999", "May 5, 2010")
+OPTIONS = {"quantize": "none", "threads": 1}
+
+
+def alone() -> dict[str, Any]:
+    """Return what each model answers without a server."""
+    chat, dates = kvcast.load("demo-chat", **OPTIONS), kvcast.load("demo-t5", **OPTIONS)
+    heard = kvcast.load("demo", **OPTIONS).transcribe(str(RECORDING))
+    asked = {"max_new_tokens": 12, "chat": True}
+    return {
+        "chat": {text: chat.generate(text, **asked).text for text in QUESTIONS},
+        "text2text": {text: dates.generate(text).text for text in DATES},
+        "speech": "".join(segment.text for segment in heard).strip(),
+    }
+
+
+@pytest.mark.slow
+def test_many_clients_at_once(tmp_path: Path):
+    (tmp_path / "expected.json").write_text(json.dumps(alone()))
+    words = ("demo-chat", "demo-t5", "demo", "--quantize", "none", "--threads", "1", "--quiet")
+    with command(*words, "--queue", str(QUEUE)) as running:
+        memory = psutil.Process(running.process.pid).memory_info
+        _load(running.url, tmp_path / "warm", min(60, SECONDS), tmp_path)
+        warm = memory().rss
+        rows = _load(running.url, tmp_path / "load", SECONDS, tmp_path)
+        until(lambda: _idle(running.url))
+        grown = memory().rss - warm
+        engines = httpx.get(f"{running.url}/v1/engine").json()["models"]
+        print(json.dumps({"rows": rows, "grown": grown, "rss": warm, "engines": engines}, indent=1))
+        assert all(not engine["busy"] for engine in engines)
+        assert sum(engine["finished"].get("cancelled", 0) for engine in engines) > 0
+        assert "Traceback" not in running.log
+        assert '"status": 5' not in running.log
+        running.signal()
+        assert running.ended() == 0
+    assert grown < 0.05 * warm
+    total = rows["Aggregated"]
+    assert int(total["Failure Count"]) == 0
+    assert int(total["Request Count"]) > CLIENTS / 2
+
+
+def _idle(url: str) -> bool:
+    models = httpx.get(f"{url}/v1/engine").json()["models"]
+    return not any(model["running"] or model["waiting"] for model in models)
+
+
+def _load(url: str, results: Path, seconds: int, folder: Path) -> dict[str, dict[str, str]]:
+    """Let the clients work; return locust's statistics by request."""
+    words = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("clients.py"))]
+    words += ["--headless", "-u", str(CLIENTS), "-r", str(CLIENTS), "-t", f"{seconds}s"]
+    words += ["--host", url, "--csv", str(results), "--stop-timeout", "120", "--only-summary"]
+    paths = {"EXPECTED": str(folder / "expected.json"), "RECORDING": str(RECORDING)}
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, env={**os.environ, **paths}
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    with Path(f"{results}_stats.csv").open() as file:
+        return {row["Name"]: row for row in csv.DictReader(file)}
