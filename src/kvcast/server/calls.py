@@ -17,8 +17,10 @@ from kvcast.server.errors import GoneError
 
 T = TypeVar("T")
 
-_TOGETHER = 4
-"""Prompts that are tokenised, or recordings that are read, at once."""
+_PROMPTS = 32
+"""Requests that are prepared at once: most of them wait, for a template's or a grammar's process."""
+_RECORDINGS = 2
+"""Recordings that are read at once; each takes a processor."""
 
 
 class Calls:
@@ -27,11 +29,16 @@ class Calls:
     def __init__(self, timeout: float) -> None:
         """Take the seconds that a request may take."""
         self._timeout = timeout
-        self._room = anyio.CapacityLimiter(_TOGETHER)
+        self._prompts = anyio.CapacityLimiter(_PROMPTS)
+        self._recordings = anyio.CapacityLimiter(_RECORDINGS)
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Do work that takes a processor, or waits for a process, beside the event loop."""
-        return await run_sync(function, limiter=self._room)
+        """Do short work, or what waits for a process, beside the event loop."""
+        return await run_sync(function, limiter=self._prompts)
+
+    async def read(self, function: Callable[[], T]) -> T:
+        """Read a recording beside the event loop."""
+        return await run_sync(function, limiter=self._recordings)
 
     async def begin(
         self, engine: Engine, given: Callable[[], Any], options: dict[str, Any]

@@ -60,7 +60,7 @@ async def speech(
     """Transcribe or translate a recording."""
     served = state.models.of_kind(form.model, _OTHERS)
     options, words = _options(form, task)
-    recording = await state.calls.in_thread(lambda: recordings.read(form.file.file))
+    recording = await state.calls.read(lambda: recordings.read(form.file.file))
     try:
         job = await state.calls.begin(served.engine, lambda: recording.samples_t, options)
     except BaseException:
