@@ -18,7 +18,7 @@ from kvcast.server.errors import GoneError
 T = TypeVar("T")
 
 _PROMPTS = 32
-"""Requests that are prepared at once: most of them wait, for a template's or a grammar's process."""
+"""Requests that are prepared at once: most wait, for a template's or a grammar's process."""
 _RECORDINGS = 2
 """Recordings that are read at once; each takes a processor."""
 
