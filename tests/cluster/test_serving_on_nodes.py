@@ -106,14 +106,13 @@ def test_too_many_requests_are_told_to_come_again(tmp_path):
 def test_a_client_that_leaves_frees_the_row(tmp_path):
     with nodes() as cluster, serving(cluster, tmp_path, "--replicas", "1") as url:
 
-        def running() -> int:
-            return httpx.get(f"{url}/v1/engine", timeout=60).json()["models"][0]["running"]
+        def engine() -> dict[str, Any]:
+            return httpx.get(f"{url}/v1/engine", timeout=60).json()["models"][0]
 
         asked = LONG | {"stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=300) as response:
             found = events(response)  # closed with the last reference, and so is the response
             next(found)
-            assert running() == 1
-        until(lambda: running() == 0)
-        finished = httpx.get(f"{url}/v1/engine", timeout=60).json()["models"][0]["finished"]
-        assert finished == {"cancelled": 1}
+            assert (engine()["running"], engine()["finished"]) == (1, {})
+        until(lambda: engine()["running"] == 0)
+        assert engine()["finished"] == {"cancelled": 1}
