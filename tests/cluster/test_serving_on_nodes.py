@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from cluster.nodes import Nodes, nodes, start, until
+from cluster.nodes import Nodes, nodes, run, start, until
 from tiny_gguf import tiny_llama
 
 pytestmark = pytest.mark.slow
@@ -89,6 +89,13 @@ def test_a_replica_that_dies(tmp_path):
             answers = [one.result() for one in whole]
         assert [one.status_code for one in answers] == [200, 200]
         assert {one.json()["choices"][0]["text"] for one in answers} == {expected}
+
+
+def test_a_model_that_cannot_be_opened_is_one_line(tmp_path):
+    model = tmp_path / "none"
+    code, out, err = run("serve", model, "--ray", "local", "--port", free_port())
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith(f"kvcast: no model '{model}': ")
 
 
 def test_too_many_requests_are_told_to_come_again(tmp_path):
