@@ -8,6 +8,7 @@ import pytest
 
 from kvcast.cli import COMMANDS, arguments, export, main, transcribe
 from kvcast.cli.arguments import Parser, normalise, number, several, whole_number
+from kvcast.cluster.params import ClusterParams
 from kvcast.tasks.params import (
     FolderParams,
     LiveParams,
@@ -204,7 +205,7 @@ def test_bounds_themselves_are_inside():
 
 def test_the_declared_options_are_distinct_and_cover_the_parser():
     args = parsed("a.wav")
-    options = (LoadParams, LiveParams, SubtitleParams, FolderParams)
+    options = (LoadParams, LiveParams, SubtitleParams, FolderParams, ClusterParams)
     names = [name for declared in options for name in arguments.keywords(args, declared)]
     others = ["audio", "model", "format", "output_dir", "json", "quiet", "live", "sample_rate"]
     assert sorted([*names, *others]) == sorted(vars(args))

@@ -161,6 +161,31 @@ def test_a_replica_yields_what_its_application_sends():
     assert asyncio.run(collect()) == [EVENTS, body(b"{}", more=False)]
 
 
+def test_an_answer_that_never_waits_leaves_turns_to_others():
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(EVENTS)
+        for _ in range(5000):
+            await send(body(b"data: 1\n\n"))
+        await send(body(b"", more=False))
+
+    async def other(turns: list[int]) -> None:
+        while True:
+            turns.append(1)
+            await asyncio.sleep(0)
+
+    async def take_all() -> tuple[int, int]:
+        turns: list[int] = []
+        task = asyncio.create_task(other(turns))
+        asked = Asked(scope=SCOPE, body=b"{}")
+        count = sum([len(some) async for some in answered(app, asked)])
+        task.cancel()
+        return count, len(turns)
+
+    count, turns = asyncio.run(take_all())
+    assert count == 5002
+    assert turns > 50
+
+
 def test_a_replica_whose_answer_nobody_takes_hears_that_the_client_left():
     heard: list[str] = []
 

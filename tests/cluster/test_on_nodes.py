@@ -101,6 +101,29 @@ def test_a_file_that_a_machine_does_not_see(tmp_path):
     assert json.loads(told)["done"] == 1
 
 
+@pytest.mark.slow
+def test_a_run_that_is_terminated_is_resumed(tmp_path):
+    folder, out = recordings(tmp_path / "in", 12, 20), tmp_path / "out"
+    process = start(*folder_words(folder, out, "--ray", "local"))
+    try:
+        until(lambda: len(journal(out)) >= 3)
+        process.terminate()
+        told, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, told) == (143, "")
+    *_, finished, ended = err.splitlines()
+    kept = sum(entry["status"] == "done" for entry in journal(out))
+    assert finished.endswith(
+        f"{len(journal(out))} of 13 recordings are finished; the same command with --resume does "
+        "the others"
+    )
+    assert ended == "kvcast: terminated"
+    code, told, _ = run(*folder_words(folder, out, "--resume", "--ray", "local"))
+    assert (code, json.loads(told)["kept"], json.loads(told)["done"]) == (3, kept, 12 - kept)
+
+
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     """Prompts of which some are repeated, some with a system text of their own."""

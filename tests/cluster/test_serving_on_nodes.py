@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from cluster.nodes import Nodes, nodes, start, until
+from cluster.nodes import Nodes, nodes, run, start, until
 from tiny_gguf import tiny_llama
 
 pytestmark = pytest.mark.slow
@@ -91,6 +91,13 @@ def test_a_replica_that_dies(tmp_path):
         assert {one.json()["choices"][0]["text"] for one in answers} == {expected}
 
 
+def test_a_model_that_cannot_be_opened_is_one_line(tmp_path):
+    model = tmp_path / "none"
+    code, out, err = run("serve", model, "--ray", "local", "--port", free_port())
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith(f"kvcast: no model '{model}': ")
+
+
 def test_too_many_requests_are_told_to_come_again(tmp_path):
     words = ("--rows", "1", "--queue", "1", "--replicas", "1")
     with nodes() as cluster, serving(cluster, tmp_path, *words) as url:
@@ -106,14 +113,13 @@ def test_too_many_requests_are_told_to_come_again(tmp_path):
 def test_a_client_that_leaves_frees_the_row(tmp_path):
     with nodes() as cluster, serving(cluster, tmp_path, "--replicas", "1") as url:
 
-        def running() -> int:
-            return httpx.get(f"{url}/v1/engine", timeout=60).json()["models"][0]["running"]
+        def engine() -> dict[str, Any]:
+            return httpx.get(f"{url}/v1/engine", timeout=60).json()["models"][0]
 
         asked = LONG | {"stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=300) as response:
             found = events(response)  # closed with the last reference, and so is the response
             next(found)
-            assert running() == 1
-        until(lambda: running() == 0)
-        finished = httpx.get(f"{url}/v1/engine", timeout=60).json()["models"][0]["finished"]
-        assert finished == {"cancelled": 1}
+            assert (engine()["running"], engine()["finished"]) == (1, {})
+        until(lambda: engine()["running"] == 0)
+        assert engine()["finished"] == {"cancelled": 1}

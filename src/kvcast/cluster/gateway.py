@@ -22,6 +22,9 @@ TRIES = 4
 PAUSE = 0.5
 """Seconds before another one is asked; a dead one is not known at once."""
 
+_AHEAD = 64
+"""Messages that an application may send before they are taken."""
+
 _HANDED_ON = (
     *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"),
     *("root_path", "headers", "client", "server"),
@@ -172,7 +175,7 @@ async def answered(app: ASGIApp, asked: Asked) -> AsyncGenerator[list[Message]]:
 
     Closed before the end, it tells the application that the client has left.
     """
-    messages: asyncio.Queue[Message] = asyncio.Queue()
+    messages: asyncio.Queue[Message] = asyncio.Queue(_AHEAD)
     left = asyncio.Event()
     bodies = [asked.body]
 
@@ -188,6 +191,7 @@ async def answered(app: ASGIApp, asked: Asked) -> AsyncGenerator[list[Message]]:
             some = [messages.get_nowait() for _ in range(messages.qsize())]
             if some:
                 yield some
+                await asyncio.sleep(0)  # where there is always more, other requests have a turn
                 continue
             waiting = asyncio.ensure_future(messages.get())
             await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
