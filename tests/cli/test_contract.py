@@ -32,6 +32,7 @@ def taken(function: Callable[..., object]) -> dict[str, object]:
     parameters = inspect.signature(function).parameters.values()
     found = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     found.pop("on_phase", None)  # the command line's own, for its progress
+    found.pop("grammar", None)  # an object; the command line has an option for each kind
     return found
 
 

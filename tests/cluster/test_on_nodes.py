@@ -74,6 +74,7 @@ def check_folder(folder: Path, tmp_path: Path, cluster: Nodes, *, kill: bool) ->
     assert (code, json.loads(told)["kept"]) == (3, len(entries) - 1)
 
 
+@pytest.mark.slow
 def test_a_folder_on_two_nodes(tmp_path):
     with nodes() as cluster:
         check_folder(recordings(tmp_path / "in", 3, 3), tmp_path, cluster, kill=False)

@@ -3,6 +3,7 @@
 Source of the format: WHATWG HTML, 9.2. Knows no endpoint.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -69,6 +70,8 @@ async def streamed(
                 for item in items:
                     for text in told(item):
                         yield text
+                # Nothing above waits while items are there: others have their turn here.
+                await asyncio.sleep(0)
                 items = await job.arrived()
             for text in end(await job, job.cached_tokens):
                 yield text

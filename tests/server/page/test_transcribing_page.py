@@ -16,6 +16,7 @@ from server.page.browsing import chromium, field, holds, visit
 from server.serving import Server, command, serving, until
 
 ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.slow
 RECORDING = ROOT / "examples/sense-and-sensibility.flac"
 
 
