@@ -13,6 +13,7 @@ import kvcast
 from cli.generate_fakes import FakeGeneration, FakeTextModel, FakeTimings
 from kvcast.cli import arguments, generate, main
 from kvcast.cli.arguments import Parser, normalise
+from kvcast.cluster.params import ClusterParams
 from kvcast.tasks.params import LoadParams, PromptParams
 
 DOC = (Path(__file__).parents[2] / "docs" / "generate.md").read_text(encoding="utf-8")
@@ -233,6 +234,7 @@ def test_docs_and_help_name_the_same_exit_codes():
 
 def test_the_declared_options_cover_the_parser():
     args = parsed("a")
-    names = [*arguments.keywords(args, LoadParams), *arguments.keywords(args, PromptParams)]
+    every = (LoadParams, PromptParams, ClusterParams)
+    names = [name for params in every for name in arguments.keywords(args, params)]
     others = ["prompt", "prompt_file", "prompts", "model", "json", "output", "quiet"]
     assert sorted([*names, *others]) == sorted(vars(args))

@@ -18,7 +18,7 @@ import pytest
 import kvcast
 from server.serving import command, until
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 RECORDING = ROOT / "examples/sense-and-sensibility.flac"
 SECONDS = int(os.environ.get("KVCAST_LOAD_SECONDS", "10"))
 CLIENTS = 128
@@ -72,9 +72,9 @@ def _idle(url: str) -> bool:
 
 def _load(url: str, results: Path, seconds: int, folder: Path) -> dict[str, dict[str, str]]:
     """Let the clients work; return locust's statistics by request."""
-    words = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("clients.py"))]
+    words = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("load_clients.py"))]
     words += ["--headless", "-u", str(CLIENTS), "-r", str(CLIENTS), "-t", f"{seconds}s"]
-    words += ["--host", url, "--csv", str(results), "--stop-timeout", "120", "--only-summary"]
+    words += ["--host", url, "--csv", str(results), "--stop-timeout", "600", "--only-summary"]
     paths = {"EXPECTED": str(folder / "expected.json"), "RECORDING": str(RECORDING)}
     done = subprocess.run(
         words, capture_output=True, text=True, check=False, env={**os.environ, **paths}

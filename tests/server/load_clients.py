@@ -47,7 +47,7 @@ class Client(HttpUser):
         self._compare(path, EXPECTED["speech"], lambda it: it["text"], files=files, data=form)
 
     def _compare(self, path, expected, found, **request) -> None:
-        with self.client.post(path, **request, timeout=300, catch_response=True) as answer:
+        with self.client.post(path, **request, timeout=900, catch_response=True) as answer:
             if answer.status_code == 429:
                 _refused(answer)
             elif answer.status_code != 200:
@@ -58,7 +58,7 @@ class Client(HttpUser):
     def _stream(self, body, expected) -> None:
         path, gives_up = "/v1/chat/completions", random.random() < 2 * GIVES_UP
         with self.client.post(
-            path, json=body, name="stream", stream=True, timeout=300, catch_response=True
+            path, json=body, name="stream", stream=True, timeout=900, catch_response=True
         ) as answer:
             if answer.status_code == 429:
                 _refused(answer)
