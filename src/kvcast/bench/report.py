@@ -41,11 +41,13 @@ class Floors:
 
     @property
     def rates(self) -> list[dict[str, Any]] | None:
-        """The best of what was measured, or None where nothing could be."""
+        """The best of what was measured, or None where nothing could be, though it should."""
+        if self._step_bytes and not self._measured:
+            return None
         return [
             {"of": of, "step_bytes": round(self._step_bytes[of]), "rates": best_of(found)}
             for of, found in self._measured.items()
-        ] or None
+        ]
 
     def measure_rates(self) -> None:
         """Measure the machine."""
