@@ -9,6 +9,7 @@ from bench_models import TINY, tiny_checkpoint
 from kvcast.checkpoints.gguf import read_model
 from kvcast.checkpoints.gguf_file import read_gguf
 from kvcast.checkpoints.gguf_writing import write_gguf
+from tiny_gguf import tiny_llama
 
 QWEN2 = replace(TINY, architecture="qwen2", qkv_bias=True)
 QWEN3 = replace(TINY, architecture="qwen3", query_key_norm=True, tied=False)
@@ -56,3 +57,13 @@ def test_rows_of_queries_and_keys_rotate_neighbours_in_a_llama(tmp_path):
     assert order("q")[16:20] == [16, 24, 17, 25]
     assert order("k")[:4] == [64, 72, 65, 73]
     assert order("v")[:4] == [96, 97, 98, 99]
+
+
+def test_a_tokenizer_is_that_of_another_file(tmp_path):
+    source = read_gguf(tiny_llama(tmp_path / "source.gguf")).values
+    text = {name: value for name, value in source.items() if name.startswith("tokenizer.")}
+    write_gguf(tiny_checkpoint(), "F32", tmp_path / "model.gguf", text)
+    written = read_gguf(tmp_path / "model.gguf").values
+    assert len(text) > 4
+    for name, value in text.items():
+        assert np.asarray(written[name]).tolist() == np.asarray(value).tolist()

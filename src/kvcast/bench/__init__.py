@@ -8,7 +8,8 @@ object of what they answered, and the *renderer* tables of that.
     gpu          models and variants on a CUDA device
     recompute    the baseline without caches of cross keys and values
     peers        one file a library, and a table of programs for each workload
-    workloads    one file each: speech, causal, seq2seq, gpu
+    workloads    one file each: speech, causal, seq2seq, serving, gpu
+    clients      what asks servers over HTTP
     models       what is measured, and files that peers are fed with
 
 Imports go downwards in that list, never back.

@@ -41,6 +41,8 @@ class Backend:
 
     # distributions that it needs, whose versions are printed
     packages: Sequence[str] = field(default=(), init=False)
+    # numbers of processes that it began when it was loaded, and that do the work
+    processes: Sequence[int] = field(default=(), init=False)
     # what is imported before a model can be loaded
     modules: Sequence[str] = field(default=(), init=False)
     # what was chosen where it differs from the program's defaults, in words

@@ -61,7 +61,7 @@ def _parts(found: Found, tables: Sequence[Table]) -> Iterator[str | Drawn]:
     places = {field: head for table in tables for head, field in table.places.items()}
     if found["breakdown"]:
         yield _breakdown(found, places)
-    if not found["rates"]:
+    if found["rates"] is None:
         yield "no floor: it needs onnx: pip install 'kvcast[export]'"
         return
     if found["breakdown"]:

@@ -41,11 +41,13 @@ class Floors:
 
     @property
     def rates(self) -> list[dict[str, Any]] | None:
-        """The best of what was measured, or None where nothing could be."""
+        """The best of what was measured, or None where nothing could be, though it should."""
+        if self._step_bytes and not self._measured:
+            return None
         return [
             {"of": of, "step_bytes": round(self._step_bytes[of]), "rates": best_of(found)}
             for of, found in self._measured.items()
-        ] or None
+        ]
 
     def measure_rates(self) -> None:
         """Measure the machine."""
@@ -53,9 +55,9 @@ class Floors:
             if (found := self._measure(round(step_bytes))) is not None:
                 self._measured.setdefault(of, []).append(found)
 
-    def least(self, backend: Backend, trial: Trial) -> Mapping[str, float]:
+    def least(self, backend: Backend, trial: Trial) -> Mapping[str, float]:  # noqa: ARG002
         """Return the least seconds of each metric of a trial that has a floor."""
-        raise NotImplementedError
+        return {}
 
     def seconds(self, backend: Backend, work: Work) -> float | None:  # noqa: ARG002
         """Return the least seconds of a backend's work, or None where that is not known."""

@@ -29,6 +29,7 @@ class Loaded:
     backend: Backend  # as it was before it was loaded
     facts: Mapping[str, Any]  # its packages' versions, seconds to import and to load
     remote: Remote  # holds a Worker
+    processes: Sequence[int] = ()  # beside the worker's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ class Runner:
 
         `method` is the Worker's: what a turn is.
         """
-        gate = IdleGate([one.remote.pid for one in loaded])
+        gate = IdleGate([pid for one in loaded for pid in (one.remote.pid, *one.processes)])
         results: Results = []
         for trial in trials:
             players = {
@@ -106,7 +107,7 @@ class Runner:
             "import_seconds": imports,
             "load_seconds": remote.call("load"),
         }
-        return Loaded(backend, facts, remote)
+        return Loaded(backend, facts, remote, remote.call("processes"))
 
     def _hosted(self, served: object) -> Remote:
         # Nobody looks for a hub, and nobody's OpenMP or BLAS takes more threads than it was given.

@@ -5,6 +5,7 @@ Imports nothing of its own accord but the standard library: what it imports coun
 
 import copy
 import gc
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from kvcast.bench.backend import Backend
     from kvcast.bench.workload import Workload
 
-_STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")
+_PROC = Path("/proc")
 _PEAK = "5"
 
 
@@ -39,12 +39,19 @@ class Worker:
         self._backend.load()
         return time.perf_counter() - start
 
+    def processes(self) -> list[int]:
+        """Return the numbers of the processes that do the backend's work beside this one."""
+        return list(self._backend.processes)
+
     def run(self, trial: dict[str, Any]) -> dict[str, Any]:
         """Do a trial once; return the workload's answer, and peak memory."""
         gc.collect()
-        if self._workload.peak_per_turn and _CLEAR.exists():  # only Linux can forget a peak
-            _CLEAR.write_text(_PEAK)
-        return {**self._workload.run(self._backend, trial), "peak_bytes": peak_bytes()}
+        pids = self._backend.processes or (os.getpid(),)
+        if self._workload.peak_per_turn and _PROC.exists():  # only Linux can forget a peak
+            for pid in pids:
+                (_PROC / str(pid) / "clear_refs").write_text(_PEAK)
+        answer = self._workload.run(self._backend, trial)
+        return {**answer, "peak_bytes": sum(map(peak_bytes, pids))}
 
     def break_down(self, trial: dict[str, Any]) -> dict[str, Any]:
         """Do a trial's work once on a backend of kvcast's; return seconds by part, and calls."""
@@ -69,14 +76,21 @@ class Importing:
         return time.perf_counter() - start
 
 
-def peak_bytes() -> int:
-    """Return the most memory that this process has held since it began, or since a run began.
+def peak_bytes(pid: int | None = None) -> int:
+    """Return the most memory that a process has held since it began, or since a run began.
 
-    On Linux from VmHWM: ru_maxrss there begins with what the parent held when it forked.
+    It is this one by default. On Linux from VmHWM: ru_maxrss there begins with what the parent held
+    when it forked. Elsewhere of another process what it holds now.
     """
-    if _STATUS.exists():
-        fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+    pid = os.getpid() if pid is None else pid
+    if _PROC.exists():
+        status = (_PROC / str(pid) / "status").read_text()
+        fields = dict(line.split(":", 1) for line in status.splitlines())
         return int(fields["VmHWM"].split()[0]) * 1024
+    if pid != os.getpid():
+        import psutil
+
+        return int(psutil.Process(pid).memory_info().rss)
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1024

@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from typing import Any
 
-from kvcast.bench.commands import generate, gpu, runtimes, transcribe
+from kvcast.bench.commands import generate, gpu, runtimes, serve, transcribe
 from kvcast.cli.arguments import Parser
 from kvcast.errors import UsageError
 
@@ -20,6 +20,10 @@ _BENCHMARKS = {
     "runtimes": (
         runtimes,
         "time a model on every runtime, beside recomputing what caches hold",
+    ),
+    "serve": (
+        serve,
+        "time kvcast serve against other servers, with many clients",
     ),
     "gpu": (gpu, "time decoding steps on a CUDA device, beside its memory's limit"),
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvcast.bench.backend import Backend
 from kvcast.bench.models import Model
-from kvcast.bench.peers.table import CAUSAL, SEQ2SEQ, SPEECH
+from kvcast.bench.peers.table import CAUSAL, SEQ2SEQ, SERVED_SPEECH, SERVED_TEXTS, SPEECH
 from kvcast.bench.recording import read_recordings
 from kvcast.bench.render import render
 from kvcast.bench.report import Benchmark, measure
@@ -26,7 +26,13 @@ from kvcast.tasks.families import dimensions_of
 Kinds = Mapping[type, Any]
 """By the type of a model's dimensions, the class of the workload that a command measures."""
 
-_PEERS = {"speech": SPEECH, "causal": CAUSAL, "seq2seq": SEQ2SEQ}
+_PEERS = {
+    "speech": SPEECH,
+    "causal": CAUSAL,
+    "seq2seq": SEQ2SEQ,
+    "served-texts": SERVED_TEXTS,
+    "served-speech": SERVED_SPEECH,
+}
 
 
 def add_numbers(parser: Any, numbers: Numbers, *, absent: bool = False) -> None:
@@ -66,11 +72,11 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def require(*packages: str) -> None:
-    """Raise KvcastError unless all packages are installed."""
+def require(*packages: str, extra: str = "bench") -> None:
+    """Raise KvcastError unless all packages, which are in an extra, are installed."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        raise KvcastError(f"bench needs {' and '.join(missing)}: pip install 'kvcast[bench]'")
+        raise KvcastError(f"bench needs {' and '.join(missing)}: pip install 'kvcast[{extra}]'")
 
 
 def choose_workload(

@@ -17,7 +17,7 @@ from kvcast.errors import KvcastError
 from kvcast.machine.processor import instruction_sets
 
 _BATCH = 512
-_FILE = "model.gguf"
+FILE = "model.gguf"
 
 
 class LlamaCpp(Backend, Continuer):
@@ -44,7 +44,7 @@ class LlamaCpp(Backend, Continuer):
     def files(self) -> Path:
         return self.model.made(
             f"gguf-{self.kind}",
-            lambda folder: write_gguf(self.model.checkpoint(), self.kind, folder / _FILE),
+            lambda folder: write_gguf(self.model.checkpoint(), self.kind, folder / FILE),
             ("gguf",),
         )
 
@@ -53,7 +53,7 @@ class LlamaCpp(Backend, Continuer):
         import llama_cpp
 
         llama_cpp.llama_backend_init()
-        file, params = self.files() / _FILE, llama_cpp.llama_model_default_params()
+        file, params = self.files() / FILE, llama_cpp.llama_model_default_params()
         # Matrices in AMX's order end its process with a signal at the first prompt.
         params.use_extra_bufts = "amx_int8" not in instruction_sets()
         self.engine = llama_cpp.llama_model_load_from_file(str(file).encode(), params)

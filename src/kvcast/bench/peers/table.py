@@ -12,6 +12,7 @@ from kvcast.bench.peers.genai import OnnxRuntimeGenAI
 from kvcast.bench.peers.kvcast import KvcastElsewhere
 from kvcast.bench.peers.llamacpp import LlamaCpp
 from kvcast.bench.peers.openai_whisper import OpenAIWhisper
+from kvcast.bench.peers.servers import LlamaServer, WrappedFasterWhisper
 from kvcast.bench.peers.transformers import (
     CausalTransformers,
     OptimumOnnx,
@@ -62,6 +63,13 @@ CAUSAL: Mapping[str, Make] = {
         ("transformers-fp32", CausalTransformers, "fp32", "fp32", "float32"),
     ),
 }
+SERVED_TEXTS: Mapping[str, Make] = _peers(
+    ("llama.cpp-server-q8_0", LlamaServer, "int8", "Q8_0 matrices, fp16 cache", "Q8_0"),
+    ("llama.cpp-server-q4_0", LlamaServer, "int4", "Q4_0 matrices, fp16 cache", "Q4_0"),
+)
+SERVED_SPEECH: Mapping[str, Make] = _peers(
+    ("faster-whisper", WrappedFasterWhisper, "int8", _INT8, "int8"),
+)
 SEQ2SEQ: Mapping[str, Make] = _OWN | _peers(
     ("ctranslate2-int8", Seq2seqCTranslate2, "int8", _INT8_CACHE, "int8"),
     ("ctranslate2-fp32", Seq2seqCTranslate2, "fp32", "fp32", "float32"),
