@@ -6,10 +6,11 @@ recordings, seeking or fallback; a window may be decoded several times.
 
 import json
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar, Protocol, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from typing_extensions import override
@@ -219,9 +220,10 @@ class _EndRequest(Request):
         return OVER
 
 
-class Job(Protocol):
+class Job(ABC):
     """Something to find out about a window; jobs are equal if they are the same."""
 
+    @abstractmethod
     def start(self, decoder: "WindowDecoder") -> None:
         """Let what it takes wait for its turn; raises as `WindowDecoder.submit`."""
 
@@ -252,6 +254,20 @@ class WindowJob(Job):
     @override
     def start(self, decoder: "WindowDecoder") -> None:
         decoder.hear(self)
+
+
+@dataclass(frozen=True, eq=False)
+class EndJob(Job):
+    """When what is written of a window ends, in steps of 20 ms from its start.
+
+    It is where the model would end a segment.
+    """
+
+    of: WindowJob
+
+    @override
+    def start(self, decoder: "WindowDecoder") -> None:
+        decoder.find_end(self)
 
 
 class _WindowRequest(SearchRequest):
@@ -390,6 +406,14 @@ class WindowDecoder:
         else:
             self._write(job, self._language(job.options))
 
+    def find_end(self, job: EndJob) -> None:
+        """Let the question where a window's text ends wait for its turn."""
+        begin, asked = self.tokenizer.timestamp_begin, job.of
+        tokens = self._prompt(asked, self._language(asked.options)).tokens
+        earliest = max((token for token in asked.written if token >= begin), default=begin)
+        request = _EndRequest(Prompt(np.array(tokens, np.int64), input=asked.window), earliest)
+        self.run(job, request, lambda: request.token - begin)
+
     def run(self, job: Job, request: Request, result: Callable[[], Any]) -> None:
         """Let a request wait for its turn; `result` gives that of the job when it is done."""
         self._running[request] = job, result
@@ -420,19 +444,13 @@ class WindowDecoder:
             self._advance()
         return [request.probabilities for request in requests]
 
-    def end_of_written(self, job: WindowJob) -> int:
-        """Return when what is written of a job ends, in steps of 20 ms from the window's start.
-
-        It is where the model would end a segment. All else goes on meanwhile.
-        """
-        begin = self.tokenizer.timestamp_begin
-        tokens = self._prompt(job, self._language(job.options)).tokens
-        earliest = max((token for token in job.written if token >= begin), default=begin)
-        request = _EndRequest(Prompt(np.array(tokens, np.int64), input=job.window), earliest)
-        self._loop.add(request)
-        while not request.done:
-            self._advance()
-        return request.token - begin
+    def answer(self, job: Job) -> Any:
+        """Return a job's result; for a caller who has no other jobs under way."""
+        self.submit(job)
+        while not (finished := self.step()):
+            pass
+        [(_, result)] = finished
+        return result
 
     def decode(
         self,

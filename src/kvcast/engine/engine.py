@@ -140,13 +140,15 @@ class Engine:
         """Ask for something; returns at once, from any thread.
 
         Args:
-            given: what the model's `generate` or `transcribe` takes, one of it.
+            given: what the model's `generate` or `transcribe` takes, one of it; or a
+                `kvcast.decoding.whisper.Job`, a question about one window, which does not wait
+                for the recordings before it.
             deadline: seconds from now after which the job fails.
             options: keywords of `generate` or `transcribe`.
 
         Returns:
             The job: pieces of texts or segments as they come, and what `generate` returns, or a
-            `Transcript`.
+            `Transcript`, or a window's result.
 
         Raises:
             UsageError: for what cannot be served.
@@ -161,12 +163,14 @@ class Engine:
         asked = _Asked(job, prepared, last)
         with self._changed:
             self._check_open()
-            if len(self._unfinished) >= self._queue + self._worker.sizes.rows:
+            is_full = len(self._unfinished) >= self._queue + self._worker.sizes.rows
+            if is_full and not prepared.at_once:
                 raise QueueFullError(
                     f"{self._queue} requests wait already: try again later, or use a longer queue"
                 )
             self._unfinished[job] = asked
-            self._mail.append(lambda: self._waiting.append(asked))
+            enter = self._begin if prepared.at_once else self._waiting.append
+            self._mail.append(lambda: enter(asked))
             self._changed.notify()
         return job
 

@@ -1,4 +1,4 @@
-"""Jobs of Whisper models: recordings in, segments out.
+"""Jobs of Whisper models: recordings in, segments out; and questions about single windows.
 
 Knows neither runtimes nor how windows are decoded.
 """
@@ -6,10 +6,12 @@ Knows neither runtimes nor how windows are decoded.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
+from kvcast.decoding.whisper import DecodingResult
+from kvcast.decoding.whisper import Job as Question
 from kvcast.engine.jobs import Job
 from kvcast.engine.memory import Sizes, fitting
 from kvcast.engine.worker import Prepared, Task, Worker
@@ -17,7 +19,7 @@ from kvcast.errors import UsageError
 from kvcast.tasks.model import WhisperModel
 from kvcast.tasks.params import TranscribeParams
 from kvcast.tasks.transcribe import Segment, Transcription
-from kvcast.tasks.whisper.batch import Batch, Recording
+from kvcast.tasks.whisper.batch import Batch, Recording, Series
 
 if TYPE_CHECKING:
     from kvcast.audio.decode import AudioInput
@@ -64,6 +66,76 @@ class PreparedRecording(Prepared):
     params: TranscribeParams
 
 
+@dataclass(frozen=True)
+class PreparedQuestion(Prepared):
+    """A question about one window: a moment's work, and whoever speaks waits for it."""
+
+    at_once: ClassVar[bool] = True
+    question: Question
+
+
+class QuestionTask(Task, Recording, Series):
+    """A question under way: a recording of one passage of one job."""
+
+    def __init__(self, batch: Batch, question: Question, job: Job[Any, Any]) -> None:
+        self.job = job
+        self._batch = batch
+        self._question = question
+        self._is_asked = False
+        self._over = False
+        self._result: Any = None
+        self._error: Exception | None = None
+        batch.add(self)
+
+    @override
+    def passage(self) -> Series | None:
+        asked, self._is_asked = self._is_asked, True
+        return None if asked else self
+
+    @property
+    @override
+    def over(self) -> bool:
+        return self._over
+
+    @override
+    def next(self) -> Question:
+        return self._question
+
+    @override
+    def take(self, result: Any) -> None:
+        self._over, self._result = True, result
+
+    @override
+    def fail(self, error: Exception) -> None:
+        self._over, self._error = True, error
+
+    @property
+    def tokens(self) -> int:
+        """How many were written for it."""
+        return len(self._result.tokens) if isinstance(self._result, DecodingResult) else 0
+
+    def tell(self) -> bool:
+        """Return whether there is news."""
+        return self._over
+
+    def close(self) -> None:
+        """Take no more part."""
+        self._batch.remove(self)
+
+    @override
+    def end(self) -> str | None:
+        if not self._over:
+            return None
+        return "stop" if self._error is None else "error"
+
+    @override
+    def settle(self) -> None:
+        if self._error is not None:
+            self.job.fail(self._error)
+        else:
+            self.job.finish(self._result)
+
+
 class SpeechTask(Task):
     """A recording under way."""
 
@@ -92,6 +164,10 @@ class SpeechTask(Task):
             self.transcription.close()
             self._error = error
         return len(self._segments) > told or self.end() is not None
+
+    def close(self) -> None:
+        """Take no more part."""
+        self.transcription.close()
 
     @override
     def end(self) -> str | None:
@@ -144,9 +220,12 @@ class SpeechWorker(Worker):
             )
         self._batch = _FairBatch(model.shared_decoder(self.sizes.rows), self.sizes.rows)
         self._tasks: list[SpeechTask] = []
+        self._questions: list[QuestionTask] = []
 
     @override
-    def prepare(self, given: "AudioInput", options: Mapping[str, Any]) -> PreparedRecording:
+    def prepare(self, given: "AudioInput | Question", options: Mapping[str, Any]) -> Prepared:
+        if isinstance(given, Question):
+            return PreparedQuestion(given)
         # Fallbacks draw several texts of a window: as many as there are rows, unless it is asked.
         drawn = min(TranscribeParams().best_of, self.sizes.rows)
         params = TranscribeParams(**{"best_of": drawn, **options})
@@ -165,7 +244,10 @@ class SpeechWorker(Worker):
         return len(self._tasks) < self.sizes.rows
 
     @override
-    def begin(self, prepared: Prepared, job: SpeechJob) -> SpeechTask:
+    def begin(self, prepared: Prepared, job: SpeechJob) -> Task:
+        if isinstance(prepared, PreparedQuestion):
+            self._questions.append(question := QuestionTask(self._batch, prepared.question, job))
+            return question
         assert isinstance(prepared, PreparedRecording)
         transcription = self._model.recording(self._batch, prepared.audio, prepared.params)
         self._tasks.append(task := SpeechTask(transcription, job))
@@ -173,25 +255,33 @@ class SpeechWorker(Worker):
 
     @override
     def cancel(self, task: Task) -> None:
-        assert isinstance(task, SpeechTask)
-        task.transcription.close()
-        self._tasks.remove(task)
+        assert isinstance(task, (SpeechTask, QuestionTask))
+        task.close()
+        self._remove(task)
 
     @override
-    def step(self) -> Sequence[SpeechTask]:
+    def step(self) -> Sequence[Task]:
         self._batch.step()
-        news = [task for task in self._tasks if task.tell()]
+        under_way: list[SpeechTask | QuestionTask] = [*self._questions, *self._tasks]
+        news = [task for task in under_way if task.tell()]
         for task in news:
             if task.end():
-                self._tasks.remove(task)
+                self._remove(task)
                 self.generated_tokens += task.tokens
                 self.audio_seconds += task.job.duration or 0.0
         return news
 
+    def _remove(self, task: SpeechTask | QuestionTask) -> None:
+        if isinstance(task, SpeechTask):
+            self._tasks.remove(task)
+        else:
+            task.close()
+            self._questions.remove(task)
+
     @property
     @override
     def idle(self) -> bool:
-        return not self._tasks
+        return not (self._tasks or self._questions)
 
     @property
     @override

@@ -5,7 +5,7 @@ Everything but `prepare` happens on the engine's thread. Knows nothing of queues
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from kvcast.engine.jobs import Job
 from kvcast.engine.memory import Sizes
@@ -26,7 +26,14 @@ class Task(ABC):
 
 
 class Prepared:
-    """A job's request, whose options are checked and which has not begun."""
+    """A job's request, whose options are checked and which has not begun.
+
+    Attributes:
+        at_once: whether it is so small that it begins before those that wait.
+
+    """
+
+    at_once: ClassVar[bool] = False
 
 
 class Worker(ABC):

@@ -3,15 +3,14 @@
 Turns the options of a call into ways to decode a window. Knows no file format.
 """
 
-import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvcast.decoding.params import WindowParams
-from kvcast.decoding.whisper import DecodingOptions, WindowDecoder
-from kvcast.errors import InputMissingError, KvcastError, UsageError
+from kvcast.decoding.whisper import DecodingOptions, Job, WindowDecoder
+from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.spec.options import keywords_of
 from kvcast.spec.whisper import WhisperDimensions
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from kvcast.audio.decode import AudioInput
     from kvcast.audio.endpoints import Listener
     from kvcast.tasks.live import LiveTranscription
+    from kvcast.tasks.whisper.stretch import Stretch
 
 _WINDOW_SECONDS = 30
 _POSITIONS_PER_SECOND = 50  # two frames of 10 ms become one position of the encoder
@@ -222,25 +222,42 @@ class WhisperModel:
         """
         from kvcast.audio.endpoints import Endpoints
         from kvcast.tasks.live import LiveTranscription
+        from kvcast.tasks.voice import live_listener
+
+        listener, notices = (listener, ()) if listener is not None else live_listener()
+        decoder = self.decoder(*self.attempts(params), draft=params.draft)
+        stretch = self.stretch(decoder.answer, params)
+        endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
+        return LiveTranscription(stretch, endpoints, step=params.step, notices=notices)
+
+    def stretch(self, answer: Callable[[Job], Any], params: LiveParams) -> "Stretch":
+        """Return what hears a stream of sound, by a decoder of its own or a shared one.
+
+        Args:
+            answer: returns what this model finds out about a window.
+            params: options.
+
+        Raises:
+            UsageError: for options that cannot be served.
+
+        """
         from kvcast.tasks.whisper.hearing import WhisperHearing
         from kvcast.tasks.whisper.stretch import Stretch
 
-        attempts = self.attempts(params)
-        listener, notices = (listener, ()) if listener is not None else _installed_listener()
         hearing = WhisperHearing(
-            self.decoder(*attempts, draft=params.draft),
+            answer,
+            tokenizer=self.tokenizer,
+            room=self.dimensions.target_positions // 2,
             n_mels=self.dimensions.n_mels,
-            attempts=attempts,
+            attempts=self.attempts(params),
             params=params,
         )
-        stretch = Stretch(
+        return Stretch(
             hearing,
             prompt=initial_tokens(params, self.tokenizer),
             conditions=params.condition_on_previous_text,
             agreement=params.agreement,
         )
-        endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
-        return LiveTranscription(stretch, endpoints, step=params.step, notices=notices)
 
     def attempts(self, params: TranscribeParams) -> list[DecodingOptions]:
         """Return how to decode a window first, and after each rejection."""
@@ -253,14 +270,3 @@ class WhisperModel:
             raise UsageError("this model knows English only: leave out multilingual")
         hot = replace(cold, temperature=1.0, best_of=params.best_of, beam=1, patience=None)
         return [replace(hot if t else cold, temperature=t) for t in params.temperatures]
-
-
-def _installed_listener() -> "tuple[Listener, tuple[str, ...]]":
-    """Return what tells speech from other sound here, and what a user should know of it."""
-    from kvcast.audio.endpoints import Loudness
-    from kvcast.tasks.voice import voice_listener
-
-    with contextlib.suppress(InputMissingError):
-        return voice_listener(), ()
-    quiet = "utterances end where it is quiet; kvcast[vad] tells speech from noise"
-    return Loudness(), (quiet,)

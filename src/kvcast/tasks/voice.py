@@ -4,16 +4,17 @@ The detector is opened once a process. Knows nothing of text.
 """
 
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 
 from kvcast.audio.decode import SAMPLE_RATE, AudioInput, open_audio
-from kvcast.audio.endpoints import Listener
+from kvcast.audio.endpoints import Listener, Loudness
 from kvcast.audio.features import MelWindows, open_features
 from kvcast.audio.timeline import Part
 from kvcast.audio.vad import SpokenWindows
 from kvcast.checkpoints import packaged
+from kvcast.errors import InputMissingError
 from kvcast.runtimes.onnx_voice import VoiceGraph
 from kvcast.tasks.params import TranscribeParams
 
@@ -54,6 +55,14 @@ def voice_listener() -> Listener:
 
     """
     return _graph(packaged.silero_vad()).listener()
+
+
+def live_listener() -> tuple[Listener, tuple[str, ...]]:
+    """Return what tells speech from other sound here, and what a user should know of it."""
+    with suppress(InputMissingError):
+        return voice_listener(), ()
+    quiet = "utterances end where it is quiet; kvcast[vad] tells speech from noise"
+    return Loudness(), (quiet,)
 
 
 @cache

@@ -6,16 +6,30 @@ are served in the order in which they were added. Knows no sound and no segments
 
 from abc import ABC, abstractmethod
 from threading import RLock
+from typing import Any, Protocol
 
 from kvcast.decoding.whisper import Job, WindowDecoder
-from kvcast.tasks.whisper.passage import Passage
+
+
+class Series(Protocol):
+    """Jobs of which each follows from the result of the one before."""
+
+    @property
+    def over(self) -> bool:
+        """Whether there is no more to be done."""
+
+    def next(self) -> Job:
+        """Return what is to be done next, if it is not over."""
+
+    def take(self, result: Any) -> None:
+        """Take what came of it."""
 
 
 class Recording(ABC):
     """What gives passages."""
 
     @abstractmethod
-    def passage(self) -> Passage | None:
+    def passage(self) -> Series | None:
         """Return the next passage; None if there is none, or none that should be begun yet."""
 
     @abstractmethod
@@ -32,8 +46,8 @@ class Batch:
         self.size = size
         self._lock = RLock()
         self._recordings: list[Recording] = []
-        self._waiting: list[tuple[Recording, Passage]] = []
-        self._under_way: dict[Job, tuple[Recording, Passage]] = {}
+        self._waiting: list[tuple[Recording, Series]] = []
+        self._under_way: dict[Job, tuple[Recording, Series]] = {}
 
     def add(self, recording: Recording) -> None:
         """Let a recording take part, after those that were added before."""
@@ -91,7 +105,7 @@ class Batch:
                 return True
         return False
 
-    def _go_on(self, recording: Recording, passage: Passage) -> None:
+    def _go_on(self, recording: Recording, passage: Series) -> None:
         try:
             job = passage.next()
             self.decoder.submit(job)

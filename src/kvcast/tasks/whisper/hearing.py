@@ -3,8 +3,9 @@
 Knows nothing of time or of what is settled when.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +15,17 @@ from kvcast.audio.features import window_features
 from kvcast.decoding.whisper import (
     DecodingOptions,
     DecodingResult,
+    EndJob,
     Features,
-    WindowDecoder,
+    Job,
     WindowJob,
-    likeliest,
 )
 from kvcast.tasks.params import TranscribeParams
 from kvcast.tasks.whisper.agreement import Unit, units
 from kvcast.tasks.whisper.fallback import is_silence, rejection
 from kvcast.tasks.whisper.passage import PROMPT_RESET_TEMPERATURE
 from kvcast.tasks.whisper.stretch import Hearing, Hypothesis
+from kvcast.text.whisper import WhisperTokenizer
 from kvcast.text.word_split import TokenWord, split_words
 
 
@@ -32,8 +34,10 @@ class WhisperHearing(Hearing):
 
     def __init__(
         self,
-        decoder: WindowDecoder,
+        answer: Callable[[Job], Any],
         *,
+        tokenizer: WhisperTokenizer,
+        room: int,
         n_mels: int,
         attempts: Sequence[DecodingOptions],
         params: TranscribeParams,
@@ -41,14 +45,17 @@ class WhisperHearing(Hearing):
         """Prepare.
 
         Args:
-            decoder: the model.
+            answer: the model; returns what it finds out about a window.
+            tokenizer: of the model.
+            room: most tokens of a window's text.
             n_mels: mel bands of its input.
             attempts: how to decode first, and after each rejection; one at least.
             params: thresholds of rejections and of silence.
 
         """
-        self._decoder = decoder
-        self._tokenizer = decoder.tokenizer
+        self._answer = answer
+        self._tokenizer = tokenizer
+        self._room = room
         self._n_mels = n_mels
         self._attempts = attempts
         self._params = params
@@ -64,7 +71,7 @@ class WhisperHearing(Hearing):
     @property
     @override
     def room(self) -> int:
-        return self._decoder.room
+        return self._room
 
     @override
     def keep_language(self) -> None:
@@ -84,11 +91,11 @@ class WhisperHearing(Hearing):
         settled: Sequence[Unit],
         thoroughly: bool,
     ) -> Hypothesis:
-        if self._detects:
-            [found] = self._decoder.detect_languages([heard])
-            self._language = likeliest(found)
+        language = None if self._detects else self._language
         for options in self._attempts if thoroughly else self._attempts[:1]:
-            result = self._result(self._job(heard, options, prompt, settled))
+            asked = self._job(heard, replace(options, language=language), prompt, settled)
+            result: DecodingResult = self._answer(asked)
+            self._language = language = result.language
             if rejection(result, self._params) is None:
                 break
         if is_silence(result, self._params):
@@ -101,7 +108,9 @@ class WhisperHearing(Hearing):
 
     @override
     def end_of(self, heard: Features, *, prompt: Sequence[int], settled: Sequence[Unit]) -> int:
-        return self._decoder.end_of_written(self._job(heard, self._attempts[0], prompt, settled))
+        options = replace(self._attempts[0], language=self._language)
+        end: int = self._answer(EndJob(self._job(heard, options, prompt, settled)))
+        return end
 
     def _job(
         self,
@@ -113,19 +122,11 @@ class WhisperHearing(Hearing):
         begin = self._tokenizer.timestamp_begin
         return WindowJob(
             window=heard,
-            options=replace(options, language=self._language),
+            options=options,
             prompt=tuple(prompt),
             written=tuple(token for unit in settled for token in unit.spelled(begin)),
             stream=self._heard,
         )
-
-    def _result(self, job: WindowJob) -> DecodingResult:
-        self._decoder.submit(job)
-        while not (finished := self._decoder.step()):
-            pass
-        result: DecodingResult
-        [(_, result)] = finished
-        return result
 
     def _has_failed(self, result: DecodingResult) -> bool:
         """Tell whether the text runs in circles. Few words at the end are improbable, and fine."""
