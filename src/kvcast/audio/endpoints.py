@@ -26,7 +26,7 @@ it remembers what it heard before, so every recording needs a listener of its ow
 HYSTERESIS = 0.15
 """Speech goes on while its probability is at most this much below the threshold, as in Silero."""
 
-_ONSET = 3
+ONSET = 3
 """Blocks of speech in a row that begin an utterance: a click is shorter, the shortest word longer.
 
 Whoever listens keeps some sound before them."""
@@ -91,7 +91,7 @@ class Endpoints:
             change, needed = Change.END, self._pause
         else:
             self._run = self._run + 1 if probability >= self._threshold else 0
-            change, needed = Change.BEGIN, _ONSET
+            change, needed = Change.BEGIN, ONSET
         if self._run < needed:
             return Change.NONE
         self._is_speech, self._run = not self._is_speech, 0

@@ -29,6 +29,7 @@ from kvcast.server.guard import Guard
 from kvcast.server.journal import Journal
 from kvcast.server.metrics import Metrics
 from kvcast.server.params import ServeParams
+from kvcast.server.realtime import Realtime
 from kvcast.server.recordings import Recordings
 from kvcast.server.requests import (
     ChatRequest,
@@ -186,6 +187,8 @@ def _add_speech(app: FastAPI, state: State) -> None:
     async def create_translation(request: Request, form: Annotated[SpeechForm, _FORM]) -> Response:
         """Turn a recording into English text."""
         return await speech(state, recordings, request, form, "translate")
+
+    app.add_api_websocket_route("/v1/realtime", Realtime(state).serve)
 
 
 def _add_models(app: FastAPI, state: State) -> None:

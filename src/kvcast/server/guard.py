@@ -15,6 +15,7 @@ import anyio
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from kvcast.server.errors import ApiError, GoneError, api_error
 from kvcast.server.params import ServeParams
@@ -24,6 +25,11 @@ _OPEN = ("/", "/page", "/health", "/ready")
 """What needs no key: it tells nothing of what others ask."""
 
 UPLOADS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+
+_KEY = "openai-insecure-api-key."
+
+_ANSWERS = {"websocket.accept": 101, "websocket.close": 403, "websocket.http.response.start": 500}
+"""Status of the answer to a WebSocket, unless the message has one."""
 
 SILENCE = 30.0
 """Seconds between two parts of a body, at most."""
@@ -48,12 +54,12 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection of HTTP or of WebSocket."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        under = _Under()
         identity = f"req_{secrets.token_hex(12)}"
         scope.setdefault("state", {})["request_id"] = identity
+        if scope["type"] == "websocket":
+            await self._connect(scope, receive, send)
+            return
+        under = _Under()
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -82,11 +88,42 @@ class Guard:
         finally:
             self._told(scope, under)
 
+    async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let in a WebSocket, or answer that it is refused."""
+        under = _Under()
+
+        async def sending(message: Message) -> None:
+            if under.status is None and message["type"] in _ANSWERS:
+                under.status = message.get("status", _ANSWERS[message["type"]])
+            await send(message)
+
+        try:
+            self._check_socket(scope)
+        except ApiError as error:
+            scope["state"]["error"] = error.code or error.kind
+            answer = JSONResponse(error.document, error.status, dict(error.headers))
+            await WebSocket(scope, receive, sending).send_denial_response(answer)
+        else:
+            await self._app(scope, receive, sending)
+        finally:
+            self._told(scope, under)
+
+    def _check_socket(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        self._access.check_host(headers)
+        self._access.check_origin(headers)
+        if self._draining():
+            raise _stopping()
+        # A browser's WebSocket has no headers of its own; OpenAI's take the key like this.
+        offered = [one.removeprefix(_KEY) for one in scope["subprotocols"] if one.startswith(_KEY)]
+        bearer = headers.get("authorization", "").removeprefix("Bearer ")
+        self._access.check_key(next(iter(offered), bearer))
+
     def _check(self, scope: Scope) -> None:
         headers, path = Headers(scope=scope), scope["path"]
         self._access.check_host(headers)
         if self._draining() and path not in {"/health", "/ready", "/metrics"}:
-            raise ApiError(503, "the server stops", kind="server_error", code="unavailable")
+            raise _stopping()
         is_open = path in _OPEN or path.startswith("/page/")
         if not is_open and scope["method"] != "OPTIONS":
             self._access.check_key(headers.get("authorization", "").removeprefix("Bearer "))
@@ -103,7 +140,8 @@ class Guard:
     def _told(self, scope: Scope, under: _Under) -> None:
         status, kind = under.status or 499, scope["state"].get("error")
         route = getattr(scope.get("route"), "path", None)
-        self._state.metrics.count(scope["method"], route or "other", status, kind)
+        method = scope.get("method", "WS")
+        self._state.metrics.count(method, route or "other", status, kind)
         if scope["path"] not in {"/health", "/ready", "/metrics", "/v1/engine"}:
             self._state.journal.write(scope, status=status, began=under.began, kind=kind)
 
@@ -114,6 +152,7 @@ class Access:
     def __init__(self, params: ServeParams) -> None:
         self._keys = [_digest(key) for key in params.keys]
         self._names = frozenset(params.host_names) if _is_local(params.host) else None
+        self._origins = frozenset(params.origins)
 
     def check_key(self, given: str) -> None:
         """Raise ApiError for a key that is none, in a time that does not tell how wrong it is."""
@@ -139,6 +178,18 @@ class Access:
             raise ApiError(
                 421, "this server does not answer to that host name; it takes --allow-host"
             )
+
+    def check_origin(self, headers: Headers) -> None:
+        """Raise ApiError for a page from elsewhere: browsers ask nobody before a WebSocket."""
+        origin = headers.get("origin")
+        if origin is None or self._origins & {origin, "*"}:
+            return
+        if origin.partition("://")[2] != headers.get("host"):
+            raise ApiError(403, "pages of that origin may not connect; it takes --cors-origin")
+
+
+def _stopping() -> ApiError:
+    return ApiError(503, "the server stops", kind="server_error", code="unavailable")
 
 
 def _digest(key: str) -> bytes:

@@ -123,6 +123,23 @@ class ServeParams(EngineParams):
             metavar="MINUTES",
         ),
     ] = 120.0
+    live_sessions: Annotated[
+        int,
+        Option(
+            group=LIMITS,
+            help="live sessions of /v1/realtime at once; 0 allows none",
+            check=Bounds(least=0, most=10_000),
+        ),
+    ] = 16
+    live_idle: Annotated[
+        float,
+        Option(
+            group=LIMITS,
+            help="seconds in which nothing comes, after which a live session is closed",
+            check=Bounds(above=0, most=86_400),
+            metavar="SECONDS",
+        ),
+    ] = 300.0
     max_prompt: Annotated[
         int | None,
         Option(

@@ -90,6 +90,7 @@ def run(
         server_header=False,
         timeout_graceful_shutdown=round(params.drain) or 1,
         ws="websockets-sansio",
+        ws_max_size=params.max_body << 20,
     )
     server = _Server(config, started)
     try:

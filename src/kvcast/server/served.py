@@ -11,6 +11,8 @@ from kvcast.server.errors import ApiError
 
 SPEECH, CHAT, COMPLETION, TEXT2TEXT = "speech", "chat", "completion", "text2text"
 
+_WRITES = "writes texts and does not listen: use a Whisper model"
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Served:
@@ -102,6 +104,10 @@ class Models:
         if found.kind in kinds:
             raise ApiError(400, f"the model {name!r} {kinds[found.kind]}", param="model")
         return found
+
+    def listening(self, name: str) -> Served:
+        """Return the model of a name; raises ApiError unless it transcribes."""
+        return self.of_kind(name, dict.fromkeys((CHAT, COMPLETION, TEXT2TEXT), _WRITES))
 
     @property
     def names(self) -> list[str]:

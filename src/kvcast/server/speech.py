@@ -23,8 +23,6 @@ from kvcast.tasks.subtitles import write_srt, write_vtt
 from kvcast.tasks.transcribe import Segment
 from kvcast.text.languages import LANGUAGES
 
-_WRITES = "writes texts and does not listen: use a Whisper model"
-_OTHERS = {"chat": _WRITES, "completion": _WRITES, "text2text": _WRITES}
 Granularity = Literal["word", "segment"]
 _Flag = Annotated[bool | None, Field()]
 
@@ -58,7 +56,7 @@ async def speech(
     state: State, recordings: Recordings, request: Request, form: SpeechForm, task: str
 ) -> Response:
     """Transcribe or translate a recording."""
-    served = state.models.of_kind(form.model, _OTHERS)
+    served = state.models.listening(form.model)
     options, words = _options(form, task)
     recording = await state.calls.read(lambda: recordings.read(form.file.file))
     try:

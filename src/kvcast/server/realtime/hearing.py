@@ -1,0 +1,190 @@
+"""What the turns of a session say: words of which hypotheses agree while they last, then the rest.
+
+The sound of a turn comes in on one thread and is heard on another, which may take its time. Knows
+no protocol, and not where turns begin and end.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvcast.audio.decode import SAMPLE_RATE
+from kvcast.decoding.whisper import Job as Question
+from kvcast.engine import Engine, Job
+from kvcast.server.realtime.shapes import Transcription
+from kvcast.server.realtime.sound import Samples
+from kvcast.tasks.whisper.stretch import Settled, Stretch
+
+STEP = 1.0
+"""Seconds of new sound that are worth a hypothesis, as in `kvcast transcribe --live`."""
+
+
+class Asker:
+    """Asks engines one question at a time, until it is told to give up."""
+
+    def __init__(self, timeout: float) -> None:
+        """Take the seconds that an answer may take."""
+        self._timeout = timeout
+        self._asked: Job[Any, Any] | None = None
+        self._over = False
+
+    def __call__(self, engine: Engine, question: Question) -> Any:
+        """Return the answer; raises as `Job.result`."""
+        asked = self._asked = engine.submit(question, deadline=self._timeout)
+        if self._over:  # since before there was something to give up
+            asked.cancel()
+        return asked.result()
+
+    def give_up(self) -> None:
+        """Let nobody wait for an answer any more."""
+        self._over = True
+        if (asked := self._asked) is not None:
+            asked.cancel()
+
+
+class Turn:
+    """The sound of what becomes an item, on its way to who hears it.
+
+    Attributes:
+        item: its id.
+        asked: how it is transcribed.
+        samples: so far.
+        text: so far; what was told of it never changes.
+        dropped: whether nobody wants it any more.
+        error: why it has no text, or no more of it.
+
+    """
+
+    def __init__(self, item: str, asked: Transcription) -> None:
+        self.item = item
+        self.asked = asked
+        self.samples = 0
+        self.text = ""
+        self.dropped = False
+        self.error: Exception | None = None
+        self._waiting: list[Samples] = []
+        self._silence: int | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def ended(self) -> bool:
+        """Whether no more sound will come."""
+        return self._silence is not None
+
+    @property
+    def waiting(self) -> int:
+        """Samples that were not heard yet."""
+        with self._lock:
+            return sum(map(len, self._waiting))
+
+    def add(self, samples: Samples) -> None:
+        """Add sound."""
+        self.samples += len(samples)
+        with self._lock:
+            self._waiting.append(samples)
+
+    def end(self, silence: int) -> None:
+        """End it; so many samples at its end are silent."""
+        with self._lock:
+            self._silence = silence
+
+    def take(self) -> tuple[Samples, int | None]:
+        """Take the sound that waits, and the silence at the end if this is all."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            return np.concatenate([np.empty(0, np.float32), *waiting]), self._silence
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What is new of a turn: some more text, and whether that is all."""
+
+    turn: Turn
+    delta: str
+    done: bool
+
+
+class Hearing:
+    """Hears turns one after the other."""
+
+    def __init__(self, opening: Callable[[Transcription], Stretch], step: float = STEP) -> None:
+        """Prepare.
+
+        Args:
+            opening: returns what hears as a client asks for it.
+            step: seconds of new sound that are worth a hypothesis.
+
+        """
+        self._opening = opening
+        self._step = round(step * SAMPLE_RATE)
+        self._turns: deque[Turn] = deque()
+        self._stretch: Stretch | None = None
+        self._asked: Transcription | None = None
+
+    def add(self, turn: Turn) -> None:
+        """Let a turn be heard, after those before it."""
+        self._turns.append(turn)
+
+    @property
+    def waiting(self) -> float:
+        """Seconds of sound that were not heard yet."""
+        return sum(turn.waiting for turn in list(self._turns)) / SAMPLE_RATE
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to be heard now."""
+        if not self._turns:
+            return False
+        turn = self._turns[0]
+        return turn.ended or turn.dropped or turn.waiting + self._unheard >= self._step
+
+    def hear(self) -> list[Heard]:
+        """Hear what waits of the first turn, and return what is new. Takes a while."""
+        turn = self._turns[0]
+        samples, silence = turn.take()
+        text = ""
+        if turn.error is None and not turn.dropped:
+            try:
+                text = "".join(word.text for word in self._words(turn, samples, silence))
+            except Exception as error:  # of this turn alone
+                turn.error = error
+        if turn.error is not None or turn.dropped:
+            self._stretch = None  # it may have heard half of a turn
+        if turn.dropped:
+            self._turns.popleft()
+            return []
+        delta = text if turn.text else text.lstrip()
+        turn.text += delta
+        done = silence is not None
+        if done:
+            self._turns.popleft()
+        return [Heard(turn, delta, done)] if delta or done else []
+
+    @property
+    def _unheard(self) -> int:
+        """Samples that the stretch has, and no hypothesis heard."""
+        stretch = self._stretch
+        return 0 if stretch is None else stretch.end - stretch.heard_to
+
+    def _words(self, turn: Turn, samples: Samples, silence: int | None) -> list[Settled]:
+        stretch = self._stretch
+        if stretch is None or self._asked != turn.asked:
+            stretch = self._stretch = self._opening(turn.asked)
+            self._asked = turn.asked
+        words: list[Settled] = []
+        while len(samples):
+            if not stretch.room:
+                words += stretch.make_room()
+            room = stretch.room
+            stretch.append(samples[:room])
+            samples = samples[room:]
+        if silence is not None:
+            words += stretch.conclude(stretch.end - silence)
+            stretch.keep_last(0)
+        elif stretch.end - stretch.heard_to >= self._step:
+            words += stretch.listen()
+        return words

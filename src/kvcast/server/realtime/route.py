@@ -1,0 +1,192 @@
+"""The WebSocket: messages to a session and back, for as long as somebody is there.
+
+Knows neither events nor sound.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from functools import partial
+
+import anyio
+from anyio.to_thread import run_sync
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from kvcast.audio.endpoints import Listener
+from kvcast.server.errors import ApiError, busy
+from kvcast.server.realtime.hearing import Asker
+from kvcast.server.realtime.session import Event, Session, encoded, failure
+from kvcast.server.realtime.shapes import Transcription
+from kvcast.server.served import SPEECH, Models
+from kvcast.server.state import State
+from kvcast.tasks.params import LiveParams
+from kvcast.tasks.voice import live_listener
+from kvcast.tasks.whisper.stretch import Stretch
+
+SUBPROTOCOL = "realtime"
+
+_POLICY, _TRY_AGAIN_LATER = 1008, 1013
+
+_MOST_WAITING = 60.0
+"""Seconds of sound that wait to be heard; a client who sends more of it waits, too."""
+
+_TOGETHER = 4
+"""Sessions whose messages are read at once."""
+
+
+class Realtime:
+    """Live sessions of all clients."""
+
+    def __init__(self, state: State) -> None:
+        """Take the models, and the limits of sessions."""
+        self._state = state
+        self._most = state.limits.live_sessions
+        self._sessions = 0
+        self._receiving = anyio.CapacityLimiter(_TOGETHER)
+        self._hearing = anyio.CapacityLimiter(max(1, self._most))
+
+    async def serve(self, websocket: WebSocket) -> None:
+        """Serve a client until it leaves, or says nothing for too long."""
+        offered = websocket.scope.get("subprotocols", [])
+        await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+        with suppress(WebSocketDisconnect):
+            if self._sessions >= self._most:
+                error = busy("too many live sessions are open: try again later")
+                await _close(websocket, error, _TRY_AGAIN_LATER)
+                return
+            self._sessions += 1
+            try:
+                await self._talk(websocket)
+            finally:
+                self._sessions -= 1
+
+    async def _talk(self, websocket: WebSocket) -> None:
+        limits = self._state.limits
+        ears = _Ears(self._state, websocket.query_params.get("model"))
+        begin = partial(
+            Session, ears.open, _listener, model=ears.model, longest=60 * limits.max_audio
+        )
+        try:
+            session = await run_sync(begin, limiter=self._receiving)
+        except Exception as error:  # the client asks for what cannot be served
+            await _close(websocket, error, _POLICY)
+            return
+        talk = _Talk(websocket, session, limits.live_idle, self._receiving, self._hearing)
+        try:
+            await talk.run(ears.give_up)
+        finally:
+            self._state.journal.content(websocket, answer=session.transcripts)
+
+
+class _Ears:
+    """Opens models for one session."""
+
+    def __init__(self, state: State, model: str | None) -> None:
+        self.model = model or _first(state.models)
+        self._models = state.models
+        self._asker = Asker(state.limits.timeout)
+        self.give_up = self._asker.give_up
+
+    def open(self, asked: Transcription) -> Stretch:
+        """Return what hears as a client asks for it; raises for what cannot be served."""
+        served = self._models.listening(asked.model or self.model)
+        params = LiveParams(
+            language=asked.language or None,
+            initial_prompt=asked.prompt or None,
+            # Fallbacks draw several texts of a window, of which each needs a row.
+            best_of=min(LiveParams().best_of, served.engine.status().rows),
+        )
+        stretch: Stretch = served.model.stretch(partial(self._asker, served.engine), params)
+        return stretch
+
+
+class _Talk:
+    """One client and its session: one task receives, another one hears."""
+
+    def __init__(
+        self,
+        websocket: WebSocket,
+        session: Session,
+        idle: float,
+        receiving: anyio.CapacityLimiter,
+        hearing: anyio.CapacityLimiter,
+    ) -> None:
+        self._websocket = websocket
+        self._session = session
+        self._idle = idle
+        self._receiving, self._hearing = receiving, hearing
+        self._sending = anyio.Lock()  # what is told at once comes before what is heard of it
+        self._changed = anyio.Event()
+
+    async def run(self, give_up: Callable[[], None]) -> None:
+        """Go on until the client leaves; `give_up` ends what is being heard then."""
+        await self._send([self._session.greeting])
+        async with anyio.create_task_group() as tasks:
+
+            async def until_over(part: Callable[[], Awaitable[None]]) -> None:
+                try:
+                    await part()
+                finally:
+                    give_up()
+                    tasks.cancel_scope.cancel()
+
+            tasks.start_soon(until_over, self._hear)
+            tasks.start_soon(until_over, self._receive)
+
+    async def _receive(self) -> None:
+        with suppress(WebSocketDisconnect):
+            while (message := await self._next()) is not None:
+                async with self._sending:
+                    take = partial(self._session.receive, message)
+                    await self._send(await run_sync(take, limiter=self._receiving))
+                self._wake()
+                while self._session.waiting > _MOST_WAITING:
+                    await self._changed.wait()
+
+    async def _next(self) -> str | None:
+        """Return the client's next message; None if there is none for too long."""
+        try:
+            with anyio.fail_after(self._idle):
+                message = await self._websocket.receive()
+        except TimeoutError:
+            error = ApiError(408, f"nothing came for {self._idle:g} seconds", code="session_idle")
+            await _close(self._websocket, error, _POLICY)
+            return None
+        if message["type"] == "websocket.disconnect":
+            return None
+        return message.get("text") or (message.get("bytes") or b"").decode("utf-8", "replace")
+
+    async def _hear(self) -> None:
+        with suppress(WebSocketDisconnect):
+            while True:
+                while self._session.ready:
+                    told = await run_sync(self._session.hear, limiter=self._hearing)
+                    async with self._sending:
+                        await self._send(told)
+                    self._wake()
+                await self._changed.wait()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def _send(self, told: Iterable[Event]) -> None:
+        for one in told:
+            with anyio.move_on_after(self._idle) as limit:
+                await self._websocket.send_text(encoded(one))
+            if limit.cancelled_caught:  # it reads nothing
+                raise WebSocketDisconnect
+
+
+async def _close(websocket: WebSocket, error: Exception, code: int) -> None:
+    """Tell a client what is wrong, and leave."""
+    told = failure(error)
+    await websocket.send_text(encoded(told))
+    await websocket.close(code, told["error"]["message"][:60])
+
+
+def _listener() -> Listener:
+    return live_listener()[0]
+
+
+def _first(models: Models) -> str:
+    return next((one.name for one in models if one.kind == SPEECH), "")

@@ -1,0 +1,320 @@
+"""A session that transcribes: a client's events in, the server's events out.
+
+Cuts sound into turns, where the client says so or where somebody stopped speaking, and tells what
+is heard of them. Knows no socket and no model.
+"""
+
+import json
+import secrets
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from kvcast.audio.decode import SAMPLE_RATE
+from kvcast.audio.endpoints import BLOCK, ONSET, Change, Endpoints, Listener
+from kvcast.server.errors import ApiError, api_error
+from kvcast.server.realtime.hearing import Heard, Hearing, Turn
+from kvcast.server.realtime.shapes import (
+    Append,
+    AudioInput,
+    SessionUpdate,
+    Transcription,
+    described,
+    described_as_beta,
+    from_beta,
+    parsed,
+    shaped,
+)
+from kvcast.server.realtime.sound import Samples, Sound
+from kvcast.tasks.whisper.stretch import Stretch
+
+Event: TypeAlias = dict[str, Any]
+
+_LEAST = SAMPLE_RATE // 10
+"""Samples that a client may commit, at least: as OpenAI's."""
+
+_REMEMBERED = 1000
+"""Transcripts that are kept, for the log."""
+
+_ITEM = "conversation.item"
+_BUFFER = "input_audio_buffer"
+_TEXT = f"{_ITEM}.input_audio_transcription"
+
+
+def failure(error: Exception, cause: str | None = None) -> Event:
+    """Return the event of an error; `cause` is the id of the client's event."""
+    return event("error", error=_told(error) | {"event_id": cause})
+
+
+def event(kind: str, **fields: Any) -> Event:
+    """Return an event of the server."""
+    return {"type": kind, "event_id": _named("event"), **fields}
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    told: dict[str, Any] = api_error(error).document["error"]
+    return told
+
+
+def _named(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(12)}"
+
+
+class Session:
+    """What a client and the server have told each other.
+
+    `receive` and `hear` may run on two threads at once.
+
+    Attributes:
+        transcripts: of the last turns.
+
+    """
+
+    def __init__(
+        self,
+        opening: Callable[[Transcription], Stretch],
+        listener: Callable[[], Listener],
+        *,
+        model: str,
+        longest: float,
+    ) -> None:
+        """Begin.
+
+        Args:
+            opening: returns what hears as a client asks for it; raises for what cannot be served.
+            listener: returns what tells speech from other sound.
+            model: that is used until the client names another.
+            longest: seconds of a turn.
+
+        """
+        self._opening = opening
+        self._listener = listener
+        self._longest = round(longest * SAMPLE_RATE)
+        self._identity = _named("sess")
+        self._audio = AudioInput(transcription=Transcription(model=model))
+        self._opening(self._audio.transcription)
+        self._hearing = Hearing(opening)
+        self.transcripts: deque[str] = deque(maxlen=_REMEMBERED)
+        self._sound = Sound(self._audio.format.type, self._audio.format.hertz)
+        self._endpoints = self._detecting()
+        self._kept = np.empty(0, np.float32)  # what precedes a turn
+        self._position = 0
+        self._turn: Turn | None = None
+        self._last_item: str | None = None
+        self._news: list[Event] = []
+
+    @property
+    def greeting(self) -> Event:
+        """The first event."""
+        return event("session.created", session=described(self._identity, self._audio))
+
+    @property
+    def waiting(self) -> float:
+        """Seconds of sound that wait to be heard."""
+        return self._hearing.waiting
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to be heard now."""
+        return self._hearing.ready
+
+    def hear(self) -> list[Event]:
+        """Hear what came, and return what it says. Takes a while."""
+        news = self._hearing.hear()
+        self.transcripts += [heard.turn.text for heard in news if heard.done]
+        return [event for heard in news for event in _spoken(heard)]
+
+    def receive(self, message: str) -> list[Event]:
+        """Take an event of the client, and return what there is to be told at once."""
+        self._news, cause = [], None
+        try:
+            document = parsed(message)
+            cause = given if isinstance(given := document.get("event_id"), str) else None
+            self._take(document)
+        except Exception as error:  # the connection goes on
+            self._news.append(failure(error, cause))
+        return self._news
+
+    def _take(self, document: Event) -> None:
+        match document["type"]:
+            case "input_audio_buffer.append":
+                self._append(shaped(Append, document).data)
+            case "input_audio_buffer.commit":
+                self._commit()
+            case "input_audio_buffer.clear":
+                self._clear()
+            case "session.update":
+                self._update(document.get("session"))
+                self._tell("session.updated", session=described(self._identity, self._audio))
+            case "transcription_session.update":
+                self._update(from_beta(document.get("session")))
+                shown = described_as_beta(self._identity, self._audio)
+                self._tell("transcription_session.updated", session=shown)
+            case other:
+                raise ApiError(
+                    400,
+                    f"a session that transcribes has no event {other[:100]!r}",
+                    code="invalid_value",
+                    param="type",
+                )
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        self._news.append(event(kind, **fields))
+
+    def _update(self, given: Any) -> None:
+        update = shaped(SessionUpdate, given, "session")
+        if update.include:
+            raise ApiError(400, "session.include is not supported", param="session.include")
+        audio, before = self._audio.updated(update.audio.input), self._audio
+        if audio.turn_detection != before.turn_detection and self._turn is not None:
+            raise ApiError(
+                400,
+                "turn detection cannot change while somebody speaks: commit or clear first",
+                param="session.audio.input.turn_detection",
+            )
+        if audio.transcription != before.transcription:
+            self._opening(audio.transcription)  # raises for what cannot be served
+        self._audio = audio
+        if audio.format != before.format:
+            self._sound = Sound(audio.format.type, audio.format.hertz)
+        if audio.turn_detection != before.turn_detection:
+            self._endpoints = self._detecting()
+
+    def _detecting(self) -> Endpoints | None:
+        """Return what finds turns; None if the client does."""
+        detection = self._audio.turn_detection
+        self._kept = np.empty(0, np.float32)
+        if detection is None:
+            return None
+        pause = detection.silence_duration_ms / 1000
+        return Endpoints(self._listener(), threshold=detection.threshold, pause=pause)
+
+    def _append(self, data: bytes) -> None:
+        samples = self._sound.feed(data)
+        if self._endpoints is not None:
+            for piece, change in self._endpoints.follow(samples):
+                self._follow(piece, change, self._endpoints.pause)
+        else:
+            self._add(samples)
+
+    def _add(self, samples: Samples) -> None:
+        """Add sound to the turn that the client will end."""
+        turn = self._turn or self._begun()
+        if turn.samples + len(samples) > self._longest:
+            raise ApiError(
+                400,
+                f"the buffer has {self._longest / SAMPLE_RATE:g} seconds of sound at most: commit "
+                "or clear it first",
+                code="input_audio_buffer_too_long",
+                param="audio",
+            )
+        self._position += len(samples)
+        turn.add(samples)
+
+    def _follow(self, piece: Samples, change: Change, pause: int) -> None:
+        """Add sound to a turn, or to the silence between two."""
+        self._position += len(piece)
+        if self._turn is None:
+            assert self._audio.turn_detection is not None
+            padding = self._audio.turn_detection.prefix_padding_ms * SAMPLE_RATE // 1000
+            self._kept = np.concatenate([self._kept, piece])[-padding - ONSET * BLOCK :]
+            if change is Change.BEGIN:
+                self._speech_started()
+            return
+        self._turn.add(piece)
+        if change is Change.END:
+            self._speech_stopped(pause)
+        elif self._turn.samples >= self._longest:
+            self._speech_stopped(0)
+            self._speech_started()
+
+    def _speech_started(self) -> None:
+        turn = self._begun()
+        start = _milliseconds(self._position - len(self._kept))
+        self._tell(f"{_BUFFER}.speech_started", audio_start_ms=start, item_id=turn.item)
+        turn.add(self._kept)
+        self._kept = np.empty(0, np.float32)
+
+    def _speech_stopped(self, silence: int) -> None:
+        assert self._turn is not None
+        end, item = _milliseconds(self._position), self._turn.item
+        self._tell(f"{_BUFFER}.speech_stopped", audio_end_ms=end, item_id=item)
+        self._end(silence)
+
+    def _begun(self) -> Turn:
+        self._turn = Turn(_named("item"), self._audio.transcription)
+        self._hearing.add(self._turn)
+        return self._turn
+
+    def _commit(self) -> None:
+        if self._turn is not None:
+            self._add_rest(self._turn)
+        buffered = 0 if self._turn is None else self._turn.samples
+        if buffered < _LEAST:
+            raise ApiError(
+                400,
+                f"the buffer is too small to be committed: it has {_milliseconds(buffered)} ms of "
+                f"speech, and {_milliseconds(_LEAST)} ms are the least",
+                code="input_audio_buffer_commit_empty",
+            )
+        self._end(0)
+        self._endpoints = self._detecting()
+
+    def _add_rest(self, turn: Turn) -> None:
+        """Add what is held back on the way to a turn."""
+        rest = self._sound.finish()
+        if self._endpoints is not None:
+            followed = [piece for piece, _ in self._endpoints.follow(rest)]
+            rest = np.concatenate([*followed, self._endpoints.finish()])
+        self._position += len(rest)
+        turn.add(rest)
+
+    def _clear(self) -> None:
+        if self._turn is not None:
+            self._turn.dropped = True
+            self._turn = None
+        self._sound.finish()
+        self._endpoints = self._detecting()
+        self._tell(f"{_BUFFER}.cleared")
+
+    def _end(self, silence: int) -> None:
+        """Make an item of the turn."""
+        assert self._turn is not None
+        turn, self._turn = self._turn, None
+        before, self._last_item = self._last_item, turn.item
+        item = {
+            "id": turn.item,
+            "object": "realtime.item",
+            "type": "message",
+            "status": "completed",
+            "role": "user",
+            "content": [{"type": "input_audio", "transcript": None}],
+        }
+        self._tell(f"{_BUFFER}.committed", item_id=turn.item, previous_item_id=before)
+        self._tell(f"{_ITEM}.added", item=item, previous_item_id=before)
+        self._tell(f"{_ITEM}.done", item=item, previous_item_id=before)
+        turn.end(silence)
+
+
+def _milliseconds(samples: int) -> int:
+    return samples * 1000 // SAMPLE_RATE
+
+
+def _spoken(heard: Heard) -> list[Event]:
+    """Return the events of what is new of a turn."""
+    turn = heard.turn
+    place = {"item_id": turn.item, "content_index": 0}
+    found = [event(f"{_TEXT}.delta", **place, delta=heard.delta)] if heard.delta else []
+    if heard.done and turn.error is not None:
+        found.append(event(f"{_TEXT}.failed", **place, error=_told(turn.error)))
+    elif heard.done:
+        usage = {"type": "duration", "seconds": turn.samples / SAMPLE_RATE}
+        found.append(event(f"{_TEXT}.completed", **place, transcript=turn.text, usage=usage))
+    return found
+
+
+def encoded(told: Event) -> str:
+    """Return an event as a message."""
+    return json.dumps(told, ensure_ascii=False)
