@@ -17,6 +17,7 @@ import uvicorn
 from kvcast.engine import Engine
 from kvcast.server.app import create
 from kvcast.server.params import ServeParams
+from kvcast.server.running import configuration
 from kvcast.server.served import Models, Served, kind_of
 
 
@@ -43,8 +44,7 @@ class Server:
         ]
         self.draining = False
         app = create(Models(served), params, lambda: self.draining)
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
-        self._server = uvicorn.Server(config)
+        self._server = uvicorn.Server(configuration(app, params))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

@@ -75,22 +75,20 @@ class PreparedQuestion(Prepared):
 
 
 class QuestionTask(Task, Recording, Series):
-    """A question under way: a recording of one passage of one job."""
+    """A question under way: a recording of one passage, of one job."""
 
     def __init__(self, batch: Batch, question: Question, job: Job[Any, Any]) -> None:
         self.job = job
         self._batch = batch
         self._question = question
-        self._is_asked = False
         self._over = False
         self._result: Any = None
         self._error: Exception | None = None
-        batch.add(self)
+        batch.begin(self, self)
 
     @override
     def passage(self) -> Series | None:
-        asked, self._is_asked = self._is_asked, True
-        return None if asked else self
+        return None  # its only one has begun
 
     @property
     @override

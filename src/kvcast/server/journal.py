@@ -91,4 +91,7 @@ def install(*, as_json: bool) -> None:
         logger.handlers = [handler]
         logger.propagate = False
         logger.setLevel(logging.INFO)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    uvicorn = logging.getLogger("uvicorn.error")
+    uvicorn.setLevel(logging.WARNING)
+    # To uvicorn a WebSocket that is answered with a status and a body is a mistake of ours.
+    uvicorn.addFilter(lambda record: "without completing handshake" not in record.getMessage())

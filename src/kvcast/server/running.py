@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 from typing_extensions import override
 
 from kvcast.errors import InputOutputError
@@ -74,16 +75,10 @@ def bound(params: ServeParams) -> socket.socket:
     return listening
 
 
-def run(
-    models: Models, params: ServeParams, listening: socket.socket, started: Callable[[], None]
-) -> None:
-    """Serve until a signal asks to end; `started` is called once requests are taken."""
-
-    def draining() -> bool:
-        return server.should_exit
-
-    config = uvicorn.Config(
-        create(models, params, draining),
+def configuration(app: ASGIApp, params: ServeParams) -> uvicorn.Config:
+    """Return how an application is served."""
+    return uvicorn.Config(
+        app,
         access_log=False,
         log_config=None,
         lifespan="off",
@@ -92,7 +87,17 @@ def run(
         ws="websockets-sansio",
         ws_max_size=params.max_body << 20,
     )
-    server = _Server(config, started)
+
+
+def run(
+    models: Models, params: ServeParams, listening: socket.socket, started: Callable[[], None]
+) -> None:
+    """Serve until a signal asks to end; `started` is called once requests are taken."""
+
+    def draining() -> bool:
+        return server.should_exit
+
+    server = _Server(configuration(create(models, params, draining), params), started)
     try:
         server.run(sockets=[listening])
     finally:

@@ -26,8 +26,11 @@ SUBPROTOCOL = "realtime"
 
 _POLICY, _TRY_AGAIN_LATER = 1008, 1013
 
-_MOST_WAITING = 60.0
-"""Seconds of sound that wait to be heard; a client who sends more of it waits, too."""
+_MUCH = 60.0
+"""Seconds of sound that wait to be heard, from which on a client who sends more waits, too."""
+
+_PATIENCE = 5.0
+"""Seconds that it waits for one hearing: its pings stand in the same line."""
 
 _TOGETHER = 4
 """Sessions whose messages are read at once."""
@@ -115,7 +118,9 @@ class _Talk:
         self._idle = idle
         self._receiving, self._hearing = receiving, hearing
         self._sending = anyio.Lock()  # what is told at once comes before what is heard of it
-        self._changed = anyio.Event()
+        self._arrived = anyio.Event()
+        self._heard = anyio.Event()
+        self._in_vain: anyio.Event | None = None
 
     async def run(self, give_up: Callable[[], None]) -> None:
         """Go on until the client leaves; `give_up` ends what is being heard then."""
@@ -138,9 +143,16 @@ class _Talk:
                 async with self._sending:
                     take = partial(self._session.receive, message)
                     await self._send(await run_sync(take, limiter=self._receiving))
-                self._wake()
-                while self._session.waiting > _MOST_WAITING:
-                    await self._changed.wait()
+                self._arrived.set()
+                await self._slow_down()
+
+    async def _slow_down(self) -> None:
+        """Wait for what is being heard, if much waits."""
+        heard = self._heard
+        if self._session.waiting > _MUCH and heard is not self._in_vain:
+            with anyio.move_on_after(_PATIENCE):
+                await heard.wait()
+            self._in_vain = heard
 
     async def _next(self) -> str | None:
         """Return the client's next message; None if there is none for too long."""
@@ -160,14 +172,12 @@ class _Talk:
             while True:
                 while self._session.ready:
                     told = await run_sync(self._session.hear, limiter=self._hearing)
+                    heard, self._heard = self._heard, anyio.Event()
+                    heard.set()
                     async with self._sending:
                         await self._send(told)
-                    self._wake()
-                await self._changed.wait()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+                await self._arrived.wait()
+                self._arrived = anyio.Event()
 
     async def _send(self, told: Iterable[Event]) -> None:
         for one in told:

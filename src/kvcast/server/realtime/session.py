@@ -14,7 +14,7 @@ import numpy as np
 
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.endpoints import BLOCK, ONSET, Change, Endpoints, Listener
-from kvcast.server.errors import ApiError, api_error
+from kvcast.server.errors import ApiError, api_error, busy
 from kvcast.server.realtime.hearing import Heard, Hearing, Turn
 from kvcast.server.realtime.shapes import (
     Append,
@@ -34,6 +34,9 @@ Event: TypeAlias = dict[str, Any]
 
 _LEAST = SAMPLE_RATE // 10
 """Samples that a client may commit, at least: as OpenAI's."""
+
+_MOST_WAITING = 600.0
+"""Seconds of sound that wait to be heard, at most."""
 
 _REMEMBERED = 1000
 """Transcripts that are kept, for the log."""
@@ -138,7 +141,7 @@ class Session:
         return self._news
 
     def _take(self, document: Event) -> None:
-        match document["type"]:
+        match document.get("type"):
             case "input_audio_buffer.append":
                 self._append(shaped(Append, document).data)
             case "input_audio_buffer.commit":
@@ -155,7 +158,7 @@ class Session:
             case other:
                 raise ApiError(
                     400,
-                    f"a session that transcribes has no event {other[:100]!r}",
+                    f"a session that transcribes has no event {str(other)[:100]!r}",
                     code="invalid_value",
                     param="type",
                 )
@@ -192,6 +195,8 @@ class Session:
         return Endpoints(self._listener(), threshold=detection.threshold, pause=pause)
 
     def _append(self, data: bytes) -> None:
+        if self.waiting > _MOST_WAITING:
+            raise busy("too much sound waits to be heard: send it as it is spoken")
         samples = self._sound.feed(data)
         if self._endpoints is not None:
             for piece, change in self._endpoints.follow(samples):

@@ -54,6 +54,11 @@ class Batch:
         with self._lock:
             self._recordings.append(recording)
 
+    def begin(self, recording: Recording, passage: Series) -> None:
+        """Let a passage have the next row that is free, before all that are not begun."""
+        with self._lock:
+            self._go_on(recording, passage)
+
     def remove(self, recording: Recording) -> None:
         """Stop a recording; nothing happens if it does not take part."""
         with self._lock:

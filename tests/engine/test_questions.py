@@ -1,0 +1,81 @@
+"""Questions about single windows, among recordings."""
+
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import kvcast
+from kvcast import Engine
+from kvcast.audio.decode import open_audio
+from kvcast.audio.features import window_features
+from kvcast.decoding.whisper import DecodingOptions, EndJob, Features, WindowJob
+from kvcast.errors import UsageError
+
+RECORDING = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return kvcast.load("demo", quantize="none", threads=2)
+
+
+@pytest.fixture(scope="module")
+def samples() -> NDArray[np.float32]:
+    source = open_audio(RECORDING)
+    try:
+        return np.concatenate(list(source.blocks()))
+    finally:
+        source.close()
+
+
+def question(samples: NDArray[np.float32], seconds: float, **options: Any) -> WindowJob:
+    window = Features(window_features(samples[: round(seconds * 16_000)], 80))
+    return WindowJob(window=window, options=DecodingOptions(language="en", **options))
+
+
+def test_answers_are_those_of_the_model_alone(model: Any, samples: NDArray[np.float32]):
+    jobs = [question(samples, seconds) for seconds in (3, 7, 12)]
+    jobs.append(question(samples, 5, beam=3))
+    alone = model.decoder(DecodingOptions(beam=3))
+    expected = [alone.answer(job) for job in jobs]
+    end = EndJob(WindowJob(window=jobs[2].window, options=jobs[2].options, written=(50363, 843)))
+    with Engine(model, rows=4) as engine:
+        asked = [engine.submit(job) for job in jobs]
+        assert [job.result(60) for job in asked] == expected
+        assert engine.submit(end).result(60) == alone.answer(end) > 0
+        status = engine.status()
+        assert status.finished == {"stop": 5}
+        assert status.generated_tokens == sum(len(one.tokens) for one in expected)
+
+
+def test_a_question_waits_neither_for_recordings_nor_in_the_queue(
+    model: Any, samples: NDArray[np.float32]
+):
+    long = np.tile(samples, 6)
+    with Engine(model, rows=2, queue=1) as engine:
+        recordings = [engine.submit(long) for _ in range(3)]  # one waits; the queue is full
+        answer = engine.submit(question(samples, 3)).result(60)
+        status = engine.status()
+        assert "Dashwood" in answer.text
+        assert (status.running, status.waiting, status.finished) == (2, 1, {"stop": 1})
+        for one in recordings:
+            one.cancel()
+
+
+def test_a_question_that_cannot_be_answered_is_the_callers(
+    model: Any, samples: NDArray[np.float32]
+):
+    with Engine(model, rows=2) as engine:
+        with pytest.raises(UsageError, match="cannot translate"):
+            engine.submit(question(samples, 3, task="translate")).result(60)
+        given_up = [engine.submit(question(samples, 12)) for _ in range(8)]
+        for one in given_up:
+            one.cancel()
+        with pytest.raises(CancelledError):
+            given_up[-1].result(60)
+        assert engine.submit(question(samples, 3)).result(60).text
+        assert engine.status().running == 0
