@@ -9,7 +9,7 @@ import pytest
 
 from letters_models import saying
 from server.serving import Server, serving
-from server.test_chat import HELLO, WEATHER
+from server.test_chat_completions import HELLO, WEATHER
 
 POSITIONS = 300
 

@@ -14,7 +14,7 @@ from letters_models import saying
 from random_models import SMALL_T5
 from random_unilms import ROFORMER
 from server.serving import Server, serving
-from server.test_chat import CALL, WEATHER, echo
+from server.test_chat_completions import CALL, WEATHER, echo
 
 ANSWER = "Hello, world"
 
