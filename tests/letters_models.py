@@ -2,18 +2,18 @@
 
 import string
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from decoding.recomputing_runtime import RecomputingRuntime, Written
-from kvcast.spec.decoder import DecoderDimensions
-from kvcast.spec.rotary import Rotary
 from kvcast.tasks.generate import TextModel
 from kvcast.text.base import Message, Tool
 from kvcast.text.conversation import checked
 from kvcast.text.decoder import TokenDecoder
 from kvcast.text.tool_calls import HERMES
+from structured_models import decoder_dimensions
 
 LETTERS = string.ascii_letters + string.digits + string.punctuation + " \n"
 END, SPECIAL, FIRST = 0, {"<tool_call>": 1, "</tool_call>": 2}, 3
@@ -76,20 +76,7 @@ def saying(
         logits_sv[-1, _next(rest)] = 0
         return logits_sv
 
-    dimensions = DecoderDimensions(
-        architecture="letters",
-        vocab_size=VOCAB,
-        width=8,
-        inner=8,
-        heads=1,
-        kv_heads=1,
-        head_dim=8,
-        windows=(None,),
-        max_positions=positions,
-        rotary=Rotary(base=10000.0),
-        norm_eps=1e-5,
-        attention_scale=1.0,
-    )
+    dimensions = replace(decoder_dimensions(VOCAB), max_positions=positions)
     return TextModel(RecomputingRuntime(logits), tokenizer, dimensions)
 
 
