@@ -91,14 +91,19 @@ class Job(Generic[Item, Result]):
 
         Raises as `result`, once all items were taken.
         """
-        if not self._items and not self._future.done():
+        while True:
+            # Asked before items are taken, as the last one is put in before the end.
+            over = self._future.done()
+            found = list[Item]()
+            while self._items:
+                found.append(self._items.popleft())
+            if found:
+                return found
+            if over:
+                self._future.result()
+                return found
+            # May wake for items that were taken meanwhile: `wake` follows `put`.
             await self._news()
-        found = list[Item]()
-        while self._items:
-            found.append(self._items.popleft())
-        if not found:
-            self._future.result()
-        return found
 
     async def __aiter__(self) -> AsyncIterator[Item]:
         """Yield items as they come; raises as `result`."""
