@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -127,6 +127,8 @@ PARAMS = st.builds(
 
 
 @given(runs=RUNS, params=PARAMS, missing=st.integers(0, BLOCK - 1))
+@example(runs=[(0.2, 4), (0.0, 3)], params=VoiceParams(vad_threshold=0.1, min_silence=0), missing=0)
+@example(runs=[(0.9, 4), (0.0, 3)], params=VoiceParams(), missing=0)
 def test_parts_are_what_one_hears_block_by_block(
     runs: list[tuple[float, int]], params: VoiceParams, missing: int
 ) -> None:
@@ -215,11 +217,11 @@ def loud_and_quiet(*seconds: float) -> Float32:
 
 @pytest.mark.parametrize("size", [1, 100, 511, 512, 513, 5000, 10**7])
 def test_blocks_do_not_depend_on_pieces(size: int) -> None:
-    samples = loud_and_quiet(0.1, 0.1, 0.1)[: 9 * BLOCK + 7]
+    samples = loud_and_quiet(0.1, 0.3, 0.1)[: 15 * BLOCK + 7]
     listener = Loudness()
     speech = find_speech(InPieces(samples, size), listener, VoiceParams(speech_pad=0))
     assert speech.samples == len(samples)
-    assert sum(listener.asked) == 10
+    assert sum(listener.asked) == 16
     assert speech.parts == (Part(3 * BLOCK, len(samples)),)
     assert speech.likeliest == pytest.approx(0.9)
 

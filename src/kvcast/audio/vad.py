@@ -129,7 +129,10 @@ def speech_parts(
     pauses = _pauses(loud, np.flatnonzero(probabilities_n < limit), len(probabilities_n))
     cuts = pauses.where(BLOCK * (pauses.last - pauses.start) >= SAMPLE_RATE * params.min_silence)
     audible = pauses.where(BLOCK * (pauses.end - pauses.start) > SAMPLE_RATE * _CUTTABLE)
-    stretches = _spoken(loud, audible, len(probabilities_n))
+    heard = len(probabilities_n)
+    if len(pauses.end) and pauses.end[-1] == heard:  # what ends in a pause is not heard in it
+        heard = int(pauses.start[-1])
+    stretches = _spoken(loud, audible, heard)
     sustained = [(a, b) for a, b in stretches if BLOCK * (b - a) >= SAMPLE_RATE * _SHORTEST]
     pieces = [
         piece
