@@ -19,7 +19,7 @@ from kvcast.checkpoints.ggml_writing import FILE_KINDS, openai_sizes, openai_ten
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import KvcastError
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 BLOCK = np.dtype([("scale", "<f2"), ("codes", "i1", 32)])
 
 

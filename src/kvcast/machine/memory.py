@@ -1,13 +1,42 @@
-"""How much memory a process may still take: what the system has left, within a container's limit.
+"""Memory: how much of it a process may still take, and arrays that take it as they are written.
 
 Knows nothing of what it is for.
 """
 
+import contextlib
+import mmap
 import os
+from math import prod
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_LARGE = 4 << 20
+"""Bytes from which on NumPy asks for huge pages."""
+
+
+def growing_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Return zeros that take memory where they are written, a page of some kilobytes at a time.
+
+    NumPy asks the system for huge pages, so the first number written to a large array takes two
+    megabytes, and the time to clear them. Only this process sees what is written, a fork a copy.
+
+    Raises MemoryError if there is no room for their addresses.
+    """
+    size = prod(shape) * np.dtype(dtype).itemsize
+    if size < _LARGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
+        return np.zeros(shape, dtype)
+    try:
+        room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no room for {size / 2**20:,.0f} MiB: {error.strerror}") from None
+    with contextlib.suppress(OSError):  # a system without huge pages
+        room.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.ndarray(shape, dtype, buffer=room)
 
 
 def available_bytes() -> int:

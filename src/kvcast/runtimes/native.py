@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
 from kvcast.errors import KvcastError
+from kvcast.machine.memory import growing_zeros
 from kvcast.native.alignment import (
     first_frames_plan,
     probabilities_plan,
@@ -228,7 +229,7 @@ class NativeRuntime(CachedRuntime):
 
     @override
     def make(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        return np.zeros(shape, dtype)
+        return growing_zeros(shape, dtype)
 
     @override
     def run(

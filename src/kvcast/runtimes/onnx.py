@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
+from kvcast.machine.memory import growing_zeros
 from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime, Run
@@ -63,7 +64,7 @@ class OnnxRuntime(CachedRuntime):
 
     @override
     def make(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        return np.zeros(shape, dtype)
+        return growing_zeros(shape, dtype)
 
     @override
     def run(
