@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -215,6 +216,74 @@ def test_functions_run_between_steps_on_the_engines_thread():
         assert engine.run(lambda: threading.current_thread().name).result(30) == "kvcast-engine"
         with pytest.raises(ValueError, match="mine"):
             engine.run(fail).result(30)
+
+
+def test_functions_and_texts_take_turns():
+    begun = threading.Event()
+    ran: list[int] = []
+    with Engine(text_model(), queue=200) as engine:
+        first = engine.run(lambda: begun.wait(30))
+        for i in range(100):
+            engine.run(partial(ran.append, i))
+        job = engine.submit("a", max_new_tokens=5)
+        seen: list[int] = []
+        job.when_done(lambda: seen.append(len(ran)))
+        begun.set()
+        assert first.result(30)
+        job.result(30)
+    assert seen[0] < 20
+
+
+def test_functions_wait_in_the_queue_and_have_deadlines():
+    begun = threading.Event()
+    with Engine(text_model(), rows=1, queue=1) as engine:
+        engine.run(lambda: begun.wait(30))
+        late = engine.run(lambda: 1, deadline=0.01)
+        with pytest.raises(QueueFullError):
+            engine.run(lambda: 2)
+        time.sleep(0.02)
+        begun.set()
+        with pytest.raises(DeadlineError):
+            late.result(30)
+        assert engine.run(lambda: 3).result(30) == 3
+        assert engine.status().finished == {"stop": 2, "deadline": 1}
+
+
+def test_a_task_that_waits_for_a_cancelled_job_is_not_cancelled(gate: Gate):
+    async def wait(engine: Engine) -> str:
+        job = engine.submit("a", max_new_tokens=30)
+        job.cancel()
+        gate.open()
+        with pytest.raises(CancelledError):
+            await job
+        return "went on"
+
+    with Engine(text_model(gate), rows=1) as engine:
+        assert asyncio.run(wait(engine)) == "went on"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_fails_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch):
+    started, begun = threading.Event(), threading.Event()
+    engine = Engine(text_model())
+    first = engine.run(lambda: (started.set(), begun.wait(30)))
+    assert started.wait(30)
+    jobs = [engine.submit("a"), engine.run(lambda: 1)]
+    assert engine.alive
+
+    def fail() -> None:
+        raise RuntimeError("of its own")
+
+    monkeypatch.setattr(engine, "_expire", fail)
+    begun.set()
+    assert first.result(30)
+    for job in jobs:
+        with pytest.raises(RuntimeError, match="of its own"):
+            job.result(30)
+    assert not engine.alive
+    with pytest.raises(ClosedError):
+        engine.submit("a")
+    engine.close(drain=30)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Questions about single windows, among recordings."""
 
+import threading
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from kvcast import Engine
 from kvcast.audio.decode import open_audio
 from kvcast.audio.features import window_features
 from kvcast.decoding.whisper import DecodingOptions, EndJob, Features, WindowJob
-from kvcast.errors import UsageError
+from kvcast.engine import DeadlineError
+from kvcast.errors import InputMissingError, UsageError
 
 RECORDING = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
 
@@ -67,6 +69,42 @@ def test_a_question_waits_neither_for_recordings_nor_in_the_queue(
         assert (status.running, status.waiting, status.finished) == (2, 1, {"stop": 1})
         for one in recordings:
             one.cancel()
+
+
+def test_what_takes_long_to_open_holds_up_nobody(
+    model: Any, samples: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+):
+    opened = threading.Event()
+    closed: list[Any] = []
+    opening = model.opening
+
+    class Slow:
+        def close(self) -> None:
+            closed.append(self)
+
+    def slow(audio: Any, params: Any) -> Any:
+        if not (isinstance(audio, str) and audio == "slow"):
+            return opening(audio, params)
+        return lambda: Slow() if opened.wait(60) else None
+
+    monkeypatch.setattr(model, "opening", slow)
+    with Engine(model, rows=2) as engine:
+        late = engine.submit("slow", deadline=0.05)
+        given_up = engine.submit("slow")
+        with pytest.raises(DeadlineError):
+            late.result(60)
+        assert engine.status().busy == []
+        assert "Dashwood" in engine.submit(question(samples, 3)).result(60).text
+        given_up.cancel()
+        with pytest.raises(CancelledError):
+            given_up.result(60)
+        opened.set()
+        heard = engine.submit(samples, best_of=1).result(60)
+        assert "Dashwood" in "".join(one.text for one in heard.segments)
+        missing = engine.submit("nowhere.wav")
+        with pytest.raises(InputMissingError):
+            missing.result(60)
+    assert len(closed) == 2
 
 
 def test_a_question_that_cannot_be_answered_is_the_callers(

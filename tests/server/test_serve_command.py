@@ -5,13 +5,15 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from kvcast.cli import main
+from kvcast.cli import main, serve
+from kvcast.server.params import ServeParams
 from server.serving import Command, command, until
 
 DEMO = ("demo-t5", "--runtime", "onnx", "--threads", "1", "--quiet")
@@ -138,3 +140,31 @@ def test_without_the_extra_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", "demo-t5"]) == 1
     assert "pip install 'kvcast[server]'" in capsys.readouterr().err
+
+
+def test_whoever_is_late_at_the_end_is_told():
+    with command(*DEMO, "--drain", "0.5") as running:
+        url, answers = running.url, []
+        many = {"n": 16, "input": ["3 March 2021"] * 256}
+        ask = threading.Thread(target=lambda: answers.append(asked(url, **many)))
+        ask.start()
+        until(lambda: httpx.get(f"{url}/v1/engine").json()["models"][0]["running"])
+        running.signal()
+        ask.join()
+        assert running.ended() == 0
+    [answer] = answers
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "unavailable"
+    assert "Traceback" not in running.log
+
+
+def test_caches_of_several_models_share_what_is_left(monkeypatch: pytest.MonkeyPatch):
+    class Promised:
+        def status(self) -> Any:
+            return SimpleNamespace(cache_bytes=600)
+
+    monkeypatch.setattr("kvcast.machine.memory.available_bytes", lambda: 1500)
+    one = Promised()
+    for before, budget in (([], 500), ([one], 300), ([one, one], 300), ([one, Promised()], 100)):
+        assert serve._cache_memory(ServeParams(), before) == budget
+    assert serve._cache_memory(ServeParams(cache_memory=3), [one]) == 3 << 20

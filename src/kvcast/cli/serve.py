@@ -6,7 +6,7 @@ Knows no route: `kvcast.server` has them.
 import argparse
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from kvcast.server.params import ACCESS, ADDRESS, ENGINE, LIMITS, LOGS, ServePar
 from kvcast.tasks.params import LOADING, LoadParams
 
 if TYPE_CHECKING:
+    from kvcast.engine import Engine
     from kvcast.server.served import Models
 
 KEY_VARIABLE = "KVCAST_API_KEY"
@@ -144,7 +145,6 @@ def _opened(args: argparse.Namespace, params: ServeParams) -> "Models":
 
     names = _names(args.models, args.alias)
     watcher = progress(quiet=args.quiet)
-    memory = None if params.cache_memory is None else params.cache_memory << 20
     found = []
     for model, called in names.items():
         with watcher.waiting(f"loading {model}") as on_phase:
@@ -155,13 +155,27 @@ def _opened(args: argparse.Namespace, params: ServeParams) -> "Models":
         engine = Engine(
             opened.model,
             rows=params.rows,
-            cache_memory=memory,
+            cache_memory=_cache_memory(params, [one.engine for one in found]),
             queue=params.queue,
             chunk=params.chunk,
         )
         kind = kind_of(opened.model)
         found += [Served(name=name, engine=engine, kind=kind) for name in called]
     return Models(found)
+
+
+def _cache_memory(params: ServeParams, before: Sequence["Engine"]) -> int | None:
+    """Return the bytes that the next engine's cache may take; None for a part of all that is left.
+
+    Caches take their memory as they are filled: what others may take yet is not left.
+    """
+    from kvcast.engine import SHARE
+    from kvcast.machine.memory import available_bytes
+
+    if params.cache_memory is not None:
+        return params.cache_memory << 20
+    promised = sum(one.status().cache_bytes for one in dict.fromkeys(before))
+    return max(0, available_bytes() - promised) // SHARE
 
 
 def _names(models: list[str], aliases: list[tuple[str, str]]) -> dict[str, list[str]]:

@@ -3,12 +3,13 @@
 `Engine` is the way in. Knows neither sockets nor protocols.
 """
 
-from kvcast.engine.engine import Engine, Status
+from kvcast.engine.engine import SHARE, Engine, Status
 from kvcast.engine.jobs import ClosedError, DeadlineError, Job, QueueFullError
 from kvcast.engine.speech import Transcript
 from kvcast.engine.texts import TextDelta
 
 __all__ = [
+    "SHARE",
     "ClosedError",
     "DeadlineError",
     "Engine",

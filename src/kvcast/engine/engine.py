@@ -9,12 +9,13 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Never, Protocol, Self, TypeVar
 
 from kvcast.engine.jobs import ClosedError, DeadlineError, Job, QueueFullError, wake
 from kvcast.engine.memory import ROWS
+from kvcast.engine.openings import Openings
 from kvcast.engine.speech import SpeechWorker
 from kvcast.engine.texts import TextWorker
 from kvcast.engine.worker import Prepared, Task, Worker
@@ -23,8 +24,12 @@ from kvcast.machine.memory import available_bytes
 
 T = TypeVar("T")
 
-_SHARE = 3
+SHARE = 3
 """By default a cache takes this part of the memory that is left."""
+
+_NEVER = float("inf")
+_PATIENCE = 30.0
+"""Seconds that a closed engine may take for its last step, before it is left alone."""
 
 _WORKERS: Mapping[str, Any] = {"generate": TextWorker, "transcribe": SpeechWorker}
 """By the task of a model."""
@@ -81,9 +86,16 @@ class _Asked:
     """A job that has not begun, or has."""
 
     job: Job[Any, Any]
-    prepared: Prepared
     deadline: float
+    prepared: Prepared
     task: Task | None = field(default=None)
+
+
+@dataclass(frozen=True)
+class _Call(Prepared):
+    """A function that is called between two steps."""
+
+    function: Callable[[], Any]
 
 
 class Engine:
@@ -122,13 +134,15 @@ class Engine:
             if value < least:
                 raise UsageError(f"{name} must be {least} or more, not {value}")
         self.model = model
-        budget = available_bytes() // _SHARE if cache_memory is None else cache_memory
+        budget = available_bytes() // SHARE if cache_memory is None else cache_memory
         self._make: Callable[[], Worker] = lambda: _WORKERS[model.task](model, rows, budget, chunk)
         self._worker = self._make()
         self._queue = queue
         self._changed = threading.Condition()
         self._mail: deque[Callable[[], None]] = deque()
         self._waiting: deque[_Asked] = deque()
+        self._calls: deque[_Asked] = deque()
+        self._openings = Openings()
         self._running: dict[Task, _Asked] = {}
         self._unfinished: dict[Job[Any, Any], _Asked] = {}
         self._finished: Counter[str] = Counter()
@@ -158,39 +172,23 @@ class Engine:
         """
         self._check_open()
         prepared = self._worker.prepare(given, options)
-        job: Job[Any, Any] = Job(self._cancel)
-        last = float("inf") if deadline is None else time.monotonic() + deadline
-        asked = _Asked(job, prepared, last)
-        with self._changed:
-            self._check_open()
-            is_full = len(self._unfinished) >= self._queue + self._worker.sizes.rows
-            if is_full and not prepared.at_once:
-                raise QueueFullError(
-                    f"{self._queue} requests wait already: try again later, or use a longer queue"
-                )
-            self._unfinished[job] = asked
-            enter = self._begin if prepared.at_once else self._waiting.append
-            self._mail.append(lambda: enter(asked))
-            self._changed.notify()
-        return job
+        return self._enter(
+            prepared, deadline, self._begin if prepared.at_once else self._waiting.append
+        )
 
-    def run(self, function: Callable[[], T]) -> "Future[T]":
+    def run(self, function: Callable[[], T], *, deadline: float | None = None) -> Job[Never, T]:
         """Call a function between two steps, on the thread that owns the model.
 
-        Raises ClosedError if the engine takes no more.
+        Args:
+            function: called once, and one of them before a step; all wait meanwhile.
+            deadline: seconds from now after which it is not called any more.
+
+        Raises:
+            QueueFullError: too many jobs wait.
+            ClosedError: the engine takes no more.
+
         """
-        future: Future[T] = Future()
-
-        def call() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(function())
-            except BaseException as error:  # whatever it is, it is the caller's
-                future.set_exception(error)
-
-        self._leave(call)
-        return future
+        return self._enter(_Call(function), deadline, self._calls.append)
 
     def status(self) -> Status:
         """Return what the engine does now."""
@@ -213,7 +211,10 @@ class Engine:
         )
 
     def close(self, drain: float = 0.0) -> None:
-        """Take no more; let jobs end within `drain` seconds, and cancel the rest."""
+        """Take no more; let jobs end within `drain` seconds, and cancel the rest.
+
+        Returns once that is done, or after some time in which a step does not end.
+        """
         with self._changed:
             self._closed = True
             end = time.monotonic() + drain
@@ -222,7 +223,12 @@ class Engine:
             self._mail.append(self._cancel_all)
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(_PATIENCE)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests: not once it is closed, or has failed."""
+        return not self._closed
 
     def __enter__(self) -> Self:
         return self
@@ -234,16 +240,37 @@ class Engine:
         if self._closed:
             raise ClosedError("the engine is closed and takes no more requests")
 
-    def _leave(self, message: Callable[[], None]) -> None:
+    def _enter(
+        self, prepared: Prepared, deadline: float | None, begin: Callable[[_Asked], None]
+    ) -> Job[Any, Any]:
+        """Leave a job for the thread, which does this with it."""
+        job: Job[Any, Any] = Job(self._cancel)
+        last = _NEVER if deadline is None else time.monotonic() + deadline
+        asked = _Asked(job, last, prepared)
+
+        def enter() -> None:
+            if job in self._unfinished:  # and its deadline has not passed already
+                begin(asked)
+
         with self._changed:
             self._check_open()
+            is_full = len(self._unfinished) >= self._queue + self._worker.sizes.rows
+            if is_full and not prepared.at_once:
+                raise QueueFullError(
+                    f"{self._queue} requests wait already: try again later, or use a longer queue"
+                )
+            self._unfinished[job] = asked
+            self._mail.append(enter)
+            self._changed.notify()
+        return job
+
+    def _leave(self, message: Callable[[], None]) -> None:
+        with self._changed:
             self._mail.append(message)
             self._changed.notify()
 
     def _cancel(self, job: Job[Any, Any]) -> None:
-        with self._changed:
-            self._mail.append(lambda: self._end(job, "cancelled", CancelledError()))
-            self._changed.notify()
+        self._leave(lambda: self._end(job, "cancelled", CancelledError()))
 
     def _cancel_all(self) -> None:
         for job in list(self._unfinished):
@@ -254,32 +281,76 @@ class Engine:
         try:
             self._go_on()
         except BaseException as error:  # a mistake of the engine's own must leave nobody waiting
-            self._closed = True
-            for job in list(self._unfinished):
+            with self._changed:
+                self._closed = True
+                left, self._unfinished = self._unfinished, {}
+                self._changed.notify_all()
+            for job in left:
                 job.fail(error)
-                wake([job])
+            wake(left)
             raise
 
     def _go_on(self) -> None:
         while self._wait():
-            while self._mail:
+            for _ in range(len(self._mail)):  # others may leave more meanwhile
                 self._mail.popleft()()
             self._expire()
-            while self._waiting and self._worker.has_room:
-                self._begin(self._waiting.popleft())
+            while self._next_may_begin:
+                self._open(self._waiting.popleft())
+            if self._calls:
+                self._call(self._calls.popleft())
             if not self._worker.idle:
                 self._step()
 
     def _wait(self) -> bool:
         """Wait for something to do; return whether there will be more."""
-        if not self._worker.idle:
+        if self._calls or self._next_may_begin or not self._worker.idle:
             return True
         with self._changed:
-            while not (self._mail or self._waiting):
+            while not self._mail:
                 if self._closed and not self._unfinished:
                     return False
-                self._changed.wait()
+                if not self._changed.wait(self._patience()):
+                    break  # a deadline has passed
         return True
+
+    def _patience(self) -> float | None:
+        """Return the seconds until the next deadline; None if there is none."""
+        first = min((one.deadline for one in self._unfinished.values()), default=_NEVER)
+        return None if first == _NEVER else max(0.0, first - time.monotonic())
+
+    @property
+    def _next_may_begin(self) -> bool:
+        return bool(self._waiting) and self._worker.has_room(self._openings.count)
+
+    def _call(self, asked: _Asked) -> None:
+        assert isinstance(asked.prepared, _Call)
+        try:
+            result = asked.prepared.function()
+        except Exception as error:  # whatever it is, it is the caller's
+            self._end(asked.job, "error", error)
+        else:
+            self._forget(asked.job, "stop")
+            asked.job.finish(result)
+            wake([asked.job])
+
+    def _open(self, asked: _Asked) -> None:
+        """Begin a job, once what it needs is open; that may take long, and others go on."""
+        if asked.prepared.opens:
+            self._openings.begin(
+                asked.prepared.open, lambda error: self._leave(lambda: self._opened(asked, error))
+            )
+        else:
+            self._begin(asked)
+
+    def _opened(self, asked: _Asked, error: Exception | None) -> None:
+        self._openings.count -= 1
+        if asked.job not in self._unfinished:  # somebody gave up
+            asked.prepared.close()
+        elif error is not None:
+            self._end(asked.job, "error", error)
+        else:
+            self._begin(asked)
 
     def _begin(self, asked: _Asked) -> None:
         try:
@@ -333,8 +404,9 @@ class Engine:
         if asked.task is not None:
             del self._running[asked.task]
             self._worker.cancel(asked.task)
-        elif asked in self._waiting:
-            self._waiting.remove(asked)
+        for waiting in (self._waiting, self._calls):
+            if asked in waiting:
+                waiting.remove(asked)
         job.fail(error)
         self._forget(job, how)
         wake([job])

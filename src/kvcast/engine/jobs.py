@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from threading import Condition
 from typing import Any, Generic, TypeVar
 
@@ -73,7 +74,7 @@ class Job(Generic[Item, Result]):
         return self._future.result(timeout)
 
     def when_done(self, function: Callable[[], None]) -> None:
-        """Call a function, on the engine's thread, when it is over; at once if it is."""
+        """Call a function when it is over, on the engine's thread; on this one if it is already."""
         self._future.add_done_callback(lambda _: function())
 
     def __iter__(self) -> Iterator[Item]:
@@ -112,10 +113,8 @@ class Job(Generic[Item, Result]):
                 yield item
 
     def __await__(self) -> Generator[Any, None, Result]:
-        """Wait for the result; giving up the wait does not cancel the job."""
-        result = asyncio.wrap_future(self._future)
-        result.add_done_callback(_seen)  # nobody may be left to take an error
-        return asyncio.shield(result).__await__()
+        """Wait for the result; raises as `result`. Giving up the wait does not cancel the job."""
+        return self._awaited().__await__()
 
     def put(self, item: Item) -> None:
         """Add an item; `wake` tells the consumer."""
@@ -130,6 +129,19 @@ class Job(Generic[Item, Result]):
         """End with an error."""
         if not self._future.done():
             self._future.set_exception(error)
+
+    async def _awaited(self) -> Result:
+        # asyncio's own wrapper would turn the job's cancellation into the waiting task's.
+        loop = asyncio.get_running_loop()
+        over = loop.create_future()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop was closed, and with it everybody who waited
+                loop.call_soon_threadsafe(_resolve, [over])
+
+        self.when_done(tell)
+        await over
+        return self._future.result()
 
     async def _news(self) -> None:
         loop = asyncio.get_running_loop()
@@ -155,15 +167,8 @@ def wake(jobs: Iterable[Job[Any, Any]]) -> None:
         if (waiter := job._told()) is not None:
             waiting.setdefault(waiter[0], []).append(waiter[1])
     for loop, futures in waiting.items():
-        try:
+        with suppress(RuntimeError):  # the loop was closed, and with it everybody who waited
             loop.call_soon_threadsafe(_resolve, futures)
-        except RuntimeError:  # the loop was closed, and with it everybody who waited
-            continue
-
-
-def _seen(future: "asyncio.Future[Any]") -> None:
-    if not future.cancelled():
-        future.exception()
 
 
 def _resolve(futures: list["asyncio.Future[None]"]) -> None:

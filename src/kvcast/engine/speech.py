@@ -4,7 +4,7 @@ Knows neither runtimes nor how windows are decoded.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +24,7 @@ from kvcast.tasks.whisper.batch import Batch, Recording, Series
 if TYPE_CHECKING:
     from kvcast.audio.decode import AudioInput
     from kvcast.audio.timeline import Part
+    from kvcast.tasks.whisper.sound import Windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +59,30 @@ class _FairBatch(Batch):
         return sorted(super().in_turn(), key=lambda recording: passages[id(recording)])
 
 
-@dataclass(frozen=True)
+@dataclass
 class PreparedRecording(Prepared):
-    """A recording that is not opened yet, and how to decode it."""
+    """A recording, and how to decode it.
 
-    audio: "AudioInput"
+    Attributes:
+        opening: opens it.
+        params: options.
+        windows: the recording once it is open.
+
+    """
+
+    opens: ClassVar[bool] = True
+    opening: "Callable[[], Windows]"
     params: TranscribeParams
+    windows: "Windows | None" = None
+
+    @override
+    def open(self) -> None:
+        self.windows = self.opening()
+
+    @override
+    def close(self) -> None:
+        if self.windows is not None:
+            self.windows.close()
 
 
 @dataclass(frozen=True)
@@ -234,12 +253,11 @@ class SpeechWorker(Worker):
             raise UsageError(
                 f"beam and best_of must be at most {self.sizes.rows}, the rows of the engine"
             )
-        return PreparedRecording(given, params)
+        return PreparedRecording(self._model.opening(given, params), params)
 
-    @property
     @override
-    def has_room(self) -> bool:
-        return len(self._tasks) < self.sizes.rows
+    def has_room(self, opening: int) -> bool:
+        return len(self._tasks) + opening < self.sizes.rows
 
     @override
     def begin(self, prepared: Prepared, job: SpeechJob) -> Task:
@@ -247,7 +265,9 @@ class SpeechWorker(Worker):
             self._questions.append(question := QuestionTask(self._batch, prepared.question, job))
             return question
         assert isinstance(prepared, PreparedRecording)
-        transcription = self._model.recording(self._batch, prepared.audio, prepared.params)
+        windows = prepared.windows
+        assert windows is not None
+        transcription = self._model.recording(self._batch, lambda: windows, prepared.params)
         self._tasks.append(task := SpeechTask(transcription, job))
         return task
 

@@ -165,9 +165,8 @@ class TextWorker(Worker):
         tokens = self._generator.prompt_tokens(given, params)
         return PreparedTexts(given, params, self._generation.requests(tokens, params))
 
-    @property
     @override
-    def has_room(self) -> bool:
+    def has_room(self, opening: int) -> bool:
         return not self._loop.waiting and len(self._loop.busy) < self.sizes.rows
 
     @override

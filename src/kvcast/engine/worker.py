@@ -30,10 +30,18 @@ class Prepared:
 
     Attributes:
         at_once: whether it is so small that it begins before those that wait.
+        opens: whether something must be opened before it begins.
 
     """
 
     at_once: ClassVar[bool] = False
+    opens: ClassVar[bool] = False
+
+    def open(self) -> None:
+        """Open what it needs, on any thread; may take long, and raises what goes wrong."""
+
+    def close(self) -> None:
+        """Release what was opened for a job that does not begin."""
 
 
 class Worker(ABC):
@@ -58,10 +66,9 @@ class Worker(ABC):
     def prepare(self, given: Any, options: Mapping[str, Any]) -> Prepared:
         """Check a request, on any thread; raises UsageError for what cannot be served."""
 
-    @property
     @abstractmethod
-    def has_room(self) -> bool:
-        """Whether another job should begin."""
+    def has_room(self, opening: int) -> bool:
+        """Tell whether another job should begin, when so many will that are being opened."""
 
     @abstractmethod
     def begin(self, prepared: Prepared, job: Job[Any, Any]) -> Task:

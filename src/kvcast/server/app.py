@@ -204,16 +204,19 @@ def _add_models(app: FastAPI, state: State) -> None:
 
 
 def _add_status(app: FastAPI, state: State, draining: Callable[[], bool]) -> None:
-    @app.get("/health", tags=["status"])
-    async def health() -> dict[str, str]:
-        """Tell that the process lives."""
-        return {"status": "ok"}
+    @app.get("/health", tags=["status"], responses={503: {"description": "An engine failed."}})
+    async def health() -> Response:
+        """Tell that the process lives, and its engines; or that it must be started anew."""
+        if draining() or all(engine.alive for engine in state.models.engines):
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "failed"}, 503)
 
     @app.get("/ready", tags=["status"], responses={503: {"description": "The server stops."}})
     async def ready() -> Response:
         """Tell whether new requests are taken."""
-        status = "stopping" if draining() else "ready"
-        return JSONResponse({"status": status}, 503 if draining() else 200)
+        failed = not all(engine.alive for engine in state.models.engines)
+        status = "stopping" if draining() else "failed" if failed else "ready"
+        return JSONResponse({"status": status}, 200 if status == "ready" else 503)
 
     @app.get("/metrics", tags=["status"])
     async def metrics() -> Response:

@@ -5,7 +5,6 @@ Every endpoint that decodes goes through here. Knows no endpoint and no protocol
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import anyio
@@ -79,11 +78,6 @@ class Calls:
             return await self.unless_gone(request, wait())
         finally:
             cancel(jobs)
-
-    @staticmethod
-    async def wrapped(future: "Future[T]") -> T:
-        """Wait for what an engine's thread does."""
-        return await asyncio.wrap_future(future)
 
     async def unless_gone(
         self, request: Request, work: Awaitable[T], give_up: Callable[[], None] = lambda: None

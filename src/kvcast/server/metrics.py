@@ -4,6 +4,7 @@ What vLLM measures, too, has vLLM's names, so that dashboards made for it work; 
 `kvcast:`. Knows no endpoint.
 """
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -50,7 +51,9 @@ class _Engines(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        found = [(one.name, one.engine.status()) for one in self._models]
+        # Under its first name alone: sums over names would count an engine twice.
+        first = {one.engine: one.name for one in reversed(list(self._models))}
+        found = [(name, engine.status()) for engine, name in first.items()][::-1]
         for name, (told, value) in _GAUGES.items():
             yield _filled(GaugeMetricFamily(name, told, labels=["model_name"]), found, value)
         for name, (told, value) in _COUNTERS.items():
@@ -89,7 +92,9 @@ class Metrics:
             "vllm:time_per_output_token_seconds", "Mean time of a text's later tokens.", _EACH
         )
         self._whole = histogram(
-            "vllm:e2e_request_latency_seconds", "Until a text's last token.", _WHOLE
+            "vllm:e2e_request_latency_seconds",
+            "Until a text's last token, or a recording's.",
+            _WHOLE,
         )
         self._requests = Counter(
             "kvcast:http_requests",
@@ -100,6 +105,17 @@ class Metrics:
         self._errors = Counter(
             "kvcast:errors", "Requests that failed, by kind.", ["kind"], registry=self.registry
         )
+
+    def watch_speech(self, model: str, job: Job[Any, Any]) -> None:
+        """Measure a recording's job, once it is over."""
+        began = time.monotonic()
+
+        def measure() -> None:
+            with suppress(BaseException):  # how it failed is counted elsewhere
+                job.result(0)
+                self._whole.labels(model).observe(time.monotonic() - began)
+
+        job.when_done(measure)
 
     def watch(self, model: str, job: Job[Any, Any]) -> None:
         """Measure the texts of a job, once it is over."""

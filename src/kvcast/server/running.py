@@ -4,9 +4,11 @@ Source of the drain: uvicorn's graceful shutdown. Knows no route.
 """
 
 import contextlib
+import math
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -21,19 +23,30 @@ from kvcast.server.served import Models
 
 _SHELLS = 128
 """What a shell adds to a signal's number."""
+_TELLING = 5
+"""Seconds after the drain in which clients are told that their requests were ended."""
 
 
 class _Server(uvicorn.Server):
     """Ends as asked by signals: the first waits for requests, the second does not."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, started: Callable[[], None], drain: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._started = started
+        self._drain = drain
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self._started()
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Engines end what is late, so that its clients are told; uvicorn would cut them off.
+        threading.Thread(target=self._drain, daemon=True).start()
+        await super().shutdown(sockets=sockets)
 
     @contextlib.contextmanager
     @override
@@ -83,7 +96,7 @@ def configuration(app: ASGIApp, params: ServeParams) -> uvicorn.Config:
         log_config=None,
         lifespan="off",
         server_header=False,
-        timeout_graceful_shutdown=round(params.drain) or 1,
+        timeout_graceful_shutdown=math.ceil(params.drain + _TELLING),
         ws="websockets-sansio",
         ws_max_size=params.max_body << 20,
     )
@@ -97,10 +110,18 @@ def run(
     def draining() -> bool:
         return server.should_exit
 
-    server = _Server(configuration(create(models, params, draining), params), started)
+    ended = threading.Event()
+
+    def drain() -> None:
+        ended.wait(params.drain)
+        for engine in models.engines:
+            threading.Thread(target=engine.close, daemon=True).start()
+
+    server = _Server(configuration(create(models, params, draining), params), started, drain)
     try:
         server.run(sockets=[listening])
     finally:
+        ended.set()
         listening.close()
         for engine in models.engines:
             engine.close()

@@ -6,6 +6,7 @@ OpenAI has no endpoint for the first; its fields are in the same style. Knows no
 import base64
 import secrets
 import time
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,8 +21,8 @@ from kvcast.server.state import State
 from kvcast.server.writing import NOT_WRITING, keywords, limited, usage
 
 _CONTINUES = "continues texts: use /v1/chat/completions or /v1/completions"
-_ONE_AT_A_TIME = 64
-"""Texts that are embedded between two steps of the engine."""
+_AT_A_TIME = 512
+"""About how many tokens are embedded between two steps of the engine."""
 
 
 async def text2text(state: State, request: Request, body: Text2TextRequest) -> Response:
@@ -77,12 +78,22 @@ async def embeddings(state: State, request: Request, body: EmbeddingsRequest) ->
     if body.dimensions is not None:
         raise ApiError(400, "dimensions is not supported", param="dimensions")
     texts = _inputs(body)
-    tokens = await state.calls.in_thread(lambda: sum(_length(served, text) for text in texts))
+    end = time.monotonic() + state.limits.timeout
+    lengths = await state.calls.in_thread(lambda: [_length(served, text) for text in texts])
+    if state.limits.max_prompt is not None and max(lengths) > state.limits.max_prompt:
+        raise ApiError(
+            400,
+            f"a text has {max(lengths)} tokens and this server takes {state.limits.max_prompt}: "
+            "shorten it",
+            code="context_length_exceeded",
+            param="input",
+        )
+    tokens = sum(lengths)
     vectors: list[Any] = []
-    for start in range(0, len(texts), _ONE_AT_A_TIME):
-        some = texts[start : start + _ONE_AT_A_TIME]
-        future = served.engine.run(partial(served.model.embed, some))
-        vectors += list(await state.calls.unless_gone(request, state.calls.wrapped(future)))
+    for some in _in_turns(texts, lengths):
+        embed = partial(served.model.embed, some)
+        job = served.engine.run(embed, deadline=end - time.monotonic())
+        vectors += list(await state.calls.result(request, job))
     data = [
         {"object": "embedding", "index": index, "embedding": _coded(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)
@@ -107,6 +118,19 @@ def _inputs(body: EmbeddingsRequest) -> list[Any]:
     if len(found) > 2048:
         raise ApiError(400, "there are more than 2048 inputs", param="input")
     return found
+
+
+def _in_turns(texts: Sequence[Any], lengths: Sequence[int]) -> Iterator[list[Any]]:
+    """Yield texts that are embedded at once: one, or several short ones."""
+    some: list[Any] = []
+    taken = 0
+    for text, length in zip(texts, lengths, strict=True):
+        if some and taken + length > _AT_A_TIME:
+            yield some
+            some, taken = [], 0
+        some.append(text)
+        taken += length
+    yield some
 
 
 def _length(served: Served, text: Any) -> int:

@@ -65,6 +65,7 @@ async def speech(
         recording.release()
         raise
     job.when_done(recording.release)
+    state.metrics.watch_speech(served.name, job)
     answer = _Answer(served, form, task, words)
     if form.stream:
 

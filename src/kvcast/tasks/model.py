@@ -25,7 +25,9 @@ from kvcast.text.whisper import WhisperTokenizer
 if TYPE_CHECKING:
     from kvcast.audio.decode import AudioInput
     from kvcast.audio.endpoints import Listener
+    from kvcast.audio.features import MelWindows
     from kvcast.tasks.live import LiveTranscription
+    from kvcast.tasks.whisper.sound import Windows
     from kvcast.tasks.whisper.stretch import Stretch
 
 _WINDOW_SECONDS = 30
@@ -174,23 +176,25 @@ class WhisperModel:
             turn=self.dimensions.source_positions,
         )
 
+    def opening(self, audio: "AudioInput", params: TranscribeParams) -> "Callable[[], MelWindows]":
+        """Return what opens a recording; InputMissingError if `vad` wants what is not there."""
+        from kvcast.tasks.voice import open_windows, voice_listener
+
+        if params.vad:
+            voice_listener()  # raises if it is not installed
+        return partial(open_windows, audio, self.dimensions.n_mels, params)
+
     def recording(
-        self, batch: Batch, audio: "AudioInput", params: TranscribeParams
+        self, batch: Batch, opening: "Callable[[], Windows]", params: TranscribeParams
     ) -> Transcription:
         """Let a batch decode a recording; nothing is opened before its turn comes.
 
         Raises UsageError for options that cannot be served.
         """
-        # Opened last: a mistake in the options should not wait for an hour of sound to be read.
-        attempts = self.attempts(params)
-        from kvcast.tasks.voice import open_windows, voice_listener
-
-        if params.vad:
-            voice_listener()  # raises if it is not installed
         return Transcription(
             batch,
-            partial(open_windows, audio, self.dimensions.n_mels, params),
-            attempts=attempts,
+            opening,
+            attempts=self.attempts(params),
             # Windows of speech are clipped already, and have other times.
             params=params.unclipped() if params.vad else params,
         )
@@ -200,7 +204,7 @@ class WhisperModel:
     ) -> list[Transcription]:
         size, attempts = params.batch or 1, self.attempts(params)
         batch = Batch(self.decoder(*attempts, windows=size, draft=params.draft), size)
-        return [self.recording(batch, one, params) for one in audio]
+        return [self.recording(batch, self.opening(one, params), params) for one in audio]
 
     @keywords_of(LiveParams)
     def live(
