@@ -145,7 +145,7 @@ def _opened(args: argparse.Namespace, params: ServeParams) -> "Models":
 
     names = _names(args.models, args.alias)
     watcher = progress(quiet=args.quiet)
-    found = []
+    found: list[Served] = []
     for model, called in names.items():
         with watcher.waiting(f"loading {model}") as on_phase:
             load = LoadParams(**keywords(args, LoadParams), on_phase=on_phase)
