@@ -154,6 +154,17 @@ def until_asked(page: Any, asked: list[float]) -> None:
         page.wait_for_timeout(50)
 
 
+@pytest.mark.parametrize("somewhere", ["", "true"])
+def test_a_browser_that_is_missing_is_a_failure_where_nobody_sees_what_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, somewhere: str
+):
+    monkeypatch.setenv("CI", somewhere)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    outcome = pytest.fail.Exception if somewhere else pytest.skip.Exception
+    with pytest.raises(outcome, match="needs Chromium"), chromium():
+        pass
+
+
 def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Any):
     with (
         serving({"hello": saying("hello")}, api_key=KEY) as server,
