@@ -154,6 +154,44 @@ def until_asked(page: Any, asked: list[float]) -> None:
         page.wait_for_timeout(50)
 
 
+def test_a_server_that_begins_anew_writes_no_less_than_nothing(page: Any):
+    told = iter([5000])
+
+    def answer(route: Any) -> None:
+        document = route.fetch().json()
+        document["models"][0]["generated_tokens"] = next(told, 0)
+        route.fulfill(json=document)
+
+    shown = "document.querySelector('#engine dl div:last-child dd').textContent"
+    page.route("**/v1/engine", answer)
+    holds(page, f"() => Number({shown}) > 0")
+    holds(page, f"() => Number({shown}) <= 0")
+    assert page.evaluate(shown) == "0.0"
+
+
+def test_the_address_opens_a_tab(page: Any):
+    assert page.get_by_role("tabpanel", name="Chat").is_visible()
+    page.evaluate("location.hash = '#text2text'")
+    page.get_by_role("tabpanel", name="Text to text").wait_for()
+    page.evaluate("location.hash = '#toString'")  # what every object has, and no panel is
+    page.wait_for_timeout(100)
+    assert page.get_by_role("tabpanel", name="Text to text").is_visible()
+
+
+def test_a_microphone_is_let_go_if_the_recorder_cannot_be_loaded(page: Any):
+    found = page.evaluate(
+        """async () => {
+          AudioWorklet.prototype.addModule = () => Promise.reject(new Error("it is gone"));
+          const { stream } = new AudioContext().createMediaStreamDestination();
+          navigator.mediaDevices.getUserMedia = async () => stream;
+          const { Recorder } = await import("/page/recorder.js");
+          const error = await new Recorder(() => {}).start().catch(error => error.message);
+          return [error, ...stream.getTracks().map(track => track.readyState)];
+        }"""
+    )
+    assert found == ["The recorder cannot be loaded: it is gone", "ended"]
+
+
 @pytest.mark.parametrize("somewhere", ["", "true"])
 def test_a_browser_that_is_missing_is_a_failure_where_nobody_sees_what_is_skipped(
     monkeypatch: pytest.MonkeyPatch, somewhere: str
@@ -191,11 +229,13 @@ def test_without_a_key_the_page_says_so_and_tries_again(browser: Any):
     ):
         page.keyboard.press("Escape")
         page.get_by_role("alert").filter(has_text="the API key is missing").wait_for()
-        page.get_by_role("button", name="Try again").click()
+        page.get_by_role("button", name="Try again").focus()
+        page.keyboard.press("Enter")
         page.get_by_role("textbox", name="Key").fill(KEY)
         page.keyboard.press("Enter")
         page.get_by_role("tabpanel", name="Chat").wait_for()
         assert not page.get_by_role("button", name="Try again").is_visible()
+        assert page.evaluate("document.activeElement.id") == "tab-chat"
 
 
 def test_a_server_that_goes_away_leaves_what_was_written(browser: Any):
