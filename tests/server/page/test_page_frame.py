@@ -1,7 +1,9 @@
 """What is around the page's panels: tabs, themes, the engine, keys, and a server that is away."""
 
+import itertools
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,6 +84,42 @@ def test_every_control_has_a_name(page: Any):
           .map(one => one.outerHTML)"""
     )
     assert unnamed == []
+
+
+def test_headings_and_tabs_are_in_order(page: Any):
+    field(page, "Message").fill("hello")
+    page.keyboard.press("Enter")
+    page.locator(".assistant").wait_for()
+    engine(page).get_by_role("heading").wait_for()
+    levels = page.evaluate(
+        "[...document.querySelectorAll('h1, h2, h3, h4, h5, h6')].map(one => +one.tagName[1])"
+    )
+    assert levels[0] == 1
+    assert all(later <= level + 1 for level, later in itertools.pairwise(levels))
+    assert page.evaluate("[...document.querySelectorAll('*')].every(one => one.tabIndex <= 0)")
+
+
+CONTRASTS = (Path(__file__).parent / "contrasts.js").read_text()
+"""A function that returns what is seen too badly."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_and_the_borders_of_controls_stand_out(browser: Any, server: Server, scheme: str):
+    with visit(browser, server.url, "/#chat", color_scheme=scheme) as page:
+        if not engine(page).is_visible():
+            page.get_by_role("button", name="Engine").click()
+        engine(page).get_by_role("meter").first.wait_for()
+        field(page, "Temperature").fill("7")
+        field(page, "Message").fill("hello")
+        page.keyboard.press("Enter")
+        page.locator("#chat .error:not([hidden])").wait_for()
+        page.evaluate("for (const one of document.querySelectorAll('.work')) one.hidden = false")
+        for name in ("Transcribe", "Chat", "Text to text"):
+            page.get_by_role("tab", name=name).click()
+            page.mouse.move(600, 5)
+            found = page.evaluate(CONTRASTS)
+            assert found["seen"] > 10
+            assert found["weak"] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

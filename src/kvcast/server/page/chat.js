@@ -22,7 +22,7 @@ export function offer(models) {
 function add(role, content) {
   const text = make("div", { className: "text" }, content);
   const name = role === "user" ? "You" : model.value;
-  const article = make("article", { className: role }, make("h3", {}, name), text);
+  const article = make("article", { className: role }, make("h2", {}, name), text);
   log.append(article);
   article.scrollIntoView({ block: "nearest" });
   const turn = { role, content, article, text };
