@@ -18,12 +18,14 @@ const error = find(".error");
 
 const transcript = new Transcript(find(".transcript"), (seconds) => {
   audio.currentTime = seconds;
+  audio.play().catch(() => {}); // what cannot be played is told of by the player
 });
 let models = [];
 let file = null;
 let told = {};
 let running = null;
 let recorder = null;
+let frame = null;
 
 /** Show this panel's models. */
 export function offer(found) {
@@ -156,7 +158,7 @@ async function toggleRecording() {
 
 function light() {
   transcript.light(audio.currentTime);
-  if (!audio.paused) requestAnimationFrame(light);
+  frame = audio.paused ? null : requestAnimationFrame(light);
 }
 
 function acceptDrops() {
@@ -166,6 +168,7 @@ function acceptDrops() {
     drop.classList.toggle("over", inside);
   };
   // Anywhere in the panel, so that a near miss does not leave the page.
+  cancelAnimationFrame(frame); // of an earlier event: one chain is enough
   panel.addEventListener("dragover", (event) => over(event, true));
   panel.addEventListener("dragleave", (event) => over(event, false));
   panel.addEventListener("drop", (event) => {
