@@ -55,6 +55,24 @@ def test_answers_are_those_of_the_model_alone(model: Any, samples: NDArray[np.fl
         assert status.generated_tokens == sum(len(one.tokens) for one in expected)
 
 
+def test_tokens_of_recordings_are_counted_as_windows_end(model: Any, samples: NDArray[np.float32]):
+    with Engine(model, rows=2) as engine:
+        expected = engine.submit(samples, best_of=1).result(60)
+        alone = engine.status().generated_tokens
+        assert alone == sum(len(segment.tokens) for segment in expected.segments)
+        long = engine.submit(np.tile(samples, 20), best_of=1)
+        heard = next(iter(long))
+        # One that follows in the same step, so that the step before is over.
+        engine.submit(question(samples, 3)).result(60)
+        counted = engine.status().generated_tokens
+        assert not long.done()
+        assert counted > alone + len(heard.tokens)
+        long.cancel()
+        with pytest.raises(CancelledError):
+            long.result(60)
+        assert engine.status().generated_tokens >= counted
+
+
 def test_a_question_waits_neither_for_recordings_nor_in_the_queue(
     model: Any, samples: NDArray[np.float32]
 ):

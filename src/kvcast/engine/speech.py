@@ -126,9 +126,8 @@ class QuestionTask(Task, Recording, Series):
     def fail(self, error: Exception) -> None:
         self._over, self._error = True, error
 
-    @property
-    def tokens(self) -> int:
-        """How many were written for it."""
+    def written(self) -> int:
+        """Return how many tokens were written since this was asked last."""
         return len(self._result.tokens) if isinstance(self._result, DecodingResult) else 0
 
     def tell(self) -> bool:
@@ -159,7 +158,7 @@ class SpeechTask(Task):
     def __init__(self, transcription: Transcription, job: SpeechJob) -> None:
         self.job: SpeechJob = job
         self.transcription = transcription
-        self.tokens = 0
+        self._written = 0
         self._segments: list[Segment] = []
         self._error: Exception | None = None
         self._whole: Transcript | None = None
@@ -173,7 +172,7 @@ class SpeechTask(Task):
                     self.job.language = self.transcription.language
                     self.job.duration = self.transcription.duration
                 self._segments.append(segment)
-                self.tokens += len(segment.tokens)
+                self._written += len(segment.tokens)
                 self.job.put(segment)
             if self.transcription.over:
                 self._whole = self._transcript()
@@ -181,6 +180,11 @@ class SpeechTask(Task):
             self.transcription.close()
             self._error = error
         return len(self._segments) > told or self.end() is not None
+
+    def written(self) -> int:
+        """Return how many tokens were written since this was asked last."""
+        written, self._written = self._written, 0
+        return written
 
     def close(self) -> None:
         """Take no more part."""
@@ -283,9 +287,9 @@ class SpeechWorker(Worker):
         under_way: list[SpeechTask | QuestionTask] = [*self._questions, *self._tasks]
         news = [task for task in under_way if task.tell()]
         for task in news:
+            self.generated_tokens += task.written()
             if task.end():
                 self._remove(task)
-                self.generated_tokens += task.tokens
                 self.audio_seconds += task.job.duration or 0.0
         return news
 

@@ -1,7 +1,9 @@
 """What is around the page's panels: tabs, themes, the engine, keys, and a server that is away."""
 
+import itertools
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +86,42 @@ def test_every_control_has_a_name(page: Any):
     assert unnamed == []
 
 
+def test_headings_and_tabs_are_in_order(page: Any):
+    field(page, "Message").fill("hello")
+    page.keyboard.press("Enter")
+    page.locator(".assistant").wait_for()
+    engine(page).get_by_role("heading").wait_for()
+    levels = page.evaluate(
+        "[...document.querySelectorAll('h1, h2, h3, h4, h5, h6')].map(one => +one.tagName[1])"
+    )
+    assert levels[0] == 1
+    assert all(later <= level + 1 for level, later in itertools.pairwise(levels))
+    assert page.evaluate("[...document.querySelectorAll('*')].every(one => one.tabIndex <= 0)")
+
+
+CONTRASTS = (Path(__file__).parent / "contrasts.js").read_text()
+"""A function that returns what is seen too badly."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_and_the_borders_of_controls_stand_out(browser: Any, server: Server, scheme: str):
+    with visit(browser, server.url, "/#chat", color_scheme=scheme) as page:
+        if not engine(page).is_visible():
+            page.get_by_role("button", name="Engine").click()
+        engine(page).get_by_role("meter").first.wait_for()
+        field(page, "Temperature").fill("7")
+        field(page, "Message").fill("hello")
+        page.keyboard.press("Enter")
+        page.locator("#chat .error:not([hidden])").wait_for()
+        page.evaluate("for (const one of document.querySelectorAll('.work')) one.hidden = false")
+        for name in ("Transcribe", "Chat", "Text to text"):
+            page.get_by_role("tab", name=name).click()
+            page.mouse.move(600, 5)
+            found = page.evaluate(CONTRASTS)
+            assert found["seen"] > 10
+            assert found["weak"] == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_theme_is_the_systems_until_another_is_chosen(
     browser: Any, server: Server, scheme: str
@@ -154,6 +192,55 @@ def until_asked(page: Any, asked: list[float]) -> None:
         page.wait_for_timeout(50)
 
 
+def test_a_server_that_begins_anew_writes_no_less_than_nothing(page: Any):
+    told = iter([5000])
+
+    def answer(route: Any) -> None:
+        document = route.fetch().json()
+        document["models"][0]["generated_tokens"] = next(told, 0)
+        route.fulfill(json=document)
+
+    shown = "document.querySelector('#engine dl div:last-child dd').textContent"
+    page.route("**/v1/engine", answer)
+    holds(page, f"() => Number({shown}) > 0")
+    holds(page, f"() => Number({shown}) <= 0")
+    assert page.evaluate(shown) == "0.0"
+
+
+def test_the_address_opens_a_tab(page: Any):
+    assert page.get_by_role("tabpanel", name="Chat").is_visible()
+    page.evaluate("location.hash = '#text2text'")
+    page.get_by_role("tabpanel", name="Text to text").wait_for()
+    page.evaluate("location.hash = '#toString'")  # what every object has, and no panel is
+    page.wait_for_timeout(100)
+    assert page.get_by_role("tabpanel", name="Text to text").is_visible()
+
+
+def test_a_microphone_is_let_go_if_the_recorder_cannot_be_loaded(page: Any):
+    found = page.evaluate(
+        """async () => {
+          AudioWorklet.prototype.addModule = () => Promise.reject(new Error("it is gone"));
+          const { stream } = new AudioContext().createMediaStreamDestination();
+          navigator.mediaDevices.getUserMedia = async () => stream;
+          const { Recorder } = await import("/page/recorder.js");
+          const error = await new Recorder(() => {}).start().catch(error => error.message);
+          return [error, ...stream.getTracks().map(track => track.readyState)];
+        }"""
+    )
+    assert found == ["The recorder cannot be loaded: it is gone", "ended"]
+
+
+@pytest.mark.parametrize("somewhere", ["", "true"])
+def test_a_browser_that_is_missing_is_a_failure_where_nobody_sees_what_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, somewhere: str
+):
+    monkeypatch.setenv("CI", somewhere)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    outcome = pytest.fail.Exception if somewhere else pytest.skip.Exception
+    with pytest.raises(outcome, match="needs Chromium"), chromium():
+        pass
+
+
 def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Any):
     with (
         serving({"hello": saying("hello")}, api_key=KEY) as server,
@@ -180,11 +267,13 @@ def test_without_a_key_the_page_says_so_and_tries_again(browser: Any):
     ):
         page.keyboard.press("Escape")
         page.get_by_role("alert").filter(has_text="the API key is missing").wait_for()
-        page.get_by_role("button", name="Try again").click()
+        page.get_by_role("button", name="Try again").focus()
+        page.keyboard.press("Enter")
         page.get_by_role("textbox", name="Key").fill(KEY)
         page.keyboard.press("Enter")
         page.get_by_role("tabpanel", name="Chat").wait_for()
         assert not page.get_by_role("button", name="Try again").is_visible()
+        assert page.evaluate("document.activeElement.id") == "tab-chat"
 
 
 def test_a_server_that_goes_away_leaves_what_was_written(browser: Any):

@@ -162,10 +162,46 @@ def test_a_refusal_is_shown_in_the_servers_words(chat: Any):
     field(chat, "Temperature").fill("0")
     send(chat, "once more")
     assert answered(chat, 2) == ["", "once more"]
-    assert [one["role"] for one in bodies[1]["messages"]] == ["user", "user"]
+    assert [one["content"] for one in bodies[1]["messages"]] == ["once more"]
     chat.get_by_role("button", name="Regenerate").click()
     answered(chat, 2)
     assert not chat.locator("#chat .error").is_visible()
+    send(chat, "then")
+    answered(chat, 3)
+    assert [one["content"] for one in bodies[3]["messages"]] == ["once more", "once more", "then"]
+
+
+def test_what_was_refused_is_sent_again_if_it_is_regenerated(chat: Any):
+    bodies = posted(chat, "/v1/chat/completions")
+    send(chat, "first")
+    answered(chat)
+    field(chat, "Temperature").fill("7")
+    send(chat, "hello")
+    chat.get_by_role("alert").filter(has_text="temperature").wait_for()
+    assert "leave this one out" in chat.locator(".assistant .hint").text_content()
+    field(chat, "Temperature").fill("0")
+    chat.get_by_role("button", name="Regenerate").click()
+    holds(chat, "() => document.querySelectorAll('.assistant .hint').length === 0")
+    assert answered(chat, 2) == ["first", "hello"]
+    assert [one["content"] for one in bodies[2]["messages"]] == ["first", "first", "hello"]
+
+
+def test_the_keyboards_focus_stays_among_the_buttons_of_the_chat(chat: Any):
+    send(chat, "hello")
+    answered(chat)
+    field(chat, "Model").select_option("slow")
+    chat.get_by_role("button", name="Regenerate").focus()
+    chat.keyboard.press("Enter")
+    holds(chat, "() => document.activeElement.name === 'stop'")
+    chat.keyboard.press("Enter")
+    answered(chat)
+    assert chat.evaluate("document.activeElement.name") == "message"
+    field(chat, "Model").select_option("echo")
+    field(chat, "Message").fill("hello")
+    chat.get_by_role("button", name="Send").focus()
+    chat.keyboard.press("Enter")
+    answered(chat, 2)
+    assert chat.evaluate("document.activeElement.name") == "send"
 
 
 def test_the_best_beams_stand_side_by_side(targets: Any, server: Server):
@@ -194,6 +230,29 @@ def test_there_are_at_least_as_many_beams_as_targets(targets: Any):
     beams.fill("2")
     number.focus()
     assert number.input_value() == "2"
+    beams.fill("1")
+    number.focus()
+    assert number.input_value() == "1"
+
+
+def test_as_many_targets_are_shown_as_there_are_beams(targets: Any):
+    field(targets, "Source").fill("abc")
+    field(targets, "Most tokens").fill("6")
+    targets.get_by_role("button", name="Run").focus()
+    targets.keyboard.press("Enter")
+    items = targets.get_by_role("list", name="Targets").get_by_role("listitem")
+    items.nth(3).wait_for()
+    assert str(items.count()) == targets.get_by_role("spinbutton", name="Beams").input_value()
+    holds(targets, "() => document.activeElement.name === 'send'")
+
+
+def test_the_keyboards_focus_stays_among_the_buttons_of_the_targets(targets: Any):
+    targets.route("**/v1/text2text", lambda route: None)  # there is no answer
+    field(targets, "Source").fill("abc")
+    for pressed, then in (("Run", "stop"), ("Stop", "send")):
+        targets.locator("#text2text").get_by_role("button", name=pressed).focus()
+        targets.keyboard.press("Enter")
+        holds(targets, "name => document.activeElement.name === name", then)
 
 
 def test_a_source_that_is_refused(targets: Any):

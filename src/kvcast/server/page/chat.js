@@ -1,7 +1,7 @@
 /** The panel that holds a conversation. */
 
 import { ask, events, stopped } from "/page/api.js";
-import { fill, make, number, show } from "/page/dom.js";
+import { fill, make, number, show, swap } from "/page/dom.js";
 
 const panel = document.getElementById("chat");
 const find = (selector) => panel.querySelector(selector);
@@ -22,7 +22,7 @@ export function offer(models) {
 function add(role, content) {
   const text = make("div", { className: "text" }, content);
   const name = role === "user" ? "You" : model.value;
-  const article = make("article", { className: role }, make("h3", {}, name), text);
+  const article = make("article", { className: role }, make("h2", {}, name), text);
   log.append(article);
   article.scrollIntoView({ block: "nearest" });
   const turn = { role, content, article, text };
@@ -35,13 +35,20 @@ function remove(turn) {
   turns = turns.filter((other) => other !== turn);
 }
 
+/** Return the turns that the model is told: what had no answer is left out, so that they alternate. */
+function told() {
+  return turns.filter((turn, at) => {
+    const answer = turn.role === "assistant" ? turn : turns[at + 1];
+    return answer?.content !== ""; // the last message's is still to come
+  });
+}
+
 function request() {
   const system = find("[name=system]").value.trim();
   const before = system ? [{ role: "system", content: system }] : [];
-  const said = turns.filter(({ content }) => content !== ""); // others failed
   return {
     model: model.value,
-    messages: [...before, ...said.map(({ role, content }) => ({ role, content }))],
+    messages: [...before, ...told().map(({ role, content }) => ({ role, content }))],
     temperature: number(find("[name=temperature]")),
     max_completion_tokens: number(find("[name=max_tokens]")),
     stream: true,
@@ -70,7 +77,10 @@ async function answer() {
     else if (turns.includes(turn)) show(error, failure);
   }
   turn.article.ariaBusy = "false";
-  if (turn.content === "" && !remark) remark = error.hidden ? "An empty answer." : "No answer.";
+  if (turn.content === "") {
+    remark ||= error.hidden ? "An empty answer." : "No answer.";
+    remark += " Later messages leave this one out.";
+  }
   if (remark) turn.article.append(make("p", { className: "hint" }, remark));
   if (turns.includes(turn)) find("[data-announce]").textContent = turn.content;
   if (mine === running) running = null;
@@ -86,8 +96,8 @@ function write(turn, piece) {
 
 function update() {
   const busy = running !== null;
-  send.hidden = busy;
-  stop.hidden = !busy;
+  swap(...(busy ? [stop, send] : [send, stop]));
+  if (busy && document.activeElement === regenerate) stop.focus(); // nothing has it when disabled
   regenerate.disabled = busy || turns.length === 0;
 }
 

@@ -20,6 +20,14 @@ export function show(element, error = null) {
   element.textContent = error?.message ?? "";
 }
 
+/** Show one button in another's place; the keyboard's focus goes with it. */
+export function swap(shown, hidden) {
+  const focused = document.activeElement === hidden;
+  shown.hidden = false;
+  hidden.hidden = true;
+  if (focused) shown.focus();
+}
+
 /** Return the number in a field; undefined if it is empty. */
 export function number(input) {
   return input.value === "" ? undefined : input.valueAsNumber;

@@ -42,9 +42,9 @@ class Card {
   }
 
   show(status, at) {
-    const rate = this.before
-      ? (1000 * (status.generated_tokens - this.before.generated_tokens)) / (at - this.at)
-      : 0;
+    const written = status.generated_tokens - (this.before ?? status).generated_tokens;
+    // A server that was started anew counts from 0.
+    const rate = (1000 * Math.max(0, written)) / (at - (this.at ?? 0));
     this.before = status;
     this.at = at;
     this.rates = [...this.rates, rate].slice(-KEPT);

@@ -4,7 +4,7 @@
 export const FORMATS = {
   txt: {
     type: "text/plain",
-    write: ({ segments }) => segments.map(({ text }) => `${text.trim()}\n`).join(""),
+    write: ({ segments }) => spoken(segments).map(({ text }) => `${text}\n`).join(""),
   },
   srt: { type: "application/x-subrip", write: srt },
   vtt: { type: "text/vtt", write: vtt },

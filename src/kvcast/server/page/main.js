@@ -40,6 +40,18 @@ function followTabs() {
   }
 }
 
+/** Return the panel that the address names, if there is such a one. */
+function asked() {
+  const name = location.hash.slice(1);
+  return Object.hasOwn(PANELS, name) ? name : null;
+}
+
+function followAddress() {
+  window.addEventListener("hashchange", () => {
+    if (asked()) choose(asked());
+  });
+}
+
 function followTheme() {
   const button = document.getElementById("theme");
   const system = window.matchMedia("(prefers-color-scheme: dark)");
@@ -65,6 +77,7 @@ async function start() {
     trouble.querySelector("span").textContent = failure.message;
     return;
   }
+  const again = trouble.contains(document.activeElement);
   trouble.hidden = true;
   for (const [name, { kind, offer }] of Object.entries(PANELS)) {
     const fitting = models.filter((model) => model.kind === kind);
@@ -73,15 +86,16 @@ async function start() {
     panel.querySelector(".work").hidden = fitting.length === 0;
     if (fitting.length) offer(fitting);
   }
-  const asked = location.hash.slice(1);
   const usable = Object.keys(PANELS).find((name) =>
     models.some(({ kind }) => kind === PANELS[name].kind),
   );
-  choose(asked in PANELS ? asked : (usable ?? "transcribe"));
+  choose(asked() ?? usable ?? "transcribe");
+  if (again) tabs.find((tab) => tab.tabIndex === 0).focus(); // its button is hidden
   engine.offer(models);
 }
 
 followTabs();
+followAddress();
 followTheme();
 document.querySelector("#trouble button").addEventListener("click", start);
 start();

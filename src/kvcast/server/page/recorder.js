@@ -25,6 +25,15 @@ export class Recorder {
       throw new Error(`The microphone cannot be used: ${error.message}`);
     }
     this.context = new AudioContext();
+    try {
+      await this.connect();
+    } catch (error) {
+      await this.release();
+      throw new Error(`The recorder cannot be loaded: ${error.message}`);
+    }
+  }
+
+  async connect() {
     await this.context.audioWorklet.addModule("/page/recorder-worklet.js");
     this.tap = new AudioWorkletNode(this.context, "tap", { numberOfOutputs: 0, channelCount: 1 });
     this.tap.port.onmessage = ({ data }) => this.take(data);
@@ -48,10 +57,15 @@ export class Recorder {
       this.flushed = resolve;
       this.tap.port.postMessage("end");
     });
+    await this.release();
+    const samples = wav(this.blocks, this.length, this.context.sampleRate);
+    return new File([samples], "recording.wav", { type: "audio/wav" });
+  }
+
+  /** Let go of the microphone. */
+  async release() {
     for (const track of this.stream.getTracks()) track.stop();
-    const rate = this.context.sampleRate;
     await this.context.close();
-    return new File([wav(this.blocks, this.length, rate)], "recording.wav", { type: "audio/wav" });
   }
 }
 

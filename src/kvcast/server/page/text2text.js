@@ -1,7 +1,7 @@
 /** The panel that turns a source into targets, side by side. */
 
 import { ask, stopped } from "/page/api.js";
-import { fill, make, number, show } from "/page/dom.js";
+import { fill, make, number, show, swap } from "/page/dom.js";
 
 const panel = document.getElementById("text2text");
 const find = (selector) => panel.querySelector(selector);
@@ -63,8 +63,7 @@ function target({ index, text, score, similarity, finish_reason: reason }) {
 }
 
 function update() {
-  send.hidden = running !== null;
-  stop.hidden = running === null;
+  swap(...(running ? [stop, send] : [send, stop]));
 }
 
 form.addEventListener("submit", (event) => {
@@ -74,11 +73,11 @@ form.addEventListener("submit", (event) => {
 input.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run();
 });
-// The n best of a beam are at most the beam.
+// The n best of a beam are at most the beam, and one beam has but one.
 n.addEventListener("change", () => {
-  if (number(beam) > 1 && number(n) > number(beam)) beam.value = n.value;
+  if (number(n) > number(beam)) beam.value = n.value;
 });
 beam.addEventListener("change", () => {
-  if (number(beam) > 1 && number(n) > number(beam)) n.value = beam.value;
+  if (number(n) > number(beam)) n.value = beam.value;
 });
 stop.addEventListener("click", () => running?.abort());

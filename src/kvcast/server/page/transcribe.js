@@ -1,7 +1,7 @@
 /** The panel that turns recordings into text: a file or the microphone in, segments as they come. */
 
 import { ask, events, stopped } from "/page/api.js";
-import { clock, fill, save, show } from "/page/dom.js";
+import { clock, fill, save, show, swap } from "/page/dom.js";
 import { FORMATS } from "/page/formats.js";
 import { Recorder } from "/page/recorder.js";
 import { Transcript } from "/page/transcript.js";
@@ -18,12 +18,14 @@ const error = find(".error");
 
 const transcript = new Transcript(find(".transcript"), (seconds) => {
   audio.currentTime = seconds;
+  audio.play().catch(() => {}); // what cannot be played is told of by the player
 });
 let models = [];
 let file = null;
 let told = {};
 let running = null;
 let recorder = null;
+let frame = null;
 
 /** Show this panel's models. */
 export function offer(found) {
@@ -45,13 +47,20 @@ function offerLanguages() {
   if (!several) translate.checked = false;
 }
 
-/** Take a recording, and transcribe it. */
+/** Return whether the transcript may go: it is only asked if something was edited. */
+function mayReplace() {
+  return !transcript.edited() || window.confirm("Throw away what you edited in this transcript?");
+}
+
+/** Take a recording, and transcribe it; false if the transcript must stay. */
 function take(given) {
+  if (!mayReplace()) return false;
   file = given;
   find(".name").textContent = file.name;
   URL.revokeObjectURL(audio.src);
   audio.src = URL.createObjectURL(file);
   transcribe();
+  return true;
 }
 
 function request() {
@@ -114,8 +123,8 @@ function say(text) {
   find(".heard").hidden = false;
   find("progress").hidden = !busy;
   if (text === "Listening…") find("progress").removeAttribute("value");
-  find("[name=stop]").hidden = !busy;
-  find("[name=again]").hidden = busy;
+  const buttons = [find("[name=stop]"), find("[name=again]")];
+  swap(...(busy ? buttons : buttons.reverse()));
   find(".downloads").hidden = transcript.segments.length === 0;
 }
 
@@ -126,7 +135,10 @@ function whole() {
 }
 
 async function toggleRecording() {
+  // Not disabled while it begins or ends: that would take the keyboard's focus from it.
+  if (record.ariaDisabled === "true" || (recorder === null && !mayReplace())) return;
   show(error);
+  record.ariaDisabled = "true";
   try {
     if (recorder === null) {
       const begun = new Recorder((level, seconds) => {
@@ -134,20 +146,21 @@ async function toggleRecording() {
         find(".level > div").style.width = `${100 * level}%`;
         find(".elapsed").textContent = clock(seconds);
       });
-      record.disabled = true;
       await begun.start();
       recorder = begun;
+      transcript.forgetEdits(); // the user agreed
     } else {
       const done = recorder;
       recorder = null;
-      take(await done.stop());
+      const recorded = await done.stop();
+      if (!take(recorded)) save(recorded.name, recorded.type, recorded);
     }
   } catch (failure) {
     find(".heard").hidden = false;
     ended("");
     show(error, failure);
   } finally {
-    record.disabled = false;
+    record.ariaDisabled = "false";
     record.ariaPressed = String(recorder !== null);
     record.querySelector(".said").textContent = recorder ? "Stop recording" : "Record";
     find(".recording").hidden = recorder === null;
@@ -155,30 +168,38 @@ async function toggleRecording() {
 }
 
 function light() {
+  cancelAnimationFrame(frame); // of an earlier event: one chain is enough
   transcript.light(audio.currentTime);
-  if (!audio.paused) requestAnimationFrame(light);
+  frame = audio.paused ? null : requestAnimationFrame(light);
 }
 
 function acceptDrops() {
   const drop = find(".drop");
-  const over = (event, inside) => {
-    event.preventDefault();
-    drop.classList.toggle("over", inside);
-  };
-  // Anywhere in the panel, so that a near miss does not leave the page.
-  panel.addEventListener("dragover", (event) => over(event, true));
-  panel.addEventListener("dragleave", (event) => over(event, false));
-  panel.addEventListener("drop", (event) => {
-    over(event, false);
-    const [dropped] = event.dataTransfer.files;
-    if (dropped) take(dropped);
+  // Anywhere, and on any panel, so that a near miss does not leave the page. Text is not ours.
+  const on = (name, handle) =>
+    document.addEventListener(name, (event) => {
+      if (!event.dataTransfer.types.includes("Files")) return;
+      event.preventDefault();
+      handle(event, drop.checkVisibility());
+    });
+  on("dragover", ({ dataTransfer }, shown) => {
+    if (!shown) dataTransfer.dropEffect = "none";
+    drop.classList.toggle("over", shown);
+  });
+  on("dragleave", () => drop.classList.remove("over"));
+  on("drop", ({ dataTransfer }, shown) => {
+    drop.classList.remove("over");
+    const [dropped] = dataTransfer.files;
+    if (shown && dropped) take(dropped);
   });
 }
 
 model.addEventListener("change", offerLanguages);
 record.addEventListener("click", toggleRecording);
 find("[name=stop]").addEventListener("click", () => running?.abort());
-find("[name=again]").addEventListener("click", transcribe);
+find("[name=again]").addEventListener("click", () => {
+  if (mayReplace()) transcribe();
+});
 find("#file").addEventListener("change", ({ target }) => {
   if (target.files.length) take(target.files[0]);
   target.value = ""; // so that the same file can be chosen again

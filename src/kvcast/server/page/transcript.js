@@ -22,9 +22,21 @@ export class Transcript {
 
   clear() {
     this.segments = [];
+    this.changed = false;
     this.words = null;
     this.lit = null;
     this.list.replaceChildren();
+  }
+
+  /** Return whether a text is not what was heard. */
+  edited() {
+    this.list.querySelector("textarea")?.blur(); // which keeps what is in it
+    return this.changed;
+  }
+
+  /** Take what was edited for what was heard. */
+  forgetEdits() {
+    this.changed = false;
   }
 
   add(segment) {
@@ -52,6 +64,11 @@ export class Transcript {
       return [before, span];
     });
     item.querySelector("p").replaceChildren(...nodes, rest);
+    this.recount();
+  }
+
+  /** Words came or went: Tab must still reach one. */
+  recount() {
     this.words = null;
     if (this.list.querySelector('.word[tabindex="0"]') === null) {
       this.reach(this.list.querySelector(".word"));
@@ -119,7 +136,11 @@ export class Transcript {
     this.lit = word;
   }
 
-  /** Put a field in a segment's place; Enter or leaving it keeps the text, Escape does not. */
+  /**
+   * Put a field in a segment's place; Enter or leaving it keeps the text, Escape does not.
+   *
+   * A segment without a text is dropped.
+   */
   edit(item) {
     const { segment } = item;
     const shown = item.querySelector("p");
@@ -132,18 +153,29 @@ export class Transcript {
       const text = segment.text.match(/^\s*/)[0] + field.value.trim().replace(/\s+/g, " ");
       if (keep && text !== segment.text) {
         Object.assign(segment, { words: retimed(segment, text), text });
+        this.changed = true;
       }
       field.replaceWith(shown);
       item.classList.remove("edited");
-      this.fill(item);
+      if (segment.text.trim() === "") this.drop(item);
+      else this.fill(item);
     };
     field.onblur = () => end(true);
     field.onkeydown = (event) => {
       if (event.isComposing || (event.key !== "Enter" && event.key !== "Escape")) return;
       event.preventDefault();
+      const near = item.nextElementSibling ?? item.previousElementSibling;
       end(event.key === "Enter");
-      item.querySelector(".edit").focus();
+      const left = item.isConnected ? item : near;
+      (left?.querySelector(".edit") ?? this.list).focus();
     };
+  }
+
+  drop(item) {
+    this.segments.splice(this.segments.indexOf(item.segment), 1);
+    if (item.contains(this.lit)) this.lit = null;
+    item.remove();
+    this.recount();
   }
 }
 

@@ -3,7 +3,7 @@
 /**
  * Return a segment's words with the text before each: [{before, word, start, end}], and the rest.
  *
- * A segment without words is one word. Not every language writes spaces, so they are not guessed
+ * A segment without words is one word, unless it is empty. Not every language writes spaces, so they are not guessed
  * but found in the text.
  */
 export function pieces({ text, words, start, end }) {
@@ -16,6 +16,7 @@ export function pieces({ text, words, start, end }) {
     from = at + word.word.length;
   }
   if (found.length > 0) return { found, rest: text.slice(from) };
+  if (text.trim() === "") return { found, rest: text };
   return { found: [{ word: text.trim(), start, end, before: "" }], rest: "" };
 }
 
