@@ -203,3 +203,18 @@ def test_a_replica_whose_answer_nobody_takes_hears_that_the_client_left():
 
     asyncio.run(take_one())
     assert heard == ["cancelled"]
+
+
+def test_a_server_s_life_is_not_a_request():
+    sent: list[str] = []
+    coming = ["lifespan.startup", "lifespan.shutdown"]
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message["type"])
+
+    async def receive() -> dict[str, Any]:
+        return {"type": coming.pop(0)}
+
+    app = guarded(Replicas(), ServeParams())
+    asyncio.run(app({"type": "lifespan", "asgi": {"version": "3.0"}}, receive, send))
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]

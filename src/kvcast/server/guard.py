@@ -53,7 +53,10 @@ class Guard:
         self._access = Access(state.limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection of HTTP or of WebSocket."""
+        """Serve one connection of HTTP or of WebSocket; a server's life is passed straight on."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
         identity = f"req_{secrets.token_hex(12)}"
         scope.setdefault("state", {})["request_id"] = identity
         if scope["type"] == "websocket":
