@@ -1,13 +1,21 @@
 """What the options of a cluster refuse, in one line, before anything is loaded."""
 
 import builtins
+import os
+import re
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kvcast.cli import main
-from kvcast.cluster.params import replica_range
+from kvcast.cluster.connection import connected
+from kvcast.cluster.lease import check_shared, not_started
+from kvcast.cluster.params import LOCAL, replica_range
+from kvcast.errors import UsageError
+from kvcast.server.params import ServeParams
 
 
 @pytest.fixture
@@ -38,6 +46,9 @@ def transcribe(folder: Path, *words: str) -> list[str]:
         (["--ray", "local", "--workers", "2"], "--workers is for one machine"),
         (["--ray", "ray://host:1"], "--ray takes local, auto or HOST:PORT"),
         (["--ray", "host:name"], "--ray takes local, auto or HOST:PORT"),
+        (["--ray", "http://x:1"], "--ray takes local, auto or HOST:PORT, not http://x:1"),
+        (["--ray", "foo"], "--ray takes local, auto or HOST:PORT, not foo"),
+        (["--ray", ":6379"], "--ray takes local, auto or HOST:PORT, not :6379"),
     ],
 )
 def test_options_that_do_not_go_together(folder, capsys, words: list[str], told: str):
@@ -62,6 +73,18 @@ def test_where_there_is_no_cluster(folder, capsys):
         code, err = refused(capsys, *transcribe(folder, "--ray", address))
     assert code == 1
     assert f"no Ray cluster at {address}: " in err
+
+
+def test_a_machine_of_no_cluster(folder, capsys, monkeypatch):
+    ray = pytest.importorskip("ray")
+
+    def init(**_) -> None:
+        raise ConnectionError("Could not find any running Ray instance: set the `--address` flag")
+
+    monkeypatch.setattr(ray, "init", init)
+    code, err = refused(capsys, *transcribe(folder, "--ray", "auto"))
+    assert (code, "this machine belongs to no Ray cluster: give the HOST:PORT" in err) == (1, True)
+    assert "--address" not in err
 
 
 def test_without_ray_the_extra_is_named(folder, capsys, monkeypatch):
@@ -92,3 +115,59 @@ def test_replicas_that_are_none(capsys, words: str):
 def test_replicas_are_of_a_cluster(capsys):
     code, err = refused(capsys, "serve", "demo", "--replicas", "2")
     assert (code, "--replicas are of a cluster: add --ray" in err) == (2, True)
+
+
+def test_a_port_that_is_taken(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, err = refused(capsys, "serve", "demo", "--ray", "local", "--port", str(port))
+    assert (code, f"cannot listen at 127.0.0.1:{port}: " in err) == (74, True)
+    assert "choose another --host or --port" in err
+
+
+SERVE = SimpleNamespace(host="0.0.0.0", port=8000)
+
+
+@pytest.mark.parametrize(
+    ("http", "routes", "told"),
+    [
+        (SERVE, {}, "listens at 0.0.0.0:8000: give --host 0.0.0.0 --port 8000"),
+        (SimpleNamespace(host="1.1.1.1", port=9000), {}, "give --host 1.1.1.1 --port 9000"),
+        (SimpleNamespace(host=None, port=8000), {}, "listens nowhere"),
+        (SimpleNamespace(host="1.1.1.1", port=8000), {"a": "/a", "b": "/"}, "application, b, at /"),
+    ],
+)
+def test_where_ray_serve_runs_for_others(http: Any, routes: dict[str, str], told: str):
+    with pytest.raises(UsageError, match=re.escape(told)):
+        check_shared(http, routes, ServeParams(host="1.1.1.1"))
+    check_shared(SERVE, {"a": "/a"}, ServeParams(host=SERVE.host))
+
+
+def test_what_is_said_where_ray_serve_does_not_start():
+    params = ServeParams(host="1.1.1.1", port=9)
+    lines = "ray::ProxyActor\nTraceback\nRuntimeError: "
+    error = not_started(RuntimeError(f"{lines}Failed to bind to address '1.1.1.1:9'."), params)
+    assert error.exit_code == 74
+    assert str(error).startswith("cannot listen at 1.1.1.1:9 of the cluster's machines;")
+    error = not_started(TimeoutError("HTTP proxies\nnot available"), params)
+    assert str(error) == "Ray Serve does not start: HTTP proxies not available"
+
+
+def test_ray_s_processes_are_of_other_groups(monkeypatch):
+    ray = pytest.importorskip("ray")
+    from ray._private import services
+
+    groups: list[int] = []
+
+    def init(**_) -> None:
+        with services.ConsolePopen(["sleep", "60"]) as started:
+            groups.append(os.getpgid(started.pid))
+            started.kill()
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr("kvcast.cluster.connection._silence", lambda: None)
+    kept = services.ConsolePopen
+    with connected(LOCAL):
+        assert services.ConsolePopen is kept
+    [group] = groups
+    assert group != os.getpgrp()

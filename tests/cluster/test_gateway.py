@@ -9,8 +9,8 @@ import pytest
 
 from kvcast.cluster import gateway
 from kvcast.cluster.gateway import TRIES, Asked, LostError, answered
-from kvcast.cluster.serving import guarded
-from kvcast.server.errors import busy
+from kvcast.cluster.serving import Guarded
+from kvcast.server.errors import ApiError, busy
 from kvcast.server.params import ServeParams
 
 SCOPE = {
@@ -73,7 +73,7 @@ def served(
         await asyncio.sleep(0.05) if leaves else await asyncio.Event().wait()
         return {"type": "http.disconnect"}
 
-    app = guarded(replicas, ServeParams(max_body=1))
+    app = Guarded(replicas, ServeParams(max_body=1))
     asyncio.run(app(dict(SCOPE), receive, send))
     return sent
 
@@ -203,3 +203,88 @@ def test_a_replica_whose_answer_nobody_takes_hears_that_the_client_left():
 
     asyncio.run(take_one())
     assert heard == ["cancelled"]
+
+
+def get(app: Any, path: str) -> tuple[Any, list[dict[str, Any]]]:
+    """Return the call of the application, and where its answer will be."""
+    sent: list[dict[str, Any]] = []
+    coming = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        if coming:
+            return coming.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    headers = [(b"host", b"localhost")]
+    scope = SCOPE | {"method": "GET", "path": path, "headers": headers}
+    return app(scope, receive, send), sent
+
+
+def test_a_server_s_life_is_not_a_request():
+    sent: list[str] = []
+    coming = ["lifespan.startup", "lifespan.shutdown"]
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message["type"])
+
+    async def receive() -> dict[str, Any]:
+        return {"type": coming.pop(0)}
+
+    app = Guarded(Replicas(), ServeParams())
+    asyncio.run(app({"type": "lifespan", "asgi": {"version": "3.0"}}, receive, send))
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+def test_while_requests_end_no_others_are_taken():
+    async def all_of_it() -> tuple[list[Any], ...]:
+        may_end = asyncio.Event()
+
+        async def replica(asked: Asked) -> AsyncGenerator[list[Any]]:
+            yield [JSON]
+            if asked.scope["path"] == "/slow":
+                await may_end.wait()
+            yield [body(b"{}", more=False)]
+
+        app = Guarded(replica, ServeParams())
+        call, slow = get(app, "/slow")
+        under = asyncio.ensure_future(call)
+        await asyncio.sleep(0.01)
+        draining = asyncio.ensure_future(app.drain(60))
+        await asyncio.sleep(0)
+        answers = []
+        for path in ("/v1/models", "/ready", "/health"):
+            call, sent = get(app, path)
+            await call
+            answers.append(sent)
+        assert not draining.done()
+        may_end.set()
+        await asyncio.gather(draining, under)
+        return slow, *answers
+
+    slow, *late, health = asyncio.run(all_of_it())
+    assert [message.get("body") for message in slow] == [None, b"{}"]
+    for head_of_it, told in late:
+        assert head_of_it["status"] == 503
+        assert json.loads(told["body"])["error"]["code"] == "unavailable"
+    assert health[0]["status"] == 200
+
+
+def test_what_does_not_end_in_time_is_cut_off():
+    async def all_of_it() -> list[Any]:
+        app = Guarded(Replicas([EVENTS, body(b"data: 1\n\n"), None], [None]), ServeParams())
+        (begun, sent), (waits, refused) = get(app, "/stream"), get(app, "/slow")
+        under = [asyncio.ensure_future(call) for call in (begun, waits)]
+        await asyncio.sleep(0.01)
+        await app.drain(0.01)
+        error, _ = await asyncio.gather(*under, return_exceptions=True)
+        assert isinstance(error, ApiError)  # so the connection is closed
+        assert [message.get("body") for message in sent] == [None, b"data: 1\n\n"]
+        return refused
+
+    first, told = asyncio.run(all_of_it())
+    assert first["status"] == 503
+    assert json.loads(told["body"])["error"]["code"] == "unavailable"

@@ -1,10 +1,14 @@
-"""The base install: transcribes and generates from bundles where there is no torch."""
+"""The base install: transcribes, generates and serves from bundles where there is no torch."""
 
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bundles import exported
@@ -18,11 +22,21 @@ EXPORT_ONLY = ("torch", "onnx", "onnxscript", "transformers")
 @pytest.fixture(scope="module")
 def base_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A second virtual environment with nothing but kvcast's base dependencies."""
-    folder = tmp_path_factory.mktemp("base-install") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    python = folder / "bin/python"
+    return with_kvcast(tmp_path_factory.mktemp("base-install"), str(ROOT))
+
+
+@pytest.fixture(scope="module")
+def server_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an image has: the base dependencies, and the server's."""
+    return with_kvcast(tmp_path_factory.mktemp("server-install"), f"{ROOT}[server]")
+
+
+def with_kvcast(folder: Path, what: str) -> Path:
+    """Make a virtual environment with that, and return its Python."""
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    python = folder / "venv/bin/python"
     lock = ROOT / "requirements.lock"
-    subprocess.run([python, "-m", "pip", "install", "-q", "-c", lock, ROOT], check=True)
+    subprocess.run([python, "-m", "pip", "install", "-q", "-c", lock, what], check=True)
     return python
 
 
@@ -41,11 +55,45 @@ def run(python: Path, *words: str | Path, **environment: str) -> subprocess.Comp
     )
 
 
-def test_export_dependencies_are_absent(base_python: Path) -> None:
+@contextmanager
+def serving(python: Path, model: Path, log: Path) -> Iterator[str]:
+    """Serve a model, and yield where."""
+    with log.open("w") as written:
+        words = [python, "-m", "kvcast", "serve", model, "--port", "0", "--threads", "1"]
+        process = subprocess.Popen(words, stdout=written, stderr=written)
+        try:
+            while "http://" not in log.read_text() and process.poll() is None:
+                time.sleep(0.1)
+            assert process.poll() is None, log.read_text()
+            yield log.read_text().split(" at ")[1].split()[0]
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("installed", ["base_python", "server_python"])
+def test_export_dependencies_are_absent(installed: str, request: pytest.FixtureRequest) -> None:
+    python = request.getfixturevalue(installed)
     names = repr(EXPORT_ONLY)
     code = f"import importlib.util as u; print([n for n in {names} if u.find_spec(n)])"
-    found = subprocess.run([base_python, "-c", code], capture_output=True, text=True, check=True)
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_server_needs_no_torch(server_python: Path, bundle: Path, tmp_path: Path) -> None:
+    with serving(server_python, bundle, tmp_path / "log") as url:
+        assert httpx.get(f"{url}/ready", timeout=60).json() == {"status": "ready"}
+        [model] = httpx.get(f"{url}/v1/models", timeout=60).json()["data"]
+        answer = httpx.post(
+            f"{url}/v1/audio/transcriptions",
+            files={"file": ("a.flac", EXAMPLE.read_bytes())},
+            data={"model": model["id"]},
+            timeout=600,
+        )
+    assert answer.status_code == 200, answer.text
+    assert "He was not an ill-disposed young man." in answer.json()["text"]
 
 
 def test_a_bundle_transcribes_without_torch(base_python: Path, bundle: Path) -> None:

@@ -1,6 +1,7 @@
 """A connection to a Ray cluster, for as long as a command needs it.
 
-Keeps Ray quiet: it prints to both streams, and takes SIGTERM for itself. Knows no model.
+Keeps Ray quiet: it prints to both streams, and takes SIGTERM for itself. Keeps signals for this
+process's group from what Ray starts. Knows no model.
 """
 
 import contextlib
@@ -8,11 +9,14 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvcast.cluster.params import LOCAL
+from kvcast.cluster.params import AUTO, LOCAL
 from kvcast.errors import KvcastError, UsageError, in_one_line
 
 _QUIET = {
@@ -20,6 +24,9 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning that this will be the default
     "RAY_BACKEND_LOG_LEVEL": "fatal",
 }
+_VITAL = frozenset({"gcs_server", "raylet"})
+"""Processes without which there is no cluster, as Ray calls them."""
+
 _PATIENCE = 10.0
 """Seconds that the head node's port may take to answer."""
 
@@ -46,7 +53,7 @@ def connected(address: str | None) -> Iterator[None]:
     _probe(address)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with _own_signals(handlers), _hushed():
+        with _own_signals(handlers), _hushed(), _apart():
             ray.init(
                 address=address,
                 include_dashboard=False if address == LOCAL else None,
@@ -58,10 +65,34 @@ def connected(address: str | None) -> Iterator[None]:
     except (ConnectionError, RuntimeError, ValueError) as error:
         if ray.is_initialized():
             raise
-        raise KvcastError(f"no Ray cluster at {address}: {in_one_line(error)}") from None
+        raise _none_at(address, error) from None
     finally:
         with _own_signals(handlers):
-            ray.shutdown()
+            interruptible(ray.shutdown)
+
+
+def interruptible(work: Callable[[], None]) -> None:
+    """Do something of Ray's, whose native part may hold off signals, while they are heard."""
+    done: Future[None] = Future()
+
+    def doing() -> None:
+        try:
+            work()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=doing, daemon=True).start()
+    done.result()
+
+
+def has_ended() -> bool:
+    """Tell whether the cluster is of this machine alone, and has ended by itself."""
+    from ray._private import worker
+
+    own = worker._global_node
+    return own is not None and any(kind in _VITAL for kind, _ in own.dead_processes())
 
 
 def hush(logger: str) -> None:
@@ -100,17 +131,44 @@ def _hushed() -> Iterator[None]:
         os.close(kept)
 
 
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
+    """Begin what Ray begins in other process groups.
+
+    A signal for all of this one's, as `timeout` and shells send it, would end the cluster under
+    those who wait for it. If this process dies, so do they.
+    """
+    from ray._private import services
+
+    kept = services.ConsolePopen
+    services.ConsolePopen = partial(kept, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = kept
+
+
+def _none_at(address: str | None, error: Exception) -> KvcastError:
+    if address == AUTO:
+        return KvcastError(
+            "this machine belongs to no Ray cluster: give the HOST:PORT of one, or local; "
+            "ray start --head begins one"
+        )
+    where = "on this machine" if address in (None, LOCAL) else f"at {address}"
+    return KvcastError(f"no Ray cluster {where}: {in_one_line(error)}")
+
+
 def _probe(address: str | None) -> None:
     """Raise KvcastError where nothing listens: Ray would try for minutes, then end the process."""
-    host, colon, port = (address or "").rpartition(":")
-    if not colon:
+    if address in (None, AUTO, LOCAL):
         return
-    if "/" in host or not port.isdecimal():
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
         raise UsageError(f"--ray takes local, auto or HOST:PORT, not {address}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
     except (OSError, OverflowError, UnicodeError) as error:
-        raise KvcastError(f"no Ray cluster at {address}: {in_one_line(error)}") from None
+        raise _none_at(address, error) from None
 
 
 def _silence() -> None:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvcast.server.errors import ApiError, GoneError
 from kvcast.server.events import event
+from kvcast.server.guard import stopping
 
 TRIES = 4
 """Replicas that are asked for one answer."""
@@ -54,6 +55,19 @@ class Gateway:
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
+        self._under: set[asyncio.Future[None]] = set()
+        self.draining = False
+
+    async def drain(self, seconds: float) -> None:
+        """Let requests under way end for so long, then end them."""
+        self.draining = True
+        under = [*self._under]
+        if not under:
+            return
+        _, late = await asyncio.wait(under, timeout=seconds)
+        for passing in late:
+            passing.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -68,11 +82,15 @@ class Gateway:
             body=await _whole(receive),
         )
         passing = asyncio.ensure_future(self._pass(asked, send))
+        self._under.add(passing)
+        passing.add_done_callback(self._under.discard)
         leaving = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not passing.done():
                 raise GoneError
+            if passing.cancelled():
+                raise stopping()
             passing.result()
         finally:
             for task in (passing, leaving):

@@ -11,8 +11,8 @@ from kvcast.spec.options import Bounds, Check, Option, Params, Text
 
 CLUSTER = "many machines"
 
-LOCAL, ANY = "local", "any"
-"""Addresses: a cluster of this machine alone, and the one it belongs to or else such a one."""
+AUTO, LOCAL, ANY = "auto", "local", "any"
+"""Addresses: of the cluster that this machine belongs to, of one of it alone, and of either."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,27 +11,33 @@ import pickle
 import re
 import signal
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable
 from types import FrameType
 from typing import Any
 
-from starlette.types import ASGIApp, Message
+from starlette.types import Message, Receive, Scope, Send
 
-from kvcast.cluster.connection import connected, hush
+from kvcast.cluster.connection import connected, has_ended, hush, interruptible
 from kvcast.cluster.gateway import Ask, Asked, Gateway, LostError, answered
+from kvcast.cluster.lease import APPLICATION, check_address, leased
 from kvcast.cluster.mapping import most_actors
+from kvcast.cluster.params import LOCAL
 from kvcast.errors import KvcastError, UsageError, in_one_line
 from kvcast.server.app import create
 from kvcast.server.calls import Calls
 from kvcast.server.errors import busy
-from kvcast.server.guard import Guard
+from kvcast.server.guard import STATUS, Guard
 from kvcast.server.journal import Journal, install
 from kvcast.server.metrics import Metrics
 from kvcast.server.params import ServeParams
 from kvcast.server.served import Models
 from kvcast.server.state import State
 
-APPLICATION, REPLICAS, GATEWAYS = "kvcast", "Replicas", "Gateways"
+REPLICAS, GATEWAYS = "Replicas", "Gateways"
+
+_SLACK = 10.0
+"""Seconds that a gateway may take besides those of the drain."""
 
 _SHELLS = 128
 """What a shell adds to a signal's number."""
@@ -68,23 +74,47 @@ def serve(
             os._exit(_SHELLS + number)  # at once: replicas end with the cluster's patience
         asked_to_end.set()
 
+    if address == LOCAL:
+        check_address(params)
     with connected(address):
-        from ray import serve as ray_serve
+        from ray.exceptions import RayError
 
         hush("ray.serve")
         _check_room(replicas[0], cores)
-        if APPLICATION in ray_serve.status().applications:
-            raise UsageError(f"the cluster serves {APPLICATION} already: end that first")
         try:
-            ray_serve.start(http_options={"host": params.host, "port": params.port})
-            _run(application(open_models, params, replicas=replicas, cores=cores))
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, end)
-            started()
-            asked_to_end.wait()
-        finally:
-            ray_serve.delete(APPLICATION)
-            ray_serve.shutdown()
+            with leased(params):
+                _run(application(open_models, params, replicas=replicas, cores=cores))
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(number, end)
+                started()
+                asked_to_end.wait()
+                _leave_with_cluster()
+                interruptible(lambda: _drain(params.drain))
+        except RayError as error:
+            raise KvcastError(f"the Ray cluster failed: {in_one_line(error)}") from None
+
+
+def _drain(seconds: float) -> None:
+    """Have the gateway refuse what comes, and let requests under way end."""
+    from ray import serve as ray_serve
+
+    with contextlib.suppress(Exception):  # there is none, or it is late: it is removed next
+        gateway = ray_serve.get_app_handle(APPLICATION)
+        gateway.drain.remote(seconds).result(timeout_s=seconds + _SLACK)
+
+
+def _leave_with_cluster() -> None:
+    """From now on end at once if the cluster of this machine alone does: nobody is served then.
+
+    Ray itself would wait for it, for a minute.
+    """
+
+    def watch() -> None:
+        while not has_ended():
+            time.sleep(0.2)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def application(
@@ -117,12 +147,12 @@ def application(
         graceful_shutdown_timeout_s=params.drain,
     ).bind(pickle.dumps((open_models, params)))
 
-    def gateway() -> ASGIApp:
+    def gateway() -> Guarded:
         handle = ray_serve.get_deployment_handle(REPLICAS, APPLICATION)
-        return guarded(_asking(handle.options(stream=True)), params)
+        return Guarded(_asking(handle.options(stream=True)), params)
 
     gateways = ray_serve.deployment(
-        ray_serve.ingress(gateway)(),
+        ray_serve.ingress(gateway)(Gateways),
         name=GATEWAYS,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=100_000,
@@ -131,17 +161,47 @@ def application(
     return gateways.bind(served)
 
 
-def guarded(ask: Ask, params: ServeParams) -> ASGIApp:
-    """Return the gateway with what stands before every route."""
-    nothing = Models([])
-    state = State(
-        models=nothing,
-        limits=params,
-        calls=Calls(params.timeout),
-        metrics=Metrics(nothing),
-        journal=Journal(with_content=False),
-    )
-    return Guard(Gateway(ask), state, lambda: False)
+class Gateways:
+    """A process before the replicas, of which there is one; Ray gives it its application."""
+
+    app: "Guarded"
+
+    def __init__(self, _: Any) -> None:
+        """Begin after the replicas, which are no concern of it."""
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse what comes, and return when nothing is under way."""
+        await self.app.drain(seconds)
+
+
+class Guarded:
+    """A gateway with what stands before every route."""
+
+    def __init__(self, ask: Ask, params: ServeParams) -> None:
+        nothing = Models([])
+        state = State(
+            models=nothing,
+            limits=params,
+            calls=Calls(params.timeout),
+            metrics=Metrics(nothing),
+            journal=Journal(with_content=False),
+        )
+        self._gateway = Gateway(ask)
+        self._app = Guard(
+            self._gateway,
+            state,
+            lambda: self._gateway.draining,
+            # A replica does not know that the server stops.
+            answers_to_the_end=STATUS - {"/ready"},
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        await self._app(scope, receive, send)
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse what comes, and return when nothing is under way, or after so long."""
+        await self._gateway.drain(seconds)
 
 
 class Replica:

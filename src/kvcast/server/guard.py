@@ -24,6 +24,8 @@ from kvcast.server.state import State
 _OPEN = ("/", "/page", "/health", "/ready")
 """What needs no key: it tells nothing of what others ask."""
 
+STATUS = frozenset({"/health", "/ready", "/metrics"})
+
 UPLOADS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 
 _KEY = "openai-insecure-api-key."
@@ -46,14 +48,25 @@ class _Under:
 class Guard:
     """Lets requests in, or answers them itself."""
 
-    def __init__(self, app: ASGIApp, state: State, draining: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        state: State,
+        draining: Callable[[], bool],
+        *,
+        answers_to_the_end: frozenset[str] = STATUS,
+    ) -> None:
         self._app = app
         self._state = state
         self._draining = draining
+        self._answers_to_the_end = answers_to_the_end
         self._access = Access(state.limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection of HTTP or of WebSocket."""
+        """Serve one connection of HTTP or of WebSocket; a server's life is passed straight on."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
         identity = f"req_{secrets.token_hex(12)}"
         scope.setdefault("state", {})["request_id"] = identity
         if scope["type"] == "websocket":
@@ -113,7 +126,7 @@ class Guard:
         self._access.check_host(headers)
         self._access.check_origin(headers)
         if self._draining():
-            raise _stopping()
+            raise stopping()
         # A browser's WebSocket has no headers of its own; OpenAI's take the key like this.
         offered = [one.removeprefix(_KEY) for one in scope["subprotocols"] if one.startswith(_KEY)]
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
@@ -122,8 +135,8 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         headers, path = Headers(scope=scope), scope["path"]
         self._access.check_host(headers)
-        if self._draining() and path not in {"/health", "/ready", "/metrics"}:
-            raise _stopping()
+        if self._draining() and path not in self._answers_to_the_end:
+            raise stopping()
         is_open = path in _OPEN or path.startswith("/page/")
         if not is_open and scope["method"] != "OPTIONS":
             self._access.check_key(headers.get("authorization", "").removeprefix("Bearer "))
@@ -142,7 +155,7 @@ class Guard:
         route = getattr(scope.get("route"), "path", None)
         method = scope.get("method", "WS")
         self._state.metrics.count(method, route or "other", status, kind)
-        if scope["path"] not in {"/health", "/ready", "/metrics", "/v1/engine"}:
+        if scope["path"] not in STATUS | {"/v1/engine"}:
             self._state.journal.write(scope, status=status, began=under.began, kind=kind)
 
 
@@ -188,7 +201,8 @@ class Access:
             raise ApiError(403, "pages of that origin may not connect; it takes --cors-origin")
 
 
-def _stopping() -> ApiError:
+def stopping() -> ApiError:
+    """Return the refusal of a request that comes too late."""
     return ApiError(503, "the server stops", kind="server_error", code="unavailable")
 
 
