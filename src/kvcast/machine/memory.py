@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _LARGE = 64 << 20
-"""Bytes that are cleared in no time worth mentioning. Steps read a twentieth faster from huge pages."""
+"""Bytes that are soon cleared. Steps read a twentieth faster from huge pages."""
 
 
 def growing_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
