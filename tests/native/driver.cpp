@@ -373,6 +373,10 @@ int main(int, char** words) {
     print_digests();
     return 0;
   }
+  if (std::string(words[1]) == "sets") {
+    for (const Instructions* with : sets()) std::puts(with->name);
+    return 0;
+  }
   const int seed = std::atoi(words[1]);
   Random random(seed);
   share_tiles(random, 500);

@@ -113,3 +113,16 @@ def test_a_processor_without_avx_gives_the_same_bits(
     # qemu's AVX2 is no oracle: it reads what masked loads leave out.
     found = digests("qemu-x86_64", "-cpu", "Nehalem", programs[0])
     assert found == {"plain": expected["plain"]}
+
+
+@needs_qemu
+@needs_x86
+@pytest.mark.parametrize(
+    ("processor", "sets"), [("Nehalem", ["plain"]), ("Haswell", ["plain", "avx2"])]
+)
+def test_an_x86_processor_takes_what_it_has(
+    programs: list[Path], processor: str, sets: list[str]
+) -> None:
+    command = ["qemu-x86_64", "-cpu", processor, programs[0], "sets"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == sets

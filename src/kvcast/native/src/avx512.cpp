@@ -1,15 +1,12 @@
 // AVX-512 with VNNI (int8 products, an encoder's scores) and BF16 (its shares): Intel from Cooper Lake on, AMD from Zen 4 on.
 #include "avx512.hpp"
 #if defined(__x86_64__)
+#include "x86.hpp"
 
 namespace kvcast {
 namespace {
 
-bool run_here() {
-  return ALIGNED_STACK && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
-         __builtin_cpu_supports("avx512bf16");
-}
+bool run_here() { return ALIGNED_STACK && x86().avx512_vnni && x86().avx512_bf16; }
 
 }  // namespace
 
