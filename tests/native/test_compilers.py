@@ -59,7 +59,10 @@ def held(*command: str | Path, trials: int) -> list[str]:
 
 def test_every_instruction_set_has_a_digest(expected: dict[str, str]) -> None:
     assert "plain" in expected
-    assert len(set(expected.values())) == len(expected)
+    # It has AVX2's floats, and integers are exact in all sets.
+    assert expected.get("avx2_vnni", expected.get("avx2")) == expected.get("avx2")
+    others = [digest for name, digest in expected.items() if name != "avx2_vnni"]
+    assert len(set(others)) == len(others)
 
 
 def test_every_instruction_set_agrees_with_plain(

@@ -11,7 +11,7 @@ namespace {
 
 #if defined(KVCAST_EMULATE_AMX)
 
-bool run_here() { return avx512.run_here(); }
+bool run_here() { return avx512_bf16.run_here(); }
 
 #else
 
@@ -22,7 +22,7 @@ bool system_grants_tiles() {
   return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 
-bool run_here() { return avx512.run_here() && x86().amx && system_grants_tiles(); }
+bool run_here() { return avx512_bf16.run_here() && x86().amx && system_grants_tiles(); }
 
 #endif
 

@@ -23,7 +23,13 @@ const Instructions* const ALL[] = {
     &amx,
 #endif
 #if defined(__x86_64__)
-    &avx512,
+    &avx512_bf16,
+    &avx512_vnni,
+#endif
+#if defined(KVCAST_AVX_VNNI)
+    &avx2_vnni,
+#endif
+#if defined(__x86_64__)
     &avx2,
 #endif
 #if defined(__AARCH64EL__)
