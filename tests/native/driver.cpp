@@ -1,10 +1,14 @@
 // Drives threads, products and forks; test_sanitizers.py compiles it with the library's sources.
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -105,6 +109,48 @@ void leave_and_return() {
     });
     for (int times : done) CHECK(times == 1);
   }
+}
+
+// How often a thread has slept.
+long sleeps(long thread) {
+  long count = 0;
+  std::ifstream status("/proc/self/task/" + std::to_string(thread) + "/status");
+  for (std::string word; status >> word;)
+    if (word == "voluntary_ctxt_switches:") status >> count;
+  return count;
+}
+
+// Whoever is on leave sleeps through the calls of the others. How long a leave is, is up to the system: one of many
+// is enough.
+void sleep_on_leave() {
+  Threads pool(3);
+  std::mutex mutex;
+  std::set<long> workers;
+  const long caller = syscall(SYS_gettid);
+  constexpr int CALLS = 40;
+  for (int trial = 0; trial < 100; trial++) {
+    pool.run(6, [&](int) {
+      const long me = syscall(SYS_gettid);
+      usleep(me == caller ? 20 : 3000);  // which sends one on leave
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (me != caller) workers.insert(me);
+    });
+    std::vector<long> before;
+    for (long worker : workers) before.push_back(sleeps(worker));
+    for (int call = 0; call < CALLS; call++) {
+      usleep(100);  // so that the others sleep
+      pool.run(2, [](int) {});
+    }
+    long least = CALLS, most = 0;
+    size_t i = 0;
+    for (long worker : workers) {
+      const long now = sleeps(worker) - before[i++];
+      least = std::min(least, now);
+      most = std::max(most, now);
+    }
+    if (workers.size() == 2 && least <= 2 && most >= CALLS / 2) return;
+  }
+  CHECK(!"whoever is on leave is woken");
 }
 
 void throw_errors() {
@@ -384,6 +430,7 @@ int main(int, char** words) {
   share_many_tiles();
   wait_for_nobody();
   leave_and_return();
+  sleep_on_leave();
   throw_errors();
   multiply_alike(random, 25);
   attend_alike(random, 25);
