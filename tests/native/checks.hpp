@@ -28,7 +28,13 @@ inline std::vector<const kvcast::Instructions*> sets() {
       &kvcast::plain,
 #if defined(__x86_64__)
       &kvcast::avx2,
-      &kvcast::avx512,
+#endif
+#if defined(KVCAST_AVX_VNNI)
+      &kvcast::avx2_vnni,
+#endif
+#if defined(__x86_64__)
+      &kvcast::avx512_vnni,
+      &kvcast::avx512_bf16,
 #endif
 #if defined(KVCAST_AMX)
       &kvcast::amx,

@@ -1,10 +1,14 @@
 // Drives threads, products and forks; test_sanitizers.py compiles it with the library's sources.
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -107,6 +111,48 @@ void leave_and_return() {
   }
 }
 
+// How often a thread has slept.
+long sleeps(long thread) {
+  long count = 0;
+  std::ifstream status("/proc/self/task/" + std::to_string(thread) + "/status");
+  for (std::string word; status >> word;)
+    if (word == "voluntary_ctxt_switches:") status >> count;
+  return count;
+}
+
+// Whoever is on leave sleeps through the calls of the others. How long a leave is, is up to the system: one of many
+// is enough.
+void sleep_on_leave() {
+  Threads pool(3);
+  std::mutex mutex;
+  std::set<long> workers;
+  const long caller = syscall(SYS_gettid);
+  constexpr int CALLS = 40;
+  for (int trial = 0; trial < 100; trial++) {
+    pool.run(6, [&](int) {
+      const long me = syscall(SYS_gettid);
+      usleep(me == caller ? 20 : 3000);  // which sends one on leave
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (me != caller) workers.insert(me);
+    });
+    std::vector<long> before;
+    for (long worker : workers) before.push_back(sleeps(worker));
+    for (int call = 0; call < CALLS; call++) {
+      usleep(100);  // so that the others sleep
+      pool.run(2, [](int) {});
+    }
+    long least = CALLS, most = 0;
+    size_t i = 0;
+    for (long worker : workers) {
+      const long now = sleeps(worker) - before[i++];
+      least = std::min(least, now);
+      most = std::max(most, now);
+    }
+    if (workers.size() == 2 && least <= 2 && most >= CALLS / 2) return;
+  }
+  CHECK(!"whoever is on leave is woken");
+}
+
 void throw_errors() {
   for (int threads = 1; threads <= 3; threads++) {
     Threads pool(threads);
@@ -205,6 +251,25 @@ void multiply_alike(Random& random, int trials) {
     }
 }
 
+// Lines of a cache, [count, head_dim] as its numbers are.
+std::vector<uint8_t> cached(const Machine& machine, Random& random, Number number, int count, int head_dim) {
+  const size_t line = line_bytes(number, head_dim);
+  std::vector<uint8_t> lines(count * line);
+  for (int i = 0; i < count; i++)
+    machine.with.attention.store(floats(random, head_dim).data(), head_dim, number, lines.data() + i * line);
+  return lines;
+}
+
+// From one head to the next where each has `positions` lines: bytes of int8, else numbers.
+size_t head_stride(Number number, int positions, int head_dim) {
+  return positions * (number == Number::INT8 ? line_bytes(number, head_dim) : head_dim);
+}
+
+Number any_number(Random& random) {
+  constexpr Number ALL[] = {Number::F32, Number::F16, Number::INT8};
+  return ALL[below(random, 3)];
+}
+
 // Attention of random sizes, the same for the same random numbers; everything that it wrote.
 std::vector<float> attend_to_cache(Machine& machine, Random random) {
   const int rows = 1 + below(random, 4), positions = 1 + below(random, 9), each = 1 + below(random, 3);
@@ -214,18 +279,16 @@ std::vector<float> attend_to_cache(Machine& machine, Random random) {
   for (int32_t& length : lengths) length = below(random, capacity - positions + 1);
   std::vector<float> query = floats(random, lines * heads * head_dim), out(query.size());
   std::vector<float> key = floats(random, lines * key_heads * head_dim), value = floats(random, key.size());
-  std::vector<float> keys = floats(random, rows * key_heads * capacity * head_dim), values = keys;
-  std::vector<uint16_t> half_keys(keys.size()), half_values(keys.size());
   const std::vector<float> cosines = floats(random, capacity * half), sines = floats(random, capacity * half);
-  const Number number = below(random, 2) ? Number::F16 : Number::F32;
-  const bool small = number == Number::F16;
-  const size_t head = static_cast<size_t>(capacity) * head_dim, row = head * key_heads;
+  const Number number = any_number(random);
+  std::vector<uint8_t> keys = cached(machine, random, number, rows * key_heads * capacity, head_dim), values = keys;
+  const size_t head = head_stride(number, capacity, head_dim), row = head * key_heads;
   SelfAttention call{rows, positions, heads, key_heads, head_dim, capacity};
   call.query = {query.data(), static_cast<size_t>(heads) * head_dim};
   call.key = {key.data(), static_cast<size_t>(key_heads) * head_dim};
   call.value = {value.data(), call.key.stride};
-  call.key_cache = {small ? static_cast<void*>(half_keys.data()) : keys.data(), number, row, head};
-  call.value_cache = {small ? static_cast<void*>(half_values.data()) : values.data(), number, row, head};
+  call.key_cache = {keys.data(), number, row, head};
+  call.value_cache = {values.data(), number, row, head};
   call.lengths = lengths.data();
   call.scale = 0.125f;
   call.causal = true;
@@ -234,7 +297,7 @@ std::vector<float> attend_to_cache(Machine& machine, Random random) {
   call.out = {out.data(), call.query.stride};
   self_attention(machine, call);
   out.insert(out.end(), keys.begin(), keys.end());
-  out.insert(out.end(), half_values.begin(), half_values.end());
+  out.insert(out.end(), values.begin(), values.end());
   return out;
 }
 
@@ -244,12 +307,14 @@ std::vector<float> attend_to_inputs(Machine& machine, Random random) {
   std::vector<int32_t> lengths(inputs);
   for (int32_t& length : lengths) length = 1 + below(random, positions);
   std::vector<float> query = floats(random, inputs * each * heads * head_dim), out(query.size());
-  std::vector<float> key = floats(random, inputs * heads * positions * head_dim), value = floats(random, key.size());
-  const size_t head = static_cast<size_t>(positions) * head_dim, width = static_cast<size_t>(heads) * head_dim;
+  const Number number = any_number(random);
+  std::vector<uint8_t> key = cached(machine, random, number, inputs * heads * positions, head_dim);
+  std::vector<uint8_t> value = cached(machine, random, number, inputs * heads * positions, head_dim);
+  const size_t head = head_stride(number, positions, head_dim), width = static_cast<size_t>(heads) * head_dim;
   CrossAttention call{inputs, each, heads, head_dim, positions};
   call.query = {query.data(), width};
-  call.key = {key.data(), Number::F32, head * heads, head};
-  call.value = {value.data(), Number::F32, head * heads, head};
+  call.key = {key.data(), number, head * heads, head};
+  call.value = {value.data(), number, head * heads, head};
   call.lengths = lengths.data();
   call.scale = 0.125f;
   call.new_positions = 1;
@@ -373,6 +438,10 @@ int main(int, char** words) {
     print_digests();
     return 0;
   }
+  if (std::string(words[1]) == "sets") {
+    for (const Instructions* with : sets()) std::puts(with->name);
+    return 0;
+  }
   const int seed = std::atoi(words[1]);
   Random random(seed);
   share_tiles(random, 500);
@@ -380,6 +449,7 @@ int main(int, char** words) {
   share_many_tiles();
   wait_for_nobody();
   leave_and_return();
+  sleep_on_leave();
   throw_errors();
   multiply_alike(random, 25);
   attend_alike(random, 25);

@@ -1,6 +1,6 @@
 """Compiles one of the programs here with the library's sources.
 
-AMX is emulated in them where the processor has none.
+AMX is emulated in them where the processor has none, and AVX2's VNNI by that of AVX-512.
 """
 
 import subprocess
@@ -15,7 +15,11 @@ from kvcast.native.compiler import SOURCES
 
 _HERE = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-fno-math-errno", "-ffp-contract=off", "-pthread", "-w")
-_EMULATED = () if "amx_int8" in instruction_sets() else ("-DKVCAST_EMULATE_AMX",)
+_EMULATED = tuple(
+    f"-DKVCAST_EMULATE_{name}"
+    for name, flag in (("AMX", "amx_int8"), ("AVX_VNNI", "avx_vnni"))
+    if flag not in instruction_sets()
+)
 
 
 def compile_programs(

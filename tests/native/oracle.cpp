@@ -6,80 +6,18 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <memory>
-
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "amx_tiles.hpp"
 #include "checks.hpp"
 #include "environment.hpp"
+#include "guarded.hpp"
 #include "halves.hpp"
 #include "plain.hpp"
 
 using namespace kvcast;
 
 namespace {
-
-const float NOT = std::numeric_limits<float>::quiet_NaN();
-
-// Numbers that end at a page which nobody may touch. They begin as NaN or, of integers, as -1.
-template <class T>
-class Guarded {
- public:
-  explicit Guarded(size_t count) : count_(count) {
-    const size_t page = sysconf(_SC_PAGESIZE), bytes = (count * sizeof(T) + page - 1) / page * page;
-    size_ = bytes + page;
-    all_ = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    CHECK(all_ != MAP_FAILED && mprotect(static_cast<uint8_t*>(all_) + bytes, page, PROT_NONE) == 0);
-    std::memset(all_, 0xff, bytes);
-    data_ = reinterpret_cast<T*>(static_cast<uint8_t*>(all_) + bytes - count * sizeof(T));
-  }
-  Guarded(const Guarded&) = delete;
-  ~Guarded() { munmap(all_, size_); }
-
-  T* data() { return data_; }
-  T& operator[](size_t i) { return data_[i]; }
-  size_t size() const { return count_; }
-
- private:
-  size_t count_, size_;
-  void* all_;
-  T* data_;
-};
-
-using Floats = Guarded<float>;
-
-void fill(Random& random, Floats& to, float scale = 1) {
-  for (size_t i = 0; i < to.size(); i++) to[i] = number(random) * scale;
-}
-
-bool same_bits(const void* a, const void* b, size_t bytes) { return std::memcmp(a, b, bytes) == 0; }
-
-// NaN equals NaN here: its bits say where it came from.
-bool same(float a, float b) { return same_bits(&a, &b, sizeof a) || (std::isnan(a) && std::isnan(b)); }
-
-bool near(float a, float b, float margin) { return same(a, b) || std::fabs(a - b) <= margin; }
-
-struct Codes {
-  Guarded<int8_t> codes;
-  Floats scales;
-  Guarded<int32_t> offsets;
-  Rounded rounded;
-
-  Codes(int rows, int inputs)
-      : codes(static_cast<size_t>(rows) * filled(inputs)),
-        scales(codes.size() / BLOCK),
-        offsets(codes.size() / GROUP),
-        rounded{codes.data(), scales.data(), offsets.data(), filled(inputs)} {}
-
-  void check(Codes& other) {
-    CHECK(same_bits(codes.data(), other.codes.data(), codes.size()));
-    CHECK(same_bits(offsets.data(), other.offsets.data(), offsets.size() * sizeof(int32_t)));
-    for (size_t i = 0; i < scales.size(); i++) CHECK(same(scales[i], other.scales[i]));
-  }
-};
 
 void round_rows(const Instructions& with, Floats& x, int rows, int inputs, Codes& to) {
   for (int m = 0; m < rows; m++)
@@ -222,24 +160,49 @@ void hold_rotations(const Instructions& with, Random& random) {
   CHECK(same_bits(out.data(), x.data(), count * sizeof(float)));
 }
 
+// A line of an int8 cache, of zeros, infinity and NaN as well.
+void hold_codes(const Instructions& with, Random& random) {
+  const int count = 1 + below(random, 200), kind = below(random, 8);
+  Floats x(count);
+  fill(random, x, kind == 0 ? 0 : std::pow(10.f, static_cast<float>(below(random, 40) - 36)));
+  if (kind == 1) x[below(random, count)] = NOT;
+  if (kind == 2) x[below(random, count)] = -INFINITY;
+  Guarded<int8_t> line(line_bytes(Number::INT8, count)), expected(line.size());
+  with.attention.store(x.data(), count, Number::INT8, line.data());
+  plain.attention.store(x.data(), count, Number::INT8, expected.data());
+  float scale, expected_scale;
+  std::memcpy(&scale, line.data() + count, sizeof scale);
+  std::memcpy(&expected_scale, expected.data() + count, sizeof scale);
+  CHECK(same(scale, expected_scale));
+  if (std::isfinite(scale)) CHECK(same_bits(line.data(), expected.data(), count));  // else the scale tells it
+}
+
+Number any_number(Random& random) {
+  constexpr Number ALL[] = {Number::F32, Number::F16, Number::INT8};
+  return ALL[below(random, 3)];
+}
+
+// A line of a cache. One that is not seen is NaN.
+void fill_line(Random& random, Number number, int head_dim, bool is_seen, uint8_t* to) {
+  std::vector<float> x(head_dim, NOT);
+  for (float& one : x)
+    if (is_seen) one = ::number(random);
+  plain.attention.store(x.data(), head_dim, number, to);
+}
+
 // Positions of keys or values as a cache has them: a stretch and another, each at the end of its memory.
 struct Stretches {
   Number number;
   std::vector<std::unique_ptr<Guarded<uint8_t>>> parts;
 
   Stretches(Random& random, const int counts[2], int head_dim, const std::function<bool(int)>& is_seen)
-      : number(below(random, 2) ? Number::F16 : Number::F32) {
-    const size_t each = number == Number::F16 ? 2 : 4;
+      : number(any_number(random)) {
+    const size_t line = line_bytes(number, head_dim);
     int position = 0;
     for (int i = 0; i < 2; i++) {
-      parts.push_back(std::make_unique<Guarded<uint8_t>>(counts[i] * head_dim * each));
+      parts.push_back(std::make_unique<Guarded<uint8_t>>(counts[i] * line));
       for (int t = 0; t < counts[i]; t++, position++)
-        for (int d = 0; d < head_dim; d++) {
-          const float x = is_seen(position) ? ::number(random) : NOT;
-          const uint16_t half = to_half(x);
-          std::memcpy(parts[i]->data() + (static_cast<size_t>(t) * head_dim + d) * each,
-                      number == Number::F16 ? static_cast<const void*>(&half) : &x, each);
-        }
+        fill_line(random, number, head_dim, is_seen(position), parts[i]->data() + t * line);
     }
   }
 };
@@ -357,6 +320,53 @@ void hold_encoder_attention(const Instructions& with, Random& random) {
   for (size_t i = 0; i < numbers; i++) CHECK(near(out[i], expected[i], margin));
 }
 
+// Rows of scores have the same bits on all sets, except their exponentials.
+void hold_scores(const Instructions& with, Random& random) {
+  const Scores &scores = with.scores, &plain_scores = plain.scores;
+  const Number number = any_number(random);
+  const int head_dim = 1 + below(random, 130);
+  Guarded<uint8_t> line(line_bytes(number, head_dim));
+  fill_line(random, number, head_dim, true, line.data());
+  Floats read(head_dim), expected_read(head_dim);
+  scores.read(line.data(), number, head_dim, read.data());
+  plain_scores.read(line.data(), number, head_dim, expected_read.data());
+  CHECK(same_bits(read.data(), expected_read.data(), head_dim * sizeof(float)));
+
+  const int count = 1 + below(random, 400);
+  Floats x(count), out(count), expected(count);
+  fill(random, x, below(random, 2) ? 3 : 200);
+  if (below(random, 2)) x[below(random, count)] = -INFINITY;
+  if (count > 1 || std::isfinite(x[0])) {
+    scores.softmax(x.data(), count, out.data());
+    plain_scores.softmax(x.data(), count, expected.data());
+    CHECK(same_bits(out.data(), expected.data(), count * sizeof(float)));
+  }
+
+  const int columns = 1 + below(random, BLOCK), tokens = 1 + below(random, 20);
+  const size_t stride = columns + below(random, 9);
+  Floats table((tokens - 1) * stride + columns), expected_table(table.size());
+  fill(random, table);
+  std::memcpy(expected_table.data(), table.data(), table.size() * sizeof(float));
+  scores.standardise(table.data(), stride, tokens, columns);
+  plain_scores.standardise(expected_table.data(), stride, tokens, columns);
+  CHECK(same_bits(table.data(), expected_table.data(), table.size() * sizeof(float)));
+
+  Floats mirrored(count + 6);
+  fill(random, mirrored);
+  fill(random, out);
+  std::memcpy(expected.data(), out.data(), count * sizeof(float));
+  scores.add_medians(mirrored.data(), count, out.data());
+  plain_scores.add_medians(mirrored.data(), count, expected.data());
+  CHECK(same_bits(out.data(), expected.data(), count * sizeof(float)));
+
+  Floats logits(columns), among(columns);
+  fill(random, logits, 20);
+  for (int i = 0; i < columns; i++) among[i] = below(random, 3) ? 0 : -INFINITY;
+  const Softmax found = scores.exponentials(logits.data(), among.data(), columns);
+  const Softmax wanted = plain_scores.exponentials(logits.data(), among.data(), columns);
+  CHECK(same(found.most, wanted.most) && near(found.total, wanted.total, 1e-5f * wanted.total));
+}
+
 #if defined(KVCAST_AMX)
 
 // A matrix of bytes in guarded memory, rows `stride` apart; the last one ends where memory ends.
@@ -453,8 +463,8 @@ int main(int, char** words) {
   const int trials = std::atoi(words[2]);
   for (const Instructions* with : sets()) {
     for (int i = 0; i < trials; i++)
-      for (const auto hold : {hold_products, hold_endings, hold_rows, hold_rotations, hold_attention,
-                              hold_encoder_attention, hold_tiles}) {
+      for (const auto hold : {hold_products, hold_endings, hold_rows, hold_rotations, hold_codes, hold_attention,
+                              hold_encoder_attention, hold_scores, hold_tiles}) {
         hold(*with, random);
         check_released();
       }

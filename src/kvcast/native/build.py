@@ -27,7 +27,7 @@ from kvcast.native.compiler import (
 )
 from kvcast.spec.paths import cache_dir
 
-ABI = 1
+ABI = 2
 """What `kvcast_abi` returns of a library that this version of kvcast can call."""
 
 SHIPPED = Path(__file__).parent / "lib"

@@ -49,8 +49,8 @@ def _library() -> Any:
         "kvcast_close": (None, [c_void_p]),
         "kvcast_packed_bytes": (c_size_t, [c_void_p, c_int, c_int, c_int]),
         "kvcast_pack": (
-            None,
-            [c_void_p, c_int, c_int, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
+            c_int,
+            [c_void_p, c_int, c_int, c_int, *[c_void_p] * 4, c_char_p, c_size_t],
         ),
         "kvcast_describe": (
             None,
@@ -113,6 +113,8 @@ class Machine:
     ) -> NDArray[np.uint8]:
         """Return a matrix's tiles, for codes [outputs, inputs] as its format says.
 
+        KvcastError where the system has no threads left, as it may have for a forked process.
+
         Args:
             format_: of codes and scales.
             codes: what a bundle stores.
@@ -132,9 +134,8 @@ class Machine:
                 continue
             given.append(np.ascontiguousarray(part, np.float32))
             addresses.append(given[-1].ctypes.data)
-        self._library.kvcast_pack(
-            self._handle, format_, outputs, inputs, *addresses, packed.ctypes.data
-        )
+        addresses.append(packed.ctypes.data)
+        self._checked(self._library.kvcast_pack, format_, outputs, inputs, *addresses)
         return packed
 
     def describe(
@@ -164,8 +165,11 @@ class Machine:
 
     def run(self, words: NDArray[np.int64]) -> None:
         """Run a program; KvcastError for what it cannot."""
+        self._checked(self._library.kvcast_run, words.ctypes.data, len(words))
+
+    def _checked(self, function: Any, *arguments: int | None) -> None:
         message = ctypes.create_string_buffer(_MESSAGE)
-        if self._library.kvcast_run(self._handle, words.ctypes.data, len(words), message, _MESSAGE):
+        if function(self._handle, *arguments, message, _MESSAGE):
             raise KvcastError(message.value.decode())
 
 

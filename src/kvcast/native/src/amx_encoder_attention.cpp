@@ -12,6 +12,7 @@ AVX512_BEGIN
 namespace {
 
 using namespace amx_tiles;
+using Head = kvcast::Head<uint16_t>;
 
 constexpr int DEPTH = ROW_BYTES / sizeof(uint16_t);  // positions of values that a tile holds
 
@@ -126,8 +127,8 @@ void attend(const uint8_t* packed, int positions, int head_dim, int first, int l
 
 AVX512_END
 
-const EncoderAttention amx_encoder_attention = {avx512_encoder_attention.head_bytes, avx512_encoder_attention.pack_head,
-                                                attend};
+const EncoderAttention amx_encoder_attention = {avx512_bf16_encoder_attention.head_bytes,
+                                                avx512_bf16_encoder_attention.pack_head, attend};
 
 }  // namespace kvcast
 #endif

@@ -1,22 +1,27 @@
-// AVX2 with FMA and F16C: Intel from Haswell on, AMD from Excavator on.
+// AVX2 with FMA and F16C: Intel from Haswell on, AMD from Excavator on. And the set that has VNNI as well, for
+// products of int8 and int4 (Intel from Alder Lake on, AMD from Zen 5 on).
 #include "avx2.hpp"
 #if defined(__x86_64__)
-#include <cpuid.h>
+#include "x86.hpp"
 
 namespace kvcast {
 namespace {
 
-// Not every compiler knows f16c by name here. That the system keeps the registers is known from AVX2.
-bool has_f16c() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
-}
+bool runs_avx2() { return ALIGNED_STACK && x86().avx2; }
 
-bool run_here() { return ALIGNED_STACK && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
+#if defined(KVCAST_EMULATE_AVX_VNNI)
+bool runs_vnni() { return runs_avx2() && x86().avx512_vnni; }
+#else
+[[maybe_unused]] bool runs_vnni() { return runs_avx2() && x86().avx_vnni; }
+#endif
 
 }  // namespace
 
-const Instructions avx2 = {"avx2", run_here, avx2_products, avx2_rows, avx2_attention, avx2_encoder_attention, avx2_scores};
+const Instructions avx2 = {"avx2", runs_avx2, avx2_products, avx2_rows, avx2_attention, avx2_encoder_attention, avx2_scores};
+#if defined(KVCAST_AVX_VNNI)
+const Instructions avx2_vnni = {"avx2_vnni", runs_vnni, avx2_vnni_products, avx2_rows, avx2_attention,
+                                avx2_encoder_attention, avx2_scores};
+#endif
 
 }  // namespace kvcast
 #endif

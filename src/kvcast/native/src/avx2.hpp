@@ -26,6 +26,7 @@
 namespace kvcast {
 
 extern const Products avx2_products;
+extern const Products avx2_vnni_products;
 extern const Rows avx2_rows;
 extern const Attention avx2_attention;
 extern const EncoderAttention avx2_encoder_attention;

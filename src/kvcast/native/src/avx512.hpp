@@ -15,12 +15,12 @@
 #if defined(__clang__)
 // One literal: clang takes no two that follow each other.
 #define AVX512_BEGIN \
-  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,fma,f16c\"))), apply_to = function)")
+  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512vnni,fma,f16c\"))), apply_to = function)")
 #define AVX512_END _Pragma("clang attribute pop")
 #else
 #define AVX512_BEGIN            \
   _Pragma("GCC push_options") \
-      _Pragma("GCC target(\"avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,fma,f16c\")")
+      _Pragma("GCC target(\"avx512f,avx512bw,avx512vl,avx512vnni,fma,f16c\")")
 #define AVX512_END _Pragma("GCC pop_options")
 #endif
 
@@ -35,6 +35,7 @@ extern const Products avx512_products;
 extern const Rows avx512_rows;
 extern const Attention avx512_attention;
 extern const EncoderAttention avx512_encoder_attention;
+extern const EncoderAttention avx512_bf16_encoder_attention;
 extern const Scores avx512_scores;
 
 AVX512_BEGIN

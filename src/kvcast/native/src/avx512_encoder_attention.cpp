@@ -1,5 +1,5 @@
 // Attention of an encoder with AVX-512: tiles of queries over chunks of positions. Queries and keys are int8
-// with a scale a position, shares and values bf16.
+// with a scale a position, shares and values bf16, or fp32 where the processor has no BF16.
 //
 // A vector that is subtracted from all keys adds the same to all of a query's scores, so the softmax does not
 // change. Without what keys have in common int8 is precise enough (SageAttention, arXiv:2410.02367).
@@ -15,7 +15,10 @@ namespace {
 constexpr int AHEAD = 8;        // positions that are fetched before they are packed
 constexpr int CENTER_OF = 32;   // positions, spread over all, that tell what keys have in common
 
-size_t head_bytes(int positions, int head_dim) { return Head(nullptr, positions, head_dim).bytes(); }
+template <class Value>
+size_t head_bytes(int positions, int head_dim) {
+  return Head<Value>(nullptr, positions, head_dim).bytes();
+}
 
 // x - center as codes [width], 0 past head_dim. Returns the scale and the sum of the codes.
 struct Codes {
@@ -60,20 +63,25 @@ void find_center(const float* key, size_t stride, int positions, int head_dim, i
   }
 }
 
-// Values of positions t and t + 1; those there are not are zeros.
-void pack_values(const float* value, size_t stride, int count, int head_dim, int width, uint16_t* to) {
-  const auto narrowed = [&](int t, int d) {
-    if (t >= count) return _mm512_setzero_si512();
-    const __m512 v = _mm512_maskz_loadu_ps(first(head_dim - d), value + t * stride + d);
-    return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(v));
-  };
+// Values of a position, and of the next one as well where two lie together; those there are not are zeros.
+void pack_values(const float* value, size_t, int count, int head_dim, int width, float* to) {
   for (int d = 0; d < width; d += 16)
-    _mm512_storeu_si512(to + 2 * d, _mm512_or_si512(narrowed(0, d), _mm512_slli_epi32(narrowed(1, d), 16)));
+    _mm512_storeu_ps(to + d, count > 0 ? _mm512_maskz_loadu_ps(first(head_dim - d), value + d) : _mm512_setzero_ps());
 }
 
+void pack_values(const float* value, size_t stride, int count, int head_dim, int width, uint16_t* to) {
+  const auto halves = [&](int t, int d) {
+    if (t >= count) return _mm512_setzero_si512();
+    return _mm512_cvtepu16_epi32(narrowed(_mm512_maskz_loadu_ps(first(head_dim - d), value + t * stride + d)));
+  };
+  for (int d = 0; d < width; d += 16)
+    _mm512_storeu_si512(to + 2 * d, _mm512_or_si512(halves(0, d), _mm512_slli_epi32(halves(1, d), 16)));
+}
+
+template <class Value>
 void pack_head(const float* query, const float* key, const float* value, size_t stride, int positions, int head_dim,
                float scale, int first, uint8_t* to) {
-  const Head head(to, positions, head_dim);
+  const Head<Value> head(to, positions, head_dim);
   const int width = head.width;
   alignas(64) float center[WIDEST_HEAD];
   alignas(64) int8_t codes[WIDEST_HEAD];
@@ -97,7 +105,7 @@ void pack_head(const float* query, const float* key, const float* value, size_t 
       four ^= 0x80808080u;
       std::memcpy(keys + static_cast<size_t>(d) * BLOCK, &four, 4);
     }
-    if (t % 2 == 0)
+    if (t % TOGETHER<Value> == 0)
       pack_values(value + from, stride, positions - t, head_dim, width, head.value + static_cast<size_t>(t) * width);
   }
 }
@@ -109,8 +117,8 @@ INLINE void dot(__m512i& sum, __m512i keys, __m512i query) {
 
 // Scores, not yet times the queries' scales, of CHUNK positions at most; -inf from `positions` on. `most` [ROWS]
 // is a vector that is nowhere less.
-template <int ROWS>
-INLINE void score(const Head& head, int first, int begin, int end, float scores[ROWS][CHUNK], __m512 most[ROWS]) {
+template <int ROWS, class Value>
+INLINE void score(const Head<Value>& head, int first, int begin, int end, float scores[ROWS][CHUNK], __m512 most[ROWS]) {
   const __m512 nothing = _mm512_set1_ps(-INFINITY);
   const int8_t* query = head.query + static_cast<size_t>(first) * head.width;
   for (int m = 0; m < ROWS; m++) most[m] = nothing;
@@ -141,26 +149,31 @@ INLINE void score(const Head& head, int first, int begin, int end, float scores[
   }
 }
 
-// sums += shares [ROWS, CHUNK] x values [count / 2, BLOCK, 2], pairs of values `step` numbers apart.
-template <int ROWS>
-INLINE void mix(const uint16_t* value, size_t step, int count, const uint16_t* shares, __m512 sums[ROWS][VECTORS]) {
-  for (int t = 0; t < count; t += 2, value += step) {
-    __m512bh x[VECTORS];
-    for (int z = 0; z < VECTORS; z++) x[z] = (__m512bh)_mm512_loadu_si512(value + z * 32);
+INLINE void add_products(__m512& sum, __m512 values, __m512 shares, float) { sum = _mm512_fmadd_ps(values, shares, sum); }
+INLINE void add_products(__m512& sum, __m512 values, __m512 shares, uint16_t) {  // of bf16, two at a time
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(values), "v"(shares));
+}
+
+// sums += shares [ROWS, CHUNK] x values as a head has them, BLOCK columns of rows that lie `step` numbers apart.
+template <int ROWS, class Value>
+INLINE void mix(const Value* value, size_t step, int count, const Value* shares, __m512 sums[ROWS][VECTORS]) {
+  for (int t = 0; t < count; t += TOGETHER<Value>, value += step) {
+    __m512 x[VECTORS];
+    for (int z = 0; z < VECTORS; z++) x[z] = _mm512_loadu_ps(value + z * 16 * TOGETHER<Value>);
     for (int m = 0; m < ROWS; m++) {
-      int32_t two;
-      std::memcpy(&two, shares + m * CHUNK + t, 4);
-      const __m512bh y = (__m512bh)_mm512_set1_epi32(two);
-      for (int z = 0; z < VECTORS; z++) sums[m][z] = _mm512_dpbf16_ps(sums[m][z], x[z], y);
+      int32_t bits;
+      std::memcpy(&bits, shares + m * CHUNK + t, 4);
+      const __m512 y = _mm512_castsi512_ps(_mm512_set1_epi32(bits));
+      for (int z = 0; z < VECTORS; z++) add_products(sums[m][z], x[z], y, Value());
     }
   }
 }
 
 // One pass, with a running maximum (Milakov and Gimelshein, arXiv:1805.02867).
-template <int ROWS>
-void attend_rows(const Head& head, int head_dim, int first, float* out, size_t stride) {
+template <int ROWS, class Value>
+void attend_rows(const Head<Value>& head, int head_dim, int first, float* out, size_t stride) {
   alignas(64) float scores[ROWS][CHUNK];
-  alignas(64) uint16_t shares[ROWS][CHUNK];
+  alignas(64) Value shares[ROWS][CHUNK];
   alignas(64) __m512 most[ROWS];
   float peak[ROWS], total[ROWS], kept[ROWS];
   for (int m = 0; m < ROWS; m++) {
@@ -186,8 +199,8 @@ void attend_rows(const Head& head, int head_dim, int first, float* out, size_t s
           sums[m][z] = begin ? _mm512_mul_ps(_mm512_maskz_loadu_ps(there[z], out + m * stride + d + z * 16),
                                              _mm512_set1_ps(kept[m]))
                              : _mm512_setzero_ps();
-      mix<ROWS>(head.value + static_cast<size_t>(begin) * head.width + d * 2, 2 * head.width, end - begin, shares[0],
-                sums);
+      const Value* values = head.value + static_cast<size_t>(begin) * head.width + d * TOGETHER<Value>;
+      mix<ROWS>(values, TOGETHER<Value> * head.width, end - begin, shares[0], sums);
       for (int m = 0; m < ROWS; m++) {
         const __m512 factor = _mm512_set1_ps(end == head.filled ? 1 / total[m] : 1.f);
         for (int z = 0; z < VECTORS; z++)
@@ -197,8 +210,9 @@ void attend_rows(const Head& head, int head_dim, int first, float* out, size_t s
   }
 }
 
+template <class Value>
 void attend(const uint8_t* packed, int positions, int head_dim, int first, int last, float* out, size_t stride) {
-  const Head head(packed, positions, head_dim);
+  const Head<Value> head(packed, positions, head_dim);
   int s = first;
   for (; s + 6 <= last; s += 6) attend_rows<6>(head, head_dim, s, out + s * stride, stride);
   for (; s < last; s++) attend_rows<1>(head, head_dim, s, out + s * stride, stride);
@@ -208,7 +222,8 @@ void attend(const uint8_t* packed, int positions, int head_dim, int first, int l
 
 AVX512_END
 
-const EncoderAttention avx512_encoder_attention = {head_bytes, pack_head, attend};
+const EncoderAttention avx512_encoder_attention = {head_bytes<float>, pack_head<float>, attend<float>};
+const EncoderAttention avx512_bf16_encoder_attention = {head_bytes<uint16_t>, pack_head<uint16_t>, attend<uint16_t>};
 
 }  // namespace kvcast
 #endif

@@ -4,7 +4,9 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
+#include <type_traits>
 
 #include "halves.hpp"
 
@@ -13,11 +15,23 @@ namespace {
 
 constexpr int64_t AT_ONCE = 16384;  // numbers that are worth a thread's turn
 
+// Of floats that no integer is nearest to, the greatest or least one, and 0 of NaN; C++ leaves them open.
+template <class To, class From>
+To converted(From x) {
+  if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
+    constexpr From END = -static_cast<From>(std::numeric_limits<To>::min());  // the first that is too large
+    if (std::isnan(x)) return 0;
+    if (x >= END) return std::numeric_limits<To>::max();
+    if (x < -END) return std::numeric_limits<To>::min();
+  }
+  return static_cast<To>(x);
+}
+
 template <class T>
 T load(const Array& from, int64_t at) {
   switch (from.dtype) {
-    case Dtype::F32: return static_cast<T>(static_cast<const float*>(from.data)[at]);
-    case Dtype::F16: return static_cast<T>(from_half(static_cast<const uint16_t*>(from.data)[at]));
+    case Dtype::F32: return converted<T>(static_cast<const float*>(from.data)[at]);
+    case Dtype::F16: return converted<T>(from_half(static_cast<const uint16_t*>(from.data)[at]));
     case Dtype::I32: return static_cast<T>(static_cast<const int32_t*>(from.data)[at]);
     case Dtype::I64: return static_cast<T>(static_cast<const int64_t*>(from.data)[at]);
     case Dtype::BOOL: return static_cast<T>(static_cast<const uint8_t*>(from.data)[at]);
@@ -30,8 +44,8 @@ void store(const Array& to, int64_t at, T value) {
   switch (to.dtype) {
     case Dtype::F32: static_cast<float*>(to.data)[at] = static_cast<float>(value); break;
     case Dtype::F16: static_cast<uint16_t*>(to.data)[at] = to_half(static_cast<float>(value)); break;
-    case Dtype::I32: static_cast<int32_t*>(to.data)[at] = static_cast<int32_t>(value); break;
-    case Dtype::I64: static_cast<int64_t*>(to.data)[at] = static_cast<int64_t>(value); break;
+    case Dtype::I32: static_cast<int32_t*>(to.data)[at] = converted<int32_t>(value); break;
+    case Dtype::I64: static_cast<int64_t*>(to.data)[at] = converted<int64_t>(value); break;
     case Dtype::BOOL: static_cast<uint8_t*>(to.data)[at] = value != T{}; break;
   }
 }
@@ -60,7 +74,7 @@ T computed(Element operation, T a, T b, T c) {
     case Element::GE: return a >= b;
     case Element::EQ: return a == b;
     case Element::WHERE: return a != T{} ? b : c;
-    default: return static_cast<T>(activated(operation, static_cast<float>(a)));
+    default: return converted<T>(activated(operation, static_cast<float>(a)));
   }
 }
 

@@ -198,9 +198,12 @@ constexpr bool ALIGNED_STACK = false;
 constexpr bool ALIGNED_STACK = true;
 #endif
 
-// AMX as Linux grants it; compilers that are older do not know it.
-#if defined(__x86_64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
+// VNNI in AVX2's encoding, and AMX as Linux grants it; compilers that are older do not know them.
+#if defined(__x86_64__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
+#define KVCAST_AVX_VNNI
+#if defined(__linux__)
 #define KVCAST_AMX
+#endif
 #endif
 
 struct Instructions {
@@ -215,8 +218,12 @@ struct Instructions {
 
 extern const Instructions plain;
 #if defined(__x86_64__)
-extern const Instructions avx512;
+extern const Instructions avx512_bf16;
+extern const Instructions avx512_vnni;
 extern const Instructions avx2;
+#endif
+#if defined(KVCAST_AVX_VNNI)
+extern const Instructions avx2_vnni;
 #endif
 #if defined(KVCAST_AMX)
 extern const Instructions amx;

@@ -23,7 +23,13 @@ const Instructions* const ALL[] = {
     &amx,
 #endif
 #if defined(__x86_64__)
-    &avx512,
+    &avx512_bf16,
+    &avx512_vnni,
+#endif
+#if defined(KVCAST_AVX_VNNI)
+    &avx2_vnni,
+#endif
+#if defined(__x86_64__)
     &avx2,
 #endif
 #if defined(__AARCH64EL__)
@@ -33,8 +39,17 @@ const Instructions* const ALL[] = {
     &plain,
 };
 
-void tell(const std::exception& error, char* message, size_t size) {
-  std::snprintf(message, size, "%s", error.what());
+// 0, or 1 with what `work` threw in `message`: no exception goes through code that others compiled.
+template <class Work>
+int told(const Work& work, char* message, size_t size) {
+  const Environment environment;
+  try {
+    work();
+    return 0;
+  } catch (const std::exception& error) {
+    std::snprintf(message, size, "%s", error.what());
+    return 1;
+  }
 }
 
 }  // namespace
@@ -45,7 +60,7 @@ struct kvcast_machine : Machine {
 };
 
 // Changes whenever an older caller would misunderstand.
-EXPORT int kvcast_abi() { return 1; }
+EXPORT int kvcast_abi() { return 2; }
 
 // The name of the i-th instruction set that runs here, fastest first; null past the last.
 EXPORT const char* kvcast_instructions(int i) {
@@ -74,11 +89,12 @@ EXPORT size_t kvcast_packed_bytes(const kvcast_machine* machine, int format, int
   return packed_bytes(machine->with, static_cast<Format>(format), outputs, inputs);
 }
 
-// What `Format` says of codes; scales and bias [outputs] may be null. `packed` is aligned to 64 bytes.
-EXPORT void kvcast_pack(kvcast_machine* machine, int format, int outputs, int inputs, const void* codes,
-                        const float* scales, const float* bias, uint8_t* packed) {
-  const Environment environment;
-  pack(*machine, static_cast<Format>(format), outputs, inputs, codes, scales, bias, packed);
+// What `Format` says of codes; scales and bias [outputs] may be null. `packed` is aligned to 64 bytes. Returns as
+// kvcast_run does.
+EXPORT int kvcast_pack(kvcast_machine* machine, int format, int outputs, int inputs, const void* codes,
+                       const float* scales, const float* bias, uint8_t* packed, char* message, size_t size) {
+  return told([&] { pack(*machine, static_cast<Format>(format), outputs, inputs, codes, scales, bias, packed); }, message,
+              size);
 }
 
 // A packed matrix, or count of them, one for each expert, for what calls kvcast's operators (operators.hpp).
@@ -93,12 +109,5 @@ EXPORT size_t kvcast_rounded_bytes(int rows, int inputs) { return rounded_bytes(
 
 // 0, or 1 with what went wrong in `message`.
 EXPORT int kvcast_run(kvcast_machine* machine, const int64_t* program, size_t words, char* message, size_t size) {
-  const Environment environment;
-  try {
-    run_program(*machine, program, words);
-    return 0;
-  } catch (const std::exception& error) {
-    tell(error, message, size);
-    return 1;
-  }
+  return told([&] { run_program(*machine, program, words); }, message, size);
 }

@@ -51,6 +51,18 @@ INLINE float32x4_t load(const uint16_t* from, int count) {
   return load(halves);
 }
 
+INLINE float32x4_t load(const int8_t* from) {
+  int8_t codes[8] = {};
+  std::memcpy(codes, from, LANES);
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vld1_s8(codes)))));
+}
+INLINE float32x4_t load(const int8_t* from, int count) {
+  if (count >= LANES) return load(from);
+  int8_t codes[LANES] = {};
+  if (count > 0) std::memcpy(codes, from, count);
+  return load(codes);
+}
+
 // The first `count` of 4 lanes; all if there are more, none if there are less than one.
 INLINE uint32x4_t first(int count) {
   constexpr int32_t PLACES[LANES] = {0, 1, 2, 3};

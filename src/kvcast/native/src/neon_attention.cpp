@@ -18,7 +18,24 @@ void rotate(const float* x, const float* cosines, const float* sines, int half, 
   }
 }
 
+void store_codes(const float* x, int count, int8_t* to) {
+  float32x4_t most_of = vdupq_n_f32(0.f);
+  for (int i = 0; i < count; i += LANES) most_of = vmaxq_f32(most_of, vabsq_f32(load(x + i, count - i)));  // NaN stays
+  const float most = greatest(most_of);
+  const bool is_zero = most < SMALLEST;
+  const float scale = is_zero ? 0.f : most / 127.f;
+  const float32x4_t inverse = vdupq_n_f32(is_zero ? 0.f : 127.f / most);
+  for (int i = 0; i < count; i += LANES) {
+    const int16x4_t words = vmovn_s32(vcvtnq_s32_f32(vmulq_f32(load(x + i, count - i), inverse)));
+    int8_t codes[8];
+    vst1_s8(codes, vmovn_s16(vcombine_s16(words, words)));
+    std::memcpy(to + i, codes, std::min(LANES, count - i));
+  }
+  std::memcpy(to + count, &scale, sizeof scale);
+}
+
 void store_numbers(const float* x, int count, Number number, void* to) {
+  if (number == Number::INT8) return store_codes(x, count, static_cast<int8_t*>(to));
   for (int i = 0; i < count; i += LANES) {
     const float32x4_t v = load(x + i, count - i);
     if (number == Number::F32) {
@@ -34,6 +51,12 @@ void store_numbers(const float* x, int count, Number number, void* to) {
 // The total of each of 4 vectors, in order. Each is summed in the same order, whatever its place.
 INLINE float32x4_t totals(const float32x4_t x[4]) { return vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])); }
 
+// Numbers from one line to the next; after codes lies their scale.
+template <class T>
+constexpr size_t pitch(int head_dim) {
+  return line_bytes(sizeof(T) == sizeof(float) ? Number::F32 : sizeof(T) == 2 ? Number::F16 : Number::INT8, head_dim) / sizeof(T);
+}
+
 // Scores of QUERIES queries against keys [count, d]. DIM is d; 0: any. Lanes are numbers of a key.
 // `scores` is filled past count, up to a multiple of 4.
 template <class T, int QUERIES, int DIM>
@@ -43,7 +66,7 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
   for (int t = 0; t < count; t += KEYS) {
     // The last keys stand in for those past the end.
     const T* lines[KEYS];
-    for (int i = 0; i < KEYS; i++) lines[i] = key + static_cast<size_t>(std::min(t + i, count - 1)) * d;
+    for (int i = 0; i < KEYS; i++) lines[i] = key + std::min(t + i, count - 1) * pitch<T>(d);
     float32x4_t sums[QUERIES][KEYS];
     for (int m = 0; m < QUERIES; m++)
       for (int i = 0; i < KEYS; i++) sums[m][i] = vdupq_n_f32(0.f);
@@ -82,10 +105,13 @@ void score_stretch(const T* key, int count, int head_dim, const float* query, in
 
 template <class T>
 void score(const Part& part, float* scores) {
-  for (int i = 0, at = part.begin; i < 2; at += part.counts[i++]) {
-    const auto take = part.head_dim == 64 ? score_stretch<T, 64> : score_stretch<T, 0>;
+  const auto take = part.head_dim == 64 ? score_stretch<T, 64> : score_stretch<T, 0>;
+  const auto score_one = [&](int i, int at) {
     take(static_cast<const T*>(part.keys[i]), part.counts[i], part.head_dim, part.query, part.queries, scores + at);
-  }
+  };
+  // Not a loop: GCC 12 for ARM takes one to write nothing, and leaves calls of this out.
+  score_one(0, part.begin);
+  score_one(1, part.begin + part.counts[0]);
 }
 
 // tanh to 2e-7.
@@ -138,7 +164,7 @@ void mix_values(const T* value, int count, int head_dim, const float* shares, fl
   float32x4_t sums[ROWS][COLUMNS];
   for (int m = 0; m < ROWS; m++)
     for (int z = 0; z < COLUMNS; z++) sums[m][z] = load(mixed + m * width + z * LANES);
-  for (int t = 0; t < count; t++, value += head_dim) {
+  for (int t = 0; t < count; t++, value += pitch<T>(head_dim)) {
     float32x4_t v[COLUMNS];
     for (int z = 0; z < COLUMNS; z++) v[z] = COLUMNS == 1 ? load(value, there) : load(value + z * LANES);
     for (int m = 0; m < ROWS; m++) {
@@ -167,8 +193,8 @@ void mix_range(const Part& part, int first, int last, const float* shares, float
   for (int i = 0, at = part.begin; i < 2; at += part.counts[i++]) {
     const int begin = std::max(first, at), end = std::min(last, at + part.counts[i]);
     if (begin < end)
-      mix_rows<T, ROWS>(static_cast<const T*>(part.values[i]) + static_cast<size_t>(begin - at) * part.head_dim,
-                        end - begin, part.head_dim, shares + begin, mixed);
+      mix_rows<T, ROWS>(static_cast<const T*>(part.values[i]) + (begin - at) * pitch<T>(part.head_dim), end - begin,
+                        part.head_dim, shares + begin, mixed);
   }
 }
 
@@ -194,13 +220,32 @@ template <class T>
 constexpr void (*MIX[AT_ONCE])(const Part&, int, const float*, float*) = {mix<T, 1>, mix<T, 2>, mix<T, 3>,
                                                                          mix<T, 4>, mix<T, 5>, mix<T, 6>};
 
+// scores [n, SCORES] times the scales of lines of codes, which lie after these.
+void times_scales(const Part& part, const void* const lines[2], float* scores) {
+  float scales[SCORES] = {};
+  for (int i = 0, at = part.begin; i < 2; at += part.counts[i++])
+    for (int t = 0; t < part.counts[i]; t++)
+      std::memcpy(scales + at + t,
+                  static_cast<const int8_t*>(lines[i]) + t * pitch<int8_t>(part.head_dim) + part.head_dim, sizeof(float));
+  const int end = part.begin + part.counts[0] + part.counts[1];
+  for (int m = 0; m < part.queries; m++)
+    for (int t = part.begin; t < end; t++) scores[m * SCORES + t] *= scales[t];
+}
+
 void attend(const Part& part, float* scores, Softmax* softmax, float* mixed) {
-  const auto take = part.key_number == Number::F32 ? score<float> : score<uint16_t>;
+  const bool keys_are_codes = part.key_number == Number::INT8, values_are_codes = part.value_number == Number::INT8;
+  const auto take = keys_are_codes                    ? score<int8_t>
+                    : part.key_number == Number::F16 ? score<uint16_t>
+                                                     : score<float>;
   take(part, scores);
+  if (keys_are_codes) times_scales(part, part.keys, scores);
   for (int m = 0; m < part.queries; m++)
     softmax[m] = share(scores + m * SCORES, part.first[m], part.last[m], part.bias ? part.bias[m] : nullptr,
                        part.softcap);
-  const auto* const by_rows = part.value_number == Number::F32 ? MIX<float> : MIX<uint16_t>;
+  if (values_are_codes) times_scales(part, part.values, scores);
+  const auto* const by_rows = values_are_codes                    ? MIX<int8_t>
+                              : part.value_number == Number::F16 ? MIX<uint16_t>
+                                                                 : MIX<float>;
   for (int m = 0; m < part.queries; m += AT_ONCE)
     by_rows[std::min(AT_ONCE, part.queries - m) - 1](part, m, scores, mixed);
 }

@@ -115,11 +115,11 @@ struct Threads::Pool {
   // Whoever is about to sleep says so before looking for work a last time, and whoever has work looks for
   // sleepers after telling of it: one of the two sees the other. Both need the order of all atomic
   // operations that is the default.
-  alignas(64) std::atomic<int> sleeping{0};
+  alignas(64) std::atomic<int> sleeping{0};  // of those that are not on leave
   std::atomic<int> away{0};  // so many of the threads, the last ones, leave the work to the others
   std::atomic<bool> caller_sleeps{false}, stopping{false};
   std::mutex mutex;
-  std::condition_variable work_came, all_done;
+  std::condition_variable work_came, leave_ended, all_done;
   std::exception_ptr error;  // written under the mutex
   Leave leave;
   const int size;
@@ -142,6 +142,7 @@ struct Threads::Pool {
       stopping = true;
     }
     work_came.notify_all();
+    leave_ended.notify_all();
     for (std::thread& thread : threads) thread.join();
   }
 
@@ -167,7 +168,8 @@ struct Threads::Pool {
   void serve(int me) {
     const Environment environment;  // as the caller has it, whoever started this thread
     const auto present = [this, me] { return me < size - away.load(); };
-    const auto wanted = [&] { return stopping.load() || (present() && has_work(state.load())); };
+    const auto back = [&] { return stopping.load() || present(); };
+    const auto wanted = [&] { return stopping.load() || !present() || has_work(state.load()); };
     for (;;) {
       while (present() && work_on_one()) {
       }
@@ -177,14 +179,23 @@ struct Threads::Pool {
         work_came.wait(lock, wanted);
         sleeping--;
       }
+      if (!back()) {
+        std::unique_lock<std::mutex> lock(mutex);
+        leave_ended.wait(lock, back);
+      }
       if (stopping) return;
     }
   }
 
   void run(int count, const std::function<void(int)>& what) {
     if (leave.anybody()) {
-      away = leave.look();
-      if (away.load() == size) {
+      const int still = leave.look();
+      if (still < away.load()) {
+        away = still;
+        const std::lock_guard<std::mutex> lock(mutex);
+        leave_ended.notify_all();
+      }
+      if (still == size) {
         for (int i = 0; i < count; i++) what(i);
         return;
       }
