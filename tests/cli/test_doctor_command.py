@@ -12,6 +12,7 @@ from bundles import bundle
 from kvcast.bundle.manifest import read_bundle
 from kvcast.cli import main
 from kvcast.cli.doctor import _about_library
+from kvcast.errors import LibraryMissingError
 from kvcast.native.build import library_path
 from kvcast.tasks import doctor
 from random_models import SMALL
@@ -135,6 +136,48 @@ def test_the_library_is_named_with_its_instructions():
     assert (found.origin, found.path, found.problem) == ("compiled", str(path), "")
     assert found.instructions[-1] == "plain"
     assert f"uses {found.instructions[0]}" in about(found)
+
+
+@needs_compiler
+def test_instructions_that_do_not_run_here_end_every_default_run(installed, capsys, monkeypatch):
+    installed()
+    monkeypatch.setenv("KVCAST_CACHE", str(library_path().parents[1]))
+    monkeypatch.setenv("KVCAST_INSTRUCTIONS", "altivec")
+    code, found = examined(capsys)
+    assert found["onnx"]["usable"]
+    assert found["library"]["problem"].startswith("KVCAST_INSTRUCTIONS is 'altivec': ")
+    # Where a processor runs the plain set alone, ONNX Runtime is the default anyway.
+    ends = len(found["library"]["instructions"]) > 1
+    assert (code, found["well"]) == (int(ends), not ends)
+    assert found["native"]["problem"].startswith("KVCAST_INSTRUCTIONS is 'altivec': ")
+    assert "pip install" not in found["native"]["problem"]
+
+
+@pytest.mark.parametrize("command", ["g++ 'quickly", "no-such-compiler"])
+def test_no_package_cures_a_compiler(installed, monkeypatch, command):
+    installed()
+    monkeypatch.setenv("CXX", command)
+    found = doctor._runtime("native")
+    assert not found.usable
+    assert f"CXX={command} " in found.problem
+    assert "pip install" not in found.problem
+    assert "Error" not in found.problem
+
+
+@needs_compiler
+def test_a_compiler_that_failed_is_told_with_its_log(installed, tmp_path, monkeypatch):
+    installed()
+    broken = tmp_path / "broken++"
+    broken.write_text('#!/bin/sh\ncase "$*" in *--version*) ;; *) echo no; exit 1;; esac\n')
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(LibraryMissingError):
+        library_path()
+    [log] = (tmp_path / "cache/native").glob("*.log")
+    found = doctor._library()
+    assert f"could not be compiled with {broken}: {log} says why" in found.problem
+    assert about(found).startswith("no: ")
+    assert doctor._runtime("native").problem == found.problem
 
 
 def test_instructions_that_could_be_used_are_named_too():

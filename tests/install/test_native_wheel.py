@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bundles import exported
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed"),
@@ -33,33 +35,59 @@ def run(python: Path, *words: str | Path, cache: Path) -> "subprocess.CompletedP
     )
 
 
-def test_a_wheel_with_the_library_opens_it_without_a_compiler(tmp_path: Path) -> None:
-    done = wheel(tmp_path, KVCAST_NATIVE="required")
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel with the library."""
+    folder = tmp_path_factory.mktemp("wheel")
+    done = wheel(folder, KVCAST_NATIVE="required")
     assert done.returncode == 0, done.stderr
-    [file] = tmp_path.glob("*.whl")
-    assert "-py3-none-linux_" in file.name
-    with zipfile.ZipFile(file) as archive:
+    [file] = folder.glob("*.whl")
+    return file
+
+
+def installed(built: Path, folder: Path, *options: str | Path) -> Path:
+    """Install the wheel into an environment of its own; returns its Python."""
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    python = folder / "venv/bin/python"
+    subprocess.run([python, "-m", "pip", "install", "-q", *options, built], check=True)
+    return python
+
+
+def test_a_wheel_with_the_library_opens_it_without_a_compiler(built: Path, tmp_path: Path) -> None:
+    assert "-py3-none-linux_" in built.name
+    with zipfile.ZipFile(built) as archive:
         names = archive.namelist()
     assert LIBRARY in names
     assert "kvcast/native/src/library.cpp" in names
     assert "kvcast/native/src/kernels.hpp" in names
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    python = tmp_path / "venv/bin/python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", file], check=True)
+    python = installed(built, tmp_path, "--no-deps")
     opened = run(python, OPENS, cache=tmp_path)
     assert (opened.returncode, opened.stderr) == (0, "")
     assert opened.stdout.split()[0].endswith(LIBRARY)
+    # Cut off: the process that mapped it would be killed.
+    [library] = (tmp_path / "venv").glob(f"lib/*/site-packages/{LIBRARY}")
+    whole = library.read_bytes()
+    library.write_bytes(whole[:300_000])
+    opened = run(python, OPENS, cache=tmp_path)
+    assert opened.returncode == 1
+    assert f"{library} is damaged: install kvcast anew" in opened.stderr
+    library.write_bytes(whole)
     # Other sources than it was made of: the library does not count, and there is no compiler.
     [changed] = (tmp_path / "venv").glob("lib/*/site-packages/kvcast/native/src/plain.hpp")
     changed.write_text(changed.read_text() + "\n")
     opened = run(python, OPENS, cache=tmp_path)
     assert opened.returncode == 1
-    assert (
-        "CXX=false does not run"
-        in run(
-            python, "-c", "import kvcast.native.build as b; b.open_library()", cache=tmp_path
-        ).stderr
-    )
+    code = "import kvcast.native.build as b; b.open_library()"
+    assert "CXX=false does not run" in run(python, "-c", code, cache=tmp_path).stderr
+
+
+def test_a_model_runs_with_the_library_of_a_wheel(built: Path, tmp_path: Path) -> None:
+    bundle = exported("demo-t5", runtime="native", quantize="int8")
+    python = installed(built, tmp_path, "-c", ROOT / "requirements.lock")
+    words = ("-m", "kvcast", "generate", "--quiet", "--model", bundle, "3 March 2021")
+    done = run(python, *words, cache=tmp_path)
+    assert (done.stdout, done.stderr) == ("2021-03-03\n", "")
+    assert not (tmp_path / "native").exists()
 
 
 def test_without_a_compiler_the_wheel_is_pure(tmp_path: Path) -> None:

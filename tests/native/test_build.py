@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,15 @@ import pytest
 
 from kvcast.errors import LibraryMissingError
 from kvcast.native import build, compiler
-from kvcast.native.build import ABI, find_library, library_path, open_library, write_shipped
+from kvcast.native.build import (
+    ABI,
+    check_compiler,
+    find_library,
+    is_there,
+    library_path,
+    open_library,
+    write_shipped,
+)
 
 NO_COMPILER = "there is no C.. compiler"
 SOURCE = 'extern "C" __attribute__((visibility("default"))) int kvcast_abi() { return %d; }\n'
@@ -54,7 +63,7 @@ def test_the_first_use_compiles_and_the_next_does_not(sources: Path) -> None:
     found = find_library()
     assert found is not None
     assert not found.shipped
-    assert kept(sources) == [".lock", ".so"]
+    assert kept(sources) == [".json", ".lock", ".so"]
     assert (sources.parent / "cache/native").stat().st_mode & 0o777 == 0o700
 
 
@@ -139,7 +148,9 @@ def test_without_a_compiler_one_line_says_what_to_do(
     sources: Path, remove_compilers: Callable[[], None]
 ) -> None:
     remove_compilers()
-    assert "install g++ or clang++" in refused(NO_COMPILER)
+    text = refused(NO_COMPILER)
+    assert "install g++ or clang++, or use --runtime onnx" in text
+    assert "a bundle has to be exported again with --runtime onnx" in text
     assert not (sources.parent / "cache").exists()
 
 
@@ -148,6 +159,46 @@ def test_a_chosen_compiler_that_does_not_run_is_named(
 ) -> None:
     monkeypatch.setenv("CXX", "false --quickly")
     refused("CXX=false --quickly does not run")
+
+
+def test_a_chosen_compiler_that_is_no_command_is_named(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "g++ 'quickly")
+    text = refused("CXX=g.. 'quickly cannot be read")
+    assert "No closing quotation" in text
+    assert not is_there()
+
+
+def test_a_compiler_that_never_answers_is_named(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "_SECONDS", 0.1)
+    monkeypatch.setenv("CXX", script(tmp_path / "sleeping++", "exec sleep 600"))
+    refused("sleeping.. does not answer --version within 0.1 s")
+
+
+def script(path: Path, line: str) -> str:
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@needs_compiler
+def test_no_compiler_is_started_where_its_library_is(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "started"
+    path = tmp_path / "other++"
+    monkeypatch.setenv("CXX", script(path, f'echo >> {log}; exec g++ "$@"'))
+    before = library_path()
+    log.unlink()
+    assert library_path() == before
+    assert not log.exists()
+    # Another compiler of that name makes another library.
+    script(path, 'exec g++ -O1 "$@"')
+    assert find_library() is None
+    assert library_path() != before
 
 
 def test_without_sources_and_library_one_line_says_what_to_do(sources: Path) -> None:
@@ -166,6 +217,11 @@ def test_what_the_compiler_says_is_in_a_log(
     assert "nonsense" in log.read_text() or "error" in log.read_text()
     assert capfd.readouterr() == ("", "")
     assert kept(sources) == [".lock", ".log"]
+    with pytest.raises(
+        LibraryMissingError, match=re.escape(f"could not be compiled with g++: {log}")
+    ):
+        check_compiler()
+    assert not is_there()
 
 
 @needs_compiler
@@ -182,11 +238,63 @@ def test_a_library_of_another_version_is_refused(sources: Path) -> None:
     refused(f"functions of version {ABI + 1} and not {ABI}")
 
 
+def cut_off(path: Path) -> None:
+    """The process that opened it would be killed."""
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def change(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def lose_its_record(path: Path) -> None:
+    path.with_suffix(".json").unlink()
+
+
 @needs_compiler
-def test_a_damaged_library_is_named(sources: Path) -> None:
+@pytest.mark.parametrize("damage", [cut_off, change, lose_its_record])
+def test_a_damaged_library_is_compiled_again(
+    sources: Path, damage: Callable[[Path], None], remove_compilers: Callable[[], None]
+) -> None:
     path = library_path()
-    path.write_bytes(b"damaged")
-    assert f"remove {path}" in refused("cannot be loaded")
+    before = path.read_bytes()
+    damage(path)
+    assert find_library() is None
+    assert open_library().kvcast_abi() == ABI
+    assert len(path.read_bytes()) == len(before)
+    damage(path)
+    remove_compilers()
+    refused(NO_COMPILER)
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", [cut_off, change])
+def test_a_damaged_library_of_a_wheel_is_named(
+    sources: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    write_shipped(build.SHIPPED, tmp_path / "log")
+    library = build.SHIPPED / build.LIBRARY
+    damage(library)
+    assert f"{library} is damaged: install kvcast anew, or use --runtime onnx" in refused("damaged")
+    assert not is_there()
+
+
+NO_EXEC = "it.so: failed to map segment from shared object"
+
+
+@needs_compiler
+def test_a_cache_from_which_nothing_may_run_is_named(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(_: str) -> None:
+        raise OSError(NO_EXEC)
+
+    path = library_path()
+    monkeypatch.setattr("ctypes.CDLL", load)
+    text = refused(f"cannot be loaded: {NO_EXEC}")
+    assert f"remove {path}, or set KVCAST_CACHE" in text
 
 
 @needs_compiler
@@ -260,7 +368,7 @@ def test_several_processes_compile_once_and_a_killed_one_leaves_nothing_that_cou
     answers = [process.communicate()[0] for process in [start() for _ in range(4)]]
     assert answers == [f"{ABI}\n"] * 4
     assert log.read_text() == "\n\n"
-    assert kept(sources) == [".lock", ".so"]
+    assert kept(sources) == [".json", ".lock", ".so"]
 
 
 @needs_compiler

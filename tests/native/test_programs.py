@@ -188,6 +188,10 @@ def test_a_product_with_a_gate_gives_what_both_give_one_after_the_other(
     assert np.array_equal(found[2], found[5])
 
 
+ROTATED = ["x", "x", "x", "cache", "cache", "lengths", 1.0, 0, 0.0]
+ANGLES = np.ones((8, 2), np.float32)
+
+
 @pytest.mark.parametrize(
     ("operation", "arguments", "keywords"),
     [
@@ -199,6 +203,10 @@ def test_a_product_with_a_gate_gives_what_both_give_one_after_the_other(
         ("unflatten", ["x", -1, [3, 2]], {}),
         ("getitem", [[1, 2], 7], {}),
         ("encoder_attention", ["x", "x", "x", 3, 1.0], {}),
+        ("self_attention", [*ROTATED, ANGLES.astype(np.float16), ANGLES], {}),
+        ("self_attention", [*ROTATED, ANGLES, ANGLES[0]], {}),
+        ("self_attention", [*ROTATED, ANGLES, None], {}),
+        ("self_attention", [*ROTATED, ANGLES, "x"], {}),
     ],
 )
 def test_sizes_that_do_not_fit_are_found(operation: str, arguments: Any, keywords: Any) -> None:
@@ -206,10 +214,21 @@ def test_sizes_that_do_not_fit_are_found(operation: str, arguments: Any, keyword
     known = {
         "x": builder.outer(np.zeros((1, 2, 4), np.float32)),
         "matrix": Matrix(Format.F32, 3, 5, np.zeros(1, np.uint8)),
+        "cache": builder.outer(np.zeros((1, 1, 8, 4), np.float32)),
+        "lengths": builder.outer(np.zeros(1, np.int32)),
     }
     given_ = [known[one] if isinstance(one, str) else one for one in arguments]
     with pytest.raises((ValueError, IndexError)):
         OPERATIONS[operation](builder, *given_, **keywords)
+
+
+def test_tables_of_angles_that_fit_are_taken() -> None:
+    builder = Builder()
+    x = builder.outer(np.zeros((1, 2, 4), np.float32))
+    cache = builder.outer(np.zeros((1, 1, 8, 4), np.float32))
+    lengths = builder.outer(np.zeros(1, np.int32))
+    rotated = [x, x, x, cache, cache, lengths, *ROTATED[6:], ANGLES, ANGLES]
+    assert OPERATIONS["self_attention"](builder, *rotated).sizes == x.sizes
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,19 @@
 """Callers in several threads, each with a cache of its own, get what they get alone."""
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 
 import numpy as np
 import pytest
 
-from bundles import opened
+from bundles import bundle, open_folder, opened
 from executorch_models import WHISPER
 from kvcast.runtimes.base import EncoderDecoder
+from random_decoders import LLAMA, MISTRAL, MIXTRAL, QWEN3
 from random_models import Subject, speech
 
 CALLERS = 4
@@ -47,3 +52,36 @@ def test_callers_do_not_disturb_each_other(subject: Subject):
 @pytest.mark.slow
 def test_callers_of_executorch_do_not_disturb_each_other():
     check(opened(WHISPER, runtime="executorch"), [speech(1 + n % 2, n) for n in range(CALLERS)])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_process_that_is_forked_while_a_thread_decodes_decodes_too():
+    folder = bundle(LLAMA, "int8", "native")
+    program = Path(__file__).with_name("decode_and_fork.py")
+    words = [sys.executable, "-W", "ignore", program, folder]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("{0}\n", "")
+
+
+def test_threads_with_a_model_each_do_not_disturb_each_other():
+    kinds = [(LLAMA, "int8"), (MISTRAL, "int4"), (QWEN3, "none"), (MIXTRAL, "int8")]
+    folders = [bundle(dimensions, quantize, "native") for dimensions, quantize in kinds]
+    alone = [written(folder, Barrier(1)) for folder in folders]
+    together = Barrier(2 * len(folders))
+    with ThreadPoolExecutor(2 * len(folders)) as pool:
+        calls = [pool.submit(written, folder, together) for folder in folders * 2]
+        for expected, call in zip(alone * 2, calls, strict=True):
+            np.testing.assert_array_equal(call.result(), expected)
+
+
+def written(folder: Path, together: Barrier) -> np.ndarray:
+    """Open a model for oneself and write with it: logits [3 * steps, rows, vocab]."""
+    together.wait(timeout=600)
+    found = []
+    for seed in range(3):
+        generator, runtime = np.random.default_rng(seed), open_folder(folder)
+        cache = runtime.new_cache(2, 40)
+        for new in (9, *[1] * 12):
+            logits, cache = runtime.decode(generator.integers(0, 160, (2, new)), cache)
+            found.append(logits[:, -1].copy())
+    return np.stack(found)

@@ -1,30 +1,34 @@
 """The compiled library: the one of a wheel, or one compiled here and kept in the cache folder.
 
-A library counts only if it was made of the very sources that lie beside this module. One in the
-cache folder is code that runs as the user, so nobody else may have been able to write it. Knows
+A library counts only if it was made of the very sources that lie beside this module, and if it is
+whole: the process that opens one that was cut off is killed. A record beside it tells both. One in
+the cache folder is code that runs as the user, so nobody else may have been able to write it. Knows
 nothing of the library's functions but their version.
 """
 
+import contextlib
 import ctypes
-import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvcast.errors import LibraryMissingError, in_one_line
 from kvcast.native.compiler import (
+    ANOTHER_COMPILER,
     SOURCES,
     SUFFIX,
     UNFINISHED,
     Compiler,
     compile_library,
+    compilers,
     find_compiler,
     sources_digest,
 )
+from kvcast.native.records import Fields, contents, is_whole, read_record, write_record
 from kvcast.spec.paths import cache_dir
 
 ABI = 2
@@ -32,6 +36,8 @@ ABI = 2
 
 SHIPPED = Path(__file__).parent / "lib"
 LIBRARY, RECORD = f"libkvcast{SUFFIX}", "libkvcast.json"
+
+_ANEW = "install kvcast anew, or use --runtime onnx, which works without it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +55,16 @@ def open_library(on_compile: Callable[[], None] = lambda: None) -> ctypes.CDLL:
         on_compile: called before it is compiled, which takes seconds.
 
     """
-    path = library_path(on_compile)
+    found = find_library()
+    path, shipped = (found.path, found.shipped) if found else (_compile(on_compile), False)
     try:
         library = ctypes.CDLL(str(path))
         number = library.kvcast_abi()
     except (OSError, AttributeError) as error:
+        elsewhere = f"remove {path}, or set KVCAST_CACHE to a folder from which libraries may run"
         raise LibraryMissingError(
-            f"kvcast's native library cannot be loaded: {in_one_line(error)}: remove {path}"
+            f"kvcast's native library cannot be loaded: {in_one_line(error)}: "
+            f"{_ANEW if shipped else elsewhere}"
         ) from None
     if number != ABI:
         raise LibraryMissingError(
@@ -71,23 +80,29 @@ def library_path(on_compile: Callable[[], None] = lambda: None) -> Path:
 
 
 def find_library() -> Library | None:
-    """Return the library if there is one; nothing is compiled.
+    """Return the library if there is one that is whole; nothing is compiled, no compiler started.
 
-    Raises LibraryMissingError for one that others could have written.
+    Raises LibraryMissingError for one that others could have written, and for a damaged one that
+    came with kvcast.
     """
-    if _is_ours(_recorded(SHIPPED), sources_digest(SOURCES)):
-        return Library(path=SHIPPED / LIBRARY, shipped=True)
-    try:
-        path = _path(find_compiler())
-        kept = [path] if path.is_file() else []
-    except LibraryMissingError:
-        # A compiler may have been there once.
-        kept = sorted(_folder().glob(f"{_prefix()}*{SUFFIX}"))
-    if not kept:
-        return None
-    library = kept[0].resolve()
-    _refuse_if_others_write(library)
-    return Library(path=library, shipped=False)
+    shipped, record = SHIPPED / LIBRARY, read_record(SHIPPED / RECORD)
+    if shipped.is_file() and _is_ours(record, sources_digest(SOURCES)):
+        if not is_whole(shipped, record):
+            raise LibraryMissingError(f"kvcast's native library {shipped} is damaged: {_ANEW}")
+        return Library(path=shipped, shipped=True)
+    kept = next(filter(_is_kept, _places()), None)
+    return None if kept is None else Library(path=kept.resolve(), shipped=False)
+
+
+def check_compiler() -> None:
+    """Raise LibraryMissingError if there is no compiler, or if it failed with these sources."""
+    compiler = find_compiler()
+    log = _log(_path(compiler))
+    if log.is_file():
+        raise LibraryMissingError(
+            f"kvcast's native library could not be compiled with {compiler.command[0]}: {log} "
+            f"says why; {ANOTHER_COMPILER}"
+        )
 
 
 def is_there(on_compile: Callable[[], None] = lambda: None) -> bool:
@@ -96,8 +111,8 @@ def is_there(on_compile: Callable[[], None] = lambda: None) -> bool:
     A compiler that failed is not asked again; `open_library` asks it.
     """
     try:
-        if find_library() is None and _log(_path(find_compiler())).is_file():
-            return False
+        if find_library() is None:
+            check_compiler()
         open_library(on_compile)
     except LibraryMissingError:
         return False
@@ -108,21 +123,15 @@ def write_shipped(folder: Path, log: Path) -> None:
     """Compile a library to `folder`, with its record; raises LibraryMissingError, OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     compile_library(find_compiler(), SOURCES, folder / LIBRARY, log)
-    record = {"sources": sources_digest(SOURCES), "abi": ABI}
-    (folder / RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
+    write_record(folder / RECORD, _fields(folder / LIBRARY))
 
 
-def _recorded(folder: Path) -> dict[str, object]:
-    """Return what is recorded of the library in `folder`; nothing if there is none."""
-    try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    whole = isinstance(record, dict) and (folder / LIBRARY).is_file()
-    return record if whole else {}
+def _fields(library: Path) -> Fields:
+    """Return what is recorded of a library that was just compiled."""
+    return {"sources": sources_digest(SOURCES), "abi": ABI, **contents(library)}
 
 
-def _is_ours(record: Mapping[str, object], sources: str) -> bool:
+def _is_ours(record: Fields, sources: str) -> bool:
     """Tell whether a library was made of these sources, or there are none, for this module."""
     return record.get("abi") == ABI and sources in ("", record.get("sources"))
 
@@ -139,6 +148,36 @@ def _path(compiler: Compiler) -> Path:
     return _folder() / f"{_prefix()}-{compiler.digest}{SUFFIX}"
 
 
+def _places() -> list[Path]:
+    """Return where a library in the cache folder would be, the best first."""
+    compiled: list[Path] = []
+    with contextlib.suppress(LibraryMissingError):  # CXX may be no command
+        compiled = [_path(compiler) for compiler in compilers()]
+    if any(path.is_file() for path in compiled):
+        return compiled
+    try:
+        find_compiler()
+    except LibraryMissingError:
+        # One may have been there once.
+        return sorted(_folder().glob(f"{_prefix()}*{SUFFIX}"))
+    return []
+
+
+def _is_kept(path: Path) -> bool:
+    """Tell whether a library is in the cache folder, whole.
+
+    Raises LibraryMissingError if others could have written it.
+    """
+    if not path.is_file():
+        return False
+    _refuse_if_others_write(path.resolve())
+    return is_whole(path, read_record(_record(path)))
+
+
+def _record(library: Path) -> Path:
+    return library.with_suffix(".json")
+
+
 def _log(library: Path) -> Path:
     """Return the file with what a compiler said, if it failed."""
     return library.with_suffix(".log")
@@ -147,20 +186,17 @@ def _log(library: Path) -> Path:
 def _compile(on_compile: Callable[[], None]) -> Path:
     """Compile the library into the cache folder, once if several processes want it."""
     if not _prefix():
-        raise LibraryMissingError(
-            "kvcast's native library and its sources are missing: install kvcast anew, "
-            "or use --runtime onnx, which works without it"
-        )
+        raise LibraryMissingError(f"kvcast's native library and its sources are missing: {_ANEW}")
     compiler = find_compiler()
     path = _path(compiler)
     try:
         with _only_compiler(path):
-            if not path.is_file():
+            if not _is_kept(path):
                 on_compile()
                 compile_library(compiler, SOURCES, path, _log(path))
-            found = path.resolve()
-            _refuse_if_others_write(found)
-            return found
+                write_record(_record(path), _fields(path))
+                _refuse_if_others_write(path.resolve())
+            return path.resolve()
     except OSError as error:
         raise LibraryMissingError(
             f"kvcast's native library cannot be compiled: cannot write {path.parent} "

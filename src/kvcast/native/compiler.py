@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcast.errors import LibraryMissingError
+from kvcast.errors import LibraryMissingError, in_one_line
 from kvcast.machine.processor import available_cores
 
 SOURCES = Path(__file__).parent / "src"
@@ -25,6 +25,13 @@ UNFINISHED = ".part"
 """How folders end in which a library is under way; one that was killed leaves such a folder."""
 
 _CANDIDATES = ("g++", "clang++", "c++")
+_SECONDS = 60  # for a compiler to tell its version, however slow the disk
+_DOES_NOT_RUN = "does not run"
+ANOTHER_COMPILER = "set CXX to another compiler, or choose another --runtime"
+_ADVICE = (
+    "install g++ or clang++, or use --runtime onnx, which works without it; "
+    "a bundle has to be exported again with --runtime onnx"
+)
 # No flag names a processor: what the library uses of it is chosen when it runs. Without contraction
 # a sum is rounded alike whichever compiler it was, except where the code asks for a fused one.
 _FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fvisibility=hidden", "-w")
@@ -36,30 +43,67 @@ _LINK_FLAGS = ("-Wl,-z,defs",) if sys.platform == "linux" else ()
 
 @dataclass(frozen=True, kw_only=True)
 class Compiler:
-    """A compiler with gcc's options: its command, and what it says of its version."""
+    """A compiler with gcc's options: its command, and the programs that the command names.
+
+    A program is known by its path, size and time of change, so that none has to be started to tell
+    whether it is the one that made a library.
+    """
 
     command: Sequence[str]
-    version: str
+    programs: Sequence[str]
 
     @property
     def digest(self) -> str:
         """A name for all, except the sources, that a library depends on."""
-        parts = (*self.command, self.version, *_FLAGS, *_POSIX_FLAGS, *_LINK_FLAGS, sys.platform)
+        parts = (*self.command, *self.programs, *_FLAGS, *_POSIX_FLAGS, *_LINK_FLAGS, sys.platform)
         return hashlib.sha256("\n".join((*parts, platform.machine())).encode()).hexdigest()[:12]
+
+
+def compilers() -> list[Compiler]:
+    """Return $CXX, or those of g++, clang++ and c++ that are there, whether they run or not.
+
+    Raises LibraryMissingError for a $CXX that is no command.
+    """
+    chosen = _chosen()
+    candidates = [chosen] if chosen else [[name] for name in _CANDIDATES]
+    return [
+        Compiler(command=command, programs=_programs(command))
+        for command in candidates
+        if shutil.which(command[0])
+    ]
 
 
 def find_compiler() -> Compiler:
     """Return $CXX, or the first of g++, clang++ and c++ that runs; raises LibraryMissingError."""
-    chosen = shlex.split(os.environ.get("CXX", ""))
-    candidates = [chosen] if chosen else [[name] for name in _CANDIDATES]
-    for command in candidates:
-        if shutil.which(command[0]) and (version := _version(command)):
-            return Compiler(command=command, version=version)
-    tried = f"CXX={shlex.join(chosen)} does not run" if chosen else "there is no C++ compiler"
-    raise LibraryMissingError(
-        f"kvcast's native library is not compiled, and {tried}: install g++ or clang++, "
-        f"or use --runtime onnx, which works without it"
-    )
+    problems = []
+    for compiler in compilers():
+        problem = _problem(compiler.command)
+        if not problem:
+            return compiler
+        problems.append(problem)
+    if chosen := _chosen():
+        tried = f"CXX={shlex.join(chosen)} {problems[0] if problems else _DOES_NOT_RUN}"
+    else:
+        tried = "there is no C++ compiler"
+    raise LibraryMissingError(f"kvcast's native library is not compiled, and {tried}: {_ADVICE}")
+
+
+def _chosen() -> list[str]:
+    """Return the words of $CXX; none if it is not set."""
+    asked = os.environ.get("CXX", "")
+    try:
+        return shlex.split(asked)
+    except ValueError as error:
+        raise LibraryMissingError(
+            f"CXX={in_one_line(asked)} cannot be read ({error}): correct it, or unset it"
+        ) from None
+
+
+def _programs(command: Sequence[str]) -> list[str]:
+    """Describe the programs that a command names: a compiler may follow one that calls it."""
+    found = [Path(path).resolve() for word in command if (path := shutil.which(word))]
+    stats = [(path, path.stat()) for path in found]
+    return [f"{path} {status.st_size} {status.st_mtime_ns}" for path, status in stats]
 
 
 def sources_digest(sources: Path) -> str:
@@ -99,22 +143,31 @@ def compile_library(compiler: Compiler, sources: Path, library: Path, log: Path)
             log.write_text("\n".join(problems), encoding="utf-8")
             raise LibraryMissingError(
                 f"kvcast's native library cannot be compiled with {compiler.command[0]}: {log} "
-                f"says why; set CXX to another compiler, or choose another --runtime"
+                f"says why; {ANOTHER_COMPILER}"
             )
         linked.chmod(0o755)
         with linked.open("rb+") as file:
             os.fsync(file.fileno())
         linked.replace(library)
+        log.unlink(missing_ok=True)
 
 
-def _version(command: Sequence[str]) -> str:
+def _problem(command: Sequence[str]) -> str:
+    """Start a compiler; returns what is wrong with it, empty if it runs."""
     try:
-        done = subprocess.run(  # noqa: S603 - the user's compiler
-            [*command, "--version"], capture_output=True, text=True, errors="replace", check=True
+        subprocess.run(  # noqa: S603 - the user's compiler
+            [*command, "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=True,
+            timeout=_SECONDS,
         )
+    except subprocess.TimeoutExpired:
+        return f"does not answer --version within {_SECONDS} s"
     except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
+        return _DOES_NOT_RUN
+    return ""
 
 
 def _told(command: Sequence[str]) -> str:

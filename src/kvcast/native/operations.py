@@ -216,8 +216,7 @@ def _self_attention(
     _expect(key.sizes == value.sizes == (rows, new, key_heads * head_dim), "heads of keys")
     _expect(_is_cache(key_cache) and _is_cache(value_cache), "caches")
     _expect_lengths(lengths, rows)
-    for table in (cosines, sines):
-        _expect(table is None or table.shape[1:] == (head_dim // 2,), "tables of angles")
+    _expect_angles(cosines, sines, head_dim // 2)
     _expect_bias(bias, (rows, width // head_dim, new, capacity))
     out = Value.fresh(query.sizes, Dtype.F32)
     words: list[Word] = [rows, new, width // head_dim, key_heads, head_dim, capacity]
@@ -290,6 +289,13 @@ def _expect(fits: bool, what: str) -> None:
 def _expect_lengths(lengths: Value | None, count: int) -> None:
     fits = lengths is None or (lengths.dtype == Dtype.I32 and lengths.sizes == (count,))
     _expect(fits and (lengths is None or lengths.is_contiguous), "lengths")
+
+
+def _expect_angles(cosines: NDArray[Any] | None, sines: NDArray[Any] | None, each: int) -> None:
+    _expect((cosines is None) == (sines is None), "tables of angles")
+    for table in (cosines, sines):
+        fits = table is None or (table.dtype == np.float32 and table.shape == (len(table), each))
+        _expect(fits, "tables of angles")
 
 
 def _expect_bias(bias: Value | None, sizes: Sequence[int]) -> None:

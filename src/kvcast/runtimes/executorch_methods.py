@@ -8,7 +8,6 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import Tensor
 from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32, Int64
+from kvcast.runtimes.exclusive import ForkSafeLock
 from kvcast.runtimes.executorch_quiet import quiet
 from kvcast.runtimes.opening import Argument, Program, check_programs, naming
 
@@ -39,7 +39,7 @@ class Methods:
         torch.set_num_threads(1)
         self._path = path
         # The methods of a program compute in the same memory, whichever thread calls them.
-        self._running = Lock()
+        self._running = ForkSafeLock()
         try:
             self._program = runtime.load_program(path)
         except RuntimeError:

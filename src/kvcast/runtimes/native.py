@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from kvcast.native.programs import WEIGHTS, Constant, Program
 from kvcast.runtimes.alignment import AligningRuntime
 from kvcast.runtimes.base import Asked, Float32, Int32, Int64, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime, Run
+from kvcast.runtimes.exclusive import ForkSafeLock
 from kvcast.runtimes.memory import LastingSlots, Layer, Memory, Slots, TurningRing
 from kvcast.runtimes.opening import naming
 
@@ -99,9 +99,9 @@ class Interpreter:
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         self.machine = Machine(threads)
-        self._lock = Lock()  # of the arena and the machine
+        self._lock = ForkSafeLock()  # of the arena and the machine
         self._arena = aligned(0)
-        self._planning = Lock()
+        self._planning = ForkSafeLock()
         self._plans: dict[tuple[Any, ...], Plan] = {}  # the latest last
         self.programs: dict[str, Program] = {}
         self._paths = {name: folder / graph.file for name, graph in manifest.graphs.items()}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcast.bundle.manifest import read_bundle
-from kvcast.errors import KvcastError
+from kvcast.errors import KvcastError, UsageError
 from kvcast.machine.processor import available_cores, instruction_sets
 from kvcast.spec.paths import cache_dir
 from kvcast.spec.runtimes import DEFAULT_RUNTIMES, RUNTIMES
@@ -24,6 +24,7 @@ from kvcast.tasks.first_opening import open_and_call
 from kvcast.tasks.targets import TARGETS
 from kvcast.tasks.targets.self_test import SelfTestResult, double_on_torch, versions
 
+_OWN = "native"
 _SECONDS = 120  # a first import from a slow disk takes a while
 
 
@@ -76,10 +77,10 @@ class Library:
         origin: "shipped" with kvcast, "compiled" here, or "none": the first use compiles it, or
             `problem` says why it cannot be had.
         path: where it is; empty if it is not there.
-        instructions: sets of its kernels that run on this processor; it uses the first. The others
-            are the fastest first.
+        instructions: sets of its kernels that run on this processor; it uses the first, unless
+            there is a problem. The others are the fastest first.
         threads: how many it runs with unless told otherwise.
-        problem: why it cannot be had or loaded.
+        problem: why it cannot be had or loaded, or may not be used as the environment says.
 
     """
 
@@ -88,6 +89,11 @@ class Library:
     instructions: Sequence[str] = ()
     threads: int
     problem: str = ""
+
+    @property
+    def stops(self) -> bool:
+        """Whether a run without `--runtime` would end with the problem: the library is used."""
+        return bool(self.problem) and len(self.instructions) > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +136,10 @@ class Findings:
 
     @property
     def well(self) -> bool:
-        """Whether a runtime that can be the default works, and the bundle if one was given."""
+        """Whether the runtime that is the default works, and the bundle if one was given."""
         defaults = [one for one in self.runtimes if one.name in DEFAULT_RUNTIMES]
-        return any(one.usable for one in defaults) and not (self.bundle and self.bundle.problem)
+        works = any(one.usable for one in defaults) and not self.library.stops
+        return works and not (self.bundle and self.bundle.problem)
 
 
 # Name, modules, distributions, use, extra.
@@ -219,18 +226,21 @@ def _cuda_devices() -> list[str]:
 
 
 def _native_library() -> dict[str, Any]:
-    from kvcast.native.build import find_library
-    from kvcast.native.compiler import find_compiler
+    from kvcast.native.build import check_compiler, find_library
     from kvcast.native.library import chosen_instructions, instruction_sets
 
     found = find_library()
     if found is None:
-        find_compiler()
+        check_compiler()
         return {"origin": "none"}
     origin = "shipped" if found.shipped else "compiled"
-    chosen = chosen_instructions()
-    sets = [chosen, *(name for name in instruction_sets() if name != chosen)]
-    return {"origin": origin, "path": str(found.path), "instructions": sets}
+    sets, problem = instruction_sets(), ""
+    try:
+        chosen = chosen_instructions()
+        sets = [chosen, *(name for name in sets if name != chosen)]
+    except UsageError as error:
+        problem = str(error)
+    return {"origin": origin, "path": str(found.path), "instructions": sets, "problem": problem}
 
 
 _ANSWERS: Mapping[str, Callable[..., Any]] = {
@@ -252,7 +262,8 @@ def _ask(*question: str) -> tuple[Any, str]:
 def _runtime(name: str) -> Runtime:
     found, problem = _ask("runtime", name)
     if problem:
-        why = _advised(problem, RUNTIMES[name].extra)
+        # What ails kvcast's own runtime no package cures.
+        why = problem if name == _OWN else _advised(problem, RUNTIMES[name].extra)
         return Runtime(name=name, usable=False, versions={}, problem=why)
     return Runtime(name=name, usable=True, problem=_unproven(found["versions"]), **found)
 
@@ -289,7 +300,8 @@ def _part(name: str, modules: Iterable[str], use: str, extra: str) -> Part:
 
 def _library() -> Library:
     found, problem = _ask("library")
-    return Library(**(found or {"origin": "none"}), threads=available_cores(), problem=problem)
+    told = {"origin": "none", "problem": problem} | (found or {})
+    return Library(**told, threads=available_cores())
 
 
 def _cuda() -> Cuda:

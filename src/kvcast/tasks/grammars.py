@@ -14,6 +14,7 @@ from typing import cast
 from kvcast.decoding.constraint import Place, Tokens, matcher
 from kvcast.decoding.grammar import Grammar, Kind
 from kvcast.errors import KvcastError, UsageError
+from kvcast.runtimes.exclusive import ForkSafeLock
 from kvcast.tasks.child import ask
 from kvcast.text.base import TextTokenizer
 
@@ -35,7 +36,7 @@ class Grammars:
         """Take a model's tokenizer, and how many tokens it chooses from."""
         self._tokenizer, self._size = tokenizer, size
         self._kept: OrderedDict[tuple[Grammar, int], Place | str] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def begin(self, grammar: Grammar, after: int) -> Place:
         """Return where texts begin that follow the token `after`.

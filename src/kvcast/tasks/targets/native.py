@@ -40,12 +40,11 @@ class NativeTarget(Target):
 
     @override
     def self_test(self) -> SelfTestResult:
-        from kvcast.native.build import find_library
-        from kvcast.native.compiler import find_compiler
+        from kvcast.native.build import check_compiler, find_library
         from kvcast.native.library import chosen_instructions
 
         if find_library() is None:  # the first use compiles it; a test takes no such time
-            find_compiler()
+            check_compiler()
             return SelfTestResult(versions=compile_tiny())
         return SelfTestResult(versions={"instructions": chosen_instructions()})
 
