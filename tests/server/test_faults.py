@@ -1,15 +1,21 @@
 """What is meant to break a server: schemas that grow without end, prompts at the limit, floods."""
 
+import contextlib
+import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from letters_models import saying
-from server.serving import Server, serving
+from server.serving import Server, serving, until
 from server.test_chat_completions import HELLO, WEATHER
+from server.test_guard import raw
 
 POSITIONS = 300
 
@@ -17,7 +23,7 @@ POSITIONS = 300
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     models = {"world": saying("Hello, world"), "short": saying("ab" * POSITIONS, POSITIONS)}
-    with serving(models) as running:
+    with serving(models, max_upload=16) as running:
         yield running
 
 
@@ -102,6 +108,102 @@ def test_prompts_at_the_limit(server: Server):
     messages = [{"role": "user", "content": "x" * (POSITIONS - around)}]
     with pytest.raises(openai.BadRequestError, match=f"has {POSITIONS} tokens"):
         client.chat.completions.create(model="short", messages=messages)
+
+
+CHAT, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+SURROGATE, NUMBERS = '"\\ud800"', ("NaN", "-Infinity", "1e400")
+BODIES = {
+    CHAT: [
+        '{"model": "world", "messages": [{"role": "user", "content": %s}]}',
+        '{"model": "world", "messages": [{"role": "user", "content": "a"}], "user": %s}',
+    ],
+    TEXTS: ['{"model": "world", "prompt": %s}', '{"model": %s, "prompt": "a."}'],
+    RESPONSES: [
+        '{"model": "world", "input": "a", "instructions": %s}',
+        '{"model": "world", "input": "a", "metadata": {"a": %s}}',
+        '{"model": "world", "input": "a", "stream": true, "tool_choice": "none", "tools": [%s]}',
+    ],
+    "/v1/text2text": ['{"model": "t5", "input": %s}'],
+    "/v1/embeddings": ['{"model": "unilm", "input": [%s]}'],
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_is_no_json_is_refused_wherever_it_stands(server: Server, path: str):
+    with server.http(headers={"content-type": "application/json"}) as http:
+        for body in BODIES[path]:
+            for value in (SURROGATE, *NUMBERS):
+                answer = http.post(path, content=body % value)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+                assert error["message"].startswith("the body has"), error
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_bodies_that_take_long_to_read_are_refused_unread(server: Server, path: str):
+    with server.http(headers={"content-type": "application/json"}) as http:
+        for values in ("[1]," * 300_000 + "[1]", "1," * 1_100_000 + "1"):
+            answer = http.post(path, content=BODIES[path][0] % f"[{values}]")
+            assert answer.status_code == 400
+            assert "the body has more than" in answer.json()["error"]["message"]
+
+
+def test_what_answers_repeat_may_be_nested(server: Server):
+    with server.http() as http:
+        for depth, status in ((150, 200), (300, 400)):
+            tool = {"type": "function", "name": "a", "parameters": nested(depth)}
+            asked = {"model": "world", "input": "a", "tools": [tool], "tool_choice": "none"}
+            assert http.post(RESPONSES, json=asked).status_code == status
+
+
+def test_an_upload_of_unknown_length_is_refused_as_it_comes(server: Server):
+    sent, whole = 0, 2 << 30
+
+    def parts() -> Iterator[bytes]:
+        nonlocal sent
+        yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+        while sent < whole:
+            sent += 1 << 20
+            yield bytes(1 << 20)
+
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    with server.http() as http, contextlib.suppress(httpx.TransportError):
+        answer = http.post("/v1/audio/transcriptions", content=parts(), headers=kind)
+        assert answer.status_code == 413
+        assert "larger than 16 MiB" in answer.json()["error"]["message"]
+    assert sent < 64 << 20  # sockets hold some of it
+
+
+@pytest.mark.slow
+def test_a_reader_of_one_byte_a_second_holds_up_nobody(server: Server):
+    asked = {"model": "short", "messages": HELLO, "temperature": 0, "stream": True}
+    body = json.dumps(asked | {"logprobs": True}).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
+    with raw(server, CHAT, headers) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.sendall(body)
+        for _ in range(5):
+            assert slow.recv(1)
+            time.sleep(1)
+            answer = server.client().chat.completions.create(
+                model="world", messages=HELLO, temperature=0
+            )
+            assert answer.choices[0].message.content == "Hello, world"
+        until(lambda: server.status("short").running == 0)
+
+
+@pytest.mark.slow
+def test_many_slow_senders_are_cut_off_and_hold_up_nobody():
+    headers = {"content-length": "100000", "content-type": "application/json"}
+    with serving({"world": saying("hi")}, timeout=3) as server, contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(raw(server, CHAT, headers)) for _ in range(50)]
+        for _ in range(4):
+            for one in slow:
+                with contextlib.suppress(OSError):  # it was cut off already
+                    one.sendall(b" ")
+            assert server.client().models.list().data
+            time.sleep(1)
+        assert all(b" 408 " in one.recv(1000) for one in slow)
 
 
 def test_a_server_may_take_shorter_prompts_than_the_model():

@@ -5,6 +5,7 @@ import json
 import logging
 import socket
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import openai
 import pytest
 
 from kvcast.server import guard
-from kvcast.server.journal import Lines
+from kvcast.server.journal import Lines, install
 from letters_models import saying
 from server.serving import Server, serving, until
 
@@ -43,6 +44,30 @@ def test_only_keys_that_are_known_come_in():
             assert [http.get(path).status_code for path in ("/health", "/ready")] == [200, 200]
 
 
+def test_a_key_comes_with_its_scheme():
+    with serving({"world": saying("hi")}, api_key="first") as server, server.http() as http:
+
+        def asked(authorization: str) -> int:
+            return http.get("/v1/models", headers={"authorization": authorization}).status_code
+
+        for let_in in ("Bearer first", "bearer first", "BEARER  first"):
+            assert asked(let_in) == 200, let_in
+        for refused in ("first", "Basic first", "Bearer", "Bearerfirst", "Bearer first second"):
+            assert asked(refused) == 401, refused
+        assert http.get("/docs").status_code == http.get("/openapi.json").status_code == 401
+
+
+def test_methods_that_a_path_has(server: Server):
+    with server.http() as http:
+        for path in ("/", "/health", "/ready"):
+            answer = http.head(path)
+            assert (answer.status_code, answer.content) == (200, b"")
+        for path, allowed in (("/v1/models", "GET"), ("/v1/chat/completions", "POST")):
+            answer = http.delete(path)
+            assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
 def test_a_foreign_host_name_is_refused_at_a_local_address(server: Server):
     with server.http() as http:
         for name in ("localhost", f"localhost:{server.port}", "127.0.0.1", "[::1]:80", "10.0.0.1"):
@@ -65,6 +90,8 @@ def test_pages_from_elsewhere_may_not_ask_unless_allowed(server: Server):
     with allowed as open_to, open_to.http() as http:
         answer = http.options("/v1/chat/completions", headers=asked)
         assert answer.headers["access-control-allow-origin"] == "https://app.example"
+        shown = http.get("/v1/models", headers=asked).headers["access-control-expose-headers"]
+        assert shown == "x-request-id, retry-after"
         other = http.options("/v1/models", headers=asked | {"origin": "https://b.example"})
         assert "access-control-allow-origin" not in other.headers
 
@@ -110,6 +137,23 @@ def test_uploads_that_stop_half_way_are_ended(server: Server, monkeypatch: pytes
     with raw(server, "/v1/audio/transcriptions", headers):
         pass  # leaves at once
     assert server.client().models.list().data
+
+
+def test_a_body_that_trickles_is_cut_off():
+    headers = {"content-length": "100000", "content-type": "application/json"}
+    with (
+        serving({"world": saying("hi")}, timeout=0.3) as server,
+        raw(server, "/v1/chat/completions", headers) as connection,
+    ):
+        connection.settimeout(0.02)
+        answer = b""
+        for _ in range(3000):
+            connection.sendall(b" ")
+            with contextlib.suppress(TimeoutError):
+                answer = connection.recv(1000)
+                break
+        assert b" 408 " in answer
+        assert b"did not come within 0.3 seconds" in answer
 
 
 MALFORMED = {
@@ -224,6 +268,28 @@ def test_content_is_logged_if_that_is_asked_for(log: Records):
         until(lambda: log.lines)
     assert "Hello, world" in log.lines[0]
     assert "private" in log.lines[0]
+
+
+def test_libraries_and_warnings_are_in_the_log_as_well(capfd: pytest.CaptureFixture[str]):
+    root = logging.getLogger()
+    before = list(root.handlers)
+    try:
+        install(as_json=True)
+        install(as_json=True)  # the second one takes the place of the first
+        logging.getLogger("python_multipart.multipart").warning("Skipping data after last boundary")
+        logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+        logging.getLogger("kvcast.server").info("request", extra={"fields": {"status": 200}})
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            logging.captureWarnings(True)  # again, as pytest has its own way
+            warnings.warn("it is old", stacklevel=1)
+            logging.captureWarnings(False)
+    finally:
+        root.handlers = before
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    expected = ("Skipping data", "Invalid HTTP request", "request", "it is old")
+    assert len(lines) == len(expected)
+    assert all(said in line["message"] for said, line in zip(expected, lines, strict=True))
 
 
 def test_lines_of_text_stay_lines():

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import openai
@@ -10,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from engine_models import model
-from letters_models import saying
+from letters_models import LetterTokenizer, saying
 from random_models import SMALL_T5
 from random_unilms import ROFORMER
 from server.serving import Server, serving
@@ -181,6 +182,124 @@ def test_a_chat_of_a_text_to_text_model_answers_the_last_user_message(
     ]
     answer = client.chat.completions.create(model="t5", messages=turns, temperature=0, max_tokens=6)
     assert answer.choices[0].message.content == alone.text
+
+
+def test_completions_of_a_form(client: openai.OpenAI):
+    asked = {"model": "json", "prompt": "a.", "temperature": 0, "max_tokens": 100}
+    town = {"type": "object", "properties": {"town": {"const": "Nantes"}}, "required": ["town"]}
+    shape = {"type": "json_schema", "json_schema": {"name": "town", "schema": town}}
+    for given in ({"response_format": shape}, {"response_format": {"type": "json_object"}}):
+        text = client.completions.create(**asked, extra_body=given).choices[0].text
+        assert json.loads(text) == {"town": "Nantes"}
+    held = client.completions.create(**asked, extra_body={"regex": "[0-9]{3}"}).choices[0].text
+    assert len(held) == 3
+    assert held.isdecimal()
+
+
+def test_texts_at_temperature_0_are_equal(client: openai.OpenAI):
+    asked = {"model": "world", "temperature": 0, "n": 3}
+    messages = [{"role": "user", "content": "a"}]
+    whole = client.chat.completions.create(**asked, messages=messages)
+    assert [(one.index, one.message.content) for one in whole.choices] == [
+        (index, ANSWER) for index in range(3)
+    ]
+    assert whole.usage.completion_tokens == 3 * len(ANSWER)
+    texts = {0: "", 1: "", 2: ""}
+    for chunk in client.chat.completions.create(**asked, messages=messages, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert set(texts.values()) == {ANSWER}
+    several = client.completions.create(**asked, prompt=["a.", "u.b!a."], max_tokens=50)
+    assert [(one.index, one.text) for one in several.choices] == [(i, ANSWER) for i in range(6)]
+    parts = client.completions.create(**asked, prompt="a.", max_tokens=50, stream=True)
+    assert {choice.index for part in parts for choice in part.choices} == {0, 1, 2}
+
+
+def test_a_response_with_logprobs(client: openai.OpenAI):
+    asked = {"model": "world", "input": "a", "temperature": 0}
+    for given in ({"top_logprobs": 2}, {"include": ["message.output_text.logprobs"]}):
+        [part] = client.responses.create(**asked, **given).output[0].content
+        assert [one.token for one in part.logprobs] == list(ANSWER)
+        tops = {len(one.top_logprobs) for one in part.logprobs}
+        assert tops == {given.get("top_logprobs", 0)}
+        events = list(client.responses.create(**asked, **given, stream=True))
+        told = [e.logprobs for e in events if e.type == "response.output_text.delta"]
+        assert [one.token for some in told for one in some] == list(ANSWER)
+        [done] = [e for e in events if e.type == "response.output_text.done"]
+        assert [one.token for one in done.logprobs] == list(ANSWER)
+        assert events[-1].response.output[0].content[0].logprobs == part.logprobs
+    [plain] = client.responses.create(**asked).output[0].content
+    assert plain.logprobs == []
+    with pytest.raises(openai.BadRequestError, match="file_search_call") as refused:
+        client.responses.create(**asked, include=["file_search_call.results"])
+    assert refused.value.param == "include"
+
+
+TOOLS = {"tools": [WEATHER]}
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
+LONG = {"messages": [{"role": "user", "content": "a" * 3000}]}
+LENGTH = "context_length_exceeded"
+MISTAKES: dict[str, tuple[str, dict[str, Any], str | None, str | None, str]] = {
+    "stops": ("chat/completions", CHAT | {"stop": ["a"] * 17}, "stop", None, "at most 16"),
+    "a stop": ("chat/completions", CHAT | {"stop": ["a", 1]}, "stop.1", None, "valid string"),
+    "no stop": ("chat/completions", CHAT | {"stop": 1}, "stop", None, "text, or a list"),
+    "sources": ("text2text", {"model": "t5", "input": ["a"] * 257}, "input", None, "at most 256"),
+    "a source": ("text2text", {"model": "t5", "input": ["a", ""]}, "input.1", None, "at least 1"),
+    "a stream": ("text2text", {"model": "t5", "input": "a", "stream": True}, "stream", None, "not"),
+    "input": ("responses", {"input": []}, "input", None, "at least 1 item"),
+    "items": ("responses", {"input": ["a"]}, "input.0", None, "valid dictionary"),
+    "a token": ("completions", {"prompt": [1, "a"]}, "prompt.1", None, "valid integer"),
+    "tokens": ("completions", {"prompt": [[1], "a"]}, "prompt.1", None, "valid list"),
+    "prompts": ("completions", {"prompt": [[1]] * 257}, "prompt", None, "at most 256"),
+    "messages": ("chat/completions", {"messages": [{}] * 5000}, "messages", None, "at most 4096"),
+    "a bias": ("chat/completions", CHAT | {"logit_bias": {"a": 1}}, "logit_bias.a", None, "match"),
+    "metadata": (
+        "responses",
+        {"input": "a", "metadata": dict.fromkeys("abcdefghijklmnopqrst", "")},
+        "metadata",
+        None,
+        "at most 16",
+    ),
+    "tools": ("chat/completions", CHAT | TOOLS | {"model": "t5"}, "tools", None, "knows no tools"),
+    "too long": ("chat/completions", LONG, None, LENGTH, "tokens and the model takes 1999"),
+    "a long prompt": ("completions", {"prompt": "a" * 3000}, None, LENGTH, "has 3000 tokens"),
+    "many tokens": ("completions", {"prompt": [5] * 3000}, None, LENGTH, "has 3000 tokens"),
+    "a huge prompt": ("completions", {"prompt": "a" * 50_000}, None, LENGTH, "more than the 1999"),
+    "a huge message": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a" * 50_000}]}]},
+        None,
+        LENGTH,
+        "more than the 1999",
+    ),
+    "more than ever wait": ("completions", {"prompt": ["a."] * 200}, None, None, "takes 104 at"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_told_by_where_they_are(name: str):
+    path, body, param, code, said = MISTAKES[name]
+    models = {"world": saying(ANSWER), "t5": model(SMALL_T5, "native")}
+    with serving(models, queue=100) as server, server.http() as http:
+        answer = http.post(f"/v1/{path}", json={"model": "world"} | body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code), error
+    assert said in error["message"]
+
+
+def test_a_prompt_is_encoded_once_and_a_huge_one_never(monkeypatch: pytest.MonkeyPatch):
+    encoded: list[int] = []
+
+    def encode(self: LetterTokenizer, text: str) -> list[int]:
+        encoded.append(len(text))
+        return plain(self, text)
+
+    plain = LetterTokenizer.encode
+    with serving({"world": saying(ANSWER)}) as server, server.http() as http:
+        monkeypatch.setattr(LetterTokenizer, "encode", encode)
+        for length in (7, 50_000):
+            http.post("/v1/completions", json={"model": "world", "prompt": "a" * length})
+    assert encoded == [7]
 
 
 def test_models_of_another_kind_say_what_to_use(client: openai.OpenAI, server: Server):

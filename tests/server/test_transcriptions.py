@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import soundfile
 
 import kvcast
+from kvcast.server.recordings import Recordings
 from server.serving import Server, serving, until
 
 ROOT = Path(__file__).parents[2]
@@ -174,6 +176,18 @@ def test_recordings_that_are_too_long_or_too_large(server: Server, client: opena
     with pytest.raises(openai.APIStatusError, match="larger than 4 MiB") as large:
         transcribe(client, file=("a.wav", bytes(5 << 20)))
     assert large.value.status_code == 413
+
+
+def test_a_full_queue_is_told_before_a_recording_is_read(
+    server: Server, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+):
+    engine = server.engines["whisper-1"]
+    full = replace(engine.status(), waiting=1000)
+    monkeypatch.setattr(engine, "status", lambda: full)
+    monkeypatch.setattr(Recordings, "read", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(openai.RateLimitError, match="wait already") as refused:
+        transcribe(client)
+    assert refused.value.response.headers["retry-after"]
 
 
 def test_a_client_that_leaves_ends_its_transcription(server: Server):

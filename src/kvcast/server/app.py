@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Form
+from fastapi import APIRouter, FastAPI, Form
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi_offline import FastAPIOffline
@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 
 import kvcast
 from kvcast.errors import KvcastError
+from kvcast.server.bodies import JsonRoute
 from kvcast.server.calls import Calls
 from kvcast.server.chat import chat_completions
 from kvcast.server.completions import completions
@@ -32,6 +33,7 @@ from kvcast.server.params import ServeParams
 from kvcast.server.realtime import Realtime
 from kvcast.server.recordings import Recordings
 from kvcast.server.requests import (
+    KINDS,
     ChatRequest,
     CompletionRequest,
     EmbeddingsRequest,
@@ -105,7 +107,11 @@ def create(
     if not params.origins:
         return guarded
     return CORSMiddleware(
-        guarded, allow_origins=params.origins, allow_methods=["*"], allow_headers=["*"]
+        guarded,
+        allow_origins=params.origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
     )
 
 
@@ -116,7 +122,8 @@ def _add_errors(app: FastAPI) -> None:
             return Response(status_code=499)
         told = _told(error, cause)
         request.state.error = told.code or told.kind
-        return JSONResponse(told.document, told.status, dict(told.headers))
+        headers = getattr(error, "headers", None) or {}  # of a 405, what is allowed
+        return JSONResponse(told.document, told.status, {**headers, **told.headers})
 
     known = (ApiError, GoneError, HTTPException, RequestValidationError, KvcastError)
     for kind in (*known, CancelledError, Exception):
@@ -140,37 +147,41 @@ def _told(error: Exception, cause: BaseException | None) -> ApiError:
 def _invalid(error: RequestValidationError) -> ApiError:
     """Return the first thing that is wrong with a body."""
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:] if not isinstance(part, int))
+    parts = (str(part) for part in first["loc"][1:])
+    place = ".".join(part for part in parts if part not in KINDS and part != "[key]")
     where = f"{place}: " if place else ""
-    message = "the body is not JSON" if first["type"] == "json_invalid" else first["msg"]
-    return ApiError(400, f"{where}{message}", param=place or None)
+    return ApiError(400, f"{where}{first['msg']}", param=place or None)
 
 
 def _add_writing(app: FastAPI, state: State) -> None:
-    @app.post("/v1/chat/completions", tags=["texts"], responses=_ERRORS)
+    routes = APIRouter(route_class=JsonRoute)
+
+    @routes.post("/v1/chat/completions", tags=["texts"], responses=_ERRORS)
     async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
         """Answer a conversation, at once or with `stream` as it is written."""
         return await chat_completions(state, request, body)
 
-    @app.post("/v1/completions", tags=["texts"], responses=_ERRORS)
+    @routes.post("/v1/completions", tags=["texts"], responses=_ERRORS)
     async def create_completion(request: Request, body: CompletionRequest) -> Response:
         """Continue a prompt, or several."""
         return await completions(state, request, body)
 
-    @app.post("/v1/responses", tags=["texts"], responses=_ERRORS)
+    @routes.post("/v1/responses", tags=["texts"], responses=_ERRORS)
     async def create_response(request: Request, body: ResponsesRequest) -> Response:
         """Answer an input; nothing is stored."""
         return await responses(state, request, body)
 
-    @app.post("/v1/text2text", tags=["texts"], responses=_ERRORS)
+    @routes.post("/v1/text2text", tags=["texts"], responses=_ERRORS)
     async def create_text2text(request: Request, body: Text2TextRequest) -> Response:
         """Answer sources, by T5 and UniLM models."""
         return await text2text(state, request, body)
 
-    @app.post("/v1/embeddings", tags=["texts"], responses=_ERRORS)
+    @routes.post("/v1/embeddings", tags=["texts"], responses=_ERRORS)
     async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
         """Return the vectors of texts, by UniLM models."""
         return await embeddings(state, request, body)
+
+    app.include_router(routes)
 
 
 def _add_speech(app: FastAPI, state: State) -> None:
@@ -204,6 +215,7 @@ def _add_models(app: FastAPI, state: State) -> None:
 
 
 def _add_status(app: FastAPI, state: State, draining: Callable[[], bool]) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", tags=["status"], responses={503: {"description": "An engine failed."}})
     async def health() -> Response:
         """Tell that the process lives, and its engines; or that it must be started anew."""
@@ -211,6 +223,7 @@ def _add_status(app: FastAPI, state: State, draining: Callable[[], bool]) -> Non
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "failed"}, 503)
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready", tags=["status"], responses={503: {"description": "The server stops."}})
     async def ready() -> Response:
         """Tell whether new requests are taken."""
@@ -245,6 +258,7 @@ def _add_page(app: FastAPI) -> None:
         path = names[name]
         return FileResponse(path, headers=headers, media_type=_TYPES[path.suffix])
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return await file("index.html")

@@ -4,17 +4,22 @@ Every endpoint that decodes goes through here. Knows no endpoint and no protocol
 """
 
 import asyncio
+import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
-import anyio
-from anyio.to_thread import run_sync
 from starlette.requests import Request
 
-from kvcast.engine import Engine, Job
-from kvcast.server.errors import GoneError
+from kvcast.engine import DeadlineError, Engine, Job, QueueFullError
+from kvcast.server.errors import ApiError, GoneError
 
 T = TypeVar("T")
+
+Check = Callable[[], None]
+"""Raises GoneError once nobody waits for what is being done."""
 
 _PROMPTS = 32
 """Requests that are prepared at once: most wait, for a template's or a grammar's process."""
@@ -26,26 +31,44 @@ class Calls:
     """Hands requests to engines."""
 
     def __init__(self, timeout: float) -> None:
-        """Take the seconds that a request may take."""
+        """Take the seconds that a request may take, once its body is there."""
         self._timeout = timeout
-        self._prompts = anyio.CapacityLimiter(_PROMPTS)
-        self._recordings = anyio.CapacityLimiter(_RECORDINGS)
+        # Pools, as what waits for a thread can be taken back and a thread in use stays counted.
+        self._prompts = ThreadPoolExecutor(_PROMPTS, "kvcast-prompts")
+        self._recordings = ThreadPoolExecutor(_RECORDINGS, "kvcast-recordings")
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Do short work, or what waits for a process, beside the event loop."""
-        return await run_sync(function, limiter=self._prompts)
+        return await asyncio.get_running_loop().run_in_executor(self._prompts, function)
 
-    async def read(self, function: Callable[[], T]) -> T:
-        """Read a recording beside the event loop."""
-        return await run_sync(function, limiter=self._recordings)
+    async def read(
+        self, request: Request, function: Callable[[Check], T], discard: Callable[[T], None]
+    ) -> T:
+        """Read a recording beside the event loop; raises as `begin`.
+
+        Args:
+            request: whose body was read.
+            function: reads it, and calls its argument from time to time.
+            discard: takes what was read for nobody.
+
+        """
+        return await self._attended(request, self._recordings, function, discard)
 
     async def begin(
-        self, engine: Engine, given: Callable[[], Any], options: dict[str, Any]
+        self, request: Request, engine: Engine, given: Callable[[], Any], options: dict[str, Any]
     ) -> Job[Any, Any]:
-        """Submit what `given` returns; raises as `Engine.submit`."""
-        return await self.in_thread(
-            lambda: engine.submit(given(), deadline=self._timeout, **options)
-        )
+        """Submit what `given` returns.
+
+        Raises as `Engine.submit`, DeadlineError, and GoneError if the client leaves before.
+        """
+        check_room(engine)
+
+        def work(check: Check) -> Job[Any, Any]:
+            made = given()
+            check()
+            return engine.submit(made, deadline=self._left(request), **options)
+
+        return await self._attended(request, self._prompts, work, Job.cancel)
 
     async def result(self, request: Request, job: Job[Any, T]) -> T:
         """Wait for a job's result; raises GoneError, having cancelled it, if the client leaves."""
@@ -80,16 +103,26 @@ class Calls:
             cancel(jobs)
 
     async def unless_gone(
-        self, request: Request, work: Awaitable[T], give_up: Callable[[], None] = lambda: None
+        self,
+        request: Request,
+        work: Awaitable[T],
+        give_up: Callable[[], None] = lambda: None,
+        seconds: float | None = None,
     ) -> T:
-        """Wait for work; raises GoneError if the client, whose body was read, leaves before."""
+        """Wait for work.
+
+        Raises GoneError if the client, whose body was read, leaves before, and DeadlineError after
+        so many seconds.
+        """
         working = asyncio.ensure_future(work)
-        watching = asyncio.ensure_future(_left(request))
+        watching = asyncio.ensure_future(_gone(request))
         try:
-            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                {working, watching}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
             if working.done():
                 return working.result()
-            raise GoneError
+            raise GoneError if done else _late()
         finally:
             if not working.done():
                 give_up()
@@ -97,13 +130,73 @@ class Calls:
                 task.cancel()
             await asyncio.gather(working, watching, return_exceptions=True)
 
+    async def _attended(
+        self,
+        request: Request,
+        pool: ThreadPoolExecutor,
+        work: Callable[[Check], T],
+        discard: Callable[[T], None],
+    ) -> T:
+        """Do work in a thread while the client waits for it, and no longer than it may take."""
+        over = threading.Event()
 
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        def check() -> None:
+            if over.is_set():
+                raise GoneError
+
+        seconds = self._left(request)
+        future = pool.submit(work, check)
+
+        def give_up() -> None:
+            over.set()
+            future.cancel()
+            future.add_done_callback(partial(_discarded, discard))
+
+        return await self.unless_gone(request, asyncio.wrap_future(future), give_up, seconds)
+
+    def _left(self, request: Request) -> float:
+        """Return the seconds that a request may still take; raises DeadlineError for none."""
+        now = time.monotonic()
+        arrived: float = request.scope["state"].get("arrived", now)
+        if (left := arrived + self._timeout - now) <= 0:
+            raise _late()
+        return left
+
+
+def check_room(engine: Engine, count: int = 1) -> None:
+    """Raise for jobs that an engine would refuse, before any work is done for them.
+
+    Raises ApiError for more than it ever takes, and QueueFullError for more than it takes now.
+    """
+    status = engine.status()
+    most = status.queue + status.rows
+    if count > most:
+        raise ApiError(
+            400,
+            f"the request has {count} texts to be answered, and this server takes {most} at once: "
+            "send fewer in each request",
+        )
+    if status.running + status.waiting + count > most:
+        raise QueueFullError(
+            f"{status.waiting} requests wait already: try again later, or use a longer queue"
+        )
 
 
 def cancel(jobs: Iterable[Job[Any, Any]]) -> None:
     """Give up jobs; nothing happens to those that are over."""
     for job in jobs:
         job.cancel()
+
+
+def _late() -> DeadlineError:
+    return DeadlineError("the request was not done by its deadline")
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _discarded(discard: Callable[[T], None], done: "Future[T]") -> None:
+    if not done.cancelled() and done.exception() is None:
+        discard(done.result())

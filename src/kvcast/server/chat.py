@@ -22,10 +22,12 @@ from kvcast.server.state import State
 from kvcast.server.tools import Called, Reader, Tools, tools_of
 from kvcast.server.writing import (
     NOT_WRITING,
+    check_converses,
     conversation,
+    copied,
     keywords,
     logprobs,
-    structure,
+    shape,
     usage,
 )
 
@@ -33,6 +35,7 @@ from kvcast.server.writing import (
 async def chat_completions(state: State, request: Request, body: ChatRequest) -> Response:
     """Answer a conversation."""
     served = state.models.of_kind(body.model, NOT_WRITING)
+    check_converses(served, body.tools, body.tool_choice)
     tools = tools_of(
         served.model.tokenizer,
         body.tools,
@@ -40,16 +43,20 @@ async def chat_completions(state: State, request: Request, body: ChatRequest) ->
         parallel=body.parallel_tool_calls is not False,
     )
     prompt = conversation(served, body.messages, tools.offered, state.limits.max_prompt)
-    job = await state.write(served, prompt, _options(body, served, tools))
+    options, copies = copied(_options(body, served, tools))
+    job = await state.write(request, served, prompt, options)
     state.journal.content(request, asked=body.messages)
     answer = _Answer(served, body, tools)
     if body.stream:
 
-        def ended(result: Any, cached: int) -> list[str]:
-            return answer.ended(state.wrote(request, result), cached)
+        def told(delta: TextDelta) -> list[str]:
+            return [text for one in copies.deltas(delta) for text in answer.told(one)]
 
-        return await streamed(state.calls, request, job, answer.told, ended)
-    texts = state.wrote(request, await state.calls.result(request, job))
+        def ended(result: Any, cached: int) -> list[str]:
+            return answer.ended(copies.texts(state.wrote(request, result)), cached)
+
+        return await streamed(state.calls, request, job, told, ended)
+    texts = copies.texts(state.wrote(request, await state.calls.result(request, job)))
     return JSONResponse(answer.whole(texts, job.cached_tokens))
 
 
@@ -60,23 +67,15 @@ def _options(body: ChatRequest, served: Served, tools: Tools) -> dict[str, Any]:
         found |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     elif body.top_logprobs:
         raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
-    shape = _shape(body)
-    if tools.form is not None and shape:
+    held = shape(body)
+    if tools.form is not None and held:
         raise ApiError(
             400,
             "a text is a call of a tool or of a format, not both: leave out response_format, or "
             'give tool_choice "none"',
             param="response_format",
         )
-    return found | shape | ({} if tools.grammar is None else {"lark": tools.grammar})
-
-
-def _shape(body: ChatRequest) -> dict[str, Any]:
-    shape: dict[str, Any] = {} if body.regex is None else {"regex": body.regex}
-    if (asked := body.response_format) is not None:
-        schema = None if asked.json_schema is None else asked.json_schema.schema_
-        shape |= structure(asked.type, schema)
-    return shape
+    return found | held | ({} if tools.grammar is None else {"lark": tools.grammar})
 
 
 @dataclass

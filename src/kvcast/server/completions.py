@@ -11,14 +11,22 @@ from starlette.responses import JSONResponse, Response
 
 from kvcast.decoding.texts import TextGeneration
 from kvcast.engine import Job, TextDelta
+from kvcast.server.calls import check_room
 from kvcast.server.errors import ApiError
 from kvcast.server.events import DONE, event, streamed
 from kvcast.server.requests import CompletionRequest
 from kvcast.server.served import Served
 from kvcast.server.state import State
-from kvcast.server.writing import NOT_WRITING, finite, keywords, limited, spelled, usage
-
-MOST_PROMPTS = 256
+from kvcast.server.writing import (
+    NOT_WRITING,
+    copied,
+    finite,
+    keywords,
+    limited,
+    shape,
+    spelled,
+    usage,
+)
 
 
 async def completions(state: State, request: Request, body: CompletionRequest) -> Response:
@@ -28,30 +36,33 @@ async def completions(state: State, request: Request, body: CompletionRequest) -
         if getattr(body, name) not in (None, harmless):
             raise ApiError(400, f"{name} is not supported", param=name)
     state.journal.content(request, asked=body.prompt)
-    prompts, options = _prompts(body), keywords(body, served, body.max_tokens)
+    prompts = _prompts(body)
+    options, copies = copied(keywords(body, served, body.max_tokens) | shape(body))
     if body.logprobs is not None:
         options |= {"logprobs": True, "top_logprobs": body.logprobs}
-    begin = partial(_begin, state, served, options)
+    check_room(served.engine, len(prompts))
+    most = state.limits.max_prompt
+
+    async def begin(prompt: str | Sequence[int]) -> Job[Any, Any]:
+        return await state.write(request, served, limited(served, prompt, most), options)
+
     answer = _Answer(served, body)
     if body.stream:
         if len(prompts) > 1:
             raise ApiError(400, "a stream is of one prompt", param="prompt")
         job = await begin(prompts[0])
 
-        def ended(result: Any, cached: int) -> list[str]:
-            return answer.ended(state.wrote(request, result), cached)
+        def told(delta: TextDelta) -> list[str]:
+            return [text for one in copies.deltas(delta) for text in answer.told(one)]
 
-        return await streamed(state.calls, request, job, answer.told, ended)
+        def ended(result: Any, cached: int) -> list[str]:
+            return answer.ended(copies.texts(state.wrote(request, result)), cached)
+
+        return await streamed(state.calls, request, job, told, ended)
     jobs = await state.calls.all_begun([partial(begin, prompt) for prompt in prompts])
     found = await state.calls.results(request, jobs)
-    texts = [state.wrote(request, result) for result in found]
+    texts = [copies.texts(state.wrote(request, result)) for result in found]
     return JSONResponse(answer.whole(texts, [job.cached_tokens for job in jobs]))
-
-
-async def _begin(
-    state: State, served: Served, options: dict[str, Any], prompt: str | Sequence[int]
-) -> Job[Any, Any]:
-    return await state.write(served, limited(served, prompt, state.limits.max_prompt), options)
 
 
 def _prompts(body: CompletionRequest) -> list[Any]:
@@ -60,8 +71,6 @@ def _prompts(body: CompletionRequest) -> list[Any]:
         return [prompt]
     if not prompt:
         raise ApiError(400, "there is no prompt", param="prompt")
-    if len(prompt) > MOST_PROMPTS and not isinstance(prompt[0], int):
-        raise ApiError(400, f"there are more than {MOST_PROMPTS} prompts", param="prompt")
     return [list(prompt)] if isinstance(prompt[0], int) else list(prompt)
 
 

@@ -34,7 +34,7 @@ _ANSWERS = {"websocket.accept": 101, "websocket.close": 403, "websocket.http.res
 """Status of the answer to a WebSocket, unless the message has one."""
 
 SILENCE = 30.0
-"""Seconds between two parts of a body, at most."""
+"""Seconds between two parts of a body, at most. All of it may take as long as a request."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Guard:
                 ]
             await send(message)
 
-        body = _Body(receive, self._most(scope), Headers(scope=scope))
+        body = _Body(receive, self._most(scope), self._state.limits.timeout, scope)
         try:
             body.check_length()
             self._check(scope)
@@ -129,8 +129,7 @@ class Guard:
             raise stopping()
         # A browser's WebSocket has no headers of its own; OpenAI's take the key like this.
         offered = [one.removeprefix(_KEY) for one in scope["subprotocols"] if one.startswith(_KEY)]
-        bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        self._access.check_key(next(iter(offered), bearer))
+        self._access.check_key(next(iter(offered), _bearer(headers)))
 
     def _check(self, scope: Scope) -> None:
         headers, path = Headers(scope=scope), scope["path"]
@@ -139,7 +138,7 @@ class Guard:
             raise stopping()
         is_open = path in _OPEN or path.startswith("/page/")
         if not is_open and scope["method"] != "OPTIONS":
-            self._access.check_key(headers.get("authorization", "").removeprefix("Bearer "))
+            self._access.check_key(_bearer(headers))
 
     def _most(self, scope: Scope) -> int:
         limits = self._state.limits
@@ -206,6 +205,12 @@ def stopping() -> ApiError:
     return ApiError(503, "the server stops", kind="server_error", code="unavailable")
 
 
+def _bearer(headers: Headers) -> str:
+    """Return the token of a request; empty for none, and for other schemes."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
@@ -223,11 +228,15 @@ def _is_address(name: str) -> bool:
 
 
 class _Body:
-    """A body that must not be too large, and must keep coming."""
+    """A body that must not be too large, must keep coming, and must end."""
 
-    def __init__(self, receive: Receive, most: int, headers: Headers) -> None:
+    def __init__(self, receive: Receive, most: int, seconds: float, scope: Scope) -> None:
+        headers = Headers(scope=scope)
         self._receive = receive
         self._most = most
+        self._seconds = seconds
+        self._began = time.monotonic()
+        self._state = scope["state"]
         self._size = 0
         self._told = int(told) if (told := headers.get("content-length", "0")).isdecimal() else 0
         self.whole = not self._told and "transfer-encoding" not in headers
@@ -241,19 +250,22 @@ class _Body:
         """Receive the next part; raises ApiError for what is refused."""
         if self.whole:
             return await self._receive()
+        left = self._began + self._seconds - time.monotonic()
         try:
-            with anyio.fail_after(SILENCE):
+            with anyio.fail_after(max(0, min(SILENCE, left))):
                 message = await self._receive()
         except TimeoutError:
-            raise ApiError(
-                408, f"nothing of the body came for {SILENCE:g} seconds", code="timeout"
-            ) from None
+            slow = f"the body did not come within {self._seconds:g} seconds"
+            silent = f"nothing of the body came for {SILENCE:g} seconds"
+            raise ApiError(408, slow if left < SILENCE else silent, code="timeout") from None
         if message["type"] == "http.disconnect":
             raise GoneError
         self._size += len(message.get("body", b""))
         if self._size > self._most:
             raise self._too_large()
         self.whole = not message.get("more_body", False)
+        if self.whole:
+            self._state["arrived"] = time.monotonic()
         return message
 
     def _too_large(self) -> ApiError:

@@ -83,13 +83,19 @@ def _plain(value: object) -> str:
 
 
 def install(*, as_json: bool) -> None:
-    """Send the log to standard error."""
+    """Send the log to standard error, with what libraries and warnings say."""
     handler = logging.StreamHandler()
     handler.setFormatter(Lines(as_json=as_json))
-    for name in ("kvcast", "uvicorn.error"):
+    root = logging.getLogger()
+    before = [one for one in root.handlers if isinstance(one.formatter, Lines)]
+    for one in before:
+        root.removeHandler(one)
+    root.addHandler(handler)
+    logging.captureWarnings(True)
+    for name in ("kvcast", "uvicorn", "uvicorn.error"):
         logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.propagate = False
+        logger.handlers = []
+        logger.propagate = True
         logger.setLevel(logging.INFO)
     uvicorn = logging.getLogger("uvicorn.error")
     uvicorn.setLevel(logging.WARNING)

@@ -91,7 +91,7 @@ class ServeParams(EngineParams):
         float,
         Option(
             group=LIMITS,
-            help="seconds that a request may take",
+            help="seconds that a body may take to arrive, and then its answer",
             check=Bounds(above=0, most=86_400),
             metavar="SECONDS",
         ),

@@ -4,6 +4,7 @@ Knows no endpoint.
 """
 
 import threading
+from collections.abc import Callable
 from typing import BinaryIO
 
 import numpy as np
@@ -26,19 +27,25 @@ class Recordings:
         self._room = _AT_ONCE * self._longest
         self._lock = threading.Lock()
 
-    def read(self, file: BinaryIO) -> "Recording":
+    def read(self, file: BinaryIO, check: Callable[[], None]) -> "Recording":
         """Return a recording; it must be released.
+
+        Args:
+            file: that was uploaded.
+            check: raises if nobody waits for it any more; called for each block.
 
         Raises:
             ApiError: it is too long, or there is no room for it now.
             InputOutputError: it cannot be read.
 
         """
+        check()
         source = open_audio(file, "the recording")
         taken: list[NDArray[np.float32]] = []
         recording = Recording(self)
         try:
             for block in source.blocks():
+                check()
                 recording.take(len(block))
                 taken.append(block)
                 self._check(recording)

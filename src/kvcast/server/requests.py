@@ -1,21 +1,80 @@
 """What clients may ask of models that write texts: the fields of OpenAI's requests, and a few more.
 
-What a field means beyond its type, `kvcast.tasks.params` says and checks. Knows no engine.
+What a field means beyond its type, `kvcast.tasks.params` says and checks. Lists have bounds, and
+their first mistake is enough: whoever checks many values holds up everybody else. Knows no engine.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 MOST_STOPS = 16
 MOST_TEXTS = 128
 MOST_TOP_LOGPROBS = 20
 MOST_BIASES = 1024
+MOST_MESSAGES = 4096
+MOST_TOOLS = 4096
+MOST_PROMPTS = 256
+MOST_TOKENS = 1 << 20
+MOST_SOURCES = 256
+MOST_EMBEDDED = 2048
+MOST_METADATA = 16
 _ID = r"^-?[0-9]{1,9}$"
 _TokenId = Annotated[str, Field(pattern=_ID)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+_Source = Annotated[str, Field(min_length=1)]
+_Object: TypeAlias = dict[str, Any]
+
+_TEXT, _TEXTS, _OBJECT = "(text)", "(texts)", "(object)"
+_TOKENS, _TOKEN_LISTS = "(ids)", "(lists of ids)"
+KINDS = frozenset({_TEXT, _TEXTS, _TOKENS, _TOKEN_LISTS, _OBJECT})
+"""What a place in a body may have besides names and numbers: which kind of several it was."""
+
+
+def _one_or_several(given: Any) -> str | None:
+    if isinstance(given, str):
+        return _TEXT
+    return _TEXTS if isinstance(given, list) else None
+
+
+def _prompts(given: Any) -> str | None:
+    kind = _one_or_several(given)
+    if kind != _TEXTS or not given or not isinstance(given[0], (int, list)):
+        return kind
+    return _TOKENS if isinstance(given[0], int) else _TOKEN_LISTS
+
+
+def _text_or_object(given: Any) -> str | None:
+    if isinstance(given, str):
+        return _TEXT
+    return _OBJECT if isinstance(given, dict) else None
+
+
+def _kind(tell: Callable[[Any], str | None], wanted: str) -> Discriminator:
+    """Return what chooses one of several types, so that a mistake is told of that one alone."""
+    return Discriminator(
+        tell, custom_error_type="kind", custom_error_message=f"Input should be {wanted}"
+    )
+
+
+_ONE_OR_SEVERAL = _kind(_one_or_several, "text, or a list")
+_PROMPTS = _kind(_prompts, "text, token ids, or a list of these")
+_TEXT_OR_OBJECT = _kind(_text_or_object, "text, or an object")
+
+_Tokens = Annotated[list[int], Field(max_length=MOST_TOKENS, fail_fast=True)]
+_Prompt: TypeAlias = Annotated[
+    Annotated[str, Tag(_TEXT)]
+    | Annotated[_Tokens, Tag(_TOKENS)]
+    | Annotated[list[str], Field(max_length=MOST_PROMPTS, fail_fast=True), Tag(_TEXTS)]
+    | Annotated[list[_Tokens], Field(max_length=MOST_PROMPTS, fail_fast=True), Tag(_TOKEN_LISTS)],
+    _PROMPTS,
+]
+_Tools: TypeAlias = Annotated[list[_Object], Field(max_length=MOST_TOOLS, fail_fast=True)]
+_ToolChoice: TypeAlias = Annotated[
+    Annotated[str, Tag(_TEXT)] | Annotated[_Object, Tag(_OBJECT)], _TEXT_OR_OBJECT
+]
 
 
 class Body(BaseModel):
@@ -38,12 +97,19 @@ class Sampled(Body):
     repetition_penalty: Annotated[_Finite, Field(gt=0, le=100)] | None = None
     logit_bias: (
         Annotated[
-            Mapping[_TokenId, Annotated[_Finite, Field(ge=-100, le=100)]],
+            dict[_TokenId, Annotated[_Finite, Field(ge=-100, le=100)]],
             Field(max_length=MOST_BIASES),
         ]
         | None
     ) = None
-    stop: _Stop | Annotated[Sequence[_Stop], Field(max_length=MOST_STOPS)] | None = None
+    stop: (
+        Annotated[
+            Annotated[_Stop, Tag(_TEXT)]
+            | Annotated[list[_Stop], Field(max_length=MOST_STOPS, fail_fast=True), Tag(_TEXTS)],
+            _ONE_OR_SEVERAL,
+        ]
+        | None
+    ) = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_TEXTS)] | None = None
 
@@ -68,7 +134,7 @@ class JsonSchema(BaseModel):
 
     name: str = ""
     description: str | None = None
-    schema_: Annotated[Mapping[str, Any] | None, Field(alias="schema")] = None
+    schema_: Annotated[_Object | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
@@ -79,27 +145,34 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchema | None = None
 
 
-class ChatRequest(Sampled):
+class Shaped(Sampled):
+    """Texts that may have to have a form."""
+
+    response_format: ResponseFormat | None = None
+    regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+
+
+class ChatRequest(Shaped):
     """OpenAI's chat completions, with top_k, min_p, repetition_penalty and regex besides."""
 
-    messages: Annotated[Sequence[Mapping[str, Any]], Field(min_length=1)]
+    messages: Annotated[
+        list[_Object], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
+    ]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
-    response_format: ResponseFormat | None = None
-    regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
-    tools: Sequence[Mapping[str, Any]] | None = None
-    tool_choice: str | Mapping[str, Any] | None = None
+    tools: _Tools | None = None
+    tool_choice: _ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(Shaped):
     """OpenAI's completions; a prompt is text or tokens, or several of them."""
 
-    prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+    prompt: _Prompt
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -112,21 +185,33 @@ class CompletionRequest(Sampled):
 class Text2TextRequest(Sampled):
     """Sources to targets, by models that answer a source: T5 and UniLM."""
 
-    input: (
-        Annotated[str, Field(min_length=1)]
+    input: Annotated[
+        Annotated[_Source, Tag(_TEXT)]
         | Annotated[
-            Sequence[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=256)
-        ]
-    )
+            list[_Source],
+            Field(min_length=1, max_length=MOST_SOURCES, fail_fast=True),
+            Tag(_TEXTS),
+        ],
+        _ONE_OR_SEVERAL,
+    ]
     beam: Annotated[int, Field(ge=1, le=1024)] | None = None
     length_penalty: Annotated[_Finite, Field(ge=-10, le=10)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    stream: bool | None = None
 
 
 class EmbeddingsRequest(Body):
     """OpenAI's embeddings."""
 
-    input: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+    input: Annotated[
+        Annotated[str, Tag(_TEXT)]
+        | Annotated[_Tokens, Tag(_TOKENS)]
+        | Annotated[list[str], Field(max_length=MOST_EMBEDDED, fail_fast=True), Tag(_TEXTS)]
+        | Annotated[
+            list[_Tokens], Field(max_length=MOST_EMBEDDED, fail_fast=True), Tag(_TOKEN_LISTS)
+        ],
+        _PROMPTS,
+    ]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
 
@@ -136,7 +221,7 @@ class TextFormat(BaseModel):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = ""
-    schema_: Annotated[Mapping[str, Any] | None, Field(alias="schema")] = None
+    schema_: Annotated[_Object | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
@@ -149,15 +234,25 @@ class TextOptions(BaseModel):
 class ResponsesRequest(Sampled):
     """The part of OpenAI's responses that text needs; nothing is stored."""
 
-    input: str | Annotated[Sequence[Mapping[str, Any]], Field(min_length=1)]
+    input: Annotated[
+        Annotated[str, Tag(_TEXT)]
+        | Annotated[
+            list[_Object],
+            Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True),
+            Tag(_TEXTS),
+        ],
+        _ONE_OR_SEVERAL,
+    ]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
     text: TextOptions | None = None
-    tools: Sequence[Mapping[str, Any]] | None = None
-    tool_choice: str | Mapping[str, Any] | None = None
+    tools: _Tools | None = None
+    tool_choice: _ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    metadata: Mapping[str, str] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    include: Annotated[list[str], Field(max_length=64, fail_fast=True)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=MOST_METADATA)] | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None

@@ -21,9 +21,19 @@ from kvcast.server.requests import ResponsesRequest
 from kvcast.server.served import Served
 from kvcast.server.state import State
 from kvcast.server.tools import Called, Reader, Tools, tools_of
-from kvcast.server.writing import NOT_WRITING, conversation, keywords, structure
+from kvcast.server.writing import (
+    NOT_WRITING,
+    check_converses,
+    conversation,
+    keywords,
+    logprobs,
+    structure,
+)
 
 _STORED = ("previous_response_id", "conversation", "background")
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = {_LOGPROBS, "reasoning.encrypted_content"}
+"""Known to `include`; there is no reasoning that could be encrypted, and clients ask always."""
 
 
 async def responses(state: State, request: Request, body: ResponsesRequest) -> Response:
@@ -32,6 +42,8 @@ async def responses(state: State, request: Request, body: ResponsesRequest) -> R
     for name in _STORED:
         if getattr(body, name):
             raise ApiError(400, f"{name} is not supported: nothing is stored", param=name)
+    _check_include(body)
+    check_converses(served, body.tools, body.tool_choice)
     tools = tools_of(
         served.model.tokenizer,
         [_tool(tool) for tool in body.tools or ()],
@@ -39,7 +51,7 @@ async def responses(state: State, request: Request, body: ResponsesRequest) -> R
         parallel=body.parallel_tool_calls is not False,
     )
     prompt = conversation(served, _messages(body), tools.offered, state.limits.max_prompt)
-    job = await state.write(served, prompt, _options(body, served, tools))
+    job = await state.write(request, served, prompt, _options(body, served, tools))
     state.journal.content(request, asked=body.input)
     answer = _Answer(served, body, tools)
     if body.stream:
@@ -54,6 +66,8 @@ async def responses(state: State, request: Request, body: ResponsesRequest) -> R
 
 def _options(body: ResponsesRequest, served: Served, tools: Tools) -> dict[str, Any]:
     found = keywords(body, served, body.max_output_tokens) | {"n": 1}
+    if _wants_logprobs(body):
+        found |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if tools.grammar is not None:
         found["lark"] = tools.grammar
     asked = body.text.format if body.text is not None else None
@@ -61,6 +75,16 @@ def _options(body: ResponsesRequest, served: Served, tools: Tools) -> dict[str, 
     if tools.form is not None and shape:
         raise ApiError(400, "a text is a call of a tool or of a format, not both", param="text")
     return found | shape
+
+
+def _wants_logprobs(body: ResponsesRequest) -> bool:
+    return bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
+
+
+def _check_include(body: ResponsesRequest) -> None:
+    for name in body.include or ():
+        if name not in _INCLUDED:
+            raise ApiError(400, f"include: {name[:100]!r} is not supported", param="include")
 
 
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -123,13 +147,15 @@ class _Answer:
         self._reader: Reader = self.tools.reader()
         self._begun = self._open = False  # events were told; a message is under way
         self._content = ""
+        self._logprobs: list[dict[str, Any]] = []  # of the message under way
         self._items: list[dict[str, Any]] = []
 
     def whole(self, text: TextGeneration, cached: int) -> dict[str, Any]:
         """Return the finished response."""
         content, calls = self._reader.push(text.text, last=True)
         if content or not calls:
-            self._items.append(self._message(content))
+            found = self._probabilities(text.tokens, text.logprobs, text.top_logprobs)
+            self._items.append(self._message(content, found))
         self._items += map(_call_item, calls)
         return self._finished(text, cached)
 
@@ -152,23 +178,30 @@ class _Answer:
         last = delta.finish_reason is not None
         content, calls = self._reader.push(delta.text, last=last)
         nothing = not (self._items or self._open or calls)
+        found = self._probabilities(delta.tokens, delta.logprobs, delta.top_logprobs)
+        self._logprobs += found
         if content or (last and nothing):
-            yield from self._told_content(content)
+            yield from self._told_content(content, found)
         if calls or last:
             yield from self._close_message()
         for call in calls:
             yield from self._told_call(call)
 
-    def _told_content(self, content: str) -> Iterator[str]:
+    def _probabilities(self, tokens: Sequence[int], values: Any, tops: Any) -> list[dict[str, Any]]:
+        if not _wants_logprobs(self.body):
+            return []
+        return logprobs(self.served.model.tokenizer, tokens, values or (), tops)
+
+    def _told_content(self, content: str, found: list[dict[str, Any]]) -> Iterator[str]:
         place: dict[str, Any] = {"output_index": len(self._items), "item_id": self.message_id}
         if not self._open:
             self._open = True
-            item = self._message("", "in_progress") | {"content": []}
+            item = self._message("", [], "in_progress") | {"content": []}
             yield self._event(
                 "response.output_item.added", output_index=len(self._items), item=item
             )
             yield self._event(
-                "response.content_part.added", **place, content_index=0, part=_part("")
+                "response.content_part.added", **place, content_index=0, part=_part("", [])
             )
         if content:
             self._content += content
@@ -177,24 +210,26 @@ class _Answer:
                 **place,
                 content_index=0,
                 delta=content,
-                logprobs=[],
+                logprobs=found,
             )
 
     def _close_message(self) -> Iterator[str]:
         if not self._open:
             return
         self._open = False
-        index, text, item = len(self._items), self._content, self._message(self._content)
+        index, text, found = len(self._items), self._content, self._logprobs
+        item = self._message(text, found)
         place: dict[str, Any] = {
             "output_index": index,
             "item_id": self.message_id,
             "content_index": 0,
         }
-        yield self._event("response.output_text.done", **place, text=text, logprobs=[])
-        yield self._event("response.content_part.done", **place, part=_part(text))
+        yield self._event("response.output_text.done", **place, text=text, logprobs=found)
+        yield self._event("response.content_part.done", **place, part=_part(text, found))
         self._items.append(item)
         yield self._event("response.output_item.done", output_index=index, item=item)
-        self.message_id, self._content = f"msg_{secrets.token_hex(16)}", ""
+        self.message_id = f"msg_{secrets.token_hex(16)}"
+        self._content, self._logprobs = "", []
 
     def _told_call(self, call: Called) -> Iterator[str]:
         item, index = _call_item(call), len(self._items)
@@ -211,13 +246,15 @@ class _Answer:
         document = {"type": kind, "sequence_number": next(self._numbers), **fields}
         return event(document, kind)
 
-    def _message(self, text: str, status: str = "completed") -> dict[str, Any]:
+    def _message(
+        self, text: str, found: list[dict[str, Any]], status: str = "completed"
+    ) -> dict[str, Any]:
         return {
             "id": self.message_id,
             "type": "message",
             "status": status,
             "role": "assistant",
-            "content": [_part(text)],
+            "content": [_part(text, found)],
         }
 
     def _finished(self, text: TextGeneration, cached: int) -> dict[str, Any]:
@@ -258,14 +295,15 @@ class _Answer:
             "text": {"format": {"type": "text"}} | text,
             "tool_choice": body.tool_choice or "auto",
             "tools": list(body.tools or ()),
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "usage": None,
         }
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, found: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": found}
 
 
 def _call_item(call: Called) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from kvcast.engine import Engine
 from kvcast.errors import KvcastError, UsageError
 from kvcast.server.errors import ApiError
+from kvcast.text.base import longest_token
 
 SPEECH, CHAT, COMPLETION, TEXT2TEXT = "speech", "chat", "completion", "text2text"
 
@@ -40,6 +42,18 @@ class Served:
     def embeds(self) -> bool:
         """Whether it gives embeddings."""
         return hasattr(self.model, "embed")
+
+    @property
+    def longest_prompt(self) -> int:
+        """Most tokens of a prompt: as many as the model takes, and a row of its engine."""
+        generation = self.model.generation
+        limit: int = generation.limits.prompt
+        return limit if generation.encodes else min(limit, self.engine.status().capacity - 1)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Most bytes of text that a token stands for; takes a moment at first."""
+        return longest_token(self.model.tokenizer)
 
     @property
     def document(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from kvcast.server.calls import check_room
 from kvcast.server.errors import ApiError
 from kvcast.server.requests import EmbeddingsRequest, Text2TextRequest
 from kvcast.server.served import TEXT2TEXT, Served
@@ -30,15 +31,21 @@ async def text2text(state: State, request: Request, body: Text2TextRequest) -> R
     others = NOT_WRITING | {"chat": _CONTINUES, "completion": _CONTINUES}
     served = state.models.of_kind(body.model, others)
     assert served.kind == TEXT2TEXT
+    if body.stream:
+        raise ApiError(400, "stream is not supported: the answer comes whole", param="stream")
     options = keywords(body, served, body.max_tokens, temperature=0.0)
     for name in ("beam", "length_penalty"):
         if (value := getattr(body, name)) is not None:
             options[name] = value
     state.journal.content(request, asked=body.input)
     sources = [body.input] if isinstance(body.input, str) else list(body.input)
+    check_room(served.engine, len(sources))
     most = state.limits.max_prompt
     jobs = await state.calls.all_begun(
-        [partial(state.write, served, limited(served, one, most), options) for one in sources]
+        [
+            partial(state.write, request, served, limited(served, one, most), options)
+            for one in sources
+        ]
     )
     found = await state.calls.results(request, jobs)
     choices: list[dict[str, Any]] = []

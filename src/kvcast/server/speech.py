@@ -4,6 +4,7 @@ Knows no engine's inside and no file format of sound.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import UploadFile
@@ -12,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from kvcast.engine import Transcript
+from kvcast.server.calls import check_room
 from kvcast.server.errors import ApiError
 from kvcast.server.events import event, streamed
-from kvcast.server.recordings import Recordings
+from kvcast.server.recordings import Recording, Recordings
 from kvcast.server.served import Served
 from kvcast.server.state import State
 from kvcast.server.writing import finite
@@ -58,9 +60,12 @@ async def speech(
     """Transcribe or translate a recording."""
     served = state.models.listening(form.model)
     options, words = _options(form, task)
-    recording = await state.calls.read(lambda: recordings.read(form.file.file))
+    check_room(served.engine)  # it may take long to read what would be refused
+    recording = await state.calls.read(
+        request, partial(recordings.read, form.file.file), Recording.release
+    )
     try:
-        job = await state.calls.begin(served.engine, lambda: recording.samples_t, options)
+        job = await state.calls.begin(request, served.engine, lambda: recording.samples_t, options)
     except BaseException:
         recording.release()
         raise

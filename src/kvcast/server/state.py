@@ -30,10 +30,10 @@ class State:
     journal: Journal
 
     async def write(
-        self, served: Served, prompt: Callable[[], Any], options: dict[str, Any]
+        self, request: Request, served: Served, prompt: Callable[[], Any], options: dict[str, Any]
     ) -> Job[Any, Any]:
-        """Begin texts; raises what makes the prompt raises, and as `Engine.submit`."""
-        job = await self.calls.begin(served.engine, prompt, options)
+        """Begin texts; raises what makes the prompt raises, and as `Calls.begin`."""
+        job = await self.calls.begin(request, served.engine, prompt, options)
         self.metrics.watch(served.name, job)
         return job
 

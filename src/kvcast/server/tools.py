@@ -52,8 +52,7 @@ def tools_of(
         parallel: whether the model may call several.
 
     Raises:
-        ApiError: for a choice that names no tool.
-        UsageError: the model's chat template knows no tools.
+        ApiError: for a choice that names no tool, and where the model's template knows no tools.
 
     """
     if not tools:
@@ -62,7 +61,10 @@ def tools_of(
         raise ApiError(400, "tool_choice needs tools", param="tool_choice")
     if choice == "none":
         return Tools()
-    form: ToolForm = tokenizer.tool_form
+    try:
+        form: ToolForm = tokenizer.tool_form
+    except UsageError as error:
+        raise ApiError(400, str(error), param="tools") from None
     called = _called(tools, choice)
     if called is None:
         return Tools(offered=tools, form=form, parallel=parallel)

@@ -4,14 +4,16 @@ Knows no endpoint.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from kvcast.decoding.texts import TextGeneration
+from kvcast.engine import TextDelta
 from kvcast.server.errors import ApiError
-from kvcast.server.requests import Sampled
+from kvcast.server.requests import Sampled, Shaped
 from kvcast.server.served import TEXT2TEXT, Served
 
 NOT_WRITING = {"speech": "turns recordings into text: use /v1/audio/transcriptions"}
@@ -28,6 +30,39 @@ def keywords(
         "max_new_tokens": longest if most_tokens is None else min(most_tokens, longest),
     }
     return defaults | body.sampling()
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Texts at temperature 0 are equal: one is written, and told so many times."""
+
+    count: int = 1
+
+    def texts(self, found: list[TextGeneration]) -> list[TextGeneration]:
+        """Return the texts that were asked for, of those that were written."""
+        return found * self.count
+
+    def deltas(self, delta: TextDelta) -> list[TextDelta]:
+        """Return a delta of each text, of one that was written."""
+        if self.count == 1:
+            return [delta]
+        return [replace(delta, index=index) for index in range(self.count)]
+
+
+def copied(options: dict[str, Any]) -> tuple[dict[str, Any], Copies]:
+    """Return the keywords of `generate` that write different texts, and how often to tell them."""
+    if options["temperature"] > 0:
+        return options, Copies()
+    return options | {"n": 1}, Copies(options.get("n", 1))
+
+
+def shape(body: Shaped) -> dict[str, Any]:
+    """Return the keywords that hold a text to what was asked for."""
+    found: dict[str, Any] = {} if body.regex is None else {"regex": body.regex}
+    if (asked := body.response_format) is not None:
+        schema = None if asked.json_schema is None else asked.json_schema.schema_
+        found |= structure(asked.type, schema)
+    return found
 
 
 def structure(kind: str, schema: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -57,46 +92,94 @@ def source(messages: Sequence[Mapping[str, Any]]) -> str:
     raise ApiError(400, "the last user message has no text", param="messages")
 
 
+def check_converses(served: Served, tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> None:
+    """Raise ApiError for a model that holds no conversation, or not with tools."""
+    if served.kind == "completion":
+        raise ApiError(400, f"the model {served.name!r} has no chat template: use /v1/completions")
+    if served.kind == TEXT2TEXT and tools and choice != "none":
+        raise ApiError(400, f"the model {served.name!r} knows no tools", param="tools")
+
+
 def conversation(
     served: Served,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
     most: int | None,
 ) -> Callable[[], Any]:
-    """Return what makes the prompt of a conversation, in a thread of its own.
-
-    Raises ApiError for a model that holds none.
-    """
-    if served.kind == "completion":
-        raise ApiError(400, f"the model {served.name!r} has no chat template: use /v1/completions")
+    """Return what makes the prompt of a conversation, in a thread of its own."""
     if served.kind == TEXT2TEXT:
-        if tools:
-            raise ApiError(400, f"the model {served.name!r} knows no tools", param="tools")
         return limited(served, source(messages), most)
-    return lambda: _checked(served.model.chat_tokens(messages, tools=tools or None), most)
-
-
-def limited(served: Served, prompt: str | Sequence[int], most: int | None) -> Callable[[], Any]:
-    """Return what makes a prompt that is continued as it is; raises ApiError if it is too long."""
+    longest = _Longest(served, most)
 
     def made() -> Any:
-        if not isinstance(prompt, str):
-            return _checked(prompt, most)
-        tokens = served.model.tokenizer.encode(prompt)
-        _checked(tokens, most)
-        return prompt
+        longest.check_texts(list(_contents(messages)))
+        tokens = served.model.chat_tokens(messages, tools=tools or None)
+        longest.check(len(tokens))
+        return tokens
 
     return made
 
 
-def _checked(tokens: Any, most: int | None) -> Any:
-    if most is not None and len(tokens) > most:
-        raise ApiError(
-            400,
-            f"the prompt has {len(tokens)} tokens and this server takes {most}: shorten it",
-            code="context_length_exceeded",
-        )
-    return tokens
+def limited(served: Served, prompt: str | Sequence[int], most: int | None) -> Callable[[], Any]:
+    """Return what makes a prompt that is continued as it is; raises ApiError if it is too long."""
+    longest = _Longest(served, most)
+
+    def made() -> Any:
+        if not isinstance(prompt, str):
+            longest.check(len(prompt))
+            return prompt
+        longest.check_texts([prompt])
+        encoded = served.model.encoded(prompt)
+        longest.check(len(encoded.tokens))
+        return encoded
+
+    return made
+
+
+@dataclass(frozen=True)
+class _Longest:
+    """How long a prompt may be: as the model takes it, or `most` tokens if that is less."""
+
+    served: Served
+    most: int | None
+
+    def check(self, tokens: int) -> None:
+        """Raise ApiError for a prompt of more tokens."""
+        limit, whose = self._limit
+        if tokens > limit:
+            raise self._error(f"the prompt has {tokens} tokens and {whose} takes {limit} at most")
+
+    def check_texts(self, texts: Sequence[str]) -> None:
+        """Raise ApiError for texts that must have more tokens, before they are made."""
+        limit, whose = self._limit
+        if sum(map(len, texts)) <= limit:  # the longest token need not be known
+            return
+        if self.served.kind == TEXT2TEXT:  # some of these collapse white space
+            texts = [" ".join(text.split()) for text in texts]
+        if sum(map(len, texts)) > limit * self.served.longest_token:
+            raise self._error(f"the prompt has more than the {limit} tokens that {whose} takes")
+
+    @property
+    def _limit(self) -> tuple[int, str]:
+        longest = self.served.longest_prompt
+        if self.most is not None and self.most < longest:
+            return self.most, "this server"
+        return longest, "the model"
+
+    @staticmethod
+    def _error(what: str) -> ApiError:
+        return ApiError(400, f"{what}: shorten it", code="context_length_exceeded")
+
+
+def _contents(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the texts that messages consist of, as far as they are well-formed."""
+    for message in messages:
+        match message.get("content"):
+            case str(text):
+                yield text
+            case [*parts]:
+                found = (part.get("text") for part in parts if isinstance(part, Mapping))
+                yield from (text for text in found if isinstance(text, str))
 
 
 def several(found: Any) -> list[TextGeneration]:

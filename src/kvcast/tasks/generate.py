@@ -22,6 +22,7 @@ from kvcast.runtimes.exclusive import exclusive
 from kvcast.spec.decoder import DecoderDimensions
 from kvcast.spec.options import keywords_of
 from kvcast.tasks.generation import (
+    EncodedText,
     GenerationTask,
     Limits,
     TextGenerator,
@@ -122,7 +123,7 @@ class TextModel(TextGenerator):
         return self._limits.known(self.tokenizer.encode_chat(messages, tools))
 
     @override
-    def prompt_tokens(self, prompt: TextPrompt, params: PromptParams) -> Int64:
+    def prompt_tokens(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> Int64:
         if not params.chat:
             if params.system is not None:
                 raise UsageError("system needs chat: a plain prompt is continued as it is")
@@ -133,7 +134,9 @@ class TextModel(TextGenerator):
         messages = [*system, {"role": "user", "content": prompt}]
         return self.chat_tokens(messages)
 
-    def _encoded(self, prompt: TextPrompt) -> Int64:
+    def _encoded(self, prompt: TextPrompt | EncodedText) -> Int64:
+        if isinstance(prompt, EncodedText):
+            return prompt.tokens
         if isinstance(prompt, str):
             return self._limits.known(self.tokenizer.encode(prompt))
         return self._limits.ids(prompt)

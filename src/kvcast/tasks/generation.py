@@ -32,6 +32,14 @@ TextPrompt: TypeAlias = str | Sequence[int]
 """Text, or token ids that are taken as they are."""
 
 
+@dataclass(frozen=True, eq=False)
+class EncodedText:
+    """A text and its tokens, which `TextGenerator.encoded` returns: it is not encoded again."""
+
+    text: str
+    tokens: Int64
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What a model can take.
@@ -316,8 +324,12 @@ class TextGenerator(ABC):
         return self.generation.pieces(self.prompt_tokens(prompt, params), params)
 
     @abstractmethod
-    def prompt_tokens(self, prompt: TextPrompt, params: PromptParams) -> Int64:
+    def prompt_tokens(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> Int64:
         """Return a prompt's tokens; raises UsageError for what the model cannot take."""
+
+    def encoded(self, text: str) -> EncodedText:
+        """Return a text as a prompt whose tokens are known; raises as `prompt_tokens`."""
+        return EncodedText(text, self.prompt_tokens(text, PromptParams()))
 
     @property
     def input_bytes(self) -> int:
@@ -326,7 +338,7 @@ class TextGenerator(ABC):
 
     def finished(
         self,
-        prompt: TextPrompt,  # noqa: ARG002
+        prompt: TextPrompt | EncodedText,  # noqa: ARG002
         texts: list[TextGeneration],
         params: PromptParams,  # noqa: ARG002
     ) -> list[TextGeneration]:

@@ -18,7 +18,13 @@ from kvcast.runtimes.base import EncoderDecoder, Float32, Int32, Int64, Runtime
 from kvcast.runtimes.exclusive import exclusive
 from kvcast.spec.t5 import T5Dimensions
 from kvcast.spec.unilm import UnilmDimensions
-from kvcast.tasks.generation import GenerationTask, Limits, TextGenerator, TextPrompt
+from kvcast.tasks.generation import (
+    EncodedText,
+    GenerationTask,
+    Limits,
+    TextGenerator,
+    TextPrompt,
+)
 from kvcast.tasks.grammars import Grammars
 from kvcast.tasks.params import PromptParams
 from kvcast.text.base import TextTokenizer
@@ -32,15 +38,17 @@ class SourceTextModel(TextGenerator):
     """
 
     @override
-    def prompt_tokens(self, prompt: TextPrompt, params: PromptParams) -> Int64:
+    def prompt_tokens(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> Int64:
         if params.chat or params.system is not None:
             raise UsageError("this model answers a source as it is: leave out chat and system")
         if params.chunk is not None:
             raise UsageError("chunk is for prompts that are continued: a source is read whole")
         return self._encoded(prompt)
 
-    def _encoded(self, source: TextPrompt) -> Int64:
+    def _encoded(self, source: TextPrompt | EncodedText) -> Int64:
         """Return a source's tokens; raises UsageError if all of them are special."""
+        if isinstance(source, EncodedText):
+            return source.tokens
         if not isinstance(source, str):
             return self._limits.ids(source)
         tokens = self.tokenizer.encode(source)
@@ -138,7 +146,7 @@ class UnilmModel(SourceTextModel):
 
     @override
     def finished(
-        self, prompt: TextPrompt, texts: list[TextGeneration], params: PromptParams
+        self, prompt: TextPrompt | EncodedText, texts: list[TextGeneration], params: PromptParams
     ) -> list[TextGeneration]:
         return self._ranked(prompt, texts) if params.n > 1 else texts
 
@@ -156,12 +164,14 @@ class UnilmModel(SourceTextModel):
         with exclusive(self.runtime):
             return self.runtime.embed(sources)
 
-    def _ranked(self, source: TextPrompt, texts: Sequence[TextGeneration]) -> list[TextGeneration]:
+    def _ranked(
+        self, source: TextPrompt | EncodedText, texts: Sequence[TextGeneration]
+    ) -> list[TextGeneration]:
         """Return different texts, the most similar to their source first."""
         encoded = self._encoded(source)
         itself = [self.tokenizer.decode(encoded.tolist())]
-        if isinstance(source, str):
-            itself.append(source)
+        if isinstance(source, (str, EncodedText)):
+            itself.append(source if isinstance(source, str) else source.text)
         different: dict[str, TextGeneration] = {}
         for text in texts:
             if text.text not in itself:

@@ -88,6 +88,14 @@ class Vocabulary(Protocol):
         """Return the text of tokens."""
 
 
+def longest_token(tokenizer: TextTokenizer) -> int:
+    """Return how many bytes of text a token stands for at most."""
+    decoder, tokens = tokenizer.decoder, range(tokenizer.vocab_size)
+    if decoder is not None:
+        return max(len(decoder.token_bytes(token)) for token in tokens)
+    return max(len(tokenizer.decode([token]).encode()) for token in tokens)
+
+
 def texts_of_tokens(tokenizer: Vocabulary) -> list[str]:
     """Return the text of each token, by which two vocabularies are compared."""
     return [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]

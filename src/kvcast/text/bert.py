@@ -22,6 +22,7 @@ from kvcast.errors import KvcastError, UsageError
 from kvcast.text.base import Message, TextStream, TextTokenizer, Tool
 from kvcast.text.characters import whole_characters
 from kvcast.text.chat import NO_TEMPLATE
+from kvcast.text.huggingface import ids_of
 from kvcast.text.tool_calls import ToolForm
 from kvcast.text.word_pieces import WordPieceStream, is_special
 
@@ -93,8 +94,7 @@ class BertTokenizer(TextTokenizer):
         return WordPieceStream(self._pieces)
 
     def _split(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return ids_of(self._tokenizer, text, add_special_tokens=False)
 
 
 class ChineseWordTokenizer(BertTokenizer):

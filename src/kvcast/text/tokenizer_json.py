@@ -36,6 +36,7 @@ from kvcast.text.charsmap import check_charsmap
 from kvcast.text.chat import NO_TEMPLATE, ChatTemplate
 from kvcast.text.conversation import checked
 from kvcast.text.decoder import TokenDecoder, read_decoder
+from kvcast.text.huggingface import ids_of
 from kvcast.text.sentinels import SENTINEL
 from kvcast.text.tool_calls import MISTRAL, MISTRAL_NAMED, UNKNOWN_FORM, ToolForm
 
@@ -142,8 +143,7 @@ class JsonTokenizer(TextTokenizer):
         """Return the tokens of a prompt in which the user's `texts` have been neutralised."""
         with _one_line(f"{self._what} cannot take this text"):
             tokenizer = self._twin if any(map(self._spells_special, texts)) else self._tokenizer
-            ids: list[int] = tokenizer.encode(prompt, add_special_tokens=add_special_tokens).ids
-        return ids
+            return ids_of(tokenizer, prompt, add_special_tokens=add_special_tokens)
 
     def _token_bytes(self, token: int) -> bytes:
         if added := self._added.get(token):

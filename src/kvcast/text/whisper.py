@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from kvcast.errors import KvcastError, in_one_line
 from kvcast.text.characters import BYTES_BY_CHARACTER, whole_characters
+from kvcast.text.huggingface import ids_of
 from kvcast.text.languages import LANGUAGES, language_code
 
 SECONDS_PER_TIMESTAMP = 0.02
@@ -134,8 +135,7 @@ class WhisperTokenizer:
     def encode(self, text: str) -> list[int]:
         """Turn text into ids; never returns special tokens, whatever the text says."""
         # Lone surrogates, as in undecodable arguments, become U+FFFD, as in tiktoken.
-        ids: list[int] = self._bpe.encode(whole_characters(text), add_special_tokens=False).ids
-        return ids
+        return ids_of(self._bpe, whole_characters(text), add_special_tokens=False)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Turn ids into text, without timestamps; invalid bytes become U+FFFD."""

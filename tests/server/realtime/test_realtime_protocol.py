@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from kvcast.audio.decode import open_audio
 from letters_models import saying
 from server.realtime.talking import Talk, coded, talking, told_before
 from server.serving import Server, serving, until
+from server.test_guard import Records
 
 # The official client connects in a way that websockets would rather have otherwise.
 pytestmark = pytest.mark.filterwarnings("ignore:connect.. must be used:DeprecationWarning")
@@ -162,6 +164,51 @@ def test_mistakes_leave_the_connection(server: Server):
         )
         assert "English" in talk.until("error")["error"]["message"]
         assert talk.update(transcription={"prompt": "Dashwood"})["transcription"]["model"] == "demo"
+
+
+def test_half_characters_leave_the_connection(server: Server):
+    address = server.url.replace("http", "ws") + "/v1/realtime?model=demo"
+    prompt = '{"audio": {"input": {"transcription": {"prompt": "\\ud800"}}}}'
+    with connect(address, additional_headers={"authorization": "Bearer secret"}) as talk:
+        talk.recv()
+        for message in (
+            '{"type": "x", "event_id": "\\ud800"}',
+            f'{{"type": "session.update", "session": {prompt}}}',
+            '{"type": "x", "a": NaN}',
+        ):
+            talk.send(message)
+            error = json.loads(talk.recv())["error"]
+            assert (error["code"], error["type"]) == ("invalid_json", "invalid_request_error")
+        talk.send('{"type": "input_audio_buffer.clear"}')
+        assert json.loads(talk.recv())["type"] == "input_audio_buffer.cleared"
+
+
+def test_a_long_reason_to_close_is_cut(server: Server):
+    address = server.url.replace("http", "ws") + "/v1/realtime?model=" + "%E6%BC%A2" * 80
+    with connect(address, additional_headers={"authorization": "Bearer secret"}) as talk:
+        assert json.loads(talk.recv())["error"]["code"] == "model_not_found"
+        with pytest.raises(websockets.ConnectionClosedError) as closed:
+            talk.recv()
+    assert closed.value.rcvd.code == 1008
+    assert closed.value.rcvd.reason.startswith("the model '漢漢")
+
+
+def test_a_session_is_a_line_of_the_log(server: Server):
+    records, logger = Records(), logging.getLogger("kvcast.server")
+    level = logger.level
+    logger.addHandler(records)
+    logger.setLevel(logging.INFO)
+    try:
+        with serving({"demo": server.engines["demo"].model}, log_content=True) as open_to:
+            address = open_to.url.replace("http", "ws") + "/v1/realtime"
+            with connect(address) as talk:
+                talk.recv()
+            until(lambda: records.lines)
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(records)
+    [line] = records.lines
+    assert json.loads(line)["content"] == {"answer": []}
 
 
 def test_a_model_that_is_not_there_ends_the_session(server: Server):

@@ -26,6 +26,9 @@ SUBPROTOCOL = "realtime"
 
 _POLICY, _TRY_AGAIN_LATER = 1008, 1013
 
+_LONGEST_REASON = 123
+"""Bytes of a close frame's reason (RFC 6455, 5.5)."""
+
 _MUCH = 60.0
 """Seconds of sound that wait to be heard, from which on a client who sends more waits, too."""
 
@@ -77,7 +80,7 @@ class Realtime:
         try:
             await talk.run(ears.give_up)
         finally:
-            self._state.journal.content(websocket, answer=session.transcripts)
+            self._state.journal.content(websocket, answer=list(session.transcripts))
 
 
 class _Ears:
@@ -191,7 +194,8 @@ async def _close(websocket: WebSocket, error: Exception, code: int) -> None:
     """Tell a client what is wrong, and leave."""
     told = failure(error)
     await websocket.send_text(encoded(told))
-    await websocket.close(code, told["error"]["message"][:60])
+    reason = told["error"]["message"].encode()[:_LONGEST_REASON]
+    await websocket.close(code, reason.decode(errors="ignore"))
 
 
 def _listener() -> Listener:

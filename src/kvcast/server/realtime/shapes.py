@@ -5,13 +5,13 @@ Knows neither sound nor models.
 
 import base64
 import binascii
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvcast.audio.decode import HIGHEST_RATE, LOWEST_RATE
+from kvcast.server import documents
 from kvcast.server.errors import ApiError
 
 _PCM_RATE, _TELEPHONE_RATE = 24_000, 8_000
@@ -120,9 +120,9 @@ def shaped(shape: type[_S], document: Any, place: str = "") -> _S:
 def parsed(message: str) -> dict[str, Any]:
     """Return an event as a document; raises ApiError if it is none."""
     try:
-        document = json.loads(message)
-    except (ValueError, RecursionError):
-        raise ApiError(400, "the message is not JSON", code="invalid_json") from None
+        document = documents.parsed(message)
+    except ValueError as error:
+        raise ApiError(400, f"the message {error}", code="invalid_json") from None
     if not isinstance(document, dict):
         raise ApiError(400, "an event is a JSON object with a type", param="type")
     return document

@@ -1,0 +1,87 @@
+"""JSON that clients send, read within bounds, and without what JSON does not have.
+
+Reading holds up everybody else (the interpreter's lock), so what would take long is refused unread.
+Knows no endpoint.
+"""
+
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+MOST_VALUES = 1 << 20
+"""Commas of a document, at most: about the values in it."""
+
+MOST_NESTED = 1 << 18
+"""Lists and objects of a document, at most, as their brackets are counted."""
+
+DEEPEST = 200
+"""Lists and objects within one another, at most: what answers repeat must be written again."""
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parsed(content: bytes | str) -> Any:
+    """Return a document; raises ValueError, which says what is wrong with it.
+
+    Lone surrogates and numbers that are not finite are no JSON, and no answer could repeat them.
+    """
+    text = _decoded(content) if isinstance(content, bytes) else content
+    opened = text.count("[") + text.count("{")
+    if opened > MOST_NESTED or text.count(",") > MOST_VALUES:
+        raise ValueError(
+            f"has more than {MOST_NESTED:,} lists and objects, or {MOST_VALUES:,} values"
+        )
+    try:
+        document = json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
+    except _NumberError:
+        raise ValueError("has a number that is not finite") from None
+    except RecursionError:
+        raise ValueError(f"is nested deeper than {DEEPEST} levels") from None
+    except ValueError:
+        raise ValueError("is not JSON") from None
+    if opened > DEEPEST and _is_deep(document):
+        raise ValueError(f"is nested deeper than {DEEPEST} levels")
+    if _SURROGATE.search(text) and not _is_text(document):
+        raise ValueError("has half of a surrogate pair, which is no character")
+    return document
+
+
+class _NumberError(Exception):
+    """A number that is not finite."""
+
+
+def _decoded(content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError("is not JSON in UTF-8") from None
+
+
+def _refuse_number(_: str) -> NoReturn:
+    raise _NumberError
+
+
+def _finite(spelled: str) -> float:
+    number = float(spelled)
+    return number if math.isfinite(number) else _refuse_number(spelled)
+
+
+def _is_deep(document: Any) -> bool:
+    """Tell whether lists and objects lie deeper within one another than they may."""
+    level = [document]
+    for _ in range(DEEPEST + 1):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [child for one in inner for child in one if isinstance(child, (list, dict))]
+        if not level:
+            return False
+    return True
+
+
+def _is_text(document: Any) -> bool:
+    """Tell whether every text consists of whole characters."""
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,14 @@
+"""The one call of the tokenizers library that turns text into ids. Knows no file format."""
+
+from tokenizers import Tokenizer
+
+
+def ids_of(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Return a text's tokens.
+
+    A batch of one: `encode` would keep the interpreter's lock, and with it everybody else, for as
+    long as a text takes.
+    """
+    [encoding] = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoding.ids
+    return ids

@@ -1,0 +1,65 @@
+"""JSON of clients: what is refused, and that much of it is refused unread."""
+
+import json
+from typing import Any
+
+import pytest
+
+from kvcast.server import documents
+from kvcast.server.documents import DEEPEST, MOST_NESTED, MOST_VALUES, parsed
+
+
+def deep(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": [1, 2.5, -1e300, true, null, "\\ud83d\\ude00 \\u00e9 \\\\ud800"]}',
+        '"😀"',
+        '"NaN"',
+        deep(DEEPEST),
+        "[" + ",".join(["{}"] * 1000) + "]",
+    ],
+)
+def test_a_document_is_what_the_library_reads(text: str):
+    assert parsed(text) == parsed(text.encode()) == json.loads(text)
+
+
+WRONG = {
+    "half of a surrogate pair": [
+        b'"\\ud800"',
+        b'{"\\uDFFF": 1}',
+        b'[["\\ude00\\ud83d"]]',
+        b'"\\\\\\ud800"',
+    ],
+    "not finite": [b"NaN", b'{"a": -Infinity}', b"[1e400]", b"-1e400"],
+    "not JSON in UTF-8": [b'"\xed\xa0\x80"', b"\xff", b'{"a": "\xe9"}'],
+    "is not JSON": [b"", b"{", b"1 2", b"'a'", b"1" * 5000],
+    "nested deeper": [
+        deep(DEEPEST + 2).encode(),
+        b"[" * 50_000,
+        b'{"a":' * 300 + b"1" + b"}" * 300,
+    ],
+    "lists and objects": [b"[]," * (MOST_NESTED + 1), b"1," * (MOST_VALUES + 1)],
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "content"), [(s, c) for s, several in WRONG.items() for c in several]
+)
+def test_what_is_no_json_is_refused_in_a_line(said: str, content: bytes):
+    with pytest.raises(ValueError, match=said) as refused:
+        parsed(content)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_would_take_long_is_not_read(monkeypatch: pytest.MonkeyPatch):
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(documents.json, "loads", never)
+    for content in (b"[[1]" + b",[1]" * MOST_NESTED, b"[1" + b",1" * (MOST_VALUES + 1)):
+        with pytest.raises(ValueError, match="more than"):
+            parsed(content)
