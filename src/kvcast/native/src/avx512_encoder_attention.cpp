@@ -149,7 +149,10 @@ INLINE void score(const Head<Value>& head, int first, int begin, int end, float 
   }
 }
 
-INLINE void add_products(__m512& sum, __m512 values, __m512 shares, float) { sum = _mm512_fmadd_ps(values, shares, sum); }
+// GCC 12 reads values anew for each product around the intrinsics.
+INLINE void add_products(__m512& sum, __m512 values, __m512 shares, float) {
+  asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(values), "v"(shares));
+}
 INLINE void add_products(__m512& sum, __m512 values, __m512 shares, uint16_t) {  // of bf16, two at a time
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(values), "v"(shares));
 }
