@@ -2,6 +2,7 @@
 
 import io
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +10,11 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvcast.audio.foreign import foreign
 from kvcast.audio.stream import SoundStream
 from kvcast.errors import InputOutputError
 
+SPOKEN = Path(__file__).parents[1] / "data" / "spoken.ogg"
 TONE = (0.5 * np.sin(np.arange(4000) * 0.05)).astype(np.float32)
 TONE_16 = (TONE * 2**15).astype("<i2")
 
@@ -37,6 +40,12 @@ def heard(data: bytes, sizes: tuple[int, ...] = (1000,), **settings) -> np.ndarr
 def header(tag: int = 1, channels: int = 1, rate: int = 16_000, bits: int = 16) -> bytes:
     fmt = struct.pack("<HHIIHH", tag, channels, rate, rate * channels * bits // 8, 2, bits)
     return b"RIFF\xff\xff\xff\xffWAVE" + b"fmt " + struct.pack("<I", len(fmt)) + fmt
+
+
+def aac(length: int) -> bytes:
+    """Return a frame of ADTS, as of ffmpeg."""
+    bits = length << 13 | 0x7FF << 2
+    return b"\xff\xf1\x60" + (0x40 << 24 | bits).to_bytes(4, "big") + bytes(length - 7)
 
 
 @given(sizes=st.lists(st.integers(1, 700), min_size=1, max_size=5))
@@ -99,6 +108,10 @@ def test_less_than_a_header_is_raw():
         (b"", "is empty: it has 0 bytes"),
         (b"fLaC" + bytes(40), "is FLAC, and only raw PCM or WAV can be read live"),
         (b"OggS" + bytes(40), "is Ogg, and"),
+        (b"\0\0\0\x20ftypM4A \0\0\0\0", "is MP4, and"),
+        (b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0", "is Sony Wave64, and"),
+        (aac(200) + aac(180), "is AAC, and"),
+        (bytes.fromhex("fff344c4") + bytes(92) + bytes.fromhex("fff344c4000000"), "is MP3, and"),
         (b"RIFF\0\0\0\0AVI LIST", "is a RIFF file of another kind than WAVE"),
         (b"RIFF", "is a RIFF file of another kind than WAVE"),
         (header(), "is a WAV without sound: it is all header"),
@@ -121,6 +134,46 @@ def test_what_cannot_be_read_is_told_in_one_line(data: bytes, said: str):
     assert said in str(refused.value)
     assert str(refused.value).startswith("standard input ")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("format_", "subtype", "rate"),
+    [("MP3", "MPEG_LAYER_III", rate) for rate in (8_000, 16_000, 22_050, 44_100, 48_000)]
+    + [("MP3", "MPEG_LAYER_II", 44_100), ("W64", "PCM_16", 16_000), ("CAF", "PCM_16", 16_000)],
+)
+@pytest.mark.parametrize("size", [7, 5000])
+def test_what_libsndfile_writes_in_other_formats_is_refused(format_, subtype, rate, size):
+    file = io.BytesIO()
+    try:
+        soundfile.write(file, np.tile(TONE, 10), rate, format=format_, subtype=subtype)
+    except soundfile.LibsndfileError:
+        pytest.skip("this libsndfile does not write it")
+    data = file.getvalue()
+    if data.startswith(b"ID3"):
+        data = data[10 + sum(one << 7 * (3 - at) for at, one in enumerate(data[6:10])) :]
+    with pytest.raises(InputOutputError, match="only raw PCM or WAV can be read live"):
+        heard(data, (size,))
+
+
+def test_samples_that_begin_as_a_frame_are_samples():
+    data = bytes.fromhex("fff344c4") + TONE_16.tobytes()
+    assert np.array_equal(heard(data, (64,)), np.frombuffer(data, "<i2") / np.float32(2**15))
+    assert len(heard(data[:40])) == 20
+
+
+def test_random_samples_and_speech_are_samples():
+    noise = np.random.default_rng(0).integers(0, 256, 100_000, np.uint8).tobytes()
+    speech, _ = soundfile.read(SPOKEN, dtype="int16")
+    for data in noise, speech[: 60 * 16_000].astype("<i2").tobytes():
+        at = range(0, len(data) - 9000, 32)
+        assert [begin for begin in at if foreign(data[begin : begin + 9000])] == []
+        # One in a thousand begins as a frame: as often as if these did.
+        assert [begin for begin in at if foreign(_begun(data[begin : begin + 9000]))] == []
+
+
+def _begun(data: bytes) -> bytes:
+    """Return the bytes with a frame's first bits before them."""
+    return bytes([0xFF, data[0] | 0xE0]) + data[1:]
 
 
 def test_a_header_without_an_end_is_not_waited_for():

@@ -154,6 +154,13 @@ def test_what_was_heard_before_sound_is_damaged_is_settled(model, pipe, capsys):
         (["--clip-start", "3"], "clip_start is for recordings, and means nothing live"),
         (["--no-timestamps"], "timestamps is for recordings, and means nothing live"),
         (["--word-timestamps"], "word_timestamps is for recordings, and means nothing live"),
+        (["--recursive"], "--live reads no folder: drop --recursive"),
+        (["--glob", "*.dat"], "--live reads no folder: drop --glob"),
+        (["--newer", "2020-01-01"], "--live reads no folder: drop --newer"),
+        (["--workers", "3"], "--live reads no folder: drop --workers"),
+        (["--resume"], "--live reads no folder: drop --resume"),
+        (["--highlight-words"], "--live prints no subtitles: drop --highlight-words"),
+        (["--max-line-width", "9"], "--live prints no subtitles: drop --max-line-width"),
         (["--step", "0"], "--step: must be a number"),
         (["--sample-rate", "12"], "--sample-rate: must be a whole number from 1000 to 768000"),
     ],
@@ -161,7 +168,9 @@ def test_what_was_heard_before_sound_is_damaged_is_settled(model, pipe, capsys):
 def test_what_cannot_be_live_is_refused(model, pipe, capsys, words, said):
     pipe(b"")
     assert transcribe(*words) == 2
-    assert said in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
     assert model.lives == []
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kvcast.audio.decode import HIGHEST_RATE, LOWEST_RATE, SAMPLE_RATE
 from kvcast.audio.features import LOUDEST_SAMPLE
+from kvcast.audio.foreign import foreign, may_need_more
 from kvcast.errors import InputOutputError
 
 Samples: TypeAlias = NDArray[np.float32]
@@ -48,17 +49,6 @@ _CODINGS: Mapping[tuple[int, int], _Decode] = {
     (_FLOAT, 64): lambda data: np.frombuffer(data, "<f8").astype(np.float32),
 }
 """How samples are read, by WAV's format tag and bits."""
-
-_MAGIC: Mapping[bytes, str] = {
-    b"fLaC": "FLAC",
-    b"OggS": "Ogg",
-    b"ID3": "MP3",
-    b"\x1aE\xdf\xa3": "WebM or Matroska",
-    b"FORM": "AIFF",
-    b"RF64": "RF64",
-    b"RIFX": "big-endian WAV",
-}
-"""How other formats begin. As raw samples they would be noise."""
 
 
 class _Layout(NamedTuple):
@@ -140,12 +130,13 @@ class SoundStream:
         """Find out the layout from the first bytes; tell whether they were enough."""
         if len(self._held) < _RIFF_HEADER and not is_all:
             return False
-        for magic, format_ in _MAGIC.items():
-            if self._held.startswith(magic):
-                raise InputOutputError(
-                    f"{self._name} is {format_}, and only raw PCM or WAV can be read live: "
-                    "convert it with ffmpeg -i … -f s16le -ac 1 -ar 16000 -"
-                )
+        if (format_ := foreign(self._held)) is not None:
+            raise InputOutputError(
+                f"{self._name} is {format_}, and only raw PCM or WAV can be read live: "
+                "convert it with ffmpeg -i … -f s16le -ac 1 -ar 16000 -"
+            )
+        if may_need_more(self._held) and not is_all:
+            return False
         if not self._held.startswith(b"RIFF"):
             self._use(self._raw)
             return True

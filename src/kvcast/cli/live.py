@@ -22,7 +22,16 @@ from kvcast.cli import console
 from kvcast.cli.arguments import Heading, add_options, whole_number
 from kvcast.cli.files import STANDARD_INPUT, shown
 from kvcast.errors import InputOutputError, UsageError
-from kvcast.tasks.params import LIVE, LiveParams, TranscribeParams
+from kvcast.spec.options import Params
+from kvcast.tasks.params import (
+    FOLDERS,
+    LIVE,
+    SUBTITLES,
+    FolderParams,
+    LiveParams,
+    SubtitleParams,
+    TranscribeParams,
+)
 
 if TYPE_CHECKING:
     from kvcast.tasks.live import LiveSegment, LiveTranscription, Update
@@ -64,10 +73,9 @@ def add_arguments(group: Heading) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raise UsageError for what makes no sense live, or only live."""
-    own = [option for option in LiveParams.declared() if option.option.group == LIVE]
-    given = [option.flags[0] for option in own if getattr(args, option.name) != option.default]
-    given += ["--sample-rate"] if args.sample_rate is not None else []
     if not args.live:
+        given = _given(args, LiveParams, LIVE)
+        given += ["--sample-rate"] if args.sample_rate is not None else []
         if given:
             raise UsageError(f"{given[0]} needs --live")
         return
@@ -79,6 +87,20 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError("--live prints its text and saves none: drop --output-dir")
     if args.ray is not None:
         raise UsageError("--live is heard on one machine: drop --ray")
+    if folders := _given(args, FolderParams, FOLDERS):
+        raise UsageError(f"--live reads no folder: drop {folders[0]}")
+    if subtitles := _given(args, SubtitleParams, SUBTITLES):
+        raise UsageError(f"--live prints no subtitles: drop {subtitles[0]}")
+
+
+def _given(args: argparse.Namespace, params: type[Params], group: str) -> list[str]:
+    """Return how the options of a group are spelled that are not as they would be unasked."""
+    return [
+        option.flags[0]
+        for option in params.declared()
+        if option.option.group == group
+        and getattr(args, option.name) not in (option.default, None, [])
+    ]
 
 
 class Intake:
