@@ -98,6 +98,15 @@ def test_a_short_recording_is_decoded_once_and_a_long_one_twice(speech, long_spe
         assert source.passes == passes
 
 
+def test_whoever_is_two_minutes_behind_reads_what_was_kept(long_speech):
+    expected = openai_features(long_speech, 80)
+    source = Blocks(long_speech, 32_768)
+    windows = MelWindows(source, 80)
+    for seek in (0, 2_000, 12_500, 1_000, 12_900, 6_000):
+        np.testing.assert_allclose(windows.window(seek), openai_window(expected, seek), **CLOSE)
+    assert source.passes == 2
+
+
 def test_a_clip_end_cuts_the_window_to_zeros_as_openai_does(speech):
     expected = openai_features(speech, 80)
     with open_features(speech, 80) as windows:

@@ -15,6 +15,7 @@ EXAMPLE = TESTS.parent / "examples" / "sense-and-sensibility.flac"
 CARDS = sorted((TESTS / "data" / "cards").glob("*.wav"))
 SPOKEN = TESTS / "data" / "spoken.ogg"
 GERMAN = TESTS / "data" / "german.ogg"
+THREE_TURNS = TESTS / "data" / "three-turns.ogg"
 
 Samples = NDArray[np.float32]
 Load = Callable[..., kvcast.WhisperModel]

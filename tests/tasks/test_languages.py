@@ -1,12 +1,14 @@
 """A real multilingual model hears which language is spoken, window by window."""
 
 import json
+from itertools import groupby
+from operator import attrgetter
 
 import jiwer
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from real_speech import EXAMPLE, GERMAN, Load
+from real_speech import EXAMPLE, GERMAN, THREE_TURNS, Load, read
 
 from kvcast.cli import main
 from kvcast.errors import UsageError
@@ -61,6 +63,37 @@ def test_each_window_of_a_mixed_recording_is_in_its_language(batch, model, mixed
     words = jiwer.Compose([jiwer.ToLowerCase(), jiwer.RemovePunctuation(), jiwer.Strip()])
     error = jiwer.wer(words(ENGLISH.read_text(encoding="utf-8")), words(english))
     assert error < 0.2
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_a_turn_within_windows_is_in_its_language(batch, load):
+    """English up to 14 s, German up to 41 s, English; Whisper hears English in every window."""
+    model = load("demo-base")
+    found = model.transcribe(read(THREE_TURNS), multilingual=True, temperature=0.0, batch=batch)
+    segments = list(found)
+    assert found.language == "en"
+    languages = [segment.language for segment in segments]
+    assert [code for code, _ in groupby(languages)] == ["en", "de", "en"]
+    first, german, last = (
+        " ".join(segment.text for segment in turn)
+        for _, turn in groupby(segments, attrgetter("language"))
+    )
+    assert "in the early morning" in first
+    assert "Nobody spoke" in first
+    assert "Es war einmal ein kleines Mädchen" in german
+    assert "durch das Tal" in german
+    assert "In the afternoon the wind became stronger" in last
+    assert [s.start for s in segments if s.language == "de"][0] == pytest.approx(14.7, abs=1)
+    assert [s.end for s in segments if s.language == "de"][-1] == pytest.approx(40.8, abs=1)
+
+
+def test_speech_in_one_language_is_decoded_as_if_it_had_been_given(recordings, load):
+    model = load("demo-base")
+    several, given = (
+        list(model.transcribe(recordings["beginning"], temperature=0.0, **options))
+        for options in ({"multilingual": True}, {"language": "en"})
+    )
+    assert several == given
 
 
 def test_in_the_language_of_the_first_window_the_rest_is_lost(model, mixed):

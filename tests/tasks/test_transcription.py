@@ -181,41 +181,71 @@ def test_the_last_attempts_repetition_is_a_notice_and_prompts_nothing():
     assert found.notices == ('from 0.00 s the text repeats " a" 60 times: cut',)
 
 
-def test_each_segment_has_the_language_of_its_window():
-    spoken = [Heard(tokens=(50,), language="de"), Heard(tokens=(51,), language="fr")]
-    decoder = ScriptedDecoder(spoken)
+def german_first(frame: int) -> str:
+    return "de" if frame < 4000 else "fr"
+
+
+def test_a_window_ends_where_its_language_does():
+    decoder = ScriptedDecoder([], spoken=german_first)
     params = TranscribeParams(multilingual=True)
-    found = transcription(decoder, NumberedWindows(6000), params=params)
-    assert [segment.language for segment in found] == ["de", "fr"]
-    assert [options.language for _, options, _ in decoder.calls] == [None, None]
+    found = list(transcription(decoder, NumberedWindows(9000), params=params))
+    places = [place for place, _, _ in decoder.calls]
+    languages = [options.language for _, options, _ in decoder.calls]
+    assert languages == sorted(languages)
+    assert set(languages) == {"de", "fr"}
+    assert [segment.language for segment in found] == languages
+    for (first, frames), language in zip(places, languages, strict=True):
+        assert german_first(first) == language
+        assert first + frames <= 5600 or language == "fr"  # a piece is no longer than 16 s
+    assert [first for first, _ in places] == [0, *(sum(place) for place in places[:-1])]
+
+
+def test_a_batch_has_the_same_languages():
+    decoder = ScriptedDecoder([], spoken=german_first)
+    params = TranscribeParams(multilingual=True, batch=1)
+    found = list(transcription(decoder, NumberedWindows(9000), params=params))
+    for segment in found:
+        assert segment.language == german_first(segment.seek)
+    assert {segment.language for segment in found} == {"de", "fr"}
+
+
+def test_each_clip_has_its_languages():
+    decoder = ScriptedDecoder([], spoken=german_first)
+    params = TranscribeParams(multilingual=True, clip_timestamps="5,10,60,65")
+    list(transcription(decoder, NumberedWindows(9000), params=params))
+    told = [(place, options.language) for place, options, _ in decoder.calls]
+    assert told == [((500, 500), "de"), ((6000, 500), "fr")]
+
+
+def test_one_language_is_decoded_as_if_it_had_been_given():
+    decoders = [ScriptedDecoder([Heard(tokens=(50364, 50, 51363, 51363))]) for _ in range(2)]
+    given = transcription(
+        decoders[0], NumberedWindows(9000), attempts=[DecodingOptions(language="en")]
+    )
+    found = transcription(
+        decoders[1], NumberedWindows(9000), params=TranscribeParams(multilingual=True)
+    )
+    assert list(found) == list(given)
+    assert decoders[0].calls == decoders[1].calls
 
 
 def test_text_in_another_language_is_no_prompt():
-    spoken = [Heard(tokens=(50,), language=code) for code in ("de", "de", "fr", "fr")]
-    decoder = ScriptedDecoder(spoken)
+    decoder = ScriptedDecoder([Heard(tokens=(50,))] * 9, spoken=german_first)
     params = TranscribeParams(multilingual=True, initial_prompt="So")
-    list(transcription(decoder, NumberedWindows(15_000), params=params))
-    so = tokenizer().encode(" So")
+    list(transcription(decoder, NumberedWindows(12_000), params=params))
+    languages = [options.language for _, options, _ in decoder.calls]
     # Each job says which language its prompt is in: the decoder leaves it out of other windows.
-    assert [prompt for _, _, prompt in decoder.calls] == [
-        so,
-        [*so, 50],
-        [*so, 50, 50],
-        [50],
-        [50, 50],
-    ]
-    assert decoder.prompt_languages == [None, "de", "de", "fr", "fr"]
+    assert decoder.prompt_languages == [None, *languages[:-1]]
+    first = languages.index("fr")
+    assert decoder.calls[first + 1][2] == [50]
 
 
-def test_a_windows_language_is_detected_once_for_all_attempts():
-    spoken = [
-        Heard(tokens=(50,), language="de", compression_ratio=3),
-        Heard(tokens=(50,), language="de"),
-    ]
-    decoder = ScriptedDecoder(spoken)
+def test_all_attempts_are_in_the_windows_language():
+    failed = Heard(tokens=(50,), compression_ratio=3)
+    decoder = ScriptedDecoder([failed, Heard(tokens=(50,))], spoken=german_first)
     params = TranscribeParams(multilingual=True)
-    list(transcription(decoder, NumberedWindows(6000), params=params, attempts=ATTEMPTS))
-    assert [options.language for _, options, _ in decoder.calls] == [None, "de", None]
+    list(transcription(decoder, NumberedWindows(2000), params=params, attempts=ATTEMPTS))
+    assert [options.language for _, options, _ in decoder.calls] == ["de", "de"]
 
 
 @pytest.mark.parametrize(

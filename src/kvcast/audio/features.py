@@ -25,6 +25,9 @@ WINDOW_FRAMES = 30 * FRAMES_PER_SECOND
 KEPT_FRAMES = 600 * FRAMES_PER_SECOND
 """Frames of recordings up to this length (19 MB of 80 bands) are kept: one pass is enough."""
 
+BEHIND_FRAMES = 120 * FRAMES_PER_SECOND
+"""Frames before the last window that are kept, too: languages are detected ahead of the text."""
+
 SILENT_PEAK = 10 ** (-90 / 20)
 """A recording that never exceeds this, -90 dBFS or one step of 16 bits, is silent."""
 
@@ -62,8 +65,8 @@ def open_features(source: AudioInput, n_mels: int) -> "MelWindows":
 class MelWindows:
     """A recording as log-mel frames of 10 ms, in windows of 30 s.
 
-    Made for moving forward: going back by more than the last window decodes the recording again,
-    unless it is short.
+    Made for moving forward: going back by more than two minutes decodes the recording again, unless
+    it is short.
     """
 
     content_frames: int
@@ -156,8 +159,8 @@ class MelWindows:
         """Return frames start to stop, float32 [stop - start, n_mels]; silence follows the last."""
         if start < self._first:
             self._rewind()
-        self._advance(start, stop)
-        found = self._held[: stop - start]
+        self._advance(max(start - BEHIND_FRAMES, self._first), stop)
+        found = self._held[start - self._first : stop - self._first]
         silence = np.full((stop - start - len(found), self._n_mels), SILENCE)
         return normalised(np.concatenate([found, silence]), self._loudest)
 

@@ -402,7 +402,7 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
         bool,
         Option(
             group=RECOGNITION,
-            help="detect the language of every window, and decode it in that",
+            help="hear where the language changes, and decode each part in its own",
         ),
     ] = False
     draft: Annotated[str | DraftModel | None, draft_option(SEARCH)] = None
@@ -496,9 +496,7 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
         if not self.temperatures:
             raise UsageError("temperature needs at least one value")
         if self.multilingual and self.language is not None:
-            raise UsageError(
-                "multilingual detects the language of every window: leave out language"
-            )
+            raise UsageError("multilingual detects the language of every part: leave out language")
         self._check_clips()
 
     def _check_clips(self) -> None:

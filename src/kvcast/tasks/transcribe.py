@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Self
 from typing_extensions import override
 
 from kvcast.decoding.speculation import DraftCounts
-from kvcast.decoding.whisper import DecodingOptions
+from kvcast.decoding.whisper import DecodingOptions, Features
+from kvcast.runtimes.base import Float32
 from kvcast.tasks.params import TranscribeParams
 from kvcast.tasks.whisper.batch import Batch, Recording
 from kvcast.tasks.whisper.excerpts import QuietEnding, excerpts
@@ -22,6 +23,7 @@ from kvcast.tasks.whisper.language import detect
 from kvcast.tasks.whisper.passage import Passage
 from kvcast.tasks.whisper.segments import FRAMES_PER_SECOND, Segment, placed
 from kvcast.tasks.whisper.sound import Windows
+from kvcast.tasks.whisper.turns import Turns
 
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part
@@ -216,13 +218,26 @@ class Transcription(Iterator[Segment], Recording):
         if not self._params.multilingual:
             attempts = [replace(options, language=language) for options in attempts]
         passage = partial(Passage, params=self._params, tokenizer=tokenizer)
+        turns = [self._turns(clip) for clip in clips] if self._params.multilingual else None
         if self._params.batch is None:
-            yield passage(self._windows, clips, attempts=attempts)
+            yield passage(self._windows, clips, attempts=attempts, turns=turns)
             return
         ending = QuietEnding(tokenizer.timestamp_begin)
         joints = self._windows.timeline.joints
-        for clip in clips:
-            for excerpt in excerpts(self._windows, clip, joints):
+        for clip, spoken in zip(clips, turns or [None] * len(clips), strict=True):
+            stop = None if spoken is None else spoken.stop
+            for excerpt in excerpts(self._windows, clip, joints, stop=stop):
+                if spoken is not None:
+                    code = spoken.at(excerpt.first).language
+                    attempts = [replace(options, language=code) for options in attempts]
                 place = [(excerpt.first, excerpt.end)]
                 yield passage(excerpt, place, attempts=attempts, ending=ending)
                 attempts = [replace(options, prefix=None) for options in attempts]
+
+    def _turns(self, clip: tuple[int, int]) -> Turns:
+        decoder = self._batch.decoder
+
+        def detected(window_mt: Float32) -> dict[str, float]:
+            return decoder.detect_languages([Features(window_mt)])[0]
+
+        return Turns(self._windows, clip, detected)

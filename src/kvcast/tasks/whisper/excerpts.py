@@ -3,7 +3,7 @@
 An excerpt fits into a window of the encoder. Knows no model and no tokens but timestamps.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,15 +50,21 @@ class Excerpt(Sound):
 
 
 def excerpts(
-    sound: Sound, clip: tuple[int, int], joints: Sequence[float] = ()
+    sound: Sound,
+    clip: tuple[int, int],
+    joints: Sequence[float] = (),
+    *,
+    stop: Callable[[int], int] | None = None,
 ) -> Iterator[Excerpt]:
     """Cut frames `clip[0]` to `clip[1]` of a recording into excerpts, in order and without gaps.
 
-    Where something was left out, at `joints` in seconds, it is cut first.
+    Where something was left out, at `joints` in seconds, it is cut first. An excerpt that begins
+    at a frame ends no later than `stop` says.
     """
     joined = [round(joint * FRAMES_PER_SECOND) for joint in joints]
-    seek, end = clip
-    while seek < end:
+    seek, last = clip
+    while seek < last:
+        end = last if stop is None else stop(seek)
         window_mt = sound.window(seek, end)
         frames = end - seek
         if frames > _LONGEST:

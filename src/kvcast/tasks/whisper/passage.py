@@ -8,7 +8,7 @@ Knows no file formats and no runtime, and not who else is decoded meanwhile.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcast.decoding.alignment import AlignmentJob
 from kvcast.decoding.speculation import DraftCounts
@@ -21,6 +21,9 @@ from kvcast.tasks.whisper.placing import NO_TOKENS, Said, WordPlacing
 from kvcast.tasks.whisper.segments import WINDOW_FRAMES, Segment, Span, Window, ends_alone, split
 from kvcast.tasks.whisper.sound import Sound
 from kvcast.text.whisper import WhisperTokenizer
+
+if TYPE_CHECKING:
+    from kvcast.tasks.whisper.turns import Turns
 
 PROMPT_RESET_TEMPERATURE = 0.5
 """Text that took a higher temperature is too doubtful to condition the next window."""
@@ -65,6 +68,7 @@ class Passage:
         params: TranscribeParams,
         tokenizer: WhisperTokenizer,
         ending: Ending | None = None,
+        turns: "Sequence[Turns] | None" = None,
     ) -> None:
         """Prepare; nothing is read yet.
 
@@ -73,13 +77,16 @@ class Passage:
             clips: the first frame (of 10 ms) of each clip, and the one after its last; none is
                 empty.
             attempts: how to decode a window first, and after each rejection; one at least. Their
-                prefix is for the first window alone. Without a language each window's is detected.
+                prefix is for the first window alone.
             params: all other options.
             tokenizer: of the model.
             ending: what is known of the windows' ends.
+            turns: the languages of each clip, where these change; a window ends where its language
+                does.
 
         """
         self._sound = sound
+        self._turns = None if turns is None else deque(turns)
         self._clips = deque(clips)
         self._seek = self._clips[0][0] if self._clips else 0
         self._attempts = list(attempts)
@@ -89,7 +96,6 @@ class Passage:
         self._prompt = initial_tokens(params, tokenizer)
         self._heard: Features | None = None
         self._rejections: list[str] = []
-        self._language: str | None = None
         self._prompt_language: str | None = None
         self._placing = WordPlacing(params, tokenizer, self._ending.resumed)
         self._untimed: tuple[Said, AlignmentJob] | None = None
@@ -108,8 +114,8 @@ class Passage:
         if self._untimed is not None:
             return self._untimed[1]
         options = self._attempts[len(self._rejections)]
-        if self._rejections:  # its language was detected by the first attempt
-            options = replace(options, language=self._language)
+        if self._turns is not None:
+            options = replace(options, language=self._turns[0].at(self._seek).language)
         return WindowJob(
             window=self._features(),
             options=self._ending.options(options, self._window),
@@ -132,7 +138,6 @@ class Passage:
         reason = rejection(result, self._params)
         if reason is not None and len(self._rejections) + 1 < len(self._attempts):
             self._rejections.append(reason)
-            self._language = result.language
             return
         rejections, self._rejections = tuple(self._rejections), []
         window, features, self._heard = self._window, self._features(), None
@@ -190,7 +195,7 @@ class Passage:
 
     @property
     def _window(self) -> Window:
-        end = self._clips[0][1]
+        end = self._clips[0][1] if self._turns is None else self._turns[0].at(self._seek).end
         return Window(self._seek, min(WINDOW_FRAMES, end - self._seek))
 
     def _advance(self, frames: int) -> None:
@@ -198,6 +203,8 @@ class Passage:
         self._seek += frames
         if self._seek >= self._clips[0][1]:
             self._clips.popleft()
+            if self._turns is not None:
+                self._turns.popleft()
             self._seek = self._clips[0][0] if self._clips else self._seek
 
     def _conditions_next(self, result: DecodingResult) -> bool:
