@@ -113,6 +113,28 @@ def test_times_are_those_of_the_recording(load: Load, options: dict[str, int]) -
     assert text.count("dashwood") == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("pad", [0.0, 0.4])
+@pytest.mark.parametrize("words", [False, True])
+def test_nothing_reaches_over_what_was_left_out(load: Load, pad: float, words: bool) -> None:
+    example = read(EXAMPLE)
+    found = load("demo").transcribe(
+        np.concatenate([example, silence(20), example]),
+        vad=True,
+        word_timestamps=words,
+        speech_pad=pad,
+        min_silence=0.5,
+    )
+    segments = list(found)
+    places = [word for segment in segments for word in segment.words or [segment]]
+    assert places
+    for place in places:
+        for part in found.skipped or ():
+            begin, end = part.seconds
+            if end - begin > 10:
+                assert min(place.end, end) - max(place.start, begin) <= 0.05, place
+
+
 def test_a_clip_limits_what_is_transcribed(load: Load) -> None:
     samples = np.concatenate([silence(20), read(EXAMPLE)[: 5 * SAMPLE_RATE], silence(20)])
     found = load("demo").transcribe(samples, vad=True, clip_start=5, clip_end=15)

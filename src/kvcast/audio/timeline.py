@@ -70,6 +70,11 @@ class Timeline:
         self._starts = (0.0, *self._ends[:-1])
 
     @property
+    def leaves_out(self) -> bool:
+        """Whether times are others in the recording; without parts they are not."""
+        return bool(self._parts)
+
+    @property
     def duration(self) -> float:
         """Seconds of all parts."""
         return self._ends[-1] if self._ends else 0.0
@@ -100,6 +105,13 @@ class Timeline:
                 final -= 1
                 end = self._ends[final]
         return self._in_part(first, start), self._in_part(final, end)
+
+    def of_word(self, start: float, end: float) -> tuple[float, float]:
+        """Return when a word was in the recording: it lies in one part, that of its middle."""
+        if not self._parts:
+            return start, end
+        index = min(bisect_right(self._ends, (start + end) / 2), len(self._parts) - 1)
+        return self._in_part(index, start), self._in_part(index, min(end, self._ends[index]))
 
     def _in_part(self, index: int, seconds: float) -> float:
         begins, ends = self._parts[index].seconds

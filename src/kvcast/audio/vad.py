@@ -33,6 +33,9 @@ _SHORTEST = 0.2
 and the shortest word longer. Silero wants 0.25 of every part, faster-whisper nothing.
 """
 
+_LEAST_SLACK = 0.4
+"""Seconds by which the times of segments are off, at most, however little padding there is."""
+
 _AT_ONCE = 1024  # blocks: 2 MB
 
 
@@ -260,7 +263,7 @@ class SpokenWindows(MelWindows):
         parts = common(speech.parts, clips)
         super().__init__(SpeechOnly(audio, parts), n_mels)
         self.duration = speech.samples / SAMPLE_RATE
-        self.timeline = Timeline(parts, slack=params.speech_pad)
+        self.timeline = Timeline(parts, slack=max(params.speech_pad, _LEAST_SLACK))
         self.skipped = common(speech.skipped, clips)
         self.notices = audio.notices if parts else (*audio.notices, _no_speech(audio.name, speech))
 

@@ -224,7 +224,8 @@ class Transcription(Iterator[Segment], Recording):
             return
         ending = QuietEnding(tokenizer.timestamp_begin)
         joints = self._windows.timeline.joints
-        for clip, spoken in zip(clips, turns or [None] * len(clips), strict=True):
+        for index, clip in enumerate(clips):
+            spoken = None if turns is None else turns[index]
             stop = None if spoken is None else spoken.stop
             for excerpt in excerpts(self._windows, clip, joints, stop=stop):
                 if spoken is not None:

@@ -1,10 +1,16 @@
 """How a window's tokens are cut, and where the next window begins."""
 
+from itertools import pairwise
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcast.audio.timeline import Part, Timeline
+from kvcast.audio.decode import ArrayAudio
+from kvcast.audio.params import VoiceParams
+from kvcast.audio.timeline import Part, Timeline, between
+from kvcast.audio.vad import BLOCK, SpokenWindows, speech_parts
 from kvcast.tasks.whisper.segments import Segment, Span, Window, Word, placed, split
 
 BEGIN = 1000
@@ -105,3 +111,83 @@ def test_a_segment_of_parts_is_placed_in_the_recording_with_its_words():
     assert [(word.start, word.end) for word in found.words] == [(50.0, 50.5), (50.5, 52.0)]
     assert found.tokens == said.tokens
     assert placed(said, Timeline(())) == said
+
+
+def said_at(start: float, end: float, words: tuple[Word, ...] | None = None) -> Segment:
+    return Segment(
+        id=0,
+        seek=0,
+        start=start,
+        end=end,
+        text=" yes",
+        tokens=(1,),
+        language="en",
+        temperature=0.0,
+        avg_logprob=-0.1,
+        compression_ratio=1.0,
+        no_speech_prob=0.0,
+        fallback=(),
+        words=words,
+    )
+
+
+@given(
+    runs=st.lists(
+        st.tuples(st.sampled_from([0.0, 1.0]), st.integers(1, 90)), min_size=1, max_size=12
+    ),
+    pad=st.sampled_from([0.0, 0.05, 0.4, 1.0]),
+    silence=st.sampled_from([0.0, 0.1, 0.5, 2.0]),
+    moments=st.lists(st.floats(0, 1), min_size=2, max_size=12),
+)
+def test_no_word_is_in_what_was_left_out(runs, pad, silence, moments):
+    probabilities_n = np.concatenate([np.full(blocks, p, np.float32) for p, blocks in runs])
+    samples = BLOCK * len(probabilities_n)
+    params = VoiceParams(vad=True, speech_pad=pad, min_silence=silence)
+    parts = speech_parts(probabilities_n, samples, params)
+    timeline = Timeline(parts, slack=0.4)
+    edges = sorted(moment * timeline.duration for moment in moments)
+    words = tuple(
+        Word(start=start, end=end, word=" a", probability=1.0) for start, end in pairwise(edges)
+    )
+    found = placed(said_at(edges[0], edges[-1], words), timeline)
+    for part in between(parts, samples) if parts else ():
+        begin, stop = part.seconds
+        for word in found.words:
+            assert min(word.end, stop) - max(word.start, begin) <= 0.05, (word, part)
+    times = [moment for word in found.words for moment in (word.start, word.end)]
+    assert times == sorted(times)
+    assert (found.start, found.end) == (times[0], times[-1])
+
+
+def test_a_word_across_a_joint_lies_where_most_of_it_is():
+    timeline = Timeline([Part(0, 160_000), Part(480_000, 640_000)])  # 0 to 10 s, 30 to 40 s
+    words = (
+        Word(start=9.0, end=10.3, word=" a", probability=1.0),
+        Word(start=10.3, end=11.0, word=" b", probability=1.0),
+    )
+    assert [(w.start, w.end) for w in placed(said_at(9.0, 11.0, words), timeline).words] == [
+        (9.0, 10.0),
+        (30.3, 31.0),
+    ]
+
+
+def test_times_are_rounded_to_milliseconds():
+    timeline = Timeline([Part(16_001, 160_007)])
+    found = placed(said_at(0.1, 0.7), timeline)
+    assert (found.start, found.end) == (1.1, 1.7)
+
+
+def test_without_padding_a_segment_ends_before_the_silence_all_the_same():
+    """Predicted times are off by some tenths of a second, whatever the padding is."""
+    sound = ArrayAudio(np.full(BLOCK * 1000, 0.1, np.float32))
+    loud = np.repeat(np.array([1, 0, 1], np.float32), [300, 400, 300])
+    heard = iter(loud.tolist())
+
+    def listener(blocks_nb):
+        return np.array([next(heard) for _ in blocks_nb], np.float32)
+
+    params = VoiceParams(vad=True, speech_pad=0.0)
+    everything = [Part(0, BLOCK * 1000)]
+    with SpokenWindows(sound, 80, listener, params, clips=everything) as windows:
+        found = placed(said_at(5.0, 300 * BLOCK / 16_000 + 0.1), windows.timeline)
+    assert (found.start, found.end) == (5.0, 300 * BLOCK / 16_000)

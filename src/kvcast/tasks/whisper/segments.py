@@ -154,14 +154,27 @@ def end_of_speech(spans: Sequence[Span]) -> float | None:
 
 
 def placed(segment: Segment, timeline: "Timeline") -> Segment:
-    """Return a segment of a recording's parts with the times that it has in the recording."""
-    start, end = timeline.original(segment.start, segment.end)
+    """Return a segment of a recording's parts with the times that it has in the recording.
+
+    With words it begins and ends with them. Times are rounded to milliseconds.
+    """
+    if not timeline.leaves_out:
+        return segment
     begun, _ = timeline.original(*[segment.seek / FRAMES_PER_SECOND] * 2)
-    words = segment.words and tuple(
-        replace(word, start=min(max(first, start), end), end=min(max(last, start), end))
-        for word in segment.words
-        for first, last in [timeline.original(word.start, word.end)]
-    )
+    words = segment.words and tuple(_placed_word(word, timeline) for word in segment.words)
+    if words:
+        start, end = words[0].start, words[-1].end
+    else:
+        start, end = map(_to_milliseconds, timeline.original(segment.start, segment.end))
     return replace(
         segment, seek=round(begun * FRAMES_PER_SECOND), start=start, end=end, words=words
     )
+
+
+def _placed_word(word: Word, timeline: "Timeline") -> Word:
+    start, end = map(_to_milliseconds, timeline.of_word(word.start, word.end))
+    return replace(word, start=start, end=end)
+
+
+def _to_milliseconds(seconds: float) -> float:
+    return round(seconds, 3)
