@@ -5,7 +5,7 @@ As a program: `python cli_fakes.py ARGS…` is `kvcast ARGS…` with the scripte
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -51,11 +51,13 @@ class FakeTranscription:
     notices: tuple[str, ...] = ()
     skipped: None = None
     draft: DraftCounts | None = None
+    before_opening: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[FakeSegment]:
         return self.segments
 
     def __enter__(self) -> Self:
+        self.before_opening()
         return self
 
     def __exit__(self, *_: object) -> None:

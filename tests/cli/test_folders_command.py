@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from cli.folder_fakes import ReadingModel
 from kvcast.cli import main
-from kvcast.errors import KvcastError
+from kvcast.errors import KvcastError, UsageError
 from kvcast.tasks.saving import save
 
 ROOT = Path(__file__).parents[2]
@@ -416,6 +416,42 @@ def test_what_does_not_go_together_is_told_before_any_work(
     assert said in err
     assert err.count("\n") == 1
     assert model.calls == []
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ([], "add --recursive for those in its folders, or name files with --glob"),
+        (["--recursive"], "asked for: name files with --glob"),
+        (["--glob", "*.nope"], "add --recursive for those in its folders, or give another --glob"),
+        (["-r", "--glob", "*.nope"], "asked for: give another --glob"),
+    ],
+    ids=str,
+)
+def test_the_hint_is_something_that_was_not_done(words, hint, model, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    command = ["transcribe", "--model", "demo", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
+    assert main([*command, *words]) == 66
+    assert capsys.readouterr().err.strip().endswith(hint)
+    assert not (tmp_path / "out" / ".kvcast").exists()
+
+
+def test_a_refused_run_leaves_no_journal_where_none_was(model, folder, out, capsys):
+    heard = model.transcribe
+
+    def refuse(*_: object, **__: object):
+        raise UsageError("prefix is too long")
+
+    model.transcribe = refuse
+    assert transcribe(folder) == 2
+    assert "prefix is too long" in capsys.readouterr().err
+    assert not (out / ".kvcast").exists()
+    model.transcribe = heard
+    assert transcribe(folder, "-q") == 0
+    before = (out / ".kvcast" / "journal.jsonl").read_bytes()
+    model.transcribe = refuse
+    assert transcribe(folder, "-q") == 2
+    assert (out / ".kvcast" / "journal.jsonl").read_bytes() == before
 
 
 def test_a_folder_that_is_not_there_is_66(model, tmp_path, capsys):

@@ -102,7 +102,7 @@ def test_what_shapes_subtitles_asks_for_words(shaping, name, model, recording, c
 @pytest.mark.parametrize("shaping", SHAPING)
 def test_what_shapes_subtitles_is_refused_without_any(shaping, format, model, recording, capsys):
     assert transcribe(recording("a.wav"), shaping, *format) == 2
-    assert "shape subtitles: add --format srt or --format vtt" in capsys.readouterr().err
+    assert " shapes subtitles: add --format srt or --format vtt" in capsys.readouterr().err
     assert model.calls == []
 
 
@@ -118,9 +118,19 @@ def test_what_shapes_subtitles_is_refused_without_any(shaping, format, model, re
             ["--hallucination-silence-threshold=2"],
             "hallucination_silence_threshold needs word_timestamps",
         ),
+        (["--prepend-punctuations=("], "prepend_punctuations needs word_timestamps"),
+        (["--append-punctuations=)"], "append_punctuations needs word_timestamps"),
+        (["--vad-threshold=0.4"], "vad_threshold needs vad"),
+        (["--min-silence=1"], "min_silence needs vad"),
+        (["--speech-pad=0"], "speech_pad needs vad"),
+        (["--max-speech=20"], "max_speech needs vad"),
+        (
+            ["--max-line-width=9", "--highlight-words"],
+            "highlight_words and max_line_width shape subtitles",
+        ),
     ],
 )
-def test_options_of_words_that_do_not_go_together(words, reason, model, recording, capsys):
+def test_options_that_would_have_no_effect_are_refused(words, reason, model, recording, capsys):
     assert transcribe(recording("a.wav"), *words) == 2
     assert reason in capsys.readouterr().err
     assert model.calls == []
@@ -166,6 +176,16 @@ def test_two_inputs_with_one_name_are_refused_before_any_work(model, recording, 
     assert re.fullmatch(r"kvcast: .*would both be saved as a\.\*.*\n", capsys.readouterr().err)
     assert model.calls == []
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("names", [("same.wav", "SAME.flac"), ("\u00e9.wav", "e\u0301.mp3")])
+def test_names_that_some_disks_take_for_the_same_are_refused(
+    names, model, recording, tmp_path, capsys
+):
+    paths = [recording(name) for name in names]
+    assert transcribe(*paths, "--output-dir", str(tmp_path / "out")) == 2
+    assert "where capitals and accents do not count" in capsys.readouterr().err
+    assert model.calls == []
 
 
 def test_an_unusable_folder_is_told_before_any_work(model, recording, tmp_path, capsys):

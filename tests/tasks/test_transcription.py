@@ -10,7 +10,7 @@ from scripted_windows import Heard, NumberedWindows, ScriptedDecoder, scripted_m
 
 from kvcast.decoding.whisper import DecodingOptions
 from kvcast.errors import UsageError
-from kvcast.tasks.params import TranscribeParams
+from kvcast.tasks.params import LiveParams, TranscribeParams
 from kvcast.tasks.transcribe import Transcription, clipped_frames
 from kvcast.tasks.whisper.batch import Batch
 from kvcast.tasks.whisper.passage import initial_tokens
@@ -135,6 +135,13 @@ def test_a_clip_past_the_end_says_so_and_gives_nothing():
     )
     assert found.notices == ("the clip from 2.5 s is past the end, 2.50 s",)
     assert list(found) == []
+
+
+def test_a_clip_without_a_frame_is_not_said_to_be_past_the_end():
+    params = TranscribeParams(clip_timestamps="1,1.001,2.4,2.5")
+    found = transcription(ScriptedDecoder([]), NumberedWindows(250), params=params)
+    assert found.notices == ("the clip from 1 s is shorter than 10 ms",)
+    assert [segment.start for segment in found] == [2.4]
 
 
 def test_clips_are_transcribed_one_after_the_other_and_prompt_each_other():
@@ -347,3 +354,33 @@ def test_samples_are_transcribed_as_they_are():
     [(shape, options, _)] = model.scripted.calls
     assert shape == (80, 3000)
     assert options.language == "en"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"clip_timestamps": [[0, 5]]}, "clip_timestamps must be a number, not [0, 5]"),
+        ({"clip_timestamps": ["0,5"]}, "clip_timestamps must be a number, not '0,5'"),
+        ({"clip_timestamps": True}, "clip_timestamps must be a number, not True"),
+        ({"batch": True}, "batch must be a whole number, not True"),
+        ({"vad": "yes"}, "vad must be True or False, not 'yes'"),
+        ({"multilingual": 1}, "multilingual must be True or False, not 1"),
+        ({"initial_prompt": True}, "initial_prompt must be a string, not True"),
+        ({"temperature": [True]}, "temperature must be a number, not True"),
+        ({"suppress_tokens": [1, "2"]}, "suppress_tokens must be a whole number, not '2'"),
+        ({"min_silence": 1.0}, "min_silence needs vad"),
+        ({"append_punctuations": "."}, "append_punctuations needs word_timestamps"),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_kind_or_without_effect_is_one_line(options, problem):
+    with pytest.raises(UsageError) as error:
+        scripted_model().transcribe(np.zeros(16_000, np.float32), **options)
+    assert one_line(error) == problem
+
+
+def test_live_hears_with_a_threshold_of_its_own():
+    assert LiveParams(vad_threshold=0.3).vad_threshold == 0.3
+    for other in ({"min_silence": 1.0}, {"append_punctuations": "."}):
+        with pytest.raises(UsageError, match="is for recordings, and means nothing live"):
+            LiveParams(**other)

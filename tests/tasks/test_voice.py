@@ -15,7 +15,7 @@ from kvcast.audio.decode import SAMPLE_RATE, ArrayAudio
 from kvcast.audio.params import VoiceParams
 from kvcast.audio.vad import BLOCK, Speech, find_speech
 from kvcast.checkpoints import packaged
-from kvcast.errors import InputMissingError, KvcastError
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 from kvcast.tasks.voice import voice_listener
 
 Samples = NDArray[np.float32]
@@ -133,6 +133,12 @@ def test_nothing_reaches_over_what_was_left_out(load: Load, pad: float, words: b
             begin, end = part.seconds
             if end - begin > 10:
                 assert min(place.end, end) - max(place.start, begin) <= 0.05, place
+
+
+@pytest.mark.parametrize("vad", [False, True])
+def test_a_recording_of_a_sample_is_too_short(load: Load, vad: bool) -> None:
+    with pytest.raises(InputOutputError, match=r"too short to hold speech: it lasts 0\.062 ms"):
+        load("demo").transcribe(np.zeros(1, np.float32), vad=vad)
 
 
 def test_a_clip_limits_what_is_transcribed(load: Load) -> None:

@@ -53,13 +53,17 @@ def open_features(source: AudioInput, n_mels: int) -> "MelWindows":
         audio = open_audio(source)
         on_failure.callback(audio.close)
         windows = MelWindows(audio, n_mels)
-        if windows.content_frames == 0:
-            raise InputOutputError(
-                f"{audio.name} is too short to hold speech: it lasts "
-                f"{1000 * windows.duration:.2g} ms"
-            )
+        refuse_short(windows.duration, audio.name)
         on_failure.pop_all()
     return windows
+
+
+def refuse_short(duration: float, name: str) -> None:
+    """Raise InputOutputError for a recording of less than a frame."""
+    if round(duration * SAMPLE_RATE) < HOP:
+        raise InputOutputError(
+            f"{name} is too short to hold speech: it lasts {1000 * duration:.2g} ms"
+        )
 
 
 class MelWindows:

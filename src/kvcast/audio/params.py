@@ -37,7 +37,7 @@ class VoiceParams(Params):
         Option(
             group=VOICE,
             help="probability from which on a moment is speech, which goes on while it stays "
-            "above 0.15 less",
+            "above 0.15 less; needs vad, unless live",
             check=Bounds(above=0, most=1),
             metavar="P",
         ),
@@ -46,7 +46,7 @@ class VoiceParams(Params):
         float,
         Option(
             group=VOICE,
-            help="seconds without speech that are left out; shorter pauses stay",
+            help="seconds without speech that are left out; shorter pauses stay; needs vad",
             check=Bounds(least=0),
             metavar="SECONDS",
         ),
@@ -55,7 +55,7 @@ class VoiceParams(Params):
         float,
         Option(
             group=VOICE,
-            help="seconds that stay before and after speech",
+            help="seconds that stay before and after speech; needs vad",
             check=Bounds(least=0),
             metavar="SECONDS",
         ),
@@ -65,7 +65,7 @@ class VoiceParams(Params):
         Option(
             group=VOICE,
             help="most seconds of speech in one piece, its padding included; longer ones are cut "
-            "at their longest pause",
+            "at their longest pause; needs vad",
             check=Bounds(least=1),
             metavar="SECONDS",
             default="any length",

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kvcast.errors import UsageError
+from kvcast.tasks.folders.naming import folded
 
 STANDARD_INPUT = "-"
 
@@ -25,10 +26,13 @@ def refuse_shared_names(sources: Iterable[str]) -> None:
     """Raise UsageError if two inputs would write the same files."""
     owners: dict[str, str] = {}
     for source in sources:
-        name = stem(source)
+        name = folded(stem(source))
         if name in owners:
+            other = owners[name]
+            same = stem(source) == stem(other)
+            where = "" if same else " where capitals and accents do not count"
             raise UsageError(
-                f"{owners[name]} and {source} would both be saved as {name}.*; "
+                f"{other} and {source} would both be saved as {stem(other)}.*{where}; "
                 "transcribe them in two runs, each with its own --output-dir"
             )
         owners[name] = source

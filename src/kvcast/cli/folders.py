@@ -94,7 +94,7 @@ def run(folder: Path, args: argparse.Namespace) -> int:
         with watcher.waiting(f"looking at {folder}"):
             options = _fingerprint(args, outputs)
             work = held.enter_context(opened_run(folder, args.output_dir, params, options=options))
-        _refuse_nothing(folder, work)
+        _refuse_nothing(folder, work, params)
         if not args.quiet:
             for notice in _notices(work):
                 console.say(notice)
@@ -259,14 +259,15 @@ def _fingerprint(args: argparse.Namespace, outputs: Outputs) -> str:
     return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _refuse_nothing(folder: Path, work: "FolderRun") -> None:
+def _refuse_nothing(folder: Path, work: "FolderRun", params: FolderParams) -> None:
     """Raise InputMissingError where there is nothing that could be transcribed."""
-    found = work.found
-    if not (work.waiting or work.kept or work.problems or found.older):
-        raise InputMissingError(
-            f"{folder} holds no recordings that were asked for: add --recursive for those in its "
-            "folders, or name files with --glob"
-        )
+    if work.waiting or work.kept or work.problems or work.found.older:
+        return
+    hints = [] if params.recursive else ["add --recursive for those in its folders"]
+    hints.append("give another --glob" if params.patterns else "name files with --glob")
+    raise InputMissingError(
+        f"{folder} holds no recordings that were asked for: {', or '.join(hints)}"
+    )
 
 
 def _notices(work: "FolderRun") -> Iterable[str]:

@@ -45,8 +45,11 @@ class Outputs:
     ) -> Self:
         """Combine the options, and prepare the folder; raises UsageError, InputOutputError."""
         if subtitles.are_chosen and format not in {*writers.SUBTITLES, ALL}:
-            asked = " and ".join(subtitles.changed(SUBTITLES))
-            raise UsageError(f"{asked} shape subtitles: add --format srt or --format vtt")
+            asked = subtitles.changed(SUBTITLES)
+            shape = "shapes" if len(asked) == 1 else "shape"
+            raise UsageError(
+                f"{' and '.join(asked)} {shape} subtitles: add --format srt or --format vtt"
+            )
         if output_dir is None:
             alone = _printed_alone(format, json=json, several=len(sources) > 1)
             return cls(printed=alone, subtitles=subtitles)

@@ -175,13 +175,30 @@ class Declared:
 
     def check(self, value: Any) -> None:
         """Raise UsageError for a value that the option does not allow."""
-        check = self.option.check
-        if check is None or (value is None and self.optional):
+        if value is None and self.optional:
             return
+        check = self.option.check
         single = not self.many or isinstance(value, str) or not isinstance(value, Iterable)
         for one in [value] if single else value:
-            if problem := check.problem(one, self.kind):
+            problem = self._of_another_kind(one, single)
+            if problem is None and check is not None:
+                problem = check.problem(one, self.kind)
+            if problem is not None:
                 raise UsageError(f"{self.name} {problem}")
+
+    def _of_another_kind(self, value: Any, single: bool) -> str | None:
+        """Say what is wrong with a value that Python would take for one of this kind.
+
+        True is a number to Python, and every value true or false. Several numbers may be given as
+        one string, but none of them may be a string or a list.
+        """
+        is_wrong = isinstance(value, bool) != (self.kind is bool)
+        if self.kind in _KINDS and not single:
+            is_wrong |= not isinstance(value, numbers.Real)
+        return f"must be {_KINDS.get(self.kind, 'a string')}, not {value!r}" if is_wrong else None
+
+
+_KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
 
 
 def _in_words(value: Any) -> str:

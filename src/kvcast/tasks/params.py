@@ -456,7 +456,7 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
         str,
         Option(
             group=WORDS,
-            help="marks that belong to the word after them",
+            help="marks that belong to the word after them; needs word_timestamps",
             check=Text(),
             metavar="MARKS",
         ),
@@ -465,7 +465,7 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
         str,
         Option(
             group=WORDS,
-            help="marks that belong to the word before them",
+            help="marks that belong to the word before them; needs word_timestamps",
             check=Text(),
             metavar="MARKS",
         ),
@@ -485,8 +485,7 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.hallucination_silence_threshold is not None and not self.word_timestamps:
-            raise UsageError("hallucination_silence_threshold needs word_timestamps")
+        self._refuse_without_effect()
         if self.clip_end is not None and self.clip_end <= self.clip_start:
             raise UsageError(
                 f"clip_end must come after clip_start {self.clip_start:g}, not {self.clip_end}"
@@ -498,6 +497,13 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
         if self.multilingual and self.language is not None:
             raise UsageError("multilingual detects the language of every part: leave out language")
         self._check_clips()
+
+    def _refuse_without_effect(self) -> None:
+        """Raise UsageError for options of something that is switched off."""
+        for group, switch in (WORDS, "word_timestamps"), (VOICE, "vad"):
+            idle = [] if getattr(self, switch) else self.changed(group)
+            if idle:
+                raise UsageError(f"{idle[0]} needs {switch}")
 
     def _check_clips(self) -> None:
         if self.clip_timestamps is None:
@@ -624,6 +630,12 @@ class LiveParams(TranscribeParams):
             metavar="SECONDS",
         ),
     ] = 0.6
+
+    @override
+    def _refuse_without_effect(self) -> None:
+        """Live, vad_threshold is of use without vad, and the others of both groups never are."""
+        if self.hallucination_silence_threshold is not None:
+            raise UsageError("hallucination_silence_threshold needs word_timestamps")
 
     @override
     def __post_init__(self) -> None:

@@ -53,6 +53,10 @@ class Transcription(Iterator[Segment], Recording):
 
     The recording is opened when something of it is asked for, and released when the last segment
     was taken, or by `close`. Others in its batch are decoded meanwhile.
+
+    Attributes:
+        before_opening: is called right before the recording is opened; by default it does nothing.
+
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class Transcription(Iterator[Segment], Recording):
         self._notices: list[str] = []
         self._drafts: list[DraftCounts] = []
         self._taken = 0
+        self.before_opening: Callable[[], None] = lambda: None
         batch.add(self)
 
     def open(self) -> Self:
@@ -98,13 +103,16 @@ class Transcription(Iterator[Segment], Recording):
     @property
     def notices(self) -> tuple[str, ...]:
         """What a user should know, one line each."""
-        clips = clipped_frames(self._params, self._windows.content_frames)
-        late = [
+        frames = self._windows.content_frames
+        clips = clipped_frames(self._params, frames)
+        empty = [
             f"the clip from {start:g} s is past the end, {self.duration:.2f} s"
+            if first >= frames
+            else f"the clip from {start:g} s is shorter than 10 ms"
             for (start, _), (first, end) in zip(self._params.clips, clips, strict=True)
-            if first >= end and self._windows.content_frames
+            if first >= end and frames
         ]
-        return (*self._windows.notices, *late, *self._notices)
+        return (*self._windows.notices, *empty, *self._notices)
 
     @property
     def skipped(self) -> "tuple[Part, ...] | None":
@@ -197,6 +205,7 @@ class Transcription(Iterator[Segment], Recording):
 
     @cached_property
     def _windows(self) -> Windows:
+        self.before_opening()
         return self._opening()
 
     def _step(self) -> None:

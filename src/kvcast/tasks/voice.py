@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvcast.audio.decode import SAMPLE_RATE, AudioInput, open_audio
 from kvcast.audio.endpoints import Listener, Loudness
-from kvcast.audio.features import MelWindows, open_features
+from kvcast.audio.features import MelWindows, open_features, refuse_short
 from kvcast.audio.timeline import Part
 from kvcast.audio.vad import SpokenWindows
 from kvcast.checkpoints import packaged
@@ -24,7 +24,7 @@ def open_windows(source: AudioInput, n_mels: int, params: TranscribeParams) -> M
 
     Raises:
         InputMissingError: there is no such file, or the detector is not installed.
-        InputOutputError: it cannot be decoded, or is not sound.
+        InputOutputError: it cannot be decoded, is shorter than a frame, or is not sound.
         UsageError: an array that is not one channel of samples.
 
     """
@@ -35,6 +35,7 @@ def open_windows(source: AudioInput, n_mels: int, params: TranscribeParams) -> M
         audio = open_audio(source)
         on_failure.callback(audio.close)
         windows = SpokenWindows(audio, n_mels, listener, params, clips=_clips(params))
+        refuse_short(windows.duration, audio.name)
         on_failure.pop_all()
     return windows
 

@@ -1,14 +1,21 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from real_speech import CARDS, Load
+from scripted_windows import NumberedWindows, scripted_model
 
+from kvcast.decoding.whisper import DecodingOptions
 from kvcast.errors import UsageError
 from kvcast.tasks.folders.finding import Recording
 from kvcast.tasks.folders.working import Job, Outcome, transcribe_all
+from kvcast.tasks.params import TranscribeParams
+from kvcast.tasks.transcribe import Transcription
+from kvcast.tasks.whisper.batch import Batch
 
 
 def jobs(*names: str) -> list[Job]:
@@ -146,6 +153,36 @@ def test_several_at_once_say_what_one_by_one_do(runtime: str, load: Load):
     assert {name: [segment.text for segment in told] for name, told in together.items()} == {
         name: [segment.text for segment in told] for name, told in alone.items()
     }
+
+
+def test_in_a_batch_a_recording_is_looked_at_when_it_is_opened(tmp_path):
+    """Recordings are still written while those before them are transcribed."""
+    paths = [tmp_path / name for name in "ab"]
+    for path in paths:
+        path.write_bytes(b"1")
+    model = scripted_model()
+
+    def opened(source: str) -> NumberedWindows:
+        if source == str(paths[0]):
+            paths[1].write_bytes(b"longer")
+        return NumberedWindows(1000 + len(Path(source).read_bytes()))
+
+    def together(sources: list[str], **_: object) -> list[Transcription]:
+        batch = Batch(model.scripted, 1)
+        attempts, params = [DecodingOptions()], TranscribeParams(batch=1)
+        return [
+            Transcription(batch, partial(opened, one), attempts=attempts, params=params)
+            for one in sources
+        ]
+
+    model.transcribe_all = together
+    found = [Recording.at(tmp_path, path.name) for path in paths]
+    given = [Job(recording=one, source=str(path)) for one, path in zip(found, paths, strict=True)]
+    outcomes = transcribe_all(model, given, 1, options={"batch": 1}, watch=lambda *_: None)
+    first, second = outcomes
+    assert first.job == given[0]
+    assert second.job.recording == Recording.at(tmp_path, "b") != given[1].recording
+    assert second.heard.duration == 10.06
 
 
 def test_options_that_cannot_be_served_end_the_run():

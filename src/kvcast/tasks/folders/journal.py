@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Literal, Self
 
 from filelock import FileLock, Timeout
 
-from kvcast.errors import InputOutputError, UsageError
+from kvcast.errors import InputMissingError, InputOutputError, UsageError
 from kvcast.tasks.folders.naming import may_be_named
 from kvcast.tasks.saving import PART, save, unwritable
 
@@ -104,7 +104,8 @@ def is_inside(path: str) -> bool:
 def opened_journal(output: Path, recordings: Path) -> Iterator["Journal"]:
     """Hold the journal of an output folder, which exists; nobody else gets it meanwhile.
 
-    What a killed run left is cleared away, and a damaged journal is written anew.
+    What a killed run left is cleared away, and a damaged journal is written anew. A run that is
+    refused leaves no journal where none was.
 
     Args:
         output: where the transcripts go.
@@ -116,6 +117,7 @@ def opened_journal(output: Path, recordings: Path) -> Iterator["Journal"]:
 
     """
     state = output / _STATE
+    is_new = not state.exists()
     try:
         if state.is_symlink():
             raise InputOutputError(f"{state} is a link: remove it, or choose another --output-dir")
@@ -133,9 +135,23 @@ def opened_journal(output: Path, recordings: Path) -> Iterator["Journal"]:
         for part in state.glob(f"*{PART}"):
             with contextlib.suppress(OSError):
                 part.unlink()
-        yield Journal(state, os.path.realpath(recordings))
+        journal = Journal(state, os.path.realpath(recordings))
+        try:
+            yield journal
+        except (UsageError, InputMissingError):
+            if is_new and not journal.entries:
+                _remove(state)
+            raise
     finally:
         lock.release()
+
+
+def _remove(state: Path) -> None:
+    """Remove a journal without entries, as far as the system lets us."""
+    with contextlib.suppress(OSError):
+        for name in (_JOURNAL, _LOCK):
+            (state / name).unlink()
+        state.rmdir()
 
 
 class Journal:

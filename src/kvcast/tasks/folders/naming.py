@@ -25,17 +25,17 @@ def named(paths: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
         of accents do not count, as in macOS's and Windows's file systems.
 
     """
-    taken = {_key(name) for name in given.values()}
+    taken = {folded(name) for name in given.values()}
     names = {path: given[path] for path in paths if path in given}
     fresh = [path for path in paths if path not in given]
-    claims = Counter(claim for path in paths for claim in {_key(_stem(path)), _key(path)})
+    claims = Counter(claim for path in paths for claim in {folded(_stem(path)), folded(path)})
     for path in fresh:
         stem = _stem(path)
-        bare = [stem] if claims[_key(stem)] == 1 else []
+        bare = [stem] if claims[folded(stem)] == 1 else []
         numbered = (f"{path}-{number}" for number in itertools.count(2))
         candidates = itertools.chain(bare, [path], numbered)
-        names[path] = next(name for name in candidates if _key(name) not in taken)
-        taken.add(_key(names[path]))
+        names[path] = next(name for name in candidates if folded(name) not in taken)
+        taken.add(folded(names[path]))
     return names
 
 
@@ -49,5 +49,6 @@ def _stem(path: str) -> str:
     return PurePosixPath(path).with_suffix("").as_posix()
 
 
-def _key(name: str) -> str:
+def folded(name: str) -> str:
+    """Return what is the same for names that some file systems take for the same."""
     return unicodedata.normalize("NFC", name).casefold()

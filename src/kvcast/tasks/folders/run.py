@@ -176,11 +176,7 @@ class FolderRun:
     def jobs(self) -> Iterator[Job]:
         """Yield the recordings that wait, each as it is when its turn comes."""
         for one in self.waiting:
-            try:
-                now = Recording.at(self._folder, one.path)
-            except OSError:  # gone meanwhile, as its reader will tell
-                now = one
-            yield Job(recording=now, source=str(self._folder / one.path))
+            yield Job(recording=one, source=str(self._folder / one.path)).as_it_is()
 
     def finish(self, outcome: Outcome, render: Render) -> Result:
         """Save the transcripts of a recording, then record what became of it.

@@ -5,10 +5,12 @@ several threads; in a batch they share one. Knows neither folders nor formats.
 """
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvcast.errors import UsageError
@@ -27,6 +29,15 @@ class Job:
 
     recording: Recording
     source: str
+
+    def as_it_is(self) -> "Job":
+        """Look at the recording again."""
+        try:
+            seen = Path(self.source).stat()
+        except OSError:  # gone meanwhile, as its reader will tell
+            return self
+        now = replace(self.recording, size=seen.st_size, mtime_ns=seen.st_mtime_ns)
+        return replace(self, recording=now)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +82,8 @@ def transcribe_all(
 
     Args:
         model: serves all recordings.
-        jobs: consumed by the caller's thread.
+        jobs: consumed by the caller's thread; with `batch` at once, and each is looked at again
+            when it is opened.
         workers: recordings under way at once, without `batch`.
         options: of `WhisperModel.transcribe`, by keyword.
         watch: is told how far each recording is.
@@ -82,10 +94,7 @@ def transcribe_all(
     """
     stopped = threading.Event()
     if options.get("batch") is not None:
-        taken = list(jobs)
-        together = model.transcribe_all([job.source for job in taken], **options)
-        for job, transcription in zip(taken, together, strict=True):
-            yield _outcome(job, transcription.__enter__, watch, stopped)
+        yield from _in_batch(model, list(jobs), options, watch, stopped)
         return
 
     def work(job: Job) -> Outcome:
@@ -104,6 +113,26 @@ def transcribe_all(
                 yield from (one.result() for one in done)
         finally:
             stopped.set()
+
+
+def _in_batch(
+    model: "WhisperModel",
+    jobs: Sequence[Job],
+    options: Mapping[str, Any],
+    watch: Watch,
+    stopped: threading.Event,
+) -> Generator[Outcome]:
+    opened = list(jobs)
+
+    def look(index: int) -> None:
+        opened[index] = jobs[index].as_it_is()
+
+    together = model.transcribe_all([job.source for job in jobs], **options)
+    for index, transcription in enumerate(together):
+        transcription.before_opening = partial(look, index)
+    for index, transcription in enumerate(together):
+        outcome = _outcome(jobs[index], transcription.__enter__, watch, stopped)
+        yield replace(outcome, job=opened[index])
 
 
 def _outcome(
