@@ -163,7 +163,7 @@ def test_caches_of_several_models_share_what_is_left(monkeypatch: pytest.MonkeyP
         def status(self) -> Any:
             return SimpleNamespace(cache_bytes=600)
 
-    monkeypatch.setattr("kvcast.machine.memory.available_bytes", lambda: 1500)
+    monkeypatch.setattr("kvcast.engine.engine.available_bytes", lambda: 1500)
     one = Promised()
     for before, budget in (([], 500), ([one], 300), ([one, one], 300), ([one, Promised()], 100)):
         assert serve._cache_memory(ServeParams(), before) == budget

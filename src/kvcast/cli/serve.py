@@ -164,18 +164,12 @@ def _opened(args: argparse.Namespace, params: ServeParams) -> "Models":
     return Models(found)
 
 
-def _cache_memory(params: ServeParams, before: Sequence["Engine"]) -> int | None:
-    """Return the bytes that the next engine's cache may take; None for a part of all that is left.
+def _cache_memory(params: ServeParams, before: Sequence["Engine"]) -> int:
+    """Return the bytes that the cache of the next engine may take."""
+    from kvcast.engine import share_of_memory
 
-    Caches take their memory as they are filled: what others may take yet is not left.
-    """
-    from kvcast.engine import SHARE
-    from kvcast.machine.memory import available_bytes
-
-    if params.cache_memory is not None:
-        return params.cache_memory << 20
-    promised = sum(one.status().cache_bytes for one in dict.fromkeys(before))
-    return max(0, available_bytes() - promised) // SHARE
+    asked = params.cache_memory
+    return share_of_memory(before) if asked is None else asked << 20
 
 
 def _names(models: list[str], aliases: list[tuple[str, str]]) -> dict[str, list[str]]:

@@ -3,13 +3,12 @@
 `Engine` is the way in. Knows neither sockets nor protocols.
 """
 
-from kvcast.engine.engine import SHARE, Engine, Status
+from kvcast.engine.engine import Engine, Status, share_of_memory
 from kvcast.engine.jobs import ClosedError, DeadlineError, Job, QueueFullError
 from kvcast.engine.speech import Transcript
 from kvcast.engine.texts import TextDelta
 
 __all__ = [
-    "SHARE",
     "ClosedError",
     "DeadlineError",
     "Engine",
@@ -18,4 +17,5 @@ __all__ = [
     "Status",
     "TextDelta",
     "Transcript",
+    "share_of_memory",
 ]

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any, Never, Protocol, Self, TypeVar
@@ -24,7 +24,7 @@ from kvcast.machine.memory import available_bytes
 
 T = TypeVar("T")
 
-SHARE = 3
+_SHARE = 3
 """By default a cache takes this part of the memory that is left."""
 
 _NEVER = float("inf")
@@ -134,7 +134,7 @@ class Engine:
             if value < least:
                 raise UsageError(f"{name} must be {least} or more, not {value}")
         self.model = model
-        budget = available_bytes() // SHARE if cache_memory is None else cache_memory
+        budget = share_of_memory() if cache_memory is None else cache_memory
         self._make: Callable[[], Worker] = lambda: _WORKERS[model.task](model, rows, budget, chunk)
         self._worker = self._make()
         self._queue = queue
@@ -416,3 +416,12 @@ class Engine:
         with self._changed:
             del self._unfinished[job]
             self._changed.notify_all()
+
+
+def share_of_memory(beside: Iterable[Engine] = ()) -> int:
+    """Return the bytes that a cache may take by default, beside those of other engines.
+
+    Caches take their memory as they are filled: what the others may take yet is not left.
+    """
+    promised = sum(one.status().cache_bytes for one in set(beside))
+    return max(0, available_bytes() - promised) // _SHARE
