@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvcast.server import documents
-from kvcast.server.documents import DEEPEST, MOST_NESTED, MOST_VALUES, parsed
+from kvcast.server.documents import DEEPEST, MOST_NAMES, MOST_NESTED, MOST_VALUES, parsed
 
 
 def deep(levels: int) -> str:
@@ -42,7 +42,9 @@ WRONG = {
         b"[" * 50_000,
         b'{"a":' * 300 + b"1" + b"}" * 300,
     ],
-    "lists and objects": [b"[]," * (MOST_NESTED + 1), b"1," * (MOST_VALUES + 1)],
+    "lists and objects": [b"[]," * (MOST_NESTED + 1)],
+    "values": [b"1," * (MOST_VALUES + 1)],
+    "names": [b'{"a":1' + b',"a":1' * MOST_NAMES + b"}"],
 }
 
 

@@ -15,8 +15,13 @@ MOST_VALUES = 1 << 20
 MOST_NESTED = 1 << 18
 """Lists and objects of a document, at most, as their brackets are counted."""
 
+MOST_NAMES = 1 << 17
+"""Names in its objects, at most, as colons are counted."""
+
 DEEPEST = 200
 """Lists and objects within one another, at most: what answers repeat must be written again."""
+
+_MOST = {"values": MOST_VALUES, "lists and objects": MOST_NESTED, "names": MOST_NAMES}
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -28,10 +33,10 @@ def parsed(content: bytes | str) -> Any:
     """
     text = _decoded(content) if isinstance(content, bytes) else content
     opened = text.count("[") + text.count("{")
-    if opened > MOST_NESTED or text.count(",") > MOST_VALUES:
-        raise ValueError(
-            f"has more than {MOST_NESTED:,} lists and objects, or {MOST_VALUES:,} values"
-        )
+    counts = {"values": text.count(","), "lists and objects": opened, "names": text.count(":")}
+    for what, most in _MOST.items():
+        if counts[what] > most:
+            raise ValueError(f"has more than {most:,} {what}")
     try:
         document = json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
     except _NumberError:
