@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvcast.server.calls import gone
 from kvcast.server.errors import ApiError, GoneError
 from kvcast.server.events import event
 from kvcast.server.guard import stopping
@@ -84,7 +85,7 @@ class Gateway:
         passing = asyncio.ensure_future(self._pass(asked, send))
         self._under.add(passing)
         passing.add_done_callback(self._under.discard)
-        leaving = asyncio.ensure_future(_left(receive))
+        leaving = asyncio.ensure_future(gone(receive))
         try:
             await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not passing.done():
@@ -173,11 +174,6 @@ async def _whole(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         more = message.get("more_body", False)
     return b"".join(parts)
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -4,7 +4,7 @@
 """
 
 from kvcast.engine.engine import Engine, Status, share_of_memory
-from kvcast.engine.jobs import ClosedError, DeadlineError, Job, QueueFullError
+from kvcast.engine.jobs import ClosedError, DeadlineError, Job, QueueFullError, queue_full
 from kvcast.engine.speech import Transcript
 from kvcast.engine.texts import TextDelta
 
@@ -17,5 +17,6 @@ __all__ = [
     "Status",
     "TextDelta",
     "Transcript",
+    "queue_full",
     "share_of_memory",
 ]

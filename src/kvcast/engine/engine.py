@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any, Never, Protocol, Self, TypeVar
 
-from kvcast.engine.jobs import ClosedError, DeadlineError, Job, QueueFullError, wake
+from kvcast.engine.jobs import ClosedError, DeadlineError, Job, queue_full, wake
 from kvcast.engine.memory import ROWS
 from kvcast.engine.openings import Openings
 from kvcast.engine.speech import SpeechWorker
@@ -256,9 +256,7 @@ class Engine:
             self._check_open()
             is_full = len(self._unfinished) >= self._queue + self._worker.sizes.rows
             if is_full and not prepared.at_once:
-                raise QueueFullError(
-                    f"{self._queue} requests wait already: try again later, or use a longer queue"
-                )
+                raise queue_full(self._queue)
             self._unfinished[job] = asked
             self._mail.append(enter)
             self._changed.notify()

@@ -22,6 +22,13 @@ class QueueFullError(KvcastError):
     """As many requests wait as the engine lets wait."""
 
 
+def queue_full(waiting: int) -> QueueFullError:
+    """Return the refusal of a request while so many wait."""
+    return QueueFullError(
+        f"{waiting} requests wait already: try again later, or use a longer queue"
+    )
+
+
 class DeadlineError(KvcastError):
     """A request was not done by its deadline."""
 

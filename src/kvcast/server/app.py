@@ -219,7 +219,7 @@ def _add_status(app: FastAPI, state: State, draining: Callable[[], bool]) -> Non
     @app.get("/health", tags=["status"], responses={503: {"description": "An engine failed."}})
     async def health() -> Response:
         """Tell that the process lives, and its engines; or that it must be started anew."""
-        if draining() or all(engine.alive for engine in state.models.engines):
+        if draining() or state.models.alive:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "failed"}, 503)
 
@@ -227,8 +227,7 @@ def _add_status(app: FastAPI, state: State, draining: Callable[[], bool]) -> Non
     @app.get("/ready", tags=["status"], responses={503: {"description": "The server stops."}})
     async def ready() -> Response:
         """Tell whether new requests are taken."""
-        failed = not all(engine.alive for engine in state.models.engines)
-        status = "stopping" if draining() else "failed" if failed else "ready"
+        status = "stopping" if draining() else "ready" if state.models.alive else "failed"
         return JSONResponse({"status": status}, 200 if status == "ready" else 503)
 
     @app.get("/metrics", tags=["status"])

@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
+from starlette.types import Receive
 
-from kvcast.engine import DeadlineError, Engine, Job, QueueFullError
+from kvcast.engine import DeadlineError, Engine, Job, queue_full
 from kvcast.server.errors import ApiError, GoneError
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ class Calls:
         def work(check: Check) -> Job[Any, Any]:
             made = given()
             check()
-            return engine.submit(made, deadline=self._left(request), **options)
+            return engine.submit(made, deadline=self.left(request), **options)
 
         return await self._attended(request, self._prompts, work, Job.cancel)
 
@@ -115,7 +116,7 @@ class Calls:
         so many seconds.
         """
         working = asyncio.ensure_future(work)
-        watching = asyncio.ensure_future(_gone(request))
+        watching = asyncio.ensure_future(gone(request.receive))
         try:
             done, _ = await asyncio.wait(
                 {working, watching}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
@@ -144,7 +145,7 @@ class Calls:
             if over.is_set():
                 raise GoneError
 
-        seconds = self._left(request)
+        seconds = self.left(request)
         future = pool.submit(work, check)
 
         def give_up() -> None:
@@ -154,7 +155,7 @@ class Calls:
 
         return await self.unless_gone(request, asyncio.wrap_future(future), give_up, seconds)
 
-    def _left(self, request: Request) -> float:
+    def left(self, request: Request) -> float:
         """Return the seconds that a request may still take; raises DeadlineError for none."""
         now = time.monotonic()
         arrived: float = request.scope["state"].get("arrived", now)
@@ -177,9 +178,7 @@ def check_room(engine: Engine, count: int = 1) -> None:
             "send fewer in each request",
         )
     if status.running + status.waiting + count > most:
-        raise QueueFullError(
-            f"{status.waiting} requests wait already: try again later, or use a longer queue"
-        )
+        raise queue_full(status.waiting)
 
 
 def cancel(jobs: Iterable[Job[Any, Any]]) -> None:
@@ -192,8 +191,9 @@ def _late() -> DeadlineError:
     return DeadlineError("the request was not done by its deadline")
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def gone(receive: Receive) -> None:
+    """Return once a client has left whose body was read."""
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from kvcast.decoding.texts import TextGeneration
-from kvcast.engine import Job, Status
+from kvcast.engine import Engine, Job, Status
 from kvcast.server.served import Models
 from kvcast.server.writing import several
 
@@ -52,8 +52,10 @@ class _Engines(Collector):
     @override
     def collect(self) -> Iterable[Metric]:
         # Under its first name alone: sums over names would count an engine twice.
-        first = {one.engine: one.name for one in reversed(list(self._models))}
-        found = [(name, engine.status()) for engine, name in first.items()][::-1]
+        names: dict[Engine, str] = {}
+        for one in self._models:
+            names.setdefault(one.engine, one.name)
+        found = [(name, engine.status()) for engine, name in names.items()]
         for name, (told, value) in _GAUGES.items():
             yield _filled(GaugeMetricFamily(name, told, labels=["model_name"]), found, value)
         for name, (told, value) in _COUNTERS.items():

@@ -129,6 +129,11 @@ class Models:
         return list(self._by_name)
 
     @property
+    def alive(self) -> bool:
+        """Whether all engines take requests."""
+        return all(engine.alive for engine in self.engines)
+
+    @property
     def engines(self) -> list[Engine]:
         """All engines, each once: a model may have several names."""
         return list(dict.fromkeys(one.engine for one in self))

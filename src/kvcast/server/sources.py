@@ -20,6 +20,7 @@ from kvcast.server.requests import EmbeddingsRequest, Text2TextRequest
 from kvcast.server.served import TEXT2TEXT, Served
 from kvcast.server.state import State
 from kvcast.server.writing import NOT_WRITING, keywords, limited, usage
+from kvcast.tasks.generation import EncodedText
 
 _CONTINUES = "continues texts: use /v1/chat/completions or /v1/completions"
 _AT_A_TIME = 512
@@ -85,8 +86,8 @@ async def embeddings(state: State, request: Request, body: EmbeddingsRequest) ->
     if body.dimensions is not None:
         raise ApiError(400, "dimensions is not supported", param="dimensions")
     texts = _inputs(body)
-    end = time.monotonic() + state.limits.timeout
-    lengths = await state.calls.in_thread(lambda: [_length(served, text) for text in texts])
+    prompts = await state.calls.in_thread(lambda: [_encoded(served, text) for text in texts])
+    lengths = [len(one.tokens) if isinstance(one, EncodedText) else len(one) for one in prompts]
     if state.limits.max_prompt is not None and max(lengths) > state.limits.max_prompt:
         raise ApiError(
             400,
@@ -97,9 +98,9 @@ async def embeddings(state: State, request: Request, body: EmbeddingsRequest) ->
         )
     tokens = sum(lengths)
     vectors: list[Any] = []
-    for some in _in_turns(texts, lengths):
+    for some in _in_turns(prompts, lengths):
         embed = partial(served.model.embed, some)
-        job = served.engine.run(embed, deadline=end - time.monotonic())
+        job = served.engine.run(embed, deadline=state.calls.left(request))
         vectors += list(await state.calls.result(request, job))
     data = [
         {"object": "embedding", "index": index, "embedding": _coded(vector, body.encoding_format)}
@@ -127,21 +128,22 @@ def _inputs(body: EmbeddingsRequest) -> list[Any]:
     return found
 
 
-def _in_turns(texts: Sequence[Any], lengths: Sequence[int]) -> Iterator[list[Any]]:
+def _in_turns(prompts: Sequence[Any], lengths: Sequence[int]) -> Iterator[list[Any]]:
     """Yield texts that are embedded at once: one, or several short ones."""
     some: list[Any] = []
     taken = 0
-    for text, length in zip(texts, lengths, strict=True):
+    for prompt, length in zip(prompts, lengths, strict=True):
         if some and taken + length > _AT_A_TIME:
             yield some
             some, taken = [], 0
-        some.append(text)
+        some.append(prompt)
         taken += length
     yield some
 
 
-def _length(served: Served, text: Any) -> int:
-    return len(served.model.tokenizer.encode(text)) if isinstance(text, str) else len(text)
+def _encoded(served: Served, text: Any) -> Any:
+    """Return a text with its tokens; tokens are as they were given."""
+    return served.model.encoded(text) if isinstance(text, str) else text
 
 
 def _coded(vector: Any, encoding: str | None) -> str | list[float]:

@@ -150,8 +150,10 @@ class UnilmModel(SourceTextModel):
     ) -> list[TextGeneration]:
         return self._ranked(prompt, texts) if params.n > 1 else texts
 
-    def embed(self, texts: str | Sequence[str]) -> Float32:
+    def embed(self, texts: str | Sequence[TextPrompt | EncodedText]) -> Float32:
         """Return the embeddings of a text or several, fp32 [texts, width], as the model pools them.
+
+        A text's tokens may stand for it.
 
         Raises UsageError for no texts, and texts that are empty or longer than the model takes.
         """

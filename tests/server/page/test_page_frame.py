@@ -16,12 +16,6 @@ KEY = "correct horse"
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     models = {"slow": saying("ab" * 900, before_step=lambda: time.sleep(0.01))}
     with serving(models) as running:

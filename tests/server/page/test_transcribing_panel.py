@@ -10,7 +10,7 @@ import pytest
 import soundfile
 
 from letters_models import saying
-from server.page.browsing import chromium, field, holds, visit
+from server.page.browsing import field, holds, visit
 from server.serving import Server, serving
 
 HEARD = [("One two.", 0), ("Three four.", 4), ("Five.", 8)]
@@ -30,12 +30,6 @@ def answer() -> str:
         events.append({"type": "transcript.text.segment", **segment})
     events.append({"type": "transcript.text.done", "language": "en", "duration": 12})
     return "".join(f"data: {json.dumps(one)}\n\n" for one in events)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

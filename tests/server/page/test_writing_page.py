@@ -9,14 +9,8 @@ import pytest
 from engine_models import model
 from letters_models import saying
 from random_models import SMALL_T5
-from server.page.browsing import chromium, field, holds, posted, visit
+from server.page.browsing import field, holds, posted, visit
 from server.serving import Server, serving, until
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as running:
-        yield running
 
 
 def echo(prompt: str) -> str:
