@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.endpoints import BLOCK
-from kvcast.tasks.whisper.agreement import Unit
+from kvcast.tasks.whisper.agreement import Place, Unit
 from kvcast.tasks.whisper.stretch import LONGEST, Hearing, Hypothesis
 
 STEP = 320
@@ -80,6 +80,8 @@ class ScriptedHearing(Hearing):
         failures: hypotheses from here on that run in circles, unless decoded thoroughly.
         breaks: hypotheses that end where a second segment begins, without a word of it.
         jitter: how far times between words are off, in steps.
+        unsure: words that are improbable.
+        respells: whether words that end more than 4 s before the end get another spelling.
 
     """
 
@@ -88,6 +90,8 @@ class ScriptedHearing(Hearing):
     failures: frozenset[int] = frozenset()
     breaks: frozenset[int] = frozenset()
     jitter: int = 3
+    unsure: frozenset[int] = frozenset()
+    respells: bool = False
     language: str = "en"
     room: int = 224
     decoded: int = 0
@@ -114,7 +118,7 @@ class ScriptedHearing(Hearing):
         heard: tuple[int, int],
         *,
         prompt: Sequence[int],
-        settled: Sequence[Unit],
+        written: Sequence[Unit],
         thoroughly: bool,
     ) -> Hypothesis:
         start, end = heard
@@ -125,11 +129,7 @@ class ScriptedHearing(Hearing):
         assert len(prompt) <= self.room
         if self.decoded in self.failures and not thoroughly:
             return Hypothesis(units=[Unit((0,), (1,), " round")] * 9, doubtful=True)
-        at = self._next(start, settled)
-        if settled:  # in this order, and without gaps
-            spoken = [self._index[unit.text] for unit in settled]
-            assert spoken == list(range(at - len(spoken), at))
-            assert not prompt or prompt[-1] == spoken[0] - 1
+        at = self._next(start, written)
         found: list[Unit] = []
         while at < len(self.words) and self.words[at].start < end:
             word = self.words[at]
@@ -139,19 +139,26 @@ class ScriptedHearing(Hearing):
                 )
             understood = word.end <= end - self.late
             text = word.text if understood else f" ~{self._rng.random()}"
-            stamps = self._stamps(at, start, opens=not (settled or found))
+            if self.respells and word.end < end - 4 * RATE:
+                text = text.replace(" w", " V")
+            stamps = self._stamps(at, start, opens=not (written or found))
             found.append(Unit(stamps, (at,), text))
             at += 1
         if found:
             found.append(Unit(((min(self.words[at - 1].end, end) - start) // STEP,), (), ""))
         return Hypothesis(units=found)
 
-    def end_of(
-        self, heard: tuple[int, int], *, prompt: Sequence[int], settled: Sequence[Unit]
-    ) -> int:
-        word = self.words[self._index[settled[-1].text]]
-        off = self._rng.randint(-self.jitter, self.jitter)
-        return max(0, (word.end - heard[0]) // STEP + off)
+    def places(self, heard: tuple[int, int], units: Sequence[Unit]) -> list[Place]:
+        start, end = heard
+        spoken = [self.words[unit.tokens[0]] for unit in units if unit.tokens]
+        assert spoken == sorted(spoken, key=lambda word: word.start)
+        found: list[Place] = []
+        for unit in units:
+            last = self.words[unit.tokens[0]].end if unit.tokens else end
+            off = self._rng.randint(-self.jitter, self.jitter)
+            probability = 0.1 if self.unsure.intersection(unit.tokens) else 1.0
+            found.append(Place(max(0, (min(last, end) - start) // STEP + off), probability))
+        return found
 
     def _goes_on(self, at: int) -> bool:
         """Tell whether a segment begins that has several words."""
@@ -159,9 +166,9 @@ class ScriptedHearing(Hearing):
         pauses = (after.start - before.end > RATE // 2 for before, after in pairwise(words))
         return words[0].opens and len(words) == 5 and not any(pauses)
 
-    def _next(self, start: int, settled: Sequence[Unit]) -> int:
-        if settled:
-            return self._index[settled[-1].text] + 1
+    def _next(self, start: int, written: Sequence[Unit]) -> int:
+        if written:
+            return self._index[written[-1].text] + 1
         middles = ((word.start + word.end) // 2 >= start for word in self.words)
         return next((at for at, is_heard in enumerate(middles) if is_heard), len(self.words))
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.audio.decode import SAMPLE_RATE, ArrayAudio
-from kvcast.audio.endpoints import Change, Endpoints
+from kvcast.audio.endpoints import BLOCK, Change, Endpoints
 from kvcast.audio.stream import SoundStream
 from kvcast.tasks.whisper.stretch import Settled, Stretch
 
@@ -138,7 +138,8 @@ class LiveTranscription:
         self.notices = notices
         self._stretch = stretch
         self._endpoints = endpoints
-        self._step = round(step * SAMPLE_RATE)
+        # Sound comes from the endpoints in whole blocks.
+        self._step = round(step * SAMPLE_RATE) // BLOCK * BLOCK
         self._clock = clock
         self._arrivals = _Arrivals()
         self._lines = _Lines(self._arrivals, self.delays)
@@ -312,10 +313,15 @@ class _Lines:
     def _measure(
         self, words: Sequence[tuple[Settled, float]], start: float, end: float
     ) -> Iterator[float]:
-        """Count and yield the delay of each word; letters take equal shares of a line's time."""
+        """Count and yield the delay of each word.
+
+        Where its end is not known, letters take equal shares of the line's time.
+        """
         spoken = list(accumulate(len(word.text) for word, _ in words))
-        for (_, settled), letters in zip(words, spoken, strict=True):
-            word_end = start + (end - start) * letters / spoken[-1]
-            delay = max(0.0, settled - self._arrivals.when(word_end))
+        for (word, settled), letters in zip(words, spoken, strict=True):
+            word_end = word.spoken
+            if word_end is None:
+                word_end = start + (end - start) * letters / spoken[-1]
+            delay = max(0.0, settled - self._arrivals.when(min(word_end, end)))
             self._delays.add(delay)
             yield delay

@@ -143,7 +143,7 @@ def test_words_are_told_while_somebody_speaks():
         client.hear()
     assert not client.of("speech_stopped")
     [told] = told_before(client.events).values()
-    assert said(words[:50]).lstrip() in told
+    assert said(words[:45]).lstrip() in told
     assert (" " + told) in said(words)
 
 

@@ -2,16 +2,31 @@
 
 LocalAgreement-n of Macháček, Dabre and Bojar, "Turning Whisper into Real-Time Transcription System"
 (arXiv:2307.14743): words that n successive hypotheses of a growing stretch of sound begin with are
-settled. Knows no sound and no model.
+settled. Later hypotheses may spell settled words in other ways; what follows these is found by the
+least changes of letters. Knows no sound and no model.
 """
 
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
-from typing import Self
+from itertools import accumulate, takewhile
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvcast.text.whisper import timestamps_from
 from kvcast.text.word_split import TokenWord
+
+_ALIKE = 0.5
+"""A hypothesis that changes more of the settled letters says something else."""
+
+
+class Place(NamedTuple):
+    """Where a word ends, in steps of 20 ms, and how probable it is in this sound."""
+
+    end: int
+    probability: float
 
 
 @dataclass(frozen=True)
@@ -23,12 +38,14 @@ class Unit:
             it, if that is known, and the start of its own; none within a segment.
         tokens: of the word; none after the last one.
         text: of the word, with its space.
+        place: in the sound, if it is known.
 
     """
 
     stamps: tuple[int, ...]
     tokens: tuple[int, ...]
     text: str
+    place: Place | None = None
 
     @property
     def begins_segment(self) -> bool:
@@ -42,7 +59,9 @@ class Unit:
 
     def later(self, stamps: int) -> Self:
         """Return it as it is in a stretch that begins so many steps later."""
-        return replace(self, stamps=tuple(max(0, stamp - stamps) for stamp in self.stamps))
+        place = self.place and self.place._replace(end=max(0, self.place.end - stamps))
+        own = tuple(max(0, stamp - stamps) for stamp in self.stamps)
+        return replace(self, stamps=own, place=place)
 
     def spelled(self, timestamp_begin: int) -> tuple[int, ...]:
         """Return all of its tokens."""
@@ -90,3 +109,39 @@ def agreed(hypotheses: Sequence[Sequence[Unit]]) -> int:
             break
         count += 1
     return count
+
+
+def continued(settled: Sequence[Unit], hypothesis: Sequence[Unit]) -> int | None:
+    """Return how many words at the beginning of a hypothesis say what is settled.
+
+    Punctuation and case do not count. None if the hypothesis says something else.
+    """
+    if not any(unit.tokens for unit in settled):
+        return 0
+    letters = "".join(_letters(unit) for unit in settled)
+    words = [_letters(unit) for unit in hypothesis]
+    ends = list(accumulate(map(len, words), initial=0))
+    changes = _changes(letters, "".join(words))[ends]
+    count = int(changes.argmin())
+    if not letters or changes[count] > _ALIKE * len(letters):
+        return None
+    if _letters(settled[-1]):
+        return count
+    # The mark at the end is settled, too.
+    marks = takewhile(lambda unit: unit.tokens and not _letters(unit), hypothesis[count:])
+    return count + sum(1 for _ in marks)
+
+
+def _letters(unit: Unit) -> str:
+    return "".join(one for one in unit.text.lower() if unicodedata.category(one)[0] in "LMN")
+
+
+def _changes(text: str, other: str) -> NDArray[np.int64]:
+    """Return how many letters to change, add or drop for each beginning of the other, [n + 1]."""
+    theirs = np.array([ord(one) for one in other], np.int64)
+    places = np.arange(len(other) + 1)
+    row = places
+    for number, one in enumerate(text, start=1):
+        row = np.append(number, np.minimum(row[1:] + 1, row[:-1] + (theirs != ord(one))))
+        row = np.minimum.accumulate(row - places) + places
+    return row

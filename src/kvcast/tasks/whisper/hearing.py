@@ -5,28 +5,38 @@ Knows nothing of time or of what is settled when.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.features import window_features
+from kvcast.decoding.alignment import AlignmentJob
+from kvcast.decoding.token_times import FRAMES_PER_SECOND, TokenTimes
 from kvcast.decoding.whisper import (
     DecodingOptions,
     DecodingResult,
-    EndJob,
     Features,
     Job,
     WindowJob,
 )
 from kvcast.tasks.params import TranscribeParams
-from kvcast.tasks.whisper.agreement import Unit, units
+from kvcast.tasks.whisper.agreement import Place, Unit, units
 from kvcast.tasks.whisper.fallback import is_silence, rejection
 from kvcast.tasks.whisper.passage import PROMPT_RESET_TEMPERATURE
 from kvcast.tasks.whisper.stretch import Hearing, Hypothesis
 from kvcast.text.whisper import WhisperTokenizer
 from kvcast.text.word_split import TokenWord, split_words
+
+
+class _Heard(NamedTuple):
+    """What the decoder reads, and how many of its frames are sound."""
+
+    features: Features
+    frames: int
 
 
 class WhisperHearing(Hearing):
@@ -78,22 +88,23 @@ class WhisperHearing(Hearing):
         self._detects = False
 
     @override
-    def listen(self, samples: NDArray[np.float32]) -> Features:
+    def listen(self, samples: NDArray[np.float32]) -> _Heard:
         self._heard += 1
-        return Features(window_features(samples, self._n_mels))
+        features = Features(window_features(samples, self._n_mels))
+        return _Heard(features, len(samples) * FRAMES_PER_SECOND // SAMPLE_RATE)
 
     @override
     def decode(
         self,
-        heard: Features,
+        heard: _Heard,
         *,
         prompt: Sequence[int],
-        settled: Sequence[Unit],
+        written: Sequence[Unit],
         thoroughly: bool,
     ) -> Hypothesis:
         language = None if self._detects else self._language
         for options in self._attempts if thoroughly else self._attempts[:1]:
-            asked = self._job(heard, replace(options, language=language), prompt, settled)
+            asked = self._job(heard, replace(options, language=language), prompt, written)
             result: DecodingResult = self._answer(asked)
             self._language = language = result.language
             if rejection(result, self._params) is None:
@@ -107,24 +118,40 @@ class WhisperHearing(Hearing):
         )
 
     @override
-    def end_of(self, heard: Features, *, prompt: Sequence[int], settled: Sequence[Unit]) -> int:
-        options = replace(self._attempts[0], language=self._language)
-        end: int = self._answer(EndJob(self._job(heard, options, prompt, settled)))
-        return end
+    def places(self, heard: _Heard, units: Sequence[Unit]) -> list[Place]:
+        text = [token for unit in units for token in unit.tokens]
+        ends = list(accumulate(len(unit.tokens) for unit in units))
+        if not text:
+            return [Place(0, 1.0) for _ in units]
+        asked = AlignmentJob(
+            window=heard.features,
+            language=self._language,
+            task=self._params.task,
+            text=text,
+            frames=heard.frames,
+        )
+        times: TokenTimes = self._answer(asked)
+        return [
+            Place(
+                int(times.begins_n[end]),
+                float(times.probabilities_n[end - len(unit.tokens) : end].min(initial=1.0)),
+            )
+            for unit, end in zip(units, ends, strict=True)
+        ]
 
     def _job(
         self,
-        heard: Features,
+        heard: _Heard,
         options: DecodingOptions,
         prompt: Sequence[int],
-        settled: Sequence[Unit],
+        written: Sequence[Unit],
     ) -> WindowJob:
         begin = self._tokenizer.timestamp_begin
         return WindowJob(
-            window=heard,
+            window=heard.features,
             options=options,
             prompt=tuple(prompt),
-            written=tuple(token for unit in settled for token in unit.spelled(begin)),
+            written=tuple(token for unit in written for token in unit.spelled(begin)),
             stream=self._heard,
         )
 

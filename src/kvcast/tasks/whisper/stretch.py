@@ -1,20 +1,22 @@
 """The sound of the last half minute at most: what of its text is settled, and what is supposed.
 
-Sound comes in at one end. Every hypothesis continues the settled words, which the decoder is made
-to begin with, so that they never change and are never said twice. Sound leaves at the other end,
-with its words, where one segment ends and another begins, or else between two settled words.
-Knows neither when to listen nor where sound comes from.
+Sound comes in at one end. Every hypothesis is of the whole window, so that a word which settled
+wrong misleads none after it; what follows the settled words in it is new, so that these never
+change and are never said twice. Sound leaves at the other end, with its words, where one segment
+ends and another begins, or else between two settled words. Knows neither when to listen nor where
+sound comes from.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.audio.decode import SAMPLE_RATE
-from kvcast.tasks.whisper.agreement import Unit, agreed
+from kvcast.tasks.whisper.agreement import Place, Unit, agreed, continued
 from kvcast.text.whisper import SECONDS_PER_TIMESTAMP
 
 LONGEST = 30 * SAMPLE_RATE
@@ -29,16 +31,24 @@ _LEAST_CUT = 1 * SAMPLE_RATE
 _AFTER = 3 * SAMPLE_RATE // 10
 """Without so much silence after it, the last word is easily misheard; less sound is hardly one."""
 
+_FRESH = 2 * SAMPLE_RATE
+"""What lies so near the window's end does not settle yet: what comes next may change it."""
+
+_UNSURE = 0.5
+"""Less probable words do not settle while they lie within `_UNSURE_FOR` of the window's end."""
+
+_UNSURE_FOR = 5 * SAMPLE_RATE
+
 _STAMP = round(SECONDS_PER_TIMESTAMP * SAMPLE_RATE)
 """Samples from one timestamp to the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """What the sound may say after the settled words.
+    """What the sound may say.
 
     Attributes:
-        units: words and timestamps.
+        units: words and timestamps, after those that it was told to begin with.
         doubtful: whether it looks like a failure and proves nothing.
         conditions_next: whether it may prompt what comes later.
 
@@ -67,12 +77,15 @@ class Hearing(Protocol):
         """Return what the decoder reads of up to 30 s of sound."""
 
     def decode(
-        self, heard: Any, *, prompt: Sequence[int], settled: Sequence[Unit], thoroughly: bool
+        self, heard: Any, *, prompt: Sequence[int], written: Sequence[Unit], thoroughly: bool
     ) -> Hypothesis:
-        """Continue the settled words; `thoroughly` tries again what looks like a failure."""
+        """Write the text that begins with these units.
 
-    def end_of(self, heard: Any, *, prompt: Sequence[int], settled: Sequence[Unit]) -> int:
-        """Return when the last of the settled words ends, in timestamps."""
+        `thoroughly` tries again what looks like a failure.
+        """
+
+    def places(self, heard: Any, units: Sequence[Unit]) -> Sequence[Place]:
+        """Return where each of these units lies, all that is said in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +97,7 @@ class Settled:
         tokens: of the text.
         ended: when the segment before it ended, if one did.
         started: when its own segment starts, if it is the first word.
+        spoken: when it ends, as far as that is known.
 
     """
 
@@ -91,6 +105,7 @@ class Settled:
     tokens: tuple[int, ...]
     ended: float | None
     started: float | None
+    spoken: float | None
 
 
 class Stretch:
@@ -173,12 +188,20 @@ class Stretch:
         if hypothesis.doubtful:
             return []
         hypotheses = [*self._former, self._supposed, hypothesis.units]
-        count = agreed(hypotheses)
+        agreed_on = hypothesis.units[: agreed(hypotheses)]
+        count = sum(1 for _ in takewhile(self._stands, agreed_on))
         found = self._settle(hypothesis.units[:count])
         *self._former, self._supposed = [list(one[count:]) for one in hypotheses[1:]]
         if self._length > _LONG:
             self._cut_after_segment()
         return found
+
+    def _stands(self, unit: Unit) -> bool:
+        """Tell whether sound that is still to come will hardly change a word."""
+        if unit.place is None:
+            return False
+        after = self._length - unit.place.end * _STAMP
+        return after >= (_FRESH if unit.place.probability >= _UNSURE else _UNSURE_FOR)
 
     def conclude(self, speech_end: int) -> list[Settled]:
         """Settle the rest: the speaker stopped at sample `speech_end`, or was cut short."""
@@ -245,13 +268,32 @@ class Stretch:
         return tokens > self._hearing.room // 2
 
     def _hypothesis(self, *, thoroughly: bool) -> Hypothesis:
+        """Hear the whole window, and return what follows the settled words."""
         heard = self._hearing.listen(self._sound[: self._length])
-        found = self._hearing.decode(
-            heard, prompt=self._prompt, settled=self._settled, thoroughly=thoroughly
-        )
+        found = self._decode(heard, written=(), thoroughly=thoroughly)
+        count = continued(self._settled, found.units)
+        if count is None:  # it says something else
+            said: Sequence[Unit] = self._settled
+            found = self._decode(heard, written=said, thoroughly=thoroughly)
+        else:
+            said = found.units[:count]
+            found = replace(found, units=found.units[count:])
         self.heard_to = self.end
         self._proven = thoroughly or not found.doubtful
-        return found
+        return found if found.doubtful else self._placed(heard, said, found)
+
+    def _placed(self, heard: Any, said: Sequence[Unit], found: Hypothesis) -> Hypothesis:
+        """Return a hypothesis whose units have places; `said` is what precedes them."""
+        if not any(unit.tokens for unit in found.units):
+            return found
+        places = self._hearing.places(heard, [*said, *found.units])[len(said) :]
+        placed = zip(found.units, places, strict=True)
+        return replace(found, units=[replace(unit, place=place) for unit, place in placed])
+
+    def _decode(self, heard: Any, *, written: Sequence[Unit], thoroughly: bool) -> Hypothesis:
+        return self._hearing.decode(
+            heard, prompt=self._prompt, written=written, thoroughly=thoroughly
+        )
 
     def _settle(self, units: Sequence[Unit]) -> list[Settled]:
         found = list(map(self._as_settled, units))
@@ -266,7 +308,14 @@ class Stretch:
         times = [samples / SAMPLE_RATE for samples in at]
         ended = times[0] if unit.begins_segment or not unit.tokens else None
         started = times[-1] if times and unit.tokens else None
-        return Settled(text=unit.text, tokens=unit.tokens, ended=ended, started=started)
+        end = None if unit.place is None else self.start + unit.place.end * _STAMP
+        return Settled(
+            text=unit.text,
+            tokens=unit.tokens,
+            ended=ended,
+            started=started,
+            spoken=None if end is None else end / SAMPLE_RATE,
+        )
 
     def _cut_after_segment(self) -> bool:
         """Drop what precedes the last settled segment's end; tell whether there was enough."""
@@ -284,10 +333,9 @@ class Stretch:
         half = len(self._settled) // 2
         if not half:
             return
-        heard = self._hearing.listen(self._sound[: self._length])
-        stamp = self._hearing.end_of(heard, prompt=self._prompt, settled=self._settled[:half])
-        if _LEAST_CUT <= stamp * _STAMP <= self._length - _LEAST_CUT:
-            self._cut(half, stamp)
+        place = self._settled[half - 1].place
+        if place and _LEAST_CUT <= place.end * _STAMP <= self._length - _LEAST_CUT:
+            self._cut(half, place.end)
 
     def _cut(self, count: int, stamp: int) -> None:
         """Drop so many settled words, and the sound before a timestamp."""

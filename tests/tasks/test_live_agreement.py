@@ -1,0 +1,59 @@
+"""What hypotheses of the same sound agree on, and what in them follows settled words."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from kvcast.tasks.whisper.agreement import Place, Unit, agreed, continued
+
+
+def said(text: str) -> list[Unit]:
+    """Return a unit for each word between bars."""
+    return [Unit((), (number,), word) for number, word in enumerate(text.split("|"))]
+
+
+@pytest.mark.parametrize(
+    ("settled", "hypothesis", "left"),
+    [
+        (" we| are", " we| are| met", " met"),
+        (" We| are", " we| are|,| met", ",| met"),
+        (" We| are|,", " we| are|,| met", " met"),
+        (" We| are|.", " we| are| met", " met"),
+        (" testing| weather| detonation", " testing| whether| that| nation|,| or", ",| or"),
+        (" whether| that| nation", " weather| detonation| or", " or"),
+        (" it| was| the| best", " it| was| the| best| it| was| the| worst", " it| was| the| worst"),
+        (" that", " that| that| nation", " that| nation"),
+        (" a| b| c| d| e| f", " c| d| e| f| g", " g"),
+        (" 我| 们", "我|们|在", "在"),
+    ],
+)
+def test_what_follows_settled_words_is_found(settled: str, hypothesis: str, left: str):
+    units = said(hypothesis)
+    count = continued(said(settled), units)
+    assert count is not None
+    assert "|".join(unit.text for unit in units[count:]) == left
+
+
+@pytest.mark.parametrize("hypothesis", [" something| else", "", " ♪"])
+def test_a_hypothesis_that_says_something_else_continues_nothing(hypothesis: str):
+    units: Sequence[Unit] = said(hypothesis) if hypothesis else []
+    assert continued(said(" whether| that"), units) is None
+
+
+def test_nothing_settled_is_followed_by_all():
+    assert continued([], said(" we| are")) == 0
+    assert continued([Unit((50,), (), "")], said(" we| are")) == 0
+
+
+def test_settled_marks_alone_cannot_be_found_again():
+    assert continued(said(" ♪"), said(" ♪| ♪")) is None
+
+
+def test_agreement_ends_with_the_first_word_that_differs():
+    assert agreed([said(" we| are| met"), said(" we| are| not")]) == 2
+    assert agreed([said(" we"), []]) == 0
+
+
+def test_places_move_with_the_stretch():
+    unit = Unit((100, 120), (1,), " we", Place(150, 0.5))
+    assert unit.later(110) == Unit((0, 10), (1,), " we", Place(40, 0.5))
