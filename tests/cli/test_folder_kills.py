@@ -21,6 +21,7 @@ RECORDINGS = {
     "talks/deep/f.ogg": "f",
     "bad.wav": "bad sound",
 }
+WORKERS = [("--workers", number) for number in "125"]
 DONE = {path for path in RECORDINGS if path != "bad.wav"}
 
 
@@ -79,7 +80,9 @@ def check_kill(folder: Path, expected: dict[str, bytes], out: Path, kill_at: int
     assert list(out.rglob("*.part")) == []
 
 
-def kills(folder: Path, tmp_path: Path, *, workers: Sequence[int], count: int, seed: int) -> None:
+def kills(
+    folder: Path, tmp_path: Path, *, ways: Sequence[Sequence[str]], count: int, seed: int
+) -> None:
     undisturbed = tmp_path / "undisturbed"
     counted = tmp_path / "lines"
     assert run(folder, undisturbed, KVCAST_COUNT=str(counted)).returncode == 3
@@ -90,17 +93,22 @@ def kills(folder: Path, tmp_path: Path, *, workers: Sequence[int], count: int, s
     chance = random.Random(seed)
     # With threads, the number of lines varies a little from run to run.
     for number, kill_at in enumerate(chance.sample(range(1, lines * 9 // 10), count)):
-        words = ("--workers", str(workers[number % len(workers)]))
+        words = ways[number % len(ways)]
         check_kill(folder, expected, tmp_path / f"out{number}", kill_at, *words)
 
 
 def test_a_killed_run_is_resumed_to_the_same_result(folder, tmp_path):
-    kills(folder, tmp_path, workers=[1], count=2, seed=1)
+    kills(folder, tmp_path, ways=[WORKERS[0]], count=2, seed=1)
 
 
 @pytest.mark.slow
 def test_a_run_killed_at_any_point_is_resumed_to_the_same_result(folder, tmp_path):
-    kills(folder, tmp_path, workers=[1, 2, 5], count=30, seed=2)
+    kills(folder, tmp_path, ways=WORKERS, count=30, seed=2)
+
+
+@pytest.mark.slow
+def test_so_is_a_run_whose_recordings_are_decoded_together(folder, tmp_path):
+    kills(folder, tmp_path, ways=[("--batch", "1"), ("--batch", "4")], count=30, seed=3)
 
 
 @pytest.mark.slow

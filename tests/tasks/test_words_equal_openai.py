@@ -124,7 +124,7 @@ def expected(load, recordings) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["eager", "aoti", "executorch"])
+@pytest.mark.parametrize("runtime", ["native", "eager", "aoti", "executorch"])
 def test_other_runtimes_place_words_as_onnx_runtime_does(runtime, expected, load, recordings):
     words = words_of(load("demo", runtime=runtime, quantize="none"), recordings["two windows"])
     found = apart(words, expected)
