@@ -13,7 +13,8 @@ import kvcast
 from kvcast import Engine
 from kvcast.audio.decode import open_audio
 from kvcast.audio.features import window_features
-from kvcast.decoding.whisper import DecodingOptions, EndJob, Features, WindowJob
+from kvcast.decoding.alignment import AlignmentJob
+from kvcast.decoding.whisper import DecodingOptions, Features, WindowJob
 from kvcast.engine import DeadlineError
 from kvcast.errors import InputMissingError, UsageError
 
@@ -44,12 +45,16 @@ def test_answers_are_those_of_the_model_alone(model: Any, samples: NDArray[np.fl
     jobs.append(question(samples, 5, beam=3))
     alone = model.decoder(DecodingOptions(beam=3))
     expected = [alone.answer(job) for job in jobs]
-    words = expected[2].tokens[:8]
-    end = EndJob(WindowJob(window=jobs[2].window, options=jobs[2].options, written=words))
+    text = [token for token in expected[2].tokens if token < model.tokenizer.eot]
+    places = AlignmentJob(
+        window=jobs[2].window, language="en", task="transcribe", text=text, frames=600
+    )
     with Engine(model, rows=4) as engine:
         asked = [engine.submit(job) for job in jobs]
         assert [job.result(60) for job in asked] == expected
-        assert engine.submit(end).result(60) == alone.answer(end) > 0
+        begins_n = engine.submit(places).result(60).begins_n
+        assert begins_n.tolist() == alone.answer(places).begins_n.tolist()
+        assert len(begins_n) == len(text) + 1
         status = engine.status()
         assert status.finished == {"stop": 5}
         assert status.generated_tokens == sum(len(one.tokens) for one in expected)

@@ -206,20 +206,6 @@ class _LanguageRequest(Request):
         return OVER
 
 
-class _EndRequest(Request):
-    """Takes the likeliest timestamp that may follow what is written, in one call."""
-
-    def __init__(self, prompt: Prompt, earliest: int) -> None:
-        super().__init__(prompt, capacity=prompt.length)
-        self._earliest = earliest
-        self.token = earliest
-
-    @override
-    def advance(self, logits_rv: Float32) -> Continuations:
-        self.token = self._earliest + int(logits_rv[0, self._earliest :].argmax())
-        return OVER
-
-
 class Job(ABC):
     """Something to find out about a window; jobs are equal if they are the same."""
 
@@ -254,20 +240,6 @@ class WindowJob(Job):
     @override
     def start(self, decoder: "WindowDecoder") -> None:
         decoder.hear(self)
-
-
-@dataclass(frozen=True, eq=False)
-class EndJob(Job):
-    """When what is written of a window ends, in steps of 20 ms from its start.
-
-    It is where the model would end a segment.
-    """
-
-    of: WindowJob
-
-    @override
-    def start(self, decoder: "WindowDecoder") -> None:
-        decoder.find_end(self)
 
 
 class _WindowRequest(SearchRequest):
@@ -405,14 +377,6 @@ class WindowDecoder:
             self._loop.add(request)
         else:
             self._write(job, self._language(job.options))
-
-    def find_end(self, job: EndJob) -> None:
-        """Let the question where a window's text ends wait for its turn."""
-        begin, asked = self.tokenizer.timestamp_begin, job.of
-        tokens = self._prompt(asked, self._language(asked.options)).tokens
-        earliest = max((token for token in asked.written if token >= begin), default=begin)
-        request = _EndRequest(Prompt(np.array(tokens, np.int64), input=asked.window), earliest)
-        self.run(job, request, lambda: request.token - begin)
 
     def run(self, job: Job, request: Request, result: Callable[[], Any]) -> None:
         """Let a request wait for its turn; `result` gives that of the job when it is done."""
