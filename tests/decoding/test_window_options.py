@@ -4,6 +4,8 @@ openai-whisper's DecodingTask knows a prefix and can be given transformers' filt
 seen in what a scripted model is asked.
 """
 
+import gc
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -331,3 +333,20 @@ def test_damaged_numbers_are_no_language():
     decoder = WindowDecoder(ScriptedRuntime(damaged), our_tokenizer(True), 448)
     with pytest.raises(KvcastError, match="NaN"):
         decoder.detect_languages(windows(1))
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+def test_nothing_keeps_a_window_after_others_came(search: dict[str, Any]):
+    """Not even a cycle of objects, which Python would seldom look for in a process with many."""
+    decoder = WindowDecoder(ScriptedRuntime(speech(False, 1)), our_tokenizer(False), 448, rows=3)
+    heard = []
+    gc.disable()
+    try:
+        for number in range(3):
+            [window] = windows(number)
+            decoder.decode([window], DecodingOptions(max_new_tokens=20, language="en", **search))
+            heard.append(weakref.ref(window))
+            del window
+        assert [one() for one in heard[:2]] == [None, None]
+    finally:
+        gc.enable()

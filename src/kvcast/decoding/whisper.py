@@ -242,6 +242,20 @@ class WindowJob(Job):
         decoder.hear(self)
 
 
+@dataclass(frozen=True)
+class _Repetition:
+    """Tells whether the best text so far repeats itself.
+
+    No method of the request, which would hold itself, and its window until Python looks for cycles.
+    """
+
+    ranking: MaximumLikelihood
+    eot: int
+
+    def __call__(self, candidates: Sequence[Candidate]) -> bool:
+        return repetition(self.ranking.best(candidates).tokens, self.eot) is not None
+
+
 class _WindowRequest(SearchRequest):
     """Writes a window's text, or gives up if it only repeats itself."""
 
@@ -255,6 +269,7 @@ class _WindowRequest(SearchRequest):
         speculations: Speculations | None,
     ) -> None:
         options = job.options
+        ranking = MaximumLikelihood(options.length_penalty)
         filters = options.filters(tokenizer)
         if prompt.written:
             filters = [Continued(one, prompt.written) for one in filters]
@@ -265,7 +280,7 @@ class _WindowRequest(SearchRequest):
             eot=tokenizer.eot,
             max_new_tokens=min(options.max_new_tokens or room, room),
             probe=len(prompt.before),  # start of transcript
-            hopeless=self._repeats_itself if options.stop_repetition else None,
+            hopeless=_Repetition(ranking, tokenizer.eot) if options.stop_repetition else None,
         )
         self.drafts: Speculation | None = None
         if speculations is not None and self.width == 1:
@@ -275,7 +290,7 @@ class _WindowRequest(SearchRequest):
         # Of what was written before, the caller knows all but a prefix.
         self._prefix = prompt.written[: len(prompt.written) - len(job.written)]
         self._tokenizer = tokenizer
-        self._ranking = MaximumLikelihood(options.length_penalty)
+        self._ranking = ranking
 
     def result(self) -> DecodingResult:
         """Return what the window says."""
@@ -296,9 +311,6 @@ class _WindowRequest(SearchRequest):
             repetition=self._told(tokens, again) if again else None,
             draft=None if self.drafts is None else self.drafts.counts(),
         )
-
-    def _repeats_itself(self, candidates: Sequence[Candidate]) -> bool:
-        return repetition(self._ranking.best(candidates).tokens, self._tokenizer.eot) is not None
 
     def _told(self, tokens: Sequence[int], again: Repetition) -> str:
         text = self._tokenizer.decode(tokens[again.begin : again.end])
