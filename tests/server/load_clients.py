@@ -1,18 +1,33 @@
-"""Clients for locust: they chat, translate dates and send recordings, and some give up.
+"""Clients for locust: they chat, translate, embed, send recordings, talk live, and some give up.
 
-Every answer is compared with the one that the model gave alone. What is wrong, other than a queue
-that is full, is a failure in locust's statistics.
+Every answer is compared with the one that the model gave alone; the text of a live session, whose
+hypotheses lie where the sound happens to arrive, by its word error. What is wrong, other than a
+queue that is full, is a failure in locust's statistics; a full queue is counted as `refused`.
 """
 
+import base64
 import json
 import os
 import random
+import time
 from pathlib import Path
 
+import gevent
+import jiwer
+import numpy as np
+import soundfile
 from locust import HttpUser, constant, task
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
+from websockets.sync.client import ClientConnection, connect
 
 EXPECTED = json.loads(Path(os.environ["EXPECTED"]).read_text("utf-8"))
 RECORDING = Path(os.environ["RECORDING"]).read_bytes()
+SOUND = soundfile.read(os.environ["RECORDING"], dtype="int16")[0].tobytes()
+"""The same recording, as 16-bit PCM at 16 kHz."""
+PIECE = 16_000
+"""Bytes of half a second."""
+WORD_ERROR = 0.05
 GIVES_UP = 0.1
 """Share of requests whose client leaves before the answer."""
 
@@ -40,19 +55,62 @@ class Client(HttpUser):
         body = {"model": "demo-t5", "input": source}
         self._compare("/v1/text2text", EXPECTED["text2text"][source], _target, json=body)
 
+    @task(3)
+    def embeds(self) -> None:
+        text = random.choice(list(EXPECTED["embeddings"]))
+        body = {"model": "demo-unilm", "input": text}
+        self._compare("/v1/embeddings", EXPECTED["embeddings"][text], _vector, _close, json=body)
+
     @task(1)
     def speaks(self) -> None:
-        files, form = {"file": ("a.flac", RECORDING)}, {"model": "demo"}
+        vad = random.random() < 0.5
+        files = {"file": ("a.flac", RECORDING)}
+        form = {"model": "demo"} | ({"vad": "true"} if vad else {})
+        expected = EXPECTED["vad" if vad else "speech"]
+        name = "transcriptions with vad" if vad else "transcriptions"
         path = "/v1/audio/transcriptions"
-        self._compare(path, EXPECTED["speech"], lambda it: it["text"], files=files, data=form)
+        self._compare(path, expected, lambda it: it["text"], files=files, data=form, name=name)
 
-    def _compare(self, path, expected, found, **request) -> None:
+    @task(1)
+    def talks_live(self) -> None:
+        began = time.perf_counter()
+        failure = None
+        try:
+            self._talk()
+        except ConnectionClosed as closed:
+            if closed.rcvd is not None and closed.rcvd.code == CloseCode.TRY_AGAIN_LATER:
+                self._count_refused()
+                return
+            failure = closed
+        except Exception as error:  # whatever goes wrong is locust's to count
+            failure = error
+        self._count("live", 1000 * (time.perf_counter() - began), failure)
+
+    def _talk(self) -> None:
+        address = self.host.replace("http://", "ws://")
+        with connect(f"{address}/v1/realtime?intent=transcription&model=demo") as connection:
+            connection.recv()
+            sound = {"format": {"type": "audio/pcm", "rate": 16_000}, "turn_detection": None}
+            session = {"type": "transcription", "audio": {"input": sound}}
+            _send(connection, "session.update", session=session)
+            for at in range(0, len(SOUND), PIECE):
+                piece = base64.b64encode(SOUND[at : at + PIECE]).decode()
+                _send(connection, "input_audio_buffer.append", audio=piece)
+                if random.random() < GIVES_UP / 50:
+                    return
+            _send(connection, "input_audio_buffer.commit")
+            text = _transcript(connection)
+        error = jiwer.wer(_words(EXPECTED["speech"]), _words(text))
+        if error > WORD_ERROR:
+            raise AssertionError(f"word error {error:.3f}: {text!r}")
+
+    def _compare(self, path, expected, found, alike=None, **request) -> None:
         with self.client.post(path, **request, timeout=900, catch_response=True) as answer:
             if answer.status_code == 429:
-                _refused(answer)
+                self._refused(answer)
             elif answer.status_code != 200:
                 answer.failure(f"{answer.status_code} {answer.text}")
-            elif found(answer.json()) != expected:
+            elif not (alike or _same)(found(answer.json()), expected):
                 answer.failure(f"wrong: {found(answer.json())!r}, not {expected!r}")
 
     def _stream(self, body, expected) -> None:
@@ -61,7 +119,7 @@ class Client(HttpUser):
             path, json=body, name="stream", stream=True, timeout=900, catch_response=True
         ) as answer:
             if answer.status_code == 429:
-                _refused(answer)
+                self._refused(answer)
                 return
             text = ""
             for line in answer.iter_lines():
@@ -79,13 +137,55 @@ class Client(HttpUser):
             if not (expected.startswith(text) if gives_up else text == expected):
                 answer.failure(f"wrong: {text!r}, not {expected!r}")
 
+    def _refused(self, answer) -> None:
+        """Take a full queue for what it is, if it says when to come again."""
+        if answer.headers.get("retry-after"):
+            answer.success()
+            self._count_refused()
+        else:
+            answer.failure("429 without Retry-After")
 
-def _refused(answer) -> None:
-    """Take a full queue for what it is, if it says when to come again."""
-    if answer.headers.get("retry-after"):
-        answer.success()
-    else:
-        answer.failure("429 without Retry-After")
+    def _count_refused(self) -> None:
+        self._count("refused", 0, None)
+        gevent.sleep(0.1)
+
+    def _count(self, name: str, milliseconds: float, failure: Exception | None) -> None:
+        self.environment.events.request.fire(
+            request_type="",
+            name=name,
+            response_time=milliseconds,
+            response_length=0,
+            exception=failure,
+        )
+
+
+def _send(connection: ClientConnection, kind: str, **fields) -> None:
+    connection.send(json.dumps({"type": kind, **fields}))
+
+
+def _transcript(connection: ClientConnection) -> str:
+    """Return the text of the turn, once it is written."""
+    while not (event := json.loads(connection.recv(timeout=900)))["type"].endswith(".completed"):
+        if event["type"] == "error":
+            raise AssertionError(str(event))
+    return event["transcript"]
+
+
+def _words(text: str) -> str:
+    return " ".join("".join(c for c in text.lower() if c.isalpha() or c == " ").split())
+
+
+def _same(found, expected) -> bool:
+    return found == expected
+
+
+def _close(found, expected) -> bool:
+    """Compare vectors; a batch of other lengths sums in another order."""
+    return np.allclose(found, expected, atol=1e-5)
+
+
+def _vector(document):
+    return document["data"][0]["embedding"]
 
 
 def _message(document):

@@ -25,26 +25,34 @@ CLIENTS = 128
 QUEUE = 40
 QUESTIONS = ("What is the capital of France?", "Name three colours.", "Who wrote Emma?", "Hello!")
 DATES = ("3 March 2021", "4 July 1999", "May 5, 2010")
+MODELS = ("demo-chat", "demo-t5", "demo-unilm", "demo")
 OPTIONS = {"quantize": "none", "threads": 1}
 
 
 def alone() -> dict[str, Any]:
     """Return what each model answers without a server."""
     chat, dates = kvcast.load("demo-chat", **OPTIONS), kvcast.load("demo-t5", **OPTIONS)
-    heard = kvcast.load("demo", **OPTIONS).transcribe(str(RECORDING))
+    speech, vectors = kvcast.load("demo", **OPTIONS), kvcast.load("demo-unilm", **OPTIONS)
     asked = {"max_new_tokens": 12, "chat": True}
     return {
         "chat": {text: chat.generate(text, **asked).text for text in QUESTIONS},
         "text2text": {text: dates.generate(text).text for text in DATES},
-        "speech": "".join(segment.text for segment in heard).strip(),
+        "embeddings": {text: vectors.embed([text])[0].tolist() for text in QUESTIONS},
+        "speech": heard(speech),
+        "vad": heard(speech, vad=True),
     }
+
+
+def heard(model: Any, **options: Any) -> str:
+    segments = model.transcribe(str(RECORDING), **options)
+    return "".join(segment.text for segment in segments).strip()
 
 
 @pytest.mark.slow
 def test_many_clients_at_once(tmp_path: Path):
     (tmp_path / "expected.json").write_text(json.dumps(alone()))
-    words = ("demo-chat", "demo-t5", "demo", "--quantize", "none", "--threads", "1", "--quiet")
-    with command(*words, "--queue", str(QUEUE)) as running:
+    words = (*MODELS, "--quantize", "none", "--threads", "1", "--quiet", "--queue", str(QUEUE))
+    with command(*words, "--live-sessions", "4") as running:
         memory = psutil.Process(running.process.pid).memory_info
         _load(running.url, tmp_path / "warm", min(60, SECONDS), tmp_path)
         warm = memory().rss
@@ -60,6 +68,8 @@ def test_many_clients_at_once(tmp_path: Path):
         running.signal()
         assert running.ended() == 0
     assert grown < 0.05 * warm
+    assert {"live", "stream", "transcriptions with vad", "/v1/embeddings"} <= rows.keys()
+    assert int(rows["refused"]["Request Count"]) > 0
     total = rows["Aggregated"]
     assert int(total["Failure Count"]) == 0
     assert int(total["Request Count"]) > CLIENTS / 2

@@ -93,7 +93,9 @@ def test_on_the_native_runtime_recordings_may_arrive_at_any_time(seed, several, 
     while waiting or under_way:
         if waiting and (not under_way or rng.random() < 0.02):
             for index in waiting[: rng.integers(1, 4)]:
-                under_way[index] = model.recording(batch, several[index], params)
+                under_way[index] = model.recording(
+                    batch, model.opening(several[index], params), params
+                )
                 waiting.remove(index)
         batch.step()
         together[len(batch.under_way)] += 1
