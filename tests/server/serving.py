@@ -1,6 +1,7 @@
 """Starts servers for tests, in this process or as a command."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -111,10 +112,11 @@ class Command:
     @property
     def url(self) -> str:
         """Where it listens, once it does."""
-        until(lambda: self.process.poll() is not None or "http://" in self.log, self.log)
-        found = [line for line in self.lines if "http://" in line]
+        where = re.compile(r"serving .* at (http://[^ \n\"]+)")
+        until(lambda: self.process.poll() is not None or where.search(self.log), self.log)
+        found = where.search(self.log)
         assert found, self.log
-        return found[0].split(" at ")[1]
+        return found[1]
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)

@@ -1,5 +1,6 @@
 """`kvcast serve` as a process: how it begins, drains, ends, and what it refuses."""
 
+import json
 import signal
 import socket
 import sys
@@ -32,7 +33,8 @@ def test_it_serves_until_it_is_asked_to_end():
         running.signal()
         assert running.ended() == 0
         assert '"path": "/v1/text2text", "status": 200' in running.log
-        assert "Traceback" not in running.log
+        lines = [json.loads(line) for line in running.log.splitlines()]
+        assert all({"time", "level", "message"} <= line.keys() for line in lines)
 
 
 def test_requests_under_way_end_and_new_ones_are_refused():

@@ -108,13 +108,15 @@ def run(args: argparse.Namespace) -> int:
         listening.close()
         raise
     host, port = listening.getsockname()[:2]
-    running.run(models, params, listening, lambda: _say_where(models.names, host, port))
+    where = _where(models.names, host, port)
+    say = journal.note if params.log_json else console.say
+    running.run(models, params, listening, lambda: say(where))
     return 0
 
 
-def _say_where(names: Iterable[str], host: str, port: int) -> None:
+def _where(names: Iterable[str], host: str, port: int) -> str:
     shown = f"[{host}]" if ":" in host else host
-    console.say(f"serving {', '.join(names)} at http://{shown}:{port}")
+    return f"serving {', '.join(names)} at http://{shown}:{port}"
 
 
 def _serve_from_cluster(
@@ -132,7 +134,7 @@ def _serve_from_cluster(
         address=None if args.ray == ANY else args.ray,
         replicas=replicas,
         cores=own.threads,
-        started=lambda: _say_where(names, params.host, params.port),
+        started=lambda: console.say(_where(names, params.host, params.port)),
     )
     return 0
 

@@ -82,6 +82,11 @@ def _plain(value: object) -> str:
     return text if simple else json.dumps(value)
 
 
+def note(message: str) -> None:
+    """Log what is no request."""
+    _LOG.info(message)
+
+
 def install(*, as_json: bool) -> None:
     """Send the log to standard error, with what libraries and warnings say."""
     handler = logging.StreamHandler()
