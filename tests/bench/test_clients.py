@@ -36,6 +36,8 @@ class Script(BaseHTTPRequestHandler):
             MET.wait()
         if self.path == "/form":
             lines = [json.dumps({"text": f"{b'tone' in body} {b'de' in body}"})]
+        elif self.path == "/quiet":
+            lines = [json.dumps({"text": ""})]
         elif self.path == "/broken":
             lines = [f"data: {json.dumps(one)}\n\n" for one in (chunk("a"), {"error": "no room"})]
         elif self.path == "/silent":
@@ -92,6 +94,11 @@ def test_clients_ask_at_the_same_time(url: str):
 def test_a_form_has_a_file(url: str):
     posts = [[Post(path="/form", form={"language": "de"}, file=b"tone")]]
     assert ask(url, posts).answers[0].text == "True True"
+
+
+def test_a_clip_may_say_nothing(url: str):
+    (answer,) = ask(url, [[Post(path="/quiet", form={}, file=b"hum")]]).answers
+    assert (answer.text, len(answer.times)) == ("", 1)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ server by name.
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,23 +44,25 @@ class Post:
 
 @dataclass(frozen=True)
 class _Heard:
-    """An answer as it came: lines, and when each of them did."""
+    """An answer as it came: pieces, and when each of them did."""
 
     sent: float
-    lines: Sequence[tuple[float, bytes]]
+    pieces: Sequence[tuple[float, bytes]]
 
     def read(self) -> Answer:
         """Make sense of it: events of a stream, or one document."""
         times, texts, usage = list[float](), list[str](), dict[str, Any]()
-        for came, line in self.lines:
+        for came, line in self._lines():
             data = line.removeprefix(_EVENT).strip()
             if not data or data == _END:
                 continue
             document = json.loads(data)
             if "error" in document:
                 raise KvcastError(f"answered {str(document['error'])[:_SHOWN]}")
-            texts += [text] if (text := _text(document)) else []
-            times += [came] if text else []
+            # A clip may say nothing; an event of a stream without text is no piece.
+            if (text := _text(document)) or "text" in document:
+                texts.append(text)
+                times.append(came)
             usage = document.get("usage") or usage
         if not times:
             raise KvcastError("answered with no text")
@@ -72,6 +74,15 @@ class _Heard:
             prompt_tokens=usage.get("prompt_tokens") or 0,
             cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
         )
+
+    def _lines(self) -> Iterator[tuple[float, bytes]]:
+        """Yield each line, and when the last of it came."""
+        begun = b""
+        for came, piece in self.pieces:
+            *whole, begun = (begun + piece).split(b"\n")
+            yield from ((came, line) for line in whole)
+        if begun:
+            yield self.pieces[-1][0], begun
 
 
 def _text(document: Any) -> str:
@@ -114,6 +125,6 @@ async def _asked(session: "ClientSession", posts: Sequence[Post]) -> list[_Heard
             if not response.ok:
                 told = " ".join((await response.text()).split())[:_SHOWN]
                 raise KvcastError(f"answered with status {response.status}: {told}")
-            lines = [(time.perf_counter(), line) async for line in response.content]
-        found.append(_Heard(sent, lines))
+            pieces = [(time.perf_counter(), one) async for one in response.content.iter_any()]
+        found.append(_Heard(sent, pieces))
     return found
