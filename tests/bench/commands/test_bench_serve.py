@@ -49,6 +49,25 @@ def test_kvcast_alone_is_measured(
     assert found["rates"] == []
 
 
+@pytest.mark.slow
+def test_clips_of_a_recording_are_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(idle, "PATIENCE", 0.2)
+    recording = ROOT / "examples" / "sense-and-sensibility.flac"
+    words = ["--reference", str(recording.with_suffix(".txt")), "--model", "demo", "--threads", "1"]
+    words += ["--clients", "1", "3", "--runs", "1", "--quantize", "int8", "--peers"]
+    assert main(["bench", "serve", str(recording), *words]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    schema = json.loads((ROOT / "docs" / "bench.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(found, schema)
+    assert found["settings"]["clips"] == 3
+    alone, all_clips = found["rows"]
+    assert [row["trial"]["clients"] for row in found["rows"]] == [1, 3]
+    assert "dashwood" in alone["facts"]["text"].lower()
+    assert all_clips["facts"]["word_error"] < 0.1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
