@@ -74,9 +74,9 @@ class Client(HttpUser):
     @task(1)
     def talks_live(self) -> None:
         began = time.perf_counter()
-        failure = None
+        failure, name = None, "live"
         try:
-            self._talk()
+            name = "live" if self._talk() else "live, given up"
         except ConnectionClosed as closed:
             if closed.rcvd is not None and closed.rcvd.code == CloseCode.TRY_AGAIN_LATER:
                 self._count_refused()
@@ -84,12 +84,15 @@ class Client(HttpUser):
             failure = closed
         except Exception as error:  # whatever goes wrong is locust's to count
             failure = error
-        self._count("live", 1000 * (time.perf_counter() - began), failure)
+        self._count(name, 1000 * (time.perf_counter() - began), failure)
 
-    def _talk(self) -> None:
+    def _talk(self) -> bool:
+        """Tell whether the session was heard to its end."""
         address = self.host.replace("http://", "ws://")
-        with connect(f"{address}/v1/realtime?intent=transcription&model=demo") as connection:
-            connection.recv()
+        url = f"{address}/v1/realtime?intent=transcription&model=demo"
+        with connect(url, open_timeout=900, ping_timeout=None) as connection:
+            if json.loads(connection.recv())["type"] == "error":
+                connection.recv()  # raises: it is closed
             sound = {"format": {"type": "audio/pcm", "rate": 16_000}, "turn_detection": None}
             session = {"type": "transcription", "audio": {"input": sound}}
             _send(connection, "session.update", session=session)
@@ -97,12 +100,13 @@ class Client(HttpUser):
                 piece = base64.b64encode(SOUND[at : at + PIECE]).decode()
                 _send(connection, "input_audio_buffer.append", audio=piece)
                 if random.random() < GIVES_UP / 50:
-                    return
+                    return False
             _send(connection, "input_audio_buffer.commit")
             text = _transcript(connection)
         error = jiwer.wer(_words(EXPECTED["speech"]), _words(text))
         if error > WORD_ERROR:
             raise AssertionError(f"word error {error:.3f}: {text!r}")
+        return True
 
     def _compare(self, path, expected, found, alike=None, **request) -> None:
         with self.client.post(path, **request, timeout=900, catch_response=True) as answer:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvcast.audio.decode import SAMPLE_RATE
+from kvcast.audio.endpoints import BLOCK
 from kvcast.decoding.whisper import Job as Question
 from kvcast.engine import Engine, Job
 from kvcast.server.realtime.shapes import Transcription
@@ -120,7 +121,8 @@ class Hearing:
 
         """
         self._opening = opening
-        self._step = round(step * SAMPLE_RATE)
+        # Sound of turns that are detected comes in whole blocks.
+        self._step = round(step * SAMPLE_RATE) // BLOCK * BLOCK
         self._turns: deque[Turn] = deque()
         self._stretch: Stretch | None = None
         self._asked: Transcription | None = None

@@ -9,7 +9,7 @@ least changes of letters. Knows no sound and no model.
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -114,22 +114,38 @@ def agreed(hypotheses: Sequence[Sequence[Unit]]) -> int:
 def continued(settled: Sequence[Unit], hypothesis: Sequence[Unit]) -> int | None:
     """Return how many words at the beginning of a hypothesis say what is settled.
 
-    Punctuation and case do not count. None if the hypothesis says something else.
+    Punctuation and case do not count. Where the last word is spelled in another way, letters alone
+    do not tell how much of what follows it replaces ("ninety six" and "96 and he left"): then words
+    that end when it did are what it became. None if the hypothesis says something else.
     """
     if not any(unit.tokens for unit in settled):
         return 0
-    letters = "".join(_letters(unit) for unit in settled)
-    words = [_letters(unit) for unit in hypothesis]
-    ends = list(accumulate(map(len, words), initial=0))
-    changes = _changes(letters, "".join(words))[ends]
-    count = int(changes.argmin())
-    if not letters or changes[count] > _ALIKE * len(letters):
+    spelled = [_letters(unit) for unit in settled]
+    letters, words = "".join(spelled), [_letters(unit) for unit in hypothesis]
+    lengths = np.cumsum([0, *map(len, words)])
+    changes = _changes(letters, "".join(words))[lengths]
+    least = int(changes.min())
+    if not letters or least > _ALIKE * len(letters):
         return None
-    if _letters(settled[-1]):
-        return count
-    # The mark at the end is settled, too.
-    marks = takewhile(lambda unit: unit.tokens and not _letters(unit), hypothesis[count:])
-    return count + sum(1 for _ in marks)
+    counts = [0, *(count for count, word in enumerate(words, start=1) if word)]
+    [last] = [place for place, word in enumerate(spelled) if word][-1:]
+    best = max((count for count in counts if changes[count] == least), key=lengths.__getitem__)
+    if best and words[best - 1] != spelled[last]:
+        near = [count for count in counts if changes[count] <= least + least // 2]
+        best = _nearest(near, best, settled[last], hypothesis)
+    # Of marks that follow, the settled ones are settled, too.
+    marks = takewhile(lambda unit: unit.tokens and not _letters(unit), hypothesis[best:])
+    return best + min(sum(1 for _ in marks), len(settled) - last - 1)
+
+
+def _nearest(counts: Sequence[int], best: int, last: Unit, hypothesis: Sequence[Unit]) -> int:
+    """Return the count whose last word ends nearest to the last settled one; `best` if unknown."""
+    ends = {count: hypothesis[count - 1].place if count else Place(0, 1.0) for count in counts}
+    known = {count: place.end for count, place in ends.items() if place is not None}
+    if last.place is None or len(known) < len(counts):
+        return best
+    end = last.place.end
+    return min(counts, key=lambda count: abs(known[count] - end))
 
 
 def _letters(unit: Unit) -> str:

@@ -1,4 +1,4 @@
-"""A Whisper model as live transcription hears with it: hypotheses that continue settled words.
+"""A Whisper model as live transcription hears with it: hypotheses of a window, and their places.
 
 Knows nothing of time or of what is settled when.
 """

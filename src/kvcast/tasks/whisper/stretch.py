@@ -39,6 +39,9 @@ _UNSURE = 0.5
 
 _UNSURE_FOR = 5 * SAMPLE_RATE
 
+_DOUBT = 25
+"""Timestamps that the end of a word may be off by."""
+
 _STAMP = round(SECONDS_PER_TIMESTAMP * SAMPLE_RATE)
 """Samples from one timestamp to the next."""
 
@@ -212,11 +215,12 @@ class Stretch:
             if not self._proven or self.heard_to < min(speech_end + _AFTER, self.end):
                 hypothesis = self._hypothesis(thoroughly=True)
                 units, conditions_next = hypothesis.units, hypothesis.conditions_next
+            said_to = self._said_to
             found += self._settle(units)
             self._forget_hypotheses()
             unfinished = units[-1].stamps[0] if units and units[-1].opens_nothing else 0
             unheard = speech_end - (self.start + unfinished * _STAMP)
-            if unfinished * _STAMP < _AFTER or unheard < _AFTER:
+            if unfinished * _STAMP < _AFTER or unfinished < said_to or unheard < _AFTER:
                 break
             # As in OpenAI's transcribe, a segment that begins without a word is still to be heard.
             self._cut(len(self._settled), unfinished)
@@ -253,13 +257,20 @@ class Stretch:
 
         What is said in the window's last second may be misheard.
         """
-        sure = range(_AFTER // _STAMP, (self._length - _LEAST_CUT) // _STAMP)
+        first = max(_AFTER // _STAMP, self._said_to)
+        sure = range(first, (self._length - _LEAST_CUT) // _STAMP)
         places = [
             place
             for place, unit in enumerate(self._supposed)
             if unit.begins_segment and unit.stamps[0] in sure
         ]
         return places[-1] if places else None
+
+    @property
+    def _said_to(self) -> int:
+        """Timestamp before which settled words lie, as far as it is known."""
+        ends = [unit.place.end for unit in self._settled if unit.place is not None]
+        return max(0, ends[-1] - _DOUBT) if ends else 0
 
     @property
     def _crowded(self) -> bool:
@@ -270,17 +281,25 @@ class Stretch:
     def _hypothesis(self, *, thoroughly: bool) -> Hypothesis:
         """Hear the whole window, and return what follows the settled words."""
         heard = self._hearing.listen(self._sound[: self._length])
-        found = self._decode(heard, written=(), thoroughly=thoroughly)
-        count = continued(self._settled, found.units)
-        if count is None:  # it says something else
-            said: Sequence[Unit] = self._settled
-            found = self._decode(heard, written=said, thoroughly=thoroughly)
-        else:
-            said = found.units[:count]
-            found = replace(found, units=found.units[count:])
         self.heard_to = self.end
+        found = self._decode(heard, written=(), thoroughly=thoroughly)
+        if found.doubtful and not thoroughly:
+            self._proven = False
+            return found
+        found = self._placed(heard, (), found)
+        count = continued(self._settled, found.units)
+        if count is None or (thoroughly and self._adds_nothing(found.units[count:])):
+            # It says something else, or may have stopped before the settled words were over.
+            found = self._decode(heard, written=self._settled, thoroughly=thoroughly)
+            found = self._placed(heard, self._settled, found)
+        else:
+            found = replace(found, units=found.units[count:])
         self._proven = thoroughly or not found.doubtful
-        return found if found.doubtful else self._placed(heard, said, found)
+        return found
+
+    def _adds_nothing(self, units: Sequence[Unit]) -> bool:
+        """Tell whether no word follows the settled ones, of which there are some."""
+        return bool(self._settled) and not any(unit.tokens for unit in units)
 
     def _placed(self, heard: Any, said: Sequence[Unit], found: Hypothesis) -> Hypothesis:
         """Return a hypothesis whose units have places; `said` is what precedes them."""
