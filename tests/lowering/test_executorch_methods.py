@@ -182,12 +182,13 @@ def test_whispers_file_tells_the_shape_of_features_and_the_decoders_which_caches
     assert [fact["rings"] for fact in facts] == [[0], [1, 0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "quantize", "least", "smaller"),
     [
         ("unilm", "8da8w", 0.98, 0.8),
-        pytest.param("unilm", "8da4w", 0.9, 0.7, marks=pytest.mark.slow),
-        pytest.param("whisper", "8da8w", 0.98, 0.5, marks=pytest.mark.slow),
+        ("unilm", "8da4w", 0.9, 0.7),
+        ("whisper", "8da8w", 0.98, 0.5),
     ],
 )
 def test_quantised_logits_follow_eagers_and_the_file_is_smaller(

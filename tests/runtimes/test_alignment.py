@@ -24,7 +24,14 @@ RUNTIMES = {
 }
 
 
-@pytest.fixture(params=RUNTIMES)
+SLOW = {"executorch"}  # exporting takes long
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in RUNTIMES
+    ]
+)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 

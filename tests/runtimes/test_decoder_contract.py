@@ -22,7 +22,7 @@ SUBJECTS += [
     if dimensions != GEMMA3
 ]
 # Compiling takes long: the model with the most kinds of things in it.
-SUBJECTS += [(replace(GEMMA3, windows=(5, None)), "aoti")]
+SUBJECTS += [pytest.param((replace(GEMMA3, windows=(5, None)), "aoti"), marks=pytest.mark.slow)]
 RINGS = [(MISTRAL, "eager"), (MISTRAL, "onnx"), (MISTRAL, "native")]
 
 

@@ -22,7 +22,7 @@ SUBJECTS = [
     (ROFORMER, "onnx"),
     (ROFORMER, "native"),
     # Compiling takes long: the model with the most programs.
-    (replace(ROFORMER, layers=1), "aoti"),
+    pytest.param((replace(ROFORMER, layers=1), "aoti"), marks=pytest.mark.slow),
     *(
         pytest.param((dimensions, runtime), marks=pytest.mark.slow)
         for dimensions in MODELS

@@ -28,25 +28,20 @@ from random_models import SMALL, speech, text
 from random_unilms import ROFORMER
 from written_dates import dates_split, write_date
 
+pytestmark = pytest.mark.slow  # compiling takes long
+
 # Sizes that are awkward for all kernels.
 RANDOM: Mapping[str, Any] = {
     "whisper": replace(SMALL, decoder_layers=1, vocab_size=301, alignment_heads=((0, 2),)),
     "decoder": replace(GEMMA3, windows=(5,), vocab_size=161),
     "unilm": replace(ROFORMER, layers=1, vocab_size=161),
 }
-# bf16 alone is the same lowering for all, and int8 for all decoders. Compiling takes long: the
-# quickest has both.
 CASES = [
     ("decoder", "int8"),
-    *(
-        pytest.param(case, marks=pytest.mark.slow)
-        for case in (
-            ("whisper", "int8"),
-            ("t5", "int8"),
-            ("unilm", "none"),
-            ("decoder", "int4"),
-        )
-    ),
+    ("whisper", "int8"),
+    ("t5", "int8"),
+    ("unilm", "none"),
+    ("decoder", "int4"),
 ]
 
 
