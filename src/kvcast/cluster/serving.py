@@ -23,7 +23,6 @@ from kvcast.cluster.gateway import Ask, Asked, Gateway, LostError, answered
 from kvcast.cluster.lease import APPLICATION, check_address, leased
 from kvcast.cluster.mapping import most_actors
 from kvcast.cluster.params import LOCAL
-from kvcast.engine import QueueFullError
 from kvcast.errors import KvcastError, UsageError, in_one_line
 from kvcast.server.app import create
 from kvcast.server.calls import Calls
@@ -222,9 +221,8 @@ class Replica:
 
     async def check_health(self) -> None:
         """Raise where an engine takes no more requests; Ray then replaces the process."""
-        for engine in self._models.engines:
-            with contextlib.suppress(QueueFullError):  # it is busy, and lives
-                await engine.run(lambda: None)
+        if not self._models.alive:
+            raise KvcastError("an engine has failed or is closed")
 
 
 def _asking(handle: Any) -> Ask:
