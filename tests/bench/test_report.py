@@ -209,6 +209,15 @@ def test_medians_are_compared_within_the_run_and_the_precision(kind: str):
     assert ill == {"backend": "ill", "trial": ill["trial"], "failure": "its process ended"}
 
 
+def test_nothing_is_compared_with_what_took_no_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(SECONDS, "kvcast-int8", [0.0, 0.0, 0.1])
+    monkeypatch.setattr(Speech, "facts", lambda *_: {})
+    whole = found(SPEECH)
+    jsonschema.validate(json.loads(json.dumps(whole)), SCHEMA)
+    assert row(whole, "slow")["metrics"]["transcribe"]["times"] == {"kvcast": None}
+    assert "0.700" in render(whole, SPEECH.tables())
+
+
 def test_facts_of_each_kind():
     spoken = row(found(SPEECH), "slow")
     speed = 2.5 / spoken["metrics"]["transcribe"]["median"]

@@ -172,9 +172,10 @@ def _summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _ratio(result: Result, other: Result | None, metric: str) -> float | None:
-    if other is None or not other.stands:
+    """Return None where the other has none, or took no time that the clock shows."""
+    if other is None or not other.stands or not (compared := median(other.series(metric))):
         return None
-    return median(result.series(metric)) / median(other.series(metric))
+    return median(result.series(metric)) / compared
 
 
 def _held(least: float | None, measured: float) -> dict[str, float]:
