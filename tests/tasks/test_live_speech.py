@@ -1,10 +1,13 @@
 """Live transcription of real speech by real models: as good as that of the whole recording."""
 
+import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import jiwer
 import numpy as np
-import psutil
 import pytest
 from real_speech import EXAMPLE, TESTS, Load, Samples
 
@@ -86,22 +89,15 @@ def test_live_is_within_two_points_of_the_whole_recording(
 
 
 @pytest.mark.slow
-def test_half_an_hour_takes_the_memory_of_five_minutes(load: Load, recordings):
-    """Utterances of 7 s, all of them different, and silence."""
-    live = load("demo").live(step=2.0)
-    speech, silence = recordings["spoken"], np.zeros(13 * RATE, np.float32)
-    used: dict[int, int] = {}
-    updates = 0
-    for number in range(90):
-        at = number * 31_013 % (len(speech) - 7 * RATE)
-        sound = np.concatenate([speech[at : at + 7 * RATE], silence])
-        for begin in range(0, len(sound), RATE):
-            updates += len(live.feed(sound[begin : begin + RATE]))
-        if live.duration in {300, 1800}:
-            used[int(live.duration)] = psutil.Process().memory_info().rss
-    assert live.duration == 1800
-    assert updates > 180
-    assert used[1800] - used[300] < 16 * MEGABYTE
+def test_half_an_hour_takes_the_memory_of_five_minutes(load: Load):
+    """In a process of its own: in one that has run much else, what is free has many holes."""
+    load("demo")  # or the test is skipped
+    words = [sys.executable, str(Path(__file__).with_name("live_memory.py"))]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["updates"] > 180
+    assert found["used"]["1800"] - found["used"]["300"] < 16 * MEGABYTE
 
 
 @pytest.mark.slow
