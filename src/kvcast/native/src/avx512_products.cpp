@@ -54,11 +54,12 @@ void finish(const float* x, int count, const Ending& ending) {
   });
 }
 
-// Copies count numbers, and zeros up to BLOCK of them.
-void copy_or_zeros(const float* from, int count, uint8_t* to) {
-  std::memset(to, 0, BLOCK * sizeof(float));
-  if (from) std::memcpy(to, from, count * sizeof(float));
-}
+constexpr int STRIP = HALF, FLOATS = BLOCK, SIDE = 4;
+constexpr uint8_t SIGNS = 0x80;
+
+#include "strips.hpp"
+
+static_assert(int8_block::EACH == INT8_GROUP && int4_min::EACH == INT4_GROUP);
 
 // The function for each number of rows.
 using Multiply = void (*)(const uint8_t*, const Operand&, int, float*);
@@ -69,25 +70,7 @@ using Multiply = void (*)(const uint8_t*, const Operand&, int, float*);
     MULTIPLY[rows - 1](tile, in, inputs, out);                                                            \
   }
 
-// [k, BLOCK], then bias.
 namespace f32 {
-
-size_t bytes(int inputs) { return sizeof(float) * BLOCK * (1 + static_cast<size_t>(inputs)); }
-
-void pack(const Stored& from, uint8_t* tile) {
-  const size_t inputs = from.inputs;
-  float* to = reinterpret_cast<float*>(tile);
-  if (from.count < BLOCK) std::memset(to, 0, inputs * BLOCK * sizeof(float));
-  for (size_t begin = 0; begin < inputs; begin += 16)  // what is written lies in the first cache
-    for (int n = 0; n < from.count; n++)
-      for (size_t k = begin; k < std::min(begin + 16, inputs); k++)
-        to[k * BLOCK + n] = static_cast<const float*>(from.codes)[n * inputs + k];
-  copy_or_zeros(from.bias, from.count, tile + inputs * BLOCK * sizeof(float));
-}
-
-void unpack(const uint8_t* tile, int inputs, int n, float* out) {
-  for (int k = 0; k < inputs; k++) out[k] = reinterpret_cast<const float*>(tile)[static_cast<size_t>(k) * BLOCK + n];
-}
 
 template <int ROWS>
 void multiply(const uint8_t* tile, const Operand& in, int inputs, float* out) {
@@ -125,24 +108,6 @@ INLINE __m512i four(const int8_t* codes) {
   return _mm512_set1_epi32(bits);
 }
 
-// Inputs k .. k + 4 of an output of stored int8 codes, + 128 each; zeros past their end.
-INLINE uint32_t quad(const Stored& from, int n, int k) {
-  uint32_t bits = 0;
-  if (n < from.count && k < from.inputs)
-    std::memcpy(&bits, static_cast<const int8_t*>(from.codes) + static_cast<size_t>(n) * from.inputs + k,
-                std::min(4, from.inputs - k));
-  return bits ^ 0x80808080u;
-}
-
-// `count` inputs from k on of a half, as [count / 4, HALF, 4].
-INLINE void pack_quads(const Stored& from, int half, int k, int count, uint8_t* to) {
-  for (int n = 0; n < HALF; n++)
-    for (int i = 0; i < count; i += 4) {
-      const uint32_t bits = quad(from, half * HALF + n, k + i);
-      std::memcpy(to + i * HALF + 4 * n, &bits, 4);
-    }
-}
-
 // sums += `count` inputs of a half x codes.
 template <int ROWS>
 INLINE void dot_quads(const uint8_t* weights, int count, const int8_t* codes, size_t stride, __m512i sums[ROWS][PAIR]) {
@@ -163,23 +128,6 @@ INLINE void zero(__m512 totals[ROWS][PAIR]) {
 }
 
 namespace int8 {
-
-size_t bytes(int inputs) { return static_cast<size_t>(BLOCK) * filled(inputs) + 2 * BLOCK * sizeof(float); }
-
-void pack(const Stored& from, uint8_t* tile) {
-  const int inputs = filled(from.inputs);
-  for (int half = 0; half < 2; half++)
-    for (int k = 0; k < inputs; k += BLOCK, tile += BLOCK * HALF) pack_quads(from, half, k, BLOCK, tile);
-  copy_or_zeros(from.scales, from.count, tile);
-  copy_or_zeros(from.bias, from.count, tile + BLOCK * sizeof(float));
-}
-
-void unpack(const uint8_t* tile, int inputs, int n, float* out) {
-  const size_t half = static_cast<size_t>(HALF) * filled(inputs);
-  const float scale = reinterpret_cast<const float*>(tile + 2 * half)[n];
-  tile += n / HALF * half + n % HALF * 4;
-  for (int k = 0; k < inputs; k++) out[k] = (tile[k / 4 * 4 * HALF + k % 4] - 128) * scale;
-}
 
 template <int ROWS>
 INLINE void multiply_half(const uint8_t* weights, const Rounded& in, const float* scales, float* out) {
@@ -217,21 +165,6 @@ FOR_ROWS(multiply)
 
 namespace groups {
 
-void pack_halves(const float* from, const Stored& stored, int half, int g, uint8_t* to) {
-  const int groups = (stored.inputs + GROUP - 1) / GROUP;
-  for (int i = 0; i < HALF; i++) {
-    const int n = half * HALF + i;
-    const uint16_t bits = n < stored.count && g < groups ? to_half(from[static_cast<size_t>(n) * groups + g]) : 0;
-    std::memcpy(to + 2 * i, &bits, 2);
-  }
-}
-
-float unpack_half(const uint8_t* from, int i) {
-  uint16_t bits;
-  std::memcpy(&bits, from + 2 * i, 2);
-  return from_half(bits);
-}
-
 INLINE void store(const __m512 total[PAIR], const float* bias, float* out) {
   for (int z = 0; z < PAIR; z++) _mm512_storeu_ps(out + z * 16, _mm512_add_ps(total[z], _mm512_loadu_ps(bias + z * 16)));
 }
@@ -239,28 +172,6 @@ INLINE void store(const __m512 total[PAIR], const float* bias, float* out) {
 }  // namespace groups
 
 namespace int8_block {
-
-constexpr size_t EACH = INT8_GROUP;
-
-size_t bytes(int inputs) { return 2 * EACH * (filled(inputs) / GROUP) + BLOCK * sizeof(float); }
-
-void pack(const Stored& from, uint8_t* tile) {
-  for (int half = 0; half < 2; half++)
-    for (int g = 0; g < filled(from.inputs) / GROUP; g++, tile += EACH) {
-      groups::pack_halves(from.scales, from, half, g, tile);
-      pack_quads(from, half, g * GROUP, GROUP, tile + HALVES);
-    }
-  copy_or_zeros(from.bias, from.count, tile);
-}
-
-void unpack(const uint8_t* tile, int inputs, int n, float* out) {
-  tile += n / HALF * EACH * (filled(inputs) / GROUP);
-  for (int k = 0; k < inputs; k++) {
-    const uint8_t* group = tile + k / GROUP * EACH;
-    const int i = k % GROUP;
-    out[k] = (group[HALVES + i / 4 * 4 * HALF + n % HALF * 4 + i % 4] - 128) * groups::unpack_half(group, n % HALF);
-  }
-}
 
 template <int ROWS>
 INLINE void multiply_half(const uint8_t* tile, const Rounded& in, const float* bias, float* out) {
@@ -296,41 +207,6 @@ FOR_ROWS(multiply)
 
 namespace int4_min {
 
-constexpr size_t EACH = INT4_GROUP;
-
-size_t bytes(int inputs) { return 2 * EACH * (filled(inputs) / GROUP) + BLOCK * sizeof(float); }
-
-int stored_code(const Stored& from, int n, int k) {
-  if (n >= from.count || k >= from.inputs) return 0;
-  return static_cast<const uint8_t*>(from.codes)[static_cast<size_t>(n) * ((from.inputs + 1) / 2) + k / 2] >> k % 2 * 4 & 15;
-}
-
-void pack(const Stored& from, uint8_t* tile) {
-  for (int half = 0; half < 2; half++)
-    for (int g = 0; g < filled(from.inputs) / GROUP; g++, tile += EACH) {
-      groups::pack_halves(from.scales, from, half, g, tile);
-      groups::pack_halves(from.least, from, half, g, tile + HALVES);
-      for (int i = 0; i < HALF; i++)
-        for (int k = 0; k < GROUP / 2; k++) {
-          const int n = half * HALF + i, low = g * GROUP + k;
-          tile[2 * HALVES + k / 4 * 4 * HALF + 4 * i + k % 4] =
-              static_cast<uint8_t>(stored_code(from, n, low) | stored_code(from, n, low + GROUP / 2) << 4);
-        }
-    }
-  copy_or_zeros(from.bias, from.count, tile);
-}
-
-void unpack(const uint8_t* tile, int inputs, int n, float* out) {
-  tile += n / HALF * EACH * (filled(inputs) / GROUP);
-  const int i = n % HALF;
-  for (int k = 0; k < inputs; k++) {
-    const uint8_t* group = tile + k / GROUP * EACH;
-    const int in_half = k % (GROUP / 2), high = k % GROUP / (GROUP / 2);
-    const int code = group[2 * HALVES + in_half / 4 * 4 * HALF + 4 * i + in_half % 4] >> 4 * high & 15;
-    out[k] = std::fma(static_cast<float>(code), groups::unpack_half(group, i), groups::unpack_half(group + HALVES, i));
-  }
-}
-
 template <int ROWS>
 INLINE void dot_nibbles(const uint8_t* weights, const int8_t* codes, size_t stride, __m512i sums[ROWS][PAIR]) {
   const __m512i low = _mm512_set1_epi8(15);
@@ -361,7 +237,7 @@ INLINE void multiply_half(const uint8_t* tile, const Rounded& in, const float* b
     __m512i sums[ROWS][PAIR];
     for (int m = 0; m < ROWS; m++)
       for (int z = 0; z < PAIR; z++) sums[m][z] = _mm512_setzero_si512();
-    dot_nibbles<ROWS>(tile + 2 * HALVES, in.codes + g * GROUP, in.inputs, sums);
+    dot_nibbles<ROWS>(tile + HEAD, in.codes + g * GROUP, in.inputs, sums);
     __m512 d[PAIR], least[PAIR];
     for (int z = 0; z < PAIR; z++) {
       d[z] = halves(tile + 32 * z);

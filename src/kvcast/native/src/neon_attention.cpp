@@ -187,67 +187,12 @@ void mix_rows(const T* value, int count, int head_dim, const float* shares, floa
     mix_values<T, ROWS, 1>(value + d, count, head_dim, shares, mixed + d, width, head_dim - d);
 }
 
-// Of positions first .. last of a part, over its stretches.
-template <class T, int ROWS>
-void mix_range(const Part& part, int first, int last, const float* shares, float* mixed) {
-  for (int i = 0, at = part.begin; i < 2; at += part.counts[i++]) {
-    const int begin = std::max(first, at), end = std::min(last, at + part.counts[i]);
-    if (begin < end)
-      mix_rows<T, ROWS>(static_cast<const T*>(part.values[i]) + (begin - at) * pitch<T>(part.head_dim), end - begin,
-                        part.head_dim, shares + begin, mixed);
-  }
-}
-
-// Positions that all of ROWS queries see are taken for all at once, the others for each alone: in their
-// order either way.
-template <class T, int ROWS>
-void mix(const Part& part, int query, const float* scores, float* mixed) {
-  const int width = padded(part.head_dim), *first = part.first + query, *last = part.last + query;
-  const float* shares = scores + query * SCORES;
-  float* to = mixed + query * width;
-  std::memset(to, 0, ROWS * width * sizeof(float));
-  const int begin = *std::max_element(first, first + ROWS), end = *std::min_element(last, last + ROWS);
-  if (begin >= end) {
-    for (int m = 0; m < ROWS; m++) mix_range<T, 1>(part, first[m], last[m], shares + m * SCORES, to + m * width);
-    return;
-  }
-  for (int m = 0; m < ROWS; m++) mix_range<T, 1>(part, first[m], begin, shares + m * SCORES, to + m * width);
-  mix_range<T, ROWS>(part, begin, end, shares, to);
-  for (int m = 0; m < ROWS; m++) mix_range<T, 1>(part, end, last[m], shares + m * SCORES, to + m * width);
-}
-
-template <class T>
-constexpr void (*MIX[AT_ONCE])(const Part&, int, const float*, float*) = {mix<T, 1>, mix<T, 2>, mix<T, 3>,
-                                                                         mix<T, 4>, mix<T, 5>, mix<T, 6>};
-
-// scores [n, SCORES] times the scales of lines of codes, which lie after these.
-void times_scales(const Part& part, const void* const lines[2], float* scores) {
-  float scales[SCORES] = {};
-  for (int i = 0, at = part.begin; i < 2; at += part.counts[i++])
-    for (int t = 0; t < part.counts[i]; t++)
-      std::memcpy(scales + at + t,
-                  static_cast<const int8_t*>(lines[i]) + t * pitch<int8_t>(part.head_dim) + part.head_dim, sizeof(float));
-  const int end = part.begin + part.counts[0] + part.counts[1];
-  for (int m = 0; m < part.queries; m++)
-    for (int t = part.begin; t < end; t++) scores[m * SCORES + t] *= scales[t];
-}
+#include "attention_parts.hpp"
 
 void attend(const Part& part, float* scores, Softmax* softmax, float* mixed) {
-  const bool keys_are_codes = part.key_number == Number::INT8, values_are_codes = part.value_number == Number::INT8;
-  const auto take = keys_are_codes                    ? score<int8_t>
-                    : part.key_number == Number::F16 ? score<uint16_t>
-                                                     : score<float>;
-  take(part, scores);
-  if (keys_are_codes) times_scales(part, part.keys, scores);
-  for (int m = 0; m < part.queries; m++)
-    softmax[m] = share(scores + m * SCORES, part.first[m], part.last[m], part.bias ? part.bias[m] : nullptr,
-                       part.softcap);
-  if (values_are_codes) times_scales(part, part.values, scores);
-  const auto* const by_rows = values_are_codes                    ? MIX<int8_t>
-                              : part.value_number == Number::F16 ? MIX<uint16_t>
-                                                                 : MIX<float>;
-  for (int m = 0; m < part.queries; m += AT_ONCE)
-    by_rows[std::min(AT_ONCE, part.queries - m) - 1](part, m, scores, mixed);
+  const Scales scales(part);
+  with_type(part.key_number, [&](auto number) { score<decltype(number)>(part, scores); });
+  finish(part, scales, scores, softmax, mixed);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Products with NEON: fp32, int8 and int4.
 //
-// Tiles are four strips of STRIP outputs each, one after the other. A strip of codes is [k / 8, STRIP, 8], so a
-// vector holds 8 inputs of two outputs: what i8mm multiplies with two rows, and dot products with one.
+// Tiles are four strips of STRIP outputs each (`strips.hpp`). A strip of codes is [k / 8, STRIP, 8], so a vector
+// holds 8 inputs of two outputs: what i8mm multiplies with two rows, and dot products with one.
 #include "halves.hpp"
 #include "neon_activations.hpp"
 #if defined(__AARCH64EL__)
@@ -21,8 +21,10 @@ __asm__(
 namespace {
 
 constexpr int STRIPS = BLOCK / STRIP;
-constexpr int EIGHT = 8;          // inputs of an output that lie side by side
-constexpr int TWOS = STRIP / 2;   // vectors of a strip's EIGHT inputs
+constexpr int FLOATS = STRIP;
+constexpr int SIDE = 8;         // inputs of an output that lie side by side
+constexpr uint8_t SIGNS = 0;
+constexpr int TWOS = STRIP / 2;  // vectors of a strip's SIDE inputs
 
 // Adds to each of four sums four products of a with b.
 INLINE int32x4_t sdot(int32x4_t sum, int8x16_t a, int8x16_t b) {
@@ -38,7 +40,7 @@ INLINE int32x4_t smmla(int32x4_t sum, int8x16_t a, int8x16_t b) {
 
 INLINE int8x8_t eight(const int8_t* codes) { return vld1_s8(codes); }
 
-// Rows of codes, as a strip's are multiplied with them: `LINES` vectors of each EIGHT inputs, and as many sums for
+// Rows of codes, as a strip's are multiplied with them: `LINES` vectors of each SIDE inputs, and as many sums for
 // each vector of the strip. `of` gives the sums of a row and four outputs.
 template <int ROWS>
 struct Dots {
@@ -80,7 +82,7 @@ INLINE void round_vectors(const float32x4_t v[VECTORS], const Rounded& to) {
   const float32x4_t inverse = vdupq_n_f32(m >= SMALLEST ? 127.f / m : 0.f), least = vdupq_n_f32(-127.f);
   for (int g = 0; g < BLOCK / GROUP; g++) {
     int32x4_t sum = vdupq_n_s32(0);
-    for (int i = 0; i < GROUP; i += EIGHT) {
+    for (int i = 0; i < GROUP; i += SIDE) {
       const float32x4_t* x = v + (g * GROUP + i) / LANES;
       // NaN becomes -127.
       const int32x4_t low = vcvtnq_s32_f32(vmaxnmq_f32(vmulq_f32(x[0], inverse), least));
@@ -112,32 +114,9 @@ void finish(const float* x, int count, const Ending& ending) {
   });
 }
 
-// Copies count numbers, and zeros up to BLOCK of them.
-void copy_or_zeros(const float* from, int count, uint8_t* to) {
-  std::memset(to, 0, BLOCK * sizeof(float));
-  if (from) std::memcpy(to, from, count * sizeof(float));
-}
+#include "strips.hpp"
 
-// [STRIPS, k, STRIP], then bias.
 namespace f32 {
-
-size_t bytes(int inputs) { return sizeof(float) * BLOCK * (1 + static_cast<size_t>(inputs)); }
-
-void pack(const Stored& from, uint8_t* tile) {
-  const size_t inputs = from.inputs;
-  float* to = reinterpret_cast<float*>(tile);
-  if (from.count < BLOCK) std::memset(to, 0, inputs * BLOCK * sizeof(float));
-  for (size_t begin = 0; begin < inputs; begin += 16)  // what is written lies in the first cache
-    for (int n = 0; n < from.count; n++)
-      for (size_t k = begin; k < std::min(begin + 16, inputs); k++)
-        to[(n / STRIP * inputs + k) * STRIP + n % STRIP] = static_cast<const float*>(from.codes)[n * inputs + k];
-  copy_or_zeros(from.bias, from.count, tile + inputs * BLOCK * sizeof(float));
-}
-
-void unpack(const uint8_t* tile, int inputs, int n, float* out) {
-  const float* from = reinterpret_cast<const float*>(tile) + static_cast<size_t>(n / STRIP) * inputs * STRIP + n % STRIP;
-  for (int k = 0; k < inputs; k++) out[k] = from[static_cast<size_t>(k) * STRIP];
-}
 
 template <int ROWS>
 void multiply(const uint8_t* tile, const Operand& in, int inputs, float* out) {
@@ -165,24 +144,6 @@ void multiply_any(const uint8_t* tile, const Operand& in, int inputs, int rows, 
 
 }  // namespace f32
 
-// Inputs k .. k + 8 of an output of stored int8 codes; zeros past their end.
-INLINE uint64_t eight_of(const Stored& from, int n, int k) {
-  uint64_t bits = 0;
-  if (n < from.count && k < from.inputs)
-    std::memcpy(&bits, static_cast<const int8_t*>(from.codes) + static_cast<size_t>(n) * from.inputs + k,
-                std::min(EIGHT, from.inputs - k));
-  return bits;
-}
-
-// `count` inputs from k on of a strip, as [count / 8, STRIP, 8].
-INLINE void pack_eights(const Stored& from, int strip, int k, int count, uint8_t* to) {
-  for (int n = 0; n < STRIP; n++)
-    for (int i = 0; i < count; i += EIGHT) {
-      const uint64_t bits = eight_of(from, strip * STRIP + n, k + i);
-      std::memcpy(to + i * STRIP + EIGHT * n, &bits, EIGHT);
-    }
-}
-
 template <class Sums>
 INLINE void zero(int32x4_t sums[Sums::LINES][TWOS]) {
   for (int m = 0; m < Sums::LINES; m++)
@@ -195,7 +156,7 @@ INLINE void dot_codes(const uint8_t* weights, int count, const int8_t* codes, si
                       int32x4_t sums[Sums::LINES][TWOS]) {
   zero<Sums>(sums);
 #pragma GCC unroll 1  // else loads are taken so early that sums leave their registers
-  for (int k = 0; k < count; k += EIGHT, weights += EIGHT * STRIP) {
+  for (int k = 0; k < count; k += SIDE, weights += SIDE * STRIP) {
     int8x16_t x[Sums::LINES];
     for (int m = 0; m < Sums::LINES; m++) x[m] = Sums::load(codes + k, stride, m);
     for (int z = 0; z < TWOS; z++) {
@@ -210,7 +171,7 @@ template <class Sums>
 INLINE void dot_nibbles(const uint8_t* weights, const int8_t* codes, size_t stride,
                         int32x4_t sums[Sums::LINES][TWOS]) {
   zero<Sums>(sums);
-  for (int k = 0; k < GROUP / 2; k += EIGHT, weights += EIGHT * STRIP) {
+  for (int k = 0; k < GROUP / 2; k += SIDE, weights += SIDE * STRIP) {
     __asm__ volatile("" : "+r"(weights), "+r"(codes));  // likewise: two rounds become one whatever one asks for
     int8x16_t low[Sums::LINES], high[Sums::LINES];
     for (int m = 0; m < Sums::LINES; m++) {
@@ -226,25 +187,7 @@ INLINE void dot_nibbles(const uint8_t* weights, const int8_t* codes, size_t stri
   }
 }
 
-// [STRIPS, k / 8, STRIP, 8] codes; then scales and bias.
 namespace int8 {
-
-size_t bytes(int inputs) { return static_cast<size_t>(BLOCK) * filled(inputs) + 2 * BLOCK * sizeof(float); }
-
-void pack(const Stored& from, uint8_t* tile) {
-  const int inputs = filled(from.inputs);
-  for (int strip = 0; strip < STRIPS; strip++)
-    for (int k = 0; k < inputs; k += BLOCK, tile += BLOCK * STRIP) pack_eights(from, strip, k, BLOCK, tile);
-  copy_or_zeros(from.scales, from.count, tile);
-  copy_or_zeros(from.bias, from.count, tile + BLOCK * sizeof(float));
-}
-
-void unpack(const uint8_t* tile, int inputs, int n, float* out) {
-  const size_t strip = static_cast<size_t>(STRIP) * filled(inputs);
-  const float scale = reinterpret_cast<const float*>(tile + STRIPS * strip)[n];
-  tile += n / STRIP * strip + n % STRIP * EIGHT;
-  for (int k = 0; k < inputs; k++) out[k] = static_cast<int8_t>(tile[k / EIGHT * EIGHT * STRIP + k % EIGHT]) * scale;
-}
 
 struct Strip {
   static size_t bytes(int inputs) { return static_cast<size_t>(STRIP) * inputs; }
@@ -273,26 +216,7 @@ struct Strip {
 
 }  // namespace int8
 
-// The formats of groups: [STRIPS, k / GROUP] of a group's scales (halves [STRIP]), its least values likewise
-// (if any) and its codes; then bias.
 namespace groups {
-
-constexpr size_t HALVES = STRIP * sizeof(uint16_t);
-
-void pack_halves(const float* from, const Stored& stored, int strip, int g, uint8_t* to) {
-  const int groups = (stored.inputs + GROUP - 1) / GROUP;
-  for (int i = 0; i < STRIP; i++) {
-    const int n = strip * STRIP + i;
-    const uint16_t bits = n < stored.count && g < groups ? to_half(from[static_cast<size_t>(n) * groups + g]) : 0;
-    std::memcpy(to + 2 * i, &bits, 2);
-  }
-}
-
-float unpack_half(const uint8_t* from, int i) {
-  uint16_t bits;
-  std::memcpy(&bits, from + 2 * i, 2);
-  return from_half(bits);
-}
 
 // Four halves, from z * 4 on.
 INLINE float32x4_t halves(const uint8_t* at, int z) { return load(reinterpret_cast<const uint16_t*>(at) + z * LANES); }
@@ -326,18 +250,12 @@ struct Strip {
   }
 };
 
-template <class Group>
-size_t bytes(int inputs) {
-  return STRIPS * Strip<Group>::bytes(filled(inputs)) + BLOCK * sizeof(float);
-}
-
 }  // namespace groups
 
-// Codes [GROUP / 8, STRIP, 8].
 namespace int8_block {
 
 struct Group {
-  static constexpr size_t EACH = groups::HALVES + GROUP * STRIP;
+  static constexpr size_t EACH = int8_block::EACH;
 
   template <class Sums>
   static INLINE void dot(const uint8_t* group, const int8_t* codes, size_t stride, int32x4_t sums[Sums::LINES][TWOS]) {
@@ -348,32 +266,12 @@ struct Group {
 
 using Strip = groups::Strip<Group>;
 
-void pack(const Stored& from, uint8_t* tile) {
-  for (int strip = 0; strip < STRIPS; strip++)
-    for (int g = 0; g < filled(from.inputs) / GROUP; g++, tile += Group::EACH) {
-      groups::pack_halves(from.scales, from, strip, g, tile);
-      pack_eights(from, strip, g * GROUP, GROUP, tile + groups::HALVES);
-    }
-  copy_or_zeros(from.bias, from.count, tile);
-}
-
-void unpack(const uint8_t* tile, int inputs, int n, float* out) {
-  tile += n / STRIP * Strip::bytes(filled(inputs));
-  for (int k = 0; k < inputs; k++) {
-    const uint8_t* group = tile + k / GROUP * Group::EACH;
-    const int i = k % GROUP;
-    const int code = static_cast<int8_t>(group[groups::HALVES + i / EIGHT * EIGHT * STRIP + n % STRIP * EIGHT + i % EIGHT]);
-    out[k] = code * groups::unpack_half(group, n % STRIP);
-  }
-}
-
 }  // namespace int8_block
 
-// Codes [GROUP / 16, STRIP, 8]: input k of the group in the low half of a byte, k + GROUP / 2 in the high one.
 namespace int4_min {
 
 struct Group {
-  static constexpr size_t HEAD = 2 * groups::HALVES, EACH = HEAD + GROUP * STRIP / 2;
+  static constexpr size_t EACH = int4_min::EACH;
 
   template <class Sums>
   static INLINE void dot(const uint8_t* group, const int8_t* codes, size_t stride, int32x4_t sums[Sums::LINES][TWOS]) {
@@ -386,37 +284,6 @@ struct Group {
 };
 
 using Strip = groups::Strip<Group>;
-
-int stored_code(const Stored& from, int n, int k) {
-  if (n >= from.count || k >= from.inputs) return 0;
-  return static_cast<const uint8_t*>(from.codes)[static_cast<size_t>(n) * ((from.inputs + 1) / 2) + k / 2] >> k % 2 * 4 & 15;
-}
-
-void pack(const Stored& from, uint8_t* tile) {
-  for (int strip = 0; strip < STRIPS; strip++)
-    for (int g = 0; g < filled(from.inputs) / GROUP; g++, tile += Group::EACH) {
-      groups::pack_halves(from.scales, from, strip, g, tile);
-      groups::pack_halves(from.least, from, strip, g, tile + groups::HALVES);
-      for (int i = 0; i < STRIP; i++)
-        for (int k = 0; k < GROUP / 2; k++) {
-          const int n = strip * STRIP + i, low = g * GROUP + k;
-          tile[Group::HEAD + k / EIGHT * EIGHT * STRIP + EIGHT * i + k % EIGHT] =
-              static_cast<uint8_t>(stored_code(from, n, low) | stored_code(from, n, low + GROUP / 2) << 4);
-        }
-    }
-  copy_or_zeros(from.bias, from.count, tile);
-}
-
-void unpack(const uint8_t* tile, int inputs, int n, float* out) {
-  tile += n / STRIP * Strip::bytes(filled(inputs));
-  const int i = n % STRIP;
-  for (int k = 0; k < inputs; k++) {
-    const uint8_t* group = tile + k / GROUP * Group::EACH;
-    const int in_half = k % (GROUP / 2), high = k % GROUP / (GROUP / 2);
-    const int code = group[Group::HEAD + in_half / EIGHT * EIGHT * STRIP + EIGHT * i + in_half % EIGHT] >> 4 * high & 15;
-    out[k] = std::fma(static_cast<float>(code), groups::unpack_half(group, i), groups::unpack_half(group + groups::HALVES, i));
-  }
-}
 
 }  // namespace int4_min
 
@@ -459,8 +326,8 @@ const Products neon_products = {
     {
         {f32::bytes, f32::pack, f32::unpack, f32::multiply_any},
         {int8::bytes, int8::pack, int8::unpack, multiply_dots<int8::Strip>},
-        {groups::bytes<int8_block::Group>, int8_block::pack, int8_block::unpack, multiply_dots<int8_block::Strip>},
-        {groups::bytes<int4_min::Group>, int4_min::pack, int4_min::unpack, multiply_dots<int4_min::Strip>},
+        {int8_block::bytes, int8_block::pack, int8_block::unpack, multiply_dots<int8_block::Strip>},
+        {int4_min::bytes, int4_min::pack, int4_min::unpack, multiply_dots<int4_min::Strip>},
     },
 };
 
@@ -470,8 +337,8 @@ const Products neon_i8mm_products = {
     {
         {f32::bytes, f32::pack, f32::unpack, f32::multiply_any},
         {int8::bytes, int8::pack, int8::unpack, multiply_matrices<int8::Strip>},
-        {groups::bytes<int8_block::Group>, int8_block::pack, int8_block::unpack, multiply_matrices<int8_block::Strip>},
-        {groups::bytes<int4_min::Group>, int4_min::pack, int4_min::unpack, multiply_matrices<int4_min::Strip>},
+        {int8_block::bytes, int8_block::pack, int8_block::unpack, multiply_matrices<int8_block::Strip>},
+        {int4_min::bytes, int4_min::pack, int4_min::unpack, multiply_matrices<int4_min::Strip>},
     },
 };
 
