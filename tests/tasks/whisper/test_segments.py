@@ -1,5 +1,6 @@
 """How a window's tokens are cut, and where the next window begins."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -88,24 +89,11 @@ def test_every_window_advances_and_spans_are_runs_of_its_tokens_in_order(tokens,
 
 def test_a_segment_of_parts_is_placed_in_the_recording_with_its_words():
     timeline = Timeline([Part(16_000, 80_000), Part(800_000, 960_000)], slack=0.4)
-    said = Segment(
-        id=3,
-        seek=400,
-        start=3.8,
-        end=6.0,
-        text=" yes now",
-        tokens=(1, 2),
-        language="en",
-        temperature=0.0,
-        avg_logprob=-0.1,
-        compression_ratio=1.0,
-        no_speech_prob=0.0,
-        fallback=(),
-        words=(
-            Word(start=3.8, end=4.5, word=" yes", probability=0.9),
-            Word(start=4.5, end=6.0, word=" now", probability=0.8),
-        ),
+    words = (
+        Word(start=3.8, end=4.5, word=" yes", probability=0.9),
+        Word(start=4.5, end=6.0, word=" now", probability=0.8),
     )
+    said = replace(said_at(3.8, 6.0, words), id=3, seek=400, text=" yes now", tokens=(1, 2))
     found = placed(said, timeline)
     assert (found.seek, found.start, found.end) == (5000, 50.0, 52.0)
     assert [(word.start, word.end) for word in found.words] == [(50.0, 50.5), (50.5, 52.0)]
