@@ -118,6 +118,7 @@ def test_a_blip_is_no_speech_unless_somebody_speaks_around_it() -> None:
 
 EDGE = st.sampled_from([0.0, 0.009, 0.2, 0.34, 0.36, 0.49, 0.5, 0.51, 0.64, 0.8, 1.0])
 RUNS = st.lists(st.tuples(EDGE, st.integers(1, 40)), min_size=1, max_size=30)
+LOW = VoiceParams(vad_threshold=0.1, min_silence=0, speech_pad=0)
 PARAMS = st.builds(
     VoiceParams,
     vad_threshold=st.sampled_from([0.1, 0.5, 0.8]),
@@ -129,6 +130,7 @@ PARAMS = st.builds(
 @given(runs=RUNS, params=PARAMS, missing=st.integers(0, BLOCK - 1))
 @example(runs=[(0.2, 4), (0.0, 3)], params=VoiceParams(vad_threshold=0.1, min_silence=0), missing=0)
 @example(runs=[(0.9, 4), (0.0, 3)], params=VoiceParams(), missing=0)
+@example(runs=[(0.2, 1), (0.0, 1), (0.2, 5)], params=LOW, missing=0)
 def test_parts_are_what_one_hears_block_by_block(
     runs: list[tuple[float, int]], params: VoiceParams, missing: int
 ) -> None:

@@ -130,8 +130,9 @@ def speech_parts(
         return ()
     limit = max(params.vad_threshold - HYSTERESIS, _LEAST_PROBABILITY)
     pauses = _pauses(loud, np.flatnonzero(probabilities_n < limit), len(probabilities_n))
-    cuts = pauses.where(BLOCK * (pauses.last - pauses.start) >= SAMPLE_RATE * params.min_silence)
-    audible = pauses.where(BLOCK * (pauses.end - pauses.start) > SAMPLE_RATE * _CUTTABLE)
+    is_cut = BLOCK * (pauses.last - pauses.start) >= SAMPLE_RATE * params.min_silence
+    is_long = BLOCK * (pauses.end - pauses.start) > SAMPLE_RATE * _CUTTABLE
+    cuts, audible = pauses.where(is_cut), pauses.where(is_cut | is_long)
     heard = len(probabilities_n)
     if len(pauses.end) and pauses.end[-1] == heard:  # what ends in a pause is not heard in it
         heard = int(pauses.start[-1])
