@@ -1,8 +1,11 @@
 """Random models with tokenizers, for engines that serve them."""
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from bundles import opened
 from decoding.letters import ALPHABET, VOCAB, Letters
@@ -59,3 +62,12 @@ def model(dimensions: Any, runtime: str) -> Any:
 def prompt(length: int, seed: int) -> list[int]:
     """Return random token ids."""
     return np.random.default_rng(seed).integers(3, 150, length).tolist()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that another thread does."""
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    pytest.fail("it did not come to pass")

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ import pytest
 
 from decoding.letters import VOCAB
 from decoding.recomputing_runtime import Written, random_model
-from engine_models import model, prompt
+from engine_models import model, prompt, until
 from kvcast import Engine
 from kvcast.engine import ClosedError, DeadlineError, QueueFullError
 from kvcast.errors import KvcastError, UsageError
@@ -43,15 +43,6 @@ def gate() -> Iterator[Gate]:
     gate = Gate()
     yield gate
     gate.open(100_000)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another thread does."""
-    for _ in range(3000):
-        if condition():
-            return
-        time.sleep(0.01)
-    pytest.fail("it did not come to pass")
 
 
 def test_a_text_comes_in_pieces_to_a_thread():

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import kvcast
+from engine_models import until
 from kvcast import Engine
 from kvcast.audio.decode import open_audio
 from kvcast.audio.features import window_features
@@ -86,6 +87,7 @@ def test_a_question_waits_neither_for_recordings_nor_in_the_queue(
         recordings = [
             engine.submit(long, best_of=1) for _ in range(3)
         ]  # one waits; the queue is full
+        until(lambda: engine.status().running == 2)
         answer = engine.submit(question(samples, 3)).result(60)
         status = engine.status()
         assert "Dashwood" in answer.text

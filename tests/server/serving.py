@@ -65,6 +65,11 @@ class Server:
     def status(self, name: str) -> Any:
         return self.engines[name].status()
 
+    @property
+    def tasks(self) -> int:
+        """How many requests and sessions are under way, whoever sent them."""
+        return len(self._server.server_state.tasks)
+
     def client(self, **options: Any) -> Any:
         import openai
 

@@ -113,9 +113,11 @@ def test_reading_ends_when_the_client_leaves_and_what_was_read_is_given_back():
 
 
 def test_a_prompt_of_a_client_that_left_is_not_submitted():
-    engine, left, over = Engine(), threading.Event(), threading.Event()
+    engine = Engine()
+    begun, left, over = threading.Event(), threading.Event(), threading.Event()
 
     def made() -> str:
+        begun.set()
         left.wait(60)
         over.set()
         return "a prompt"
@@ -123,12 +125,12 @@ def test_a_prompt_of_a_client_that_left_is_not_submitted():
     async def test() -> None:
         client = Client()
         beginning = asyncio.ensure_future(Calls(60).begin(client, engine, made, {}))
-        await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(begun.wait, 60)
         client.leave()
         with pytest.raises(GoneError):
             await beginning
         left.set()
-        await asyncio.to_thread(over.wait, 60)
+        assert await asyncio.to_thread(over.wait, 60)
         await asyncio.sleep(0.05)
 
     asyncio.run(test())

@@ -247,6 +247,7 @@ REFUSED = {
     "tool_choice": {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {}}},
     "tool_choice names": {"tools": [NOW], "tool_choice": WEATHER},
     "tool_choice needs": {"tool_choice": "required"},
+    "a tool must be": {"tools": [{"function": {"name": 5}}], "tool_choice": "required"},
     "tool": {"tools": [{"type": "function"}]},
     "response_format": {"tools": [NOW], "response_format": {"type": "json_object"}},
     "schema": {"response_format": {"type": "json_schema"}},
@@ -286,7 +287,7 @@ def test_a_client_that_leaves_frees_its_row(server: Server, client: openai.OpenA
     stream.close()
     until(lambda: server.status("endless").finished.get("cancelled", 0) == finished + 1)
     assert server.status("endless").busy == []
-    quick = server.client(timeout=0.2)
+    quick = server.client(timeout=0.5)  # it must be under way by then
     with pytest.raises(openai.APITimeoutError):
         quick.chat.completions.create(model="endless", messages=HELLO, temperature=0)
     until(lambda: server.status("endless").finished.get("cancelled", 0) == finished + 2)

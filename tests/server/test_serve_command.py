@@ -14,7 +14,10 @@ import openai
 import pytest
 
 from kvcast.cli import main, serve
+from kvcast.errors import InputOutputError
 from kvcast.server.params import ServeParams
+from kvcast.server.running import bound, run
+from kvcast.server.served import Models
 from server.serving import Command, command, until
 
 DEMO = ("demo-t5", "--runtime", "onnx", "--threads", "1", "--quiet")
@@ -102,6 +105,17 @@ def test_a_key_from_the_environment():
             openai.OpenAI(base_url=f"{running.url}/v1", api_key="other").models.list()
         client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="secret")
         assert [model.id for model in client.models.list()] == ["demo-t5"]
+
+
+def test_a_port_that_is_taken_meanwhile_is_told_too():
+    with socket.socket() as early:
+        early.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        early.bind(("127.0.0.1", 0))  # bound, as those are that still open their models
+        params = ServeParams(port=early.getsockname()[1])
+        late = bound(params)
+        early.listen()
+        with pytest.raises(InputOutputError, match="cannot listen at 127"):
+            run(Models([]), params, late, lambda: None)
 
 
 def test_a_taken_port_is_told_at_once(capsys: pytest.CaptureFixture[str]):

@@ -158,7 +158,7 @@ class Drawn(Progress):
     @contextmanager
     def hidden(self) -> Iterator[None]:
         # The bar is in the way only if standard output is a terminal too.
-        with self.aside() if sys.stdout.isatty() else nullcontext():
+        with self.aside() if sys.stdout is not None and sys.stdout.isatty() else nullcontext():
             yield
 
     @override

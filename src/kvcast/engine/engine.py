@@ -379,8 +379,8 @@ class Engine:
         before = self._worker
         for task, asked in list(self._running.items()):
             del self._running[task]
-            asked.job.fail(failure)
             self._forget(asked.job, "error")
+            asked.job.fail(failure)
             wake([asked.job])
         self._worker = self._make()
         for name in ("prompt_tokens", "cached_tokens", "generated_tokens", "audio_seconds"):
@@ -405,8 +405,9 @@ class Engine:
         for waiting in (self._waiting, self._calls):
             if asked in waiting:
                 waiting.remove(asked)
-        job.fail(error)
+        # As in `_step`: first, so that whoever is told finds the engine done with it.
         self._forget(job, how)
+        job.fail(error)
         wake([job])
 
     def _forget(self, job: Job[Any, Any], how: str) -> None:

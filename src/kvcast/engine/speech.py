@@ -127,7 +127,7 @@ class QuestionTask(Task, Recording, Series):
         self._over, self._error = True, error
 
     def written(self) -> int:
-        """Return how many tokens were written since this was asked last."""
+        """Return how many tokens were written, once it is over; asked once."""
         return len(self._result.tokens) if isinstance(self._result, DecodingResult) else 0
 
     def tell(self) -> bool:

@@ -71,7 +71,7 @@ def _options(body: ResponsesRequest, served: Served, tools: Tools) -> dict[str, 
     if tools.grammar is not None:
         found["lark"] = tools.grammar
     asked = body.text.format if body.text is not None else None
-    shape = {} if asked is None else structure(asked.type, asked.schema_)
+    shape = {} if asked is None else structure(asked.type, asked.schema_, param="text")
     if tools.form is not None and shape:
         raise ApiError(400, "a text is a call of a tool or of a format, not both", param="text")
     return found | shape

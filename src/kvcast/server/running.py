@@ -69,9 +69,9 @@ class _Server(uvicorn.Server):
 
 
 def bound(params: ServeParams) -> socket.socket:
-    """Return a socket that listens, so that a taken port is found before models are opened.
+    """Return a socket that may listen, so that a taken port is found before models are opened.
 
-    Raises InputOutputError if it cannot.
+    Raises InputOutputError if the port is taken, or the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in params.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -81,11 +81,22 @@ def bound(params: ServeParams) -> socket.socket:
     except (OSError, UnicodeError) as error:
         listening.close()
         reason = error.strerror if isinstance(error, OSError) else "no valid name"
-        raise InputOutputError(
-            f"cannot listen at {params.host}:{params.port}: {reason}; choose another --host or "
-            "--port"
-        ) from None
+        raise _unavailable(params.host, params.port, reason) from None
     return listening
+
+
+def _listen(bound_: socket.socket, params: ServeParams, backlog: int) -> None:
+    """Two may be bound to one port, but only one listens; raises InputOutputError in the other."""
+    try:
+        bound_.listen(backlog)
+    except OSError as error:
+        raise _unavailable(params.host, params.port, error.strerror) from None
+
+
+def _unavailable(host: str, port: int, reason: str | None) -> InputOutputError:
+    return InputOutputError(
+        f"cannot listen at {host}:{port}: {reason}; choose another --host or --port"
+    )
 
 
 def configuration(app: ASGIApp, params: ServeParams) -> uvicorn.Config:
@@ -105,7 +116,10 @@ def configuration(app: ASGIApp, params: ServeParams) -> uvicorn.Config:
 def run(
     models: Models, params: ServeParams, listening: socket.socket, started: Callable[[], None]
 ) -> None:
-    """Serve until a signal asks to end; `started` is called once requests are taken."""
+    """Serve until a signal asks to end; `started` is called once requests are taken.
+
+    Raises InputOutputError if another process listens at the port meanwhile.
+    """
 
     def draining() -> bool:
         return server.should_exit
@@ -117,8 +131,10 @@ def run(
         for engine in models.engines:
             threading.Thread(target=engine.close, daemon=True).start()
 
-    server = _Server(configuration(create(models, params, draining), params), started, drain)
+    config = configuration(create(models, params, draining), params)
+    server = _Server(config, started, drain)
     try:
+        _listen(listening, params, config.backlog)
         server.run(sockets=[listening])
     finally:
         ended.set()

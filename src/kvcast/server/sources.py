@@ -122,10 +122,7 @@ def _inputs(body: EmbeddingsRequest) -> list[Any]:
         return [given]
     if not given:
         raise ApiError(400, "there is no input", param="input")
-    found: list[Any] = [list(given)] if isinstance(given[0], int) else list(given)
-    if len(found) > 2048:
-        raise ApiError(400, "there are more than 2048 inputs", param="input")
-    return found
+    return [list(given)] if isinstance(given[0], int) else list(given)
 
 
 def _in_turns(prompts: Sequence[Any], lengths: Sequence[int]) -> Iterator[list[Any]]:

@@ -61,11 +61,12 @@ def tools_of(
         raise ApiError(400, "tool_choice needs tools", param="tool_choice")
     if choice == "none":
         return Tools()
+    named = [(_name(tool), tool) for tool in tools]
     try:
         form: ToolForm = tokenizer.tool_form
     except UsageError as error:
         raise ApiError(400, str(error), param="tools") from None
-    called = _called(tools, choice)
+    called = _called(named, choice)
     if called is None:
         return Tools(offered=tools, form=form, parallel=parallel)
     special = tokenizer.control_tokens(form.markers)
@@ -74,13 +75,13 @@ def tools_of(
 
 
 def _called(
-    tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None
+    named: Sequence[tuple[str, Mapping[str, Any]]], choice: str | Mapping[str, Any] | None
 ) -> Sequence[Mapping[str, Any]] | None:
     """Return the tools of which one must be called; None if none must."""
     if choice in (None, "auto"):
         return None
     if choice == "required":
-        return tools
+        return [tool for _, tool in named]
     match choice:
         case {"type": "function", "function": {"name": str(name)}}:
             pass
@@ -92,7 +93,7 @@ def _called(
                 "tool_choice must be auto, none, required or a function",
                 param="tool_choice",
             )
-    found = [tool for tool in tools if _name(tool) == name]
+    found = [tool for known, tool in named if known == name]
     if not found:
         raise ApiError(400, f"tool_choice names {name!r}, no tool of these", param="tool_choice")
     return found

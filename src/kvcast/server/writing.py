@@ -61,18 +61,21 @@ def shape(body: Shaped) -> dict[str, Any]:
     found: dict[str, Any] = {} if body.regex is None else {"regex": body.regex}
     if (asked := body.response_format) is not None:
         schema = None if asked.json_schema is None else asked.json_schema.schema_
-        found |= structure(asked.type, schema)
+        found |= structure(asked.type, schema, param="response_format")
     return found
 
 
-def structure(kind: str, schema: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the keywords that hold a text to a format, "text", "json_object" or "json_schema"."""
+def structure(kind: str, schema: Mapping[str, Any] | None, *, param: str) -> dict[str, Any]:
+    """Return the keywords that hold a text to a format, "text", "json_object" or "json_schema".
+
+    Raises ApiError, of the request's field `param`, if there is no schema where one is needed.
+    """
     if kind == "json_object":
         return {"json_object": True}
     if kind == "text":
         return {}
     if schema is None:
-        raise ApiError(400, "the format json_schema needs a schema", param="response_format")
+        raise ApiError(400, "the format json_schema needs a schema", param=param)
     return {"json_schema": schema}
 
 

@@ -172,6 +172,8 @@ def test_the_microphone_is_recorded_and_transcribed(browser: Any, server: Server
 def test_a_microphone_that_is_refused_is_told_of(page: Any):
     page.get_by_role("button", name="Record").click()
     page.get_by_role("alert").filter(has_text="The microphone cannot be used").wait_for()
+    assert page.get_by_role("status").first.text_content() == ""
+    assert not page.get_by_role("button", name="Transcribe again").is_visible()
     assert page.get_by_role("button", name="Record").is_enabled()
 
 

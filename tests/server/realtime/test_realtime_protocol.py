@@ -337,6 +337,7 @@ def test_what_is_said_is_logged_only_if_that_is_wanted(
     model = server.engines["demo"].model
     caplog.set_level("INFO", "kvcast.server")
     for wanted in (True, False):
+        until(lambda: not server.tasks, "sessions of other tests do not end")
         caplog.clear()
         with serving({"demo": model}, log_content=wanted) as open_to:
             with talking(open_to, model="demo") as talk:

@@ -353,6 +353,9 @@ def test_the_former_update_is_understood():
     assert given["format"] == {"type": "audio/pcmu", "rate": 8000}
     assert (given["transcription"]["language"], given["turn_detection"]) == ("en", None)
     assert refused(client.send("transcription_session.update"))["param"] == "session"
+    odd = {"input_audio_format": ["pcm16"]}
+    told = refused(client.send("transcription_session.update", session=odd))
+    assert told["type"] == "invalid_request_error"
 
 
 def test_samples_may_be_cut_anywhere():

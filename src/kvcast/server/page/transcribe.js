@@ -22,7 +22,7 @@ const transcript = new Transcript(find(".transcript"), (seconds) => {
 });
 let models = [];
 let file = null;
-let told = {};
+let told = { language: null, duration: null };
 let running = null;
 let recorder = null;
 let frame = null;
@@ -125,6 +125,7 @@ function say(text) {
   if (text === "Listening…") find("progress").removeAttribute("value");
   const buttons = [find("[name=stop]"), find("[name=again]")];
   swap(...(busy ? buttons : buttons.reverse()));
+  if (file === null) find("[name=again]").hidden = true;
   find(".downloads").hidden = transcript.segments.length === 0;
 }
 
@@ -156,8 +157,7 @@ async function toggleRecording() {
       if (!take(recorded)) save(recorded.name, recorded.type, recorded);
     }
   } catch (failure) {
-    find(".heard").hidden = false;
-    ended("");
+    if (running === null) say(status.textContent);
     show(error, failure);
   } finally {
     record.ariaDisabled = "false";

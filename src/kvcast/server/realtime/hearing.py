@@ -154,9 +154,10 @@ class Hearing:
                 text = "".join(word.text for word in self._words(turn, samples, silence))
             except Exception as error:  # of this turn alone
                 turn.error = error
-        if turn.error is not None or turn.dropped:
+        dropped = turn.dropped  # another thread sets it, at any time
+        if turn.error is not None or dropped:
             self._stretch = None  # it may have heard half of a turn
-        if turn.dropped:
+        if dropped:
             self._turns.popleft()
             return []
         delta = text if turn.text else text.lstrip()

@@ -159,7 +159,7 @@ def from_beta(session: Any) -> Any:
         return session
     found: dict[str, Any] = {}
     if (name := session.get("input_audio_format")) is not None:
-        found["format"] = {"type": _BETA.get(name, name)}
+        found["format"] = {"type": _BETA.get(name, name) if isinstance(name, str) else name}
     if (asked := session.get("input_audio_transcription")) is not None:
         found["transcription"] = asked
     if "turn_detection" in session:
