@@ -107,9 +107,10 @@ class Timeline:
         return self._in_part(first, start), self._in_part(final, end)
 
     def of_word(self, start: float, end: float) -> tuple[float, float]:
-        """Return when a word was in the recording: it lies in one part, that of its middle."""
-        if not self._parts:
-            return start, end
+        """Return when a word was in the recording: it lies in one part, that of its middle.
+
+        There must be parts.
+        """
         index = min(bisect_right(self._ends, (start + end) / 2), len(self._parts) - 1)
         return self._in_part(index, start), self._in_part(index, min(end, self._ends[index]))
 

@@ -7,7 +7,7 @@ recordings, seeking or fallback; a window may be decoded several times.
 import json
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Self
@@ -493,7 +493,7 @@ class WindowDecoder:
         return "en" if options.language is None else self.tokenizer.language_code(options.language)
 
 
-def likeliest(probabilities: dict[str, float]) -> str:
+def likeliest(probabilities: Mapping[str, float]) -> str:
     """Return the code with the highest probability; of equals the first."""
     return max(probabilities, key=probabilities.__getitem__)
 

@@ -55,7 +55,11 @@ def open_library(on_compile: Callable[[], None] = lambda: None) -> ctypes.CDLL:
         on_compile: called before it is compiled, which takes seconds.
 
     """
-    found = find_library()
+    return _loaded(find_library(), on_compile)
+
+
+def _loaded(found: Library | None, on_compile: Callable[[], None]) -> ctypes.CDLL:
+    """Load a library that was found, or else compile one and load it."""
     path, shipped = (found.path, found.shipped) if found else (_compile(on_compile), False)
     try:
         library = ctypes.CDLL(str(path))
@@ -80,24 +84,26 @@ def library_path(on_compile: Callable[[], None] = lambda: None) -> Path:
 
 
 def find_library() -> Library | None:
-    """Return the library if there is one that is whole; nothing is compiled, no compiler started.
+    """Return the library if there is one that is whole; nothing is compiled.
 
-    Raises LibraryMissingError for one that others could have written, and for a damaged one that
-    came with kvcast.
+    Compilers are started only where one is left of a compiler that is not there any more: it counts
+    if there is none now. Raises LibraryMissingError for one that others could have written, and for
+    a damaged one that came with kvcast.
     """
+    sources = sources_digest(SOURCES)
     shipped, record = SHIPPED / LIBRARY, read_record(SHIPPED / RECORD)
-    if shipped.is_file() and _is_ours(record, sources_digest(SOURCES)):
+    if shipped.is_file() and _is_ours(record, sources):
         if not is_whole(shipped, record):
             raise LibraryMissingError(f"kvcast's native library {shipped} is damaged: {_ANEW}")
         return Library(path=shipped, shipped=True)
-    kept = next(filter(_is_kept, _places()), None)
+    kept = next(filter(_is_kept, _places(sources)), None)
     return None if kept is None else Library(path=kept.resolve(), shipped=False)
 
 
 def check_compiler() -> None:
     """Raise LibraryMissingError if there is no compiler, or if it failed with these sources."""
     compiler = find_compiler()
-    log = _log(_path(compiler))
+    log = _log(_path(compiler, sources_digest(SOURCES)))
     if log.is_file():
         raise LibraryMissingError(
             f"kvcast's native library could not be compiled with {compiler.command[0]}: {log} "
@@ -111,9 +117,10 @@ def is_there(on_compile: Callable[[], None] = lambda: None) -> bool:
     A compiler that failed is not asked again; `open_library` asks it.
     """
     try:
-        if find_library() is None:
+        found = find_library()
+        if found is None:
             check_compiler()
-        open_library(on_compile)
+        _loaded(found, on_compile)
     except LibraryMissingError:
         return False
     return True
@@ -123,12 +130,12 @@ def write_shipped(folder: Path, log: Path) -> None:
     """Compile a library to `folder`, with its record; raises LibraryMissingError, OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     compile_library(find_compiler(), SOURCES, folder / LIBRARY, log)
-    write_record(folder / RECORD, _fields(folder / LIBRARY))
+    write_record(folder / RECORD, _fields(folder / LIBRARY, sources_digest(SOURCES)))
 
 
-def _fields(library: Path) -> Fields:
+def _fields(library: Path, sources: str) -> Fields:
     """Return what is recorded of a library that was just compiled."""
-    return {"sources": sources_digest(SOURCES), "abi": ABI, **contents(library)}
+    return {"sources": sources, "abi": ABI, **contents(library)}
 
 
 def _is_ours(record: Fields, sources: str) -> bool:
@@ -140,26 +147,27 @@ def _folder() -> Path:
     return cache_dir() / "native"
 
 
-def _prefix() -> str:
-    return sources_digest(SOURCES)[:24]
+def _prefix(sources: str) -> str:
+    return sources[:24]
 
 
-def _path(compiler: Compiler) -> Path:
-    return _folder() / f"{_prefix()}-{compiler.digest}{SUFFIX}"
+def _path(compiler: Compiler, sources: str) -> Path:
+    return _folder() / f"{_prefix(sources)}-{compiler.digest}{SUFFIX}"
 
 
-def _places() -> list[Path]:
+def _places(sources: str) -> list[Path]:
     """Return where a library in the cache folder would be, the best first."""
     compiled: list[Path] = []
     with contextlib.suppress(LibraryMissingError):  # CXX may be no command
-        compiled = [_path(compiler) for compiler in compilers()]
+        compiled = [_path(compiler, sources) for compiler in compilers()]
     if any(path.is_file() for path in compiled):
         return compiled
+    left = sorted(_folder().glob(f"{_prefix(sources)}*{SUFFIX}"))
     try:
-        find_compiler()
+        if left:
+            find_compiler()
     except LibraryMissingError:
-        # One may have been there once.
-        return sorted(_folder().glob(f"{_prefix()}*{SUFFIX}"))
+        return left
     return []
 
 
@@ -185,16 +193,17 @@ def _log(library: Path) -> Path:
 
 def _compile(on_compile: Callable[[], None]) -> Path:
     """Compile the library into the cache folder, once if several processes want it."""
-    if not _prefix():
+    sources = sources_digest(SOURCES)
+    if not sources:
         raise LibraryMissingError(f"kvcast's native library and its sources are missing: {_ANEW}")
     compiler = find_compiler()
-    path = _path(compiler)
+    path = _path(compiler, sources)
     try:
         with _only_compiler(path):
             if not _is_kept(path):
                 on_compile()
                 compile_library(compiler, SOURCES, path, _log(path))
-                write_record(_record(path), _fields(path))
+                write_record(_record(path), _fields(path, sources))
                 _refuse_if_others_write(path.resolve())
             return path.resolve()
     except OSError as error:

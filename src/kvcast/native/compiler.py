@@ -75,14 +75,13 @@ def compilers() -> list[Compiler]:
 
 def find_compiler() -> Compiler:
     """Return $CXX, or the first of g++, clang++ and c++ that runs; raises LibraryMissingError."""
-    problems = []
+    problem = _DOES_NOT_RUN
     for compiler in compilers():
         problem = _problem(compiler.command)
         if not problem:
             return compiler
-        problems.append(problem)
     if chosen := _chosen():
-        tried = f"CXX={shlex.join(chosen)} {problems[0] if problems else _DOES_NOT_RUN}"
+        tried = f"CXX={shlex.join(chosen)} {problem}"
     else:
         tried = "there is no C++ compiler"
     raise LibraryMissingError(f"kvcast's native library is not compiled, and {tried}: {_ADVICE}")

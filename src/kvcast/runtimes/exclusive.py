@@ -37,7 +37,9 @@ class ForkSafeLock:
 
 def exclusive(runtime: Any) -> ForkSafeLock:
     """Return the lock of a runtime, the same one for all who ask."""
-    lock: ForkSafeLock = vars(runtime).setdefault(_NAME, ForkSafeLock())
+    held = vars(runtime)
+    # Only the first caller makes one; of two at once, both get the one that was set first.
+    lock: ForkSafeLock = held.get(_NAME) or held.setdefault(_NAME, ForkSafeLock())
     return lock
 
 

@@ -227,14 +227,13 @@ class Transcription(Iterator[Segment], Recording):
         if not self._params.multilingual:
             attempts = [replace(options, language=language) for options in attempts]
         passage = partial(Passage, params=self._params, tokenizer=tokenizer)
-        turns = [self._turns(clip) for clip in clips] if self._params.multilingual else None
+        turns = [self._turns(clip) for clip in clips]
         if self._params.batch is None:
             yield passage(self._windows, clips, attempts=attempts, turns=turns)
             return
         ending = QuietEnding(tokenizer.timestamp_begin)
         joints = self._windows.timeline.joints
-        for index, clip in enumerate(clips):
-            spoken = None if turns is None else turns[index]
+        for clip, spoken in zip(clips, turns, strict=True):
             stop = None if spoken is None else spoken.stop
             for excerpt in excerpts(self._windows, clip, joints, stop=stop):
                 if spoken is not None:
@@ -244,7 +243,9 @@ class Transcription(Iterator[Segment], Recording):
                 yield passage(excerpt, place, attempts=attempts, ending=ending)
                 attempts = [replace(options, prefix=None) for options in attempts]
 
-    def _turns(self, clip: tuple[int, int]) -> Turns:
+    def _turns(self, clip: tuple[int, int]) -> Turns | None:
+        if not self._params.multilingual:
+            return None
         decoder = self._batch.decoder
 
         def detected(window_mt: Float32) -> dict[str, float]:

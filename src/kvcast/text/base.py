@@ -90,10 +90,10 @@ class Vocabulary(Protocol):
 
 def longest_token(tokenizer: TextTokenizer) -> int:
     """Return how many bytes of text a token stands for at most."""
-    decoder, tokens = tokenizer.decoder, range(tokenizer.vocab_size)
+    decoder = tokenizer.decoder
     if decoder is not None:
-        return max(len(decoder.token_bytes(token)) for token in tokens)
-    return max(len(tokenizer.decode([token]).encode()) for token in tokens)
+        return max(len(decoder.token_bytes(token)) for token in range(tokenizer.vocab_size))
+    return max(len(text.encode()) for text in texts_of_tokens(tokenizer))
 
 
 def texts_of_tokens(tokenizer: Vocabulary) -> list[str]:

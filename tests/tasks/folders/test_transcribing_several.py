@@ -176,12 +176,12 @@ def test_in_a_batch_a_recording_is_looked_at_when_it_is_opened(tmp_path):
         ]
 
     model.transcribe_all = together
-    found = [Recording.at(tmp_path, path.name) for path in paths]
+    found = [Recording.at(path, path.name) for path in paths]
     given = [Job(recording=one, source=str(path)) for one, path in zip(found, paths, strict=True)]
     outcomes = transcribe_all(model, given, 1, options={"batch": 1}, watch=lambda *_: None)
     first, second = outcomes
     assert first.job == given[0]
-    assert second.job.recording == Recording.at(tmp_path, "b") != given[1].recording
+    assert second.job.recording == Recording.at(paths[1], "b") != given[1].recording
     assert second.heard.duration == 10.06
 
 

@@ -28,9 +28,13 @@ class Recording:
     mtime_ns: int
 
     @classmethod
-    def at(cls, folder: Path, path: str) -> "Recording":
-        """Look at a file; raises OSError."""
-        seen = (folder / path).stat()
+    def at(cls, file: Path, path: str) -> "Recording":
+        """Look at a file that has this path in its folder; raises OSError."""
+        return cls.of(path, file.stat())
+
+    @classmethod
+    def of(cls, path: str, seen: os.stat_result) -> "Recording":
+        """Return what was seen of a file."""
         return cls(path=path, size=seen.st_size, mtime_ns=seen.st_mtime_ns)
 
 
@@ -93,7 +97,7 @@ def find(folder: Path, params: FolderParams, *, besides: Path) -> Found:
         if after_ns is not None and seen.st_mtime_ns <= after_ns:
             older += 1
             continue
-        recordings.append(Recording(path=path, size=seen.st_size, mtime_ns=seen.st_mtime_ns))
+        recordings.append(Recording.of(path, seen))
     recordings.sort(key=lambda one: PurePosixPath(one.path).parts)
     return Found(
         recordings=tuple(recordings), problems=tuple(problems), links=tuple(links), older=older

@@ -234,8 +234,8 @@ class FolderRun:
     def _digest(self, recording: Recording) -> str:
         """Return a recording's SHA-256; raises InputOutputError if it changed since its turn."""
         try:
-            digest = file_sha256(self._folder / recording.path)
-            now = Recording.at(self._folder, recording.path)
+            file = self._folder / recording.path
+            digest, now = file_sha256(file), Recording.at(file, recording.path)
         except OSError as error:
             raise InputOutputError(f"cannot be read again: {error.strerror}") from None
         if now != recording:

@@ -5,7 +5,7 @@ several threads; in a batch they share one. Knows neither folders nor formats.
 """
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,10 +33,9 @@ class Job:
     def as_it_is(self) -> "Job":
         """Look at the recording again."""
         try:
-            seen = Path(self.source).stat()
+            now = Recording.at(Path(self.source), self.recording.path)
         except OSError:  # gone meanwhile, as its reader will tell
             return self
-        now = replace(self.recording, size=seen.st_size, mtime_ns=seen.st_mtime_ns)
         return replace(self, recording=now)
 
 
@@ -117,22 +116,20 @@ def transcribe_all(
 
 def _in_batch(
     model: "WhisperModel",
-    jobs: Sequence[Job],
+    jobs: list[Job],
     options: Mapping[str, Any],
     watch: Watch,
     stopped: threading.Event,
 ) -> Generator[Outcome]:
-    opened = list(jobs)
-
     def look(index: int) -> None:
-        opened[index] = jobs[index].as_it_is()
+        jobs[index] = jobs[index].as_it_is()
 
     together = model.transcribe_all([job.source for job in jobs], **options)
     for index, transcription in enumerate(together):
         transcription.before_opening = partial(look, index)
     for index, transcription in enumerate(together):
         outcome = _outcome(jobs[index], transcription.__enter__, watch, stopped)
-        yield replace(outcome, job=opened[index])
+        yield replace(outcome, job=jobs[index])
 
 
 def _outcome(

@@ -23,7 +23,7 @@ from kvcast.tasks.whisper.sound import Sound
 from kvcast.text.whisper import WhisperTokenizer
 
 if TYPE_CHECKING:
-    from kvcast.tasks.whisper.turns import Turns
+    from kvcast.tasks.whisper.turns import Turn, Turns
 
 PROMPT_RESET_TEMPERATURE = 0.5
 """Text that took a higher temperature is too doubtful to condition the next window."""
@@ -68,7 +68,7 @@ class Passage:
         params: TranscribeParams,
         tokenizer: WhisperTokenizer,
         ending: Ending | None = None,
-        turns: "Sequence[Turns] | None" = None,
+        turns: "Sequence[Turns | None] | None" = None,
     ) -> None:
         """Prepare; nothing is read yet.
 
@@ -81,14 +81,13 @@ class Passage:
             params: all other options.
             tokenizer: of the model.
             ending: what is known of the windows' ends.
-            turns: the languages of each clip, where these change; a window ends where its language
-                does.
+            turns: the languages of each clip, or None where these do not change; a window ends
+                where its language does.
 
         """
         self._sound = sound
-        self._turns = None if turns is None else deque(turns)
-        self._clips = deque(clips)
-        self._seek = self._clips[0][0] if self._clips else 0
+        self._clips = deque(zip(clips, turns or [None] * len(clips), strict=True))
+        self._seek = clips[0][0] if clips else 0
         self._attempts = list(attempts)
         self._params = params
         self._tokenizer = tokenizer
@@ -114,8 +113,8 @@ class Passage:
         if self._untimed is not None:
             return self._untimed[1]
         options = self._attempts[len(self._rejections)]
-        if self._turns is not None:
-            options = replace(options, language=self._turns[0].at(self._seek).language)
+        if (turn := self._turn) is not None:
+            options = replace(options, language=turn.language)
         return WindowJob(
             window=self._features(),
             options=self._ending.options(options, self._window),
@@ -171,7 +170,7 @@ class Passage:
 
     def _take_times(self, said: Said, times: TokenTimes) -> None:
         self._untimed = None
-        self._keep(said, self._placing.heard(said, times, end=self._clips[0][1]))
+        self._keep(said, self._placing.heard(said, times, end=self._clip[1]))
 
     def _keep(self, said: Said, heard: Heard) -> None:
         self._advance(heard.seek - said.window.seek)
@@ -194,18 +193,27 @@ class Passage:
         return self._heard
 
     @property
+    def _clip(self) -> tuple[int, int]:
+        return self._clips[0][0]
+
+    @property
+    def _turn(self) -> "Turn | None":
+        """What is spoken where the window begins, if languages change."""
+        turns = self._clips[0][1]
+        return None if turns is None else turns.at(self._seek)
+
+    @property
     def _window(self) -> Window:
-        end = self._clips[0][1] if self._turns is None else self._turns[0].at(self._seek).end
+        turn = self._turn
+        end = self._clip[1] if turn is None else turn.end
         return Window(self._seek, min(WINDOW_FRAMES, end - self._seek))
 
     def _advance(self, frames: int) -> None:
         """Go on so many frames further, or with the next clip."""
         self._seek += frames
-        if self._seek >= self._clips[0][1]:
+        if self._seek >= self._clip[1]:
             self._clips.popleft()
-            if self._turns is not None:
-                self._turns.popleft()
-            self._seek = self._clips[0][0] if self._clips else self._seek
+            self._seek = self._clip[0] if self._clips else self._seek
 
     def _conditions_next(self, result: DecodingResult) -> bool:
         """Tell whether a window's text prompts the next window."""

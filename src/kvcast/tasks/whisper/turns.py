@@ -12,6 +12,7 @@ from itertools import chain, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcast.decoding.whisper import likeliest
 from kvcast.tasks.whisper.excerpts import quiet_frame
 from kvcast.tasks.whisper.segments import FRAMES_PER_SECOND
 from kvcast.tasks.whisper.sound import Sound
@@ -63,7 +64,7 @@ class _Piece:
 
     @property
     def likeliest(self) -> str:
-        return max(self.probabilities, key=self.probabilities.__getitem__)
+        return likeliest(self.probabilities)
 
     @property
     def probability(self) -> float:
@@ -163,14 +164,16 @@ class Turns:
     def _piece(self, seek: int, before: _Piece | None) -> _Piece:
         """Hear a piece: a long one only where it surely is in the language before."""
         window_mt = self._sound.window(seek, self._end)
+        short = piece_frames(window_mt, self._end - seek, _SHORT)
         if before is not None and before.probability >= _CERTAIN:
-            piece = self._heard(window_mt, seek, _LONG)
-            if piece.likeliest == before.likeliest and piece.probability >= _CERTAIN:
+            long = piece_frames(window_mt, self._end - seek, _LONG)
+            piece = self._heard(window_mt, seek, long)
+            is_same = piece.likeliest == before.likeliest and piece.probability >= _CERTAIN
+            if is_same or long == short:
                 return piece
-        return self._heard(window_mt, seek, _SHORT)
+        return self._heard(window_mt, seek, short)
 
-    def _heard(self, window_mt: NDArray[np.float32], seek: int, longest: int) -> _Piece:
-        frames = piece_frames(window_mt, self._end - seek, longest)
+    def _heard(self, window_mt: NDArray[np.float32], seek: int, frames: int) -> _Piece:
         heard_mt = window_mt.copy()
         heard_mt[:, frames:] = 0
         return _Piece(seek + frames, self._detect(heard_mt))
