@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,7 +45,7 @@ def server() -> Iterator[Server]:
         "echo": saying(echo),
         "caller": saying("Let me see.\n" + TWO),
         "json": saying('{"name": "Ada", "age": 36} and more'),
-        "endless": saying("ab" * 900),
+        "endless": saying("ab" * 900, before_step=lambda: time.sleep(0.005)),
     }
     with serving(models) as running:
         yield running
@@ -287,7 +288,7 @@ def test_a_client_that_leaves_frees_its_row(server: Server, client: openai.OpenA
     stream.close()
     until(lambda: server.status("endless").finished.get("cancelled", 0) == finished + 1)
     assert server.status("endless").busy == []
-    quick = server.client(timeout=0.5)  # it must be under way by then
+    quick = server.client(timeout=1)  # it is under way by then, and takes 9 s
     with pytest.raises(openai.APITimeoutError):
         quick.chat.completions.create(model="endless", messages=HELLO, temperature=0)
     until(lambda: server.status("endless").finished.get("cancelled", 0) == finished + 2)
