@@ -57,7 +57,10 @@ class Replicas:
 
 
 def served(
-    replicas: Callable[[Asked], AsyncGenerator[list[Any]]], *parts: bytes, leaves: bool = False
+    replicas: Callable[[Asked], AsyncGenerator[list[Any]]],
+    *parts: bytes,
+    leaves: bool = False,
+    **limits: Any,
 ) -> list[dict[str, Any]]:
     """Return what the client gets for a body in these parts."""
     sent: list[dict[str, Any]] = []
@@ -73,7 +76,7 @@ def served(
         await asyncio.sleep(0.05) if leaves else await asyncio.Event().wait()
         return {"type": "http.disconnect"}
 
-    app = Guarded(replicas, ServeParams(max_body=1))
+    app = Guarded(replicas, ServeParams(max_body=1, **limits))
     asyncio.run(app(dict(SCOPE), receive, send))
     return sent
 
@@ -271,6 +274,47 @@ def test_while_requests_end_no_others_are_taken():
         assert head_of_it["status"] == 503
         assert json.loads(told["body"])["error"]["code"] == "unavailable"
     assert health[0]["status"] == 200
+
+
+def test_a_body_under_way_is_waited_for():
+    async def all_of_it() -> list[Any]:
+        app = Guarded(Replicas([JSON, body(b"{}", more=False)]), ServeParams())
+        arrives, sent = asyncio.Event(), list[Any]()
+
+        async def receive() -> dict[str, Any]:
+            if arrives.is_set():
+                await asyncio.Event().wait()
+            await asyncio.sleep(0.05)
+            arrives.set()
+            return body(b"{}", more=False) | {"type": "http.request"}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        under = asyncio.ensure_future(app(dict(SCOPE), receive, send))
+        await asyncio.sleep(0.01)
+        assert not arrives.is_set()
+        await app.drain(60)
+        await under
+        return sent
+
+    assert [message.get("body") for message in asyncio.run(all_of_it())] == [None, b"{}"]
+
+
+def test_an_answer_that_does_not_begin_in_time_is_late():
+    replicas = Replicas([None])
+    first, told = served(replicas, timeout=0.05)
+    assert (first["status"], replicas.closed) == (504, 1)
+    assert "deadline" in json.loads(told["body"])["error"]["message"]
+
+
+def test_an_answer_that_has_begun_is_not_late():
+    async def replica(asked: Asked) -> AsyncGenerator[list[Any]]:
+        yield [EVENTS, body(b"data: 1\n\n")]
+        await asyncio.sleep(0.15)
+        yield [body(b"data: 2\n\n", more=False)]
+
+    assert len(served(replica, timeout=0.05)) == 3
 
 
 def test_what_does_not_end_in_time_is_cut_off():

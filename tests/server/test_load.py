@@ -8,6 +8,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +59,13 @@ def test_many_clients_at_once(tmp_path: Path):
         memory = psutil.Process(running.process.pid).memory_info
         _load(running.url, tmp_path / "warm", min(60, SECONDS), tmp_path)
         warm = memory().rss
-        rows = _load(running.url, tmp_path / "load", SECONDS, tmp_path)
+        with _sampled(lambda: memory().rss) as resident:
+            rows = _load(running.url, tmp_path / "load", SECONDS, tmp_path)
         until(lambda: _idle(running.url))
         grown = memory().rss - warm
         engines = httpx.get(f"{running.url}/v1/engine").json()["models"]
-        print(json.dumps({"rows": rows, "grown": grown, "rss": warm, "engines": engines}, indent=1))
+        print(json.dumps({"rows": rows, "engines": engines}, indent=1))
+        print(json.dumps({"warm": warm, "grown": grown, "resident": resident}))
         assert all(not engine["busy"] for engine in engines)
         assert sum(engine["finished"].get("cancelled", 0) for engine in engines) > 0
         assert "Traceback" not in running.log
@@ -74,6 +79,25 @@ def test_many_clients_at_once(tmp_path: Path):
     total = rows["Aggregated"]
     assert int(total["Failure Count"]) == 0
     assert int(total["Request Count"]) > CLIENTS / 2
+
+
+@contextmanager
+def _sampled(memory: Callable[[], int]) -> Iterator[list[int]]:
+    """Ask for the memory 20 times while the clients work: what leaks grows to the end."""
+    samples: list[int] = []
+    over = threading.Event()
+
+    def sample() -> None:
+        while not over.wait(SECONDS / 20):
+            samples.append(memory())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        over.set()
+        thread.join()
 
 
 def _idle(url: str) -> bool:

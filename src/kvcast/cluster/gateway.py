@@ -9,11 +9,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvcast.server.calls import gone
+from kvcast.server.calls import gone, late
 from kvcast.server.errors import ApiError, GoneError
 from kvcast.server.events import event
 from kvcast.server.guard import stopping
@@ -54,8 +55,10 @@ Ask: TypeAlias = Callable[[Asked], AsyncGenerator[list[Message]]]
 class Gateway:
     """An application that others compute."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, timeout: float) -> None:
+        """Take who is asked, and for how many seconds an answer may not begin."""
         self._ask = ask
+        self._timeout = timeout
         self._under: set[asyncio.Future[None]] = set()
         self.draining = False
 
@@ -78,31 +81,45 @@ class Gateway:
         if scope["type"] != "http":  # a socket stays with one replica; there is no way back to it
             await send({"type": "websocket.close", "code": 1011})
             return
+        serving = asyncio.ensure_future(self._serve(scope, receive, send))
+        self._under.add(serving)
+        serving.add_done_callback(self._under.discard)
+        try:
+            await asyncio.wait({serving})
+            if serving.cancelled():
+                raise stopping()
+            serving.result()
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked = Asked(
             scope={name: scope[name] for name in _HANDED_ON if name in scope},
             body=await _whole(receive),
         )
-        passing = asyncio.ensure_future(self._pass(asked, send))
-        self._under.add(passing)
-        passing.add_done_callback(self._under.discard)
+        begun = asyncio.Event()
+        passing = asyncio.ensure_future(self._pass(asked, send, begun))
         leaving = asyncio.ensure_future(gone(receive))
+        either = partial(asyncio.wait, {passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         try:
-            await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not passing.done():
-                raise GoneError
-            if passing.cancelled():
-                raise stopping()
-            passing.result()
+            await either(timeout=self._timeout)
+            if begun.is_set():  # the replica, which took it up later, has a deadline for the rest
+                await either()
+            if passing.done():
+                passing.result()
+                return
+            raise GoneError if leaving.done() else late()
         finally:
             for task in (passing, leaving):
                 task.cancel()
             await asyncio.gather(passing, leaving, return_exceptions=True)
 
-    async def _pass(self, asked: Asked, send: Send) -> None:
+    async def _pass(self, asked: Asked, send: Send, begun: asyncio.Event) -> None:
         for attempt in range(TRIES):
             if attempt:
                 await asyncio.sleep(PAUSE * attempt)
-            answer = _Answer(send)
+            answer = _Answer(send, begun)
             try:
                 async with aclosing(self._ask(asked)) as messages:
                     async for some in messages:
@@ -111,7 +128,7 @@ class Gateway:
                 answer.check_whole()
                 return  # noqa: TRY300 - nothing was lost
             except LostError:
-                if answer.began:
+                if begun.is_set():
                     await answer.break_off()
                     return
         raise _lost()
@@ -120,11 +137,12 @@ class Gateway:
 class _Answer:
     """An answer under way; its head waits for the first part of the body."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, begun: asyncio.Event) -> None:
+        """Take what is set before the first message is passed on."""
         self._send = send
+        self._begun = begun
         self._head: Message | None = None
         self._streams = self._ended = False
-        self.began = False
 
     async def take(self, message: Message) -> None:
         """Pass a message on."""
@@ -135,7 +153,7 @@ class _Answer:
             self._head = {**message, "headers": headers}
             return
         if self._head is not None:
-            self.began = True
+            self._begun.set()
             await self._send(self._head)
             self._head = None
         self._ended = not message.get("more_body", False)

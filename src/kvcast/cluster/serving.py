@@ -186,7 +186,7 @@ class Guarded:
             metrics=Metrics(nothing),
             journal=Journal(with_content=False),
         )
-        self._gateway = Gateway(ask)
+        self._gateway = Gateway(ask, params.timeout)
         self._app = Guard(
             self._gateway,
             state,

@@ -123,7 +123,7 @@ class Calls:
             )
             if working.done():
                 return working.result()
-            raise GoneError if done else _late()
+            raise GoneError if done else late()
         finally:
             if not working.done():
                 give_up()
@@ -160,7 +160,7 @@ class Calls:
         now = time.monotonic()
         arrived: float = request.scope["state"].get("arrived", now)
         if (left := arrived + self._timeout - now) <= 0:
-            raise _late()
+            raise late()
         return left
 
 
@@ -187,7 +187,8 @@ def cancel(jobs: Iterable[Job[Any, Any]]) -> None:
         job.cancel()
 
 
-def _late() -> DeadlineError:
+def late() -> DeadlineError:
+    """Return what is told of a request that took too long."""
     return DeadlineError("the request was not done by its deadline")
 
 
