@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from kvcast.bench.commands import generate, gpu, runtimes, serve, transcribe
+from kvcast.cli import console
 from kvcast.cli.arguments import Parser
 from kvcast.errors import UsageError
 
@@ -45,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(benchmark: Any, args: argparse.Namespace) -> int:
     if args.device is not None and benchmark is not gpu:
         raise UsageError(f"--device {args.device} is bench gpu's alone: drop it")
-    code: int = benchmark.run(args)
-    return code
+    console.emit(benchmark.run(args))
+    return 0
 
 
 def _run_alone(args: argparse.Namespace) -> int:
@@ -56,4 +57,5 @@ def _run_alone(args: argparse.Namespace) -> int:
         )
     parser = Parser(prog="kvcast bench gpu")
     gpu.add_arguments(parser)
-    return gpu.run(parser.parse_args([]))
+    console.emit(gpu.run(parser.parse_args([])))
+    return 0

@@ -130,14 +130,13 @@ def peers(args: argparse.Namespace, workload: Workload, model: Model) -> list[Ba
     return [here[name](model=model) for name in names]
 
 
-def compare(command: str, args: argparse.Namespace, workload: Workload, **asked: Any) -> int:
-    """Measure and print; returns the exit code. `asked` are further fields of `Benchmark`."""
+def compare(command: str, args: argparse.Namespace, workload: Workload, **asked: Any) -> str:
+    """Measure; returns what to print. `asked` are further fields of `Benchmark`."""
     runner = Runner(workload=workload, threads=args.threads, runs=args.runs)
     benchmark = Benchmark(name=command, model=args.model, runner=runner, **asked)
-    return show(measure(benchmark), workload.tables())
+    return shown(measure(benchmark), workload.tables())
 
 
-def show(found: Mapping[str, Any], tables: Sequence[Table]) -> int:
-    """Print tables and, as the last line, the JSON object; returns the exit code."""
-    print(f"{render(found, tables)}\n{json.dumps(found, ensure_ascii=False)}", flush=True)
-    return 0
+def shown(found: Mapping[str, Any], tables: Sequence[Table]) -> str:
+    """Return tables and, as the last line, the JSON object."""
+    return f"{render(found, tables)}\n{json.dumps(found, ensure_ascii=False)}\n"

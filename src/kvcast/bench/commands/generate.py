@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_some(parser, "--peers", [*CAUSAL, *SEQ2SEQ], words, nargs="*", default=None)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure and print; returns the exit code."""
+def run(args: argparse.Namespace) -> str:
+    """Measure; returns what to print."""
     workload, model = choose_workload(args, _KINDS, "generate", _find, batch=args.batch)
     precisions = [QUANTIZED[quantize] for quantize in dict.fromkeys(args.quantize)]
     runtime = own_runtime(Path(model.folder))

@@ -9,7 +9,7 @@ docs/bench-gpu.md says how it measures and what every figure means.
 import argparse
 from dataclasses import replace
 
-from kvcast.bench.commands import add_numbers, positive, require, show
+from kvcast.bench.commands import add_numbers, positive, require, shown
 from kvcast.bench.workloads.gpu import BYTES, PUBLISHED
 from kvcast.errors import KvcastError
 
@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--new", type=positive, help="steps of a run (default: each model's own)")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure and print; returns the exit code."""
+def run(args: argparse.Namespace) -> str:
+    """Measure; returns what to print."""
     require(*NEEDED)
     import torch
 
@@ -47,4 +47,4 @@ def run(args: argparse.Namespace) -> int:
 
     own = {name: getattr(args, name) for name in ("prompt", "new") if getattr(args, name)}
     models = {name: replace(PUBLISHED[name], **own) for name in args.model}
-    return show(*measure_on("cuda", models, compiled, dtype=args.dtype, runs=args.runs))
+    return shown(*measure_on("cuda", models, compiled, dtype=args.dtype, runs=args.runs))

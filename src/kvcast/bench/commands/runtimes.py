@@ -111,8 +111,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--language", help="code of what a Whisper hears (default: en)")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure and print; returns the exit code."""
+def run(args: argparse.Namespace) -> str:
+    """Measure; returns what to print."""
     args.audio = args.audio or None
     workload, model = choose_workload(args, _KINDS, "runtimes", _find)
     runtimes, precisions = map(list, map(dict.fromkeys, (args.runtimes, args.quantize)))

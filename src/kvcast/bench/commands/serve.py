@@ -20,7 +20,7 @@ from kvcast.bench.commands import (
     choose_workload,
     peers,
     require,
-    show,
+    shown,
 )
 from kvcast.bench.models import Model
 from kvcast.bench.peers.kvcast import QUANTIZED, Kvcast, own_runtime
@@ -64,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--language", help="code of what a Whisper hears (default: en)")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure and print; returns the exit code."""
+def run(args: argparse.Namespace) -> str:
+    """Measure; returns what to print."""
     require("aiohttp", "fastapi", "uvicorn", extra="bench-serve")
     args.audio = args.audio or None
     workload, model = choose_workload(
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         references=partial(_compared, bool(engines)),
         settings={"slots": args.slots},
     )
-    return show(measure(benchmark, Floors({}, lambda _: None)), workload.tables())
+    return shown(measure(benchmark, Floors({}, lambda _: None)), workload.tables())
 
 
 def _find(name: str) -> Path:

@@ -65,8 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure and print; returns the exit code."""
+def run(args: argparse.Namespace) -> str:
+    """Measure; returns what to print."""
     speech, model = choose_workload(args, _KINDS, "transcribe")
     folder = Path(model.folder)
     quantize = read_bundle(folder).quantize if is_bundle(folder) else "int8"
