@@ -37,7 +37,9 @@ def test_json_of_any_schema_validates(model, schema):
         "Write JSON.", chat=True, json_schema=schema, temperature=1.0, n=2, max_new_tokens=400
     )
     for text in texts:
-        assert text.finish_reason == "stop"
+        if text.finish_reason == "length":  # a second has as many digits as one likes
+            assert '"format": "time"' in json.dumps(schema)
+            continue
         jsonschema.Draft202012Validator(schema).validate(json.loads(text.text))
 
 
