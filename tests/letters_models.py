@@ -1,8 +1,9 @@
 """Models of letters that write what a test wants, with a chat template and tools."""
 
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,17 +24,20 @@ ANSWER = "a."
 
 
 class LetterTokenizer:
-    """One token a letter."""
+    """One token a letter; `stand_for` are other bytes for some, such as halves of a character."""
 
     end_tokens = (END,)
     tool_form = HERMES
     vocab_size = VOCAB
 
-    def __init__(self) -> None:
+    def __init__(self, stand_for: Mapping[str, bytes] = MappingProxyType({})) -> None:
         self._names = {number: text for text, number in SPECIAL.items()}
-        self.decoder = TokenDecoder(
-            token_bytes=lambda token: self.spelled(token).encode(), leading_spaces=0
-        )
+
+        def token_bytes(token: int) -> bytes:
+            text = self.spelled(token)
+            return stand_for.get(text, text.encode())
+
+        self.decoder = TokenDecoder(token_bytes=token_bytes, leading_spaces=0)
         self.decode = self.decoder.decode
         self.stream = self.decoder.stream
 
@@ -59,12 +63,13 @@ def saying(
     answer: str | Callable[[str], str],
     positions: int = 2000,
     before_step: Callable[[], Any] = lambda: None,
+    tokenizer: LetterTokenizer | None = None,
 ) -> TextModel:
     """Return a model that answers so, whatever is asked, or as a function of the prompt.
 
     `before_step` is called before each row's logits are computed.
     """
-    tokenizer = LetterTokenizer()
+    tokenizer = tokenizer or LetterTokenizer()
 
     def logits(written: Written) -> Any:
         before_step()

@@ -24,6 +24,7 @@ ANSWER = "Hello, world"
 def server() -> Iterator[Server]:
     models = {
         "world": saying(ANSWER),
+        "accents": saying("a<>b", tokenizer=LetterTokenizer({"<": b"\xc3", ">": b"\xa9"})),
         "echo": saying(echo),
         "caller": saying(CALL),
         "json": saying('{"town": "Nantes"}'),
@@ -67,6 +68,18 @@ def test_a_stream_of_a_completion_with_logprobs(client: openai.OpenAI):
     assert [t for p in parts for t in p.logprobs.tokens] == whole.logprobs.tokens
     assert [o for p in parts for o in p.logprobs.text_offset] == whole.logprobs.text_offset
     assert parts[-1].finish_reason == "length"
+
+
+def test_tokens_that_are_parts_of_a_character_are_told_by_their_bytes(client: openai.OpenAI):
+    asked = {"model": "accents", "prompt": "a.", "temperature": 0, "logprobs": 1}
+    whole = client.completions.create(**asked).choices[0]
+    assert whole.text == "aéb"
+    assert whole.logprobs.tokens == ["a", r"bytes:\xc3", r"bytes:\xa9", "b"]
+    assert whole.logprobs.text_offset == [0, 1, 1, 2]
+    assert whole.logprobs.top_logprobs[1].keys() == {r"bytes:\xc3"}
+    parts = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+    assert "".join(part.text for part in parts) == whole.text
+    assert [t for part in parts for t in part.logprobs.tokens] == whole.logprobs.tokens
 
 
 @pytest.mark.parametrize("field", [{"echo": True}, {"suffix": "a"}, {"best_of": 3}])

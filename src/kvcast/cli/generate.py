@@ -198,7 +198,7 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
 
 def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TextGenerator, str]":
     """Return the model and the name of what runs it."""
-    found = opened(args, on_phase, task="generate")
+    found = opened(args.model, args, on_phase, task="generate")
     assert found.model.task == "generate"
     args.draft = drafted_by(args, on_phase, task="generate")
     return found.model, found.runtime

@@ -1,4 +1,4 @@
-"""Opening the model that a command's options name. Knows no command."""
+"""Opening models with a command's options. Knows no command."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -15,16 +15,21 @@ if TYPE_CHECKING:
 
 
 def opened(
-    args: argparse.Namespace, on_phase: OnPhase = ignore_phase, *, task: "Task"
+    model: str,
+    args: argparse.Namespace,
+    on_phase: OnPhase = ignore_phase,
+    *,
+    task: "Task | None" = None,
 ) -> "OpenedModel":
-    """Load the model, which must be for `task`; says what was opened on trust, unless quiet.
+    """Load a model, with a command's options; says what was opened on trust, unless quiet.
 
-    `on_phase` is called with the phases of an export, if the model must be exported first.
+    The model must be for `task`, if one is named. `on_phase` is called with the phases of an
+    export, if the model must be exported first.
     """
     from kvcast.tasks.loading import open_model
 
     params = LoadParams(**keywords(args, LoadParams), on_phase=on_phase)
-    found = open_model(args.model, params, task=task)
+    found = open_model(model, params, task=task)
     if found.on_trust is not None and not args.quiet:
         console.say(f"{found.on_trust} is opened on trust: there is no bundle.json to verify it")
     return found
@@ -45,5 +50,4 @@ def drafted_by(args: argparse.Namespace, on_phase: OnPhase = ignore_phase, *, ta
         return args.draft
     if args.draft == args.model:
         raise UsageError("--draft names the model itself: give a smaller one")
-    named = argparse.Namespace(**vars(args) | {"model": args.draft})
-    return opened(named, on_phase, task=task).model
+    return opened(args.draft, args, on_phase, task=task).model

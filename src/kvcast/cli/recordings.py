@@ -82,7 +82,7 @@ def present(sources: Sequence[str]) -> tuple[list[str], list[int]]:
 
 def load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[WhisperModel, str]":
     """Return the model and the name of what runs it."""
-    found = opened(args, on_phase, task="transcribe")
+    found = opened(args.model, args, on_phase, task="transcribe")
     assert found.model.task == "transcribe"
     if "draft" in args:
         args.draft = drafted_by(args, on_phase, task="transcribe")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvcast.cli import console
 from kvcast.cli.arguments import add_options, filled, headings, keywords
-from kvcast.cli.opening import for_actor
+from kvcast.cli.opening import for_actor, opened
 from kvcast.cli.progress import progress
 from kvcast.cluster.params import ANY, CLUSTER, ReplicaParams, replica_range
 from kvcast.errors import KvcastError, UsageError
@@ -143,25 +143,21 @@ def _opened(args: argparse.Namespace, params: ServeParams) -> "Models":
     """Open every model, each with an engine, under its names."""
     from kvcast.engine import Engine
     from kvcast.server.served import Models, Served, kind_of
-    from kvcast.tasks.loading import open_model
 
     names = _names(args.models, args.alias)
     watcher = progress(quiet=args.quiet)
     found: list[Served] = []
     for model, called in names.items():
         with watcher.waiting(f"loading {model}") as on_phase:
-            load = LoadParams(**keywords(args, LoadParams), on_phase=on_phase)
-            opened = open_model(model, load)
-        if opened.on_trust is not None and not args.quiet:
-            console.say(f"{opened.on_trust} is opened on trust: no bundle.json verifies it")
+            loaded = opened(model, args, on_phase).model
         engine = Engine(
-            opened.model,
+            loaded,
             rows=params.rows,
             cache_memory=_cache_memory(params, [one.engine for one in found]),
             queue=params.queue,
             chunk=params.chunk,
         )
-        kind = kind_of(opened.model)
+        kind = kind_of(loaded)
         found += [Served(name=name, engine=engine, kind=kind) for name in called]
     return Models(found)
 

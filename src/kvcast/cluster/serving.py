@@ -31,6 +31,7 @@ from kvcast.server.guard import STATUS, Guard
 from kvcast.server.journal import Journal, install
 from kvcast.server.metrics import Metrics
 from kvcast.server.params import ServeParams
+from kvcast.server.running import end_at_once
 from kvcast.server.served import Models
 from kvcast.server.state import State
 
@@ -38,9 +39,6 @@ REPLICAS, GATEWAYS = "Replicas", "Gateways"
 
 _SLACK = 10.0
 """Seconds that a gateway may take besides those of the drain."""
-
-_SHELLS = 128
-"""What a shell adds to a signal's number."""
 
 
 def serve(
@@ -71,7 +69,7 @@ def serve(
 
     def end(number: int, _: FrameType | None) -> None:
         if asked_to_end.is_set():
-            os._exit(_SHELLS + number)  # at once: replicas end with the cluster's patience
+            end_at_once(number)  # replicas end with the cluster's patience
         asked_to_end.set()
 
     if address == LOCAL:

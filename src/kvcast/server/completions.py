@@ -1,9 +1,11 @@
 """`POST /v1/completions`: prompts that are continued as they are. Knows no engine's inside."""
 
+import codecs
 import secrets
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from starlette.requests import Request
@@ -23,6 +25,7 @@ from kvcast.server.writing import (
     finite,
     keywords,
     limited,
+    readable,
     shape,
     spelled,
     usage,
@@ -135,18 +138,19 @@ class _Answer:
         if self._body.logprobs is None:
             return {"text": text, "logprobs": None}
         tokenizer = self._served.model.tokenizer
-
-        def said(token: int) -> str:
-            return spelled(tokenizer, token).decode(errors="replace")
-
-        offsets = [begun]
-        for token in tokens:
-            offsets.append(offsets[-1] + len(said(token)))
+        said = partial(readable, tokenizer)
         top = [{said(t): finite(value) for t, value in one} for one in tops or ()] or None
         found = {
             "tokens": [said(token) for token in tokens],
             "token_logprobs": [finite(value) for value in values or ()],
             "top_logprobs": top,
-            "text_offset": offsets[:-1],
+            "text_offset": _offsets(tokenizer, tokens, begun),
         }
         return {"text": text, "logprobs": found}
+
+
+def _offsets(tokenizer: Any, tokens: Sequence[int], begun: int) -> list[int]:
+    """Return the character of the text that each token begins in, or goes on with."""
+    whole = codecs.getincrementaldecoder("utf-8")(errors="ignore")
+    lengths = [len(whole.decode(spelled(tokenizer, token))) for token in tokens]
+    return [*accumulate(lengths[:-1], initial=begun)][: len(tokens)]

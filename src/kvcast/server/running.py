@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -21,8 +22,6 @@ from kvcast.server.app import create
 from kvcast.server.params import ServeParams
 from kvcast.server.served import Models
 
-_SHELLS = 128
-"""What a shell adds to a signal's number."""
 _TELLING = 5
 """Seconds after the drain in which clients are told that their requests were ended."""
 
@@ -64,8 +63,13 @@ class _Server(uvicorn.Server):
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
-            os._exit(_SHELLS + sig)  # at once: nothing is left that must be saved
+            end_at_once(sig)
         self.should_exit = True
+
+
+def end_at_once(number: int) -> NoReturn:
+    """End the process as a shell shows one that a signal ended; nothing is left to be saved."""
+    os._exit(128 + number)
 
 
 def bound(params: ServeParams) -> socket.socket:

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from kvcast.server.calls import check_room
 from kvcast.server.errors import ApiError
 from kvcast.server.requests import EmbeddingsRequest, Text2TextRequest
-from kvcast.server.served import TEXT2TEXT, Served
+from kvcast.server.served import CHAT, COMPLETION, TEXT2TEXT, Served
 from kvcast.server.state import State
 from kvcast.server.writing import NOT_WRITING, keywords, limited, usage
 from kvcast.tasks.generation import EncodedText
@@ -29,7 +29,7 @@ _AT_A_TIME = 512
 
 async def text2text(state: State, request: Request, body: Text2TextRequest) -> Response:
     """Answer sources."""
-    others = NOT_WRITING | {"chat": _CONTINUES, "completion": _CONTINUES}
+    others = NOT_WRITING | {CHAT: _CONTINUES, COMPLETION: _CONTINUES}
     served = state.models.of_kind(body.model, others)
     assert served.kind == TEXT2TEXT
     if body.stream:

@@ -157,19 +157,17 @@ class _Answer:
         return [event(document)]
 
     def _verbose(self, transcript: Transcript) -> dict[str, Any]:
+        segments = [self._segment(segment) for segment in transcript.segments]
         document: dict[str, Any] = {
             "task": self._task,
             "language": LANGUAGES.get(transcript.language, transcript.language),
             "duration": transcript.duration,
             "text": _text(transcript.segments),
-            "segments": [self._segment(segment) for segment in transcript.segments],
+            "segments": segments,
             "usage": _usage(transcript),
         }
         if self._words:
-            segments = (self._segment(segment) for segment in transcript.segments)
             document["words"] = [word for segment in segments for word in segment.pop("words")]
-            for segment in document["segments"]:
-                del segment["words"]
         return document
 
     def _segment(self, segment: Segment) -> dict[str, Any]:

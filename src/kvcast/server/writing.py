@@ -14,9 +14,9 @@ from kvcast.decoding.texts import TextGeneration
 from kvcast.engine import TextDelta
 from kvcast.server.errors import ApiError
 from kvcast.server.requests import Sampled, Shaped
-from kvcast.server.served import TEXT2TEXT, Served
+from kvcast.server.served import COMPLETION, SPEECH, TEXT2TEXT, Served
 
-NOT_WRITING = {"speech": "turns recordings into text: use /v1/audio/transcriptions"}
+NOT_WRITING = {SPEECH: "turns recordings into text: use /v1/audio/transcriptions"}
 
 
 def keywords(
@@ -97,7 +97,7 @@ def source(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def check_converses(served: Served, tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> None:
     """Raise ApiError for a model that holds no conversation, or not with tools."""
-    if served.kind == "completion":
+    if served.kind == COMPLETION:
         raise ApiError(400, f"the model {served.name!r} has no chat template: use /v1/completions")
     if served.kind == TEXT2TEXT and tools and choice != "none":
         raise ApiError(400, f"the model {served.name!r} knows no tools", param="tools")
@@ -210,7 +210,7 @@ def spelled(tokenizer: Any, token: int) -> bytes:
     return text.encode()
 
 
-def _readable(tokenizer: Any, token: int) -> str:
+def readable(tokenizer: Any, token: int) -> str:
     """Return a token's text, which must tell tokens of one alternative from each other."""
     said = spelled(tokenizer, token)
     try:
@@ -230,7 +230,7 @@ def logprobs(
     def entry(token: int, value: float) -> dict[str, Any]:
         said = spelled(tokenizer, token)
         return {
-            "token": _readable(tokenizer, token),
+            "token": readable(tokenizer, token),
             "logprob": finite(value),
             "bytes": list(said),
         }
