@@ -15,7 +15,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class NativeLibrary(BuildHookInterface):
-    """Adds `kvcast/native/lib`, and the platform's tag, as the library needs no certain Python."""
+    """Adds `kvcast/runtimes/native/lib` and the platform's tag; the library suits any Python."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile the library before a wheel is written."""
@@ -24,7 +24,7 @@ class NativeLibrary(BuildHookInterface):
             return
         sys.path.insert(0, str(Path(self.root) / "src"))
         from kvcast.errors import KvcastError
-        from kvcast.native.build import LIBRARY, RECORD, write_shipped
+        from kvcast.runtimes.native.build import LIBRARY, RECORD, write_shipped
 
         self._made = tempfile.TemporaryDirectory(prefix="kvcast-native-")
         folder = Path(self._made.name)
@@ -40,7 +40,7 @@ class NativeLibrary(BuildHookInterface):
         finally:
             sys.path.pop(0)
         for name in (LIBRARY, RECORD):
-            build_data["force_include"][str(folder / name)] = f"kvcast/native/lib/{name}"
+            build_data["force_include"][str(folder / name)] = f"kvcast/runtimes/native/lib/{name}"
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"

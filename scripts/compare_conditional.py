@@ -35,6 +35,7 @@ Decode = Callable[[int, int], np.ndarray]
 def demo() -> Any:
     """Return the packaged model as transformers' module."""
     from hugging_face import demo_in_transformers
+
     from kvcast.checkpoints.source import locate, open_checkpoint
 
     return demo_in_transformers(open_checkpoint(locate("demo"))).float().eval()
@@ -98,10 +99,11 @@ def compile_step(form: str, path: Path) -> None:
 def two_program_source() -> str:
     """Return the C++ of kvcast's `decode`, which bundles do not contain."""
     from kvcast.checkpoints.source import locate, open_checkpoint
-    from kvcast.lowering import aoti, signatures
-    from kvcast.lowering.aoti_precision import Precision
-    from kvcast.lowering.inductor import compile_program
-    from kvcast.programs.whisper import WhisperPrograms
+    from kvcast.models.programs.whisper import WhisperPrograms
+    from kvcast.runtimes.aoti import lowering as aoti
+    from kvcast.runtimes.aoti.inductor import compile_program
+    from kvcast.runtimes.aoti.precision import Precision
+    from kvcast.runtimes.lowering import signatures
 
     checkpoint = open_checkpoint(locate("demo"))
     programs = WhisperPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
@@ -156,7 +158,7 @@ def opened(form: str, folder: Path, features: np.ndarray, states: Tensor) -> Dec
     """Return a function that decodes a token at a position of a recording's text."""
     if form == "two programs":
         from kvcast.bundle.manifest import read_bundle
-        from kvcast.runtimes.aoti import AotiEncoderDecoder
+        from kvcast.runtimes.aoti.runtime import AotiEncoderDecoder
 
         runtime = AotiEncoderDecoder(folder / "bundle", read_bundle(folder / "bundle"), threads=1)
         caches = [runtime.encode(runtime.new_cache(1, CAPACITY, 1), [0], features)]
@@ -193,7 +195,7 @@ def greedy(decode: Decode, steps: int) -> tuple[list[int], float]:
 
 def taken(form: str, folder: Path, features: np.ndarray, states: np.ndarray) -> float:
     """Return the MB by which a process grows when it loads a form and decodes."""
-    import kvcast.runtimes.aoti  # noqa: F401  what is imported is no part of it
+    import kvcast.runtimes.aoti.runtime  # noqa: F401  what is imported is no part of it
 
     torch.set_num_threads(1)
     torch.nn.functional.linear(torch.zeros(9, 9), torch.zeros(9, 9))

@@ -18,10 +18,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # What AOTInductor writes around its kernels; g++ takes longer to optimise that than the kernels.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
-from bundles import opened, share
+from kit.bundles import opened, share
+from kit.random_models import CROSS_BIASED_T5, SMALL, SMALL_T5, Subject, speech, text
 from kvcast.checkpoints.source import locate, open_checkpoint
-from kvcast.programs.whisper import WhisperPrograms
-from random_models import CROSS_BIASED_T5, SMALL, SMALL_T5, Subject, speech, text
+from kvcast.models.programs.whisper import WhisperPrograms
 
 # A busy machine makes inputs slowly; that says nothing of what is tested.
 settings.register_profile(

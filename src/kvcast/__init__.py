@@ -26,18 +26,18 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from kvcast.decoding.grammar import Grammar
-    from kvcast.decoding.texts import TextGeneration
     from kvcast.engine.engine import Engine
     from kvcast.errors import KvcastError
-    from kvcast.tasks.exporting import export_bundle
-    from kvcast.tasks.generate import TextModel, TextSession
-    from kvcast.tasks.live import LiveTranscription
-    from kvcast.tasks.loading import load
-    from kvcast.tasks.model import WhisperModel
-    from kvcast.tasks.sources import T5Model, UnilmModel
-    from kvcast.tasks.transcribe import Segment, Transcription
-    from kvcast.tasks.whisper.language import DetectedLanguage
-    from kvcast.tasks.whisper.segments import Word
+    from kvcast.loading.exporting import export_bundle
+    from kvcast.loading.opening import load
+    from kvcast.text.model import TextModel, TextSession
+    from kvcast.text.sources import T5Model, UnilmModel
+    from kvcast.text.texts import TextGeneration
+    from kvcast.whisper.detection import DetectedLanguage
+    from kvcast.whisper.live import LiveTranscription
+    from kvcast.whisper.model import WhisperModel
+    from kvcast.whisper.segments import Word
+    from kvcast.whisper.transcription import Segment, Transcription
 
 __version__ = "0.1.0"
 
@@ -62,22 +62,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DetectedLanguage": "kvcast.tasks.whisper.language",
+    "DetectedLanguage": "kvcast.whisper.detection",
     "Engine": "kvcast.engine.engine",
     "Grammar": "kvcast.decoding.grammar",
     "KvcastError": "kvcast.errors",
-    "LiveTranscription": "kvcast.tasks.live",
-    "Segment": "kvcast.tasks.transcribe",
-    "T5Model": "kvcast.tasks.sources",
-    "TextGeneration": "kvcast.decoding.texts",
-    "TextModel": "kvcast.tasks.generate",
-    "TextSession": "kvcast.tasks.generate",
-    "Transcription": "kvcast.tasks.transcribe",
-    "UnilmModel": "kvcast.tasks.sources",
-    "WhisperModel": "kvcast.tasks.model",
-    "Word": "kvcast.tasks.whisper.segments",
-    "export_bundle": "kvcast.tasks.exporting",
-    "load": "kvcast.tasks.loading",
+    "LiveTranscription": "kvcast.whisper.live",
+    "Segment": "kvcast.whisper.transcription",
+    "T5Model": "kvcast.text.sources",
+    "TextGeneration": "kvcast.text.texts",
+    "TextModel": "kvcast.text.model",
+    "TextSession": "kvcast.text.model",
+    "Transcription": "kvcast.whisper.transcription",
+    "UnilmModel": "kvcast.text.sources",
+    "WhisperModel": "kvcast.whisper.model",
+    "Word": "kvcast.whisper.segments",
+    "export_bundle": "kvcast.loading.exporting",
+    "load": "kvcast.loading.opening",
 }
 
 

@@ -4,10 +4,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import whisper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import whisper
 from kvcast.audio import features
 from kvcast.audio.decode import ArrayAudio
 from kvcast.audio.features import MelWindows, log_mel_stream, open_features

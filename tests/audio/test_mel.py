@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import whisper
 from transformers import WhisperFeatureExtractor
 
+import whisper
 from kvcast.audio.mel import HOP, N_FFT, SILENCE, log_mel_frames, log_mel_spectrogram, mel_filters
 
 BANDS = pytest.mark.parametrize("n_mels", [80, 128])

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from greedy_texts import written_eagerly
+from kit.greedy_texts import written_eagerly
+from kit.random_decoders import MISTRAL
+from kit.random_models import SMALL
 from kvcast.bench.gpu import GpuVariant, RandomModel, random_model, variants
 from kvcast.bench.workloads.gpu import GpuSteps, TimedModel
-from random_decoders import MISTRAL
-from random_models import SMALL
 
 NEW = 12
 # Longer than the fewest slots, and a ring that goes round.

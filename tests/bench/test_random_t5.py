@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from bench_models import TINY_T5 as TINY
-from bench_models import TINY_T5_CONFIG as CONFIG
+from kit.bench_models import TINY_T5 as TINY
+from kit.bench_models import TINY_T5_CONFIG as CONFIG
 from kvcast.bench import random_t5
 from kvcast.bench.random_t5 import RANDOM, random_folder, write_t5
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.checkpoints.t5_huggingface import t5_dimensions
 from kvcast.checkpoints.t5_names import tensor_shapes
 from kvcast.errors import UsageError
-from kvcast.text.opening import open_text
+from kvcast.tokenizers.opening import open_text
 
 
 def test_kvcast_reads_what_is_written(tmp_path):
@@ -33,8 +33,8 @@ def test_transformers_computes_the_same_from_it(tmp_path):
     import torch
     from transformers import AutoModelForSeq2SeqLM
 
-    from kvcast.programs.t5 import T5Programs
-    from kvcast.runtimes.eager import EagerEncoderDecoder
+    from kvcast.models.programs.t5 import T5Programs
+    from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 
     write_t5(CONFIG, tmp_path / "model")
     source_bt, target_rs = np.array([[5, 6, 7, 1]]), np.array([[0, 9, 8]])

@@ -12,8 +12,9 @@ import jsonschema
 import numpy as np
 import pytest
 
-from bench_fakes import Scripted
-from bench_models import TINY, TINY_T5
+from kit.bench_fakes import Scripted
+from kit.bench_models import TINY, TINY_T5
+from kit.random_models import SMALL
 from kvcast.bench.backend import Backend
 from kvcast.bench.commands.runtimes import Steps, compared
 from kvcast.bench.models import SpeechModel
@@ -28,11 +29,10 @@ from kvcast.bench.workloads.causal import Causal
 from kvcast.bench.workloads.seq2seq import Seq2seq
 from kvcast.bench.workloads.speech import Speech
 from kvcast.errors import KvcastError
-from kvcast.work.decoder import DecoderWork
-from kvcast.work.floor import Arithmetic
-from kvcast.work.seq2seq import T5Work
-from kvcast.work.whisper import WhisperWork
-from random_models import SMALL
+from kvcast.inspect.work.decoder import DecoderWork
+from kvcast.inspect.work.floor import Arithmetic
+from kvcast.inspect.work.seq2seq import T5Work
+from kvcast.inspect.work.whisper import WhisperWork
 
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs" / "bench.schema.json").read_text(encoding="utf-8")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bench_fakes import FINDS_THIS, Scripted
-from bench_models import TINY
+from kit.bench_fakes import FINDS_THIS, Scripted
+from kit.bench_models import TINY
 from kvcast.bench.runner import Runner
 from kvcast.bench.workloads.causal import Causal
 from kvcast.machine import idle

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import bundles
+from kit import bundles
+from kit.random_models import SMALL
 from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle, read_bundle
 from kvcast.bundle.writing import staged
 from kvcast.errors import InputMissingError, KvcastError, UsageError
-from random_models import SMALL
 
 
 @pytest.fixture

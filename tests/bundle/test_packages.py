@@ -80,7 +80,7 @@ def rewrite(package: Path, change: Callable[[str], str], record: str = RECORD) -
 def test_names_are_those_that_exports_write():
     torch_needed = pytest.importorskip("torch")
     assert torch_needed is not None
-    from kvcast.lowering.aoti import PACKAGE
+    from kvcast.runtimes.aoti.lowering import PACKAGE
 
     assert PACKAGE in packages.PACKAGES
 
@@ -124,7 +124,7 @@ def test_a_model_is_looked_for_once(unvouched: Path, monkeypatch, capsys):
         asked.append(model)
         return Path(model)
 
-    monkeypatch.setattr("kvcast.tasks.loading.locate", locate)
+    monkeypatch.setattr("kvcast.loading.opening.locate", locate)
     words = ["generate", "--trust", "--model", str(unvouched.parents[1]), "x"]
     assert main(words) == 1  # its dimensions are missing
     assert asked == [str(unvouched.parents[1])]

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from bundles import bundle
+from kit.bundles import bundle
+from kit.random_decoders import GEMMA3
+from kit.random_models import SMALL, SMALL_T5
+from kit.random_unilms import ROFORMER
 from kvcast.bundle.manifest import MANIFEST, Manifest, read_bundle
 from kvcast.bundle.validation import check_manifest
 from kvcast.bundle.writing import seal
 from kvcast.errors import KvcastError
-from kvcast.tasks.loading import checked_dimensions
-from kvcast.tasks.targets import TARGETS
-from random_decoders import GEMMA3
-from random_models import SMALL, SMALL_T5
-from random_unilms import ROFORMER
+from kvcast.loading.opening import checked_dimensions
+from kvcast.runtimes.targets import TARGETS
 
 MODELS = {"whisper": SMALL, "t5": SMALL_T5, "decoder": GEMMA3, "unilm": ROFORMER}
 ROOM = 64 << 20  # what opening may take of Python's memory

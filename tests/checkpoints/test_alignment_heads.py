@@ -6,15 +6,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import whisper
-from tiny_whisper import TIED, ct2_bytes, ct2_folder, ct2_variables, edit_json, random_model, save
 from whisper.model import ModelDimensions
 
+import whisper
+from checkpoints.tiny_whisper import (
+    TIED,
+    ct2_bytes,
+    ct2_folder,
+    ct2_variables,
+    edit_json,
+    random_model,
+    save,
+)
 from kvcast.checkpoints.alignment import alignment_heads
 from kvcast.checkpoints.ggml_writing import openai_sizes
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.errors import KvcastError
-from kvcast.spec.whisper import Heads, WhisperDimensions
+from kvcast.families.whisper import Heads, WhisperDimensions
 
 # Layers of encoder and decoder, heads, vocabulary, mel bins.
 OPENAI = {

@@ -8,20 +8,20 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from folder_checks import one_line, outcome
-from tiny_tensorflow import DATA, RELEASES, WRITER, copied, variables
 from transformers import BertConfig, BertForMaskedLM, RoFormerConfig, RoFormerForMaskedLM
 
+from checkpoints.folder_checks import one_line, outcome
+from checkpoints.tiny_tensorflow import DATA, RELEASES, WRITER, copied, variables
 from kvcast.checkpoints import t5_names, unilm_names
 from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
 from kvcast.errors import InputMissingError, InputOutputError
-from kvcast.programs.t5 import T5Programs
-from kvcast.programs.unilm import UnilmPrograms
-from kvcast.runtimes.eager import EagerEncoderDecoder
-from kvcast.runtimes.eager_unilm import EagerUnilm
+from kvcast.families.t5 import T5Dimensions
+from kvcast.families.unilm import UnilmDimensions
+from kvcast.models.programs.t5 import T5Programs
+from kvcast.models.programs.unilm import UnilmPrograms
+from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
+from kvcast.runtimes.eager.unilm import EagerUnilm
 from kvcast.spec.rotary import Rotary
-from kvcast.spec.t5 import T5Dimensions
-from kvcast.spec.unilm import UnilmDimensions
 
 BERT_SIZES = {
     **{"segments": 2, "width": 8, "inner": 12, "heads": 2, "layers": 2, "pooled": True},

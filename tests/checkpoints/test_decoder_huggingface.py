@@ -4,21 +4,21 @@ import math
 import numpy as np
 import pytest
 import torch
-from folder_checks import assert_same_tensors, one_line, rewrite_weights
 from safetensors.torch import load_file
-from tiny_decoders import (
+
+from checkpoints.folder_checks import assert_same_tensors, one_line, rewrite_weights
+from checkpoints.tiny_decoders import (
     SETTINGS,
     random_decoder,
     random_gemma_with_images,
     save_decoder,
     tensors_by_our_names,
 )
-from tiny_whisper import edit_json
-
+from checkpoints.tiny_whisper import edit_json
 from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
 from kvcast.errors import InputMissingError, InputOutputError
-from kvcast.spec.decoder import DecoderDimensions
+from kvcast.families.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
 
 COMMON = {

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_whisper import random_checkpoint
 from whisper.model import ModelDimensions, Whisper
 
+from checkpoints.tiny_whisper import random_checkpoint
 from kvcast.audio.decode import open_audio
 from kvcast.audio.mel import mel_filters
 from kvcast.bench.models import SpeechModel

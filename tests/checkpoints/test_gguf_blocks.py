@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize, quantize
 
+from kit.tiny_gguf import permuted, sizes, tensors, vocabulary, write
 from kvcast.checkpoints.gguf_blocks import read_blocks
 from kvcast.checkpoints.source import open_checkpoint
-from tiny_gguf import permuted, sizes, tensors, vocabulary, write
 
 SHAPE = 6, 512
 

@@ -3,17 +3,17 @@
 import struct
 import tracemalloc
 
-import folder_checks
 import gguf
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from checkpoints import folder_checks
+from kit.tiny_gguf import sizes, tensors, tiny_llama, vocabulary, write
 from kvcast.checkpoints.gguf import READER
 from kvcast.checkpoints.gguf_file import read_gguf
 from kvcast.errors import InputOutputError
-from tiny_gguf import sizes, tensors, tiny_llama, vocabulary, write
 
 # Memory that reading may take beyond the file's size; a wrong header could ask for any amount.
 ROOM = 8 << 20

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
-from kvcast.checkpoints.decoder_names import tensor_shapes
-from kvcast.checkpoints.gguf_file import read_gguf
-from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
-from kvcast.errors import InputOutputError, KvcastError, UsageError
-from kvcast.spec.rotary import Rotary
-from tiny_gguf import (
+from kit.tiny_gguf import (
     EXPERTS,
     HEAD_DIM,
     HEADS,
@@ -27,6 +22,11 @@ from tiny_gguf import (
     vocabulary,
     write,
 )
+from kvcast.checkpoints.decoder_names import tensor_shapes
+from kvcast.checkpoints.gguf_file import read_gguf
+from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
+from kvcast.errors import InputOutputError, KvcastError, UsageError
+from kvcast.spec.rotary import Rotary
 
 
 def one_line(path, kind=KvcastError):

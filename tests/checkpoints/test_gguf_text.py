@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, pre_tokenizers
 
+from kit.tiny_gguf import packaged, sizes, tensors, vocabulary, write
 from kvcast.checkpoints.gguf_text import read_text
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.errors import KvcastError
-from kvcast.text.opening import open_text
-from tiny_gguf import packaged, sizes, tensors, vocabulary, write
+from kvcast.tokenizers.opening import open_text
+from tokenizers import Tokenizer, pre_tokenizers
 
 TEXTS = [
     "",

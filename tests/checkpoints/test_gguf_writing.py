@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench_models import TINY, tiny_checkpoint
+from kit.bench_models import TINY, tiny_checkpoint
+from kit.tiny_gguf import tiny_llama
 from kvcast.checkpoints.gguf import read_model
 from kvcast.checkpoints.gguf_file import read_gguf
 from kvcast.checkpoints.gguf_writing import write_gguf
-from tiny_gguf import tiny_llama
 
 QWEN2 = replace(TINY, architecture="qwen2", qkv_bias=True)
 QWEN3 = replace(TINY, architecture="qwen3", query_key_norm=True, tied=False)

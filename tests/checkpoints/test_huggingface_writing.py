@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_whisper import random_checkpoint
 from transformers import AutoModelForCausalLM, WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperModel
 
-from bench_models import TINY, tiny_checkpoint
+from checkpoints.tiny_whisper import random_checkpoint
+from kit.bench_models import TINY, tiny_checkpoint
 from kvcast.checkpoints.huggingface_writing import (
     is_like_llama,
     model_type,
@@ -18,8 +18,8 @@ from kvcast.checkpoints.huggingface_writing import (
     write_huggingface,
 )
 from kvcast.checkpoints.source import open_checkpoint
-from kvcast.programs.decoder import DecoderPrograms
-from kvcast.runtimes.eager_decoder import EagerDecoderOnly
+from kvcast.models.programs.decoder import DecoderPrograms
+from kvcast.runtimes.eager.decoder import EagerDecoderOnly
 from kvcast.spec.rotary import Rotary
 
 QWEN2 = replace(TINY, architecture="qwen2", qkv_bias=True)

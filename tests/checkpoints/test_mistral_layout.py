@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_decoders import random_decoder, tensors_by_our_names
-from tiny_whisper import edit_json
 
+from checkpoints.tiny_decoders import random_decoder, tensors_by_our_names
+from checkpoints.tiny_whisper import edit_json
 from kvcast.checkpoints.mistral import READER
 from kvcast.checkpoints.tables import halves_from_pairs
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
-from kvcast.spec.decoder import DecoderDimensions
+from kvcast.families.decoder import DecoderDimensions
 from kvcast.spec.digests import combined_sha256
 from kvcast.spec.rotary import Rotary
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kit.openai_tokenizers import openai_tokenizer
+from kit.published_shapes import PUBLISHED, Shape, ctranslate2, hugging_face, random_whisper
 from kvcast.checkpoints.base import WhisperCheckpoint
 from kvcast.checkpoints.source import open_checkpoint
-from kvcast.text.whisper import WhisperTokenizer
-from published_shapes import PUBLISHED, Shape, ctranslate2, hugging_face, random_whisper
-from text.openai_tokenizers import openai_tokenizer
+from kvcast.whisper.tokenizer import WhisperTokenizer
 
 FINE_TUNED = replace(
     PUBLISHED["distil-large-v3"],

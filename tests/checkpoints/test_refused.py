@@ -4,8 +4,8 @@ import pickle
 from pathlib import Path
 
 import pytest
-import whisper
 
+import whisper
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import InputMissingError, KvcastError, UsageError
 

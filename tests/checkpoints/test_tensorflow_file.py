@@ -4,12 +4,13 @@ import itertools
 import struct
 import tracemalloc
 
-import folder_checks
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_tensorflow import (
+
+from checkpoints import folder_checks
+from checkpoints.tiny_tensorflow import (
     DATA,
     HEADER,
     RELEASES,
@@ -22,7 +23,6 @@ from tiny_tensorflow import (
     variables,
     varint,
 )
-
 from kvcast.checkpoints.tensorflow_file import (
     _masked_crc32c,
     read_checkpoint,

@@ -4,15 +4,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from folder_checks import assert_same_tensors, one_line, rewrite_weights
 from safetensors.torch import load_file, save_file
-from tiny_unilms import MODELS, random_unilm, save_unilm, tensors_by_our_names
-from tiny_whisper import edit_json
 
+from checkpoints.folder_checks import assert_same_tensors, one_line, rewrite_weights
+from checkpoints.tiny_unilms import MODELS, random_unilm, save_unilm, tensors_by_our_names
+from checkpoints.tiny_whisper import edit_json
 from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
 from kvcast.checkpoints.unilm_names import tensor_shapes
+from kvcast.families.unilm import UnilmDimensions
 from kvcast.spec.rotary import Rotary
-from kvcast.spec.unilm import UnilmDimensions
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 BASE = {

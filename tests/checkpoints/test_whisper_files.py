@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from tiny_whisper import TIED, ct2_bytes, ct2_folder, ct2_variables
 
+from checkpoints.tiny_whisper import TIED, ct2_bytes, ct2_folder, ct2_variables
+from kit.openai_tokenizers import openai_tokenizer, openai_tokenizer_json
 from kvcast.checkpoints import whisper_files
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
-from kvcast.text.whisper import WhisperTokenizer
-from text.openai_tokenizers import openai_tokenizer, openai_tokenizer_json
+from kvcast.whisper.tokenizer import WhisperTokenizer
 
 TEXTS = (
     " And Mr. John Dashwood, naïvely: 東京! \n\t'll",

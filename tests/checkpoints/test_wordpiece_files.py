@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from folder_checks import one_line
-from tiny_unilms import TOKENS, random_unilm, save_unilm
-from tiny_whisper import edit_json
 
+from checkpoints.folder_checks import one_line
+from checkpoints.tiny_unilms import TOKENS, random_unilm, save_unilm
+from checkpoints.tiny_whisper import edit_json
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.errors import InputMissingError, InputOutputError
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvcast.checkpoints.base import WhisperCheckpoint
 from kvcast.checkpoints.names import tensor_shapes
-from kvcast.spec.whisper import WhisperDimensions
+from kvcast.families.whisper import WhisperDimensions
 
 KINDS = ("float32", "int8", "int16", "int32", "float16", "bfloat16")
 

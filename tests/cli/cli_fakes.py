@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Self
 import kvcast
 from kvcast.cli import main
 from kvcast.decoding.speculation import DraftCounts
+from kvcast.loading import opening as loading
+from kvcast.loading.params import LoadParams
 from kvcast.spec.phases import OnPhase
-from kvcast.tasks import loading
-from kvcast.tasks.params import LoadParams
-from kvcast.tasks.whisper.segments import Word
+from kvcast.whisper.segments import Word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class FakeModel:
 
 
 if __name__ == "__main__":
-    from live_fakes import FakeLive
+    from cli.live_fakes import FakeLive
 
     # A recording named slow.wav holds the run until somebody interrupts it; odd.wav's text would
     # steer a terminal.

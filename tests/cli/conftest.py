@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from cli.cli_fakes import FakeModel
-from kvcast.tasks.families import Task
-from kvcast.tasks.loading import OpenedModel
-from kvcast.tasks.params import LoadParams
+from kvcast.loading.families import Task
+from kvcast.loading.opening import OpenedModel
+from kvcast.loading.params import LoadParams
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def open_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 calls.append(("load", options))
             return OpenedModel(model=others.get(name, model), runtime=params.runtime or runtime)
 
-        monkeypatch.setattr("kvcast.tasks.loading.open_model", open_model)
-        monkeypatch.setattr("kvcast.tasks.loading.model_digest", lambda name, _: f"of {name}")
+        monkeypatch.setattr("kvcast.loading.opening.open_model", open_model)
+        monkeypatch.setattr("kvcast.loading.opening.model_digest", lambda name, _: f"of {name}")
 
     return script
 

@@ -17,12 +17,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
-from cli_fakes import FakeSegment, FakeTranscription
-
+from cli.cli_fakes import FakeSegment, FakeTranscription
+from kvcast import saving
 from kvcast.cli import main
 from kvcast.errors import InputOutputError
-from kvcast.tasks import folders, loading, saving
-from kvcast.tasks.params import LoadParams
+from kvcast.loading import opening as loading
+from kvcast.loading.params import LoadParams
+from kvcast.whisper import folders
 
 TRACED = (str(Path(folders.__file__).parent), saving.__file__)
 
@@ -74,8 +75,8 @@ if __name__ == "__main__":
     loading.open_model = open_model
     loading.model_digest = lambda *_: ""
     # Imported before lines are counted: a module's own lines are no part of a run.
-    import kvcast.tasks.folders.run
-    import kvcast.tasks.folders.working  # noqa: F401
+    import kvcast.whisper.folders.run
+    import kvcast.whisper.folders.working  # noqa: F401
 
     counted = trace_lines(int(os.environ.get("KVCAST_KILL_AT", "0")))
     code = main()

@@ -12,7 +12,7 @@ from typing import Any
 from kvcast.cli import main
 from kvcast.decoding.speculation import DraftCounts
 from kvcast.errors import KvcastError, UsageError
-from kvcast.tasks import loading
+from kvcast.loading import opening as loading
 
 PIECES = (" in", " 東京,\n", "well")
 TEXT = "".join(PIECES)

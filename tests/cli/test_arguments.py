@@ -9,13 +9,8 @@ import pytest
 from kvcast.cli import COMMANDS, arguments, export, main, transcribe
 from kvcast.cli.arguments import Parser, normalise, number, several, whole_number
 from kvcast.cluster.params import ClusterParams
-from kvcast.tasks.params import (
-    FolderParams,
-    LiveParams,
-    LoadParams,
-    SubtitleParams,
-    TranscribeParams,
-)
+from kvcast.loading.params import LoadParams
+from kvcast.whisper.params import FolderParams, LiveParams, SubtitleParams, TranscribeParams
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROMISED = shlex.split("""--model --language --task --beam --best-of --temperature --patience

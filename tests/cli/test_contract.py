@@ -15,10 +15,12 @@ import kvcast.cli
 from cli.cli_fakes import FakeSegment
 from kvcast.cli import export, generate, main, transcribe
 from kvcast.cli.arguments import Parser, keywords
-from kvcast.spec.options import Params
+from kvcast.loading.params import ExportParams, LoadParams
+from kvcast.options import Params
+from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import RUNTIMES, exported
-from kvcast.tasks.params import ExportParams, LoadParams, PromptParams, TranscribeParams
-from kvcast.tasks.targets import TARGETS
+from kvcast.text.params import PromptParams
+from kvcast.whisper.params import TranscribeParams
 
 
 def parsed(command: ModuleType, *words: str) -> argparse.Namespace:
@@ -75,7 +77,7 @@ def test_runtimes_are_those_that_have_code():
 
 
 def test_the_scripted_segment_has_the_real_ones_fields():
-    from kvcast.tasks.transcribe import Segment
+    from kvcast.whisper.transcription import Segment
 
     names = {field.name for field in dataclasses.fields(FakeSegment)}
     assert {field.name for field in dataclasses.fields(Segment)} == names

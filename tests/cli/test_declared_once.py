@@ -14,13 +14,15 @@ import pytest
 from cli.generate_fakes import FakeTextModel
 from kvcast.cli import export, generate, main, transcribe
 from kvcast.cli.arguments import Parser
+from kvcast.decoding.params import SAMPLING
 from kvcast.errors import UsageError
-from kvcast.spec.options import Bounds, Option, keywords_of
+from kvcast.loading import doctor, params
+from kvcast.loading.params import ExportParams, LoadParams
+from kvcast.options import Bounds, Option, keywords_of
+from kvcast.runtimes.onnx.target import OnnxTarget
+from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest, RuntimeInfo
-from kvcast.tasks import doctor, params
-from kvcast.tasks.params import SAMPLING, ExportParams, LoadParams, PromptParams
-from kvcast.tasks.targets import TARGETS
-from kvcast.tasks.targets.onnx import OnnxTarget
+from kvcast.text.params import PromptParams
 
 ROOT = Path(__file__).parents[2]
 

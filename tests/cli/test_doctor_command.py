@@ -8,14 +8,14 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from bundles import bundle
+from kit.bundles import bundle
+from kit.random_models import SMALL
 from kvcast.bundle.manifest import read_bundle
 from kvcast.cli import main
 from kvcast.cli.doctor import _about_library
 from kvcast.errors import LibraryMissingError
-from kvcast.native.build import library_path
-from kvcast.tasks import doctor
-from random_models import SMALL
+from kvcast.loading import doctor
+from kvcast.runtimes.native.build import library_path
 
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs/doctor.schema.json").read_text(encoding="utf-8")

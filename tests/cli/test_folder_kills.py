@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcast.tasks.folders.journal import unsealed
+from kvcast.whisper.folders.journal import unsealed
 
 FAKES = Path(__file__).with_name("folder_fakes.py")
 RECORDINGS = {

@@ -15,7 +15,7 @@ from filelock import FileLock
 from cli.folder_fakes import ReadingModel
 from kvcast.cli import main
 from kvcast.errors import KvcastError, UsageError
-from kvcast.tasks.saving import save
+from kvcast.saving import save
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "folder.schema.json").read_text(encoding="utf-8"))
@@ -178,7 +178,7 @@ def test_resume_keeps_what_is_done_and_loads_no_model_for_it(model, folder, monk
     def fail(*_, **__):
         raise KvcastError("not needed")
 
-    monkeypatch.setattr("kvcast.tasks.loading.open_model", fail)
+    monkeypatch.setattr("kvcast.loading.opening.open_model", fail)
     assert transcribe(folder, "--resume", "--json") == 0
     found = document(capsys)
     assert set(statuses(found).values()) == {"kept"}
@@ -192,7 +192,7 @@ def test_resume_does_all_again_with_another_model_under_the_same_name(
 ):
     assert transcribe(folder, "-q") == 0
     model.taken(folder)
-    monkeypatch.setattr("kvcast.tasks.loading.model_digest", lambda *_: "of another")
+    monkeypatch.setattr("kvcast.loading.opening.model_digest", lambda *_: "of another")
     assert transcribe(folder, "--resume", "--json") == 0
     assert set(statuses(document(capsys)).values()) == {"done"}
     assert sorted(model.taken(folder)) == sorted(CONTENTS)
@@ -229,7 +229,7 @@ def test_a_recording_that_was_only_touched_is_kept_and_looked_into_once(model, f
     os.utime(folder / "a.wav", ns=(1, 1))
     assert transcribe(folder, "--resume", "-q") == 0
     assert model.taken(folder) == []
-    monkeypatch.setattr("kvcast.tasks.folders.run.Recording.at", None)
+    monkeypatch.setattr("kvcast.whisper.folders.run.Recording.at", None)
     (folder / "a.wav").write_text("b")  # as large, and as old: taken for the same
     os.utime(folder / "a.wav", ns=(1, 1))
     assert transcribe(folder, "--resume", "-q") == 0
@@ -385,7 +385,7 @@ def test_a_journal_that_cannot_be_written_ends_the_run(model, folder, monkeypatc
 
     monkeypatch.setattr(os, "fsync", full)
     monkeypatch.setattr(
-        "kvcast.tasks.folders.run.save", lambda *a, **k: saved.append(save(*a, **k))
+        "kvcast.whisper.folders.run.save", lambda *a, **k: saved.append(save(*a, **k))
     )
     assert transcribe(folder) == 74
     assert "journal.jsonl: No space left on device" in capsys.readouterr().err

@@ -324,7 +324,7 @@ def test_a_failure_to_load_is_one_line(monkeypatch, capsys):
     def fail(*_, **__):
         raise KvcastError("no model like that")
 
-    monkeypatch.setattr("kvcast.tasks.loading.open_model", fail)
+    monkeypatch.setattr("kvcast.loading.opening.open_model", fail)
     assert generate("hello") == 1
     assert capsys.readouterr() == ("", "kvcast: no model like that\n")
 

@@ -14,7 +14,8 @@ from cli.generate_fakes import FakeGeneration, FakeTextModel, FakeTimings
 from kvcast.cli import arguments, generate, main
 from kvcast.cli.arguments import Parser, normalise
 from kvcast.cluster.params import ClusterParams
-from kvcast.tasks.params import LoadParams, PromptParams
+from kvcast.loading.params import LoadParams
+from kvcast.text.params import PromptParams
 
 DOC = (Path(__file__).parents[2] / "docs" / "generate.md").read_text(encoding="utf-8")
 PROMISED = shlex.split("""--model --runtime --quantize --cache --threads --max-new-tokens
@@ -144,8 +145,8 @@ def test_stream_takes_what_it_is_given(text_model):
 @pytest.mark.parametrize(
     ("fake", "module", "name"),
     [
-        (FakeGeneration, "kvcast.decoding.texts", "TextGeneration"),
-        (FakeTimings, "kvcast.decoding.texts", "Timings"),
+        (FakeGeneration, "kvcast.text.texts", "TextGeneration"),
+        (FakeTimings, "kvcast.text.texts", "Timings"),
     ],
 )
 def test_the_scripted_result_has_the_real_ones_fields(fake, module: str, name: str):

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from decoding.letters import VOCAB
-from kvcast.cli import main
 from tasks.test_source_models import POSITIONS, answering
+
+from kit.letters import VOCAB
+from kvcast.cli import main
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,11 @@ from typing import Any
 import jsonschema
 import pytest
 
+from kit.random_t5s import random_t5, save_t5
 from kvcast.bundle.manifest import Manifest
 from kvcast.cli import main
 from kvcast.inspect import machine
 from kvcast.inspect.sizes import counted
-from random_t5s import random_t5, save_t5
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "tests" / "data" / "configs"

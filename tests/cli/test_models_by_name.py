@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 import kvcast
-from bundles import exported
-from hugging_face import demo_in_transformers
+from kit.bundles import exported
+from kit.hugging_face import demo_in_transformers
+from kit.own_cache import own_cache
 from kvcast.bundle.manifest import read_bundle
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.cli import main
+from kvcast.runtimes.targets import default_runtime
 from kvcast.spec.runtimes import PrecisionRequest
-from kvcast.tasks.targets import default_runtime
-from own_cache import own_cache
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
 

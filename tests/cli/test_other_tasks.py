@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from bundles import bundle
+from kit.bundles import bundle
+from kit.own_cache import own_cache
+from kit.random_decoders import LLAMA
 from kvcast.cli import main
-from kvcast.tasks import loading
-from own_cache import own_cache
-from random_decoders import LLAMA
+from kvcast.loading import opening as loading
 
 LISTENS = "turns recordings into text and takes no prompt: use kvcast transcribe, or another model"
 WRITES = "generates text and does not listen: use kvcast generate, or another model"

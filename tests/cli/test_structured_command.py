@@ -6,8 +6,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from kit.structured_models import model_of, word_piece_model
 from kvcast.cli import main
-from structured_models import model_of, word_piece_model
 
 SCHEMA = {
     "type": "object",

@@ -250,7 +250,7 @@ def test_a_failure_to_load_is_told_once_without_a_file(monkeypatch, recording, c
     def fail(*_, **__):
         raise KvcastError("no model like that")
 
-    monkeypatch.setattr("kvcast.tasks.loading.open_model", fail)
+    monkeypatch.setattr("kvcast.loading.opening.open_model", fail)
     assert transcribe(recording("a.wav"), recording("b.wav")) == 1
     assert capsys.readouterr().err == "kvcast: no model like that\n"
 

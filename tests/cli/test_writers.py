@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from cli.cli_fakes import SEGMENTS, FakeSegment
 from kvcast.audio.timeline import Part
-from kvcast.tasks.params import SubtitleParams
-from kvcast.tasks.whisper.segments import Word
-from kvcast.tasks.writers import STREAMED, Transcript, render
+from kvcast.whisper.params import SubtitleParams
+from kvcast.whisper.segments import Word
+from kvcast.whisper.writers import STREAMED, Transcript, render
 
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs" / "transcript.schema.json").read_text(encoding="utf-8")

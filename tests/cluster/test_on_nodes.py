@@ -9,8 +9,8 @@ import pytest
 import soundfile
 
 from cluster.nodes import Nodes, nodes, run, start, until
-from kvcast.tasks.folders.journal import unsealed
-from tiny_gguf import tiny_llama
+from kit.tiny_gguf import tiny_llama
+from kvcast.whisper.folders.journal import unsealed
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
 MODEL = ("--model", "demo", "--runtime", "native", "--threads", "1", "--quiet")

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from kit.tiny_gguf import tiny_llama
 from kvcast.cluster.serving import Replica
 from kvcast.engine import Engine
 from kvcast.errors import KvcastError
+from kvcast.loading.opening import open_model
+from kvcast.loading.params import LoadParams
 from kvcast.server.served import Models, Served, kind_of
-from kvcast.tasks.loading import open_model
-from kvcast.tasks.params import LoadParams
-from tiny_gguf import tiny_llama
 
 
 def test_a_replica_is_well_as_long_as_its_engines_take_requests(tmp_path: Path):

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from cluster.nodes import Nodes, nodes, run, start, until
-from tiny_gguf import tiny_llama
+from kit.tiny_gguf import tiny_llama
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,7 @@ import transformers
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from kvcast.conditional.cross_attention import CachedCrossAttention, use_cached_cross_attention
-from kvcast.errors import KvcastError, UsageError
-from tiny_transformers import (
+from kit.tiny_transformers import (
     FRESH,
     LAYERS,
     MODELS,
@@ -26,6 +24,8 @@ from tiny_transformers import (
     sources,
     steps,
 )
+from kvcast.conditional.cross_attention import CachedCrossAttention, use_cached_cross_attention
+from kvcast.errors import KvcastError, UsageError
 
 
 @pytest.fixture(autouse=True)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from letters import VOCAB
-from recomputing_runtime import RecomputingRuntime, random_model
 
+from kit.letters import VOCAB
+from kit.recomputing_runtime import RecomputingRuntime, random_model
 from kvcast.decoding.drafters import ModelDrafting, PromptLookup
 from kvcast.decoding.filters import SuppressTokens
-from kvcast.decoding.requests import Prompt, compute
+from kvcast.engine.requests import Prompt, compute
 
 
 def guessed(history, most=4):

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kvcast.decoding.filters import LogitFilter, SuppressBlank, SuppressTokens, TimestampRules
-from text.openai_tokenizers import openai_tokenizer
+from kit.openai_tokenizers import openai_tokenizer
+from kvcast.decoding.filters import LogitFilter, SuppressTokens
+from kvcast.whisper.filters import SuppressBlank, TimestampRules
 
 # A small vocabulary: text, the end, two control tokens, <|notimestamps|>, timestamps.
 EOT, NO_TIMESTAMPS, BEGIN, VOCAB = 12, 15, 16, 30

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from letters import VOCAB
-from recomputing_runtime import RecomputingRuntime, random_model
 from test_text_loop import loop_for, outcome, prompts, request
 from typing_extensions import override
 
+from kit.letters import VOCAB
+from kit.recomputing_runtime import RecomputingRuntime, random_model
 from kvcast.decoding.drafters import Guess
-from kvcast.decoding.requests import Drafts
 from kvcast.decoding.speculation import MOST, Ledger, Speculation
+from kvcast.engine.requests import Drafts
 
 MODEL = random_model(VOCAB, 0)
 CHOICES: list[dict[str, Any]] = [

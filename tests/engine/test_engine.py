@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tasks.test_generate import speaking, text_model
 
-from decoding.letters import VOCAB
-from decoding.recomputing_runtime import Written, random_model
-from engine_models import model, prompt, until
+from kit.engine_models import model, prompt, until
+from kit.letters import VOCAB
+from kit.random_decoders import LLAMA
+from kit.recomputing_runtime import Written, random_model
 from kvcast import Engine
 from kvcast.engine import ClosedError, DeadlineError, QueueFullError
 from kvcast.errors import KvcastError, UsageError
-from random_decoders import LLAMA
-from tasks.test_generate import speaking, text_model
 
 RANDOM = random_model(VOCAB, 0)
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine_models import model, prompt
+from kit.engine_models import model, prompt
+from kit.random_decoders import GEMMA3, LLAMA, MISTRAL
+from kit.random_models import SMALL_T5
+from kit.random_unilms import ROFORMER
 from kvcast import Engine
 from kvcast.engine import TextDelta
-from random_decoders import GEMMA3, LLAMA, MISTRAL
-from random_models import SMALL_T5
-from random_unilms import ROFORMER
 
 RUNTIMES = ["native", "onnx"]
 OPTIONS: list[dict[str, Any]] = [

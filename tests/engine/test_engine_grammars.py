@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from kit.structured_models import model_of
 from kvcast import Engine
 from kvcast.errors import UsageError
-from structured_models import model_of
 
 SCHEMA = {"type": "array", "items": {"enum": [1, "é", None]}, "minItems": 2, "maxItems": 4}
 

@@ -10,14 +10,14 @@ import pytest
 from numpy.typing import NDArray
 
 import kvcast
-from engine_models import until
+from kit.engine_models import until
 from kvcast import Engine
 from kvcast.audio.decode import open_audio
 from kvcast.audio.features import window_features
-from kvcast.decoding.alignment import AlignmentJob
-from kvcast.decoding.whisper import DecodingOptions, Features, WindowJob
 from kvcast.engine import DeadlineError
 from kvcast.errors import InputMissingError, UsageError
+from kvcast.whisper.alignment import AlignmentJob
+from kvcast.whisper.decoding import DecodingOptions, Features, WindowJob
 
 RECORDING = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
 

@@ -1,7 +1,7 @@
 """Several texts of one prompt that end in the same step."""
 
+from kit.letters_models import saying
 from kvcast.engine import Engine
-from letters_models import saying
 
 
 def test_every_text_is_told_to_its_end():

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from kit.random_decoders import MISTRAL, random_decoder
+from kit.random_models import SMALL, random_programs, speech
 from kvcast.bench.gpu import random_model, variants
 from kvcast.bench.workloads.gpu import TimedModel
-from kvcast.lowering.greedy_step import compiled
-from random_decoders import MISTRAL, random_decoder
-from random_models import SMALL, random_programs, speech
+from kvcast.runtimes.aoti.greedy_step import compiled
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is present"),

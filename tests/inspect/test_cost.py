@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.published_models import TINY_EN
 from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.errors import UsageError
+from kvcast.families.decoder import DecoderDimensions
 from kvcast.inspect.cost import Question, document, render
 from kvcast.inspect.machine import Machine
 from kvcast.inspect.sizes import counted
 from kvcast.inspect.units import duration, prefixed, size
-from kvcast.spec.decoder import DecoderDimensions
+from kvcast.inspect.work.base import PARTS
+from kvcast.inspect.work.decoder import DecoderWork
+from kvcast.inspect.work.whisper import WhisperWork
 from kvcast.spec.rotary import Rotary
-from kvcast.work.base import PARTS
-from kvcast.work.decoder import DecoderWork
-from kvcast.work.whisper import WhisperWork
-from published_models import TINY_EN
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 MISTRAL = counted(str(CONFIGS / "mistral-7b"))

@@ -9,7 +9,7 @@ import torch
 
 from kvcast.inspect.masks import masks
 from kvcast.inspect.schedule import Schedule
-from kvcast.ops.attention import packed_self_attention
+from kvcast.models.ops.attention import packed_self_attention
 from kvcast.spec.ring import EMPTY, positions_held
 
 POSITIONS = 16

@@ -8,11 +8,11 @@ import pytest
 
 from kvcast.checkpoints import t5_names, unilm_names
 from kvcast.errors import UsageError
+from kvcast.families.t5 import T5Dimensions
+from kvcast.families.unilm import UnilmDimensions
 from kvcast.inspect.cost import Question, document
 from kvcast.inspect.sizes import counted
-from kvcast.spec.t5 import T5Dimensions
-from kvcast.spec.unilm import UnilmDimensions
-from kvcast.work.seq2seq import T5Work, UnilmWork
+from kvcast.inspect.work.seq2seq import T5Work, UnilmWork
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 

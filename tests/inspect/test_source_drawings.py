@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvcast.errors import UsageError
 from kvcast.inspect import masks, svg
 from kvcast.inspect.prefix import Prefix
-from kvcast.ops.attention import self_attention
+from kvcast.models.ops.attention import self_attention
 
 WHOLE = """\
       s0 s1 s2 t3 t4

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bundles import exported
+from kit.bundles import exported
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

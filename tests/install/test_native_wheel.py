@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bundles import exported
+from kit.bundles import exported
 
 pytestmark = [
     pytest.mark.slow,
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[2]
 OPENS = ROOT / "tests/native/open_installed.py"
-LIBRARY = "kvcast/native/lib/libkvcast.so"
+LIBRARY = "kvcast/runtimes/native/lib/libkvcast.so"
 PIP = (sys.executable, "-m", "pip")
 
 
@@ -58,8 +58,8 @@ def test_a_wheel_with_the_library_opens_it_without_a_compiler(built: Path, tmp_p
     with zipfile.ZipFile(built) as archive:
         names = archive.namelist()
     assert LIBRARY in names
-    assert "kvcast/native/src/library.cpp" in names
-    assert "kvcast/native/src/kernels.hpp" in names
+    assert "kvcast/runtimes/native/src/library.cpp" in names
+    assert "kvcast/runtimes/native/src/kernels.hpp" in names
     python = installed(built, tmp_path, "--no-deps")
     opened = run(python, OPENS, cache=tmp_path)
     assert (opened.returncode, opened.stderr) == (0, "")
@@ -77,7 +77,7 @@ def test_a_wheel_with_the_library_opens_it_without_a_compiler(built: Path, tmp_p
     changed.write_text(changed.read_text() + "\n")
     opened = run(python, OPENS, cache=tmp_path)
     assert opened.returncode == 1
-    code = "import kvcast.native.build as b; b.open_library()"
+    code = "import kvcast.runtimes.native.build as b; b.open_library()"
     assert "CXX=false does not run" in run(python, "-c", code, cache=tmp_path).stderr
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import psutil
 import pytest
 
-from bench_fakes import FINDS_THIS, Far
+from kit.bench_fakes import FINDS_THIS, Far
 from kvcast.machine import idle
 from kvcast.machine.idle import IdleGate, cpu_seconds
 from kvcast.machine.remote import Remote

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench_fakes import FINDS_THIS, Far
+from kit.bench_fakes import FINDS_THIS, Far
 from kvcast.machine.idle import cpu_seconds
 from kvcast.machine.remote import Local, Remote, RemoteError
 

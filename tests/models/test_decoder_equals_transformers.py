@@ -8,10 +8,10 @@ import pytest
 import torch
 import transformers
 
-from bundles import open_folder, write
+from kit.bundles import open_folder, write
 from kvcast.checkpoints.source import open_checkpoint
-from kvcast.programs.decoder import DecoderPrograms
-from kvcast.runtimes.eager_decoder import EagerDecoderOnly
+from kvcast.models.programs.decoder import DecoderPrograms
+from kvcast.runtimes.eager.decoder import EagerDecoderOnly
 
 WINDOW, VOCAB, LENGTH = 7, 131, 45
 SIZES = {

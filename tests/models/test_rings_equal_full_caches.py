@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvcast.ops.attention import self_attention
+from kvcast.models.ops.attention import self_attention
 
 ROWS, HEADS, KV_HEADS, HEAD_DIM, LENGTH, WINDOW = 2, 4, 2, 8, 40, 6
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from encoded import encoded
-from kvcast.programs.t5 import T5Programs
-from kvcast.runtimes.eager import EagerEncoderDecoder
-from random_t5s import SETTINGS, random_t5, t5_tensors
+from kit.encoded import encoded
+from kit.random_t5s import SETTINGS, random_t5, t5_tensors
+from kvcast.models.programs.t5 import T5Programs
+from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 
 SOURCE_LENGTHS = (9, 4, 1, 12)
 

@@ -10,8 +10,8 @@ import math
 import numpy as np
 import pytest
 
-from kvcast.programs.unilm import UnilmPrograms
-from random_unilms import ROFORMER, SIMBERT, SMALL_ROFORMER, halves
+from kit.random_unilms import ROFORMER, SIMBERT, SMALL_ROFORMER, halves
+from kvcast.models.programs.unilm import UnilmPrograms
 
 ERF = np.vectorize(math.erf)
 ACTIVATIONS = {

@@ -7,16 +7,16 @@ after the other.
 import numpy as np
 import pytest
 
-from bundles import open_folder, write
-from kvcast.programs.unilm import UnilmPrograms
-from kvcast.runtimes.eager_unilm import EagerUnilm
-from random_unilms import (
+from kit.bundles import open_folder, write
+from kit.random_unilms import (
     VOCAB,
     dimensions_of,
     oracle_run,
     tensors_of,
     transformers_model,
 )
+from kvcast.models.programs.unilm import UnilmPrograms
+from kvcast.runtimes.eager.unilm import EagerUnilm
 
 KINDS = {
     "roformer": ("roformer", {"embedding_size": 48, "layer_norm_eps": 1e-12}),

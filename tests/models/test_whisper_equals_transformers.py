@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-from encoded import whole
+from kit.encoded import whole
 from kvcast.checkpoints.source import open_checkpoint
-from kvcast.programs.whisper import WhisperPrograms
-from kvcast.runtimes.eager import EagerEncoderDecoder
+from kvcast.models.programs.whisper import WhisperPrograms
+from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 
 TINY = {"d_model": 384, "encoder_layers": 4, "encoder_attention_heads": 6}
 NARROW = {"d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 4}

@@ -64,12 +64,12 @@ def _seal_again(sample: Path, target: Path, file: Path) -> None:
 
 def _small_models() -> Mapping[str, tuple[Any, Mapping[str, bytes]]]:
     """Dimensions of a model of each family, and the files of a tokenizer that fits."""
-    from executorch_models import MODELS
-    from random_decoders import MISTRAL
-    from random_models import SMALL
-    from random_unilms import ROFORMER
-    from text.decoder_tokenizers import byte_level, text_files
-    from text.source_tokenizers import VOCABULARY, bert_files, spiece_files, spiece_model
+    from kit.decoder_tokenizers import byte_level, text_files
+    from kit.executorch_models import MODELS
+    from kit.random_decoders import MISTRAL
+    from kit.random_models import SMALL
+    from kit.random_unilms import ROFORMER
+    from kit.source_tokenizers import VOCABULARY, bert_files, spiece_files, spiece_model
 
     decoder = replace(MISTRAL, windows=(7, None), vocab_size=512, max_positions=64)
     unilm = replace(ROFORMER, layers=2, vocab_size=len(VOCABULARY))
@@ -86,7 +86,7 @@ def _small_models() -> Mapping[str, tuple[Any, Mapping[str, bytes]]]:
 
 def _whisper_tokenizer() -> bytes:
     """Bytes as tokens, then what steers Whisper, then timestamps."""
-    from tiny_gguf import byte_level_alphabet
+    from kit.tiny_gguf import byte_level_alphabet
 
     names = ("endoftext", "startoftranscript", "translate", "transcribe", "startoflm")
     names += ("startofprev", "nospeech", "notimestamps")
@@ -99,7 +99,7 @@ def _whisper_tokenizer() -> bytes:
 
 def _write_bundles(runtime: str, families: tuple[str, ...]) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
-        from bundles import bundle
+        from kit.bundles import bundle
 
         for family in families:
             dimensions, text = _small_models()[family]
@@ -131,9 +131,9 @@ def _use_model(folder: Path) -> None:
 
 
 def _write_tokenizers(folder: Path) -> None:
-    from kvcast.text.sentencepiece_model import to_tokenizer_json
-    from text.decoder_tokenizers import KINDS, text_files
-    from text.source_tokenizers import spiece_model
+    from kit.decoder_tokenizers import KINDS, text_files
+    from kit.source_tokenizers import spiece_model
+    from kvcast.tokenizers.sentencepiece_model import to_tokenizer_json
 
     samples = {name: text_files(make()) for name, make in KINDS.items()}
     unigram = to_tokenizer_json(spiece_model(), 100, "spiece.model")
@@ -145,7 +145,7 @@ def _write_tokenizers(folder: Path) -> None:
 
 
 def _write_source_tokenizers(folder: Path) -> None:
-    from text.source_tokenizers import bert_files, spiece_files, spiece_model
+    from kit.source_tokenizers import bert_files, spiece_files, spiece_model
 
     samples = {
         "spiece": spiece_files(spiece_model()),
@@ -159,7 +159,7 @@ def _write_source_tokenizers(folder: Path) -> None:
 
 
 def _use_tokenizer(folder: Path) -> None:
-    from kvcast.text.opening import open_text
+    from kvcast.tokenizers.opening import open_text
 
     tokenizer = open_text({path.name: path.read_bytes() for path in folder.iterdir()})
     tokenizer.encode("Call me Ishmael.  naïve 東京 <s> <|im_start|></s> don't\n\n 3.5%")
@@ -177,7 +177,7 @@ def _write_whisper_tokenizer(folder: Path) -> None:
 
 
 def _use_whisper_tokenizer(folder: Path) -> None:
-    from kvcast.text.whisper import WhisperTokenizer
+    from kvcast.whisper.tokenizer import WhisperTokenizer
 
     tokenizer = WhisperTokenizer((folder / "tokenizer.json").read_bytes(), 400)
     tokens = tokenizer.encode(" Call me Ishmael. naïve <|endoftext|>")
@@ -191,7 +191,7 @@ def _use_whisper_tokenizer(folder: Path) -> None:
 
 
 def _write_gguf(folder: Path) -> None:
-    from tiny_gguf import tiny_llama
+    from kit.tiny_gguf import tiny_llama
 
     (folder / "llama").mkdir()
     tiny_llama(folder / "llama" / "model.gguf")

@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bundles import open_folder, opened, write
-from encoded import encoded, random_tokens, stepped
-from executorch_models import WHISPER
+from kit.bundles import open_folder, opened, write
+from kit.encoded import encoded, random_tokens, stepped
+from kit.executorch_models import WHISPER
+from kit.openai_attention import centred, openai_attention
+from kit.random_models import SMALL, SMALL_T5, random_programs, speech, text
 from kvcast.errors import KvcastError
-from kvcast.lowering import onnx_whisper
 from kvcast.runtimes.base import Asked, EncoderDecoder, Float32, Int64
-from openai_attention import centred, openai_attention
-from random_models import SMALL, SMALL_T5, random_programs, speech, text
+from kvcast.runtimes.onnx import lower_whisper as onnx_whisper
 
 TOLERANCE = 1e-3
 RUNTIMES = {

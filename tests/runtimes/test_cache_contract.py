@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from encoded import Source, encoded, one_of, random_tokens, stepped, whole
+from kit.encoded import Source, encoded, one_of, random_tokens, stepped, whole
+from kit.random_models import Subject
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
-from random_models import Subject
 
 TOLERANCE = 1e-3  # two orders of the same fp32 sums
 

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bundles import opened
-from encoded import VOCAB, Source, encoded, one_of
+from kit.bundles import opened
+from kit.encoded import VOCAB, Source, encoded, one_of
+from kit.random_models import SMALL, SMALL_T5, Subject, speech, text
 from kvcast.runtimes.base import EncoderDecoder
-from random_models import SMALL, SMALL_T5, Subject, speech, text
 
 SLOTS, CAPACITY, ROWS = 3, 32, 4
 BATCHES = (1, 2)  # inputs that are encoded together

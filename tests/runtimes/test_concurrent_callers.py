@@ -10,11 +10,11 @@ from threading import Barrier
 import numpy as np
 import pytest
 
-from bundles import bundle, open_folder, opened
-from executorch_models import WHISPER
+from kit.bundles import bundle, open_folder, opened
+from kit.executorch_models import WHISPER
+from kit.random_decoders import LLAMA, MISTRAL, MIXTRAL, QWEN3
+from kit.random_models import Subject, speech
 from kvcast.runtimes.base import EncoderDecoder
-from random_decoders import LLAMA, MISTRAL, MIXTRAL, QWEN3
-from random_models import Subject, speech
 
 CALLERS = 4
 

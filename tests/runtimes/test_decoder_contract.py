@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bundles import opened
+from kit.bundles import opened
+from kit.random_decoders import GEMMA3, MISTRAL, MODELS
 from kvcast.errors import KvcastError
-from kvcast.runtimes.onnx import OnnxRuntime
-from random_decoders import GEMMA3, MISTRAL, MODELS
+from kvcast.runtimes.onnx.runtime import OnnxRuntime
 
 TOLERANCE = 1e-4
 SUBJECTS = [(dimensions, runtime) for dimensions in MODELS for runtime in ("eager", "onnx")]

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from bundles import opened
+from kit.bundles import opened
+from kit.random_decoders import GEMMA3
 from kvcast.runtimes.base import Runtime
-from random_decoders import GEMMA3
 
 VOCAB, CAPACITY, ROWS = 160, 40, 3
 

@@ -9,9 +9,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from bundles import opened
+from kit.bundles import opened
+from kit.random_unilms import MODELS, ROFORMER, VOCAB, random_unilm
 from kvcast.errors import KvcastError
-from random_unilms import MODELS, ROFORMER, VOCAB, random_unilm
 
 TOLERANCE = 1e-4
 NOTHING = np.zeros(0, np.int64)

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from bundles import opened
-from kvcast.programs.unilm import UnilmPrograms
+from kit.bundles import opened
+from kit.random_unilms import ROFORMER, random_unilm
+from kvcast.models.programs.unilm import UnilmPrograms
 from kvcast.runtimes.base import Runtime
-from random_unilms import ROFORMER, random_unilm
 
 CAPACITY, ROWS = 24, 3
 TOKENS = st.integers(0, 1)

@@ -10,8 +10,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from kvcast.text.tool_calls import HERMES
-from letters_models import saying
+from kit.letters_models import saying
+from kvcast.chat.tool_calls import HERMES
 from server.serving import Server, serving, until
 
 HELLO = [{"role": "user", "content": "hello"}]

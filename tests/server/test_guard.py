@@ -13,9 +13,9 @@ from typing import Any
 import openai
 import pytest
 
+from kit.letters_models import saying
 from kvcast.server import guard
 from kvcast.server.journal import Lines, install
-from letters_models import saying
 from server.serving import Server, serving, until
 
 HELLO = [{"role": "user", "content": "a private matter"}]

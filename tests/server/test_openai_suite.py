@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from letters_models import saying
+from kit.letters_models import saying
+from kit.structured_models import word_piece_model
 from server.serving import serving
-from structured_models import word_piece_model
 
 FILES = ("test_completions.py", "test_embeddings.py", "test_models.py", "chat/test_completions.py")
 CHOSEN = (

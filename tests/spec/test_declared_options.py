@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kvcast.errors import UsageError
-from kvcast.spec.options import Bounds, Choice, Option, Params, Text, keywords_of
+from kvcast.options import Bounds, Choice, Option, Params, Text, keywords_of
 
 ROOT = Path(__file__).parents[2]
 COLOURS = ["red", "green"]
@@ -203,7 +203,7 @@ def test_params_can_be_sent_to_another_process():
 
 
 TYPED = """
-from kvcast.spec.options import Bounds, Option, Params, keywords_of
+from kvcast.options import Bounds, Option, Params, keywords_of
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated

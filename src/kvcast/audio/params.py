@@ -10,7 +10,7 @@ from typing import Annotated
 from typing_extensions import override
 
 from kvcast.errors import UsageError
-from kvcast.spec.options import Bounds, Option, Params
+from kvcast.options import Bounds, Option, Params
 
 VOICE = "voice activity"
 

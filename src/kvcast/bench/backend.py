@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvcast.bench.models import Model
 from kvcast.bench.turns import Trial
-from kvcast.work.floor import Arithmetic
+from kvcast.inspect.work.floor import Arithmetic
 
 Samples = NDArray[np.float32]
 Tokens = list[int]

@@ -28,23 +28,23 @@ from kvcast.bench.runner import Runner
 from kvcast.bench.turns import Trial
 from kvcast.bench.workload import Table
 from kvcast.bench.workloads.gpu import GpuSteps, TimedModel
-from kvcast.bundle.caches import CACHES
 from kvcast.conditional.cross_attention import CachedCrossAttention
 from kvcast.errors import KvcastError
-from kvcast.lowering.aoti_precision import Precision
-from kvcast.lowering.greedy_step import Step, Text, captured, make_step, slots_for
+from kvcast.families.caches import CACHES
+from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.whisper import WhisperDimensions
+from kvcast.inspect.work import work_of
+from kvcast.inspect.work.floor import best_of
 from kvcast.machine.device import COPIED, device_facts, memory_rates, seconds_of
 from kvcast.machine.remote import Local
 from kvcast.models.decoder import DecoderModel
+from kvcast.models.nn.attention import CrossAttention
+from kvcast.models.programs.decoder import AttentionConstants
+from kvcast.models.programs.decoder import Decode as DecodeText
+from kvcast.models.programs.whisper import Decode as DecodeSpeech
 from kvcast.models.whisper import Whisper
-from kvcast.nn.attention import CrossAttention
-from kvcast.programs.decoder import AttentionConstants
-from kvcast.programs.decoder import Decode as DecodeText
-from kvcast.programs.whisper import Decode as DecodeSpeech
-from kvcast.spec.decoder import DecoderDimensions
-from kvcast.spec.whisper import WhisperDimensions
-from kvcast.work import work_of
-from kvcast.work.floor import best_of
+from kvcast.runtimes.aoti.greedy_step import Step, Text, captured, make_step, slots_for
+from kvcast.runtimes.aoti.precision import Precision
 
 _SEED = 0
 
@@ -211,7 +211,7 @@ def variants(
 
 
 def _conditional(decode: nn.Module, positions: int) -> nn.Module:
-    """Return a `kvcast.programs.whisper.Decode` over the same weights with torch.cond on a flag.
+    """Return `programs.whisper.Decode` over the same weights with torch.cond on a flag.
 
     Its cross-attention is `kvcast.conditional`'s, which takes an encoder's output [1, t, width] in
     place of a cross cache's key and value. The first call projects it and later ones read what that

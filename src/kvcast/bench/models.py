@@ -66,7 +66,7 @@ class SpeechModel(Model):
 class Seq2seqModel(Model):
     """A T5, whose folder others read as it is."""
 
-    modules = ("kvcast.tasks.sources",)
+    modules = ("kvcast.text.sources",)
 
     @override
     def hugging_face(self) -> Path:
@@ -82,7 +82,7 @@ class Seq2seqModel(Model):
 class CausalModel(Model):
     """A decoder-only model."""
 
-    modules = ("kvcast.tasks.generate",)
+    modules = ("kvcast.text.model",)
 
     @override
     def unfit(self) -> str | None:

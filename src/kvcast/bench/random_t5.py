@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from kvcast.bench.models import made_once
 from kvcast.checkpoints.huggingface_writing import write_folder
@@ -19,6 +18,7 @@ from kvcast.checkpoints.t5_huggingface import NAMES, t5_dimensions
 from kvcast.checkpoints.t5_names import tensor_shapes
 from kvcast.checkpoints.tables import take_apart
 from kvcast.errors import UsageError
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 PREFIX = "random:"
 # What a published config.json has beside transformers' defaults, which are T5-small's sizes.

@@ -18,9 +18,9 @@ from kvcast.bench.runner import Runner
 from kvcast.bench.turns import Result, Results, Trial
 from kvcast.bench.workload import of_trial
 from kvcast.errors import KvcastError
+from kvcast.inspect.work.base import Work
+from kvcast.inspect.work.floor import Arithmetic, Cost, best_of
 from kvcast.machine.processor import machine_facts
-from kvcast.work.base import Work
-from kvcast.work.floor import Arithmetic, Cost, best_of
 
 FORMAT = "kvcast.bench"
 VERSION = 3

@@ -15,9 +15,9 @@ from kvcast.bench.backend import Backend, Tokens
 from kvcast.bench.models import Model
 from kvcast.bench.turns import Answer, Result, Results, Trial
 from kvcast.errors import KvcastError
-from kvcast.work import work_of
-from kvcast.work.base import Counted, Work
-from kvcast.work.floor import Stored
+from kvcast.inspect.work import work_of
+from kvcast.inspect.work.base import Counted, Work
+from kvcast.inspect.work.floor import Stored
 
 ResultT = TypeVar("ResultT")
 Numbers = Mapping[str, tuple[Any, str]]

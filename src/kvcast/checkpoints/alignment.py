@@ -12,7 +12,7 @@ nothing for it and are left out.
 
 from collections.abc import Mapping
 
-from kvcast.spec.whisper import Heads, WhisperDimensions, head_pairs
+from kvcast.families.whisper import Heads, WhisperDimensions, head_pairs
 
 # By encoder layers, decoder layers, decoder heads and whether there are many languages.
 _OPENAI: Mapping[tuple[int, int, int, bool], Heads] = {

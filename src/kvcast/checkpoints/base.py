@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.alignment import alignment_heads
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.t5 import T5Dimensions
+from kvcast.families.unilm import UnilmDimensions
+from kvcast.families.whisper import WhisperDimensions
 from kvcast.spec.blocks import Blocks, BlocksOf, no_blocks
-from kvcast.spec.decoder import DecoderDimensions
-from kvcast.spec.t5 import T5Dimensions
-from kvcast.spec.unilm import UnilmDimensions
-from kvcast.spec.whisper import WhisperDimensions
 
 # NumPy dtype of each kind; bfloat16, which NumPy lacks, is read as its bits.
 _KINDS: Mapping[str, np.dtype[Any]] = {
@@ -124,7 +124,7 @@ class DecoderCheckpoint(_WithBlocks):
 
     `tensors`: canonical name to float16 or float32 array, as `decoder_names.tensor_shapes` lists
     them, with rotary pairs in halves. `text`: name to content of the files that
-    `kvcast.text.opening.open_text` reads; bundles contain them unchanged.
+    `kvcast.tokenizers.opening.open_text` reads; bundles contain them unchanged.
     """
 
     family: ClassVar[str] = "decoder"

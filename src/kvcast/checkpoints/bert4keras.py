@@ -29,10 +29,10 @@ from kvcast.checkpoints.tables import NameTable, changed, fill_evenly, halves_fr
 from kvcast.checkpoints.tensorflow_file import TensorflowTensor, read_checkpoint, shard_files
 from kvcast.checkpoints.vocabularies import BEGIN, END, token_ids
 from kvcast.errors import KvcastError
+from kvcast.families.t5 import T5Dimensions
+from kvcast.families.unilm import UnilmDimensions
 from kvcast.spec.rotary import Rotary
 from kvcast.spec.sizes import MOST_LAYERS
-from kvcast.spec.t5 import T5Dimensions
-from kvcast.spec.unilm import UnilmDimensions
 
 _INDEX = "*.ckpt*.index"
 _CONFIGS = ("bert_config.json", "t5_config.json", "config.json")

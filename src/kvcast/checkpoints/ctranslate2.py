@@ -34,7 +34,7 @@ from kvcast.checkpoints.base import (
 from kvcast.checkpoints.names import assemble, check_tied, sinusoids
 from kvcast.checkpoints.whisper_files import check_preprocessor, optional_files, tokenizer_json
 from kvcast.errors import InputOutputError, KvcastError
-from kvcast.spec.whisper import WhisperDimensions
+from kvcast.families.whisper import WhisperDimensions
 
 _VERSION = 6
 _REVISIONS = range(1, 4)

@@ -21,7 +21,7 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.rotary_huggingface import FULL, SLIDING, read_rotary
 from kvcast.checkpoints.tables import changed, fill_decoder, same
 from kvcast.checkpoints.text_huggingface import end_tokens, token_text, tokenizer_settings
-from kvcast.spec.decoder import DecoderDimensions
+from kvcast.families.decoder import DecoderDimensions
 from kvcast.spec.sizes import MOST_LAYERS
 
 SIZES = {
@@ -301,7 +301,7 @@ def _one_more(weight: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the files that `kvcast.text.opening.open_text` reads."""
+    """Return the files that `kvcast.tokenizers.opening.open_text` reads."""
     settings = tokenizer_settings(folder)
     about = {
         "end_tokens": end_tokens(folder, config),

@@ -5,7 +5,7 @@ so are gate and up. RMS norms multiply by their weight as it is (Gemma's files s
 Rotary pairs are in halves of a head. Knows no file format.
 """
 
-from kvcast.spec.decoder import DecoderDimensions
+from kvcast.families.decoder import DecoderDimensions
 
 
 def tensor_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...]]:

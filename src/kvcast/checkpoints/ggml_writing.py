@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import WhisperCheckpoint
 from kvcast.checkpoints.huggingface_writing import Tensors, transformers_tensors
-from kvcast.spec.whisper import WhisperDimensions
+from kvcast.families.whisper import WhisperDimensions
 
 _MAGIC = 0x67676D6C
 # The kind of a file: mostly fp16 (1), or mostly q8_0 (7) with version 2 of the block formats.

@@ -22,7 +22,7 @@ from kvcast.checkpoints.gguf_file import GgufFile, GgufTensor, read_gguf
 from kvcast.checkpoints.gguf_text import read_text
 from kvcast.checkpoints.tables import fill_decoder, halves_from_pairs, reordered
 from kvcast.errors import KvcastError, UsageError
-from kvcast.spec.decoder import DecoderDimensions
+from kvcast.families.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
 
 SUFFIX = ".gguf"

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from kvcast.checkpoints.fields import Fields
+from kvcast.errors import KvcastError
 from tokenizers import (
     AddedToken,
     Regex,
@@ -21,9 +24,6 @@ from tokenizers import (
     pre_tokenizers,
     processors,
 )
-
-from kvcast.checkpoints.fields import Fields
-from kvcast.errors import KvcastError
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 # Longer than any token of a published model, and short enough to try all ways to split it in two.

@@ -31,7 +31,7 @@ from kvcast.checkpoints.names import assemble, check_tied, sinusoids
 from kvcast.checkpoints.safetensors_files import read_weights, weight_files
 from kvcast.checkpoints.whisper_files import check_preprocessor, tokenizer_json
 from kvcast.errors import InputMissingError, KvcastError
-from kvcast.spec.whisper import WhisperDimensions
+from kvcast.families.whisper import WhisperDimensions
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

@@ -19,7 +19,7 @@ from kvcast.checkpoints.base import DecoderCheckpoint, WhisperCheckpoint
 from kvcast.checkpoints.decoder_huggingface import NAMES, SIZES, decoder_dimensions
 from kvcast.checkpoints.tables import take_apart
 from kvcast.errors import KvcastError
-from kvcast.spec.decoder import DecoderDimensions
+from kvcast.families.decoder import DecoderDimensions
 
 Tensors = Iterator[tuple[str, NDArray[Any]]]
 TOKENIZER = "tokenizer.json"

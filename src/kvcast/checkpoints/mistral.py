@@ -22,7 +22,7 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.safetensors_files import read_weights, weight_files
 from kvcast.checkpoints.tables import changed, fill_decoder, halves_from_pairs
 from kvcast.errors import InputMissingError
-from kvcast.spec.decoder import DecoderDimensions
+from kvcast.families.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
 from kvcast.spec.sizes import MOST_LAYERS
 

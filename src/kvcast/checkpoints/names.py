@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import LazyTensors, StoredTensor
 from kvcast.checkpoints.tables import Entry, NameTable, fill, same
 from kvcast.errors import KvcastError
-from kvcast.spec.whisper import WhisperDimensions
+from kvcast.families.whisper import WhisperDimensions
 
 SOURCE_POSITIONS = 1500
 

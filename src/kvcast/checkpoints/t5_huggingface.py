@@ -30,8 +30,8 @@ from kvcast.checkpoints.vocabularies import (
 )
 from kvcast.checkpoints.wordpiece_huggingface import PLAIN, SEGMENTING, read_wordpiece
 from kvcast.errors import InputMissingError, KvcastError
+from kvcast.families.t5 import T5Dimensions
 from kvcast.spec.sizes import MOST_LAYERS
-from kvcast.spec.t5 import T5Dimensions
 
 _COMMON = {
     "d_model": 512,
@@ -233,7 +233,7 @@ def _start(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the files that `kvcast.text.opening.open_text` reads; ByT5 needs no vocabulary."""
+    """Return the files that `tokenizers.opening.open_text` reads; ByT5 needs no vocabulary."""
     if has_word_pieces(folder):
         # T5-PEGASUS's tokenizer is a BertTokenizer, to which its users' programs add words.
         return read_wordpiece(folder, (*PLAIN, *SEGMENTING, None))

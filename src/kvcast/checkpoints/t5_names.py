@@ -5,7 +5,7 @@ in this order, and so are key and value of cross-attention, and gate and up. Tab
 positions are [buckets, heads]. Knows no file format.
 """
 
-from kvcast.spec.t5 import T5Dimensions
+from kvcast.families.t5 import T5Dimensions
 
 
 def tensor_shapes(dimensions: T5Dimensions) -> dict[str, tuple[int, ...]]:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import LazyTensors, StoredTensor
 from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.errors import KvcastError
+from kvcast.families.decoder import DecoderDimensions
 from kvcast.spec.blocks import joined
-from kvcast.spec.decoder import DecoderDimensions
 
 # Maps a canonical name to the names in a file whose tensors, concatenated along the first axis,
 # make it up. `{i}` stands for the layer (`{i:03}` in three digits) and `{e}` for the expert. A name

@@ -17,9 +17,9 @@ from kvcast.checkpoints.tables import changed, fill_evenly, halves_from_pairs, s
 from kvcast.checkpoints.unilm_names import tensor_shapes
 from kvcast.checkpoints.wordpiece_huggingface import SEGMENTING, read_wordpiece
 from kvcast.errors import KvcastError
+from kvcast.families.unilm import UnilmDimensions
 from kvcast.spec.rotary import Rotary
 from kvcast.spec.sizes import MOST_LAYERS
-from kvcast.spec.unilm import UnilmDimensions
 
 _COMMON = {
     "hidden_size": 768,

@@ -5,7 +5,7 @@ rotary pairs, if any, are in halves of a head. The output head is the embedding.
 format.
 """
 
-from kvcast.spec.unilm import UnilmDimensions
+from kvcast.families.unilm import UnilmDimensions
 
 
 def tensor_shapes(dimensions: UnilmDimensions) -> dict[str, tuple[int, ...]]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from kvcast.checkpoints.base import read_json_object
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
-from kvcast.spec.whisper import WhisperDimensions
+from kvcast.families.whisper import WhisperDimensions
 
 _WHOLE = "tokenizer.json"
 _VOCABULARY, _MERGES = "vocab.json", "merges.txt"

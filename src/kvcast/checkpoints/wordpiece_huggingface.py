@@ -24,7 +24,7 @@ _WORD = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]{2}")
 
 
 def read_wordpiece(folder: Path, segmented: Collection[str | None]) -> dict[str, bytes]:
-    """Return the files that `kvcast.text.opening.open_text` reads: a vocabulary and settings.
+    """Return the files that `kvcast.tokenizers.opening.open_text` reads: a vocabulary and settings.
 
     `segmented`: names of tokenizers that split text into words; None: if no name is given. A
     vocabulary without words is character-based, whatever the tokenizer is called. Raises

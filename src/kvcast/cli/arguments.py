@@ -1,6 +1,6 @@
 """What all commands share about arguments: spelling, declared options, checked values.
 
-Options that the Python API has too are declared in dataclasses (`kvcast.spec.options`), and
+Options that the Python API has too are declared in dataclasses (`kvcast.options`), and
 become arguments here. An option may be written with hyphens or underscores. A mistake is a
 UsageError of one line. Knows no command and no option by name, but for the switches that Whisper
 spells with a value.
@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 from kvcast.cli.console import emit
 from kvcast.errors import UsageError
-from kvcast.spec.options import Bounds, Check, Choice, Declared, Params
+from kvcast.options import Bounds, Check, Choice, Declared, Params
 
 SWITCHES = {
     "--condition-on-previous-text": "--no-condition-on-previous-text",

@@ -9,10 +9,11 @@ from kvcast.cli.arguments import add_options, headings, keywords
 from kvcast.cli.files import shown
 from kvcast.cli.progress import progress
 from kvcast.errors import UsageError
-from kvcast.tasks.params import LOADING, RECOGNITION, LanguageParams, LoadParams
+from kvcast.loading.params import LOADING, LoadParams
+from kvcast.whisper.params import RECOGNITION, LanguageParams
 
 if TYPE_CHECKING:
-    from kvcast.tasks.whisper.language import DetectedLanguage
+    from kvcast.whisper.detection import DetectedLanguage
 
 JSON_FORMAT = "kvcast.language"
 JSON_VERSION = 1

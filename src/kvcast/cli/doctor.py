@@ -12,7 +12,7 @@ from kvcast.cli.arguments import filled
 from kvcast.cli.progress import progress
 
 if TYPE_CHECKING:
-    from kvcast.tasks.doctor import Findings, Library, Runtime
+    from kvcast.loading.doctor import Findings, Library, Runtime
 
 JSON_FORMAT = "kvcast.doctor"
 JSON_VERSION = 1
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; returns 0 where the default runtime works."""
-    from kvcast.tasks.doctor import examine
+    from kvcast.loading.doctor import examine
 
     with progress(quiet=args.quiet).waiting("trying the runtimes"):
         found = examine(args.bundle)

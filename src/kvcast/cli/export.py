@@ -10,8 +10,8 @@ import kvcast
 from kvcast.cli import console
 from kvcast.cli.arguments import add_options, filled, headings, keywords
 from kvcast.cli.progress import progress
+from kvcast.loading.params import LOADING, ExportParams
 from kvcast.spec.runtimes import CALIBRATED
-from kvcast.tasks.params import LOADING, ExportParams
 
 EPILOG = """\
 An existing bundle is replaced with --force; a folder that holds anything else never is.
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             args.model, args.output, on_phase=on_phase, **keywords(args, ExportParams)
         )
     if args.quantize == CALIBRATED and not args.quiet:
-        from kvcast.tasks.exporting import told_calibration
+        from kvcast.loading.exporting import told_calibration
 
         console.say(told_calibration(bundle))
     written = sorted(path for path in bundle.rglob("*") if path.is_file())

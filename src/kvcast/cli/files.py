@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kvcast.errors import UsageError
-from kvcast.tasks.folders.naming import folded
+from kvcast.whisper.folders.naming import folded
 
 STANDARD_INPUT = "-"
 

@@ -1,6 +1,6 @@
 """`kvcast transcribe DIR`: a folder's recordings, what is said of each, and the summary.
 
-Knows no decoding, and nothing of how a run survives its end: see `kvcast.tasks.folders`.
+Knows no decoding, and nothing of how a run survives its end: see `kvcast.whisper.folders`.
 """
 
 import argparse
@@ -23,14 +23,15 @@ from kvcast.cli.progress import Progress, progress
 from kvcast.cli.signals import Terminated
 from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.errors import InputMissingError, UsageError
+from kvcast.loading.params import LoadParams
 from kvcast.spec.phases import ignore_phase
-from kvcast.tasks.params import FOLDERS, FolderParams, LoadParams, SubtitleParams, TranscribeParams
-from kvcast.tasks.writers import Transcript
+from kvcast.whisper.params import FOLDERS, FolderParams, SubtitleParams, TranscribeParams
+from kvcast.whisper.writers import Transcript
 
 if TYPE_CHECKING:
     from kvcast.cluster.recordings import Opened
-    from kvcast.tasks.folders.run import FolderRun, Result, Summary
-    from kvcast.tasks.folders.working import Heard, Job, Outcome, Watch
+    from kvcast.whisper.folders.run import FolderRun, Result, Summary
+    from kvcast.whisper.folders.working import Heard, Job, Outcome, Watch
 
 Begin: TypeAlias = "Callable[[Watch], Generator[Outcome]]"
 """Begins to transcribe; takes what is told how far each recording is."""
@@ -71,7 +72,7 @@ def _is_folder(source: str) -> bool:
 
 def run(folder: Path, args: argparse.Namespace) -> int:
     """Transcribe a folder and return the exit code; raises what concerns all recordings."""
-    from kvcast.tasks.folders.run import opened_run
+    from kvcast.whisper.folders.run import opened_run
 
     outputs = Outputs.chosen(
         sources=args.audio,
@@ -145,7 +146,7 @@ class _Course:
     @contextmanager
     def here(self) -> "Iterator[Begin]":
         """Load the model, to transcribe what waits in this process."""
-        from kvcast.tasks.folders.working import transcribe_all
+        from kvcast.whisper.folders.working import transcribe_all
 
         with self._watcher.waiting(f"loading {self._args.model}") as on_phase:
             model, self._runtime = recordings.load(self._args, on_phase)
@@ -202,7 +203,7 @@ class _Course:
 
     def summary(self) -> "Summary":
         """Return what the run came to."""
-        from kvcast.tasks.folders.run import Summary
+        from kvcast.whisper.folders.run import Summary
 
         return Summary(
             folder=str(self._folder),
@@ -245,7 +246,7 @@ def opened_on_cluster(args: argparse.Namespace) -> "Opened":
 
 def _fingerprint(args: argparse.Namespace, outputs: Outputs) -> str:
     """Return what stands for the model and all options on which a transcript depends."""
-    from kvcast.tasks.loading import model_digest
+    from kvcast.loading.opening import model_digest
 
     declared = (*FolderParams.declared(), *ClusterParams.declared())
     elsewhere = {option.name for option in declared}

@@ -20,23 +20,17 @@ from kvcast.cli.opening import drafted_by, for_actor, opened
 from kvcast.cli.progress import Progress, progress
 from kvcast.cli.prompts import Prompt
 from kvcast.cluster.params import CLUSTER, ClusterParams
+from kvcast.decoding.params import SAMPLING, SEVERAL
 from kvcast.errors import InputOutputError, KvcastError, UsageError
+from kvcast.loading.params import LOADING, LoadParams
+from kvcast.saving import prepare_folder, save
 from kvcast.spec.phases import OnPhase, ignore_phase
-from kvcast.tasks.params import (
-    CONVERSATION,
-    LOADING,
-    SAMPLING,
-    SEVERAL,
-    STRUCTURE,
-    LoadParams,
-    PromptParams,
-)
-from kvcast.tasks.saving import prepare_folder, save
-from kvcast.tasks.writers import draft_fields, json_number
+from kvcast.text.params import CONVERSATION, STRUCTURE, PromptParams
+from kvcast.whisper.writers import draft_fields, json_number
 
 if TYPE_CHECKING:
-    from kvcast.tasks.generate import TextGeneration, TextModel
-    from kvcast.tasks.sources import SourceTextModel
+    from kvcast.text.model import TextGeneration, TextModel
+    from kvcast.text.sources import SourceTextModel
 
     TextGenerator = TextModel | SourceTextModel
 

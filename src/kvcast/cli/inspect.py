@@ -12,7 +12,7 @@ from kvcast.cli import console
 from kvcast.cli.arguments import filled, number, several, whole_number
 from kvcast.cli.progress import progress
 from kvcast.errors import UsageError
-from kvcast.tasks.saving import save
+from kvcast.saving import save
 
 if TYPE_CHECKING:
     from kvcast.inspect.bias import Bias

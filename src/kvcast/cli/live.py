@@ -1,6 +1,6 @@
 """`kvcast transcribe --live -`: sound from standard input, text as it settles.
 
-Knows no decoding: `kvcast.tasks.live` hears and settles. A thread reads, so that sound which
+Knows no decoding: `kvcast.whisper.live` hears and settles. A thread reads, so that sound which
 arrives meanwhile is heard in one piece; it stops reading when much has piled up.
 """
 
@@ -22,8 +22,8 @@ from kvcast.cli import console
 from kvcast.cli.arguments import Heading, add_options, whole_number
 from kvcast.cli.files import STANDARD_INPUT, shown
 from kvcast.errors import InputOutputError, UsageError
-from kvcast.spec.options import Params
-from kvcast.tasks.params import (
+from kvcast.options import Params
+from kvcast.whisper.params import (
     FOLDERS,
     LIVE,
     SUBTITLES,
@@ -34,7 +34,7 @@ from kvcast.tasks.params import (
 )
 
 if TYPE_CHECKING:
-    from kvcast.tasks.live import LiveSegment, LiveTranscription, Update
+    from kvcast.whisper.live import LiveSegment, LiveTranscription, Update
 
 LIVE_FORMAT = "kvcast.live"
 LIVE_VERSION = 1
@@ -278,7 +278,7 @@ def transcribe(
     live: "LiveTranscription", intake: Intake, *, sample_rate: int, as_json: bool, quiet: bool
 ) -> None:
     """Transcribe what is taken in until it ends or Ctrl-C is pressed; a second one interrupts."""
-    from kvcast.tasks.live import SoundStream
+    from kvcast.whisper.live import SoundStream
 
     if not quiet:
         for notice in live.notices:

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from kvcast.cli import console
 from kvcast.cli.arguments import keywords
+from kvcast.decoding.params import NGRAM
 from kvcast.errors import UsageError
+from kvcast.loading.params import LoadParams
 from kvcast.spec.phases import OnPhase, ignore_phase
-from kvcast.tasks.params import NGRAM, LoadParams
 
 if TYPE_CHECKING:
-    from kvcast.tasks.families import Task
-    from kvcast.tasks.loading import OpenedModel
+    from kvcast.loading.families import Task
+    from kvcast.loading.opening import OpenedModel
 
 
 def opened(
@@ -26,7 +27,7 @@ def opened(
     The model must be for `task`, if one is named. `on_phase` is called with the phases of an
     export, if the model must be exported first.
     """
-    from kvcast.tasks.loading import open_model
+    from kvcast.loading.opening import open_model
 
     params = LoadParams(**keywords(args, LoadParams), on_phase=on_phase)
     found = open_model(model, params, task=task)

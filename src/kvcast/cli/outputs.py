@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Self
 from kvcast.cli import console, files
 from kvcast.cli.progress import Progress
 from kvcast.errors import UsageError
-from kvcast.tasks import writers
-from kvcast.tasks.params import SUBTITLES, SubtitleParams
-from kvcast.tasks.saving import prepare_folder, save
-from kvcast.tasks.subtitles import AS_SEGMENTS
+from kvcast.saving import prepare_folder, save
+from kvcast.whisper import writers
+from kvcast.whisper.params import SUBTITLES, SubtitleParams
+from kvcast.whisper.subtitles import AS_SEGMENTS
 
 if TYPE_CHECKING:
-    from kvcast.tasks.transcribe import Segment
+    from kvcast.whisper.transcription import Segment
 
 ALL = "all"
 FORMATS = (*writers.EXTENSIONS, ALL)

@@ -18,7 +18,7 @@ from kvcast.errors import InputMissingError, PartialFailureError, UsageError
 from kvcast.spec.phases import OnPhase
 
 if TYPE_CHECKING:
-    from kvcast.tasks.model import WhisperModel
+    from kvcast.whisper.model import WhisperModel
 
 MODEL_VARIABLE = "KVCAST_MODEL"
 MODEL_CHOICES = (

@@ -17,8 +17,8 @@ from kvcast.cli.opening import for_actor, opened
 from kvcast.cli.progress import progress
 from kvcast.cluster.params import ANY, CLUSTER, ReplicaParams, replica_range
 from kvcast.errors import KvcastError, UsageError
+from kvcast.loading.params import LOADING, LoadParams
 from kvcast.server.params import ACCESS, ADDRESS, ENGINE, LIMITS, LOGS, ServeParams
-from kvcast.tasks.params import LOADING, LoadParams
 
 if TYPE_CHECKING:
     from kvcast.engine import Engine

@@ -8,32 +8,31 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvcast.audio.params import VOICE
 from kvcast.cli import console, folders, live, recordings
 from kvcast.cli.arguments import Heading, add_options, headings, keywords
 from kvcast.cli.files import shown
 from kvcast.cli.outputs import FORMATS, Outputs
 from kvcast.cli.progress import Progress, progress
 from kvcast.cluster.params import CLUSTER, ClusterParams
-from kvcast.tasks.params import (
+from kvcast.loading.params import LOADING, LoadParams
+from kvcast.whisper.params import (
     FALLBACK,
     FOLDERS,
     LIVE,
-    LOADING,
     RECOGNITION,
     SEARCH,
     SUBTITLES,
-    VOICE,
     WORDS,
     FolderParams,
     LiveParams,
-    LoadParams,
     SubtitleParams,
     TranscribeParams,
 )
-from kvcast.tasks.writers import Transcript
+from kvcast.whisper.writers import Transcript
 
 if TYPE_CHECKING:
-    from kvcast.tasks.transcribe import Segment, Transcription
+    from kvcast.whisper.transcription import Segment, Transcription
 
 EPILOG = """\
 Options may be spelled with hyphens or underscores; Whisper's own names are accepted.

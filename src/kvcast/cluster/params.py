@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from typing_extensions import override
 
 from kvcast.errors import UsageError
-from kvcast.spec.options import Bounds, Check, Option, Params, Text
+from kvcast.options import Bounds, Check, Option, Params, Text
 
 CLUSTER = "many machines"
 

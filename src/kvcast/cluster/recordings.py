@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from kvcast.cluster.connection import machine
 from kvcast.cluster.mapping import mapped, portable
 from kvcast.errors import InputOutputError
-from kvcast.tasks.folders.working import Job, Outcome, transcribe_all
+from kvcast.whisper.folders.working import Job, Outcome, transcribe_all
 
 if TYPE_CHECKING:
-    from kvcast.tasks.model import WhisperModel
+    from kvcast.whisper.model import WhisperModel
 
 Opened: TypeAlias = "tuple[WhisperModel, str, Mapping[str, Any]]"
 """A model, the name of what runs it, and the options of `WhisperModel.transcribe`."""

@@ -11,7 +11,7 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.decoding.filters import LogitFilter
-from kvcast.decoding.requests import Prompt
+from kvcast.engine.requests import Prompt
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
 from kvcast.runtimes.exclusive import exclusive
 

@@ -1,6 +1,6 @@
 """Grammars: what a text may be, as users give it.
 
-Knows no library of numbers and no tokens; `kvcast.decoding.constraint` holds texts to a grammar.
+Knows no library of numbers and no tokens; `kvcast.text.constraint` holds texts to a grammar.
 """
 
 import json
@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from kvcast.chat.tool_calls import EnforcedCall, lark
 from kvcast.errors import UsageError
-from kvcast.text.tool_calls import EnforcedCall, lark
 
 Kind: TypeAlias = Literal["json_schema", "json_object", "regex", "lark", "tool_call"]
 JsonSchema: TypeAlias = str | Mapping[str, Any]

@@ -4,21 +4,18 @@
 command line can show its help at once.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol
 
 from typing_extensions import override
 
 from kvcast.decoding.grammar import Grammar
 from kvcast.errors import UsageError
-from kvcast.spec.options import Bounds, Check, Choice, Option, Params, Text
+from kvcast.options import Bounds, Check, Option, Params, Text
 
 SAMPLING = "sampling"
 SEVERAL = "beams and several texts"
-RECOGNITION = "what to recognise"
-SEARCH = "search"
 
 
 NGRAM = "ngram"
@@ -328,170 +325,3 @@ class SamplingParams(Params):
         """Raise UsageError for options that are about several texts."""
         if names := self.changed(SEVERAL):
             raise UsageError(f"a stream is one text: leave out {' and '.join(names)}")
-
-
-class _TokenIds(Check):
-    @override
-    def problem(self, value: Any, kind: type) -> str | None:
-        if re.fullmatch(r"\s*|\s*-?\d+\s*(,\s*-?\d+\s*)*", str(value)):
-            return None
-        return f"must be token ids with commas between, not {value!r}"
-
-
-BestOf: TypeAlias = Annotated[
-    int, Option(group=SEARCH, help="samples at temperatures above 0", check=Bounds(least=1))
-]
-Temperature: TypeAlias = Annotated[
-    float | Sequence[float],
-    Option(
-        group=SEARCH,
-        help="one or several, each tried if the one before it fails",
-        check=Bounds(least=0),
-        metavar="T[,T…]",
-    ),
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class WindowParams(Params):
-    """How 30-second windows are decoded, as in OpenAI's Whisper.
-
-    Raises:
-        UsageError: for a value out of its bounds, and options that exclude each other.
-
-    """
-
-    language: Annotated[
-        str | None,
-        Option(
-            group=RECOGNITION,
-            help="the language spoken, such as en or German",
-            check=Text(filled=True),
-            metavar="LANG",
-            default="detected in the first 30 seconds",
-        ),
-    ] = None
-    task: Annotated[
-        str,
-        Option(
-            group=RECOGNITION,
-            help="translate writes English",
-            check=Choice(lambda: ("transcribe", "translate")),
-        ),
-    ] = "transcribe"
-    timestamps: Annotated[
-        bool,
-        Option(
-            group=RECOGNITION,
-            help="predict times within each 30-second window; otherwise it is one segment",
-        ),
-    ] = True
-    hotwords: Annotated[
-        str | None,
-        Option(
-            group=RECOGNITION,
-            help="words to expect in every window; they precede the text before it",
-            check=Text(filled=True),
-            metavar="TEXT",
-        ),
-    ] = None
-    prefix: Annotated[
-        str | None,
-        Option(
-            group=RECOGNITION,
-            help="text that the first window begins with",
-            check=Text(filled=True),
-            metavar="TEXT",
-        ),
-    ] = None
-    beam: Annotated[
-        int,
-        Option(
-            group=SEARCH,
-            help="beams at temperature 0",
-            check=Bounds(least=1),
-            flags=("--beam", "--beam-size"),
-            default="1, greedy",
-        ),
-    ] = 1
-    best_of: BestOf = 1
-    temperature: Temperature = 0.0
-    patience: Annotated[
-        float | None,
-        Option(
-            group=SEARCH,
-            help="beam search ends at round(beam x patience) finished beams",
-            check=Bounds(above=0),
-            metavar="P",
-            default="1",
-        ),
-    ] = None
-    length_penalty: Annotated[
-        float | None,
-        Option(
-            group=SEARCH,
-            help="exponent of Google NMT's length penalty",
-            check=Bounds(least=0, most=1),
-            metavar="ALPHA",
-            default="divide by the length",
-        ),
-    ] = None
-    suppress_tokens: Annotated[
-        str | Sequence[int] | None,
-        Option(
-            group=SEARCH,
-            help="token ids never to emit, separated by commas; -1 is the usual non-speech set",
-            check=_TokenIds(),
-            metavar="IDS",
-        ),
-    ] = "-1"
-    max_new_tokens: Annotated[
-        int | None,
-        Option(
-            group=SEARCH,
-            help="maximum number of tokens per 30-second window",
-            check=Bounds(least=1),
-            default="half the decoder's context",
-        ),
-    ] = None
-    repetition_penalty: Annotated[
-        float,
-        Option(
-            group=SEARCH,
-            help="above 1, makes tokens that the window's text has less likely",
-            check=Bounds(above=0),
-            metavar="X",
-            default="1, off",
-        ),
-    ] = 1.0
-    no_repeat_ngram: Annotated[
-        int,
-        Option(
-            group=SEARCH,
-            help="write no sequence of so many tokens twice in a window",
-            check=Bounds(least=0),
-            flags=("--no-repeat-ngram", "--no-repeat-ngram-size"),
-            default="0, off",
-        ),
-    ] = 0
-    stop_repetition: Annotated[
-        bool,
-        Option(
-            group=SEARCH,
-            help="end a window's text that only repeats itself; the window has failed",
-        ),
-    ] = True
-    seed: Annotated[int, Option(group=SEARCH, help="seed for sampling", check=Bounds(least=0))] = 0
-
-    @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.patience is not None and self.beam == 1:
-            raise UsageError("patience needs a beam of 2 or more")
-
-    def suppressed_ids(self) -> tuple[int, ...]:
-        """Return `suppress_tokens` as numbers; -1 stands for the non-speech tokens."""
-        given = self.suppress_tokens or ()
-        if isinstance(given, str):
-            given = [int(word) for word in given.split(",") if word.strip()]
-        return tuple(given)

@@ -2,7 +2,7 @@
 
 Definitions and order are those of Hugging Face transformers (generation/logits_process.py), so
 that results can be compared: temperature, top-k, top-p, min-p, after the penalties of
-`kvcast.decoding.preferences`. A truncation says which of the tokens that are left it keeps; the
+`kvcast.text.preferences`. A truncation says which of the tokens that are left it keeps; the
 rest are dropped, so each part works on fewer numbers than the one before it. Knows neither runtimes
 nor what tokens mean.
 """

@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from kvcast.decoding.drafters import Drafter, Drafting, Guess
 from kvcast.decoding.filters import LogitFilter
-from kvcast.decoding.requests import Drafts, Prompt
+from kvcast.engine.requests import Drafts, Prompt
 
 MOST = 15
 """Most drafted tokens of a call."""

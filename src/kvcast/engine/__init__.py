@@ -5,8 +5,8 @@
 
 from kvcast.engine.engine import Engine, Status, share_of_memory
 from kvcast.engine.jobs import ClosedError, DeadlineError, Job, QueueFullError, queue_full
-from kvcast.engine.speech import Transcript
-from kvcast.engine.texts import TextDelta
+from kvcast.text.engine import TextDelta
+from kvcast.whisper.engine import Transcript
 
 __all__ = [
     "ClosedError",

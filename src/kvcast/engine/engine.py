@@ -16,11 +16,11 @@ from typing import Any, Never, Protocol, Self, TypeVar
 from kvcast.engine.jobs import ClosedError, DeadlineError, Job, queue_full, wake
 from kvcast.engine.memory import ROWS
 from kvcast.engine.openings import Openings
-from kvcast.engine.speech import SpeechWorker
-from kvcast.engine.texts import TextWorker
 from kvcast.engine.worker import Prepared, Task, Worker
 from kvcast.errors import KvcastError, UsageError
 from kvcast.machine.memory import available_bytes
+from kvcast.text.engine import TextWorker
+from kvcast.whisper.engine import SpeechWorker
 
 T = TypeVar("T")
 
@@ -155,7 +155,7 @@ class Engine:
 
         Args:
             given: what the model's `generate` or `transcribe` takes, one of it; or a
-                `kvcast.decoding.whisper.Job`, a question about one window, which does not wait
+                `kvcast.whisper.decoding.Job`, a question about one window, which does not wait
                 for the recordings before it.
             deadline: seconds from now after which the job fails.
             options: keywords of `generate` or `transcribe`.

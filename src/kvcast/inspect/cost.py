@@ -13,7 +13,7 @@ from typing import Any
 from kvcast.errors import UsageError
 from kvcast.inspect.machine import Machine
 from kvcast.inspect.units import duration, plural, prefixed, size
-from kvcast.work.base import PARTS, Counted, Work
+from kvcast.inspect.work.base import PARTS, Counted, Work
 
 FORMAT, VERSION = "kvcast.inspect.cost", 1
 

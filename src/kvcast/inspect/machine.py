@@ -10,9 +10,9 @@ from typing import Self
 
 from kvcast.errors import KvcastError
 from kvcast.inspect.units import plural
+from kvcast.inspect.work.floor import Cost, fastest_read
 from kvcast.machine.rates import LARGE, Rates
 from kvcast.machine.remote import Remote
-from kvcast.work.floor import Cost, fastest_read
 
 # Larger products reach no higher rate; they only take longer to measure.
 _MOST_TOKENS = 512

@@ -6,11 +6,11 @@ Knows no format.
 
 from kvcast.checkpoints.source import locate
 from kvcast.errors import UsageError
-from kvcast.spec.t5 import T5Dimensions
-from kvcast.tasks.families import dimensions_of
-from kvcast.work import work_of
-from kvcast.work.base import Counted
-from kvcast.work.seq2seq import T5Work
+from kvcast.families.t5 import T5Dimensions
+from kvcast.inspect.work import work_of
+from kvcast.inspect.work.base import Counted
+from kvcast.inspect.work.seq2seq import T5Work
+from kvcast.loading.families import dimensions_of
 
 __all__ = ["Counted", "counted"]
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from kvcast.nn.attention import Attend, GroupedQueryAttention, NormedGroupedQueryAttention
-from kvcast.nn.feed_forward import ExpertsFeedForward, GatedFeedForward
-from kvcast.spec.decoder import DecoderDimensions
+from kvcast.families.decoder import DecoderDimensions
+from kvcast.models.nn.attention import Attend, GroupedQueryAttention, NormedGroupedQueryAttention
+from kvcast.models.nn.feed_forward import ExpertsFeedForward, GatedFeedForward
 
 
 class DecoderLayer(nn.Module):

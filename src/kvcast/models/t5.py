@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from kvcast.nn.attention import CachedSelfAttention, CrossAttention, EncoderAttention, Heads
-from kvcast.nn.feed_forward import FeedForward, GatedFeedForward
-from kvcast.nn.relative import RelativeBias
-from kvcast.spec.t5 import T5Dimensions
+from kvcast.families.t5 import T5Dimensions
+from kvcast.models.nn.attention import CachedSelfAttention, CrossAttention, EncoderAttention, Heads
+from kvcast.models.nn.feed_forward import FeedForward, GatedFeedForward
+from kvcast.models.nn.relative import RelativeBias
 
 # One layer's key and value.
 LayerCache = tuple[Tensor, Tensor]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from kvcast.nn.attention import Attend, GroupedQueryAttention
-from kvcast.nn.feed_forward import ACTIVATIONS, FeedForward
-from kvcast.spec.unilm import UnilmDimensions
+from kvcast.families.unilm import UnilmDimensions
+from kvcast.models.nn.attention import Attend, GroupedQueryAttention
+from kvcast.models.nn.feed_forward import ACTIVATIONS, FeedForward
 
 
 class UnilmLayer(nn.Module):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, gelu, linear
 
-from kvcast.nn.attention import CachedSelfAttention, CrossAttention, EncoderAttention, Heads
-from kvcast.nn.feed_forward import FeedForward
-from kvcast.spec.whisper import WhisperDimensions
+from kvcast.families.whisper import WhisperDimensions
+from kvcast.models.nn.attention import CachedSelfAttention, CrossAttention, EncoderAttention, Heads
+from kvcast.models.nn.feed_forward import FeedForward
 
 # One layer's key and value.
 LayerCache = tuple[Tensor, Tensor]

@@ -14,7 +14,7 @@ from typing_extensions import override
 from kvcast.runtimes.attention_by_token import attention_by_token
 from kvcast.runtimes.base import Alignment, Asked, EncoderDecoderOf, Float32, Int64
 from kvcast.runtimes.cache import Cache
-from kvcast.runtimes.first_frames import first_frames
+from kvcast.runtimes.dtw import first_frames
 
 _NONE = np.empty(0, np.float32)
 

@@ -12,7 +12,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvcast.decoding.texts import TextGeneration
 from kvcast.engine import TextDelta
 from kvcast.server.errors import ApiError
 from kvcast.server.events import DONE, event, streamed
@@ -30,6 +29,7 @@ from kvcast.server.writing import (
     shape,
     usage,
 )
+from kvcast.text.texts import TextGeneration
 
 
 async def chat_completions(state: State, request: Request, body: ChatRequest) -> Response:

@@ -11,7 +11,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvcast.decoding.texts import TextGeneration
 from kvcast.engine import Job, TextDelta
 from kvcast.server.calls import check_room
 from kvcast.server.errors import ApiError
@@ -30,6 +29,7 @@ from kvcast.server.writing import (
     spelled,
     usage,
 )
+from kvcast.text.texts import TextGeneration
 
 
 async def completions(state: State, request: Request, body: CompletionRequest) -> Response:

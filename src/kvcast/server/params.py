@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from kvcast.spec.options import Bounds, Option, Params, Text
+from kvcast.options import Bounds, Option, Params, Text
 
 ADDRESS = "address"
 ENGINE = "rows and memory"

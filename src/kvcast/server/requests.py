@@ -1,6 +1,6 @@
 """What clients may ask of models that write texts: the fields of OpenAI's requests, and a few more.
 
-What a field means beyond its type, `kvcast.tasks.params` says and checks. Lists have bounds, and
+What a field means beyond its type, `kvcast.loading.params` says and checks. Lists have bounds, and
 their first mistake is enough: whoever checks many values holds up everybody else. Knows no engine.
 """
 

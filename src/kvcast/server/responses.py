@@ -13,7 +13,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvcast.decoding.texts import TextGeneration
 from kvcast.engine import TextDelta
 from kvcast.server.errors import ApiError
 from kvcast.server.events import event, streamed
@@ -29,6 +28,7 @@ from kvcast.server.writing import (
     logprobs,
     structure,
 )
+from kvcast.text.texts import TextGeneration
 
 _STORED = ("previous_response_id", "conversation", "background")
 _LOGPROBS = "message.output_text.logprobs"

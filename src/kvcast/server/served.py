@@ -9,7 +9,7 @@ from typing import Any
 from kvcast.engine import Engine
 from kvcast.errors import KvcastError, UsageError
 from kvcast.server.errors import ApiError
-from kvcast.text.base import longest_token
+from kvcast.tokenizers.base import longest_token
 
 SPEECH, CHAT, COMPLETION, TEXT2TEXT = "speech", "chat", "completion", "text2text"
 

@@ -20,7 +20,7 @@ from kvcast.server.requests import EmbeddingsRequest, Text2TextRequest
 from kvcast.server.served import CHAT, COMPLETION, TEXT2TEXT, Served
 from kvcast.server.state import State
 from kvcast.server.writing import NOT_WRITING, keywords, limited, usage
-from kvcast.tasks.generation import EncodedText
+from kvcast.text.generation import EncodedText
 
 _CONTINUES = "continues texts: use /v1/chat/completions or /v1/completions"
 _AT_A_TIME = 512

@@ -20,10 +20,10 @@ from kvcast.server.recordings import Recording, Recordings
 from kvcast.server.served import Served
 from kvcast.server.state import State
 from kvcast.server.writing import finite
-from kvcast.tasks.params import SubtitleParams
-from kvcast.tasks.subtitles import write_srt, write_vtt
-from kvcast.tasks.transcribe import Segment
-from kvcast.text.languages import LANGUAGES
+from kvcast.whisper.languages import LANGUAGES
+from kvcast.whisper.params import SubtitleParams
+from kvcast.whisper.subtitles import write_srt, write_vtt
+from kvcast.whisper.transcription import Segment
 
 Granularity = Literal["word", "segment"]
 _Flag = Annotated[bool | None, Field()]

@@ -9,7 +9,6 @@ from typing import Any
 
 from starlette.requests import Request
 
-from kvcast.decoding.texts import TextGeneration
 from kvcast.engine import Job
 from kvcast.server.calls import Calls
 from kvcast.server.journal import Journal
@@ -17,6 +16,7 @@ from kvcast.server.metrics import Metrics
 from kvcast.server.params import ServeParams
 from kvcast.server.served import Models, Served
 from kvcast.server.writing import several
+from kvcast.text.texts import TextGeneration
 
 
 @dataclass(frozen=True, kw_only=True)

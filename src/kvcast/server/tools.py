@@ -1,6 +1,6 @@
 """Tools in chat completions and responses: what a choice asks of the text, and calls in it.
 
-Knows how OpenAI writes tools, not how models write calls: that is `kvcast.text.tool_calls`.
+Knows how OpenAI writes tools, not how models write calls: that is `kvcast.chat.tool_calls`.
 """
 
 import secrets
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from kvcast.chat.tool_calls import ToolCall, ToolForm, lark
 from kvcast.errors import UsageError
 from kvcast.server.errors import ApiError
-from kvcast.text.tool_calls import ToolCall, ToolForm, lark
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The table of runtimes, with their names, requirements and precisions.
 
 Everything that lists runtimes or precisions reads it: loading, exporting, `doctor`, the command
-line and the documentation. The runtimes' code is in `kvcast.tasks.targets`; this module does not
+line and the documentation. The runtimes' code is in `kvcast.runtimes.targets`; this module does not
 need it.
 """
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from bench_models import TINY_T5_CONFIG, tiny_checkpoint
+from kit.bench_models import TINY_T5_CONFIG, tiny_checkpoint
+from kit.own_cache import own_cache
 from kvcast.bench import commands
 from kvcast.bench.peers.kvcast import RING
 from kvcast.bench.random_t5 import write_t5
 from kvcast.checkpoints.huggingface_writing import write_huggingface
 from kvcast.cli import main
 from kvcast.machine import idle
-from own_cache import own_cache
 
 ROOT = Path(__file__).parents[3]
 NGRAM = "kvcast-int8-ngram"

@@ -10,6 +10,8 @@ import jsonschema
 import pytest
 import torch
 
+from kit.random_decoders import MISTRAL
+from kit.random_models import SMALL
 from kvcast.bench.commands import gpu
 from kvcast.bench.gpu import measure_on
 from kvcast.bench.render import render
@@ -17,10 +19,8 @@ from kvcast.bench.workloads.gpu import BYTES, PUBLISHED, TimedModel
 from kvcast.checkpoints.source import read_dimensions
 from kvcast.cli.arguments import Parser
 from kvcast.errors import KvcastError, UsageError
-from kvcast.lowering.aoti_precision import Precision
 from kvcast.machine import idle
-from random_decoders import MISTRAL
-from random_models import SMALL
+from kvcast.runtimes.aoti.precision import Precision
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"
 SCHEMA = json.loads(

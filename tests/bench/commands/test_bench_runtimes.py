@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-from bench_models import TINY_T5_CONFIG, tiny_checkpoint
+from kit.bench_models import TINY_T5_CONFIG, tiny_checkpoint
 from kvcast.bench import runner
 from kvcast.bench.random_t5 import write_t5
 from kvcast.checkpoints.huggingface_writing import write_huggingface

@@ -6,11 +6,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from kit.own_cache import own_cache
+from kit.tiny_gguf import tiny_llama
 from kvcast.bench import commands
 from kvcast.cli import main
 from kvcast.machine import idle
-from own_cache import own_cache
-from tiny_gguf import tiny_llama
 
 ROOT = Path(__file__).parents[3]
 SMALL = ["--threads", "1", "--prompt", "4", "--shared", "2", "--new", "3", "--runs", "1"]

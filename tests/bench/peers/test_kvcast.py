@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench_models import TINY, tiny_checkpoint
+from kit.bench_models import TINY, tiny_checkpoint
+from kit.random_decoders import random_decoder
 from kvcast.bench.backend import Ticks
 from kvcast.bench.models import CausalModel
 from kvcast.bench.peers.kvcast import Kvcast, _Clocked, windowed
 from kvcast.bench.probes import Clock, timed_model
 from kvcast.checkpoints.decoder_names import tensor_shapes
-from kvcast.programs.decoder import DecoderPrograms
-from kvcast.runtimes.eager_decoder import EagerDecoderOnly
-from kvcast.tasks.generate import TextModel
-from random_decoders import random_decoder
+from kvcast.models.programs.decoder import DecoderPrograms
+from kvcast.runtimes.eager.decoder import EagerDecoderOnly
+from kvcast.text.model import TextModel
 
 VOCAB = TINY.vocab_size
 

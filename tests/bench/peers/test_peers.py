@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench_models import TINY, tiny_checkpoint
+from kit.bench_models import TINY, tiny_checkpoint
 from kvcast.bench.models import CausalModel, Model, Seq2seqModel, SpeechModel, installed_versions
 from kvcast.bench.peers.kvcast import PRECISIONS, RUNTIMES, Kvcast
 from kvcast.bench.peers.table import CAUSAL, SEQ2SEQ, SPEECH

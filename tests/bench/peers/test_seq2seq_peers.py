@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+from kit.own_cache import own_cache
+from kit.random_t5s import random_t5, save_t5, t5_tensors
 from kvcast.bench.models import Seq2seqModel, installed_versions
 from kvcast.bench.peers.kvcast import Kvcast
 from kvcast.bench.peers.table import SEQ2SEQ
 from kvcast.bench.workload import random_tokens
-from kvcast.programs.t5 import T5Programs
-from kvcast.runtimes.eager import EagerEncoderDecoder
-from kvcast.tasks.sources import T5Model
-from own_cache import own_cache
-from random_t5s import random_t5, save_t5, t5_tensors
+from kvcast.models.programs.t5 import T5Programs
+from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
+from kvcast.text.sources import T5Model
 
 ROWS, SOURCE, TARGET = 2, 7, 6
 

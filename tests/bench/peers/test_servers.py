@@ -13,6 +13,7 @@ import pytest
 import soundfile
 from fastapi.testclient import TestClient
 
+from kit.tiny_gguf import tiny_llama
 from kvcast.bench.models import CausalModel, SpeechModel
 from kvcast.bench.peers import servers
 from kvcast.bench.peers.kvcast import Kvcast
@@ -20,7 +21,6 @@ from kvcast.bench.peers.servers import KvcastServer, LlamaServer, _Server
 from kvcast.bench.peers.table import SERVED_SPEECH, SERVED_TEXTS
 from kvcast.bench.peers.wrapper import create
 from kvcast.errors import KvcastError
-from tiny_gguf import tiny_llama
 
 READY = """
 import http.server, sys

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import kvcast
+from kit.own_cache import own_cache
+from kit.published_shapes import HEAD_DIM, PUBLISHED, Shape, hugging_face, random_whisper
 from kvcast.bench.models import SpeechModel
 from kvcast.bench.peers.table import SPEECH
-from kvcast.text.whisper import WhisperTokenizer
-from own_cache import own_cache
-from published_shapes import HEAD_DIM, PUBLISHED, Shape, hugging_face, random_whisper
+from kvcast.whisper.tokenizer import WhisperTokenizer
 
 SMALL = replace(PUBLISHED["large-v3-turbo"], encoder_layers=1, decoder_layers=1, heads=4)
 TEXT = " The family had long been settled in the south of England"

@@ -7,13 +7,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from kit.random_models import SMALL, random_programs, speech
 from kvcast.bench.recompute.backend import write_bundle
 from kvcast.bench.recompute.programs import STATES, recomputing
 from kvcast.bundle.manifest import read_bundle
-from kvcast.runtimes.eager import EagerEncoderDecoder
+from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
+from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import BundlePrecision
-from kvcast.tasks.targets import TARGETS
-from random_models import SMALL, random_programs, speech
 
 FP32 = BundlePrecision(quantize="none")
 

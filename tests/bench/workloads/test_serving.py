@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench_models import TINY
+from kit.bench_models import TINY
+from kit.random_models import SMALL
 from kvcast.bench.serving import Answer, Served
 from kvcast.bench.turns import Result
 from kvcast.bench.workloads.serving import CLIP, GAP, TOKEN, ServedSpeech, ServedTexts
 from kvcast.errors import KvcastError, UsageError
-from random_models import SMALL
 
 RATE = 16_000
 TEXTS = ServedTexts(dimensions=TINY, prompt=12, shared=8, new=4, clients=[1, 3], requests=2)

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench_fakes import Scripted
-from bench_models import TINY, TINY_T5
+from kit.bench_fakes import Scripted
+from kit.bench_models import TINY, TINY_T5
+from kit.random_models import SMALL
 from kvcast.bench.backend import Ticks
 from kvcast.bench.workload import random_tokens
 from kvcast.bench.workloads import causal
@@ -14,7 +15,6 @@ from kvcast.bench.workloads.causal import Causal
 from kvcast.bench.workloads.seq2seq import Seq2seq
 from kvcast.bench.workloads.speech import Speech
 from kvcast.errors import KvcastError, UsageError
-from random_models import SMALL
 
 CAUSAL = Causal(dimensions=TINY, prompt=5, new=3, batch=[2], positions=[9])
 SEQ2SEQ = Seq2seq(dimensions=TINY_T5, source=5, target=4, batch=[2], beam=[3])

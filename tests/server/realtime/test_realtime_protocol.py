@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from websockets.sync.client import connect
 
 import kvcast
+from kit.letters_models import saying
 from kvcast.audio.decode import open_audio
-from letters_models import saying
 from server.realtime.talking import Talk, coded, talking, told_before
 from server.serving import Server, serving, until
 from server.test_guard import Records

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kit.scripted_hearing import RATE, ScriptedHearing, Word, listener, sound, speech
 from kvcast.errors import UsageError
 from kvcast.server.realtime.session import Session
 from kvcast.server.realtime.shapes import Transcription
-from kvcast.tasks.whisper.stretch import Stretch
+from kvcast.whisper.stretch import Stretch
 from server.realtime.talking import told_before
-from tasks.scripted_hearing import RATE, ScriptedHearing, Word, listener, sound, speech
 
 FULL_SCALE = 2**15
 SIXTEEN = {"type": "audio/pcm", "rate": RATE}

@@ -21,7 +21,7 @@ from kvcast.bench.runner import Runner
 from kvcast.bench.workload import Numbers, Table, Workload
 from kvcast.checkpoints.source import locate
 from kvcast.errors import KvcastError, UsageError
-from kvcast.tasks.families import dimensions_of
+from kvcast.loading.families import dimensions_of
 
 Kinds = Mapping[type, Any]
 """By the type of a model's dimensions, the class of the workload that a command measures."""

@@ -28,8 +28,8 @@ from kvcast.bench.random_t5 import PREFIX, RANDOM, random_folder
 from kvcast.bench.workloads.causal import Causal
 from kvcast.bench.workloads.seq2seq import Seq2seq
 from kvcast.checkpoints.source import locate
-from kvcast.spec.decoder import DecoderDimensions
-from kvcast.spec.t5 import T5Dimensions
+from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.t5 import T5Dimensions
 
 _KINDS: Kinds = {DecoderDimensions: Causal, T5Dimensions: Seq2seq}
 

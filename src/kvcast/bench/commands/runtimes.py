@@ -26,9 +26,9 @@ from kvcast.bench.workloads.causal import FIRST, Causal
 from kvcast.bench.workloads.speech import TRANSCRIBE, Speech
 from kvcast.checkpoints.source import locate
 from kvcast.errors import KvcastError
-from kvcast.spec.decoder import DecoderDimensions
-from kvcast.spec.whisper import WhisperDimensions
-from kvcast.work.base import Work
+from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.whisper import WhisperDimensions
+from kvcast.inspect.work.base import Work
 
 
 @dataclass(frozen=True, kw_only=True)

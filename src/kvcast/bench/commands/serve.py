@@ -31,8 +31,8 @@ from kvcast.bench.runner import Runner
 from kvcast.bench.workloads.serving import ServedSpeech, ServedTexts
 from kvcast.checkpoints.source import locate
 from kvcast.errors import KvcastError, UsageError
-from kvcast.spec.decoder import DecoderDimensions
-from kvcast.spec.whisper import WhisperDimensions
+from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.whisper import WhisperDimensions
 
 _KINDS: Kinds = {DecoderDimensions: ServedTexts, WhisperDimensions: ServedSpeech}
 _ENGINE = "engine"

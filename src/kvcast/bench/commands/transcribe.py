@@ -26,7 +26,7 @@ from kvcast.bench.peers.kvcast import QUANTIZED, Kvcast, own_runtime
 from kvcast.bench.peers.table import SPEECH
 from kvcast.bench.workloads.speech import Speech
 from kvcast.bundle.manifest import is_bundle, read_bundle
-from kvcast.spec.whisper import WhisperDimensions
+from kvcast.families.whisper import WhisperDimensions
 
 _KVCAST = "kvcast"
 _KINDS: Kinds = {WhisperDimensions: Speech}

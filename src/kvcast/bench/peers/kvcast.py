@@ -30,13 +30,13 @@ from kvcast.bundle.manifest import is_bundle, read_bundle
 from kvcast.checkpoints.base import DecoderCheckpoint
 from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.checkpoints.huggingface_writing import write_huggingface
+from kvcast.decoding.params import NGRAM
 from kvcast.errors import KvcastError
+from kvcast.inspect.work.floor import Arithmetic
+from kvcast.runtimes.target import BuildOptions
+from kvcast.runtimes.targets import TARGETS, default_runtime
 from kvcast.spec import runtimes
 from kvcast.spec.runtimes import BundlePrecision, PrecisionRequest
-from kvcast.tasks.params import NGRAM
-from kvcast.tasks.targets import TARGETS, default_runtime
-from kvcast.tasks.targets.base import BuildOptions
-from kvcast.work.floor import Arithmetic
 
 PRECISIONS = {"fp32": "none", "bf16": "none", "int8": "int8", "int4": "int4"}
 """Classes to compare within, and how each is quantised where a runtime has no word of its own."""
@@ -99,7 +99,7 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
         self.runtime = runtime
         self.asked = PrecisionRequest(quantize=quantize, dtype=dtype)
         self.packages = RUNTIMES[runtime]
-        self.modules = ("kvcast.tasks.loading", *model.modules, f"kvcast.runtimes.{runtime}")
+        self.modules = ("kvcast.loading.opening", *model.modules, f"kvcast.runtimes.{runtime}")
 
     @property
     def bundled(self) -> BundlePrecision:
@@ -251,7 +251,7 @@ def _texts(model: Any, prompts: Sequence[Tokens], **keywords: Any) -> list[Token
 class _Clocked:
     """A tokenizer that notes when each token comes, and knows no token that ends a text.
 
-    Meets `kvcast.text.base.TextTokenizer`.
+    Meets `kvcast.tokenizers.base.TextTokenizer`.
     """
 
     end_tokens = ()

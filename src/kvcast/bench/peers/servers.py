@@ -31,7 +31,7 @@ from kvcast.bench.serving import Answer, Served, SpeechServer, TextServer
 from kvcast.checkpoints.gguf_file import read_gguf
 from kvcast.checkpoints.gguf_writing import write_gguf
 from kvcast.errors import KvcastError
-from kvcast.text.opening import open_text
+from kvcast.tokenizers.opening import open_text
 
 _RATE = 16_000
 _HOST = "127.0.0.1"

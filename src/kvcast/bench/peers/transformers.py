@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.bench.backend import Backend, Continuer, Samples, Ticks, Tokens, Transcriber, Writer
-from kvcast.text.whisper import WhisperTokenizer
+from kvcast.whisper.tokenizer import WhisperTokenizer
 
 _WINDOW = 30 * SAMPLE_RATE
 

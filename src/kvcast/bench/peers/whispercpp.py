@@ -10,7 +10,7 @@ from typing_extensions import override
 from kvcast.audio.mel import mel_filters
 from kvcast.bench.backend import Backend, Samples, Transcriber
 from kvcast.checkpoints.ggml_writing import write_ggml
-from kvcast.text.whisper import WhisperTokenizer
+from kvcast.whisper.tokenizer import WhisperTokenizer
 
 _FILE = "model.ggml"
 

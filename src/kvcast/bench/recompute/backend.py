@@ -14,10 +14,10 @@ from kvcast.bench.models import Model
 from kvcast.bench.peers.kvcast import EAGER, PRECISIONS, Kvcast
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.writing import seal
+from kvcast.loading.families import family_of
+from kvcast.runtimes.target import BuildOptions
+from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import BundlePrecision
-from kvcast.tasks.families import family_of
-from kvcast.tasks.targets import TARGETS
-from kvcast.tasks.targets.base import BuildOptions
 
 
 class Recomputing(Kvcast):
@@ -52,7 +52,7 @@ class Recomputing(Kvcast):
 
     def _eager(self) -> Any:
         from kvcast.bench.recompute.programs import recomputing
-        from kvcast.runtimes import torch_settings
+        from kvcast.runtimes.eager import torch_settings
 
         torch_settings.use(self.model.threads)
         family = family_of("whisper")

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.export import Dim
 from typing_extensions import override
 
-from kvcast.lowering import signatures
-from kvcast.lowering.signatures import Signature
+from kvcast.models.programs.whisper import Decode, Encode, WhisperPrograms
 from kvcast.models.whisper import LayerCache
-from kvcast.programs.whisper import Decode, Encode, WhisperPrograms
-from kvcast.tasks.targets.base import LoweringJob
+from kvcast.runtimes.lowering import signatures
+from kvcast.runtimes.lowering.signatures import Signature
+from kvcast.runtimes.target import LoweringJob
 
 STATES = "cross_states"
 LayOut = Callable[[Tensor, Tensor], LayerCache]

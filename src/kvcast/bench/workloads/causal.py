@@ -17,9 +17,9 @@ from kvcast.bench.probes import LOOP, PREFILL, STEP
 from kvcast.bench.turns import Answer, Results, Trial
 from kvcast.bench.workload import Numbers, Table, Workload, check_tokens, of_trial, random_tokens
 from kvcast.errors import KvcastError, UsageError
-from kvcast.spec.decoder import DecoderDimensions
-from kvcast.work.base import Work
-from kvcast.work.decoder import DecoderWork
+from kvcast.families.decoder import DecoderDimensions
+from kvcast.inspect.work.base import Work
+from kvcast.inspect.work.decoder import DecoderWork
 
 TEXT, REPEATED, POSITION = "text", "repeated", "position"
 FIRST = "first"

@@ -17,8 +17,8 @@ from kvcast.bench.turns import Answer, Results, Trial
 from kvcast.bench.workload import Table, Workload, of_trial
 from kvcast.checkpoints.source import read_dimensions
 from kvcast.errors import UsageError
-from kvcast.work import work_of
-from kvcast.work.base import Counted, Work
+from kvcast.inspect.work import work_of
+from kvcast.inspect.work.base import Counted, Work
 
 STEPS = "steps"
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}

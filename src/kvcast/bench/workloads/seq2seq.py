@@ -25,9 +25,9 @@ from kvcast.bench.workload import (
     timed,
 )
 from kvcast.errors import UsageError
-from kvcast.spec.t5 import T5Dimensions
-from kvcast.work.base import Work
-from kvcast.work.seq2seq import T5Work
+from kvcast.families.t5 import T5Dimensions
+from kvcast.inspect.work.base import Work
+from kvcast.inspect.work.seq2seq import T5Work
 
 TARGETS = "targets"
 FIRST, WHOLE = "first", "whole"

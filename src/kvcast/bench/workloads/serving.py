@@ -19,9 +19,9 @@ from kvcast.bench.serving import Answer, Served
 from kvcast.bench.turns import Results, Trial
 from kvcast.bench.workload import Numbers, Table, Workload, of_trial
 from kvcast.errors import KvcastError, UsageError
-from kvcast.spec.decoder import DecoderDimensions
-from kvcast.spec.whisper import WhisperDimensions
-from kvcast.work.base import Work
+from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.whisper import WhisperDimensions
+from kvcast.inspect.work.base import Work
 
 TEXTS, CLIPS = "texts", "clips"
 TOKEN, GAP, CLIP = "token", "gap", "clip"

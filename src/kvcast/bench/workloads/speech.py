@@ -15,9 +15,9 @@ from kvcast.bench.recording import word_error
 from kvcast.bench.turns import Answer, Results, Trial
 from kvcast.bench.workload import Numbers, Table, Workload, of_trial, timed
 from kvcast.errors import UsageError
-from kvcast.spec.whisper import WhisperDimensions
-from kvcast.work.base import Work
-from kvcast.work.floor import Stored
+from kvcast.families.whisper import WhisperDimensions
+from kvcast.inspect.work.base import Work
+from kvcast.inspect.work.floor import Stored
 
 TRANSCRIBE = "transcribe"
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.endpoints import BLOCK
-from kvcast.decoding.whisper import Job as Question
 from kvcast.engine import Engine, Job
 from kvcast.server.realtime.shapes import Transcription
 from kvcast.server.realtime.sound import Samples
-from kvcast.tasks.whisper.stretch import Settled, Stretch
+from kvcast.whisper.decoding import Job as Question
+from kvcast.whisper.stretch import Settled, Stretch
 
 STEP = 1.0
 """Seconds of new sound that are worth a hypothesis, as in `kvcast transcribe --live`."""

@@ -18,9 +18,9 @@ from kvcast.server.realtime.session import Event, Session, encoded, failure
 from kvcast.server.realtime.shapes import Transcription
 from kvcast.server.served import SPEECH, Models
 from kvcast.server.state import State
-from kvcast.tasks.params import LiveParams
-from kvcast.tasks.voice import live_listener
-from kvcast.tasks.whisper.stretch import Stretch
+from kvcast.whisper.params import LiveParams
+from kvcast.whisper.stretch import Stretch
+from kvcast.whisper.voice import live_listener
 
 SUBPROTOCOL = "realtime"
 

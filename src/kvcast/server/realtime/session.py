@@ -28,7 +28,7 @@ from kvcast.server.realtime.shapes import (
     shaped,
 )
 from kvcast.server.realtime.sound import Samples, Sound
-from kvcast.tasks.whisper.stretch import Stretch
+from kvcast.whisper.stretch import Stretch
 
 Event: TypeAlias = dict[str, Any]
 

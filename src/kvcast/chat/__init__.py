@@ -1,0 +1,1 @@
+"""Conversations: templates, tools, and the calls that models write."""

@@ -1,0 +1,220 @@
+"""Conversations as OpenAI's chat completions write them, checked, in the form that templates take.
+
+Templates turn roles and names into control text, so these must not be arbitrary; what else users
+write is text, wherever it stands. Knows no template and no tokens.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from kvcast.errors import UsageError
+from kvcast.spec.characters import whole_characters
+
+Message = Mapping[str, Any]
+"""One turn of a conversation, as OpenAI's chat completions have it: "role", "content" and so on."""
+
+Tool = Mapping[str, Any]
+"""A function that the model may call, as OpenAI's chat completions describe it."""
+
+ROLES = ("system", "user", "assistant", "tool", "developer")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """Turns, and the tools that the model may call, as Hugging Face's templates expect them.
+
+    A content is one text, and a call's arguments are an object, not text.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+
+    def mapped(self, change: Callable[[str], str]) -> "Conversation":
+        """Return it with every text changed."""
+        return Conversation(
+            messages=_mapped(self.messages, change), tools=_mapped(self.tools, change)
+        )
+
+    def texts(self) -> list[str]:
+        """Return every text of it."""
+        return [*_texts(self.messages), *_texts(self.tools)]
+
+    def with_short_ids(self) -> "Conversation":
+        """Return it with calls numbered, unless their ids are as Mistral's formats have them."""
+        calls = [call for message in self.messages for call in message.get("tool_calls", ())]
+        numbers = {call["id"]: f"{i:09}" for i, call in enumerate(calls)}
+        if all(map(_SHORT_ID.fullmatch, numbers)):
+            return self
+        messages = []
+        for message in self.messages:
+            renamed = dict(message)
+            if "tool_calls" in message:
+                renamed["tool_calls"] = [
+                    call | {"id": numbers[call["id"]]} for call in message["tool_calls"]
+                ]
+            if "tool_call_id" in message:
+                renamed["tool_call_id"] = numbers[message["tool_call_id"]]
+            messages.append(renamed)
+        return Conversation(messages=messages, tools=self.tools)
+
+
+def checked(messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Conversation:
+    """Return a valid conversation, with lone surrogates replaced; raises UsageError otherwise."""
+    if not messages:
+        raise UsageError("the conversation is empty: give at least one message")
+    try:
+        called: dict[str, str] = {}
+        turns = [_Turn(f"message {n}", m).read(called) for n, m in enumerate(messages, start=1)]
+        offered = [_tool(f"tool {n}", tool) for n, tool in enumerate(tools or (), start=1)]
+        return Conversation(messages=turns, tools=offered).mapped(whole_characters)
+    except RecursionError:
+        raise UsageError("the conversation is nested too deeply") from None
+
+
+class _Turn:
+    """A message under examination; `where` is its place, for errors."""
+
+    def __init__(self, where: str, message: Message) -> None:
+        if not isinstance(message, Mapping):
+            raise UsageError(f'{where} must be like {{"role": "user", "content": "Hello"}}')
+        # What clients send back of answers has fields of nothing.
+        self._given = {key: value for key, value in message.items() if value not in (None, [], {})}
+        self._where = where
+
+    def read(self, called: dict[str, str]) -> dict[str, Any]:
+        """Return the turn; `called` has the names of calls so far by their ids, and gets more."""
+        given = self._given
+        role = given.pop("role", None)
+        if role not in ROLES:
+            self._refuse(f"role must be one of {', '.join(ROLES)}")
+        turn: dict[str, Any] = {"role": "system" if role == "developer" else role}
+        calls = given.pop("tool_calls", None) if role == "assistant" else None
+        turn["content"] = self._content(given.pop("content", "" if calls else None))
+        if calls:
+            turn["tool_calls"] = self._calls(calls)
+            called |= {one["id"]: one["function"]["name"] for one in turn["tool_calls"]}
+        if role == "tool":
+            turn["tool_call_id"] = self._answered(given.pop("tool_call_id", None), called)
+            turn["name"] = called[turn["tool_call_id"]]
+            given.pop("name", None)
+        for key, value in given.items():
+            if not isinstance(value, str):
+                self._refuse(f"{key} is not supported for the role {role}")
+            turn[key] = value
+        return turn
+
+    def _content(self, content: object) -> str:
+        if isinstance(content, str):
+            return content
+        if not isinstance(content, Sequence):
+            self._refuse('content must be text, or a list of {"type": "text", "text": "Hello"}')
+        texts = []
+        for part in content:
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            if kind != "text":
+                self._refuse(f"content has a part of type {kind!r}: this model reads text alone")
+            if not isinstance(part.get("text"), str):
+                self._refuse("content has a part without text")
+            texts.append(part["text"])
+        return "\n".join(texts)
+
+    def _calls(self, calls: object) -> list[dict[str, Any]]:
+        if isinstance(calls, str) or not isinstance(calls, Sequence):
+            self._refuse("tool_calls must be a list")
+        return [self._call(call) for call in calls]
+
+    def _call(self, call: object) -> dict[str, Any]:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(call, Mapping):
+            self._refuse("a call of tool_calls must have an id and a function")
+        if call.get("type", "function") != "function":
+            self._refuse(f"a call of tool_calls has the type {call['type']!r}, not function")
+        if not isinstance(call.get("id"), str):
+            self._refuse("a call of tool_calls has no id")
+        name = _named(f"{self._where}: a call's function", function)
+        arguments = self._arguments(name, function.get("arguments"))
+        return {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+
+    def _arguments(self, name: str, arguments: object) -> dict[str, Any]:
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except ValueError:
+                self._refuse(f"the arguments of the call of {name} are not JSON")
+        if not isinstance(arguments, Mapping):
+            self._refuse(f"the arguments of the call of {name} must be a JSON object")
+        return _json_object(f"{self._where}: the arguments of the call of {name}", arguments)
+
+    def _answered(self, call: object, called: Mapping[str, str]) -> str:
+        if not isinstance(call, str):
+            self._refuse("a tool's answer needs the tool_call_id of the call")
+        if call not in called:
+            self._refuse(f"no call before it has the tool_call_id {call!r}")
+        return call
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UsageError(f"{self._where}: {what}")
+
+
+def _tool(where: str, tool: Tool) -> dict[str, Any]:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or tool.get("type") != "function":
+        raise UsageError(f'{where} must be like {{"type": "function", "function": {{"name": …}}}}')
+    found: dict[str, Any] = {"name": _named(f"{where}: its function", function)}
+    description = function.get("description")
+    if description is not None:
+        if not isinstance(description, str):
+            raise UsageError(f"{where}: its description must be text")
+        found["description"] = description
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(parameters, Mapping):
+        raise UsageError(f"{where}: its parameters must be a JSON schema, an object")
+    found["parameters"] = _json_object(f"{where}: its parameters", parameters)
+    return {"type": "function", "function": found}
+
+
+def _named(where: str, function: Mapping[str, Any]) -> str:
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{where} needs a name of at most 64 letters, digits, underscores and hyphens"
+        )
+    return name
+
+
+def _json_object(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of plain types; raises UsageError for what JSON does not have."""
+    try:
+        copied: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError):
+        raise UsageError(f"{where} are not JSON") from None
+    return copied
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key): _mapped(one, change) for key, one in value.items()}
+    return [_mapped(one, change) for one in value] if isinstance(value, list) else value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for one in value.values():
+            yield from _texts(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one)

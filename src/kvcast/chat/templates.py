@@ -1,0 +1,92 @@
+"""Chat templates, which format conversations as a model expects them. Knows no tokens.
+
+A template comes with a model and is a program in Jinja2's language. So it runs in a process of its
+own (template_worker.py), and whatever it does, the worst outcome is a one-line error.
+"""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from kvcast.chat.template_worker import EndedError, TemplateWorker, TooSlowError
+from kvcast.chat.tool_calls import NO_TOOLS, ToolForm, form_of, knows_tools
+from kvcast.errors import KvcastError, UsageError, in_one_line
+from kvcast.spec.characters import whole_characters
+
+NO_TEMPLATE = "this model has no chat template: prompt it with plain text"
+
+SECONDS = 10.0
+"""Time limit for one conversation; published templates take milliseconds."""
+
+LONGEST = 16_000_000
+"""Limit on the characters of a formatted conversation."""
+
+# Limits on memory in bytes, CPU seconds (in case nobody waits any more), file size, processes.
+_LIMITS = {"AS": 1 << 30, "CPU": 2 * int(SECONDS), "FSIZE": 0, "NPROC": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTemplate:
+    """A template in Jinja2's language and the constants that it may use, such as bos_token."""
+
+    source: str
+    constants: Mapping[str, str]
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """Format a conversation, up to where the assistant's answer starts.
+
+        Raises:
+            KvcastError: the template refuses the conversation, is damaged, tries to leave its
+                sandbox, or exceeds the limits on time, memory or text.
+
+        """
+        values = {
+            **self.constants,
+            "messages": list(messages),
+            "tools": list(tools) or None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        reply = self._reply(values)
+        if "refused" in reply:
+            raise KvcastError(f"the chat template refuses the conversation: {_line(reply)}")
+        if "failed" in reply:
+            raise KvcastError(
+                f"the chat template failed: {_line(reply)}; use a model that you trust"
+            )
+        return whole_characters(reply["text"])
+
+    def _reply(self, values: Mapping[str, Any]) -> dict[str, str]:
+        try:
+            return self._worker.render(values, SECONDS)
+        except TooSlowError:
+            return {"failed": f"it takes more than {SECONDS:g} seconds"}
+        except EndedError as error:
+            return {"failed": str(error)}
+        except OSError as error:
+            raise KvcastError(f"cannot start a process for the chat template: {error}") from None
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        """How it writes calls of tools; None if it knows none, or in no form that is known."""
+        return form_of(self.source)
+
+    def check_tools(self) -> None:
+        """Raise UsageError if it knows no tools."""
+        if not knows_tools(self.source):
+            raise UsageError(NO_TOOLS)
+
+    @cached_property
+    def _worker(self) -> TemplateWorker:
+        worker = TemplateWorker(self.source, _LIMITS, LONGEST)
+        weakref.finalize(self, worker.close)  # at the interpreter's end at the latest
+        return worker
+
+
+def _line(reply: Mapping[str, str]) -> str:
+    (message,) = reply.values()
+    return in_one_line(message)

@@ -1,0 +1,232 @@
+"""Requests: what is written token by token, whatever the family of models.
+
+A request has one row of a cache, or several that a search follows. `kvcast.engine.loop` feeds its
+prompt, hands it logits, and lets its rows go on as it says. Knows a runtime's caches, and nothing
+of what tokens mean.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.runtimes.base import Float32, Int64, Runtime
+from kvcast.runtimes.exclusive import exclusive
+
+
+class Input(ABC):
+    """What an encoder reads for one or more requests. Two inputs are equal if they are the same.
+
+    Attributes:
+        most_together: how many are encoded in one call; None is any number.
+
+    """
+
+    most_together: ClassVar[int | None] = None
+
+    @property
+    @abstractmethod
+    def positions(self) -> int:
+        """How many positions the encoder computes for it."""
+
+    @classmethod
+    @abstractmethod
+    def batch(cls, inputs: Sequence[Self]) -> tuple[NDArray[Any], ...]:
+        """Return the `source` of `kvcast.runtimes.base.EncoderDecoderOf.encode` for several."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """A computed prefix, which any number of prompts can continue.
+
+    Attributes:
+        tokens: of the prefix, one or more.
+        cache: its first row holds them; it stays as it is.
+        logits_v: [vocab], after the last token.
+
+    """
+
+    tokens: Int64
+    cache: Any = field(repr=False)
+    logits_v: Float32 = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """What a row holds before the first token is chosen.
+
+    Attributes:
+        tokens: to feed, [S]; none may be needed after a prefix.
+        prefix: what they continue.
+        input: what the row reads, if the model has an encoder.
+
+    """
+
+    tokens: Int64
+    prefix: Prefix | None = None
+    input: Input | None = None
+
+    @property
+    def sequence(self) -> Int64:
+        """All tokens, those of the prefix among them."""
+        if self.prefix is None:
+            return self.tokens
+        return np.concatenate([self.prefix.tokens, self.tokens])
+
+    @property
+    def length(self) -> int:
+        """Number of all tokens."""
+        return len(self.tokens) + (0 if self.prefix is None else len(self.prefix.tokens))
+
+    @property
+    def last(self) -> int:
+        """The last token."""
+        if self.prefix is None or len(self.tokens):
+            return int(self.tokens[-1])
+        return int(self.prefix.tokens[-1])
+
+    def shared(self, runtime: Runtime, chunk: int | None) -> "Prompt":
+        """Return a prompt for several requests, which is computed once for all of them."""
+        if self.input is not None:  # encoded once, however many rows read it
+            return self
+        prefix = compute(runtime, self, chunk)
+        return Prompt(np.empty(0, np.int64), prefix=prefix)
+
+
+def compute(runtime: Runtime, prompt: Prompt, chunk: int | None) -> Prefix:
+    """Compute a prompt of a decoder-only model, `chunk` tokens in one call; None is all."""
+    prefix, tokens = prompt.prefix, prompt.tokens
+    if prefix is not None:
+        if not len(tokens):
+            return prefix
+        cache = runtime.fork(prefix.cache, [0], prompt.length)
+    else:
+        cache = runtime.new_cache(1, prompt.length)
+    size = chunk or len(tokens)
+    for first in range(0, len(tokens), size):
+        with exclusive(runtime):
+            logits_rpv, cache = runtime.decode([tokens[first : first + size]], cache)
+            logits_v = logits_rpv[0, -1].copy()
+    return Prefix(prompt.sequence, cache, logits_v)
+
+
+class Histories:
+    """As many tokens for each row; there is one row at first. Views hold until the next token."""
+
+    def __init__(self, room: int, before: Sequence[int] | Int64 = ()) -> None:
+        """Make room for so many tokens, after those that precede all rows."""
+        self._tokens: Int64 = np.empty((1, len(before) + room), np.int64)
+        self._tokens[0, : len(before)] = before
+        self._begin = self._end = len(before)
+
+    @property
+    def length(self) -> int:
+        """How much each row wrote."""
+        return self._end - self._begin
+
+    @property
+    def written_rn(self) -> Int64:
+        """[rows, length], a view."""
+        return self._tokens[:, self._begin : self._end]
+
+    @property
+    def all_rn(self) -> Int64:
+        """What precedes the rows and what they wrote, a view."""
+        return self._tokens[:, : self._end]
+
+    def extend(self, parents: Sequence[int], tokens_r: Sequence[int]) -> None:
+        """Let row i continue old row `parents[i]`, with a token."""
+        moved = [row for row, parent in enumerate(parents) if row != parent]
+        if len(parents) != len(self._tokens):
+            self._tokens = self._tokens[list(parents)]
+        elif moved:
+            taken = [parents[row] for row in moved]
+            self._tokens[moved, : self._end] = self._tokens[taken, : self._end]
+        self._tokens[:, self._end] = tokens_r
+        self._end += 1
+
+
+class Continuations(NamedTuple):
+    """The rows that go on, ascending; they count from 0 within their request.
+
+    Row `rows[i]` continues what row `parents[i]` held, with `tokens[i]`, which is to be fed.
+    """
+
+    rows: list[int]
+    parents: list[int]
+    tokens: list[int]
+
+
+OVER = Continuations([], [], [])
+
+
+class Drafts(Protocol):
+    """Guesses of what a request will choose, so that one call can serve several choices.
+
+    The request never sees them: it chooses after each token as it would without guesses.
+    """
+
+    def propose(self, most: int) -> Sequence[int]:
+        """Return up to `most` tokens that are worth feeding after the one chosen last, or none."""
+
+    def chose(self, token: int) -> None:
+        """Take note of a token that the request chose."""
+
+    def called(self, fed: int, kept: int, seconds: float) -> None:
+        """Take note of a call for this request alone: tokens fed, those that stay, its time."""
+
+
+class Request(ABC):
+    """Something to write.
+
+    Attributes:
+        prompt: what precedes it. One row reads it, row 0.
+        width: most rows that it ever has.
+        capacity: most positions that a row will hold; the last token need not be fed.
+        probe: offset into the prompt's tokens whose logits it wants, too.
+        probed_v: these logits [vocab], set by the loop when it has read so far.
+        drafts: what it may choose next, guessed; None for no guesses. Only asked while the request
+            has one row.
+        reused: tokens of the prompt that were in the cache already; the loop sets it.
+        error: what went wrong while it chose, which ended it; the loop sets it.
+        done: whether it is over; the loop sets it.
+
+    """
+
+    def __init__(
+        self, prompt: Prompt, *, capacity: int, width: int = 1, probe: int | None = None
+    ) -> None:
+        self.prompt = prompt
+        self.width = width
+        self.capacity = capacity
+        self.probe = probe
+        self.probed_v: Float32 = np.empty(0, np.float32)
+        self.drafts: Drafts | None = None
+        self.reused = 0
+        self.error: Exception | None = None
+        self.done = False
+
+    def read_at_once(self, runtime: Runtime, cache: Any, row: int) -> bool:  # noqa: ARG002
+        """Read the prompt in a call of its own, if logits are not all that is wanted of it.
+
+        The row is empty, reads the prompt's input, and stays so. Returns whether that was all;
+        otherwise the loop feeds the prompt.
+        """
+        return False
+
+    @abstractmethod
+    def advance(self, logits_rv: Float32) -> Continuations:
+        """Choose the next tokens.
+
+        Args:
+            logits_rv: [rows, vocab], of its rows that went on, ascending; may be overwritten.
+
+        Returns:
+            The rows that go on. The others are free for other requests from then on, so a request
+            with several rows returns all of them the first time. `OVER`, with none, ends the
+            request.
+
+        """

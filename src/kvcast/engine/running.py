@@ -1,0 +1,106 @@
+"""Requests that have rows: what is fed to them next, and which rows share calls.
+
+Knows neither runtimes nor how tokens are chosen.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvcast.engine.requests import OVER, Continuations, Request
+from kvcast.runtimes.base import Float32, Int64
+
+
+class Running:
+    """A request that has rows.
+
+    Attributes:
+        request: which.
+        rows: of the cache, by the request's own numbers, ascending.
+        held: those of them that are still its own.
+        live: those that are fed; the first one alone reads the prompt.
+        numbers: of live rows; None before it has chosen for the first time.
+        next: what live rows are fed next, once the prompt is read.
+        slot: of its encoded input; None if it has none.
+
+    """
+
+    def __init__(self, request: Request, rows: list[int], slot: int | None) -> None:
+        self.request = request
+        self.rows = self.held = rows
+        self.live = rows[:1]
+        self.numbers: list[int] | None = None
+        self.next: list[int] = []
+        self.slot = slot
+        self._unread = request.prompt.tokens
+
+    @property
+    def reads(self) -> bool:
+        """Whether a part of the prompt has not been fed."""
+        return len(self._unread) > 0
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing of the prompt has been fed or found."""
+        prompt = self.request.prompt
+        return prompt.prefix is None and len(self._unread) == len(prompt.tokens)
+
+    def skip(self, count: int) -> None:
+        """Leave out the first tokens of the prompt: the row holds them."""
+        self._unread = self._unread[count:]
+        self.request.reused = count
+
+    def chunk(self, most: int | None) -> int:
+        """Return how many tokens are read next."""
+        return len(self._unread[:most])
+
+    def choose(self, logits_rv: Float32) -> Continuations:
+        """Let the request choose what its rows are fed next; an error ends it, and no other."""
+        try:
+            chosen = self.request.advance(logits_rv)
+        except Exception as error:
+            self.request.error = error
+            return OVER
+        self.next = chosen.tokens
+        if self.request.drafts is not None:
+            for token in chosen.tokens:
+                self.request.drafts.chose(token)
+        return chosen
+
+    def positions(self, chunk: int | None) -> tuple[int, ...]:
+        """Return offsets, into what is fed next, of the logits that it needs."""
+        probe = self.request.probe
+        if probe is not None:
+            probe -= len(self.request.prompt.tokens) - len(self._unread)
+            if 0 <= probe < len(self._unread[:chunk]):
+                return probe, -1
+        return (-1,)
+
+    def feed(self, chunk: int | None) -> Int64:
+        """Return what is read next, [S]; it counts as fed."""
+        fed_s = self._unread[:chunk]
+        self._unread = self._unread[len(fed_s) :]
+        return fed_s
+
+
+class Batch:
+    """Requests whose rows share calls.
+
+    Attributes:
+        rows: those that are fed, ascending.
+        members: the requests, each with the places of its rows among these.
+        tokens_r1: room for what the rows are fed in a step.
+
+    """
+
+    def __init__(self, requests: Sequence[Running]) -> None:
+        self.rows = sorted(row for one in requests for row in one.live)
+        place_of = {row: place for place, row in enumerate(self.rows)}
+        self.members = [(one, _places([place_of[row] for row in one.live])) for one in requests]
+        self.tokens_r1: Int64 = np.empty((len(self.rows), 1), np.int64)
+
+
+def _places(ascending: list[int]) -> slice | list[int]:
+    """Return a slice, which indexes without a copy, if the places adjoin."""
+    first, last = ascending[0], ascending[-1]
+    return slice(first, last + 1) if last - first + 1 == len(ascending) else ascending

@@ -1,0 +1,107 @@
+"""Work of a decoder-only model. Knows neither bytes nor rates."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from typing_extensions import override
+
+from kvcast.checkpoints import decoder_names
+from kvcast.families.decoder import DecoderDimensions
+from kvcast.inspect.work.base import CacheKind, DecoderOnlyWork, Work, pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderWork(DecoderOnlyWork):
+    """A decoder-only model. Each token multiplies by the experts that it is routed to.
+
+    A call reads every expert that its tokens could be routed to, at most all, once.
+    """
+
+    dimensions: DecoderDimensions
+
+    @cached_property
+    @override
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return decoder_names.tensor_shapes(self.dimensions)
+
+    @property
+    @override
+    def usual_prompt(self) -> int:
+        return 1000
+
+    @override
+    def call(
+        self, length: int, new: int, *, rows: int = 1, inputs: int = 1, asked: int = 1
+    ) -> Work:
+        sizes, each = self.dimensions, rows * new
+        keys_values = 2 * self._keys * sizes.width
+        attention = 2 * self._mixed * sizes.width
+        router = sizes.experts * sizes.width
+        taken = max(sizes.experts_per_token, 1)
+        read = max(min(sizes.experts, each * sizes.experts_per_token), 1)
+        seen = sum(
+            layers * (pairs(length + new, window) - pairs(length, window))
+            for window, layers in self._windows.items()
+        )
+        held = sum(
+            layers * min(length, window - 1 if window else length)
+            for window, layers in self._windows.items()
+        )
+        return Work(
+            keys_values=2 * each * sizes.layers * keys_values,
+            linear=2 * each * sizes.layers * (attention + taken * self._expert + router),
+            attention=2 * 2 * rows * self._mixed * seen,
+            head=2 * rows * asked * sizes.vocab_size * sizes.width,
+            weights=self._weights(each),
+            matrices=sizes.layers * (keys_values + attention + read * self._expert + router),
+            table=sizes.vocab_size * sizes.width,
+            held=2 * rows * self._keys * held,
+            written=2 * each * self._keys * sizes.layers,
+        )
+
+    @override
+    def recompute(self, prompt: int, new: int) -> Work:
+        return self.call(0, prompt + new)
+
+    @override
+    def cache(self, positions: int) -> tuple[CacheKind, ...]:
+        kinds = []
+        for window, layers in self._windows.items():
+            held = min(window or positions, positions)
+            kinds.append(
+                CacheKind(
+                    kind="ring" if window else "linear",
+                    layers=layers,
+                    positions=held,
+                    numbers=layers * 2 * self._keys * held,
+                )
+            )
+        return tuple(kinds)
+
+    @cached_property
+    def _windows(self) -> Mapping[int | None, int]:
+        """Number of layers by window."""
+        return Counter(self.dimensions.windows)
+
+    @property
+    def _mixed(self) -> int:
+        """Size of all heads together."""
+        return self.dimensions.heads * self.dimensions.head_dim
+
+    @property
+    def _keys(self) -> int:
+        """Size of one position's keys in one layer."""
+        return self.dimensions.kv_heads * self.dimensions.head_dim
+
+    @property
+    def _expert(self) -> int:
+        """Number of weights of one feed-forward: gate, up and down."""
+        return 3 * self.dimensions.width * self.dimensions.inner
+
+    def _weights(self, tokens: int) -> int:
+        sizes = self.dimensions
+        looked_up = 0 if sizes.tied else sizes.vocab_size * sizes.width
+        idle = sizes.experts - min(sizes.experts, tokens * sizes.experts_per_token)
+        return self.parameters - looked_up - sizes.layers * idle * self._expert

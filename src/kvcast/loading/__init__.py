@@ -1,0 +1,1 @@
+"""Opening whatever a user names as a model; exporting it, with proof."""

@@ -1,0 +1,331 @@
+"""Finds out which parts of kvcast work on this machine, and why the others do not.
+
+A runtime counts as usable once it has passed its self-test in a child process with a time limit,
+since a broken package may end its process or hang. Knows nothing of how findings are displayed.
+"""
+
+import importlib
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import requires, version
+from pathlib import Path
+from typing import Any
+
+from kvcast.bundle.manifest import read_bundle
+from kvcast.errors import KvcastError, UsageError
+from kvcast.loading.exporting import require_export_extra
+from kvcast.loading.first_opening import open_and_call
+from kvcast.machine.child import ask
+from kvcast.machine.processor import available_cores, instruction_sets
+from kvcast.runtimes.self_test import SelfTestResult, double_on_torch, versions
+from kvcast.runtimes.targets import TARGETS
+from kvcast.spec.paths import cache_dir
+from kvcast.spec.runtimes import DEFAULT_RUNTIMES, RUNTIMES
+
+_OWN = "native"
+_SECONDS = 120  # a first import from a slow disk takes a while
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """One runtime.
+
+    Attributes:
+        name: as `--runtime` takes it.
+        usable: whether it passed its self-test.
+        versions: versions of its packages, by name.
+        problem: why it is not usable, or a caveat; empty if there is none.
+        no_export: why nothing can be exported to it here; empty if exporting works, None if the
+            runtime is not usable or has no bundles.
+
+    """
+
+    name: str
+    usable: bool
+    versions: Mapping[str, str]
+    problem: str = ""
+    no_export: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A package that only some inputs need; `versions` is empty if it cannot be used."""
+
+    name: str
+    use: str
+    versions: Mapping[str, str]
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processor:
+    """Cores that this process may use, vector instructions, and their use for bf16 and int8."""
+
+    cores: int
+    instructions: Sequence[str]
+    bf16: str
+    int8: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """kvcast's own compiled library, of the native runtime.
+
+    Attributes:
+        origin: "shipped" with kvcast, "compiled" here, or "none": the first use compiles it, or
+            `problem` says why it cannot be had.
+        path: where it is; empty if it is not there.
+        instructions: sets of its kernels that run on this processor; it uses the first, unless
+            there is a problem. The others are the fastest first.
+        threads: how many it runs with unless told otherwise.
+        problem: why it cannot be had or loaded, or may not be used as the environment says.
+
+    """
+
+    origin: str
+    path: str = ""
+    instructions: Sequence[str] = ()
+    threads: int
+    problem: str = ""
+
+    @property
+    def stops(self) -> bool:
+        """Whether a run without `--runtime` would end with the problem: the library is used."""
+        return bool(self.problem) and len(self.instructions) > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cuda:
+    """Names of the CUDA devices that PyTorch finds; `problem` says why there are none."""
+
+    devices: Sequence[str]
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """The folder of exported models and its size in bytes; `problem` if it is not writable."""
+
+    folder: str
+    bytes: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """The result of opening a bundle; `problem` says why it failed."""
+
+    path: str
+    runtime: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """Everything that `examine` finds out."""
+
+    runtimes: Sequence[Runtime]
+    processor: Processor
+    library: Library
+    cuda: Cuda
+    parts: Sequence[Part]
+    cache: Cache
+    bundle: Opened | None
+
+    @property
+    def well(self) -> bool:
+        """Whether the runtime that is the default works, and the bundle if one was given."""
+        defaults = [one for one in self.runtimes if one.name in DEFAULT_RUNTIMES]
+        works = any(one.usable for one in defaults) and not self.library.stops
+        return works and not (self.bundle and self.bundle.problem)
+
+
+# Name, modules, distributions, use, extra.
+_PARTS = (
+    ("audio", ("soundfile", "soxr"), "wav, flac, ogg and mp3", ""),
+    ("media", ("av",), "mp4, m4a and webm; brings its own ffmpeg", "media"),
+    ("mistral", ("mistral_common",), "tekken.json and tokenizer.model", "mistral"),
+    ("chinese", ("rjieba",), "words of T5-PEGASUS and RoFormer", "chinese"),
+)
+
+
+def examine(bundle: str | None = None) -> Findings:
+    """Test everything, a few parts at a time; takes some seconds and never raises.
+
+    Args:
+        bundle: a bundle's folder, to be opened as well.
+
+    """
+    with ThreadPoolExecutor(max(2, available_cores())) as pool:
+        opened = pool.submit(_opened, bundle) if bundle is not None else None
+        # In a process of its own, so a broken torch does not count against ONNX Runtime.
+        exporters = pool.submit(_ask, "exporters")
+        runtimes = [pool.submit(_runtime, name) for name in RUNTIMES]
+        library = pool.submit(_library)
+        cuda = pool.submit(_cuda)
+        parts = [pool.submit(_part, *part) for part in _PARTS]
+        return Findings(
+            runtimes=[_with_exporters(one.result(), exporters.result()[1]) for one in runtimes],
+            processor=processor(instruction_sets()),
+            library=library.result(),
+            cuda=cuda.result(),
+            parts=[part.result() for part in parts],
+            cache=_cache(cache_dir()),
+            bundle=opened.result() if opened else None,
+        )
+
+
+def processor(instructions: Sequence[str]) -> Processor:
+    """Describe what instructions, by their Linux names, mean for the speed of bf16 and int8."""
+    has = set(instructions).intersection
+    if has({"amx_bf16"}):
+        bf16 = "matrix units (amx_bf16): prefill and encoders several times as fast as in fp32"
+    elif has({"avx512_bf16"}):
+        bf16 = "dot products (avx512_bf16): faster than fp32"
+    else:
+        bf16 = "no instructions for it: half the memory, but slower than fp32"
+    if names := has({"amx_int8", "i8mm"}):
+        int8 = f"matrix units ({', '.join(names)})"
+    elif names := has({"avx512_vnni", "avx_vnni", "asimddp"}):
+        int8 = f"dot products ({', '.join(sorted(names))})"
+    else:
+        int8 = "no instructions for it: a quarter of the memory, little gain in time"
+    if not instructions:
+        bf16 = int8 = "unknown: this system does not name the processor's instructions"
+    return Processor(cores=available_cores(), instructions=list(instructions), bf16=bf16, int8=int8)
+
+
+def answer(question: str, *words: str) -> Any:
+    """Answer a question of `examine`, in a child process; raises whatever a broken part raises."""
+    return _ANSWERS[question](*words)
+
+
+def _self_test(name: str) -> dict[str, Any]:
+    result = TARGETS[name].self_test() if name in TARGETS else _self_test_eager()
+    return asdict(result)
+
+
+def _self_test_eager() -> SelfTestResult:
+    found = versions("torch", "safetensors")
+    double_on_torch()
+    return SelfTestResult(versions=found)
+
+
+def _import_all(*modules: str) -> dict[str, str]:
+    for name in modules:
+        importlib.import_module(name)
+    return {name: version(name.replace("_", "-")) for name in modules}
+
+
+def _cuda_devices() -> list[str]:
+    import torch
+
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def _native_library() -> dict[str, Any]:
+    from kvcast.runtimes.native.build import check_compiler, find_library
+    from kvcast.runtimes.native.library import chosen_instructions, instruction_sets
+
+    found = find_library()
+    if found is None:
+        check_compiler()
+        return {"origin": "none"}
+    origin = "shipped" if found.shipped else "compiled"
+    sets, problem = instruction_sets(), ""
+    try:
+        chosen = chosen_instructions()
+        sets = [chosen, *(name for name in sets if name != chosen)]
+    except UsageError as error:
+        problem = str(error)
+    return {"origin": origin, "path": str(found.path), "instructions": sets, "problem": problem}
+
+
+_ANSWERS: Mapping[str, Callable[..., Any]] = {
+    "runtime": _self_test,
+    "exporters": require_export_extra,
+    "part": _import_all,
+    "cuda": _cuda_devices,
+    "library": _native_library,
+    "bundle": open_and_call,
+}
+
+
+def _ask(*question: str) -> tuple[Any, str]:
+    """Return what a child process found, and its problem in one line, empty if there is none."""
+    told = ask(f"{__name__}:answer", *question, seconds=_SECONDS)
+    return told.found, told.problem
+
+
+def _runtime(name: str) -> Runtime:
+    found, problem = _ask("runtime", name)
+    if problem:
+        # What ails kvcast's own runtime no package cures.
+        why = problem if name == _OWN else _advised(problem, RUNTIMES[name].extra)
+        return Runtime(name=name, usable=False, versions={}, problem=why)
+    return Runtime(name=name, usable=True, problem=_unproven(found["versions"]), **found)
+
+
+def _with_exporters(runtime: Runtime, problem: str) -> Runtime:
+    if not runtime.usable or runtime.name not in TARGETS:
+        return replace(runtime, no_export=None)
+    return replace(runtime, no_export=_advised(problem, "export") or runtime.no_export)
+
+
+def _advised(problem: str, extra: str) -> str:
+    package = f"'kvcast[{extra}]'" if extra else "kvcast"
+    advice = "" if not problem or "pip install" in problem else f": pip install {package}"
+    return problem + advice
+
+
+def _unproven(found: Mapping[str, str]) -> str:
+    """Name packages whose version kvcast does not ask for, and so was not tested with."""
+    from packaging.requirements import Requirement
+
+    required = [Requirement(text) for text in requires("kvcast") or ()]
+    other = [
+        f"{one.name} {found[one.name]} is not a tested version ({one.specifier})"
+        for one in required
+        if one.name in found and not one.specifier.contains(found[one.name], prereleases=True)
+    ]
+    return "; ".join(dict.fromkeys(other))
+
+
+def _part(name: str, modules: Iterable[str], use: str, extra: str) -> Part:
+    found, problem = _ask("part", *modules)
+    return Part(name=name, use=use, versions=found or {}, problem=_advised(problem, extra))
+
+
+def _library() -> Library:
+    found, problem = _ask("library")
+    told = {"origin": "none", "problem": problem} | (found or {})
+    return Library(**told, threads=available_cores())
+
+
+def _cuda() -> Cuda:
+    devices, problem = _ask("cuda")
+    return Cuda(devices=devices or [], problem=problem or ("" if devices else "PyTorch sees none"))
+
+
+def _cache(folder: Path) -> Cache:
+    held, problem = 0, ""
+    try:
+        held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        problem = f"not writable ({error.strerror}): set KVCAST_CACHE to another folder"
+    return Cache(folder=str(folder), bytes=held, problem=problem)
+
+
+def _opened(path: str) -> Opened:
+    try:
+        runtime = read_bundle(Path(path)).runtime
+    except (KvcastError, OSError) as error:
+        return Opened(path=path, runtime="", problem=str(error))
+    # An absolute path, so a folder named demo is not mistaken for the packaged model.
+    _, problem = _ask("bundle", str(Path(path).absolute()), runtime)
+    return Opened(path=path, runtime=runtime, problem=problem)

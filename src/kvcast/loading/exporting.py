@@ -1,0 +1,170 @@
+"""Exports a checkpoint to a bundle: lower, prove, seal.
+
+torch is imported inside functions, since only exporting needs it. Knows no family and no target
+by name.
+"""
+
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from kvcast.bundle.manifest import MANIFEST, Manifest
+from kvcast.bundle.packages import describe_packages
+from kvcast.bundle.writing import seal, staged
+from kvcast.checkpoints.source import locate, open_checkpoint
+from kvcast.errors import KvcastError, UsageError
+from kvcast.loading.families import family_of
+from kvcast.loading.first_opening import remember_opening
+from kvcast.loading.params import ExportParams
+from kvcast.options import keywords_of
+from kvcast.runtimes.target import BuildOptions, LoweringJob
+from kvcast.runtimes.targets import TARGETS, default_runtime
+from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.runtimes import RUNTIMES, BundlePrecision
+
+
+@keywords_of(ExportParams)
+def export_bundle(model: str | Path, output: str | Path, params: ExportParams) -> Path:
+    """Export a checkpoint to a bundle folder and return it.
+
+    Before the bundle appears, its results are compared with the same weights run without a cache.
+    The manifest records the outcome under `verification`.
+
+    Args:
+        model: a checkpoint folder, a GGUF file, a hub id `org/name[@revision]`, or a packaged
+            model's name.
+        output: the bundle's folder; an existing one is replaced only with `overwrite`.
+        params: given as keywords.
+        on_phase: called with each phase as it begins: "reading", "calibrating: …",
+            "exporting decode", "quantising decode", "compiling decode", "sealing", "proving".
+
+    Raises:
+        KvcastError: the model cannot be read, exported or written; the message is one line.
+
+    """
+    runtime = params.runtime or default_runtime(params.precision, params.on_phase)
+    precision = RUNTIMES[runtime].choose_precision(params.precision)
+    build = BuildOptions(device=params.device, max_autotune=params.max_autotune)
+    check_export(runtime, precision, build)
+    return export_folder(
+        locate(str(model)),
+        str(model),
+        Path(output),
+        runtime,
+        precision,
+        build,
+        overwrite=params.overwrite,
+        on_phase=params.on_phase,
+    )
+
+
+def check_export(runtime: str, precision: BundlePrecision, build: BuildOptions) -> None:
+    """Raise KvcastError if no model can be exported like this, or none on this machine."""
+    if not RUNTIMES[runtime].compiles and build != BuildOptions():
+        raise UsageError(
+            f"{RUNTIMES[runtime].title} compiles nothing: drop --device and --max-autotune"
+        )
+    require_export_extra()
+    TARGETS[runtime].check_build(precision, build)
+
+
+def export_folder(
+    source: Path,
+    name: str,
+    output: Path,
+    runtime: str,
+    precision: BundlePrecision,
+    build: BuildOptions,
+    *,
+    overwrite: bool,
+    on_phase: OnPhase = ignore_phase,
+) -> Path:
+    """Export the checkpoint in `source`, which the user calls `name`; see `export_bundle`.
+
+    `check_export` must have accepted the runtime, the precision and the build options.
+    """
+    target = TARGETS[runtime]
+    on_phase("reading")
+    checkpoint = open_checkpoint(source)
+    family = family_of(checkpoint.family)
+    if precision.calibrated:
+        family.check_calibration(checkpoint.dimensions)
+    with staged(output, overwrite=overwrite) as folder:
+        programs = family.programs(checkpoint)
+        blocks_of, calibration = checkpoint.blocks_of, {}
+        if precision.calibrated:
+            from kvcast.runtimes.lowering.calibrated_blocks import calibrate
+
+            calibrated = calibrate(programs, blocks_of, on_phase)
+            blocks_of, calibration = calibrated.blocks_of, calibrated.record
+        job = LoweringJob(
+            family=checkpoint.family,
+            programs=programs,
+            precision=precision,
+            build=build,
+            special_tokens=family.special_tokens(checkpoint),
+            on_phase=on_phase,
+            blocks_of=blocks_of,
+        )
+        graphs, layers = target.lower(job, folder)
+        manifest = Manifest(
+            family=checkpoint.family,
+            runtime=runtime,
+            quantize=precision.quantize,
+            dtype=precision.dtype,
+            device=build.device,
+            processor=target.processor(),
+            dimensions=asdict(checkpoint.dimensions),
+            cache=layers,
+            graphs=graphs,
+            source={"name": _public_name(name), "sha256": checkpoint.content_hash},
+            calibration=calibration,
+            tools={name: version(name) for name in ("kvcast", "torch", *target.tools)},
+        )
+        on_phase("sealing")
+        text = family.text_files(checkpoint)
+        for file, content in text.items():
+            (folder / file).write_bytes(content)
+        describe_packages(folder, manifest)
+        sealed = seal(folder, manifest)
+        on_phase("proving")
+        candidate = target.open(checkpoint.family, folder, sealed, 2)
+        # Opened as a user will open it, so a damaged tokenizer is reported now.
+        family.model(candidate, checkpoint.dimensions, text)
+        record = family.prove(candidate, programs, exact=precision.exact)
+        # It has just run here.
+        remember_opening(seal(folder, replace(manifest, verification=record)))
+    return output
+
+
+def told_calibration(folder: Path) -> str:
+    """Tell in one line how the codes of a bundle just exported as `CALIBRATED` were found."""
+    record = Manifest.from_json((folder / MANIFEST).read_text(encoding="utf-8")).calibration
+    if not record["calibrated"] + record["kept"]:
+        return "calibrated nothing: no matrix has whole blocks of inputs"
+    kept = f"kept the checkpoint's own codes of {record['kept']} matrices"
+    if not record["calibrated"]:
+        return f"{kept}: there is nothing to calibrate"
+    calibrated = (
+        f"calibrated {record['calibrated']} matrices on {record['tokens']:,} tokens that the model "
+        f"wrote (seed {record['seed']})"
+    )
+    return f"{calibrated}, {kept}" if record["kept"] else calibrated
+
+
+def _public_name(name: str) -> str:
+    """Return a hub id or packaged model's name as it is; only the last part of a folder's path."""
+    return Path(name).resolve().name if Path(name).exists() else name
+
+
+def require_export_extra() -> None:
+    """Raise KvcastError unless torch and the exporters are installed."""
+    try:
+        import onnx_ir  # noqa: F401
+        import onnxscript  # noqa: F401
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise KvcastError(
+            f"exporting needs {error.name}: pip install 'kvcast[export]', "
+            "or give a bundle exported elsewhere"
+        ) from None

@@ -1,0 +1,284 @@
+"""Opens whatever a user names as a model.
+
+A bundle is opened as it is. Anything else is exported once into the cache folder, under a name
+derived from its content and the options, and found there the next time. Eager needs no bundle.
+Knows no file format.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kvcast import __version__
+from kvcast.bundle.manifest import MANIFEST, VERSION, Manifest, is_bundle, read_bundle
+from kvcast.bundle.packages import bundle_of, is_package, read_on_trust, unvouched_package
+from kvcast.bundle.staging import remove_abandoned
+from kvcast.bundle.validation import check_manifest
+from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
+from kvcast.errors import InputOutputError, KvcastError, UsageError
+from kvcast.loading.exporting import check_export, export_folder, require_export_extra
+from kvcast.loading.families import Task, family_of
+from kvcast.loading.first_opening import check_first_opening
+from kvcast.loading.params import LoadParams
+from kvcast.machine.processor import available_cores
+from kvcast.options import keywords_of
+from kvcast.runtimes.target import BuildOptions, Target
+from kvcast.runtimes.targets import TARGETS, default_runtime
+from kvcast.spec.digests import sha256_of
+from kvcast.spec.paths import cache_dir
+from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision, PrecisionRequest
+
+if TYPE_CHECKING:
+    from kvcast.text.model import TextModel
+    from kvcast.text.sources import T5Model, UnilmModel
+    from kvcast.whisper.model import WhisperModel
+
+Model: TypeAlias = "WhisperModel | TextModel | T5Model | UnilmModel"
+
+_OTHER_TASK: Mapping[Task, str] = {
+    "transcribe": "turns recordings into text and takes no prompt: use kvcast transcribe",
+    "generate": "generates text and does not listen: use kvcast generate",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedModel:
+    """A model and where it came from.
+
+    Attributes:
+        model: the model.
+        runtime: the runtime that runs it, by the name that `load` takes.
+        on_trust: the package it was opened from, if no manifest vouches for that package.
+
+    """
+
+    model: Model
+    runtime: str
+    on_trust: Path | None = None
+
+
+@keywords_of(LoadParams)
+def load(model: str | Path, params: LoadParams) -> Model:
+    """Open a model, exporting it first if necessary.
+
+    A Whisper model transcribes, any other generates; its `task` says which.
+
+    Args:
+        model: a bundle, a checkpoint folder (Hugging Face, CTranslate2, Mistral or bert4keras
+            layout), a GGUF file, a hub id `org/name[@revision]`, or a packaged model: `demo`,
+            `demo-base`, `demo-chat`, `demo-t5`, `demo-unilm`.
+        params: given as keywords.
+        on_phase: called with each phase of an export as it begins; see `export_bundle`.
+
+    Raises:
+        KvcastError: the model cannot be found, read, exported or run; the message is one line.
+
+    """
+    return open_model(model, params).model
+
+
+def open_model(
+    model: str | Path,
+    params: LoadParams,
+    *,
+    task: Task | None = None,
+    first_opening: bool = True,
+) -> OpenedModel:
+    """Open a model as `load` does, and say what it was opened from.
+
+    A model that is for another `task` is refused, before it is exported. With `first_opening` a
+    package that was not opened on this machine before is opened in a child process first.
+    """
+    runtime, request = params.runtime, params.precision
+    threads = params.threads or available_cores()
+    place = _place(model)
+    folder = bundle_of(place)
+    package = unvouched_package(place, runtime)
+    if package is not None:
+        _check_trust(package, params.trust)
+        manifest = read_on_trust(package)
+    elif is_bundle(folder):
+        manifest = read_bundle(folder)
+    elif runtime is not None and not RUNTIMES[runtime].exports:
+        precision = RUNTIMES[runtime].choose_precision(request)
+        _check_task(model, open_checkpoint(folder).family, task)
+        return OpenedModel(model=_open_eager(folder, precision, threads), runtime=runtime)
+    else:
+        folder, manifest = _exported_once(folder, str(model), params, task)
+    _check_task(model, manifest.family, task)
+    _check_request(folder, manifest, runtime, request)
+    if first_opening:
+        check_first_opening(folder, manifest, trust=params.trust)
+    return OpenedModel(
+        model=_open_bundle(folder, manifest, threads), runtime=manifest.runtime, on_trust=package
+    )
+
+
+def model_digest(model: str | Path, params: LoadParams) -> str:
+    """Return the SHA-256 (hexadecimal) of what `load` would open, without opening it.
+
+    A bundle's manifest stands for all of its files. Files of a checkpoint are hashed once and
+    remembered.
+
+    Raises:
+        KvcastError: the model cannot be found or read; the message is one line.
+
+    """
+    place = _place(model)
+    folder = bundle_of(place)
+    package = unvouched_package(place, params.runtime)
+    if package is None and not is_bundle(folder):
+        return fingerprint(folder)
+    file = package or folder / MANIFEST
+    try:
+        return sha256_of(file)
+    except OSError as error:
+        raise InputOutputError(f"cannot read {file}: {error.strerror}") from None
+
+
+def _place(model: str | Path) -> Path:
+    """Return the file or folder that a user's name of a model means."""
+    return Path(model) if is_package(Path(model)) else locate(str(model))
+
+
+def _check_task(model: str | Path, family: str, task: Task | None) -> None:
+    """Raise UsageError for a model that is for another task."""
+    if task is not None and (own := family_of(family).task) != task:
+        raise UsageError(f"{model} {_OTHER_TASK[own]}, or another model")
+
+
+def _check_trust(package: Path, trust: bool) -> None:
+    if not trust:
+        raise KvcastError(
+            f"{package} can contain native code and has no {MANIFEST} to verify it by: "
+            "give --trust if you trust its maker, or export the model here"
+        )
+
+
+def _check_request(
+    folder: Path, manifest: Manifest, runtime: str | None, request: PrecisionRequest
+) -> None:
+    """Raise UsageError for a request that an existing bundle does not meet."""
+    options = {
+        "runtime": (runtime, manifest.runtime),
+        "quantize": (request.quantize, _quantize(manifest)),
+        "dtype": (request.dtype, manifest.dtype),
+        "cache": (request.cache, _cache(manifest)),
+    }
+    for option, (value, has) in options.items():
+        if value not in (None, has):
+            raise UsageError(
+                f"{folder} was exported with --{option} {has}: use that, not --{option} "
+                f"{value}, or export the checkpoint again"
+            )
+
+
+def checked_dimensions(folder: Path, manifest: Manifest) -> Any:
+    """Return the dimensions of a bundle's model; raises KvcastError if its manifest is wrong."""
+    try:
+        family = family_of(manifest.family)
+        dimensions = family.dimensions(manifest.dimensions)
+        check_manifest(manifest, dimensions, family.tensor_shapes(dimensions).values())
+    except KvcastError as error:
+        raise KvcastError(f"{folder}: {error}") from None
+    return dimensions
+
+
+def _open_bundle(folder: Path, manifest: Manifest, threads: int) -> Model:
+    dimensions = checked_dimensions(folder, manifest)
+    # Text files lie beside the manifest, graphs in folders of their own.
+    text = {name: (folder / name).read_bytes() for name in manifest.files if "/" not in name}
+    runtime = _target(folder, manifest).open(manifest.family, folder, manifest, threads)
+    model: Model = family_of(manifest.family).model(runtime, dimensions, text)
+    return model
+
+
+def _target(folder: Path, manifest: Manifest) -> Target:
+    if manifest.runtime not in TARGETS:
+        raise KvcastError(f"{folder}: this kvcast knows no runtime {manifest.runtime}: update it")
+    return TARGETS[manifest.runtime]
+
+
+def _open_eager(folder: Path, precision: BundlePrecision, threads: int) -> Model:
+    require_export_extra()
+    from kvcast.runtimes.eager import torch_settings
+
+    torch_settings.use(threads)
+    checkpoint = open_checkpoint(folder)
+    family = family_of(checkpoint.family)
+    programs = family.programs(checkpoint)
+    if precision.quantize != "none":
+        family.quantize_eager(programs, precision.quantize)
+    text = family.text_files(checkpoint)
+    model: Model = family.model(family.eager(programs), checkpoint.dimensions, text)
+    return model
+
+
+_CACHES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
+
+
+def _quantize(manifest: Manifest) -> str:
+    """Return what an export was asked for."""
+    return CALIBRATED if manifest.calibration else manifest.quantize
+
+
+def _cache(manifest: Manifest) -> str:
+    """Return the precision of a bundle's self caches; a manifest without any is found out later."""
+    own = next((one.dtype for one in manifest.cache if one.kind != "cross"), "float32")
+    return _CACHES[own]
+
+
+def _exported_once(
+    checkpoint: Path, name: str, params: LoadParams, task: Task | None
+) -> tuple[Path, Manifest]:
+    """Return a checkpoint's bundle in the cache folder, exporting it if it is not there yet."""
+    runtime = params.runtime or default_runtime(params.precision, params.on_phase)
+    target, build = TARGETS[runtime], BuildOptions()
+    precision = RUNTIMES[runtime].choose_precision(params.precision)
+    made_for = target.processor()
+    versions = (str(VERSION), __version__)
+    codes = (CALIBRATED,) if precision.calibrated else ()
+    parts = (fingerprint(checkpoint), runtime, repr(precision), *codes, *made_for, *versions)
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+    bundle = cache_dir() / "bundles" / key
+    remove_abandoned(bundle.parent)
+    with contextlib.suppress(KvcastError):
+        return bundle, read_bundle(bundle)
+    # It is missing or damaged: exporting mends both.
+    _check_task(name, open_checkpoint(checkpoint).family, task)
+    check_export(runtime, precision, build)
+    with _only_exporter(bundle):
+        with contextlib.suppress(KvcastError):
+            return bundle, read_bundle(bundle)  # another process has exported it meanwhile
+        export_folder(
+            checkpoint,
+            name,
+            bundle,
+            runtime,
+            precision,
+            build,
+            overwrite=True,
+            on_phase=params.on_phase,
+        )
+    return bundle, read_bundle(bundle)
+
+
+@contextmanager
+def _only_exporter(bundle: Path) -> Iterator[None]:
+    """Wait while another process exports the same bundle into the cache folder."""
+    from filelock import FileLock
+
+    lock = FileLock(f"{bundle}.lock")
+    try:
+        bundle.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise InputOutputError(f"cannot write {bundle.parent}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,170 @@
+"""Options of opening and exporting models.
+
+Knows no tensor library, so that the command line can show its help at once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from kvcast.options import Bounds, Choice, Option, Params
+from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.runtimes import RUNTIMES, THE_DEFAULT, PrecisionRequest, exported
+
+LOADING = "model and runtime"
+
+
+def _used(names: Sequence[str], attribute: str) -> tuple[str, ...]:
+    """Return every value that one of these runtimes has, in order."""
+    values = [value for name in names for value in getattr(RUNTIMES[name], attribute)]
+    return tuple(dict.fromkeys(values))
+
+
+def _by_runtime(names: Sequence[str], attribute: str) -> str:
+    """Tell which of these runtimes has which value, as in "int8 on onnx, none on aoti"."""
+    values: dict[str, list[str]] = {}
+    for name in names:
+        values.setdefault(getattr(RUNTIMES[name], attribute), []).append(name)
+    return ", ".join(f"{value} on {' and '.join(having)}" for value, having in values.items())
+
+
+def _told(names: Sequence[str]) -> str:
+    """Tell what each of these runtimes is and needs."""
+    words = []
+    for name in names:
+        runtime = RUNTIMES[name]
+        needs = f"needs kvcast[{runtime.extra}]" if runtime.extra else ""
+        words.append(", ".join(filter(None, [runtime.title, runtime.summary, needs])))
+    return "; ".join(f"{name}: {told}" for name, told in zip(names, words, strict=True))
+
+
+def _offering(names: Sequence[str], attribute: str) -> str:
+    """Name the runtimes that have several values to choose from."""
+    return " and ".join(name for name in names if len(getattr(RUNTIMES[name], attribute)) > 1)
+
+
+def _runtime(names: Callable[[], Sequence[str]], means: str, default: str) -> Option:
+    return Option(
+        group=LOADING,
+        help=lambda: f"{means} ({_told(names())})",
+        check=Choice(names),
+        default=default,
+    )
+
+
+def _quantize(names: Callable[[], Sequence[str]], before: str = "") -> Option:
+    return Option(
+        group=LOADING,
+        help="weight quantisation",
+        check=Choice(lambda: _used(names(), "quantize")),
+        default=lambda: before + _by_runtime(names(), "default_quantize"),
+    )
+
+
+def _dtype(names: Callable[[], Sequence[str]], before: str = "") -> Option:
+    return Option(
+        group=LOADING,
+        help=lambda: (
+            f"dtype of everything that is not quantised, on {_offering(names(), 'dtypes')}"
+        ),
+        check=Choice(lambda: _used(names(), "dtypes")),
+        default=f"{before}fp32, or bf16 if weights are quantised",
+    )
+
+
+def _cache(names: Callable[[], Sequence[str]], before: str = "") -> Option:
+    return Option(
+        group=LOADING,
+        help=lambda: f"dtype of a text model's self caches, on {_offering(names(), 'caches')}",
+        check=Choice(lambda: _used(names(), "caches")),
+        default=f"{before}fp32",
+    )
+
+
+def _all() -> tuple[str, ...]:
+    return tuple(RUNTIMES)
+
+
+_THE_BUNDLES = "the bundle's; else "
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadParams(Params):
+    """How a model is opened."""
+
+    runtime: Annotated[
+        str | None,
+        _runtime(_all, "the runtime", f"{_THE_BUNDLES}{THE_DEFAULT}"),
+    ] = None
+    quantize: Annotated[str | None, _quantize(_all, _THE_BUNDLES)] = None
+    dtype: Annotated[str | None, _dtype(_all, _THE_BUNDLES)] = None
+    cache: Annotated[str | None, _cache(_all, _THE_BUNDLES)] = None
+    threads: Annotated[
+        int | None,
+        Option(
+            group=LOADING,
+            help="threads of the runtime",
+            check=Bounds(least=1, most=1024),
+            default="available physical cores",
+        ),
+    ] = None
+    trust: Annotated[
+        bool,
+        Option(
+            group=LOADING,
+            help="open a package of native code (.pt2, .pte) without a bundle.json to verify it",
+        ),
+    ] = False
+
+    on_phase: OnPhase = ignore_phase
+
+    @property
+    def precision(self) -> PrecisionRequest:
+        """What is asked of the runtime."""
+        return PrecisionRequest(quantize=self.quantize, dtype=self.dtype, cache=self.cache)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportParams(Params):
+    """What a bundle is made for."""
+
+    runtime: Annotated[str | None, _runtime(exported, "the runtime to export for", THE_DEFAULT)] = (
+        None
+    )
+    quantize: Annotated[str | None, _quantize(exported)] = None
+    dtype: Annotated[str | None, _dtype(exported)] = None
+    cache: Annotated[str | None, _cache(exported)] = None
+    device: Annotated[
+        str,
+        Option(
+            group=LOADING,
+            help=lambda: (
+                f"the device that {_compiling()} compiles for; cuda has no quantised weights"
+            ),
+            check=Choice(lambda: ("cpu", "cuda")),
+        ),
+    ] = "cpu"
+    max_autotune: Annotated[
+        bool,
+        Option(
+            group=LOADING,
+            help=lambda: (
+                f"let {_compiling()} time several kernels for every product and keep the "
+                "fastest; takes minutes"
+            ),
+        ),
+    ] = False
+    overwrite: Annotated[
+        bool, Option(group=LOADING, help="replace an existing bundle", flags=("--force",))
+    ] = False
+
+    on_phase: OnPhase = ignore_phase
+
+    @property
+    def precision(self) -> PrecisionRequest:
+        """What is asked of the runtime."""
+        return PrecisionRequest(quantize=self.quantize, dtype=self.dtype, cache=self.cache)
+
+
+def _compiling() -> str:
+    return " and ".join(name for name in exported() if RUNTIMES[name].compiles)

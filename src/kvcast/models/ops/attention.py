@@ -1,0 +1,367 @@
+"""The attention operators that every model is built from.
+
+`self_attention` writes new keys and values into a cache and attends to it. `packed_self_attention`
+does so for rows with different numbers of new tokens. `cross_attention` reads a complete cache, and
+`encoder_attention` has none. They are custom operators so that each is one node in an exported
+program, which a lowering replaces with its runtime's own operators
+(`kvcast.runtimes.lowering.replace`). The kernels here are the eager ones. Knows no model.
+
+The cache write is a declared mutation. An operator may not return its input, and returning a new
+cache would copy all of it at every step; ARCHITECTURE.md discusses the alternatives.
+
+A position's slot is the position modulo the capacity (`kvcast.spec.ring` works an example). A
+linear cache never reaches its capacity; a ring's capacity is its window or more. The lengths alone
+determine what a slot holds, so masks need nothing else.
+
+Letters in shapes: r rows, b batch (rows is a multiple of it), s new positions, n new positions of
+all rows, c capacity, t source positions, h heads, d head_dim.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def split_heads(flat_rsx: Tensor, head_dim: int) -> Tensor:
+    """[r, s, heads * d] to [r, s, heads, d]."""
+    return flat_rsx.unflatten(-1, (-1, head_dim))
+
+
+@torch.library.custom_op("kvcast::self_attention", mutates_args=("key_cache", "value_cache"))
+def self_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    cosines: Tensor | None = None,
+    sines: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = True,
+) -> Tensor:
+    """Append `key` and `value` to a cache and attend to everything in it.
+
+    Args:
+        query: [r, s, heads * d].
+        key: [r, s, kv_heads * d]; heads is a multiple of kv_heads.
+        value: like `key`.
+        key_cache: [r, kv_heads, c, d], written at the slots of positions lengths .. lengths +
+            s - 1 of each row. Keys are stored after rotation.
+        value_cache: like `key_cache`.
+        lengths: int32 [r], positions in each row's cache before this call.
+        scale: factor on the products of queries and keys.
+        window: how many positions a query sees, including its own; 0: all, and then c must be at
+            least the length of the longest row.
+        softcap: c in c tanh(x / c), applied to the scaled products; 0: none.
+        cosines: [positions, d / 2], for rotary embeddings; None: no rotation.
+        sines: like `cosines`.
+        bias: [r or 1, heads or 1, s, c], added to the scaled products with positions 0 .. c - 1;
+            for linear caches only.
+        causal: whether a position sees only those up to itself. If not, it sees all of its row,
+            including this call's positions.
+
+    Returns:
+        [r, s, heads * d].
+
+    """
+    head_dim = key_cache.shape[-1]
+    query, key, value = (split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
+    positions_rs = lengths[:, None].long() + torch.arange(query.shape[2], device=query.device)
+    if cosines is not None and sines is not None:
+        angles = cosines[positions_rs][:, None], sines[positions_rs][:, None]
+        query, key = rotated(query, *angles), rotated(key, *angles)
+    capacity, new = key_cache.shape[2], query.shape[2]
+    if capacity >= window + new - 1 or int(positions_rs.max()) < capacity:
+        # No new position displaces one that a query sees, so reading the cache is enough.
+        _write(key_cache, value_cache, key, value, positions_rs)
+        last_r = positions_rs[:, -1]
+        # Slots past the longest row are not valid. Skipping them makes a step's cost depend on the
+        # length so far and not on the capacity.
+        held = min(int(last_r.max()) + 1, capacity)
+        keys, values = key_cache[:, :, :held], value_cache[:, :, :held]
+        positions_rc = held_positions(last_r, capacity, held)
+        seen_from_rs = positions_rs if causal else last_r[:, None].expand_as(positions_rs)
+        mask = visible(seen_from_rs, positions_rc, window)
+        if bias is not None:
+            mask = torch.where(mask, bias[..., :held], -torch.inf)
+        mixed = _attend(query, keys, values, mask, scale, softcap)
+    else:
+        # Attend to the old ring and the new positions side by side, then store the latest ones.
+        keys, values = torch.cat([key_cache, key], dim=2), torch.cat([value_cache, value], dim=2)
+        old_rc = held_positions(positions_rs[:, 0] - 1, capacity, capacity)
+        positions_rc = torch.cat([old_rc, positions_rs], dim=1)
+        mixed = _attend(
+            query, keys, values, visible(positions_rs, positions_rc, window), scale, softcap
+        )
+        kept = slice(-capacity, None)
+        _write(key_cache, value_cache, key[:, :, kept], value[:, :, kept], positions_rs[:, kept])
+    return mixed.transpose(1, 2).flatten(2)
+
+
+@self_attention.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,  # noqa: ARG001
+    value: Tensor,  # noqa: ARG001
+    key_cache: Tensor,  # noqa: ARG001
+    value_cache: Tensor,  # noqa: ARG001
+    lengths: Tensor,  # noqa: ARG001
+    scale: float,  # noqa: ARG001
+    window: int = 0,  # noqa: ARG001
+    softcap: float = 0.0,  # noqa: ARG001
+    cosines: Tensor | None = None,  # noqa: ARG001
+    sines: Tensor | None = None,  # noqa: ARG001
+    bias: Tensor | None = None,  # noqa: ARG001
+    causal: bool = True,  # noqa: ARG001
+) -> Tensor:
+    return torch.empty_like(query)
+
+
+@torch.library.custom_op("kvcast::packed_self_attention", mutates_args=("key_cache", "value_cache"))
+def packed_self_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    rows: list[int],
+    counts: list[int],
+    lengths: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    cosines: Tensor | None = None,
+    sines: Tensor | None = None,
+) -> Tensor:
+    """`self_attention` for some rows of a batch, each with its own number of new positions.
+
+    The new positions of all rows are concatenated. The mask over them is block-diagonal, so each
+    block is computed separately and nothing outside the blocks is touched.
+
+    Args:
+        query: [n, heads * d].
+        key: [n, kv_heads * d].
+        value: like `key`.
+        key_cache: [r, kv_heads, c, d].
+        value_cache: like `key_cache`.
+        rows: the rows of the caches that take part, each once.
+        counts: number of new positions of each; they sum to n.
+        lengths: int32 [r], for all rows of the caches.
+        scale: as in `self_attention`.
+        window: as in `self_attention`.
+        softcap: as in `self_attention`.
+        cosines: as in `self_attention`.
+        sines: as in `self_attention`.
+
+    Returns:
+        [n, heads * d].
+
+    """
+    first, count = rows[0], counts[0]
+    if rows == list(range(first, first + len(rows))) and counts == [count] * len(rows):
+        # Neighbouring rows with the same number of new positions form one batched block.
+        blocks = [(slice(first, first + len(rows)), slice(None), count)]
+    else:
+        ends = torch.tensor(counts).cumsum(0).tolist()
+        blocks = [
+            (slice(row, row + 1), slice(end - new, end), new)
+            for row, end, new in zip(rows, ends, counts, strict=True)
+        ]
+    mixed = torch.empty_like(query)
+    for row_span, span, new in blocks:
+        block = self_attention(
+            *(x[span].unflatten(0, (-1, new)) for x in (query, key, value)),
+            key_cache[row_span],
+            value_cache[row_span],
+            lengths[row_span],
+            scale,
+            window,
+            softcap,
+            cosines,
+            sines,
+        )
+        mixed[span] = block.flatten(0, 1)
+    return mixed
+
+
+@packed_self_attention.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,  # noqa: ARG001
+    value: Tensor,  # noqa: ARG001
+    key_cache: Tensor,  # noqa: ARG001
+    value_cache: Tensor,  # noqa: ARG001
+    rows: list[int],  # noqa: ARG001
+    counts: list[int],  # noqa: ARG001
+    lengths: Tensor,  # noqa: ARG001
+    scale: float,  # noqa: ARG001
+    window: int = 0,  # noqa: ARG001
+    softcap: float = 0.0,  # noqa: ARG001
+    cosines: Tensor | None = None,  # noqa: ARG001
+    sines: Tensor | None = None,  # noqa: ARG001
+) -> Tensor:
+    return torch.empty_like(query)
+
+
+def rotated(heads_rhsd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotate pairs (i, i + d / 2) by angles [r, 1, s, d / 2]."""
+    first, second = heads_rhsd.chunk(2, dim=-1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
+
+
+def _write(
+    key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, positions_rs: Tensor
+) -> None:
+    slots_rs = positions_rs % key_cache.shape[2]
+    row_index = torch.arange(len(slots_rs), device=slots_rs.device)[:, None]
+    key_cache[row_index, :, slots_rs] = key.transpose(1, 2)
+    value_cache[row_index, :, slots_rs] = value.transpose(1, 2)
+
+
+def held_positions(last_r: Tensor, capacity: int, held: int) -> Tensor:
+    """Return the position in each of the first `held` slots [r, held] after `last` was written.
+
+    Negative for an empty slot.
+    """
+    slots_c = torch.arange(held, device=last_r.device)
+    last_r1 = last_r[:, None]
+    newest_r1 = last_r1 % capacity
+    # One division per row: in compiled loops, one per slot would cost more than all of attention.
+    lap_rc = torch.where(slots_c > newest_r1, capacity, 0)
+    return last_r1 - newest_r1 + slots_c - lap_rc
+
+
+def visible(query_rs: Tensor, key_rc: Tensor, window: int) -> Tensor:
+    """Return which keys each query sees [r, 1, s, c], by position; negative is an empty slot."""
+    distance = query_rs[:, :, None] - key_rc[:, None]
+    visible_rsc = (distance >= 0) & (key_rc >= 0)[:, None]
+    if window:
+        visible_rsc &= distance < window
+    return visible_rsc[:, None]
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float
+) -> Tensor:
+    """[r, h, s, d] over [r, kv_heads, c, d], with a boolean or additive mask."""
+    groups = query.shape[1] // key.shape[1]
+    if not softcap:
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scale, enable_gqa=groups > 1
+        )
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    logits = softcap * torch.tanh(query @ key.transpose(-1, -2) * scale / softcap)
+    if mask.dtype == torch.bool:
+        mask = torch.zeros((), device=mask.device).masked_fill(~mask, -torch.inf)
+    return (logits + mask).softmax(-1) @ value
+
+
+@torch.library.custom_op("kvcast::cross_attention", mutates_args=())
+def cross_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    lengths: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Attend to complete keys and values, all of which every query sees.
+
+    Several rows may read one input. Without a causal mask the order of queries does not matter, so
+    an input's rows fold into its query axis and keys are never repeated.
+
+    Args:
+        query: [r, s, h * d], row i reading input i // (r // b).
+        key: [b, h, t, d].
+        value: [b, h, t, d].
+        scale: factor on the products of queries and keys.
+        lengths: int32 [b], how many of an input's t positions are valid; None: all.
+        bias: [r, h, s, t], added to the scaled products.
+
+    Returns:
+        [r, s, h * d].
+
+    """
+    batch, heads, _, head_dim = key.shape
+    folded_bqhd = split_heads(query, head_dim).reshape(batch, -1, heads, head_dim)
+    mask = padding_mask(key, lengths)
+    if bias is not None:
+        folded_bhqt = bias.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
+        mask = folded_bhqt if mask is None else torch.where(mask, folded_bhqt, -torch.inf)
+    mixed = scaled_dot_product_attention(
+        folded_bqhd.transpose(1, 2), key, value, attn_mask=mask, scale=scale
+    )
+    return mixed.transpose(1, 2).reshape(query.shape)
+
+
+@cross_attention.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,  # noqa: ARG001
+    value: Tensor,  # noqa: ARG001
+    scale: float,  # noqa: ARG001
+    lengths: Tensor | None = None,  # noqa: ARG001
+    bias: Tensor | None = None,  # noqa: ARG001
+) -> Tensor:
+    return torch.empty_like(query)
+
+
+@torch.library.custom_op("kvcast::encoder_attention", mutates_args=())
+def encoder_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    scale: float,
+    lengths: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Attend from every position to every other, without a cache.
+
+    Args:
+        query: [b, t, heads * d].
+        key: like `query`.
+        value: like `query`.
+        heads: number of heads.
+        scale: factor on the products of queries and keys.
+        lengths: int32 [b], 1 or more: how many of an input's t positions are valid; None: all. The
+            results for the others are meaningless.
+        bias: [b or 1, heads, t, t], added to the scaled products.
+
+    Returns:
+        [b, t, heads * d].
+
+    """
+    query, key, value = (
+        split_heads(flat, flat.shape[-1] // heads).transpose(1, 2) for flat in (query, key, value)
+    )
+    mask = padding_mask(key, lengths)
+    if bias is not None:
+        mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
+    mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+@encoder_attention.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,  # noqa: ARG001
+    value: Tensor,  # noqa: ARG001
+    heads: int,  # noqa: ARG001
+    scale: float,  # noqa: ARG001
+    lengths: Tensor | None = None,  # noqa: ARG001
+    bias: Tensor | None = None,  # noqa: ARG001
+) -> Tensor:
+    return torch.empty_like(query)
+
+
+def padding_mask(key_bhtd: Tensor, lengths: Tensor | None) -> Tensor | None:
+    """Return the mask [b, 1, 1, t] of valid positions; None if all are valid."""
+    if lengths is None:
+        return None
+    positions_t = torch.arange(key_bhtd.shape[2], device=key_bhtd.device)
+    return (positions_t < lengths[:, None])[:, None, None]

@@ -1,0 +1,1 @@
+"""AOTInductor: how programs are compiled, and how packages run."""

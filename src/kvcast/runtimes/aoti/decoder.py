@@ -1,0 +1,142 @@
+"""Decoder-only bundles of AOTInductor: a compiled program where eager has a module.
+
+The program takes as many new positions for every row, so rows side by side that have equally many
+go in one call, on views of the caches. It writes a ring before it reads it, so a ring has slots to
+spare, and what would displace more goes in pieces. Knows programs by the names in the bundle's
+manifest and nothing of models.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from kvcast.bundle.manifest import CacheLayers, Manifest
+from kvcast.runtimes.aoti.runtime import DecodeProgram, open_programs
+from kvcast.runtimes.eager.decoder import EagerDecoderOnly
+from kvcast.runtimes.eager.runtime import LayerCache
+from kvcast.runtimes.memory import Layer, TurningRing
+from kvcast.spec.rows import neighbours
+
+# A ring takes a chunk of one position more than it has slots to spare.
+_SPARE = 127
+
+
+@dataclass(frozen=True)
+class Rings:
+    """Sizes of caches as a manifest describes them, one entry a layer."""
+
+    layers: Sequence[CacheLayers]
+
+    @property
+    def window(self) -> int:
+        """The widest of the rings' windows; 0 where no layer is a ring."""
+        return max((layer.capacity for layer in self.layers if layer.kind == "ring"), default=0)
+
+    def of(self, capacity: int) -> list[Layer]:
+        """Describe caches [rows, kv_heads, slots, d]; all rings are alike."""
+        slots = {"linear": capacity, "ring": min(self.window + _SPARE, capacity)}
+        return [
+            Layer(
+                (layer.heads, slots[layer.kind], layer.head_dim),
+                getattr(torch, layer.dtype),
+                TurningRing(layer.capacity, slots["ring"]) if layer.kind == "ring" else None,
+            )
+            for layer in self.layers
+            for _ in range(2)
+        ]
+
+
+class RowsProgram:
+    """A compiled `decode` over as many new positions for every row."""
+
+    def __init__(self, program: DecodeProgram, rings: Rings) -> None:
+        self._program = program
+        self._kinds = [layer.kind for layer in rings.layers]
+        self._window = rings.window
+
+    def __call__(
+        self, tokens_rs: Tensor, lengths: Tensor, offsets: Tensor, caches: Sequence[LayerCache]
+    ) -> list[Tensor]:
+        """Return what the program gives at `offsets`, each [rows, len(offsets), ...]."""
+        flat = [part for layer in caches for part in layer]
+        keys = [key for key, _ in caches]
+        capacities = {kind: key.shape[2] for kind, key in zip(self._kinds, keys, strict=True)}
+        pieces, places = [], []
+        for span in self._pieces(tokens_rs.shape[1], int(lengths.max()), capacities.get("ring")):
+            place = ((offsets >= span.start) & (offsets < span.stop)).nonzero().flatten()
+            held = int(lengths.max()) + span.stop
+            slots = {kind: min(held, capacity) for kind, capacity in capacities.items()}
+            inputs = [tokens_rs[:, span].contiguous(), lengths + span.start]
+            inputs += [offsets[place] - span.start, *flat]
+            pieces.append(self._program(inputs, slots))
+            places.append(place)
+        if len(pieces) == 1:
+            return pieces[0]
+        order = torch.cat(places).argsort()
+        return [torch.cat(parts, dim=1)[:, order] for parts in zip(*pieces, strict=True)]
+
+    def _pieces(self, new: int, held: int, ring: int | None) -> Iterator[slice]:
+        """Cut new positions so that none displaces one that a query of its piece sees."""
+        first = 0
+        while first < new:
+            size = new - first
+            if ring is not None:
+                size = min(size, max(ring - held - first, ring - self._window + 1))
+            yield slice(first, first + size)
+            first += size
+
+
+class PackedProgram:
+    """A compiled `decode` over rows that have different numbers of new positions."""
+
+    def __init__(self, rows: RowsProgram) -> None:
+        self._rows = rows
+
+    def __call__(
+        self,
+        tokens_n: Tensor,
+        rows: list[int],
+        counts: list[int],
+        lengths: Tensor,
+        asked: Tensor,
+        caches: Sequence[LayerCache],
+    ) -> tuple[Tensor, Sequence[LayerCache]]:
+        """Run `programs.decoder.DecodePacked`, asked for as many positions of every row."""
+        asked_rp = asked.view(len(rows), -1)
+        logits, first, row = [], 0, 0
+        for part, count in neighbours(rows, counts):
+            size = part.stop - part.start
+            tokens_rs = tokens_n[first : first + size * count].view(size, count)
+            views = [(key[part], value[part]) for key, value in caches]
+            results = self._rows(tokens_rs, lengths[part], asked_rp[row] - first, views)
+            logits.append(results[0].flatten(0, 1))
+            first, row = first + size * count, row + size
+        return torch.cat(logits), caches
+
+
+@dataclass(frozen=True)
+class _DecoderPrograms:
+    """What `EagerDecoderOnly` runs."""
+
+    dimensions: Any
+    decode_packed: PackedProgram
+
+
+class AotiDecoderOnly(EagerDecoderOnly):
+    """A ring has slots to spare beside the window."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        self._rings = Rings(manifest.cache)
+        self.device = manifest.device
+        decode = DecodeProgram(open_programs(folder, manifest, threads))
+        packed = PackedProgram(RowsProgram(decode, self._rings))
+        super().__init__(_DecoderPrograms(manifest.dimensions, packed))
+
+    @override
+    def layers(self, capacity: int) -> Sequence[Layer]:
+        return self._rings.of(capacity)

@@ -1,0 +1,266 @@
+"""Compiles programs to one AOTInductor package, with their weights in a file beside it.
+
+Each program is exported with dynamic shapes wherever callers vary a size, kvcast's operators are
+replaced by plain ones, and Inductor compiles the result to native code for this machine. Weights
+stay out of the code: on loading, all programs receive the same tensors. Knows no model.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.export.passes import move_to_device_pass
+from torch.export.pt2_archive._package import package_pt2
+from torch.export.pt2_archive._package_weights import Weights
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_structure, tree_unflatten
+
+from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.runtimes.aoti.inductor import (
+    call_graph,
+    compile_program,
+    export,
+    short_loops_on_one_thread,
+    tracing,
+)
+from kvcast.runtimes.aoti.operators import multiply_by_onednn, reading, table
+from kvcast.runtimes.aoti.packed_operators import SHIMS
+from kvcast.runtimes.aoti.packing import PackedMatrices, graph_roles
+from kvcast.runtimes.aoti.precision import Precision, cast_convolutions, reduce_matrices
+from kvcast.runtimes.lowering.replace import replace_operators
+from kvcast.runtimes.lowering.signatures import Signature
+from kvcast.runtimes.native.matrices import EXPERTS, MATRIX
+from kvcast.spec.blocks import BlocksOf, no_blocks
+from kvcast.spec.phases import OnPhase, ignore_phase
+
+PACKAGE, WEIGHTS = "aoti/model.pt2", "aoti/weights.safetensors"
+_SLOTS = "slots_"
+# Typical sizes, because Inductor divides loops among threads by the sizes of the examples. All
+# differ, because equal ones become one size.
+_TYPICAL = {
+    "rows": 4,
+    "batch": 2,
+    "new": 3,
+    "asked": 5,
+    "n": 6,
+    "source": 96,
+    "capacity": 480,
+    "ring": 490,
+    _SLOTS + "linear": 470,
+    _SLOTS + "ring": 460,
+}
+_PREFILL = {"new": 256}
+# What the module that is compiled puts before the names of a program's own submodules.
+_PREFIX = "results.program."
+
+
+class _Results(nn.Module):
+    """A program with its operators replaced; takes the slots to read before its own arguments.
+
+    All arguments come flat.
+    """
+
+    def __init__(self, program: nn.Module, signature: Signature, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.program = program
+        self._kinds = signature.kinds
+        self._structure = tree_structure(signature.arguments)
+        self._dtypes = [
+            dtype if name.startswith("cross_") else torch.float32
+            for name in result_names(signature)
+        ]
+
+    def forward(self, *flat: Tensor) -> list[Tensor]:
+        """Return the results as a flat list, without the caches, which are written in place."""
+        held = {kind: part.shape[0] for kind, part in zip(self._kinds, flat, strict=False)}
+        with reading(held):
+            arguments = tree_unflatten(flat[len(held) :], self._structure)
+            results = tree_leaves(self.program(*arguments))
+        return [part.to(dtype) for part, dtype in zip(results, self._dtypes, strict=False)]
+
+
+def lower(
+    signatures: Mapping[str, Signature],
+    precision: Precision,
+    folder: Path,
+    *,
+    device: str = "cpu",
+    max_autotune: bool = False,
+    on_phase: OnPhase = ignore_phase,
+    blocks_of: BlocksOf = no_blocks,
+) -> dict[str, Graph]:
+    """Write `aoti/model.pt2` and `aoti/weights.safetensors` under `folder`.
+
+    Args:
+        signatures: programs by the names that the runtime looks up.
+        precision: of the programs.
+        folder: an existing folder.
+        device: what the programs run on, as torch names it.
+        max_autotune: let Inductor time several kernels for each product and keep the fastest.
+        on_phase: called as each program is exported and compiled.
+        blocks_of: the codes that the checkpoint has for a matrix, which int4 keeps.
+
+    Returns:
+        The manifest's entries for the programs. Caches are inputs that are written in place. The
+        inputs `slots_linear` and `slots_ring` come first; only their size matters, which says how
+        many slots of such a cache to read. `prefill` is `decode` compiled for many tokens.
+
+    """
+    (folder / PACKAGE).parent.mkdir()
+    wanted = dict(signatures)
+    traced = {}
+    for name, signature in signatures.items():
+        on_phase(f"exporting {name}")
+        traced[name] = trace_program(signature, precision, device)
+    if precision.has_prefill and device == "cpu":
+        wanted["prefill"], traced["prefill"] = signatures["decode"], traced["decode"]
+    packed = None
+    if precision.quantize == "int4":
+        roles = {name: graph_roles(traced[name], signatures[name].outputs) for name in signatures}
+        packed = PackedMatrices(roles, precision.quantize, blocks_of)
+    exported = {}
+    for name, signature in wanted.items():
+        if precision.quantize != "none" and precision.forms(name):
+            on_phase(f"quantising {name}")
+        exported[name] = export_program(traced[name], signature, precision, name, packed, device)
+    weights: dict[str, Tensor] = {}
+    for module, _ in exported.values():
+        _add(weights, _weights(module))
+    if packed is not None:
+        _add(weights, {_PREFIX + name: tensor for name, tensor in packed.stored.items()})
+    files: dict[str, list[str | Weights]] = {}
+    for name, (module, arguments) in exported.items():
+        on_phase(f"compiling {name}")
+        # Where a separate prefill takes the long calls, decode only sees few tokens.
+        is_step = name == "decode" and "prefill" in exported
+        with short_loops_on_one_thread() if is_step else nullcontext():
+            compiled, constants = compile_program(
+                module,
+                arguments,
+                max_autotune=max_autotune,
+                shims={} if packed is None else SHIMS,
+            )
+        # The C++ sources name this machine's folders, and running does not need them.
+        files[name] = [file for file in compiled if not file.endswith(".cpp")]
+        weights |= {f"{name}/{constant}": tensor for constant, tensor in constants.items()}
+    package_pt2(str(folder / PACKAGE), aoti_files=files)
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / WEIGHTS)
+    return {
+        name: Graph(
+            file=PACKAGE,
+            inputs=(*(_SLOTS + kind for kind in signature.kinds), *signature.inputs),
+            outputs=tuple(result_names(signature)),
+        )
+        for name, signature in wanted.items()
+    }
+
+
+def cache_layers(layers: Iterable[CacheLayers], precision: Precision) -> tuple[CacheLayers, ...]:
+    """Return the same caches in the dtype that `precision` gives them."""
+    return tuple(replace(layer, dtype=precision.cache_dtype) for layer in layers)
+
+
+def result_names(signature: Signature) -> list[str]:
+    """Name what a compiled program returns: everything but the caches that it wrote."""
+    return [name for name in signature.outputs if not name.startswith("present_")]
+
+
+def trace_program(
+    signature: Signature, precision: Precision, device: str = "cpu"
+) -> torch.export.ExportedProgram:
+    """Export a program with kvcast's operators still in it, which every form of it begins with."""
+    given = _examples(signature, precision.torch_dtype, _TYPICAL)
+    with tracing():
+        return move_to_device_pass(export(signature.program, given, signature.sizes), device)
+
+
+def export_program(
+    traced: torch.export.ExportedProgram,
+    signature: Signature,
+    precision: Precision,
+    name: str,
+    packed: PackedMatrices | None = None,
+    device: str = "cpu",
+) -> tuple[torch.fx.GraphModule, tuple[Tensor, ...]]:
+    """Return what to compile and flat examples of its arguments: slots, then the program's own.
+
+    `traced` is `trace_program`'s; `name` is the form's: "prefill" is `decode` for many tokens.
+    `packed` gets the matrices that are quantised to int4.
+    """
+    typical = _TYPICAL | (_PREFILL if name == "prefill" else {})
+    given = _examples(signature, precision.torch_dtype, typical)
+    sizes = [
+        *({0} for _ in signature.kinds),
+        *tree_leaves(signature.sizes, is_leaf=lambda part: isinstance(part, dict)),
+    ]
+    slots = [torch.zeros(typical[_SLOTS + kind], dtype=torch.int8) for kind in signature.kinds]
+    arguments = tuple(part.to(device) for part in (*slots, *tree_leaves(given)))
+    operators = dict(table(precision.torch_dtype, few=name == "decode", device=device))
+    if packed is not None:  # which knows experts by kvcast's operator
+        del operators[torch.ops.kvcast.mixture_of_experts.default]
+    with tracing():
+        replaced = replace_operators(traced, operators)
+        _drop_assertions(replaced)
+        if packed is None:
+            reduce_matrices(replaced, precision, name)
+        else:
+            packed.pack(replaced)
+            cast_convolutions(replaced, precision.torch_dtype)
+        if device == "cpu":
+            multiply_by_onednn(replaced)
+        replaced.delete_all_unused_submodules()
+        results = _Results(replaced, signature, precision.torch_dtype)
+        module = call_graph(results, arguments, sizes, len(result_names(signature)))
+    return module, arguments
+
+
+def _examples(
+    signature: Signature, dtype: torch.dtype, typical: Mapping[str, int]
+) -> tuple[Any, ...]:
+    """Return arguments of typical sizes, with caches in `dtype`."""
+    flat, structure = tree_flatten(signature.arguments)
+    open_sizes = tree_leaves(signature.sizes, is_leaf=lambda part: isinstance(part, dict))
+    given = []
+    for name, part, open_here in zip(signature.inputs, flat, open_sizes, strict=True):
+        shape = [
+            typical[open_here[i].__name__] if i in open_here else size
+            for i, size in enumerate(part.shape)
+        ]
+        is_cache = name.startswith(("past_", "cross_"))
+        given.append(torch.zeros(shape, dtype=dtype if is_cache else part.dtype))
+    arguments: tuple[Any, ...] = tree_unflatten(given, structure)
+    return arguments
+
+
+def _drop_assertions(module: torch.fx.GraphModule) -> None:
+    """Remove torch.export's assertions about sizes: not 0 or 1, not equal to one another.
+
+    It makes them to keep layouts general; the code it generates works for those sizes as well.
+    """
+    for node in list(module.graph.nodes):
+        if node.target is torch.ops.aten._assert_scalar.default:
+            module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _weights(module: torch.fx.GraphModule) -> dict[str, Tensor]:
+    """Return the constants that the program reads from the file, by name."""
+    buffers = dict(module.named_buffers()).items()
+    own = {name: part for name, part in buffers if not name.endswith((MATRIX, EXPERTS))}
+    return dict(module.named_parameters()) | own
+
+
+def _add(weights: dict[str, Tensor], others: Mapping[str, Tensor]) -> None:
+    """Add in place. Raises RuntimeError if programs use one name for different tensors.
+
+    The loader would give both the same tensor, and compiled code does not check what it receives.
+    """
+    for name, tensor in others.items():
+        known = weights.setdefault(name, tensor)
+        if known.dtype != tensor.dtype or not torch.equal(known, tensor):
+            raise RuntimeError(f"two programs have different weights named {name}")

@@ -1,0 +1,331 @@
+"""kvcast's operators in terms of plain PyTorch ones, which AOTInductor compiles.
+
+A cache is written by `index_put_` on the caller's own buffer: tracing turns that into a value
+and a copy back, and Inductor fuses these into one write in place again. Unlike the eager kernels,
+these never look at data, so programs have no branches: each call says how many slots to read, and
+a ring has room for all new positions beside the ones they see. Knows no model.
+
+Letters in shapes: see `kvcast.models.ops.attention`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial, update_wrapper
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
+
+from kvcast.models.ops.attention import (
+    cross_attention,
+    encoder_attention,
+    held_positions,
+    padding_mask,
+    rotated,
+    self_attention,
+    split_heads,
+    visible,
+)
+from kvcast.models.ops.experts import mixture_of_experts
+from kvcast.runtimes.lowering.replace import Table
+
+Attend: TypeAlias = Callable[..., Tensor]
+"""(query, key, value, mask, scale[, softcap]) to mixed values, all [rows, heads, positions, d]."""
+# An encoder's heads attend in this many groups.
+_PARTS = 8
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What all layers share during a call: slots to read by kind of cache, and masks."""
+
+    slots: Mapping[str, int]
+    masks: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
+
+
+_CALL: ContextVar[_Call] = ContextVar("call")
+
+
+@contextmanager
+def reading(slots: Mapping[str, int]) -> Iterator[None]:
+    """Set how many slots, from the first, self-attention reads of each kind of cache.
+
+    Holds for one call of a program; its layers share their masks.
+    """
+    token = _CALL.set(_Call(slots))
+    try:
+        yield
+    finally:
+        _CALL.reset(token)
+
+
+def _self_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    cosines: Tensor | None = None,
+    sines: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = True,
+    *,
+    attend: Attend,
+) -> tuple[Tensor, Tensor, Tensor]:
+    head_dim, capacity, dtype = key_cache.shape[-1], key_cache.shape[2], key_cache.dtype
+    query, key, value = (split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
+    positions_rs = lengths[:, None].long() + torch.arange(query.shape[2], device=query.device)
+    if cosines is not None and sines is not None:
+        angles = cosines[positions_rs][:, None], sines[positions_rs][:, None]
+        query, key = rotated(query, *angles), rotated(key, *angles)
+    row_index = torch.arange(query.shape[0], device=query.device)[:, None]
+    slots_rs = positions_rs % capacity
+    key_cache[row_index, :, slots_rs] = key.transpose(1, 2).to(dtype)
+    value_cache[row_index, :, slots_rs] = value.transpose(1, 2).to(dtype)
+    held = _CALL.get().slots["ring" if window else "linear"]
+    torch._check(held <= capacity)  # type: ignore[no-untyped-call]
+    keys, values = (cache.narrow(2, 0, held) for cache in (key_cache, value_cache))
+    mask = _self_mask(positions_rs, capacity, held, window, causal)
+    if bias is not None:
+        mask = mask + bias.narrow(3, 0, held)
+    mixed = attend(query.to(dtype), keys, values, mask, scale, softcap)
+    return mixed.to(query.dtype).transpose(1, 2).flatten(2), key_cache, value_cache
+
+
+def _self_mask(positions_rs: Tensor, capacity: int, held: int, window: int, causal: bool) -> Tensor:
+    """Return an additive mask [r, 1, s, held], made once: all layers have the same positions."""
+    masks = _CALL.get().masks
+    if (window, causal) not in masks:
+        last_r = positions_rs[:, -1]
+        positions_rc = held_positions(last_r, capacity, held)
+        seen_from_rs = positions_rs if causal else last_r[:, None].expand_as(positions_rs)
+        seen_rsc = visible(seen_from_rs, positions_rc, window).squeeze(1)
+        masks[window, causal] = kept(torch.where(seen_rsc, 0.0, -torch.inf)).unsqueeze(1)
+    return masks[window, causal]
+
+
+def kept(tensor: Tensor) -> Tensor:
+    """Return the same tensor, stored once; Inductor recomputes whatever is not marked `kept`.
+
+    Only the last axis may have size 1: Inductor orders axes by their strides and confuses two that
+    are equal, so the last axis would no longer be contiguous.
+    """
+    tensor = tensor.contiguous()
+    return torch.ops.prims.copy_strided(tensor, tensor.stride())  # type: ignore[no-any-return]
+
+
+def _attend_by_products(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Attend with [r, h, s, d] to [r, kv_heads, c, d], with an additive mask [r, 1 or h, s, c].
+
+    PyTorch's fused kernel is slow for single queries below fp32: with 1,500 keys it takes eight
+    times as long as two matrix products. So those use products, and queries that share keys fold
+    into one axis, so keys are never repeated.
+    """
+    rows, heads, new, head_dim = query.shape
+    kv_heads, held = key.shape[1:3]
+    groups = heads // kv_heads
+    if not softcap and key.dtype == torch.float32:
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scale, enable_gqa=groups > 1
+        )
+    folded = query.reshape(rows, kv_heads, groups * new, head_dim)
+    products = (folded @ key.transpose(-1, -2)).float().view(rows, kv_heads, groups, new, held)
+    weights, sums = _weights(_logits(products, mask, scale, softcap), value.dtype)
+    mixed = weights.view(*folded.shape[:3], held) @ value
+    return (mixed.view(rows, kv_heads, groups, new, head_dim) / sums).view(query.shape)
+
+
+def _attend_by_sums(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float = 0.0,
+) -> Tensor:
+    """As `_attend_by_products`, for few queries: one pass over the keys and one over the values.
+
+    Inductor turns this into loops that read the cache in place, while a matrix product first copies
+    the slots that it reads out of a larger cache.
+    """
+    rows, heads, new, head_dim = query.shape
+    kv_heads, held = key.shape[1:3]
+    shape = (rows, kv_heads, heads // kv_heads, new, held, head_dim)
+    grouped = kept(query).view(*shape[:4], 1, head_dim).float().expand(shape)
+    products = (grouped * key[:, :, None, None].float().expand(shape)).sum(-1)
+    weights, sums = _weights(_logits(products, mask, scale, softcap), torch.float32)
+    mixed = (weights[..., None] * value[:, :, None, None].float().expand(shape)).sum(-2)
+    return (mixed / sums).view(query.shape)
+
+
+def _logits(products: Tensor, mask: Tensor | None, scale: float, softcap: float) -> Tensor:
+    """Scale, cap and mask [r, kv_heads, groups, s, c]; the mask has 1 head or all."""
+    logits = products * scale
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    if mask is None:
+        return logits
+    per_group = products.shape[2] if mask.shape[1] > 1 else 1
+    return logits + mask.unflatten(1, (-1, per_group))  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _weights(logits: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return softmax's numerators in `dtype`, and the sums by which to divide the mixed values.
+
+    Dividing last means that nothing of the logits' size is stored in fp32, which alone took twice
+    as long as all of softmax takes now.
+    """
+    exponents = logits - logits.amax(-1, keepdim=True)
+    if dtype == torch.float16:
+        # Before the division, mixed values may overflow fp16.
+        exponents = exponents - exponents.exp().sum(-1, keepdim=True).log()
+    weights = exponents.exp().to(dtype)
+    return weights, weights.float().sum(-1, keepdim=True)
+
+
+def _cross_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    lengths: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    attend: Attend,
+) -> Tensor:
+    rows, new, _ = query.shape
+    batch, heads, positions, head_dim = key.shape
+    each = rows // batch
+    torch._check(rows == batch * each)  # type: ignore[no-untyped-call]
+    folded_bqhd = query.view(batch, each * new, heads, head_dim)
+    mask = padding_mask(key, lengths)
+    if mask is not None:
+        summands: Tensor | float = 0.0
+        if bias is not None:
+            by_input_bhest = bias.view(batch, each, heads, new, positions).transpose(1, 2)
+            summands = by_input_bhest.reshape(batch, heads, each * new, positions)
+        mask = torch.where(mask, summands, -torch.inf).to(key.dtype)
+    mixed = attend(folded_bqhd.transpose(1, 2).to(key.dtype), key, value, mask, scale)
+    return mixed.to(query.dtype).transpose(1, 2).reshape(query.shape)
+
+
+def _encoder_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    scale: float,
+    lengths: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+    attend: Attend,
+) -> Tensor:
+    result = query.dtype
+    query, key, value = (
+        split_heads(flat, flat.shape[-1] // heads).transpose(1, 2).to(dtype)
+        for flat in (query, key, value)
+    )
+    mask = padding_mask(key, lengths)
+    if mask is not None:
+        mask = torch.where(mask, 0.0 if bias is None else bias, -torch.inf).to(dtype)
+    mixed = attend(query, key, value, mask, scale)
+    return mixed.to(result).transpose(1, 2).flatten(2)
+
+
+def _attend_fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+
+
+def _attend_in_parts(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
+    """As `_attend_fused`, some heads at a time, so that attention weights stay in a core's cache.
+
+    On a processor without matrix units the fused kernel makes no use of bf16 dot products: with
+    1,500 positions it takes 2.4 times as long.
+    """
+    each = -(-query.shape[1] // _PARTS)
+    mixed = []
+    for first in range(0, query.shape[1], each):
+        here = slice(first, first + each)
+        masked = mask if mask is None or mask.shape[1] == 1 else mask[:, here]
+        heads = query[:, here], key[:, here], value[:, here]
+        mixed.append(_attend_by_products(*heads, masked, scale))
+    return torch.cat(mixed, 1)
+
+
+def _mixture_of_experts(
+    hidden: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, per_token: int
+) -> Tensor:
+    """Run every expert on every token, since the routing depends on data."""
+    logits_nk, chosen_nk = router_logits.topk(per_token, dim=-1)
+    weights_ne = torch.zeros_like(router_logits).scatter(-1, chosen_nk, logits_nk.softmax(dim=-1))
+    mixed = torch.zeros_like(hidden)
+    for expert in range(gate_up.shape[0]):
+        gate, up = linear(hidden, gate_up[expert]).chunk(2, dim=-1)
+        mixed = mixed + weights_ne[:, expert, None] * linear(silu(gate) * up, down[expert])
+    return mixed
+
+
+def multiply_by_onednn(module: GraphModule) -> None:
+    """Let oneDNN compute the remaining fp32 products, for which torch would call MKL; in place.
+
+    On processors that are not Intel's, MKL takes twice as long for many rows, and 2.4 times as long
+    for one row by a large matrix. On Intel's, both are fast.
+    """
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
+        hidden, weight, bias = (*node.args, None)[:3]
+        node.target = torch.ops.mkldnn._linear_pointwise.default
+        node.args = (hidden, weight, bias, "none", [], "")
+    module.recompile()
+
+
+def table(dtype: torch.dtype, *, few: bool = False, device: str = "cpu") -> Table:
+    """Return the function that replaces each operator.
+
+    Args:
+        dtype: the dtype of attention without a cache; caches bring their own.
+        few: optimise for steps of few tokens rather than for many new ones.
+        device: the device that the program will run on.
+
+    """
+    reduced = dtype != torch.float32 and device == "cpu"
+    cached = _attend_by_sums if few and reduced else _attend_by_products
+    encode = _attend_in_parts if reduced else _attend_fused
+    return {
+        torch.ops.kvcast.self_attention.default: _given(_self_attention, attend=cached),
+        torch.ops.kvcast.cross_attention.default: _given(_cross_attention, attend=cached),
+        torch.ops.kvcast.encoder_attention.default: _given(
+            _encoder_attention, dtype=dtype, attend=encode
+        ),
+        torch.ops.kvcast.mixture_of_experts.default: _mixture_of_experts,
+    }
+
+
+def _given(function: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
+    """Return a partial function that keeps its name, by which graphs call it."""
+    return update_wrapper(partial(function, **arguments), function)
+
+
+# Importing the module registers the operators; naming them keeps that visible.
+OPERATORS = (self_attention, cross_attention, encoder_attention, mixture_of_experts)

@@ -1,0 +1,155 @@
+"""Quantised matrices of AOTInductor's packages, for kvcast's own kernels.
+
+A package's file holds the codes and scales that kvcast's own bundles hold, the same for every
+processor (`runtimes/native/quantize.py`); programs multiply with the matrices by operators
+(`runtimes/aoti/packed_operators.py`). Knows no model.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from kvcast.runtimes.aoti import packed_operators
+from kvcast.runtimes.aoti.packed_operators import Words
+from kvcast.runtimes.aoti.precision import LARGE_TABLE
+from kvcast.runtimes.native.matrices import BIAS, EXPERTS, MATRIX
+from kvcast.runtimes.native.quantize import Kind, Roles, kinds, stored
+from kvcast.spec.blocks import BlocksOf
+
+_LINEAR = torch.ops.aten.linear.default
+_CONVOLUTION = torch.ops.aten.conv1d.default
+_EMBEDDING = torch.ops.aten.embedding.default
+_MIXTURE = torch.ops.kvcast.mixture_of_experts.default
+_WEIGHT_OF = {_LINEAR: 1, _CONVOLUTION: 1, _EMBEDDING: 0}  # which argument it is
+_ROUTED, _EXPERTS = 1, slice(2, 4)  # likewise of a mixture's
+_LOGITS = "logits"
+
+
+class PackedMatrices:
+    """The quantised matrices of a package's programs.
+
+    Attributes:
+        stored: what the package's file holds of those that were packed so far, by the names of the
+            submodules that programs know them by.
+
+    """
+
+    def __init__(self, programs: Mapping[str, Roles], quantize: str, blocks_of: BlocksOf) -> None:
+        """Choose how matrices are stored; `blocks_of` has the codes of the checkpoint's."""
+        self._kinds = kinds(programs, quantize)
+        self._blocks_of = blocks_of
+        self.stored: dict[str, Tensor] = {}
+        self._packed: set[str] = set()
+
+    def pack(self, module: GraphModule) -> None:
+        """Let a program's products and lookups be those of packed matrices, in place."""
+        for node in list(module.graph.nodes):
+            if node.target in _FORMS:
+                with module.graph.inserting_before(node):
+                    found = _FORMS[node.target](self, module, node)
+                if found is not None:
+                    node.replace_all_uses_with(found)
+        module.graph.eliminate_dead_code()
+        module.recompile()
+
+    def product(self, module: GraphModule, node: Node) -> Node | None:
+        """Return the product of packed weights that equals a node's."""
+        hidden, weight, bias = (*node.args, None)[:3]
+        words = self._words(module, weight, MATRIX)
+        if words is None:
+            return None
+        outputs, _ = self._tensor(module, weight).shape
+        if bias is not None:
+            self.stored[_owner(weight) + BIAS] = self._tensor(module, bias)
+        return module.graph.call_function(packed_operators.multiply, (hidden, words, outputs))
+
+    def lookup(self, module: GraphModule, node: Node) -> Node | None:
+        """Return the lookup in a packed table that equals a node's."""
+        weight, ids, *_ = node.args
+        rows, width = self._tensor(module, weight).shape
+        if rows >= LARGE_TABLE:
+            self._kinds.setdefault(_name(weight), Kind.INT8_BLOCK)
+        words = self._words(module, weight, MATRIX)
+        if words is None:
+            return None
+        return module.graph.call_function(packed_operators.look_up, (ids, words, width))
+
+    def mixture(self, module: GraphModule, node: Node) -> Node:
+        """Return the mixture of packed experts that equals a node's."""
+        hidden, logits, gate_up, down, each = node.args
+        words = (self._words(module, weight, EXPERTS) for weight in (gate_up, down))
+        return module.graph.call_function(packed_operators.mix, (hidden, logits, *words, each))
+
+    def _words(self, module: GraphModule, weight: Any, what: str) -> Node | None:
+        """Return the node with a matrix's words; None for one that stays as it is."""
+        name, owner = _name(weight), _owner(weight)
+        kind = self._kinds.get(name, Kind.EXACT)
+        if kind is Kind.EXACT:
+            return None
+        if owner not in self._packed:
+            self._packed.add(owner)
+            matrix = self._tensor(module, weight).numpy()
+            parts = stored(name, matrix, kind, self._blocks_of)
+            self.stored |= {
+                owner + part.removeprefix(name): torch.from_numpy(array)
+                for part, array in parts.items()
+            }
+        module.set_submodule(owner, Words(what.removeprefix(".")))
+        return module.graph.get_attr(owner + what)
+
+    @staticmethod
+    def _tensor(module: GraphModule, node: Any) -> Tensor:
+        return module.get_parameter(_name(node)).detach()
+
+
+_FORMS: Mapping[Any, Callable[[PackedMatrices, GraphModule, Node], Node | None]] = {
+    _LINEAR: PackedMatrices.product,
+    _EMBEDDING: PackedMatrices.lookup,
+    _MIXTURE: PackedMatrices.mixture,
+}
+
+
+def graph_roles(exported: torch.export.ExportedProgram, outputs: Sequence[str]) -> Roles:
+    """Return what an exported program does with its matrices; `outputs` names its results."""
+    module = exported.module(check_guards=False)
+    if not isinstance(module, GraphModule):
+        raise TypeError("torch.export gave no graph module")
+    found: dict[Any, set[str]] = {target: set() for target in (*_WEIGHT_OF, _MIXTURE)}
+    routers: set[str] = set()
+    for node in module.graph.nodes:
+        if node.target in _WEIGHT_OF:
+            found[node.target].add(_name(node.args[_WEIGHT_OF[node.target]]))
+        elif node.target is _MIXTURE:
+            found[_MIXTURE].update(map(_name, node.args[_EXPERTS]))
+            routers.update(_multiplied(node.args[_ROUTED]))
+    (output,) = module.graph.find_nodes(op="output")
+    results = dict(zip(outputs, torch.utils._pytree.tree_leaves(output.args[0]), strict=True))
+    return Roles(
+        products=found[_LINEAR] | found[_MIXTURE],
+        convolutions=found[_CONVOLUTION],
+        tables=found[_EMBEDDING],
+        heads=set(_multiplied(results[_LOGITS])) if _LOGITS in results else set(),
+        routers=routers,
+    )
+
+
+def _multiplied(node: Node) -> Iterator[str]:
+    """Yield the matrices whose products become a result with nothing but numbers in between."""
+    if node.target is _LINEAR:
+        yield _name(node.args[1])
+        return
+    for given in node.all_input_nodes:
+        yield from _multiplied(given)
+
+
+def _name(node: Any) -> str:
+    """Return the name of the parameter that a node reads."""
+    return str(node.target)
+
+
+def _owner(weight: Any) -> str:
+    """Return the name of the submodule that has a matrix's words."""
+    return _name(weight).removesuffix(".weight") + "_packed"

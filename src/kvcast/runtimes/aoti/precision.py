@@ -1,0 +1,252 @@
+"""Lowers the precision of an exported program's matrices, in products and embedding lookups.
+
+Everything between products stays fp32: a product's input is cast, or rounded to int8, for the
+kernel, and its result is cast back. int4 is `aoti_packed`'s. Knows no model: matrices are found by
+the nodes that read them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.nn.functional import conv1d, embedding, linear
+from typing_extensions import override
+
+from kvcast.runtimes.aoti.operators import kept
+
+_LINEAR = torch.ops.aten.linear.default
+_EMBEDDING = torch.ops.aten.embedding.default
+_CONVOLUTION = torch.ops.aten.conv1d.default
+_WEIGHT_OF = {_LINEAR: 1, _EMBEDDING: 0}  # which argument it is
+# Tables of fewer rows that serve lookups alone keep their precision.
+LARGE_TABLE = 4096
+_LARGEST, _SMALLEST = 127, 1e-12
+# Steps from a token's lowest value to its highest: fewer than int8's 255, as both ends are rounded.
+_STEPS = 252
+
+Form = Callable[[nn.Linear], nn.Module]
+
+
+class _CastLinear(nn.Module):
+    """A linear layer with weights in bf16 or fp16, and fp32 in and out."""
+
+    weight: Tensor
+
+    def __init__(self, matrix: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("weight", matrix.weight.to(dtype))
+        self.bias = matrix.bias
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., inputs] to [..., outputs], fp32."""
+        product = linear(hidden.to(self.weight.dtype), self.weight).float()
+        return product if self.bias is None else product + self.bias
+
+
+class _Int8Linear(nn.Module):
+    """int8 weights with a scale per output, int8 activations with a scale and zero point per token.
+
+    Each token has its own scale, so its result does not depend on the tokens beside it. Activations
+    are asymmetric, after a GELU nearly all positive, so int8 covers the range from the lowest value
+    to the highest. Zeros, of which there are many, stay exactly zero.
+
+    int8 products are twice as fast as int8 weights with bf16 activations
+    (`aten._weight_int8pack_mm`), and unlike those they are also fast for many tokens.
+    """
+
+    weight: Tensor
+    scales: Tensor
+    sums: Tensor
+
+    def __init__(self, matrix: nn.Linear) -> None:
+        super().__init__()
+        scales_o = (matrix.weight.abs().amax(dim=1) / _LARGEST).clamp(min=_SMALLEST)
+        weight_oi = (matrix.weight / scales_o[:, None]).round().to(torch.int8)
+        self.register_buffer("weight", weight_oi)
+        self.register_buffer("scales", scales_o)
+        self.register_buffer("sums", weight_oi.sum(dim=1, dtype=torch.float32))
+        self.bias = matrix.bias
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., inputs] to [..., outputs], fp32."""
+        tokens_ni = kept(hidden.flatten(0, -2))
+        low_n = tokens_ni.amin(dim=1, keepdim=True).clamp(max=0)
+        high_n = tokens_ni.amax(dim=1, keepdim=True).clamp(min=0)
+        # Also `kept`: otherwise loops recompute a token's scale for each of its values.
+        scales_n = kept(((high_n - low_n) / _STEPS).clamp(min=_SMALLEST))
+        # The value that int8's zero stands for, in whole steps.
+        middle_n = kept((low_n / scales_n).round() + _STEPS // 2)
+        rounded_ni = ((tokens_ni / scales_n).round() - middle_n).to(torch.int8)
+        product = torch._int_mm(rounded_ni, self.weight.t()).float() + middle_n * self.sums
+        scaled = product * scales_n * self.scales
+        result = scaled if self.bias is None else scaled + self.bias
+        return result.view(*hidden.shape[:-1], -1)
+
+
+class _Int8Table(_Int8Linear):
+    """As `_Int8Linear`, for tables that also serve lookups, with outlier columns scaled down.
+
+    Nearly every row of Whisper's table has its largest value in one column, 30 times the usual
+    magnitude: a single scale would leave the other columns 3 bits. Columns of more than twice the
+    median magnitude are divided down to that, and their inputs multiplied by the same factor.
+    Evening out further, without looking at the inputs, makes results worse: the inputs of those
+    columns become too large.
+    """
+
+    columns: Tensor
+
+    def __init__(self, matrix: nn.Linear) -> None:
+        largest_i = matrix.weight.abs().amax(dim=0)
+        columns_i = (largest_i / (2 * largest_i.median()).clamp(min=_SMALLEST)).clamp(min=1)
+        inputs, outputs = matrix.in_features, matrix.out_features
+        evened = nn.Linear(inputs, outputs, bias=False, device="meta")
+        evened.weight = nn.Parameter(matrix.weight / columns_i, requires_grad=False)
+        evened.bias = matrix.bias
+        super().__init__(evened)
+        self.register_buffer("columns", columns_i)
+
+    @override
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden * self.columns)
+
+
+class _CastConvolution(nn.Module):
+    """As `_CastLinear`, for a convolution."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight.to(dtype))
+        self.register_buffer("bias", bias)
+
+    def forward(self, hidden: Tensor, *settings: Any) -> Tensor:
+        """[b, inputs, t] to [b, outputs, t / stride], fp32; `settings` are those of `conv1d`."""
+        given = hidden.to(self.weight.dtype)
+        return conv1d(given, self.weight, None, *settings).float() + self.bias[:, None]
+
+
+def _look_up(tokens: Tensor, weight: Tensor) -> Tensor:
+    return embedding(tokens, weight).float()
+
+
+def _look_up_int8(tokens: Tensor, weight: Tensor, scales: Tensor, columns: Tensor) -> Tensor:
+    return weight[tokens].float() * scales[tokens][..., None] * columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """The precision of a compiled program.
+
+    Attributes:
+        dtype: of caches, attention and matrices that are not quantised: "fp32", "bf16" or "fp16".
+        quantize: how matrices are quantised: "none", "int8" or "int4".
+
+    """
+
+    dtype: str = "fp32"
+    quantize: str = "none"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as a torch dtype."""
+        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.dtype]
+
+    @property
+    def cache_dtype(self) -> str:
+        """The caches' dtype as the manifest spells it."""
+        return str(self.torch_dtype).removeprefix("torch.")
+
+    @property
+    def has_prefill(self) -> bool:
+        """Whether many tokens get a program of their own, over the same weights."""
+        return self.dtype != "fp32"
+
+    def forms(self, program: str) -> tuple[Form, Form] | None:
+        """Return the forms for a program's matrices and for its tables; None: leave all as is."""
+        if program == "pool" or (self.quantize == "none" and self.dtype == "fp32"):
+            return None
+        if self.quantize == "int8":
+            return _Int8Linear, _Int8Table
+        return self._cast, self._cast
+
+    def _cast(self, matrix: nn.Linear) -> nn.Module:
+        return _CastLinear(matrix, self.torch_dtype)
+
+
+def reduce_matrices(module: GraphModule, precision: Precision, program: str) -> None:
+    """Replace the weights of a program's products, lookups and convolutions, in place."""
+    forms = precision.forms(program)
+    if forms is None:
+        return
+    for owner, products, lookups in list(_matrices(module)):
+        matrix = _linear(module, owner, products)
+        if not products and len(matrix.weight) < LARGE_TABLE:
+            continue
+        form = forms[bool(lookups)](matrix)
+        # A name of its own: another program may read the same matrix in another dtype.
+        reduced = f"{owner}_{str(form.weight.dtype).removeprefix('torch.')}"
+        module.set_submodule(reduced, form)
+        for node in products:
+            with module.graph.inserting_before(node):
+                node.replace_all_uses_with(module.graph.call_module(reduced, (node.args[0],)))
+        for node in lookups:
+            with module.graph.inserting_before(node):
+                node.replace_all_uses_with(_look_up_in(module, reduced, node.args[1]))
+    cast_convolutions(module, precision.torch_dtype)
+
+
+def cast_convolutions(module: GraphModule, dtype: torch.dtype) -> None:
+    """Cast the weights of a program's convolutions, in place."""
+    for node in module.graph.find_nodes(op="call_function", target=_CONVOLUTION):
+        _reduce_convolution(module, node, dtype)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _reduce_convolution(module: GraphModule, node: Node, dtype: torch.dtype) -> None:
+    hidden, weight, _, *settings = node.args
+    owner = str(weight.target).removesuffix(".weight")  # type: ignore[union-attr]
+    held = module.get_submodule(owner)
+    reduced = f"{owner}_{str(dtype).removeprefix('torch.')}"
+    parts = held.get_parameter("weight").detach(), held.get_parameter("bias").detach()
+    module.set_submodule(reduced, _CastConvolution(*parts, dtype))
+    with module.graph.inserting_before(node):
+        node.replace_all_uses_with(module.graph.call_module(reduced, (hidden, *settings)))
+
+
+def _matrices(module: GraphModule) -> Iterator[tuple[str, list[Node], list[Node]]]:
+    """Yield the owner of each weight, the products with it, and the lookups in it."""
+    users: dict[str, list[Node]] = {}
+    for node in module.graph.nodes:
+        place = _WEIGHT_OF.get(node.target)
+        if place is not None and str(node.args[place].target).endswith(".weight"):
+            owner = str(node.args[place].target).removesuffix(".weight")
+            users.setdefault(owner, []).append(node)
+    for owner, nodes in users.items():
+        products = [node for node in nodes if node.target is _LINEAR]
+        yield owner, products, [node for node in nodes if node.target is _EMBEDDING]
+
+
+def _linear(module: GraphModule, owner: str, products: Sequence[Node]) -> nn.Linear:
+    """Return the owner's weight as a linear layer, with the product's bias if there is one."""
+    held = module.get_submodule(owner)
+    weight = held.get_parameter("weight")
+    outputs, inputs = weight.shape
+    matrix = nn.Linear(inputs, outputs, bias=False, device="meta")
+    matrix.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if any(len(product.args) > 2 for product in products):
+        matrix.bias = held.get_parameter("bias")
+    return matrix
+
+
+def _look_up_in(module: GraphModule, owner: str, tokens: Any) -> Node:
+    is_int8 = isinstance(module.get_submodule(owner), _Int8Table)
+    names = ("weight", "scales", "columns") if is_int8 else ("weight",)
+    parts = [module.graph.get_attr(f"{owner}.{name}") for name in names]
+    function = _look_up_int8 if is_int8 else _look_up
+    return module.graph.call_function(function, (tokens, *parts))

@@ -1,0 +1,183 @@
+"""Encoder-decoder bundles of AOTInductor: compiled programs where eager has modules.
+
+A package holds native code, so it is opened only after the bundle's checksums were found right.
+All its programs are given the same weights, which are in memory once. Caches belong to the
+caller, so several of them share one package. Knows programs by the names in the bundle's manifest
+and nothing of models.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.export.pt2_archive._package import load_pt2
+from typing_extensions import override
+
+from kvcast.bundle.manifest import Graph, Manifest
+from kvcast.errors import KvcastError, LibraryMissingError
+from kvcast.runtimes.aoti.packed import PackedWeights
+from kvcast.runtimes.eager import torch_settings
+from kvcast.runtimes.eager.runtime import TorchEncoderDecoder
+from kvcast.runtimes.memory import Layer
+from kvcast.runtimes.opening import naming
+
+_WEIGHTS = "weights.safetensors"
+_SLOTS = "slots_"
+_FEW_TOKENS = 16  # that decode's attention by sums is made for
+
+
+class CompiledProgram:
+    """One program of a package: flat tensors in, flat tensors out."""
+
+    def __init__(
+        self, loader: Any, path: Path, graph: Graph, device: str, packed: PackedWeights
+    ) -> None:
+        """Run `loader`'s program of the package at `path`, which reads `packed`."""
+        self._loader = loader
+        self._packed = packed
+        self._path = path
+        self._device = device
+        self._kinds = [
+            name.removeprefix(_SLOTS) for name in graph.inputs if name.startswith(_SLOTS)
+        ]
+        # Caches are made where they are used; to look at all of them would take as long as a layer.
+        self._brought = [
+            i
+            for i, name in enumerate(graph.inputs[len(self._kinds) :])
+            if not name.startswith(("past_", "cross_"))
+        ]
+        self._slots = torch.empty(0, dtype=torch.int8, device=device)
+
+    def __call__(self, inputs: Sequence[Tensor], slots: Mapping[str, int]) -> list[Tensor]:
+        """Run; `slots` says for each kind of self cache how many slots are read.
+
+        Caches must be on the device, all else is brought there.
+        """
+        sizes = [self._slots_of(slots[kind]) for kind in self._kinds]
+        given = list(inputs)
+        for i in self._brought:
+            given[i] = given[i].to(self._device)
+        with naming(self._path):
+            results: list[Tensor] = self._loader.run([*sizes, *given])
+        return results
+
+    def _slots_of(self, count: int) -> Tensor:
+        """Only its size is looked at."""
+        slots = self._slots  # another thread may put a shorter one in its place
+        if len(slots) < count:
+            self._slots = slots = torch.empty(2 * count, dtype=torch.int8, device=self._device)
+        return slots[:count]
+
+
+class DecodeProgram:
+    """`decode`, which has a form for many tokens, `prefill`, where their attention differs."""
+
+    def __init__(self, programs: Mapping[str, CompiledProgram]) -> None:
+        self._step = programs["decode"]
+        self._prefill = programs.get("prefill", self._step)
+
+    def __call__(self, inputs: Sequence[Tensor], slots: Mapping[str, int]) -> list[Tensor]:
+        """Run; tokens are the first of the inputs. Results come to the CPU."""
+        program = self._step if inputs[0].numel() <= _FEW_TOKENS else self._prefill
+        return [result.cpu() for result in program(inputs, slots)]
+
+
+def open_programs(folder: Path, manifest: Manifest, threads: int) -> dict[str, CompiledProgram]:
+    """Load every program of a bundle whose checksums were verified; all share one set of weights.
+
+    Raises KvcastError for a package that does not fit this machine or its weights.
+    """
+    if manifest.device == "cuda" and not torch.cuda.is_available():
+        raise KvcastError(
+            f"{folder} was compiled for a CUDA device, and there is none here: export it again "
+            "with --device cpu"
+        )
+    torch_settings.use(threads)
+    files = {graph.file for graph in manifest.graphs.values()}
+    weights_name = Path(min(files)).with_name(_WEIGHTS).as_posix()
+    if len(files) != 1 or weights_name not in manifest.files:
+        raise KvcastError(f"{folder} has no {weights_name} with a checksum; export it again")
+    path = folder / min(files)
+    with naming(folder / weights_name):
+        mapped = load_file(folder / weights_name)
+    with _loading(path):
+        package = load_pt2(str(path)).aoti_runners
+        constants = {program: runner.get_constant_fqns() for program, runner in package.items()}
+        packed = PackedWeights(mapped, chain.from_iterable(constants.values()), threads)
+        weights = dict(packed.words)
+        for program, runner in package.items():
+            # A program's own constants, which have no names, are under its name.
+            stored = {
+                name: name if name in mapped or name in weights else f"{program}/{name}"
+                for name in constants[program]
+            }
+            for name in stored.values():
+                if name not in weights:
+                    weights[name] = in_torchs_memory(mapped[name], manifest.device)
+            own = {name: weights[there] for name, there in stored.items()}
+            runner.load_constants(own, check_full_update=True, user_managed=True)
+        return {
+            name: CompiledProgram(package[name].loader, path, graph, manifest.device, packed)
+            for name, graph in manifest.graphs.items()
+        }
+
+
+@contextmanager
+def _loading(path: Path) -> Iterator[None]:
+    """Raise KvcastError for whatever a damaged archive makes its reader raise."""
+    try:
+        yield
+    except LibraryMissingError as error:
+        raise LibraryMissingError(f"{path} needs kvcast's kernels: {error}") from None
+    except Exception as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise KvcastError(
+            f"{path} cannot be loaded here ({said}); export it again on this machine"
+        ) from error
+
+
+def in_torchs_memory(mapped: Tensor, device: str) -> Tensor:
+    """Return a tensor of a file in memory of torch's own, on `device`.
+
+    Mapped from the file it would begin anywhere, and kernels may want it aligned.
+    """
+    return mapped.to(device, copy=True)
+
+
+class AotiEncoderDecoder(TorchEncoderDecoder):
+    """Compiled programs instead of modules; caches are in the bundle's dtype, on its device."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        programs = open_programs(folder, manifest, threads)
+        self._encode, self._decode = programs["encode"], DecodeProgram(programs)
+        self._own = manifest.cache_layers("linear")
+        self.longest = self._own.capacity
+        self.device = manifest.device
+        self.alignment_heads = manifest.dimensions.get("alignment_heads", ())
+
+    @override
+    def layers(self, capacity: int) -> Sequence[Layer]:
+        shape = (self._own.heads, capacity, self._own.head_dim)
+        return [Layer(shape, getattr(torch, self._own.dtype))] * (2 * self._own.layers)
+
+    @override
+    def encode_source(self, *source: Tensor) -> Sequence[Tensor]:
+        return self._encode(source, {})
+
+    @override
+    def decode_tokens(
+        self,
+        tokens_rs: Tensor,
+        lengths: Tensor,
+        offsets: Tensor,
+        own: Sequence[Tensor],
+        encoded: Sequence[Tensor],
+    ) -> Sequence[Tensor]:
+        held = int(lengths.max()) + tokens_rs.shape[1]
+        inputs = [tokens_rs, lengths, offsets, *own, *encoded]
+        return self._decode(inputs, {"linear": held})

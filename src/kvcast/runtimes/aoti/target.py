@@ -1,0 +1,108 @@
+"""AOTInductor as a target. torch is imported inside functions. Knows no checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from kvcast.bundle.manifest import Manifest
+from kvcast.errors import KvcastError, UsageError
+from kvcast.machine.processor import instruction_sets
+from kvcast.runtimes.self_test import (
+    SelfTestResult,
+    compile_tiny,
+    double_on_torch,
+    find_compiler,
+    versions,
+)
+from kvcast.runtimes.target import (
+    BuildOptions,
+    Lowered,
+    LoweringJob,
+    Target,
+)
+from kvcast.spec.runtimes import BundlePrecision
+
+
+class AotiTarget(Target):
+    """AOTInductor: native code for the machine that exports it."""
+
+    tools: tuple[str, ...] = ()
+
+    @override
+    def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
+        if build.device == "cuda":
+            _check_cuda(precision)
+        if find_compiler() is None:
+            raise KvcastError("compiling needs g++: install it, or use --runtime onnx")
+        if precision.quantize == "int4":
+            from kvcast.runtimes.native.build import open_library
+
+            open_library()  # whose kernels int4 programs call
+
+    @override
+    def lower(self, job: LoweringJob, folder: Path) -> Lowered:
+        from kvcast.families.caches import CACHES
+        from kvcast.runtimes.aoti import lowering as aoti
+        from kvcast.runtimes.aoti.precision import Precision
+        from kvcast.runtimes.lowering.smoothing import smooth
+
+        programs, precision = job.programs, job.precision
+        if (job.family, precision.quantize) == ("decoder", "int8"):
+            job.on_phase("quantising")
+            smooth(programs)
+        compiled = Precision(dtype=precision.dtype, quantize=precision.quantize)
+        graphs = aoti.lower(
+            job.signatures(),
+            compiled,
+            folder,
+            device=job.build.device,
+            max_autotune=job.build.max_autotune,
+            on_phase=job.on_phase,
+            blocks_of=job.blocks_of,
+        )
+        return graphs, aoti.cache_layers(CACHES[job.family](programs.dimensions), compiled)
+
+    @override
+    def self_test(self) -> SelfTestResult:
+        found = versions("torch", "safetensors")
+        double_on_torch()
+        import torch.export.pt2_archive._package  # noqa: F401 - opens packages
+
+        try:
+            return SelfTestResult(versions=found | compile_tiny())
+        except KvcastError as error:
+            return SelfTestResult(versions=found, no_export=str(error))
+
+    @override
+    def processor(self) -> tuple[str, ...]:
+        return instruction_sets()
+
+    @override
+    def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
+        if missing := set(manifest.processor) - set(instruction_sets()):
+            raise KvcastError(
+                f"{folder} was compiled for a processor with {min(missing)}, which this one lacks: "
+                "export the model here"
+            )
+        from kvcast.runtimes.aoti.decoder import AotiDecoderOnly
+        from kvcast.runtimes.aoti.runtime import AotiEncoderDecoder
+        from kvcast.runtimes.aoti.unilm import AotiUnilm
+
+        runtimes = {"decoder": AotiDecoderOnly, "unilm": AotiUnilm}
+        return runtimes.get(family, AotiEncoderDecoder)(folder, manifest, threads)
+
+
+def _check_cuda(precision: BundlePrecision) -> None:
+    if precision.quantize != "none":
+        raise UsageError(
+            f"{precision.quantize} matrices run on the CPU only: "
+            "add --quantize none --dtype bf16, or drop --device cuda"
+        )
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "--device cuda needs a CUDA device and there is none here: export on the machine that "
+            "has one, or drop it"
+        )

@@ -1,0 +1,1 @@
+"""Eager PyTorch: programs as they are."""

@@ -1,0 +1,171 @@
+"""Encoder-decoder programs run by PyTorch as they are.
+
+The programs come as an argument: this module knows their signatures and no model.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from typing_extensions import override
+
+from kvcast.runtimes.alignment import NumpyAligningRuntime
+from kvcast.runtimes.base import Float32, Int64, Tokens
+from kvcast.runtimes.cache import Cache, CachedRuntime, Run
+from kvcast.runtimes.memory import Layer
+
+LayerCache = tuple[Tensor, Tensor]
+
+
+class Programs(Protocol):
+    """What eager runs: see `kvcast.models.programs.whisper` and `kvcast.models.programs.t5`."""
+
+    @property
+    def dimensions(self) -> Any:
+        """Sizes: decoder_layers, decoder_heads, head_dim, target_positions.
+
+        Whisper's also have alignment_heads.
+        """
+
+    @property
+    def encode(self) -> Any:
+        """A source to cross caches."""
+
+    @property
+    def decode(self) -> Any:
+        """Tokens over caches to logits and caches; Whisper's queries of them are between those."""
+
+
+class TorchRuntime(CachedRuntime):
+    """A runtime over torch tensors.
+
+    Attributes:
+        device: where caches are.
+
+    """
+
+    device = "cpu"
+
+    @override
+    def make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+
+class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
+    """Programs over flat lists of tensors; a slot has what they encoded and what that came with.
+
+    That begins with key and value of each layer, [inputs, heads, t, d].
+    """
+
+    def encode_source(self, *source: Tensor) -> Sequence[Tensor]:
+        """Return what `decode_tokens` takes of inputs, each [inputs, ...]."""
+        raise NotImplementedError
+
+    def decode_tokens(
+        self,
+        tokens_rs: Tensor,
+        lengths: Tensor,
+        offsets: Tensor,
+        own: Sequence[Tensor],
+        encoded: Sequence[Tensor],
+    ) -> Sequence[Tensor]:
+        """Return what `kvcast.models.programs.whisper.Decode` does, on the CPU, without the caches.
+
+        The first is the logits fp32 [rows, p, vocab]. The self caches `own` are written.
+        """
+        raise NotImplementedError
+
+    @override
+    @torch.inference_mode()
+    def encode(self, cache: Cache, slots: Sequence[int], *source: NDArray[Any]) -> Cache:
+        cache.vacate(slots)
+        # Copies: a cache keeps lengths, and the caller's arrays may become something else.
+        first, *given = (torch.from_numpy(np.array(part, order="C")) for part in source)
+        cache.memory.fill(slots, [*self.encode_source(first, *given), *given])
+        return cache
+
+    @override
+    @torch.inference_mode()
+    def run(
+        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
+    ) -> Float32:
+        plan = cache.plan(rows, tokens)
+        logits = [self._results(tokens, cache, rows, positions, run)[0] for run in plan.runs]
+        return plan.in_order([logits_rpv.numpy() for logits_rpv in logits])
+
+    @override
+    @torch.inference_mode()
+    def query(
+        self, tokens_s: Int64, cache: Cache, row: int, positions: Sequence[int]
+    ) -> tuple[Float32, Float32]:
+        (run,) = cache.plan([row], [tokens_s]).runs
+        logits, queries = self._results([tokens_s], cache, [row], positions, run)
+        return logits[0].numpy(), queries[0].numpy()
+
+    @override
+    @torch.inference_mode()
+    def cross_keys(self, cache: Cache, row: int, layer: int, heads: Sequence[int]) -> Float32:
+        slots = cache.memory.slots
+        key_htd: Tensor = slots.parts[2 * layer][slots.places[cache.input_of(row)]]
+        chosen: Float32 = key_htd[list(heads)].float().cpu().numpy()
+        return chosen
+
+    def _results(
+        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int], run: Run
+    ) -> Sequence[Tensor]:
+        own, encoded = cache.memory.views(run.places, run.slots)
+        return self.decode_tokens(
+            torch.from_numpy(np.stack([tokens[i] for i in run.index])),
+            torch.from_numpy(cache.lengths[[rows[i] for i in run.index]]),
+            torch.from_numpy(np.asarray(positions, np.int64) % run.new),
+            own,
+            encoded,
+        )
+
+
+class EagerEncoderDecoder(TorchEncoderDecoder):
+    """A cross cache's arrays are key and value of each layer, and what `encode` took beside."""
+
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
+        self._structure: TreeSpec
+        self.longest = programs.dimensions.target_positions
+        self.alignment_heads = getattr(programs.dimensions, "alignment_heads", ())
+
+    @override
+    def layers(self, capacity: int) -> Sequence[Layer]:
+        dimensions = self._programs.dimensions
+        shape = (dimensions.decoder_heads, capacity, dimensions.head_dim)
+        return [Layer(shape, torch.float32)] * (2 * dimensions.decoder_layers)
+
+    @override
+    def encode_source(self, *source: Tensor) -> Sequence[Tensor]:
+        # Of every source alike.
+        flat, self._structure = tree_flatten(self._programs.encode(*source))
+        return flat
+
+    @override
+    def decode_tokens(
+        self,
+        tokens_rs: Tensor,
+        lengths: Tensor,
+        offsets: Tensor,
+        own: Sequence[Tensor],
+        encoded: Sequence[Tensor],
+    ) -> Sequence[Tensor]:
+        count = self._structure.num_leaves
+        cross_caches = tree_unflatten(encoded[:count], self._structure)
+        results: list[Tensor]
+        *results, _ = self._programs.decode(
+            tokens_rs, lengths, offsets, pairs(own), cross_caches, *encoded[count:]
+        )
+        return results
+
+
+def pairs(flat: Sequence[Tensor]) -> list[LayerCache]:
+    """Key and value of each layer."""
+    return list(zip(flat[::2], flat[1::2], strict=True))

@@ -1,0 +1,1 @@
+"""ExecuTorch: how programs are lowered to methods, and how methods run."""

@@ -1,0 +1,263 @@
+"""Compiles programs to one ExecuTorch file (.pte) in a bundle's folder, a method for each program.
+
+Caches are arguments that methods write in place. The file keeps no state: the buffers belong to the
+caller, so one loaded file serves any number of rows and sessions, and the caller resets, reorders
+and forks. Each call processes one row. Matrix products run on XNNPACK. Knows no model.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from typing_extensions import override
+
+from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.runtimes.executorch.operators import TABLE
+from kvcast.runtimes.executorch.quantize import quantize_matrices
+from kvcast.runtimes.executorch.quiet import quiet
+from kvcast.runtimes.lowering.replace import replace_operators
+from kvcast.runtimes.lowering.signatures import Signature
+
+with quiet():
+    from executorch.backends.xnnpack.partition.config import (
+        ALL_PARTITIONER_CONFIGS,
+        BMMConfig,
+        ViewCopyConfig,
+    )
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import (
+        EdgeCompileConfig,
+        ExecutorchBackendConfig,
+        to_edge_transform_and_lower,
+    )
+    from executorch.exir.dialects._ops import ops as exir_ops
+    from executorch.exir.passes import MemoryPlanningPass
+
+FOLDER = "executorch"
+FILE = f"{FOLDER}/model.pte"
+CONSTANTS = f"{FOLDER}/constants.json"
+# Logits that one call returns at most; memory is planned for that many.
+_MOST_ASKED = 8
+_CROSS_KEY, _CROSS_VALUE = "cross_key_", "cross_value_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What the methods of one file are given.
+
+    Attributes:
+        chunk: the most new positions of a call.
+        self_layers: layout of the self caches; all but rings may have less capacity.
+        longest_source: the most tokens of a source, where sources have various lengths.
+        facts: what callers need to know beside `facts_of`.
+
+    """
+
+    chunk: int
+    self_layers: Sequence[CacheLayers]
+    longest_source: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def facts_of(
+    vocab: int,
+    layers: Sequence[CacheLayers],
+    chunk: int,
+    special_tokens: Mapping[str, Sequence[int]],
+) -> dict[str, Any]:
+    """Return the facts that any caller of `decode` needs; `layers` are the self caches."""
+    each = [run for run in layers for _ in range(run.layers)]
+    return {
+        "vocab_size": vocab,
+        "dtype": "float32",
+        "layers": len(each),
+        "kv_heads": each[0].heads,
+        "head_dim": each[0].head_dim,
+        # One for each layer; a ring has this many slots however long the text is.
+        "capacities": [run.capacity for run in each],
+        "rings": [int(run.kind == "ring") for run in each],
+        "chunk": chunk,
+        "most_asked": _MOST_ASKED,
+        **{name: list(tokens) for name, tokens in special_tokens.items()},
+    }
+
+
+def export_method(
+    signature: Signature, layout: Layout, quantize: str, cross_dtype: torch.dtype
+) -> ExportedProgram:
+    """Export a program with kvcast's operators replaced by ExecuTorch's.
+
+    Self caches are laid out as `executorch_operators` describes, cross keys as [heads, d, t] and
+    cross values as [heads, t, d], for fast products. All else is one row's.
+
+    Args:
+        signature: the program's.
+        layout: of the file that the method is for.
+        quantize: "none", "8da8w" or "8da4w".
+        cross_dtype: of cross caches.
+
+    Raises:
+        KvcastError: the program needs something for which ExecuTorch has no operator.
+
+    """
+    with quiet(), torch.no_grad():
+        exported = torch.export.export(
+            signature.program,
+            signature.arguments,
+            dynamic_shapes=signature.sizes,
+            strict=False,
+        )
+        replaced = replace_operators(exported, TABLE)
+        quantize_matrices(replaced, quantize)
+        method = _Method(replaced, signature, cross_dtype)
+        examples, sizes = _arguments(signature, layout, cross_dtype)
+        return torch.export.export(method, examples, dynamic_shapes=(sizes,), strict=False)
+
+
+def _arguments(
+    signature: Signature, layout: Layout, cross_dtype: torch.dtype
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return example arguments and their dynamic shapes, as torch.export takes them."""
+    most = {"new": layout.chunk, "asked": _MOST_ASKED, "source": layout.longest_source}
+    own = [run for run in layout.self_layers for _ in range(run.layers)]
+    flat, structure = tree_flatten(signature.arguments)
+    open_sizes = tree_leaves(signature.sizes, is_leaf=lambda part: isinstance(part, dict))
+    examples: list[Tensor] = []
+    sizes: list[dict[int, Any] | None] = []
+    for name, part, open_here in zip(signature.inputs, flat, open_sizes, strict=True):
+        named = {axis: size.__name__ for axis, size in open_here.items()}
+        bounded = {axis: Dim(n, max=most[n]) for axis, n in named.items() if n in most}
+        if name.startswith("past_"):
+            run = own[int(name.rpartition("_")[2])]
+            example = torch.zeros(run.heads, run.capacity, 1, run.head_dim)
+            bounded = {} if run.kind == "ring" else {1: Dim("capacity", max=run.capacity)}
+        elif name.startswith(_CROSS_VALUE):
+            example, bounded = part, {axis - 1: size for axis, size in bounded.items()}
+        else:
+            # Offsets alone have neither rows nor inputs on their first axis.
+            example = part if name.startswith(_CROSS_KEY) or 0 in bounded else part[:1]
+        examples.append(_laid_out(name, example, cross_dtype))
+        sizes.append(bounded or None)
+    return tree_unflatten(examples, structure), tree_unflatten(sizes, structure)
+
+
+def _laid_out(name: str, part: Tensor, cross_dtype: torch.dtype) -> Tensor:
+    """Return an argument or a result as methods have it: cross caches are those of one input."""
+    if name.startswith(_CROSS_KEY):
+        return part[0].transpose(1, 2).to(cross_dtype).contiguous()
+    return part[0].to(cross_dtype).contiguous() if name.startswith(_CROSS_VALUE) else part
+
+
+class _Method(nn.Module):
+    """A program's graph, called with arguments of other shapes than it was exported with."""
+
+    def __init__(self, graph: GraphModule, signature: Signature, cross_dtype: torch.dtype) -> None:
+        super().__init__()
+        _redirect_cache_sizes(graph, signature.inputs)
+        # Rebuilt, since the exported module would check shapes.
+        self.program = GraphModule(graph, graph.graph)
+        self._outputs = signature.outputs
+        self._cross_dtype = cross_dtype
+
+    def forward(self, *arguments: Any) -> list[Tensor]:
+        """Run the program; return its results without the caches, which it wrote in place."""
+        results = zip(self._outputs, tree_leaves(self.program(*arguments)), strict=True)
+        return [
+            _laid_out(name, part, self._cross_dtype)
+            for name, part in results
+            if not name.startswith("present_")
+        ]
+
+
+def save_methods(
+    methods: Mapping[str, ExportedProgram],
+    program: Mapping[str, Signature],
+    facts: Mapping[str, Any],
+    folder: Path,
+) -> dict[str, Graph]:
+    """Write `executorch/model.pte` under an existing folder.
+
+    Args:
+        methods: exported methods by name.
+        program: their signatures.
+        facts: what a caller that reads only this file needs to know. Each becomes a method without
+            arguments that returns numbers or a text; `executorch/constants.json` has them too.
+        folder: the bundle's folder.
+
+    Returns:
+        The manifest's entries for the methods.
+
+    """
+    # Elsewhere a view is free; XNNPACK copies a whole cache to reshape it.
+    others = [c for c in ALL_PARTITIONER_CONFIGS if c not in (BMMConfig, ViewCopyConfig)]
+    with quiet(), torch.no_grad():
+        manager = to_edge_transform_and_lower(
+            dict(methods),
+            partitioner=[XnnpackPartitioner([*others, _Products])],
+            constant_methods=dict(facts),
+            # The verifier does not know the `llama` operators.
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+        )
+        for name in methods:
+            _drop_written_arguments(manager.exported_program(name))
+        # Arguments stay in the caller's memory; planned memory would mean copying them.
+        planning = MemoryPlanningPass(alloc_graph_input=False)
+        result = manager.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))
+    (folder / FOLDER).mkdir()
+    with (folder / FILE).open("wb") as file:
+        result.write_to_file(file)
+    (folder / CONSTANTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    return {
+        name: Graph(
+            file=FILE,
+            inputs=tuple(program[name].inputs),
+            outputs=tuple(x for x in program[name].outputs if not x.startswith("present_")),
+        )
+        for name in methods
+    }
+
+
+class _Products(BMMConfig):  # type: ignore[misc]
+    """The products to give to XNNPACK: not those with a self cache, which it would copy whole."""
+
+    @override
+    def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
+        # Only self caches arrive as views.
+        view = exir_ops.edge.aten.view_copy.default
+        is_ours = all(factor.target is not view for factor in node.all_input_nodes)
+        return is_ours and super().check_constraints(node, ep)
+
+
+def _redirect_cache_sizes(module: GraphModule, inputs: Sequence[str]) -> None:
+    """Redirect reads of a cache's sizes to the axes where the new layout has them.
+
+    Only caches have four axes.
+    """
+    arguments = module.graph.find_nodes(op="placeholder")
+    names = dict(zip(arguments, inputs, strict=True))
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int):
+        source, axis = node.args
+        if source in arguments and source.meta["val"].dim() == 4:
+            # Positions are on another axis; rows are the first axis of every other argument.
+            positions = 2 if names[source].startswith(_CROSS_KEY) else 1
+            node.args = (source, positions) if axis == 2 else (arguments[0], axis)
+    module.recompile()
+
+
+def _drop_written_arguments(program: ExportedProgram) -> None:
+    """Drop results that a method wrote in place, as they would be copies of whole caches."""
+    graph, specs = program.graph_module.graph, program.graph_signature.output_specs
+    kept = [i for i, spec in enumerate(specs) if spec.kind is not OutputKind.USER_INPUT_MUTATION]
+    output = graph.output_node()
+    output.args = (tuple(output.args[0][i] for i in kept),)
+    specs[:] = [specs[i] for i in kept]
+    graph.eliminate_dead_code()
+    program.graph_module.recompile()

@@ -1,0 +1,158 @@
+"""Bundles on ExecuTorch: `decode`, which all families have, and `encode`.
+
+Each layer's key and value are tensors. A call of `decode` processes one row: it takes that row's
+tensors, which it writes in place, and what `encode` gave for the input that the row reads. Knows
+methods by their names and nothing of models.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from kvcast.bundle.manifest import Manifest
+from kvcast.errors import KvcastError
+from kvcast.runtimes.alignment import NumpyAligningRuntime
+from kvcast.runtimes.base import Float32, Int64, Tokens
+from kvcast.runtimes.cache import Cache, CachedRuntime
+from kvcast.runtimes.executorch.methods import DecodeMethod, Methods
+from kvcast.runtimes.memory import Layer, Make, Slots, TurningRing
+
+
+class ExecutorchRuntime(CachedRuntime):
+    """`decode` over caches [rows, ., slots, ., d] in tensors: all that a decoder-only model has."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        self._methods = Methods(folder / manifest.graph("decode").file, threads)
+        self._methods.check(manifest)
+        self._decode = DecodeMethod(self._methods, manifest.dimensions["vocab_size"])
+        self._windows = [
+            layer.capacity if layer.kind == "ring" else None
+            for layer in manifest.cache
+            if layer.kind != "cross"
+            for _ in range(2 * layer.layers)
+        ]
+
+    @override
+    def layers(self, capacity: int) -> Sequence[Layer]:
+        # After the self caches come those of encoded inputs. A ring has as many slots whatever the
+        # capacity: a row can go elsewhere as it lies.
+        return [
+            Layer(
+                (before, slots if window else capacity, *after),
+                torch.float32,
+                TurningRing(window, slots) if window else None,
+            )
+            for (before, slots, *after), window in zip(
+                self._decode.cache_shapes, self._windows, strict=False
+            )
+        ]
+
+    @override
+    def make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    @override
+    def run(
+        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
+    ) -> Float32:
+        logits_rpv = self._decode.logits(len(rows), len(positions))
+        for row, new, logits_pv in zip(rows, tokens, logits_rpv, strict=True):
+            self._decode.run(*self.row(new, cache, row), positions, logits_pv)
+        return logits_rpv
+
+    def row(self, tokens_s: Int64, cache: Cache, row: int) -> tuple[Int64, int, list[Tensor]]:
+        """Return what `decode` takes of a row: new tokens, how many came before, and caches."""
+        caches = [*self._cells(cache, row), *self.encoded(cache, row)]
+        return tokens_s, int(cache.lengths[row]), caches
+
+    def encoded(self, cache: Cache, row: int) -> Sequence[Tensor]:  # noqa: ARG002
+        """Return what `decode` takes of the input that a row reads."""
+        return ()
+
+    def _cells(self, cache: Cache, row: int) -> list[Tensor]:
+        bound = cache.memory.bound
+        if row not in bound:
+            bound[row] = [cell[row] for cell in cache.memory.cells]
+        cells: list[Tensor] = bound[row]
+        return cells
+
+
+class _SeparateSlots(Slots):
+    """Inputs of which each has tensors of its own, without padding: `parts` has them by slot."""
+
+    def __init__(self, count: int, make: Make) -> None:
+        super().__init__(count, make)
+        self.parts = [[]] * count
+
+    @override
+    def vacate(self, slots: Sequence[int]) -> bool:
+        for slot in slots:
+            self.parts[slot] = []
+        return False
+
+    @override
+    def fill(self, slots: Sequence[int], parts: Sequence[list[Tensor]]) -> bool:
+        for slot, part in zip(slots, parts, strict=True):
+            self.parts[slot] = part
+        return False
+
+
+class ExecutorchEncoderDecoder(ExecutorchRuntime, NumpyAligningRuntime):
+    """`encode`, and `decode` over what it gave."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        super().__init__(folder, manifest, threads)
+        self.longest = manifest.cache_layers("linear").capacity
+        self._longest_source = manifest.cache_layers("cross").capacity
+        self.alignment_heads = manifest.dimensions.get("alignment_heads", ())
+        self._head_dim = manifest.cache_layers("linear").head_dim
+
+    @override
+    def slots(self, count: int) -> Slots:
+        return _SeparateSlots(count, self.make)
+
+    @override
+    def encode(self, cache: Cache, slots: Sequence[int], *source: NDArray[Any]) -> Cache:
+        cache.vacate(slots)
+        first, *lengths = source
+        inputs = []
+        for i, part in enumerate(first):
+            # Where inputs have lengths, what follows is padding, and one alone needs none.
+            whole = part[: int(lengths[0][i])] if lengths else part
+            if lengths and len(whole) > self._longest_source:
+                raise KvcastError(
+                    f"source {i} has {len(whole)} tokens and the bundle takes up to "
+                    f"{self._longest_source}"
+                )
+            given = [torch.from_numpy(part[i : i + 1].copy()) for part in lengths]
+            argument = torch.from_numpy(np.ascontiguousarray(whole)[None])
+            inputs.append([*self._methods.run("encode", [argument, *given]), *given])
+        cache.memory.fill(slots, inputs)
+        return cache
+
+    @override
+    def encoded(self, cache: Cache, row: int) -> Sequence[Tensor]:
+        parts: Sequence[Tensor] = cache.memory.slots.parts[cache.input_of(row)]
+        return parts
+
+    @override
+    def query(
+        self, tokens_s: Int64, cache: Cache, row: int, positions: Sequence[int]
+    ) -> tuple[Float32, Float32]:
+        (logits_pv,) = self._decode.logits(1, len(positions))
+        width = len(self.alignment_heads) * self._head_dim
+        queries_sx = np.empty((len(tokens_s), width), np.float32)
+        self._decode.run(*self.row(tokens_s, cache, row), positions, logits_pv, queries_sx)
+        return logits_pv, queries_sx
+
+    @override
+    def cross_keys(self, cache: Cache, row: int, layer: int, heads: Sequence[int]) -> Float32:
+        key_hdt = self.encoded(cache, row)[2 * layer][list(heads)]
+        key_htd: Float32 = key_hdt.transpose(1, 2).float().numpy()
+        return key_htd

@@ -1,0 +1,66 @@
+"""ExecuTorch as a target. torch is imported inside functions. Knows no checkpoint."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from kvcast.bundle.manifest import Manifest
+from kvcast.errors import KvcastError
+from kvcast.runtimes.self_test import SelfTestResult, versions
+from kvcast.runtimes.target import (
+    BuildOptions,
+    Lowered,
+    LoweringJob,
+    Target,
+)
+from kvcast.spec.runtimes import BundlePrecision
+
+
+class ExecutorchTarget(Target):
+    """ExecuTorch: one file that also runs on phones and embedded devices."""
+
+    tools: tuple[str, ...] = ("executorch",)
+
+    @override
+    def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
+        if find_spec("executorch") is None:
+            raise KvcastError(
+                "exporting to ExecuTorch needs it installed: pip install 'kvcast[executorch]'"
+            )
+
+    @override
+    def lower(self, job: LoweringJob, folder: Path) -> Lowered:
+        from kvcast.runtimes.executorch.layouts import lower
+
+        return lower(
+            job.family,
+            job.signatures(),
+            job.programs.dimensions,
+            job.precision.quantize,
+            folder,
+            job.special_tokens,
+            job.on_phase,
+        )
+
+    @override
+    def self_test(self) -> SelfTestResult:
+        found = versions("executorch", "torch")
+        from kvcast.runtimes.executorch.methods import open_runtime
+
+        if "XnnpackBackend" not in open_runtime().backend_registry.registered_backend_names:
+            raise KvcastError("this ExecuTorch lacks XNNPACK: pip install 'kvcast[executorch]'")
+        return SelfTestResult(versions=found)
+
+    @override
+    def processor(self) -> tuple[str, ...]:
+        return ()
+
+    @override
+    def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
+        from kvcast.runtimes.executorch.runtime import ExecutorchEncoderDecoder, ExecutorchRuntime
+        from kvcast.runtimes.executorch.unilm import ExecutorchUnilm
+
+        runtimes = {"decoder": ExecutorchRuntime, "unilm": ExecutorchUnilm}
+        return runtimes.get(family, ExecutorchEncoderDecoder)(folder, manifest, threads)

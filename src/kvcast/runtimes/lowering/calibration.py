@@ -1,0 +1,75 @@
+"""Runs a decoder-only model on tokens that need no data, to see what its matrices are given.
+
+How large activations get, and in which channels, depends on the weights more than on the text, so
+random tokens do for their ranges. Their mean squares follow the text a little more closely, so for
+these the model writes one.
+"""
+
+import torch
+from torch import Tensor
+
+from kvcast.errors import KvcastError
+from kvcast.models.programs.decoder import DecoderPrograms
+from kvcast.models.programs.unilm import UnilmPrograms
+
+_RANDOM_TOKENS = 256
+_LENGTH = 256
+
+
+@torch.no_grad()
+def run_random_tokens(programs: DecoderPrograms | UnilmPrograms) -> list[tuple[Tensor, Tensor]]:
+    """Decode one row of random tokens; return each layer's keys and values [1, kv_heads, s, d]."""
+    dimensions = programs.dimensions
+    count = min(_RANDOM_TOKENS, dimensions.max_positions)
+    tokens_rs = torch.randint(
+        dimensions.vocab_size, (1, count), generator=torch.Generator().manual_seed(0)
+    )
+    return decode_from_the_start(programs, tokens_rs)
+
+
+@torch.no_grad()
+def write_text(programs: DecoderPrograms, tokens: int, seed: int) -> Tensor:
+    """Let a model write texts, each from a random token on; return int64 [rows, s].
+
+    Tokens are drawn from all that the model gives, as Liu et al. 2023 do (LLM-QAT,
+    arXiv:2305.17888, section 3.1).
+
+    Raises KvcastError if the model's logits are not all finite.
+    """
+    dimensions = programs.dimensions
+    length = min(_LENGTH, dimensions.max_positions)
+    rows = tokens // length
+    generator = torch.Generator().manual_seed(seed)
+    caches = _caches(programs, rows, length)
+    tokens_rs = torch.randint(dimensions.vocab_size, (rows, length), generator=generator)
+    for past in range(length - 1):
+        logits_rpv, _ = programs.decode(
+            tokens_rs[:, past : past + 1],
+            torch.full((rows,), past, dtype=torch.int32),
+            torch.tensor([0]),
+            caches,
+        )
+        if not logits_rpv.isfinite().all():
+            raise KvcastError("the model's logits are not all finite: fetch its weights again")
+        shares_rv = logits_rpv[:, 0].softmax(dim=-1)
+        tokens_rs[:, past + 1] = torch.multinomial(shares_rv, 1, generator=generator)[:, 0]
+    return tokens_rs
+
+
+@torch.no_grad()
+def decode_from_the_start(
+    programs: DecoderPrograms | UnilmPrograms, tokens_rs: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Decode whole rows in one call; return each layer's keys and values [rows, kv_heads, s, d]."""
+    rows, count = tokens_rs.shape
+    caches = _caches(programs, rows, count)
+    programs.decode(tokens_rs, torch.zeros(rows, dtype=torch.int32), torch.tensor([0]), caches)
+    return caches
+
+
+def _caches(
+    programs: DecoderPrograms | UnilmPrograms, rows: int, capacity: int
+) -> list[tuple[Tensor, Tensor]]:
+    dimensions = programs.dimensions
+    shape = (rows, dimensions.kv_heads, capacity, dimensions.head_dim)
+    return [(torch.zeros(shape), torch.zeros(shape)) for _ in dimensions.windows]

@@ -1,0 +1,326 @@
+"""Builds the instructions of one call: what operations emit, and where everything lies.
+
+Sizes and outer addresses are known. Storages without an address are laid out in an arena once all
+instructions are there, those that are not needed at the same time in the same place. Knows the
+interpreter's instructions and no operation of a program.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.runtimes.native.instructions import (
+    Address,
+    Dtype,
+    Element,
+    Instruction,
+    Operation,
+    Storage,
+    Word,
+    bits,
+    padded,
+)
+from kvcast.runtimes.native.library import Format, rounded_bytes
+from kvcast.runtimes.native.values import Lines, Value, lines_of
+
+_DIMS = 4
+_ALIGNMENT = 64
+NOTHING = 0
+"""The address of what is not there."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A packed matrix [outputs, inputs]."""
+
+    format: Format
+    outputs: int
+    inputs: int
+    tiles: NDArray[np.uint8]
+
+    @property
+    def words(self) -> list[Word]:
+        """How instructions name it."""
+        return [int(self.format), self.outputs, self.inputs, self.tiles.ctypes.data]
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Matrices of one format and one shape, of which a token takes few."""
+
+    matrices: Sequence[Matrix]
+    addresses: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, matrices: Sequence[Matrix]) -> Self:
+        """Return one matrix or more; ValueError for those that are not alike."""
+        if len({(one.format, one.outputs, one.inputs) for one in matrices}) != 1:
+            raise ValueError("an expert does not fit the others")
+        addresses = [one.tiles.ctypes.data for one in matrices]
+        return cls(matrices, np.array(addresses, np.int64))
+
+    @property
+    def words(self) -> list[Word]:
+        """How instructions name them."""
+        one = self.matrices[0]
+        return [int(one.format), one.outputs, one.inputs, self.addresses.ctypes.data]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A program for one call.
+
+    Attributes:
+        words: with addresses in the arena counted from 0, until a call moves them.
+        in_arena: the places of these words.
+        arena: bytes of it.
+        arguments: of each of the call's own arrays the address, and the places of words with it.
+        kept: other arrays that must stay alive as long as the plan.
+
+    """
+
+    words: NDArray[np.int64]
+    in_arena: NDArray[np.int64]
+    arena: int
+    arguments: Sequence[tuple[int, NDArray[np.int64]]]
+    kept: Sequence[Any]
+
+    def of(self, arrays: Sequence[NDArray[Any]]) -> "Plan":
+        """Return the plan of the same call with other arrays, of the same sizes and strides."""
+        words, arguments = self.words.copy(), []
+        for (address, places), array in zip(self.arguments, arrays, strict=True):
+            words[places] += array.ctypes.data - address
+            arguments.append((array.ctypes.data, places))
+        return replace(self, words=words, arguments=arguments, kept=(*self.kept, *arrays))
+
+
+@dataclass
+class _Result:
+    """Where an instruction can put its result as int8 as well, or instead."""
+
+    instruction: Instruction
+    out: int  # place of the word of the float result
+    to: int  # place of the word of the rounded one
+    rows: int
+    width: int
+
+
+@dataclass
+class Builder:
+    """Instructions so far."""
+
+    instructions: list[Instruction] = field(default_factory=list)
+    kept: list[Any] = field(default_factory=list)
+    _arguments: list[Storage] = field(default_factory=list)
+    _lies_in: dict[Storage, Storage] = field(default_factory=dict)
+    _rounded: dict[tuple[Storage, int, int, int, int], Storage] = field(default_factory=dict)
+    _results: dict[Storage, _Result] = field(default_factory=dict)
+
+    def emit(self, operation: Operation, *words: Word) -> Instruction:
+        """Add an instruction."""
+        one = Instruction(operation, list(words))
+        self.instructions.append(one)
+        return one
+
+    def outer(self, array: NDArray[Any]) -> Value:
+        """Return an array as a value."""
+        self.kept.append(array)
+        return Value.of(array)
+
+    def argument(self, array: NDArray[Any]) -> Value:
+        """Return an array of the call as a value; those of other calls may take its place."""
+        value = Value.of(array)
+        self._arguments.append(value.storage)
+        return value
+
+    def let_lie(self, found: Storage, wanted: Storage) -> None:
+        """Let a storage of the arena lie in an argument's instead."""
+        found.address = wanted.address
+        self._lies_in[found] = wanted
+
+    def may_be_rounded(self, value: Value, rows: int, width: int) -> None:
+        """Tell that the last instruction can give its result, [rows, width], rounded as well.
+
+        The result is a storage of its own, and the instruction's last words are where it lies, its
+        stride, and where it lies rounded.
+        """
+        last = self.instructions[-1]
+        end = len(last.words)
+        self._results[value.storage] = _Result(last, end - 3, end - 1, rows, width)
+
+    def rounded(self, lines: Lines) -> Word:
+        """Return where lines lie as int8."""
+        storage, offset = lines.value.storage, lines.value.offset
+        key = (storage, offset, lines.rows, lines.width, lines.stride)
+        if key not in self._rounded:
+            to = self._rounded[key] = Storage(rounded_bytes(lines.rows, lines.width))
+            result = self._results.get(storage)
+            alike = result is not None and (result.rows, result.width) == key[2:4]
+            if result is not None and alike and lines.value.fills_storage:
+                result.instruction.words[result.to] = Address(to)
+            else:
+                words = (lines.value.address, lines.stride, lines.rows, lines.width, Address(to))
+                self.emit(Operation.ROUND, *words)
+        return Address(self._rounded[key])
+
+    def lines(self, value: Value) -> Lines:
+        """Return a value as lines of floats, copied if need be."""
+        if value.dtype == Dtype.F32 and (found := lines_of(value)) is not None:
+            return found
+        copied = lines_of(self.copied(value, Dtype.F32))
+        if copied is None:
+            raise AssertionError("a contiguous value is made of lines")
+        return copied
+
+    def flattened(self, value: Value, first: int, last: int) -> Value:
+        """Join axes, of a copy if need be."""
+        joined = value.flattened(first, last)
+        if joined is None:
+            joined = self.copied(value, value.dtype).flattened(first, last)
+        if joined is None:
+            raise AssertionError("a contiguous value can be flattened")
+        return joined
+
+    def copied(self, value: Value, dtype: Dtype) -> Value:
+        """Return a contiguous copy."""
+        out = Value.fresh(value.sizes, dtype)
+        self.elements(Element.COPY, out, value)
+        return out
+
+    def contiguous(self, value: Value, dtype: Dtype) -> Value:
+        """Return a value whose numbers follow one another, of a dtype."""
+        if value.is_contiguous and dtype == value.dtype:
+            return value
+        return self.copied(value, dtype)
+
+    def elements(self, operation: Element, out: Value, *inputs: Value) -> None:
+        """Compute `out` elementwise; inputs are repeated to its sizes."""
+        given = (out, *inputs)
+        repeated = [out.strides, *(one.broadcast(out.sizes) for one in inputs)]
+        sizes, strides = _joined(out.sizes, repeated)
+        if len(sizes) > _DIMS:
+            raise ValueError(f"an elementwise operation over {len(sizes)} axes")
+        arrays: list[list[Word]] = [
+            [one.address, int(one.dtype), *padded(steps, _DIMS, 0)]
+            for one, steps in zip(given, strides, strict=True)
+        ]
+        words: list[Word] = [int(operation), *padded(sizes, _DIMS, 1), *arrays[0], len(inputs)]
+        for array in arrays[1:]:
+            words += array
+        self.emit(Operation.ELEMENTS, *words)
+
+    def plan(self) -> Plan:
+        """Lay out the arena, and write the words."""
+        self._drop_unread_floats()
+        places, size = _laid_out(self.instructions)
+        words: list[int] = []
+        in_arena: list[int] = []
+        of_arguments: dict[Storage, list[int]] = {one: [] for one in self._arguments}
+        for one in self.instructions:
+            words += [int(one.operation), len(one.words)]
+            for word in one.words:
+                if isinstance(word, float):
+                    words.append(bits(word))
+                elif isinstance(word, int):
+                    words.append(word)
+                elif word.storage.address is not None:
+                    storage = self._lies_in.get(word.storage, word.storage)
+                    of_arguments.get(storage, []).append(len(words))
+                    words.append(word.storage.address + word.offset)
+                else:
+                    in_arena.append(len(words))
+                    words.append(places[word.storage] + word.offset)
+        return Plan(
+            words=np.array(words, np.int64),
+            in_arena=np.array(in_arena, np.int64),
+            arena=size,
+            arguments=[
+                (storage.address or NOTHING, np.array(of_arguments[storage], np.int64))
+                for storage in self._arguments
+            ],
+            kept=tuple(self.kept),
+        )
+
+    def _drop_unread_floats(self) -> None:
+        """Leave out results that are read as int8 alone."""
+        readers: dict[Storage, int] = {}
+        for one in self.instructions:
+            for storage in one.storages():
+                readers[storage] = readers.get(storage, 0) + 1
+        for storage, result in self._results.items():
+            is_rounded = result.instruction.words[result.to] != NOTHING
+            if is_rounded and readers.get(storage) == 1 and storage.address is None:
+                result.instruction.words[result.out] = NOTHING
+
+
+def _joined(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]]
+) -> tuple[list[int], list[list[int]]]:
+    """Join neighbouring axes that all arrays have one after the other."""
+    kept_sizes: list[int] = []
+    kept: list[list[int]] = [[] for _ in strides]
+    for axis, size in enumerate(sizes):
+        if size == 1:
+            continue
+        steps = [each[axis] for each in strides]
+        if kept_sizes and all(
+            before[-1] == step * size for before, step in zip(kept, steps, strict=True)
+        ):
+            kept_sizes[-1] *= size
+            for before, step in zip(kept, steps, strict=True):
+                before[-1] = step
+        else:
+            kept_sizes.append(size)
+            for before, step in zip(kept, steps, strict=True):
+                before.append(step)
+    return kept_sizes, kept
+
+
+def _laid_out(instructions: Sequence[Instruction]) -> tuple[dict[Storage, int], int]:
+    """Give every storage without an address a place; return the places and the bytes in all."""
+    last: dict[Storage, int] = {}
+    for i, one in enumerate(instructions):
+        for storage in one.storages():
+            if storage.address is None:
+                last[storage] = i
+    places: dict[Storage, int] = {}
+    free: list[tuple[int, int]] = []  # first and end
+    end = 0
+    ending: dict[int, list[Storage]] = {}
+    for storage, i in last.items():
+        ending.setdefault(i, []).append(storage)
+    for i, one in enumerate(instructions):
+        for storage in one.storages():
+            if storage.address is not None or storage in places:
+                continue
+            size = -(-max(storage.size, 1) // _ALIGNMENT) * _ALIGNMENT
+            fitting = [gap for gap in free if gap[1] - gap[0] >= size]
+            if fitting:
+                first, stop = min(fitting, key=lambda gap: gap[1] - gap[0])
+                free.remove((first, stop))
+                if stop - first > size:
+                    free.append((first + size, stop))
+                places[storage] = first
+            else:
+                places[storage] = end
+                end += size
+        for storage in ending.get(i, ()):
+            size = -(-max(storage.size, 1) // _ALIGNMENT) * _ALIGNMENT
+            free = _freed(free, places[storage], places[storage] + size)
+    return places, end
+
+
+def _freed(free: list[tuple[int, int]], first: int, stop: int) -> list[tuple[int, int]]:
+    """Add a gap, joined with those beside it."""
+    joined = []
+    for gap in free:
+        if gap[1] == first:
+            first = gap[0]
+        elif gap[0] == stop:
+            stop = gap[1]
+        else:
+            joined.append(gap)
+    return [*joined, (first, stop)]

@@ -1,0 +1,186 @@
+"""The compiled library's functions, and what calls them: a machine with threads and instructions.
+
+Declares what `src/library.cpp` exports. Knows nothing of programs' meaning.
+"""
+
+import ctypes
+import os
+from ctypes import c_char_p, c_int, c_size_t, c_void_p
+from enum import IntEnum
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.errors import KvcastError, UsageError
+from kvcast.runtimes.native.build import open_library
+
+CHOICE = "KVCAST_INSTRUCTIONS"
+"""The environment variable that names the instruction set to use."""
+
+DESCRIPTION = 8
+"""How many words describe a packed matrix to what calls kvcast's operators; see operators.hpp."""
+
+_MESSAGE = 256
+_ALIGNMENT = 64
+_ROOM = 1 << 26  # bytes that packed matrices share; what stays free takes no memory
+
+
+TILE = 64
+"""Outputs of a packed matrix that lie together; kernels.hpp's BLOCK."""
+
+
+class Format(IntEnum):
+    """How a matrix [outputs, inputs] is stored; numbers as in kernels.hpp, which says more."""
+
+    F32 = 0
+    INT8 = 1
+    INT8_BLOCK = 2
+    INT4_MIN = 3
+
+
+@cache
+def _library() -> Any:
+    library = open_library()
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "kvcast_instructions": (c_char_p, [c_int]),
+        "kvcast_open": (c_void_p, [c_char_p, c_int]),
+        "kvcast_close": (None, [c_void_p]),
+        "kvcast_packed_bytes": (c_size_t, [c_void_p, c_int, c_int, c_int]),
+        "kvcast_pack": (
+            c_int,
+            [c_void_p, c_int, c_int, c_int, *[c_void_p] * 4, c_char_p, c_size_t],
+        ),
+        "kvcast_describe": (
+            None,
+            [c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_void_p],
+        ),
+        "kvcast_rounded_bytes": (c_size_t, [c_int, c_int]),
+        "kvcast_run": (c_int, [c_void_p, c_void_p, c_size_t, c_char_p, c_size_t]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def instruction_sets() -> list[str]:
+    """Return the names of the instruction sets that run here, fastest first; the last is plain."""
+    found: list[str] = []
+    while (name := _library().kvcast_instructions(len(found))) is not None:
+        found.append(name.decode())
+    return found
+
+
+def chosen_instructions() -> str:
+    """Return the set that is used: $KVCAST_INSTRUCTIONS, else the fastest.
+
+    Raises UsageError for one that does not run here.
+    """
+    sets = instruction_sets()
+    asked = os.environ.get(CHOICE)
+    if not asked:
+        return sets[0]
+    if asked not in sets:
+        raise UsageError(f"{CHOICE} is {asked!r}: this processor runs {', '.join(sets)}")
+    return asked
+
+
+class Machine:
+    """Threads that run programs with one instruction set, one program at a time."""
+
+    def __init__(self, threads: int, instructions: str | None = None) -> None:
+        """Start threads; `instructions` is one of `instruction_sets`, by default the chosen."""
+        self._library = _library()
+        chosen = instructions or chosen_instructions()
+        self._handle = self._library.kvcast_open(chosen.encode(), threads)
+        self._room = aligned(0)  # for what will be packed
+        if not self._handle:
+            raise KvcastError(f"no machine with {threads} threads and {chosen} instructions")
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.kvcast_close(self._handle)
+
+    def pack(
+        self,
+        format_: Format,
+        codes: NDArray[Any],
+        scales: NDArray[np.float32] | None = None,
+        bias: NDArray[np.float32] | None = None,
+        inputs: int | None = None,
+    ) -> NDArray[np.uint8]:
+        """Return a matrix's tiles, for codes [outputs, inputs] as its format says.
+
+        KvcastError where the system has no threads left, as it may have for a forked process.
+
+        Args:
+            format_: of codes and scales.
+            codes: what a bundle stores.
+            scales: float32; none for F32.
+            bias: float32 [outputs].
+            inputs: for INT4_MIN, whose codes are two in a byte.
+
+        """
+        outputs, inputs = len(codes), inputs or codes.shape[1]
+        size = self._library.kvcast_packed_bytes(self._handle, format_, outputs, inputs)
+        packed = self._take(size)
+        given = [np.ascontiguousarray(codes)]
+        addresses: list[int | None] = [given[0].ctypes.data]
+        for part in (scales, bias):
+            if part is None:
+                addresses.append(None)
+                continue
+            given.append(np.ascontiguousarray(part, np.float32))
+            addresses.append(given[-1].ctypes.data)
+        addresses.append(packed.ctypes.data)
+        self._checked(self._library.kvcast_pack, format_, outputs, inputs, *addresses)
+        return packed
+
+    def describe(
+        self, format_: Format, outputs: int, inputs: int, tiles: NDArray[Any], count: int = 1
+    ) -> NDArray[np.int64]:
+        """Return the words by which compiled programs know tiles, or addresses of `count` of them.
+
+        They hold addresses in `tiles` and in the library, and nothing of this machine.
+        """
+        words = np.zeros(DESCRIPTION, np.int64)
+        address = tiles.ctypes.data
+        self._library.kvcast_describe(
+            self._handle, format_, outputs, inputs, count, address, words.ctypes.data
+        )
+        return words
+
+    def _take(self, size: int) -> NDArray[np.uint8]:
+        """Return bytes beside those of the matrices before, so that they lie in huge pages.
+
+        NumPy asks for such pages for large arrays alone; two threads read a quarter faster from
+        them.
+        """
+        if size > len(self._room):
+            self._room = aligned(max(size, _ROOM))
+        taken, self._room = np.split(self._room, [-(-size // _ALIGNMENT) * _ALIGNMENT])
+        return taken[:size]
+
+    def run(self, words: NDArray[np.int64]) -> None:
+        """Run a program; KvcastError for what it cannot."""
+        self._checked(self._library.kvcast_run, words.ctypes.data, len(words))
+
+    def _checked(self, function: Any, *arguments: int | None) -> None:
+        message = ctypes.create_string_buffer(_MESSAGE)
+        if function(self._handle, *arguments, message, _MESSAGE):
+            raise KvcastError(message.value.decode())
+
+
+def rounded_bytes(rows: int, inputs: int) -> int:
+    """Return the bytes of rows of activations as int8."""
+    size: int = _library().kvcast_rounded_bytes(rows, inputs)
+    return size
+
+
+def aligned(size: int) -> NDArray[np.uint8]:
+    """Return bytes that begin where the widest loads want them."""
+    whole = np.empty(size + _ALIGNMENT, np.uint8)
+    first = -whole.ctypes.data % _ALIGNMENT
+    return whole[first : first + size]

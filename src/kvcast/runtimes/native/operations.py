@@ -1,0 +1,494 @@
+"""What each operation of a program is in instructions of the interpreter.
+
+A program's operations have the names and arguments of PyTorch's and kvcast's operators
+(`kvcast/models/ops/attention.py`); those that the lowering fused have keywords in addition. A
+function here takes the builder and the operation's arguments, as values, numbers and constants, and
+returns its result. Sizes are known, so what only depends on them is computed here. Knows no model.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.runtimes.native.building import NOTHING, Builder, Experts, Matrix
+from kvcast.runtimes.native.instructions import (
+    SCALE_BYTES,
+    Activation,
+    Dtype,
+    Element,
+    Operation,
+    Word,
+)
+from kvcast.runtimes.native.library import TILE, Format
+from kvcast.runtimes.native.values import Lines, Value
+
+_DTYPES = {"float32": Dtype.F32, "float16": Dtype.F16, "int32": Dtype.I32, "int64": Dtype.I64}
+_ALL = 1 << 62
+
+
+def _linear(
+    builder: Builder,
+    x: Value,
+    matrix: Matrix,
+    *,
+    activation: str = "none",
+    residual: Value | None = None,
+    gate: str | None = None,
+) -> Value:
+    """Multiply; with a gate, the activated first half of the results by the other."""
+    _expect(x.sizes[-1] == matrix.inputs, "a product's inputs")
+    _expect(gate is None or (matrix.outputs % 2 == 0 and residual is None), "a gate")
+    whole_tiles = gate is not None and matrix.outputs % (2 * TILE) == 0
+    outputs = matrix.outputs // 2 if whole_tiles else matrix.outputs
+    sizes = (*x.sizes[:-1], outputs)
+    _expect(residual is None or residual.sizes == sizes, "what is added to a product")
+    out = Value.fresh(sizes, Dtype.F32)
+    if gate is None or whole_tiles:
+        _product(builder, builder.lines(x), matrix, gate or activation, residual, out, whole_tiles)
+        return out
+    _product(builder, builder.lines(x), matrix, "none", None, out)
+    half = outputs // 2
+    return _gated(builder, out.part(-1, 0, half), out.part(-1, half, half), activation=gate)
+
+
+def _product(
+    builder: Builder,
+    lines: Lines,
+    matrix: Matrix,
+    activation: str,
+    residual: Value | None,
+    out: Value,
+    gated: bool = False,
+) -> None:
+    """Multiply lines of exactly the matrix's inputs; `out` is contiguous."""
+    given = factors(builder, lines, matrix)
+    added: tuple[Word, Word] = (NOTHING, 0)
+    if residual is not None:
+        others = builder.lines(residual)
+        added = (others.value.address, others.stride)
+    words: list[Word] = [*matrix.words, lines.rows, *given]
+    words += [int(Activation[activation.upper()]), int(gated), *added]
+    builder.emit(Operation.PRODUCT, *words, out.address, out.sizes[-1], NOTHING)
+    if out.fills_storage:
+        builder.may_be_rounded(out, lines.rows, out.sizes[-1])
+
+
+def factors(builder: Builder, lines: Lines, matrix: Matrix) -> tuple[Word, Word, Word]:
+    """Return lines as a product with the matrix reads them."""
+    if matrix.format == Format.F32:
+        return lines.value.address, lines.stride, NOTHING
+    return NOTHING, 0, builder.rounded(lines)
+
+
+def _mixture_of_experts(
+    builder: Builder, x: Value, logits: Value, gate_up: Experts, down: Experts, each: int
+) -> Value:
+    tokens, width = x.sizes
+    up, last, experts = gate_up.matrices[0], down.matrices[0], len(gate_up.matrices)
+    _expect(len(down.matrices) == experts and 1 <= each <= experts, "experts")
+    _expect((up.inputs, up.outputs) == (width, 2 * last.inputs), "experts' inputs")
+    _expect(last.outputs == width and logits.sizes == (tokens, experts), "experts' outputs")
+    out = Value.fresh(x.sizes, Dtype.F32)
+    words: list[Word] = [tokens, experts, each, *_flat(builder.lines(logits))]
+    words += [*gate_up.words, *down.words, *factors(builder, builder.lines(x), up)]
+    builder.emit(Operation.MIXTURE, *words, int(Activation.SILU), out.address, width)
+    return out
+
+
+def _conv1d(
+    builder: Builder,
+    x: Value,
+    matrix: Matrix,
+    stride: int,
+    padding: int,
+    *,
+    activation: str = "none",
+) -> Value:
+    """Multiply overlapping lines; `matrix` is [outputs, size * channels], channels innermost."""
+    batch, channels, positions = x.sizes
+    _expect(matrix.inputs % channels == 0 and stride > 0 <= padding, "a convolution's inputs")
+    size = matrix.inputs // channels
+    padded = Value.fresh((batch, positions + 2 * padding, channels), Dtype.F32)
+    zero = builder.outer(np.zeros(1, np.float32))
+    for first in (0, positions + padding):
+        builder.elements(Element.COPY, padded.part(1, first, padding), zero)
+    builder.elements(Element.COPY, padded.part(1, padding, positions), x.transposed(1, 2))
+    found = (positions + 2 * padding - size) // stride + 1
+    out = Value.fresh((batch, found, matrix.outputs), Dtype.F32)
+    for i in range(batch):
+        one = padded.part(0, i, 1)
+        windows = one.viewed((found, size * channels), (stride * channels, 1))
+        lines = Lines(windows, found, size * channels, stride * channels)
+        part = out.part(0, i, 1).viewed((found, matrix.outputs), (matrix.outputs, 1))
+        _product(builder, lines, matrix, activation, None, part)
+    return out.transposed(1, 2)
+
+
+def _layer_norm(
+    builder: Builder, x: Value, gain: NDArray[Any], bias: NDArray[Any], epsilon: float
+) -> Value:
+    _expect(bias.shape == x.sizes[-1:] and bias.dtype == np.float32, "a norm's bias")
+    shift = builder.outer(bias).address
+    return _norm(builder, Operation.LAYER_NORM, x, gain, shift, epsilon)
+
+
+def _rms_norm(builder: Builder, x: Value, gain: NDArray[Any], epsilon: float) -> Value:
+    return _norm(builder, Operation.RMS_NORM, x, gain, epsilon)
+
+
+def _norm(
+    builder: Builder, operation: Operation, x: Value, gain: NDArray[Any], *others: Word
+) -> Value:
+    _expect(gain.shape == x.sizes[-1:] and gain.dtype == np.float32, "a norm's gain")
+    lines = builder.lines(x)
+    out = Value.fresh(x.sizes, Dtype.F32)
+    words: list[Word] = [lines.value.address, lines.stride, lines.rows, lines.width]
+    words += [builder.outer(gain).address, *others, out.address, lines.width, NOTHING]
+    builder.emit(operation, *words)
+    builder.may_be_rounded(out, lines.rows, lines.width)
+    return out
+
+
+def _gated(builder: Builder, gate: Value, up: Value, *, activation: str) -> Value:
+    _expect(gate.sizes == up.sizes, "a gate")
+    gates, ups = builder.lines(gate), builder.lines(up)
+    if gates.stride != ups.stride:
+        gates, ups = (builder.lines(builder.copied(one, Dtype.F32)) for one in (gate, up))
+    out = Value.fresh(gate.sizes, Dtype.F32)
+    words: list[Word] = [gates.value.address, ups.value.address, gates.stride, gates.rows]
+    words += [gates.width, int(Activation[activation.upper()]), out.address, gates.width, NOTHING]
+    builder.emit(Operation.GATED, *words)
+    builder.may_be_rounded(out, gates.rows, gates.width)
+    return out
+
+
+def _embedding(builder: Builder, table: "Matrix | NDArray[Any]", ids: Value) -> Value:
+    index = builder.contiguous(ids, Dtype.I64)
+    count = prod(ids.sizes)
+    if isinstance(table, Matrix):
+        out = Value.fresh((*ids.sizes, table.inputs), Dtype.F32)
+        words: list[Word] = [*table.words, index.address, count, out.address, table.inputs]
+        builder.emit(Operation.EMBEDDING, *words)
+        return out
+    found = _gather(builder, builder.outer(table), 0, index, count)
+    return found.unflattened(0, ids.sizes)
+
+
+def _index_select(builder: Builder, x: Value | NDArray[Any], axis: int, index: Any) -> Value:
+    given = builder.outer(x) if isinstance(x, np.ndarray) else x
+    places = builder.outer(index) if isinstance(index, np.ndarray) else index
+    places = builder.contiguous(places, Dtype.I64)
+    return _gather(builder, given, axis % len(given.sizes), places, prod(places.sizes))
+
+
+def _gather(builder: Builder, x: Value, axis: int, index: Value, count: int) -> Value:
+    """Select along an axis; those before it and those after it each are joined to one."""
+    if x.dtype != Dtype.F32:
+        x = builder.copied(x, Dtype.F32)
+    before, limit, after = x.sizes[:axis], x.sizes[axis], x.sizes[axis + 1 :]
+    out = Value.fresh((*before, count, *after), Dtype.F32)
+    three = x
+    three = builder.flattened(three, axis + 1, -1) if after else three.unsqueezed(-1)
+    three = builder.flattened(three, 0, axis - 1) if before else three.unsqueezed(0)
+    sizes = (three.sizes[0], count, three.sizes[2])
+    out_strides = (count * sizes[2], sizes[2], 1)
+    words: list[Word] = [*sizes, index.address, limit, three.address, *three.strides]
+    builder.emit(Operation.GATHER, *words, out.address, *out_strides)
+    return out
+
+
+def _self_attention(
+    builder: Builder,
+    query: Value,
+    key: Value,
+    value: Value,
+    key_cache: Value,
+    value_cache: Value,
+    lengths: Value,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    cosines: NDArray[Any] | None = None,
+    sines: NDArray[Any] | None = None,
+    bias: Value | None = None,
+    causal: bool = True,
+) -> Value:
+    rows, new, width = query.sizes
+    held, key_heads, capacity, head_dim = _cache_sizes(key_cache)
+    _expect(_cache_sizes(value_cache) == _cache_sizes(key_cache) and held == rows, "caches")
+    _expect(width % (key_heads * head_dim) == 0, "heads of queries")
+    _expect(key.sizes == value.sizes == (rows, new, key_heads * head_dim), "heads of keys")
+    _expect(_is_cache(key_cache) and _is_cache(value_cache), "caches")
+    _expect_lengths(lengths, rows)
+    _expect_angles(cosines, sines, head_dim // 2)
+    _expect_bias(bias, (rows, width // head_dim, new, capacity))
+    out = Value.fresh(query.sizes, Dtype.F32)
+    words: list[Word] = [rows, new, width // head_dim, key_heads, head_dim, capacity]
+    for given in (query, key, value):
+        words += _flat(builder.lines(given))
+    words += [*_heads(key_cache), *_heads(value_cache), lengths.address]
+    words += [float(scale), float(softcap), window, int(causal)]
+    for table in (cosines, sines):
+        words.append(NOTHING if table is None else builder.outer(table).address)
+    words += [*_bias(builder, bias), out.address, width]
+    builder.emit(Operation.SELF_ATTENTION, *words)
+    return out
+
+
+def _cross_attention(
+    builder: Builder,
+    query: Value,
+    key: Value,
+    value: Value,
+    scale: float,
+    lengths: Value | None = None,
+    bias: Value | None = None,
+) -> Value:
+    rows, new, width = query.sizes
+    inputs, heads, positions, head_dim = _cache_sizes(key)
+    fits = _cache_sizes(value) == _cache_sizes(key) and width == heads * head_dim
+    _expect(fits, "keys of an input")
+    _expect(_is_cache(key) and _is_cache(value) and rows % inputs == 0, "keys of an input")
+    _expect_lengths(lengths, inputs)
+    _expect_bias(bias, (rows, heads, new, positions))
+    out = Value.fresh(query.sizes, Dtype.F32)
+    words: list[Word] = [inputs, rows // inputs * new, heads, head_dim, positions]
+    words += [*_flat(builder.lines(query)), *_heads(key), *_heads(value), _or_none(lengths)]
+    words += [float(scale), *_bias(builder, bias), new, out.address, width]
+    builder.emit(Operation.CROSS_ATTENTION, *words)
+    return out
+
+
+def _encoder_attention(
+    builder: Builder,
+    query: Value,
+    key: Value,
+    value: Value,
+    heads: int,
+    scale: float,
+    lengths: Value | None = None,
+    bias: Value | None = None,
+    *,
+    exact: bool = True,
+) -> Value:
+    inputs, positions, width = query.sizes
+    _expect(key.sizes == value.sizes == query.sizes and width % heads == 0, "heads")
+    _expect_lengths(lengths, inputs)
+    _expect_bias(bias, (inputs, heads, positions, positions))
+    out = Value.fresh(query.sizes, Dtype.F32)
+    words: list[Word] = [inputs, positions, heads, width // heads]
+    for given in (query, key, value):
+        words += _flat(builder.lines(given))
+    words += [_or_none(lengths), float(scale), *_bias(builder, bias), int(exact)]
+    builder.emit(Operation.WHOLE_ATTENTION, *words, out.address, width)
+    return out
+
+
+def _expect(fits: bool, what: str) -> None:
+    """Raise ValueError: a program comes from a file, and instructions read what they are told."""
+    if not fits:
+        raise ValueError(f"{what} do not fit")
+
+
+def _expect_lengths(lengths: Value | None, count: int) -> None:
+    fits = lengths is None or (lengths.dtype == Dtype.I32 and lengths.sizes == (count,))
+    _expect(fits and (lengths is None or lengths.is_contiguous), "lengths")
+
+
+def _expect_angles(cosines: NDArray[Any] | None, sines: NDArray[Any] | None, each: int) -> None:
+    _expect((cosines is None) == (sines is None), "tables of angles")
+    for table in (cosines, sines):
+        fits = table is None or (table.dtype == np.float32 and table.shape == (len(table), each))
+        _expect(fits, "tables of angles")
+
+
+def _expect_bias(bias: Value | None, sizes: Sequence[int]) -> None:
+    _expect(bias is None or len(bias.sizes) == len(sizes), "a bias")
+    if bias is not None:
+        bias.broadcast(sizes)
+        _expect(bias.sizes[2:] == tuple(sizes[2:]), "a bias")
+
+
+def stored(builder: Builder, x: Value, to: Value) -> None:
+    """Write numbers [n, heads, positions, d] as positions of a cache."""
+    _expect(_is_cache(to) and _cache_sizes(to) == x.sizes, "keys of an input")
+    if x.dtype != Dtype.F32 or (x.sizes[-1] != 1 and x.strides[-1] != 1):
+        x = builder.copied(x, Dtype.F32)
+    builder.emit(Operation.STORE, *x.sizes, x.address, *x.strides[:3], *_heads(to))
+
+
+def _cache_sizes(cache: Value) -> tuple[int, ...]:
+    """Return rows, heads, positions and numbers of a head."""
+    *sizes, line = cache.sizes
+    return (*sizes, line - SCALE_BYTES if cache.dtype == Dtype.INT8 else line)
+
+
+def _is_cache(cache: Value) -> bool:
+    """Tell whether positions and numbers of a head lie one after the other."""
+    is_known = cache.dtype in (Dtype.F32, Dtype.F16, Dtype.INT8) and _cache_sizes(cache)[-1] > 0
+    return is_known and cache.strides[2:] == (cache.sizes[3], 1)
+
+
+def _flat(lines: Lines) -> list[Word]:
+    return [lines.value.address, lines.stride]
+
+
+def _heads(cache: Value) -> list[Word]:
+    return [cache.address, int(cache.dtype), cache.strides[0], cache.strides[1]]
+
+
+def _or_none(value: Value | None) -> Word:
+    return NOTHING if value is None else value.address
+
+
+def _bias(builder: Builder, bias: Value | None) -> list[Word]:
+    if bias is None:
+        return [NOTHING, 0, 0, 0]
+    if bias.strides[-1] != 1 or bias.dtype != Dtype.F32:
+        bias = builder.copied(bias, Dtype.F32)
+    strides = bias.broadcast(bias.sizes)
+    return [bias.address, *strides[:3]]
+
+
+def _pointwise(element: Element, dtype: Dtype | None = None) -> Callable[..., Value]:
+    """Return an operation that computes elementwise; without a dtype that of its inputs."""
+
+    def operation(builder: Builder, *given: Any) -> Value:
+        values = [_as_value(builder, one, given) for one in given]
+        sizes = np.broadcast_shapes(*(one.sizes for one in values))
+        found = dtype
+        if found is None:
+            # Of kinds the higher; of integers the wider. A number takes the dtype of the arrays.
+            arrays = [_dtype_of(one) for one in given if not isinstance(one, int | float)]
+            floats = [one for one in arrays if one in (Dtype.F32, Dtype.F16)]
+            has_float = floats or any(isinstance(one, float) for one in given)
+            found = Dtype.F32 if has_float else max(arrays)
+        out = Value.fresh(sizes, found)
+        builder.elements(element, out, *values)
+        return out
+
+    return operation
+
+
+def _dtype_of(given: Value | NDArray[Any]) -> Dtype:
+    return given.dtype if isinstance(given, Value) else Value.of(given).dtype
+
+
+def _as_value(builder: Builder, given: Any, others: Sequence[Any]) -> Value:
+    if isinstance(given, Value):
+        return given
+    if isinstance(given, np.ndarray):
+        return builder.outer(given)
+    integral = isinstance(given, int) and not any(isinstance(one, float) for one in others)
+    return builder.outer(np.full(1, given, np.int64 if integral else np.float32))
+
+
+def _where(builder: Builder, condition: Value, chosen: Any, other: Any) -> Value:
+    given = [_as_value(builder, one, (chosen, other)) for one in (chosen, other)]
+    sizes = np.broadcast_shapes(condition.sizes, *(one.sizes for one in given))
+    dtypes = [one.dtype for one in given]
+    is_float = Dtype.F32 in dtypes
+    out = Value.fresh(sizes, Dtype.F32 if is_float else _integers(chosen, other, dtypes))
+    builder.elements(Element.WHERE, out, condition, *given)
+    return out
+
+
+def _integers(chosen: Any, other: Any, dtypes: Sequence[Dtype]) -> Dtype:
+    arrays = [
+        dtype
+        for one, dtype in zip((chosen, other), dtypes, strict=True)
+        if not isinstance(one, int | float)
+    ]
+    return max(arrays, default=Dtype.I64)
+
+
+def _clamp(builder: Builder, x: Value, least: int | float, most: int | float) -> Value:
+    raised: Value = _pointwise(Element.MAXIMUM)(builder, x, least)
+    lowered: Value = _pointwise(Element.MINIMUM)(builder, raised, most)
+    return lowered
+
+
+def _arange(builder: Builder, count: int, *, dtype: str = "int64") -> Value:
+    return builder.outer(np.arange(count, dtype=dtype))
+
+
+def _to(builder: Builder, x: Value, dtype: str) -> Value:
+    return builder.copied(x, _DTYPES[dtype])
+
+
+def _cat(builder: Builder, parts: Sequence[Value], axis: int) -> Value:
+    axis %= len(parts[0].sizes)
+    sizes = list(parts[0].sizes)
+    sizes[axis] = sum(part.sizes[axis] for part in parts)
+    out = Value.fresh(sizes, parts[0].dtype)
+    first = 0
+    for part in parts:
+        builder.elements(Element.COPY, out.part(axis, first, part.sizes[axis]), part)
+        first += part.sizes[axis]
+    return out
+
+
+def _view(builder: Builder, x: Value, sizes: Sequence[int]) -> Value:
+    return builder.flattened(x, 0, -1).unflattened(0, sizes)
+
+
+def _split(_: Builder, x: Value, sizes: Sequence[int], axis: int) -> list[Value]:
+    firsts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [x.part(axis, first, size) for first, size in zip(firsts, sizes, strict=True)]
+
+
+def _chunk(builder: Builder, x: Value, count: int, axis: int) -> list[Value]:
+    return _split(builder, x, [x.sizes[axis] // count] * count, axis)
+
+
+def _slice(_: Builder, x: Value, axis: int = 0, first: int = 0, last: int = _ALL) -> Value:
+    size = x.sizes[axis]
+    first, last = (max(0, min(i + size if i < 0 else i, size)) for i in (first, last))
+    return x.part(axis, first, max(0, last - first))
+
+
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "linear": _linear,
+    "mixture_of_experts": _mixture_of_experts,
+    "conv1d": _conv1d,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "gated": _gated,
+    "embedding": _embedding,
+    "index_select": _index_select,
+    "self_attention": _self_attention,
+    "cross_attention": _cross_attention,
+    "encoder_attention": _encoder_attention,
+    "add": _pointwise(Element.ADD),
+    "sub": _pointwise(Element.SUB),
+    "mul": _pointwise(Element.MUL),
+    "div": _pointwise(Element.DIV, Dtype.F32),
+    "maximum": _pointwise(Element.MAXIMUM),
+    "lt": _pointwise(Element.LT, Dtype.BOOL),
+    "ge": _pointwise(Element.GE, Dtype.BOOL),
+    "eq": _pointwise(Element.EQ, Dtype.BOOL),
+    "tanh": _pointwise(Element.TANH),
+    "gelu": _pointwise(Element.GELU),
+    "gelu_tanh": _pointwise(Element.GELU_TANH),
+    "silu": _pointwise(Element.SILU),
+    "relu": _pointwise(Element.RELU),
+    "where": _where,
+    "clamp": _clamp,
+    "arange": _arange,
+    "to": _to,
+    "cat": _cat,
+    "contiguous": lambda _, x: x,  # `lines`, `flattened` and results copy where order matters
+    "transpose": lambda _, x, first, second: x.transposed(first, second),
+    "unsqueeze": lambda _, x, axis: x.unsqueezed(axis),
+    "unflatten": lambda _, x, axis, sizes: x.unflattened(axis, sizes),
+    "flatten": lambda builder, x, first=0, last=-1: builder.flattened(x, first, last),
+    "view": _view,
+    "slice": _slice,
+    "split": _split,
+    "chunk": _chunk,
+    "getitem": lambda _, parts, i: parts[i],
+    "size": lambda _, x, axis: x.sizes[axis],
+}

@@ -1,0 +1,156 @@
+"""Quantises matrices for kvcast's own kernels, and keeps the codes that a checkpoint brings.
+
+- int8: a scale an output, where there is an encoder.
+- int8 in blocks: a scale for 32 inputs of an output; decoder-only models, tables that int4 keeps at
+  8 bits, and Q8_0.
+- int4: a scale and a least value for 32 inputs of an output; Q4_0, Q4_1 and Q4_K as well.
+
+AOTInductor's packages hold the same. Knows no model: names are of matrices.
+"""
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.runtimes.lowering.block_search import searched
+from kvcast.runtimes.native.matrices import CODES, LEAST, SCALES
+from kvcast.runtimes.native.programs import Node, Program, leaves
+from kvcast.spec.blocks import BLOCK, Blocks, BlocksOf, rounded
+
+_DECODE, _LOGITS = "decode", "logits"
+_EXPERTS = "mixture_of_experts"
+
+
+class Kind(Enum):
+    """How a matrix is stored."""
+
+    EXACT = "fp32"
+    INT8 = "int8"
+    INT8_BLOCK = "int8 in blocks"
+    TABLE = "int8 in blocks, or what the checkpoint has"
+    INT4 = "int4"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """What a program does with its matrices, by their names.
+
+    Attributes:
+        products: those it multiplies with, and all experts'.
+        convolutions: those of convolutions.
+        tables: those it looks rows up in.
+        heads: those whose products become logits with nothing but numbers in between.
+        routers: those whose products choose experts.
+
+    """
+
+    products: Set[str]
+    convolutions: Set[str]
+    tables: Set[str]
+    heads: Set[str]
+    routers: Set[str]
+
+
+def roles_of(program: Program) -> Roles:
+    """Return what a program does with its matrices."""
+    return Roles(
+        products=program.matrices("linear") | program.matrices(_EXPERTS),
+        convolutions=program.matrices("conv1d"),
+        tables=program.matrices("embedding"),
+        heads=set(_heads(program)),
+        routers=set(_routers(program)),
+    )
+
+
+def kinds(programs: Mapping[str, Roles], quantize: str) -> dict[str, Kind]:
+    """Choose how each matrix that programs multiply with is stored, by its name.
+
+    With "int4", a matrix that makes logits or is looked up by rows keeps 8 bits, and so do those
+    that `decode` does not read: others run once for a source, where many tokens share the reading
+    and codes of 4 bits gain nothing. A router stays as it is: it is small, and what it chooses
+    changes much. Convolutions run once for a source too, and keep 8 bits.
+    """
+    # Blocks take some 5% more time and more than halve what int8 costs of a decoder-only model's
+    # perplexity. What they would do for models with an encoder was not measured.
+    int8 = Kind.INT8 if programs.keys() - {_DECODE} else Kind.INT8_BLOCK
+    whole = {"none": Kind.EXACT, "int8": int8, "int4": Kind.INT4}[quantize]
+    found: dict[str, Kind] = {}
+    for name, roles in programs.items():
+        chosen = Kind.INT8 if name != _DECODE and whole is Kind.INT4 else whole
+        for matrix in roles.products - roles.routers:
+            if found.get(matrix) is not Kind.INT4:
+                found[matrix] = chosen
+        if whole is not Kind.EXACT:
+            found |= dict.fromkeys(roles.convolutions, Kind.INT8)
+    if whole is Kind.INT4:
+        for roles in programs.values():
+            for matrix in (roles.tables | roles.heads) & found.keys():
+                found[matrix] = Kind.TABLE
+    return found
+
+
+def stored(
+    name: str, matrix: NDArray[np.float32], kind: Kind, blocks_of: BlocksOf
+) -> dict[str, NDArray[Any]]:
+    """Return what the weights' file holds of a matrix [outputs, inputs], or one for each expert.
+
+    The checkpoint's own codes are kept: those of 8 bits always, those of 4 with int4.
+
+    Raises AssertionError if those are not of this matrix.
+    """
+    if kind is Kind.EXACT:
+        return {name: matrix}
+    if matrix.ndim > 2:
+        whole = stored(name, matrix.reshape(-1, matrix.shape[-1]), kind, blocks_of)
+        return {
+            key: part.reshape(*matrix.shape[:2], *part.shape[1:]) for key, part in whole.items()
+        }
+    own = blocks_of(name)
+    if own is not None and own.shape != matrix.shape:
+        raise AssertionError(f"the checkpoint's codes of {name} are {own.shape}")
+    if own is not None and (own.least is None or kind in (Kind.INT4, Kind.TABLE)):
+        return _file(name, own)
+    if kind is Kind.INT8 or matrix.shape[1] % BLOCK:
+        codes, scales = _int8(matrix)
+        return {name + CODES: codes, name + SCALES: scales}
+    return _file(name, searched(matrix) if kind is Kind.INT4 else rounded(matrix))
+
+
+def _int8(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Return codes and a scale for each output."""
+    scales = np.abs(matrix).max(axis=1) / np.float32(127)
+    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
+    return np.rint(matrix * inverse[:, None]).astype(np.int8), scales.astype(np.float32)
+
+
+def _file(name: str, blocks: Blocks) -> dict[str, NDArray[Any]]:
+    codes = np.ascontiguousarray(blocks.codes)
+    found: dict[str, NDArray[Any]] = {name + SCALES: np.ascontiguousarray(blocks.scales)}
+    if blocks.least is not None:
+        codes = codes[:, 0::2] | (codes[:, 1::2] << 4)
+        found[name + LEAST] = np.ascontiguousarray(blocks.least)
+    return {name + CODES: codes, **found}
+
+
+def _routers(program: Program) -> Iterator[str]:
+    by_name = {step.name: step for step in program.steps}
+    for step in program.steps:
+        if step.operation == _EXPERTS:
+            yield by_name[step.arguments[1].name].arguments[1].name
+
+
+def _heads(program: Program) -> Iterator[str]:
+    by_name = {step.name: step for step in program.steps}
+    waiting = [program.outputs[_LOGITS]] if _LOGITS in program.outputs else []
+    while waiting:
+        step = by_name.get(waiting.pop())
+        if step is None:
+            continue
+        if step.operation == "linear":
+            yield step.arguments[1].name
+        else:
+            waiting += [one.name for one in leaves(step.arguments) if isinstance(one, Node)]

@@ -1,0 +1,441 @@
+"""Bundles on kvcast's own interpreter, without torch: a call of a program is one call of a library.
+
+Matrices are packed for the processor when a bundle is opened. What a call runs is planned once for
+its sizes and the places of its caches; plans of steps are kept. Knows programs by the names in the
+bundle's manifest and nothing of models.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
+from kvcast.errors import KvcastError
+from kvcast.machine.memory import growing_zeros
+from kvcast.runtimes.alignment import AligningRuntime
+from kvcast.runtimes.base import Asked, Float32, Int32, Int64, Tokens
+from kvcast.runtimes.cache import Cache, CachedRuntime, Run
+from kvcast.runtimes.exclusive import ForkSafeLock
+from kvcast.runtimes.memory import LastingSlots, Layer, Memory, Slots, TurningRing
+from kvcast.runtimes.native.alignment import (
+    first_frames_plan,
+    probabilities_plan,
+    scores_plan,
+    standing_out_plan,
+)
+from kvcast.runtimes.native.building import Experts, Matrix, Plan
+from kvcast.runtimes.native.instructions import SCALE_BYTES
+from kvcast.runtimes.native.library import Machine, aligned
+from kvcast.runtimes.native.matrices import packed_experts, packed_matrix
+from kvcast.runtimes.native.programs import WEIGHTS, Constant, Program
+from kvcast.runtimes.opening import naming
+
+_NEW = ("tokens", "lengths", "offsets")
+_LOGITS = "logits"
+# Of self-attention's arguments, those with cosines and sines.
+_ANGLES = slice(9, 11)
+# Plans of calls with up to so many new tokens recur: steps, and those that check drafts.
+_OFTEN = 16
+# Plans that are kept for calls of the same sizes over other arrays.
+_PLANS = 64
+
+
+@dataclass
+class Call:
+    """A plan, and where the arena began when its addresses were last moved there."""
+
+    plan: Plan
+    base: int = 0
+
+
+class Weights:
+    """What a bundle's programs read, packed for a machine."""
+
+    def __init__(self, path: Path, machine: Machine, programs: Sequence[Program]) -> None:
+        from safetensors.numpy import load_file
+
+        with naming(path):
+            self._tensors = load_file(path)
+        self._machine = machine
+        self.constants: dict[Constant, Any] = {}
+        with naming(path):
+            # Of all programs: one may look up rows of a table that another multiplies with.
+            makers = {
+                name: make
+                for operation, make in _MAKERS.items()
+                for program in programs
+                for name in program.matrices(operation)
+            }
+            for one in dict.fromkeys(one for program in programs for one in program.constants()):
+                make = makers.get(one.name)
+                self.constants[one] = make(self, one) if make else self._tensors[one.name]
+        del self._tensors
+
+    def matrix(self, one: Constant) -> Matrix:
+        """Pack a matrix with its bias."""
+        return packed_matrix(self._machine, self._tensors, one.name, one.bias)
+
+    def experts(self, one: Constant) -> Experts:
+        """Pack a matrix for each expert."""
+        return packed_experts(self._machine, self._tensors, one.name)
+
+
+_MAKERS: Mapping[str, Callable[[Weights, Constant], Any]] = {
+    "linear": Weights.matrix,
+    "conv1d": Weights.matrix,
+    "mixture_of_experts": Weights.experts,
+}
+"""What the matrices of an operation become."""
+
+
+class Interpreter:
+    """A machine, and the memory in which its programs' intermediate results lie."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        self.machine = Machine(threads)
+        self._lock = ForkSafeLock()  # of the arena and the machine
+        self._arena = aligned(0)
+        self._planning = ForkSafeLock()
+        self._plans: dict[tuple[Any, ...], Plan] = {}  # the latest last
+        self.programs: dict[str, Program] = {}
+        self._paths = {name: folder / graph.file for name, graph in manifest.graphs.items()}
+        for name, graph in manifest.graphs.items():
+            with naming(folder / graph.file):
+                program = Program.read(folder / graph.file)
+            if (*program.inputs, *program.outputs) != (*graph.inputs, *graph.outputs):
+                raise KvcastError(f"{folder / graph.file} does not fit bundle.json; export again")
+            self.programs[name] = program
+        place = (folder / next(iter(manifest.graphs.values())).file).parent
+        weights = Weights(place / WEIGHTS, self.machine, list(self.programs.values()))
+        self._constants = weights.constants
+
+    def angles(self) -> int | None:
+        """Return for how many positions there are rotary angles; None where none are used."""
+        tables = [
+            self._constants[argument]
+            for program in self.programs.values()
+            for step in program.steps
+            if step.operation == "self_attention"
+            for argument in step.arguments[_ANGLES]
+            if argument is not None
+        ]
+        return min(map(len, tables), default=None)
+
+    def last_product(self, name: str, output: str) -> tuple[str, Matrix]:
+        """Return what a program's last product reads, by its name, and the matrix."""
+        rows, matrix = self.programs[name].last_product(output).arguments
+        table: Matrix = self._constants[matrix]
+        return rows.name, table
+
+    def call(
+        self,
+        name: str,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Mapping[str, NDArray[Any]],
+    ) -> Call:
+        """Plan a call that reads these arrays and fills those, which stay where they are.
+
+        Planning takes longer than a step: calls of the same sizes share a plan.
+        """
+        arrays = {**inputs, **outputs}
+        layout = [(one, part.dtype, part.shape, part.strides) for one, part in arrays.items()]
+        key = (name, len(inputs), *layout)
+        with self._planning:
+            plan = self._plans.pop(key, None)
+            if plan is None:
+                with naming(self._paths[name]):
+                    plan = self.programs[name].plan(self._constants, inputs, outputs)
+            self._plans[key] = plan
+            if len(self._plans) > _PLANS:
+                del self._plans[next(iter(self._plans))]
+        return Call(plan.of(list(arrays.values())))
+
+    def run(self, call: Call) -> None:
+        """Run what was planned."""
+        plan = call.plan
+        with self._lock:
+            if len(self._arena) < plan.arena:
+                self._arena = aligned(plan.arena)
+            base = self._arena.ctypes.data
+            if call.base != base:
+                plan.words[plan.in_arena] += base - call.base
+                call.base = base
+            self.machine.run(plan.words)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Arrays of a call: tokens [rows, s], lengths [rows], logits [rows, offsets, vocab]."""
+
+    tokens_rs: Int64
+    lengths: Int32
+    offsets: Int64
+    logits: Float32
+
+    @property
+    def given(self) -> Sequence[NDArray[Any]]:
+        """What the call reads, but for caches."""
+        return self.tokens_rs, self.lengths, self.offsets
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A planned call of `encode` and its arrays."""
+
+    inputs: Mapping[str, NDArray[Any]]
+    outputs: Mapping[str, NDArray[Any]]
+    call: Call
+
+    def run(self, given: Mapping[str, NDArray[Any]], interpreter: Interpreter) -> None:
+        """Encode inputs of the sizes that the call was planned for."""
+        for name, part in given.items():
+            self.inputs[name][...] = part
+        interpreter.run(self.call)
+
+
+@dataclass(frozen=True)
+class Encodings:
+    """Calls of `encode` for inputs of the same sizes, by the first place that each fills.
+
+    Those of its inputs that a cache does not keep are shared: one call runs at a time.
+    """
+
+    sizes: Sequence[tuple[int, ...]]
+    inputs: Mapping[str, NDArray[Any]]
+    by_place: dict[int, Encoding] = field(default_factory=dict)
+
+
+class NativeRuntime(CachedRuntime):
+    """The program `decode` over caches in NumPy arrays: all that a decoder-only model has."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        self.interpreter = Interpreter(folder, manifest, threads)
+        self._layers = [layer for layer in manifest.cache if layer.kind != "cross"]
+        self._vocab: int = manifest.dimensions["vocab_size"]
+        self.longest = self.interpreter.angles()
+        names = manifest.graph("decode").inputs
+        self._past = [name for name in names if name.startswith("past_")]
+        self.encoded = [name for name in names if name not in {*_NEW, *self._past}]
+
+    @override
+    def layers(self, capacity: int) -> Sequence[Layer]:
+        return [_layer(one, capacity) for one in self._layers for _ in range(2 * one.layers)]
+
+    @override
+    def make(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        return growing_zeros(shape, dtype)
+
+    @override
+    def run(
+        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
+    ) -> Float32:
+        plan = cache.plan(rows, tokens)
+        if len(positions) > 1 or not plan.is_step:
+            logits = [self._chunk(tokens, cache, rows, positions, run) for run in plan.runs]
+            return plan.in_order(logits)
+        step = self._step(cache.memory)
+        if plan.bound is None:
+            plan.bound = [self._step_call(cache.memory, step, run) for run in plan.runs]
+        step.tokens_rs[plan.places] = tokens
+        step.lengths[plan.places] = cache.lengths[rows]
+        for call in plan.bound:
+            self.interpreter.run(call)
+        return step.logits[plan.places]
+
+    def _chunk(
+        self,
+        tokens: Tokens,
+        cache: Cache,
+        rows: list[int],
+        positions: Sequence[int],
+        run: Run,
+    ) -> Float32:
+        """Append several tokens to each row of a run; return logits [rows, positions, vocab]."""
+        memory, asked = cache.memory, len(positions)
+        key = ("chunk", run.places, run.slots, run.new, asked)
+        found = memory.bound.get(key)
+        if found is None:
+            step = self._arrays(len(run.index), run.new, asked)
+            found = step, self.planned(memory, run, step.given, {_LOGITS: step.logits})
+            if run.new <= _OFTEN:
+                memory.bound[key] = found
+        step, call = found
+        step.tokens_rs[...] = np.stack([tokens[i] for i in run.index])
+        step.lengths[...] = cache.lengths[[rows[i] for i in run.index]]
+        step.offsets[...] = np.asarray(positions, np.int64) % run.new
+        self.interpreter.run(call)
+        return step.logits.copy() if run.new <= _OFTEN else step.logits
+
+    def _step(self, memory: Memory) -> Step:
+        """Return buffers of one new token for every row, by its place."""
+        if "step" not in memory.bound:
+            memory.bound["step"] = self._arrays(len(memory.places), 1, 1)
+        step: Step = memory.bound["step"]
+        return step
+
+    def _step_call(self, memory: Memory, step: Step, run: Run) -> Call:
+        key = ("step", run.places, run.slots)
+        if key not in memory.bound:
+            part = slice(run.places.start, run.places.stop)
+            own = Step(step.tokens_rs[part], step.lengths[part], step.offsets, step.logits[part])
+            memory.bound[key] = self.planned(memory, run, own.given, {_LOGITS: own.logits})
+        call: Call = memory.bound[key]
+        return call
+
+    def _arrays(self, rows: int, new: int, asked: int) -> Step:
+        return Step(
+            np.zeros((rows, new), np.int64),
+            np.zeros(rows, np.int32),
+            np.zeros(asked, np.int64),
+            np.empty((rows, asked, self._vocab), np.float32),
+        )
+
+    def planned(
+        self,
+        memory: Memory,
+        run: Run,
+        given: Sequence[NDArray[Any]],
+        results: Mapping[str, Float32],
+    ) -> Call:
+        """Plan a call of `decode` that fills arrays, by the names of its results."""
+        cells, encoded = memory.views(run.places, run.slots)
+        values: dict[str, NDArray[Any]] = dict(zip(_NEW, given, strict=True))
+        values |= zip(self._past, cells, strict=True)
+        values |= zip(self.encoded, encoded, strict=True)
+        return self.interpreter.call("decode", values, results)
+
+
+class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
+    """`encode`, and `decode` over what it gave."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        super().__init__(folder, manifest, threads)
+        self.longest = manifest.cache_layers("linear").capacity
+        self.alignment_heads = manifest.dimensions.get("alignment_heads", ())
+        self._encode = manifest.graph("encode")
+        self._cross = manifest.cache_layers("cross")
+        self._head_dim = manifest.cache_layers("linear").head_dim
+
+    @override
+    def slots(self, count: int) -> Slots:
+        return LastingSlots(count, self.make)
+
+    @override
+    def encode(self, cache: Cache, slots: Sequence[int], *source: NDArray[Any]) -> Cache:
+        cache.vacate(slots)
+        memory, given = cache.memory, dict(zip(self._encode.inputs, source, strict=True))
+        size = (self._cross.heads, self._positions(source[0]), _line(self._cross))
+        shapes = [given[name].shape[1:] if name in given else size for name in self.encoded]
+        room = memory.slots.room(slots, shapes)
+        if room is None:
+            kept = {
+                name: np.empty((len(slots), *shape), self._dtype_of(name, given))
+                for name, shape in zip(self.encoded, shapes, strict=True)
+            }
+            self._encoding(self._room(given), kept).run(given, self.interpreter)
+            memory.fill(slots, list(kept.values()))
+            return cache
+        place, sizes = memory.slots.places[slots[0]], [part.shape for part in source]
+        planned: Encodings | None = memory.bound.get("encode")
+        if planned is None or planned.sizes != sizes:
+            planned = memory.bound["encode"] = Encodings(sizes, self._room(given))
+        if place not in planned.by_place:
+            filled = dict(zip(self.encoded, room, strict=True))
+            planned.by_place[place] = self._encoding(planned.inputs, filled)
+        planned.by_place[place].run(given, self.interpreter)
+        return cache
+
+    def _dtype_of(self, name: str, given: Mapping[str, NDArray[Any]]) -> Any:
+        return given[name].dtype if name in given else self._cross.dtype
+
+    def _room(self, given: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return arrays for inputs that a cache does not keep."""
+        read = {name: part for name, part in given.items() if name not in self.encoded}
+        return {name: np.empty(part.shape, part.dtype) for name, part in read.items()}
+
+    def _encoding(
+        self, room: Mapping[str, NDArray[Any]], kept: Mapping[str, NDArray[Any]]
+    ) -> Encoding:
+        """Plan a call of `encode` that writes what `decode` reads, by name, to arrays."""
+        inputs = {name: kept[name] if name in kept else room[name] for name in self._encode.inputs}
+        outputs = {name: kept[name] for name in self._encode.outputs}
+        return Encoding(inputs, outputs, self.interpreter.call("encode", inputs, outputs))
+
+    def _positions(self, source: NDArray[Any]) -> int:
+        """Return how many positions a source takes: tokens, or half its frames."""
+        return self._cross.capacity if source.ndim > 2 else source.shape[1]
+
+    @override
+    def read(
+        self, tokens_s: Int64, cache: Cache, row: int, asked: Asked | None
+    ) -> tuple[Float32, Float32]:
+        """Run the program without its last product: logits of many positions are many bytes."""
+        (run,) = cache.plan([row], [tokens_s]).runs
+        new, width = len(tokens_s), len(self.alignment_heads) * self._head_dim
+        positions = np.array(() if asked is None else asked.positions, np.int64)
+        queries_rsx = np.empty((1, new, width), np.float32)
+        name, table = self.interpreter.last_product("decode", _LOGITS)
+        hidden_pd = np.empty((len(positions), table.inputs), np.float32)
+        results = {ALIGNMENT_QUERIES: queries_rsx} | ({} if asked is None else {name: hidden_pd})
+        given = np.array(tokens_s)[None], cache.lengths[[row]], positions % new
+        self.interpreter.run(self.planned(cache.memory, run, given, results))
+        probabilities_p = np.empty(len(positions), np.float32)
+        if asked is not None:
+            last = hidden_pd, table, asked.tokens_p, asked.among_v, probabilities_p
+            self.interpreter.run(Call(probabilities_plan(*last)))
+        return probabilities_p, queries_rsx[0]
+
+    def _keys(self, cache: Cache, row: int, layer: int, head: int) -> NDArray[Any]:
+        """Return a head's keys as the cache has them, [t, a position's line]."""
+        slots = cache.memory.slots
+        parts = dict(zip(self.encoded, slots.parts, strict=True))
+        keys: NDArray[Any] = parts[f"cross_key_{layer}"][slots.places[cache.input_of(row)], head]
+        return keys
+
+    @override
+    def scores(self, queries_sx: Float32, cache: Cache, row: int) -> Float32:
+        keys = [self._keys(cache, row, layer, head) for layer, head in self.alignment_heads]
+        scores_hst = _room_for_scores(cache.memory, (len(keys), len(queries_sx), len(keys[0])))
+        self.interpreter.run(Call(scores_plan(queries_sx, keys, scores_hst)))
+        return scores_hst
+
+    @override
+    def attention_by_token(self, scores_hst: Float32, frames: int) -> Float32:
+        _, tokens, positions = scores_hst.shape
+        attention_st = np.empty((tokens, max(1, min(frames, positions))), np.float32)
+        self.interpreter.run(Call(standing_out_plan(scores_hst, attention_st)))
+        return attention_st
+
+    @override
+    def first_frames(self, weights_nt: Float32) -> Int64:
+        begins_n = np.empty(len(weights_nt), np.int64)
+        self.interpreter.run(Call(first_frames_plan(weights_nt, begins_n)))
+        return begins_n
+
+
+def _room_for_scores(memory: Memory, shape: tuple[int, int, int]) -> Float32:
+    """Return an array in memory that is kept: fresh pages would take a third of the time."""
+    size = prod(shape)
+    if len(memory.bound.get("scores", ())) < size:
+        memory.bound["scores"] = np.empty(size, np.float32)
+    scores_hst: Float32 = memory.bound["scores"][:size].reshape(shape)
+    return scores_hst
+
+
+def _layer(one: CacheLayers, capacity: int) -> Layer:
+    """Describe the keys or values of a layer in a cache for sequences of `capacity` positions."""
+    if one.kind == "ring":
+        ring = TurningRing(one.capacity, one.capacity)
+        return Layer((one.heads, one.capacity, _line(one)), one.dtype, ring)
+    return Layer((one.heads, capacity, _line(one)), one.dtype)
+
+
+def _line(one: CacheLayers) -> int:
+    """Return the numbers of a position of a head: codes are followed by their scale's bytes."""
+    return one.head_dim + (SCALE_BYTES if one.dtype == "int8" else 0)

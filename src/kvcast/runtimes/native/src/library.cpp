@@ -1,0 +1,113 @@
+// The C interface. kvcast/runtimes/native/library.py declares the same functions.
+#include <cstdio>
+#include <cstring>
+#include <exception>
+
+#include "environment.hpp"
+#include "operators.hpp"
+#include "products.hpp"
+#include "program.hpp"
+
+#if defined(_WIN32)
+#define EXPORT extern "C" __declspec(dllexport)
+#else
+#define EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+using namespace kvcast;
+
+namespace {
+
+const Instructions* const ALL[] = {
+#if defined(KVCAST_AMX)
+    &amx,
+#endif
+#if defined(__x86_64__)
+    &avx512_bf16,
+    &avx512_vnni,
+#endif
+#if defined(KVCAST_AVX_VNNI)
+    &avx2_vnni,
+#endif
+#if defined(__x86_64__)
+    &avx2,
+#endif
+#if defined(__AARCH64EL__)
+    &neon_i8mm,
+    &neon,
+#endif
+    &plain,
+};
+
+// 0, or 1 with what `work` threw in `message`: no exception goes through code that others compiled.
+template <class Work>
+int told(const Work& work, char* message, size_t size) {
+  const Environment environment;
+  try {
+    work();
+    return 0;
+  } catch (const std::exception& error) {
+    std::snprintf(message, size, "%s", error.what());
+    return 1;
+  }
+}
+
+}  // namespace
+
+// One call of a machine at a time.
+struct kvcast_machine : Machine {
+  kvcast_machine(const Instructions& with, int threads) : Machine{with, Threads(threads), {}} {}
+};
+
+// Changes whenever an older caller would misunderstand.
+EXPORT int kvcast_abi() { return 2; }
+
+// The name of the i-th instruction set that runs here, fastest first; null past the last.
+EXPORT const char* kvcast_instructions(int i) {
+  for (const Instructions* one : ALL)
+    if (one->run_here() && i-- == 0) return one->name;
+  return nullptr;
+}
+
+// Null for instructions that are unknown or do not run here, and where no thread is to be had.
+EXPORT kvcast_machine* kvcast_open(const char* instructions, int threads) {
+  for (const Instructions* one : ALL) {
+    if (std::strcmp(one->name, instructions) != 0 || !one->run_here()) continue;
+    try {
+      return new kvcast_machine(*one, threads);
+    } catch (const std::exception&) {
+      return nullptr;
+    }
+  }
+  return nullptr;
+}
+
+EXPORT void kvcast_close(kvcast_machine* machine) { delete machine; }
+
+// Bytes of a packed matrix [outputs, inputs].
+EXPORT size_t kvcast_packed_bytes(const kvcast_machine* machine, int format, int outputs, int inputs) {
+  return packed_bytes(machine->with, static_cast<Format>(format), outputs, inputs);
+}
+
+// What `Format` says of codes; scales and bias [outputs] may be null. `packed` is aligned to 64 bytes. Returns as
+// kvcast_run does.
+EXPORT int kvcast_pack(kvcast_machine* machine, int format, int outputs, int inputs, const void* codes,
+                       const float* scales, const float* bias, uint8_t* packed, char* message, size_t size) {
+  return told([&] { pack(*machine, static_cast<Format>(format), outputs, inputs, codes, scales, bias, packed); }, message,
+              size);
+}
+
+// A packed matrix, or count of them, one for each expert, for what calls kvcast's operators (operators.hpp).
+// `tiles` is a matrix, or the addresses of `count`.
+EXPORT void kvcast_describe(const kvcast_machine* machine, int format, int outputs, int inputs, int count,
+                            const void* tiles, kvcast_matrix* to) {
+  *to = {OPERATORS_VERSION, &operators, &machine->with, format, outputs, inputs, count, tiles};
+}
+
+// Bytes of rows of activations as int8.
+EXPORT size_t kvcast_rounded_bytes(int rows, int inputs) { return rounded_bytes(rows, inputs); }
+
+// 0, or 1 with what went wrong in `message`.
+EXPORT int kvcast_run(kvcast_machine* machine, const int64_t* program, size_t words, char* message, size_t size) {
+  return told([&] { run_program(*machine, program, words); }, message, size);
+}

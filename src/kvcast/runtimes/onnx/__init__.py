@@ -1,0 +1,1 @@
+"""ONNX Runtime: how programs are lowered to graphs, and how graphs run."""

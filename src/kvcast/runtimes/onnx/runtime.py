@@ -1,0 +1,258 @@
+"""Bundles on ONNX Runtime, without torch: `decode`, which all families have, and `encode`.
+
+Each layer's key and value are bound as past and as present of the graph, so a step writes its new
+positions there and copies nothing else; encoded inputs are bound where they lie. Knows graphs by
+the names and aliases in the bundle's manifest and nothing of models.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
+from kvcast.machine.memory import growing_zeros
+from kvcast.runtimes.alignment import NumpyAligningRuntime
+from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
+from kvcast.runtimes.cache import Cache, CachedRuntime, Run
+from kvcast.runtimes.memory import CompactedRing, Layer, Memory
+from kvcast.runtimes.onnx.graph import OnnxGraph, check_graphs
+from kvcast.runtimes.onnx.session import Step, bind, onnx_session, ort_value
+
+# A full ring is compacted once in this many steps.
+_SPARE = 128
+# Calls of one row with up to so many new tokens, such as those that check drafts, recur: their
+# bindings are kept.
+_OFTEN = 16
+_NEW = ("tokens", "lengths", "offsets")
+_LOGITS = "logits"
+
+
+class OnnxRuntime(CachedRuntime):
+    """The graph `decode` over caches in NumPy arrays: all that a decoder-only model has."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int, **others: OnnxGraph) -> None:
+        """Open `decode`; `others` are graphs that belong to it, by their names."""
+        self._graph = manifest.graph("decode")
+        self._session = onnx_session(folder / self._graph.file, threads)
+        check_graphs(manifest, {"decode": self._session, **others})
+        self._layers = [layer for layer in manifest.cache if layer.kind != "cross"]
+        self._vocab: int = manifest.dimensions["vocab_size"]
+        self._past = [name for name in self._graph.inputs if name.startswith("past_")]
+        self.encoded = [name for name in self._graph.inputs if name not in {*_NEW, *self._past}]
+        # Only then are cross caches bound as outputs too.
+        self._cross_is_quantized = any(
+            buffer.startswith("cross_") for buffer in self._graph.aliases.values()
+        )
+
+    @override
+    def layers(self, capacity: int) -> Sequence[Layer]:
+        return [
+            Layer(
+                (layer.heads, _slots(layer, capacity), layer.head_dim),
+                layer.dtype,
+                CompactedRing(layer.capacity, _slots(layer, capacity))
+                if layer.kind == "ring"
+                else None,
+            )
+            for layer in self._layers
+            for _ in range(2 * layer.layers)
+        ]
+
+    @override
+    def make(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        return growing_zeros(shape, dtype)
+
+    @override
+    def run(
+        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
+    ) -> Float32:
+        plan = cache.plan(rows, tokens)
+        if len(positions) > 1 or not plan.is_step:
+            logits = [self._chunk(tokens, cache, rows, positions, run) for run in plan.runs]
+            return plan.in_order(logits)
+        step = self._step(cache.memory)
+        if plan.bound is None:
+            calls = (call for run in plan.runs for call in self._calls(run, empty=False))
+            plan.bound = [self._step_binding(cache.memory, step, call) for call in calls]
+        step.tokens_rs[plan.places] = tokens
+        step.lengths[plan.places] = cache.lengths[rows]
+        for binding in plan.bound:
+            self._session.run_with_iobinding(binding)
+        return step.logits[plan.places]
+
+    def _chunk(
+        self,
+        tokens: Tokens,
+        cache: Cache,
+        rows: list[int],
+        positions: Sequence[int],
+        run: Run,
+    ) -> Float32:
+        """Append several tokens to each row of a run; return logits [rows, positions, vocab]."""
+        tokens_rs = np.stack([tokens[i] for i in run.index])
+        lengths = cache.lengths[[rows[i] for i in run.index]]
+        offsets = np.asarray(positions, np.int64) % run.new
+        if len(rows) == 1 and run.new <= _OFTEN:
+            return self._short_chunk(cache.memory, run, tokens_rs, lengths, offsets)
+        logits = np.empty((len(run.index), len(offsets), self._vocab), np.float32)
+        first = run.places.start
+        for call in self._calls(run, empty=not lengths.any()):
+            part = slice(call.places.start - first, call.places.stop - first)
+            given = (tokens_rs[part], lengths[part], offsets)
+            self.run_once(cache.memory, call, given, {_LOGITS: logits[part]})
+        return logits
+
+    def _short_chunk(
+        self, memory: Memory, run: Run, tokens_rs: Int64, lengths: Int32, offsets: Int64
+    ) -> Float32:
+        """Append a few tokens to one row, through a binding that is kept for the next time."""
+        key = ("chunk", run.places, run.slots, run.new, tuple(offsets.tolist()))
+        if key not in memory.bound:
+            asked = len(offsets)
+            whole = memory.bound.setdefault("chunk", self._logits(_OFTEN))
+            step = Step(tokens_rs, lengths, offsets, whole[:, :asked])
+            given = (step.tokens_rs, step.lengths, step.offsets)
+            memory.bound[key] = step, self._bind(memory, run, given, {_LOGITS: step.logits})
+        step, binding = memory.bound[key]
+        step.tokens_rs[...] = tokens_rs
+        step.lengths[...] = lengths
+        self._session.run_with_iobinding(binding)
+        logits: Float32 = step.logits
+        return logits
+
+    def _logits(self, positions: int) -> Float32:
+        return np.empty((1, positions, self._vocab), np.float32)
+
+    def run_once(
+        self,
+        memory: Memory,
+        call: Run,
+        given: tuple[Int64, Int32, Int64],
+        results: Mapping[str, Float32],
+    ) -> None:
+        """Run the graph on tokens, lengths and offsets; fill arrays by the names of its results."""
+        self._session.run_with_iobinding(self._bind(memory, call, given, results))
+
+    def _calls(self, run: Run, *, empty: bool) -> Iterator[Run]:
+        """Cut a run into what GroupQueryAttention takes at once.
+
+        With several queries an input over keys that are there, be they beams over a quantised
+        cross cache or a chunk over a self cache, it takes one input or row at a time. Prompts of
+        models without an encoder go one by one as well: int8 products have one scale for all that
+        they multiply, and a text is not to depend on its neighbours.
+        """
+        if run.new > 1 and not (empty and run.slots):
+            return run.split(1)
+        if self._cross_is_quantized and (run.new > 1 or run.rows_each > 1):
+            return run.split(run.rows_each)
+        return iter([run])
+
+    def _step(self, memory: Memory) -> Step:
+        """Return buffers of one new token for every row, by its place."""
+        if "step" not in memory.bound:
+            rows = len(memory.places)
+            memory.bound["step"] = Step(
+                np.zeros((rows, 1), np.int64),
+                np.zeros(rows, np.int32),
+                np.zeros(1, np.int64),
+                np.empty((rows, 1, self._vocab), np.float32),
+            )
+        step: Step = memory.bound["step"]
+        return step
+
+    def _step_binding(self, memory: Memory, step: Step, call: Run) -> Any:
+        key = ("step", call.places, call.slots)
+        if key not in memory.bound:
+            part = slice(call.places.start, call.places.stop)
+            given = (step.tokens_rs[part], step.lengths[part], step.offsets)
+            memory.bound[key] = self._bind(memory, call, given, {_LOGITS: step.logits[part]})
+        return memory.bound[key]
+
+    def _bind(
+        self,
+        memory: Memory,
+        call: Run,
+        given: tuple[Int64, Int32, Int64],
+        results: Mapping[str, Float32],
+    ) -> Any:
+        cells, encoded = memory.views(call.places, call.slots)
+        values: dict[str, NDArray[Any]] = dict(zip(_NEW, given, strict=True))
+        values |= zip(self._past, cells, strict=True)
+        values |= zip(self.encoded, encoded, strict=True)
+        return bind(self._session, self._graph, values, results)
+
+
+class OnnxEncoderDecoder(OnnxRuntime, NumpyAligningRuntime):
+    """`encode`, and `decode` over what it gave."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        self._encode_graph = manifest.graph("encode")
+        self._encode_session = onnx_session(folder / self._encode_graph.file, threads)
+        super().__init__(folder, manifest, threads, encode=self._encode_session)
+        self.longest = manifest.cache_layers("linear").capacity
+        self.alignment_heads = manifest.dimensions.get("alignment_heads", ())
+        self._head_dim = manifest.cache_layers("linear").head_dim
+
+    @override
+    def encode(self, cache: Cache, slots: Sequence[int], *source: NDArray[Any]) -> Cache:
+        cache.vacate(slots)
+        # Copies: a cache keeps lengths, and the caller's arrays may become something else.
+        given = [np.array(part, order="C") for part in source]
+        arrays = dict(zip(self._encode_graph.inputs, given, strict=True))
+        feed = {name: ort_value(array) for name, array in arrays.items()}
+        outputs = list(self._encode_graph.outputs)
+        values = self._encode_session.run_with_ort_values(outputs, feed)
+        arrays |= {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
+        cache.memory.fill(slots, [arrays[name] for name in self.encoded])
+        return cache
+
+    @override
+    def query(
+        self, tokens_s: Int64, cache: Cache, row: int, positions: Sequence[int]
+    ) -> tuple[Float32, Float32]:
+        (run,) = cache.plan([row], [tokens_s]).runs
+        new, width = len(tokens_s), len(self.alignment_heads) * self._head_dim
+        offsets = np.asarray(positions, np.int64) % new
+        logits_rpv = self._kept_logits(cache, len(offsets))
+        queries_rsx = np.empty((1, new, width), np.float32)
+        self.run_once(
+            cache.memory,
+            run,
+            (np.array(tokens_s, np.int64)[None], cache.lengths[[row]], offsets),
+            {_LOGITS: logits_rpv, ALIGNMENT_QUERIES: queries_rsx},
+        )
+        return logits_rpv[0], queries_rsx[0]
+
+    def _kept_logits(self, cache: Cache, positions: int) -> Float32:
+        """Return memory for logits that is kept for the next time.
+
+        Fresh pages would cost more than the product that fills them, so there is room for as many
+        as there can be; those that are never used take no memory.
+        """
+        bound = cache.memory.bound
+        if "query" not in bound:
+            bound["query"] = self._logits(cache.capacity)
+        logits_rpv: Float32 = bound["query"][:, :positions]
+        return logits_rpv
+
+    @override
+    def cross_keys(self, cache: Cache, row: int, layer: int, heads: Sequence[int]) -> Float32:
+        slots = cache.memory.slots
+        place = slots.places[cache.input_of(row)]
+        parts = dict(zip(self.encoded, slots.parts, strict=True))
+        key_htd: Float32 = parts[f"cross_key_{layer}"][place, heads].astype(np.float32)
+        if (scale := parts.get(f"cross_key_scale_{layer}")) is not None:
+            key_htd *= scale[place].reshape(-1, 1, self._head_dim)[heads]
+        return key_htd
+
+
+def _slots(layer: CacheLayers, capacity: int) -> int:
+    """Slots of a layer in a cache for sequences of `capacity` positions.
+
+    A ring has as many whatever the capacity, so that a row can go to another cache as it lies.
+    """
+    return layer.capacity + _SPARE if layer.kind == "ring" else capacity

@@ -1,0 +1,98 @@
+"""Sessions of ONNX Runtime on the CPU, arrays as it takes them, and what a step is bound to.
+
+Knows no model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from kvcast.bundle.manifest import Graph
+from kvcast.runtimes.base import Float32, Int32, Int64
+from kvcast.runtimes.onnx.graph import OnnxGraph
+
+_ERRORS_ONLY = 3  # ONNX Runtime's warnings are about optimisations of no interest to a user
+# Idle threads spin, by default for tens of milliseconds, in which encode's take the cores from
+# decode's and back: a third of the time on two cores. This is enough to last from step to step.
+_SPIN_US = "500"
+# An ONNX model of one node, y = MatMulInteger(x, w), for uint8 x [1, 2] and int8 w [2, 1]; as
+# onnx.helper writes it.
+_PRODUCT = (
+    b'\x08\x08:\\\n\x18\n\x01x\n\x01w\x12\x01y"\rMatMulInteger\x12\x01g'
+    b"Z\x13\n\x01x\x12\x0e\n\x0c\x08\x02\x12\x08\n\x02\x08\x01\n\x02\x08\x02"
+    b"Z\x13\n\x01w\x12\x0e\n\x0c\x08\x03\x12\x08\n\x02\x08\x02\n\x02\x08\x01"
+    b"b\x13\n\x01y\x12\x0e\n\x0c\x08\x06\x12\x08\n\x02\x08\x01\n\x02\x08\x01B\x04\n\x00\x10\n"
+)
+
+
+def onnx_session(path: Path, threads: int) -> OnnxGraph:
+    """Load a graph that runs with this many threads."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = _ERRORS_ONLY
+    options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
+    # The plan for memory is made in the first run and asks for a second arena: 29 MB more at the
+    # peak for a base-sized encoder, and no time saved.
+    options.enable_mem_pattern = False
+    if products_saturate():
+        # Weights become uint8, whose products are exact there. Where they are exact anyway, this
+        # would cost more than half the speed, so it is not for every processor.
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    return OnnxGraph(path, options)
+
+
+@cache
+def products_saturate() -> bool:
+    """Tell whether ONNX Runtime clips sums of two products of uint8 and int8 to 16 bits here.
+
+    It does on x86 without VNNI. It is asked itself, by the largest of such sums, because it alone
+    knows which of its kernels it chose.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(_PRODUCT, options, providers=["CPUExecutionProvider"])
+    largest = {"x": np.full((1, 2), 255, np.uint8), "w": np.full((2, 1), 127, np.int8)}
+    ((found,),) = session.run(None, largest)[0].tolist()
+    return bool(found != 2 * 255 * 127)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Buffers of one new token for each of some rows."""
+
+    tokens_rs: Int64
+    lengths: Int32
+    offsets: Int64
+    logits: Float32
+
+
+def bind(
+    session: Any,
+    graph: Graph,
+    values: Mapping[str, np.ndarray[Any, Any]],
+    results: Mapping[str, np.ndarray[Any, Any]],
+) -> Any:
+    """Bind a decode graph: inputs by name, the results that are wanted, and caches as both.
+
+    An output that the manifest calls an alias is bound to that input's memory, and so written in
+    place. The arrays are the caller's to keep as long as the binding.
+    """
+    binding = session.io_binding()
+    wrapped = {name: ort_value(values[name]) for name in graph.inputs}
+    for name, value in wrapped.items():
+        binding.bind_ortvalue_input(name, value)
+    for name, array in results.items():
+        binding.bind_ortvalue_output(name, ort_value(array))
+    for output, buffer in graph.aliases.items():
+        binding.bind_ortvalue_output(output, wrapped[buffer])
+    return binding
+
+
+def ort_value(array: np.ndarray[Any, Any]) -> Any:
+    """Wrap without copying: ONNX Runtime reads and writes the array's own memory."""
+    return ort.OrtValue.ortvalue_from_numpy(array)

@@ -1,1 +1,0 @@
-"""What users ask for: load a model, export it, transcribe, write transcripts."""

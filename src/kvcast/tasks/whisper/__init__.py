@@ -1,1 +1,0 @@
-"""The parts that a transcription of a long recording is made of, each usable alone."""

@@ -1,0 +1,219 @@
+"""Holds texts to a grammar: tokens that it does not allow cannot be chosen.
+
+llguidance, an optional library, tells which tokens may come next. Every text, or beam, has a place
+in the grammar, which moves with each token. Knows no tokenizer's format and not how tokens are
+chosen.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from kvcast.decoding.filters import LogitFilter
+from kvcast.decoding.grammar import Grammar
+from kvcast.errors import UsageError, in_one_line
+from kvcast.runtimes.base import Float32, Int64
+from kvcast.text.texts import LENGTH, STOP
+from kvcast.tokenizers.base import TextTokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+_SPECIAL = b"\xff"  # marks a token without a text for llguidance
+_STUCK = "NoExtensionBias"  # what it says where a grammar goes on, and no token does
+
+
+class GrammarFilter(LogitFilter):
+    """Holds the rows of one request to a grammar; `extend` tells it what they write."""
+
+    def __init__(self, begin: "Place") -> None:
+        """Begin with one row; `begin` stays as it is."""
+        self._places = [begin.copy()]
+
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        for logits_v, place in zip(logits_rv, self._places, strict=True):
+            np.copyto(logits_v, -np.inf, where=place.barred_v)
+
+    def applied(self, scores_rv: Float32) -> Float32:
+        """Return scores [rows, vocab] to choose by; those given stay as they are."""
+        scores_rv = scores_rv.copy()
+        self.apply(scores_rv, np.empty((len(scores_rv), 0), np.int64))
+        return scores_rv
+
+    def extend(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
+        """Let row i continue old row `parents[i]`, with a token."""
+        waiting = Counter(parents)
+        places = []
+        for parent, token in zip(parents, tokens, strict=True):
+            waiting[parent] -= 1
+            place = self._places[parent]
+            places.append((place.copy() if waiting[parent] else place).after(token))
+        self._places = places
+
+    @property
+    def ending(self) -> str | None:
+        """Why the first row must end: STOP if it is complete, LENGTH if nothing leads on."""
+        return self._places[0].ending
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Place:
+    """Where in a grammar a text is.
+
+    Attributes:
+        matcher: the library's state, which no other place shares.
+        end_tokens: of the model.
+        barred_v: whether a token must not come next, [vocab].
+        ending: STOP where only an end token may come, LENGTH where nothing may; None elsewhere.
+
+    """
+
+    matcher: "LLMatcher"
+    end_tokens: tuple[int, ...]
+    barred_v: NDArray[np.bool_]
+    ending: str | None
+
+    @classmethod
+    def of(cls, matcher: "LLMatcher", end_tokens: tuple[int, ...], size: int) -> "Place":
+        """Return where a matcher is, for a model of `size` tokens."""
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        barred_v = np.unpackbits(~bits, count=size, bitorder="little").view(np.bool_)
+        if matcher.is_error():  # it allows the end then
+            barred_v[:] = True
+        ends = len(end_tokens) - np.count_nonzero(barred_v[list(end_tokens)])
+        goes_on = np.count_nonzero(barred_v) < size - ends
+        ending = None if goes_on else STOP if ends else LENGTH
+        return cls(matcher=matcher, end_tokens=end_tokens, barred_v=barred_v, ending=ending)
+
+    def copy(self) -> "Place":
+        """Return a place that goes on by itself."""
+        return replace(self, matcher=self.matcher.deep_copy())
+
+    def after(self, token: int) -> "Place":
+        """Return the place after a token; this one is used up."""
+        if self.barred_v[token] or token in self.end_tokens:
+            return replace(self, barred_v=np.ones_like(self.barred_v), ending=LENGTH)
+        self.matcher.consume_token(token)
+        return Place.of(self.matcher, self.end_tokens, len(self.barred_v))
+
+
+class Tokens:
+    """A model's tokens, as llguidance wants them."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: TextTokenizer, size: int) -> None:
+        """Spell the `size` tokens that a model has.
+
+        Raises UsageError where what a token says depends on its neighbours.
+        """
+        if tokenizer.decoder is None:
+            raise UsageError(
+                "this model's tokens are word pieces, between which spaces come and go: a grammar "
+                "needs a model whose tokens are bytes"
+            )
+        self.decoder = tokenizer.decoder
+        self._tokenizer, self._size = tokenizer, size
+        self._end_tokens = tokenizer.end_tokens
+        known = range(min(size, tokenizer.vocab_size))
+        self._spelled = [self.decoder.token_bytes(token) for token in known]
+        self._spelled += [b""] * (size - len(known))
+        for token in self._end_tokens:
+            self._spelled[token] = b""
+        self.eos_token_id = self._end_tokens[0]
+        self.special_token_ids: Sequence[int] = ()
+        # 0xFF occurs in no UTF-8, so a token of that byte is as good as one without a text.
+        self.tokens = [
+            _SPECIAL + b"%d" % token if not text or text.startswith(_SPECIAL) else text
+            for token, text in enumerate(self._spelled)
+        ]
+
+    @cached_property
+    def library(self) -> "LLTokenizer":
+        """The library's object, which takes a while to make."""
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        return LLTokenizer(TokenizerWrapper(self), eos_token=list(self._end_tokens))
+
+    def begin(self, grammar: Grammar, spaces: int) -> Place:
+        """Return the place where a text begins that loses so many leading spaces.
+
+        Raises UsageError for a grammar that the library refuses, and one that no text of these
+        tokens can keep.
+        """
+        place = Place.of(matcher(self.library, grammar, spaces), self._end_tokens, self._size)
+        if place.ending == STOP:
+            raise UsageError(f"{grammar.kind} allows nothing but an empty text")
+        if place.ending == LENGTH:
+            problem = place.matcher.get_error()
+            if _STUCK in problem:
+                problem = "no token of this model begins what it allows"
+            raise refused(grammar, problem)
+        return place
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the tokens by which the tokenizer spells a text that follows another one."""
+        spelled = text.encode()
+        for before in ("", "\n", '"'):  # some tokenizers put a space before all texts
+            tokens: list[int] = []
+            missing = len(spelled)
+            for token in reversed(self._tokenizer.encode(before + text)):
+                if missing > 0 and self._spelled[token]:
+                    tokens.insert(0, token)
+                    missing -= len(self._spelled[token])
+            if b"".join(self._spelled[token] for token in tokens) == spelled:
+                return tokens
+        return self.library.greedy_tokenize(text)
+
+
+def matcher(library: "LLTokenizer", grammar: Grammar, spaces: int = 0) -> "LLMatcher":
+    """Return what follows a text that begins; raises UsageError if the library refuses."""
+    from llguidance import LLMatcher
+
+    try:
+        made = LLMatcher(library, _in_llguidance(grammar, spaces), log_level=0, limits=_limits())
+    except ValueError as error:
+        raise refused(grammar, str(error)) from None
+    if made.is_error():
+        raise refused(grammar, made.get_error())
+    return made
+
+
+def refused(grammar: Grammar, problem: str) -> UsageError:
+    """Return the error for a grammar that cannot be used, from what the library says of it."""
+    lines = problem.replace("<non-verbose/>", "").splitlines() or [problem]
+    told = [line.strip().removeprefix("error: ") for line in lines if "error: " in line]
+    return UsageError(f"{grammar.kind} cannot be used: {in_one_line((told or lines)[0])}")
+
+
+def _limits() -> "LLParserLimits":
+    """Return the library's bounds on what a grammar may cost; a lexer's state takes 2 kB."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+
+
+def _in_llguidance(grammar: Grammar, spaces: int) -> str:
+    """Return a grammar as the library reads it, after `spaces` spaces that a text loses."""
+    part: dict[str, Any]
+    match grammar.kind:
+        case "json_schema" | "json_object":
+            part = {"json_schema": json.loads(grammar.text)}
+        case "lark" | "tool_call":
+            part = {"lark_grammar": grammar.text}
+        case "regex":
+            from llguidance import regex_to_lark
+
+            part = {"lark_grammar": f"start: /{regex_to_lark(grammar.text, use_ascii='d')}/"}
+    parts = [part | {"name": "text"}]
+    if spaces:
+        parts.insert(0, {"lark_grammar": f"start: {json.dumps(' ' * spaces)} @text"})
+    return json.dumps({"grammars": parts})

@@ -1,0 +1,370 @@
+"""Generating texts, whatever the family: prompts in, requests to the loop, texts out.
+
+What families differ in, how a prompt is understood and read, `kvcast.text.model` and
+`kvcast.text.sources` say. Knows no checkpoint and no bundle.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from numbers import Integral
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+
+from kvcast.decoding.drafts import Paired, speculations
+from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.speculation import Speculations
+from kvcast.engine.loop import Loop
+from kvcast.engine.requests import Prompt, Request
+from kvcast.errors import KvcastError, UsageError
+from kvcast.options import keywords_of
+from kvcast.runtimes.base import Int64, Runtime
+from kvcast.text.grammars import Grammars
+from kvcast.text.params import PromptParams
+from kvcast.text.requests import SampledText, SearchedTexts, TextRequest, TextSpec
+from kvcast.text.texts import StoppingCriteria, Stopwatch, TextGeneration
+from kvcast.tokenizers.base import TextTokenizer
+
+TextPrompt: TypeAlias = str | Sequence[int]
+"""Text, or token ids that are taken as they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedText:
+    """A text and its tokens, which `TextGenerator.encoded` returns: it is not encoded again."""
+
+    text: str
+    tokens: Int64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a model can take.
+
+    Attributes:
+        prompt: most tokens of a prompt, or of a source.
+        sequence: most tokens of a text and what precedes it in the same sequence.
+        vocabulary: number of tokens to choose from.
+
+    """
+
+    prompt: int
+    sequence: int
+    vocabulary: int
+
+    def check(self, tokens: Int64, held: int = 0) -> None:
+        """Raise UsageError for a prompt, `held` tokens and these, that is empty or too long."""
+        length = held + len(tokens)
+        if not length:
+            raise UsageError("the prompt is empty: give at least one character")
+        if length > self.prompt:
+            raise UsageError(
+                f"the prompt has {length} tokens and the model takes {self.prompt} "
+                "at most: shorten it"
+            )
+
+    def ids(self, prompt: Sequence[int]) -> Int64:
+        """Return token ids that a user gave; raises UsageError for what the model does not have."""
+        tokens = np.asarray(prompt)
+        if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+            raise UsageError("a prompt is text, or a sequence of token ids")
+        if (foreign := tokens[(tokens < 0) | (tokens >= self.vocabulary)]).size:
+            raise UsageError(
+                f"the model has no token {foreign[0]}: give ids from 0 to {self.vocabulary - 1}"
+            )
+        return tokens.astype(np.int64)
+
+    def known(self, tokens: Sequence[int]) -> Int64:
+        """Return a tokenizer's tokens; raises KvcastError for one that the model does not have."""
+        if (last := max(tokens, default=0)) >= self.vocabulary:
+            raise KvcastError(
+                f"the tokenizer has a token {last}, but the model only {self.vocabulary} tokens: "
+                "the files belong to two models"
+            )
+        return np.array(tokens, np.int64)
+
+
+class TextPieces(Iterator[str]):
+    """Pieces of one text, generated while they are taken; can be taken once."""
+
+    def __init__(self, request: SampledText, progress: Iterator[Request]) -> None:
+        self._request = request
+        self._pieces = self._taken(progress)
+
+    def __next__(self) -> str:
+        """Generate until some text is certain."""
+        return next(self._pieces)
+
+    @property
+    def result(self) -> TextGeneration:
+        """The whole, once the last piece was taken; raises KvcastError before."""
+        return self._request.generations()[0]
+
+    def _taken(self, progress: Iterator[Request]) -> Iterator[str]:
+        shown = 0
+        pieces = self._request.text.pieces
+        for _ in progress:
+            yield from filter(None, pieces[shown:])
+            shown = len(pieces)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationTask:
+    """What writes texts after prompts of token ids.
+
+    Attributes:
+        runtime: runs the model.
+        tokenizer: of the model.
+        limits: of the model.
+        family: the kind of model; those of one kind read prompts alike.
+        read: returns what a row holds before the text, for the tokens of a prompt.
+        grammars: holds its texts to grammars.
+        held: how many tokens precede every prompt.
+        encodes: whether an encoder reads the prompt.
+        continues: whether a text goes on from its prompt, so that one prompt may go on from what a
+            row holds of another.
+        chunk: most tokens of a prompt in one call, where none is given; None reads it whole.
+
+    Raises:
+        KvcastError: for a token that ends texts and that the model does not have.
+
+    """
+
+    runtime: Runtime
+    tokenizer: TextTokenizer
+    limits: Limits
+    family: str
+    read: Callable[[Int64], Prompt]
+    grammars: Grammars
+    held: int = 0
+    encodes: bool = False
+    continues: bool = False
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        self.limits.known(self.tokenizer.end_tokens)
+
+    def each(
+        self, prompts: Sequence[Int64], params: SamplingParams
+    ) -> Iterator[list[TextGeneration]]:
+        """Return the texts of each prompt, in order, as they are done.
+
+        Several texts of one prompt share its computation.
+
+        Raises:
+            UsageError: for no prompt, or one that is empty, or too long for the model.
+
+        """
+        if not prompts:
+            raise UsageError("there is no prompt: give at least one")
+        watch, drafts = Stopwatch(), speculations(params.draft, self.paired)
+        specs = [self._spec(prompt, params, watch, drafts) for prompt in prompts]
+        return self._texts(prompts, specs, params)
+
+    def pieces(self, prompt: Int64, params: SamplingParams) -> TextPieces:
+        """Return the pieces of one text; raises as `each`."""
+        watch, drafts = Stopwatch(), speculations(params.draft, self.paired)
+        request = SampledText(self._spec(prompt, params, watch, drafts))
+        return TextPieces(request, self._loop([request.spec], params).run([request]))
+
+    def requests(self, tokens: Int64, params: SamplingParams) -> list[TextRequest]:
+        """Return requests for the texts of one prompt, for a loop that others share.
+
+        Each reads the prompt itself, or finds it in a row. Raises as `each`.
+        """
+        drafts = speculations(params.draft, self.paired)
+        spec = self._spec(tokens, params, Stopwatch(), drafts)
+        if params.beam > 1:
+            return [SearchedTexts(spec)]
+        return [SampledText(spec, stream) for stream in range(params.n)]
+
+    @cached_property
+    def paired(self) -> Paired:
+        """The model as one that drafts for another, or that another drafts for."""
+        return Paired(
+            runtime=self.runtime,
+            family=self.family,
+            vocabulary=self.tokenizer,
+            tokens=self.limits.vocabulary,
+            longest=self.limits.sequence,
+            chunk=self.chunk,
+        )
+
+    def _spec(
+        self,
+        tokens: Int64,
+        params: SamplingParams,
+        watch: Stopwatch,
+        drafts: Speculations | None,
+    ) -> TextSpec:
+        self.limits.check(tokens, self.held)
+        vocabulary = self.limits.vocabulary
+        if params.beam > vocabulary:
+            raise UsageError(
+                f"beam must be at most {vocabulary}, the model's tokens, not {params.beam}"
+            )
+        if (last := max(params.biases, default=0)) >= vocabulary:
+            raise UsageError(
+                f"logit_bias: the model has no token {last}: give ids from 0 to {vocabulary - 1}"
+            )
+        prompt = self.read(tokens)
+        room = self.limits.sequence - prompt.length
+        grammar = params.constraint
+        return TextSpec(
+            prompt=prompt,
+            prompt_tokens=self.held + len(tokens),
+            params=params,
+            criteria=StoppingCriteria.of(params, self.tokenizer.end_tokens, room),
+            tokenizer=self.tokenizer,
+            watch=watch,
+            speculations=drafts,
+            grammar=None if grammar is None else self.grammars.begin(grammar, prompt.last),
+        )
+
+    def _texts(
+        self, prompts: Sequence[Int64], specs: Sequence[TextSpec], params: SamplingParams
+    ) -> Iterator[list[TextGeneration]]:
+        groups: list[list[TextRequest]] = []
+
+        def requests() -> Iterator[TextRequest]:
+            # A text's random numbers depend on how often the same prompt came before, and on
+            # nothing else of its neighbours: the order of prompts does not matter.
+            repeated: Counter[bytes] = Counter()
+            for tokens, spec in zip(prompts, specs, strict=True):
+                first = repeated[tokens.tobytes()]
+                repeated[tokens.tobytes()] += params.n
+                groups.append(self._requests(spec, first))
+                yield from groups[-1]
+
+        done = 0
+        for _ in self._loop(specs, params).run(requests()):
+            while done < len(groups) and all(request.done for request in groups[done]):
+                yield [text for request in groups[done] for text in request.generations()]
+                done += 1
+
+    def _requests(self, spec: TextSpec, first: int) -> list[TextRequest]:
+        params = spec.params
+        if params.beam > 1:
+            return [SearchedTexts(spec)]
+        if params.n > 1:
+            chunk = params.chunk or self.chunk
+            spec = replace(spec, prompt=spec.prompt.shared(self.runtime, chunk))
+        return [SampledText(spec, stream) for stream in range(first, first + params.n)]
+
+    def _loop(self, specs: Sequence[TextSpec], params: SamplingParams) -> Loop:
+        texts = len(specs) * (params.n if params.beam == 1 else 1)
+        encodes = specs[0].prompt.input is not None
+        return Loop(
+            self.runtime,
+            rows=min(params.batch, texts) * params.beam,
+            capacity=max(spec.capacity for spec in specs),
+            inputs=min(params.batch, len(specs)) if encodes else 0,
+            chunk=params.chunk or self.chunk,
+        )
+
+
+class TextGenerator(ABC):
+    """A model that turns prompts into texts, with its tokenizer."""
+
+    task: ClassVar[Literal["generate"]] = "generate"
+
+    def __init__(self, generation: GenerationTask) -> None:
+        self.runtime = generation.runtime
+        self.tokenizer = generation.tokenizer
+        self.generation = generation
+        self._limits = generation.limits
+
+    @property
+    def paired(self) -> Paired:
+        """The model as one that drafts for another, or that another drafts for."""
+        return self.generation.paired
+
+    @keywords_of(PromptParams)
+    def generate(
+        self, prompt: TextPrompt | Sequence[TextPrompt], params: PromptParams
+    ) -> TextGeneration | list[Any]:
+        """Continue a prompt, or several; a T5 or UniLM answers its source.
+
+        In fp32 neither `batch` nor `chunk` nor the order of prompts changes a text; in int8 what
+        is multiplied in one call shares a scale. A text that has no room for `max_new_tokens`
+        within what the model takes ends sooner, for its length.
+
+        Args:
+            prompt: text, or token ids that are taken as they are; or several of them.
+            params: given as keywords.
+
+        Returns:
+            For one prompt a text, for several a list in their order; with n above 1 a list of n
+            takes the place of each text.
+
+        Raises:
+            UsageError: for options that cannot be served, no prompts, prompts that are empty or
+                too long, and token ids that the model does not have.
+
+        """
+        return as_asked(self._each, prompt, params)
+
+    @keywords_of(PromptParams)
+    def generate_each(
+        self, prompts: Sequence[TextPrompt], params: PromptParams
+    ) -> Iterator[list[TextGeneration]]:
+        """Return the n texts of each prompt, in order, as they are done; see `generate`."""
+        return self._each(prompts, params)
+
+    @keywords_of(PromptParams)
+    def stream(self, prompt: TextPrompt, params: PromptParams) -> TextPieces:
+        """Return an iterator of the text's pieces, which has the `result` at its end.
+
+        Options that are about several texts stay at their defaults; see `generate`.
+        """
+        params.check_one_text()
+        return self.generation.pieces(self.prompt_tokens(prompt, params), params)
+
+    @abstractmethod
+    def prompt_tokens(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> Int64:
+        """Return a prompt's tokens; raises UsageError for what the model cannot take."""
+
+    def encoded(self, text: str) -> EncodedText:
+        """Return a text as a prompt whose tokens are known; raises as `prompt_tokens`."""
+        return EncodedText(text, self.prompt_tokens(text, PromptParams()))
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes that the cache takes at most for an encoded prompt; 0 without an encoder."""
+        return 0
+
+    def finished(
+        self,
+        prompt: TextPrompt | EncodedText,  # noqa: ARG002
+        texts: list[TextGeneration],
+        params: PromptParams,  # noqa: ARG002
+    ) -> list[TextGeneration]:
+        """Return the texts of a prompt as callers get them, once all of them are over."""
+        return texts
+
+    def _each(
+        self, prompts: Sequence[TextPrompt], params: PromptParams
+    ) -> Iterator[list[TextGeneration]]:
+        tokens = [self.prompt_tokens(prompt, params) for prompt in prompts]
+        each = self.generation.each(tokens, params)
+        return (
+            self.finished(prompt, texts, params)
+            for prompt, texts in zip(prompts, each, strict=True)
+        )
+
+
+def as_asked(
+    each: Callable[[Sequence[TextPrompt], Any], Iterator[list[TextGeneration]]],
+    prompt: TextPrompt | Sequence[TextPrompt],
+    params: SamplingParams,
+) -> TextGeneration | list[Any]:
+    """Return a text where one was asked for, a list where several were."""
+    alone = isinstance(prompt, str) or (
+        len(prompt) > 0 and all(isinstance(token, Integral) for token in prompt)
+    )
+    prompts: Sequence[Any] = [prompt] if alone else prompt
+    found: list[Any] = [texts if params.n > 1 else texts[0] for texts in each(prompts, params)]
+    return found[0] if alone else found

@@ -1,0 +1,106 @@
+"""Options of prompts.
+
+Knows no tensor library, so that the command line can show its help at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+from typing_extensions import override
+
+from kvcast.decoding.grammar import Grammar
+from kvcast.decoding.params import (
+    SamplingParams,
+)
+from kvcast.errors import UsageError
+from kvcast.options import Check, Option, Text
+
+CONVERSATION = "conversation"
+STRUCTURE = "structured output"
+
+
+class _Schema(Check):
+    @override
+    def problem(self, value: Any, kind: type) -> str | None:
+        return None if isinstance(value, Mapping) else Text(filled=True).problem(value, kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptParams(SamplingParams):
+    """How prompts are understood, and how texts are written after them."""
+
+    chat: Annotated[
+        bool,
+        Option(
+            group=CONVERSATION,
+            help="put the prompt into the model's chat template as the user's message",
+        ),
+    ] = False
+    system: Annotated[
+        str | None,
+        Option(
+            group=CONVERSATION,
+            help="the system message, with chat; on the command line it implies chat",
+            check=Text(),
+            metavar="TEXT",
+        ),
+    ] = None
+    json_schema: Annotated[
+        str | Mapping[str, Any] | None,
+        Option(
+            group=STRUCTURE,
+            help="write JSON that this JSON Schema describes, given as its text (on the command "
+            "line also a file, in Python also a dict)",
+            check=_Schema(),
+            metavar="JSON|FILE",
+        ),
+    ] = None
+    json_object: Annotated[bool, Option(group=STRUCTURE, help="write a JSON object")] = False
+    regex: Annotated[
+        str | None,
+        Option(
+            group=STRUCTURE,
+            help="write a text that this regular expression matches as a whole",
+            check=Text(filled=True),
+            metavar="PATTERN",
+        ),
+    ] = None
+    lark: Annotated[
+        str | None,
+        Option(
+            group=STRUCTURE,
+            help="write a text of this grammar in llguidance's variant of Lark (on the command "
+            "line a file)",
+            check=Text(filled=True),
+            metavar="FILE",
+        ),
+    ] = None
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self._grammars) > 1:
+            raise UsageError(
+                "a text keeps one grammar: give one of json_schema, json_object, regex and lark"
+            )
+
+    @override
+    @property
+    def constraint(self) -> Grammar | None:
+        return next(iter(self._grammars), None)
+
+    @cached_property
+    def _grammars(self) -> list[Grammar]:
+        """Return all that were given."""
+        found = [] if self.grammar is None else [self.grammar]
+        if self.json_schema is not None:
+            found.append(Grammar.json_schema(self.json_schema))
+        if self.json_object:
+            found.append(Grammar.json_object())
+        if self.regex is not None:
+            found.append(Grammar.regex(self.regex))
+        if self.lark is not None:
+            found.append(Grammar.lark(self.lark))
+        return found

@@ -1,0 +1,40 @@
+"""What a text's options make likelier or less likely, before a token is chosen.
+
+The order is vLLM's: bias, repetition penalty, then what is taken off for presence and frequency.
+Knows nothing of how a token is chosen.
+"""
+
+from kvcast.decoding.filters import LogitBias, LogitFilter, OccurrencePenalties, RepetitionPenalty
+from kvcast.decoding.params import SamplingParams
+from kvcast.engine.requests import Histories, Prompt
+from kvcast.runtimes.base import Float32
+
+
+class Preferences:
+    """Those of one text, or of the rows of a search."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._bias: list[LogitFilter] = [LogitBias(b)] if (b := params.biases) else []
+        self._of_all: list[LogitFilter] = []
+        if params.repetition_penalty != 1:
+            self._of_all.append(RepetitionPenalty(params.repetition_penalty))
+        self._of_written: list[LogitFilter] = []
+        if params.presence_penalty or params.frequency_penalty:
+            self._of_written.append(
+                OccurrencePenalties(params.presence_penalty, params.frequency_penalty)
+            )
+
+    def histories(self, room: int, prompt: Prompt) -> Histories:
+        """Return room for tokens, after those of the prompt where a penalty looks at them."""
+        return Histories(room, prompt.sequence if self._of_all else ())
+
+    def applied(self, scores_rv: Float32, seen: Histories) -> Float32:
+        """Return scores [rows, vocab] to choose by; those given stay as they are."""
+        if not (self._bias or self._of_all or self._of_written):
+            return scores_rv
+        scores_rv = scores_rv.copy()
+        for of_all in (*self._bias, *self._of_all):
+            of_all.apply(scores_rv, seen.all_rn)
+        for of_written in self._of_written:
+            of_written.apply(scores_rv, seen.written_rn)
+        return scores_rv

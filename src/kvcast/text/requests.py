@@ -1,0 +1,307 @@
+"""Requests for texts: one that a sampler writes, or several that compete in a beam search.
+
+The beam search is that of Hugging Face transformers (generation/utils.py, `_beam_search`), so that
+its results are met token for token: finished sequences compete by log-probability over
+length ** length_penalty. Knows no runtime.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+from typing_extensions import override
+
+from kvcast.decoding.numerics import best_first, likeliest, log_probabilities, log_softmax, top_k
+from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.sampling import Sampler, check_numbers
+from kvcast.decoding.speculation import Speculation, Speculations
+from kvcast.engine.requests import OVER, Continuations, Prompt, Request
+from kvcast.errors import KvcastError
+from kvcast.runtimes.base import Float32
+from kvcast.text.constraint import GrammarFilter, Place
+from kvcast.text.preferences import Preferences
+from kvcast.text.texts import (
+    Alternatives,
+    StoppingCriteria,
+    Stopwatch,
+    TextGeneration,
+    WrittenText,
+)
+from kvcast.tokenizers.base import TextTokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSpec:
+    """What to write.
+
+    Attributes:
+        prompt: what precedes the text.
+        prompt_tokens: how many tokens users count in it.
+        params: how tokens are chosen.
+        criteria: when the text is over.
+        tokenizer: of the model.
+        watch: runs since the call.
+        speculations: drafts tokens; None for no drafts.
+        grammar: where texts begin in the grammar that they keep; None for any text.
+
+    """
+
+    prompt: Prompt
+    prompt_tokens: int
+    params: SamplingParams
+    criteria: StoppingCriteria
+    tokenizer: TextTokenizer
+    watch: Stopwatch
+    speculations: Speculations | None = None
+    grammar: Place | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Most positions that a row may need: the last token is never fed."""
+        return self.prompt.length + self.criteria.max_new_tokens - 1
+
+    def begin(self) -> WrittenText:
+        """Return a text of no tokens yet."""
+        return WrittenText(self.criteria, self.tokenizer, after=self.prompt.last)
+
+    def constraint(self) -> GrammarFilter | None:
+        """Return what holds the texts of a request to the grammar."""
+        return None if self.grammar is None else GrammarFilter(self.grammar)
+
+    def speculate(self) -> Speculation | None:
+        """Return drafts for a text."""
+        if self.speculations is None:
+            return None
+        return self.speculations.begin(self.prompt, self.capacity)
+
+    def finish(
+        self,
+        text: WrittenText,
+        watch: Stopwatch,
+        score: float | None = None,
+        drafts: Speculation | None = None,
+    ) -> TextGeneration:
+        """Return a text that is over; raises KvcastError for one that is not."""
+        if text.finish_reason is None:
+            raise KvcastError("the text is not finished: take all of its pieces first")
+        return TextGeneration(
+            text="".join(text.pieces),
+            tokens=tuple(text.tokens),
+            logprobs=tuple(text.logprobs) if self.params.logprobs else None,
+            top_logprobs=tuple(text.top_logprobs) if self.params.top_logprobs else None,
+            finish_reason=text.finish_reason,
+            prompt_tokens=self.prompt_tokens,
+            timings=watch.timings(),
+            score=score,
+            draft=None if drafts is None else drafts.counts(),
+        )
+
+
+class TextRequest(Request):
+    """One or more texts after a prompt."""
+
+    def __init__(self, spec: TextSpec, width: int) -> None:
+        super().__init__(spec.prompt, capacity=spec.capacity, width=width)
+        self.spec = spec
+        self.watch = spec.watch.another()
+
+    @abstractmethod
+    def generations(self) -> list[TextGeneration]:
+        """Return the texts, best first; raises KvcastError before they are over."""
+
+
+class SampledText(TextRequest):
+    """A text whose tokens a sampler takes one by one; `text` is what is written of it."""
+
+    def __init__(self, spec: TextSpec, stream: int = 0) -> None:
+        """Begin; texts of different streams draw different numbers."""
+        super().__init__(spec, width=1)
+        self.text = spec.begin()
+        self.drafts: Speculation | None = spec.speculate()
+        self._preferences = Preferences(spec.params)
+        self._sampler = Sampler(spec.params, stream)
+        self._constraint = spec.constraint()
+        self._seen = self._preferences.histories(spec.criteria.max_new_tokens, spec.prompt)
+
+    @override
+    def advance(self, logits_rv: Float32) -> Continuations:
+        scores_rv = self.spec.criteria.withheld(logits_rv, self._seen.length)
+        scores_rv = self._preferences.applied(scores_rv, self._seen)
+        if self._constraint is not None:
+            scores_rv = self._constraint.applied(scores_rv)
+        token = self._sampler(scores_rv[0])
+        logprob, top = self._told(token, logits_rv)
+        self._seen.extend([0], [token])
+        self.watch.tick()
+        ending = None
+        if self._constraint is not None:
+            self._constraint.extend([0], [token])
+            ending = self._constraint.ending
+        self.text.push(token, logprob, top, ending)
+        return OVER if self.text.finish_reason else Continuations([0], [0], [token])
+
+    @override
+    def generations(self) -> list[TextGeneration]:
+        return [self.spec.finish(self.text, self.watch, drafts=self.drafts)]
+
+    def _told(self, token: int, logits_rv: Float32) -> tuple[float | None, Alternatives]:
+        """Return the token's log-probability and the likeliest ones, as far as they are wanted.
+
+        The logits are overwritten.
+        """
+        params = self.spec.params
+        if not (params.logprobs or params.top_logprobs):
+            return None, ()
+        tops_1k = likeliest(logits_rv, params.top_logprobs)
+        tokens_1k = np.concatenate([[[token]], tops_1k], axis=1)
+        [logprob, *others] = log_probabilities(logits_rv, tokens_1k)[0].tolist()
+        top = tuple(zip(tops_1k[0].tolist(), others, strict=True))
+        return logprob if params.logprobs else None, top
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A finished sequence, with the token that ended it.
+
+    Attributes:
+        tokens: chosen.
+        logprobs: of each token, as the model gave it; None unless asked for.
+        tops: of each token, the likeliest in its place; none unless asked for.
+        score: sum of what the tokens were chosen by, over length ** length_penalty.
+
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    tops: tuple[Alternatives, ...]
+    score: float
+
+
+class SearchedTexts(TextRequest):
+    """The best `n` texts that a search with `beam` rows finds.
+
+    Attributes:
+        hypotheses: the best `beam` finished sequences, best first.
+
+    """
+
+    def __init__(self, spec: TextSpec) -> None:
+        super().__init__(spec, width=spec.params.beam)
+        self.hypotheses: list[Hypothesis] = []
+        # Enough are left even if all end tokens are among the best of each row.
+        self._considered = max(2, 1 + len(spec.criteria.end_tokens)) * self.width
+        # Of each row; -inf only fills a place, when too few sequences go on.
+        self._totals = [0.0]
+        self._rows = list(range(self.width))
+        self._preferences = Preferences(spec.params)
+        self._constraint = spec.constraint()
+        self._written = self._preferences.histories(spec.criteria.max_new_tokens, spec.prompt)
+        self._logprobs_rn = np.empty((1, 0), np.float32)
+        self._tops: list[tuple[Alternatives, ...]] = [()] * self.width
+
+    @override
+    def advance(self, logits_rv: Float32) -> Continuations:
+        self.watch.tick()
+        logprobs_rv = log_softmax(logits_rv)
+        check_numbers(logprobs_rv[:, 0])  # one that is none makes a whole row none
+        self._note_tops(logprobs_rv)
+        totals, parents, tokens = self._best(self._scores(logprobs_rv))
+        if totals[0] == -np.inf:  # no row can go on as its grammar wants
+            self._keep_what_there_is()
+            return OVER
+        written_rn, spec = self._written.written_rn, self.spec
+        ended = spec.criteria.are_met(written_rn, parents, tokens, spec.tokenizer)
+        for k in range(self.width):
+            if ended[k] and totals[k] > -np.inf:
+                self._finish(totals[k], parents[k], tokens[k], logprobs_rv)
+        # Those that ended only fill up, if too few others are left.
+        going_on = sorted(range(len(ended)), key=ended.__getitem__)[: self.width]
+        self._totals = [-np.inf if ended[k] else totals[k] for k in going_on]
+        parents = [parents[k] for k in going_on]
+        tokens = [tokens[k] for k in going_on]
+        self._written.extend(parents, tokens)
+        if self._constraint is not None:
+            self._constraint.extend(parents, tokens)
+        if self.spec.params.logprobs:
+            last_r1 = logprobs_rv[parents, tokens][:, None]
+            self._logprobs_rn = np.concatenate([self._logprobs_rn[parents], last_r1], axis=1)
+        self._tops = [self._tops[parent] for parent in parents]
+        return Continuations(self._rows, parents, tokens) if self._can_improve() else OVER
+
+    @override
+    def generations(self) -> list[TextGeneration]:
+        found = []
+        for hypothesis in self.hypotheses[: self.spec.params.n]:
+            text = self.spec.begin()
+            logprobs = hypothesis.logprobs or [None] * len(hypothesis.tokens)
+            tops = hypothesis.tops or [()] * len(hypothesis.tokens)
+            for token, logprob, top in zip(hypothesis.tokens, logprobs, tops, strict=True):
+                text.push(token, logprob, top)
+            if text.finish_reason is None:
+                text.cut()
+            found.append(self.spec.finish(text, self.watch, hypothesis.score))
+        return found
+
+    def _scores(self, logprobs_rv: Float32) -> Float32:
+        """Return what to choose by; log-probabilities stay what the model gave."""
+        scores_rv = self.spec.criteria.withheld(logprobs_rv, self._written.length)
+        scores_rv = self._preferences.applied(scores_rv, self._written)
+        return scores_rv if self._constraint is None else self._constraint.applied(scores_rv)
+
+    def _note_tops(self, logprobs_rv: Float32) -> None:
+        """Keep the likeliest tokens of each row, if they are wanted."""
+        if not (k := self.spec.params.top_logprobs):
+            return
+        tokens_rk = likeliest(logprobs_rv, k)
+        values_rk = np.take_along_axis(logprobs_rv, tokens_rk, axis=1)
+        self._tops = [
+            (*before, tuple(zip(tokens_k, values_k, strict=True)))
+            for before, tokens_k, values_k in zip(
+                self._tops, tokens_rk.tolist(), values_rk.tolist(), strict=False
+            )
+        ]
+
+    def _best(self, scores_rv: Float32) -> tuple[list[float], list[int], list[int]]:
+        """Return total, row and token of the best continuations, best first."""
+        rows, vocab = scores_rv.shape
+        tokens_rk = top_k(scores_rv, min(self._considered, vocab))
+        totals_r1 = np.array(self._totals, np.float32)[:, None]
+        totals_rk = totals_r1 + scores_rv[np.arange(rows)[:, None], tokens_rk]
+        return best_first(totals_rk, tokens_rk, self._considered)
+
+    def _finish(self, total: float, parent: int, token: int, logprobs_rv: Float32) -> None:
+        """Let a sequence that ended compete with those that ended before."""
+        tokens = (*self._written.written_rn[parent].tolist(), token)
+        logprobs = None
+        if self.spec.params.logprobs:
+            logprobs = (*self._logprobs_rn[parent].tolist(), float(logprobs_rv[parent, token]))
+        score = self._score(total, len(tokens))
+        self.hypotheses.append(Hypothesis(tokens, logprobs, self._tops[parent], score))
+        self.hypotheses.sort(key=attrgetter("score"), reverse=True)
+        del self.hypotheses[self.width :]
+
+    def _keep_what_there_is(self) -> None:
+        """Make the best row a text, unfinished as it is, where none has ended."""
+        if not self.hypotheses:
+            logprobs = None
+            if self.spec.params.logprobs:
+                logprobs = tuple(self._logprobs_rn[0].tolist())
+            tokens = tuple(self._written.written_rn[0].tolist())
+            tops = self._tops[0][: len(tokens)]
+            score = self._score(self._totals[0], len(tokens))
+            self.hypotheses = [Hypothesis(tokens, logprobs, tops, score)]
+
+    def _score(self, total: float, length: int) -> float:
+        return float(total / length**self.spec.params.length_penalty)
+
+    def _can_improve(self) -> bool:
+        """Tell whether the best row may still come among the finished sequences."""
+        if self._totals[0] == -np.inf:
+            return False
+        if len(self.hypotheses) < self.width:
+            return True
+        if self.spec.params.early_stopping:
+            return False
+        best = self._score(self._totals[0], self._written.length)
+        return best > self.hypotheses[-1].score

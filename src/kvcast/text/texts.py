@@ -1,0 +1,233 @@
+"""Texts under way: tokens become text as soon as that is certain, and end by stopping criteria.
+
+Knows nothing of models and caches, or of how tokens are chosen.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.speculation import DraftCounts
+from kvcast.runtimes.base import Float32, Int64
+from kvcast.text.stops import StopStrings
+from kvcast.tokenizers.base import TextTokenizer
+
+STOP = "stop"
+LENGTH = "length"
+
+Alternatives: TypeAlias = tuple[tuple[int, float], ...]
+"""The likeliest tokens at one place, best first, each with its log-probability."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """How long a text took, in seconds from the call.
+
+    Attributes:
+        first_token: until the first token was chosen (with beams: the first of each beam).
+        seconds: until the last.
+        per_token: mean of the tokens after the first; 0 where there are none.
+        tokens_per_second: of all tokens, the end token among them.
+
+    """
+
+    first_token: float
+    seconds: float
+    per_token: float
+    tokens_per_second: float
+
+
+class Stopwatch:
+    """Runs from the call on and is told of each token."""
+
+    def __init__(self, began: float | None = None) -> None:
+        self._began = time.perf_counter() if began is None else began
+        self._first = self._last = self._began
+        self._ticks = 0
+
+    def tick(self) -> None:
+        """Take note of a token."""
+        self._last = time.perf_counter()
+        if not self._ticks:
+            self._first = self._last
+        self._ticks += 1
+
+    def another(self) -> "Stopwatch":
+        """Return one for another text of the same call."""
+        return Stopwatch(self._began)
+
+    def timings(self) -> Timings:
+        """Return what it took up to the last token."""
+        seconds = self._last - self._began
+        return Timings(
+            first_token=self._first - self._began,
+            seconds=seconds,
+            per_token=(self._last - self._first) / max(1, self._ticks - 1),
+            tokens_per_second=self._ticks / seconds if seconds > 0 else 0.0,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextGeneration:
+    """A text that was generated.
+
+    Attributes:
+        text: without the stop string that ended it.
+        tokens: without the end token, but with those that spelled a stop string.
+        logprobs: natural logarithm of the probability that the model gave each token, before
+            penalty, temperature and truncation; None unless asked for.
+        top_logprobs: for each token, what else could have come in its place: the likeliest tokens,
+            best first, with log-probabilities as above; None unless asked for.
+        finish_reason: "stop" (an end token or a stop string came, or a grammar was complete) or
+            "length".
+        prompt_tokens: how many tokens the prompt or source has, those of a session's prefix among
+            them.
+        timings: how long it took.
+        score: with beams, what they are ranked by: the sum of log-probabilities, as they were
+            searched by, over length ** length_penalty.
+        similarity: of a UniLM's several texts, the cosine between the embeddings of source and
+            text.
+        draft: what became of drafted tokens; None without them.
+
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    finish_reason: str
+    prompt_tokens: int
+    timings: Timings
+    top_logprobs: tuple[Alternatives, ...] | None = None
+    score: float | None = None
+    similarity: float | None = None
+    draft: DraftCounts | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppingCriteria:
+    """When a text is over.
+
+    Attributes:
+        end_tokens: any of them ends it and is no part of it.
+        stops: texts that end it and are no part of it.
+        max_new_tokens: most tokens.
+        min_new_tokens: before a text has so many, no end token can be chosen; a stop string may
+            still end it.
+
+    """
+
+    end_tokens: tuple[int, ...]
+    stops: StopStrings
+    max_new_tokens: int
+    min_new_tokens: int = 0
+
+    @classmethod
+    def of(
+        cls, params: SamplingParams, end_tokens: tuple[int, ...], room: int
+    ) -> "StoppingCriteria":
+        """Return those of a text that has room for so many tokens."""
+        return cls(
+            end_tokens=end_tokens,
+            stops=StopStrings(params.stops),
+            max_new_tokens=min(params.max_new_tokens, room),
+            min_new_tokens=min(params.min_new_tokens, room),
+        )
+
+    def withheld(self, scores: Float32, written: int) -> Float32:
+        """Return scores [..., vocab] by which a text of `written` tokens does not end too early.
+
+        Those given stay as they are.
+        """
+        if written >= self.min_new_tokens:
+            return scores
+        scores = scores.copy()
+        scores[..., list(self.end_tokens)] = -np.inf
+        return scores
+
+    def are_met(
+        self,
+        written_rn: Int64,
+        parents: Sequence[int],
+        tokens: Sequence[int],
+        tokenizer: TextTokenizer,
+    ) -> list[bool]:
+        """Tell for each token whether it ends the text, row `parents[i]`, that it continues."""
+        if written_rn.shape[1] + 1 == self.max_new_tokens:
+            return [True] * len(tokens)
+        ended = [token in self.end_tokens for token in tokens]
+        if self.stops.strings:
+            for i, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
+                text = tokenizer.decode([*written_rn[parent].tolist(), token])
+                ended[i] |= any(stop in text for stop in self.stops.strings)
+        return ended
+
+
+class WrittenText:
+    """One text, from its first token to the reason why it ended.
+
+    Attributes:
+        tokens: without the end token; with those that spelled a stop string.
+        logprobs: of each token, where they are wanted.
+        top_logprobs: of the likeliest tokens in the place of each, where they are wanted.
+        pieces: of the text, as they became certain.
+        finish_reason: STOP or LENGTH once it is over.
+
+    """
+
+    def __init__(self, criteria: StoppingCriteria, tokenizer: TextTokenizer, after: int) -> None:
+        """Begin after a token."""
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.top_logprobs: list[Alternatives] = []
+        self.pieces: list[str] = []
+        self.finish_reason: str | None = None
+        self._criteria = criteria
+        self._stream = tokenizer.stream()
+        # Only a text's first word loses its space in some vocabularies, and this one has begun.
+        self._stream.push(after)
+        self._stops = criteria.stops.matcher()
+
+    def push(
+        self,
+        token: int,
+        logprob: float | None = None,
+        top: Alternatives = (),
+        ending: str | None = None,
+    ) -> None:
+        """Append a token, unless it is an end token; `ending` says why it is the last, if it is."""
+        if token in self._criteria.end_tokens:
+            self._finish(STOP)
+            return
+        self.tokens.append(token)
+        if logprob is not None:
+            self.logprobs.append(logprob)
+        if top:
+            self.top_logprobs.append(top)
+        if self._says(self._stream.push(token)):
+            self.finish_reason = STOP
+        elif ending is not None:
+            self._finish(ending)
+        elif len(self.tokens) == self._criteria.max_new_tokens:
+            self._finish(LENGTH)
+
+    def cut(self) -> None:
+        """End before its time."""
+        self._finish(LENGTH)
+
+    def _finish(self, reason: str) -> None:
+        """End, and let go of the text that was held back."""
+        if self._says(self._stream.finish()):
+            self.finish_reason = STOP
+            return
+        self.finish_reason = reason
+        self.pieces.append(self._stops.finish())
+
+    def _says(self, piece: str) -> bool:
+        """Add a piece of text; tell whether it completed a stop string."""
+        certain, stopped = self._stops.push(piece)
+        self.pieces.append(certain)
+        return stopped

@@ -1,0 +1,96 @@
+"""The tokenizer interface that generation uses: text to tokens, conversations, tokens to text.
+
+Knows no file format and no model.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from kvcast.chat.conversation import Message, Tool
+from kvcast.chat.tool_calls import ToolForm
+
+if TYPE_CHECKING:
+    from kvcast.tokenizers.decoder import TokenDecoder
+
+
+class TextStream(Protocol):
+    """Turns tokens into text, one at a time."""
+
+    def push(self, token: int) -> str:
+        """Take one token; return the text that is now complete, possibly none.
+
+        Bytes of an incomplete character are held back until the rest arrives.
+        """
+
+    def finish(self) -> str:
+        """Return what was held back, with U+FFFD for bytes that make no character."""
+
+
+class TextTokenizer(Protocol):
+    """Text to tokens and back."""
+
+    end_tokens: tuple[int, ...]
+    """Tokens that end a generation: one or more."""
+
+    decoder: "TokenDecoder | None"
+    """How tokens spell bytes; None where what a token says depends on its neighbours."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens that have a text."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a plain prompt, with the beginning-of-text token if there is one.
+
+        Special tokens spelt out in the text are treated as plain text.
+        """
+
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    ) -> list[int]:
+        """Return the tokens of a conversation, up to where the assistant's answer starts.
+
+        Raises UsageError for what is no conversation, and tools that the model's template does not
+        know; KvcastError if the model has no chat template, or its template fails or tries to do
+        more than format text.
+        """
+
+    @property
+    def tool_form(self) -> ToolForm:
+        """How the model writes calls of tools.
+
+        Raises UsageError if its template knows none, or has a form that is not known here.
+        """
+
+    def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:
+        """Return the special tokens among these texts; others are spelt with ordinary ones."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, leaving out special ones but for those of `tool_form`."""
+
+    def stream(self) -> TextStream:
+        """Start decoding a text token by token."""
+
+
+class Vocabulary(Protocol):
+    """What numbers mean: tokens from 0 to `vocab_size - 1`."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens that have a text."""
+
+    def decode(self, tokens: Sequence[int], /) -> str:
+        """Return the text of tokens."""
+
+
+def longest_token(tokenizer: TextTokenizer) -> int:
+    """Return how many bytes of text a token stands for at most."""
+    decoder = tokenizer.decoder
+    if decoder is not None:
+        return max(len(decoder.token_bytes(token)) for token in range(tokenizer.vocab_size))
+    return max(len(text.encode()) for text in texts_of_tokens(tokenizer))
+
+
+def texts_of_tokens(tokenizer: Vocabulary) -> list[str]:
+    """Return the text of each token, by which two vocabularies are compared."""
+    return [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]

@@ -1,0 +1,86 @@
+"""ByT5's tokenizer: the bytes of a text in UTF-8. It needs no file.
+
+ByT5 (Xue et al., 2021, section 3.1): <pad> 0, </s> 1, <unk> 2, byte b is b + 3, and 125 sentinels
+follow, numbered as in transformers' ByT5Tokenizer. Knows no model.
+"""
+
+from collections.abc import Sequence
+
+from typing_extensions import override
+
+from kvcast.chat.conversation import Message, Tool
+from kvcast.chat.templates import NO_TEMPLATE
+from kvcast.chat.tool_calls import ToolForm
+from kvcast.errors import KvcastError, UsageError
+from kvcast.spec.characters import whole_characters
+from kvcast.tokenizers.base import TextStream, TextTokenizer
+from kvcast.tokenizers.decoder import TokenDecoder
+from kvcast.tokenizers.sentinels import SENTINEL
+
+_END = 1
+_FIRST_BYTE = 3
+_FIRST_SENTINEL = _FIRST_BYTE + 256
+_SENTINELS = 125
+
+
+class ByteTokenizer(TextTokenizer):
+    """Bytes as tokens."""
+
+    def __init__(self, end_tokens: Sequence[int]) -> None:
+        """Raise KvcastError for an end token outside the vocabulary."""
+        self.end_tokens = tuple(end_tokens)
+        if unknown := [token for token in end_tokens if token >= self.vocab_size]:
+            raise KvcastError(
+                f"end token {unknown[0]} is not one of ByT5's {self.vocab_size} tokens"
+            )
+        self.decoder = TokenDecoder(token_bytes=_token_bytes, leading_spaces=0)
+
+    @property
+    @override
+    def vocab_size(self) -> int:
+        """Number of tokens, including sentinels."""
+        return _FIRST_SENTINEL + _SENTINELS
+
+    @override
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a source and </s>; sentinels spelt out in it are recognised."""
+        whole = whole_characters(text)
+        tokens, start = [], 0
+        for found in SENTINEL.finditer(whole):
+            if (number := int(found[1])) < _SENTINELS and str(number) == found[1]:
+                tokens += _bytes(whole[start : found.start()])
+                tokens.append(_FIRST_SENTINEL + number)
+                start = found.end()
+        return [*tokens, *_bytes(whole[start:]), _END]
+
+    @override
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    ) -> list[int]:
+        """Raise KvcastError: there is no chat template."""
+        raise KvcastError(NO_TEMPLATE)
+
+    @property
+    @override
+    def tool_form(self) -> ToolForm:
+        raise UsageError(NO_TEMPLATE)
+
+    @override
+    def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:
+        return {}
+
+    @override
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.decoder.decode(tokens)
+
+    @override
+    def stream(self) -> TextStream:
+        return self.decoder.stream()
+
+
+def _bytes(text: str) -> list[int]:
+    return [byte + _FIRST_BYTE for byte in text.encode()]
+
+
+def _token_bytes(token: int) -> bytes:
+    return bytes([token - _FIRST_BYTE]) if _FIRST_BYTE <= token < _FIRST_SENTINEL else b""

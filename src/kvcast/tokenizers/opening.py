@@ -1,0 +1,115 @@
+"""Opens the tokenizer that the text files of a checkpoint or bundle describe.
+
+The files are `text.json` with `tokenizer.json` (and `chat_template.jinja` if the model has one) or
+with `spiece.model`; or Mistral's own `tekken.json` or `tokenizer.model` (`tokenizer.model.v3` and
+so on). If `text.json` has a "tokenizer", that names the kind: "byt5", which needs no other file, or
+"bert", with `vocab.txt` or a `tokenizer.json` of that kind. Reads no files: the caller gives
+their contents.
+"""
+
+from collections.abc import Callable, Mapping
+
+from kvcast.errors import InputMissingError, KvcastError
+from kvcast.tokenizers.base import TextTokenizer
+from kvcast.tokenizers.settings import SETTINGS, TextSettings
+
+_JSON = "tokenizer.json"
+_SENTENCEPIECE = "spiece.model"
+_WORD_PIECES = "vocab.txt"
+_TEMPLATE = "chat_template.jinja"
+
+_Files = Mapping[str, bytes]
+
+
+def open_text(files: _Files) -> TextTokenizer:
+    """Open the tokenizer in `files`, a mapping of name to content.
+
+    `text.json` has "end_tokens", a list of one or more ids. It may have "bos_token" and
+    "eos_token", texts for the chat template, or null. For "spiece.model" it may have "extra_ids",
+    the number of sentinels after its pieces; the default is 100, or 0 if the pieces include
+    sentinels. For "bert" it has "lowercase", and "words": whether to split Chinese into words.
+
+    Raises:
+        InputMissingError: a required file is missing.
+        KvcastError: a file is damaged, or a required optional library is not installed.
+
+    """
+    settings = TextSettings.read(files[SETTINGS]) if SETTINGS in files else None
+    if settings is not None and settings.kind is not None:
+        opener = _KINDS.get(settings.kind)
+        if opener is None:
+            raise KvcastError(
+                f"{SETTINGS} is damaged: tokenizer {settings.kind[:80]!r} is not known: "
+                f"one of {', '.join(_KINDS)}"
+            )
+        return opener(files, settings)
+    for name, opener in _BY_FILE.items():
+        if name in files:
+            if settings is None:
+                raise InputMissingError(f"no {SETTINGS} beside {name}: fetch the model again")
+            return opener(files, settings)
+    return _mistral(files)
+
+
+# Tokenizers are imported where they are used, so that transcribing does not wait for them.
+
+
+def _json_tokenizer(files: _Files, settings: TextSettings) -> TextTokenizer:
+    from kvcast.chat.templates import ChatTemplate
+    from kvcast.tokenizers.tokenizer_json import JsonTokenizer
+
+    constants, template = settings.constants, None
+    if _TEMPLATE in files:
+        try:
+            template = ChatTemplate(source=files[_TEMPLATE].decode(), constants=constants)
+        except UnicodeDecodeError:
+            raise KvcastError(f"{_TEMPLATE} is damaged: not UTF-8; fetch it again") from None
+    return JsonTokenizer(files[_JSON], settings.end_tokens, template)
+
+
+def _sentencepiece(files: _Files, settings: TextSettings) -> TextTokenizer:
+    from kvcast.tokenizers.sentencepiece_model import MOST_SENTINELS, to_tokenizer_json
+    from kvcast.tokenizers.tokenizer_json import JsonTokenizer
+
+    extra_ids = settings.count("extra_ids", MOST_SENTINELS)
+    description = to_tokenizer_json(files[_SENTENCEPIECE], extra_ids, _SENTENCEPIECE)
+    return JsonTokenizer(description, settings.end_tokens, None, _SENTENCEPIECE)
+
+
+def _bytes(_: _Files, settings: TextSettings) -> TextTokenizer:
+    from kvcast.tokenizers.byt5 import ByteTokenizer
+
+    return ByteTokenizer(settings.end_tokens)
+
+
+def _word_pieces(files: _Files, settings: TextSettings) -> TextTokenizer:
+    from kvcast.tokenizers.bert import BertTokenizer, ChineseWordTokenizer
+    from kvcast.tokenizers.vocabulary import read_tokenizer_json, read_vocab_txt
+
+    if _WORD_PIECES in files:
+        vocabulary = read_vocab_txt(files[_WORD_PIECES])
+    elif _JSON in files:
+        vocabulary = read_tokenizer_json(files[_JSON])
+    else:
+        raise InputMissingError(
+            f"no {_WORD_PIECES} or {_JSON} beside {SETTINGS}: fetch the model again"
+        )
+    kind = ChineseWordTokenizer if settings.flag("words") else BertTokenizer
+    return kind(vocabulary, settings.end_tokens, lowercase=settings.flag("lowercase"))
+
+
+def _mistral(files: _Files) -> TextTokenizer:
+    from kvcast.tokenizers.mistral import MistralTokenizer, is_tokenizer_file
+
+    for name, content in files.items():
+        if is_tokenizer_file(name):
+            return MistralTokenizer(name, content)
+    raise InputMissingError(
+        "no tokenizer: a model needs tokenizer.json and text.json, or spiece.model and "
+        "text.json, or tekken.json, or tokenizer.model; fetch it again"
+    )
+
+
+_Opener = Callable[[_Files, TextSettings], TextTokenizer]
+_KINDS: Mapping[str, _Opener] = {"bert": _word_pieces, "byt5": _bytes}
+_BY_FILE: Mapping[str, _Opener] = {_JSON: _json_tokenizer, _SENTENCEPIECE: _sentencepiece}

@@ -1,0 +1,225 @@
+"""Converts SentencePiece files, the spiece.model of T5 and mT5, to a tokenizer.json.
+
+The file is a protocol buffer (google/sentencepiece, sentencepiece_model.proto). It is parsed here
+because libraries that read it bring a second tokenizer, and tokenizers can run the same model. The
+result splits text into the same pieces as SentencePiece, with one exception: tokenizers drops a
+combining mark after a character that the normalisation rules replace, as it does in transformers.
+Supports Unigram models only. Splits no text itself.
+"""
+
+import base64
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kvcast.errors import KvcastError
+from kvcast.tokenizers.decoder import SPACE_MARK
+from kvcast.tokenizers.sentinels import SENTINEL, sentinel
+
+MOST_SENTINELS = 1000
+"""Limit on a model's extra ids."""
+
+_SENTINELS = 100  # T5's
+_UNIGRAM = 1
+_NORMAL, _UNKNOWN, _CONTROL, _UNUSED = 1, 2, 3, 5
+_SPECIAL = (_UNKNOWN, _CONTROL, _UNUSED)
+_MOST_PIECES = 1 << 24
+_SPELLED_BYTE = "<(?=0x[0-9A-F]{2}>)"
+
+_Message = Mapping[int, int | bytes]
+_Value = TypeVar("_Value", int, bytes)
+
+
+def to_tokenizer_json(content: bytes, extra_ids: int | None, what: str) -> bytes:
+    """Return the tokenizer.json for a spiece.model; it adds </s> after a text.
+
+    `extra_ids`: number of sentinels after the pieces, with <extra_id_0> last, as in T5. None: T5's
+    100, or none if the pieces include sentinels, as mT5's do. Raises KvcastError, naming `what`,
+    for a file that is damaged or of another kind.
+    """
+    try:
+        model = _Model.read(content)
+    except ValueError as error:
+        raise KvcastError(f"{what} cannot be read: {error}; fetch it again") from None
+    return json.dumps(model.description(extra_ids)).encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """A parsed model. `pieces` by id: text, score and type; `unknown` and `end` are ids."""
+
+    pieces: list[tuple[str, float, int]]
+    unknown: int
+    end: int
+    charsmap: bytes
+    prefix: bool
+    collapses: bool
+    byte_fallback: bool
+
+    @classmethod
+    def read(cls, content: bytes) -> "_Model":
+        """Read a ModelProto; raises ValueError if it is damaged or of another kind."""
+        model = _message(content)
+        pieces = [_piece(value) for number, value in _fields(content) if number == 1]
+        trainer, normalizer = _message(_last(model, 2, b"")), _message(_last(model, 3, b""))
+        if _last(trainer, 3, _UNIGRAM) != _UNIGRAM:
+            raise ValueError("it is not a Unigram model, and only those are supported")
+        # trainer 24: treat_whitespace_as_suffix; normalizer 5: escape_whitespaces.
+        if _last(trainer, 24, 0) or not _last(normalizer, 5, 1):
+            raise ValueError("it marks spaces in a way that is not supported")
+        if not 0 < len(pieces) < _MOST_PIECES or len({text for text, _, _ in pieces}) < len(pieces):
+            raise ValueError("it has no pieces, too many, or duplicates")
+        unknown = [i for i, (_, _, kind) in enumerate(pieces) if kind == _UNKNOWN]
+        end = _last(trainer, 47, b"</s>").decode()
+        ends = [i for i, (text, _, kind) in enumerate(pieces) if (text, kind) == (end, _CONTROL)]
+        if len(unknown) != 1 or not ends:
+            raise ValueError("it has no unknown piece, or no end piece")
+        return cls(
+            pieces=pieces,
+            unknown=unknown[0],
+            end=ends[0],
+            charsmap=_last(normalizer, 2, b""),
+            prefix=bool(_last(normalizer, 3, 1)),
+            collapses=bool(_last(normalizer, 4, 1)),
+            byte_fallback=bool(_last(trainer, 35, 0)),
+        )
+
+    def description(self, extra_ids: int | None) -> dict[str, Any]:
+        """Return the content of tokenizer.json."""
+        if extra_ids is None:
+            own = any(SENTINEL.fullmatch(text.lstrip(SPACE_MARK)) for text, _, _ in self.pieces)
+            extra_ids = 0 if own else _SENTINELS
+        vocabulary = [
+            # Unused pieces, like special tokens, never occur in a text.
+            (f"<unused_piece_{i}>" if kind == _UNUSED else text, score)
+            for i, (text, score, kind) in enumerate(self.pieces)
+        ]
+        special = [i for i, piece in enumerate(self.pieces) if piece[2] in _SPECIAL]
+        special += range(len(vocabulary), len(vocabulary) + extra_ids)
+        vocabulary += [(sentinel(number), 0.0) for number in reversed(range(extra_ids))]
+        end = vocabulary[self.end][0]
+        return {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [_added(i, vocabulary[i][0]) for i in special],
+            "normalizer": {"type": "Sequence", "normalizers": self._normalizers()},
+            # Text that looks like a byte token is split, so that it is not taken for one.
+            "pre_tokenizer": _cut(_SPELLED_BYTE) if self.byte_fallback else None,
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [_slot("Sequence", "A"), _slot("SpecialToken", end)],
+                "pair": [_slot("Sequence", "A"), _slot("Sequence", "B")],
+                "special_tokens": {end: {"id": end, "ids": [self.end], "tokens": [end]}},
+            },
+            "decoder": {
+                "type": "Metaspace",
+                "replacement": SPACE_MARK,
+                "prepend_scheme": "always" if self.prefix else "never",
+                "split": False,
+            },
+            "model": {
+                "type": "Unigram",
+                "unk_id": self.unknown,
+                "vocab": vocabulary,
+                "byte_fallback": self.byte_fallback,
+            },
+        }
+
+    def _normalizers(self) -> list[dict[str, Any]]:
+        """Return the steps of SentencePiece's normalizer.cc."""
+        steps = []
+        if self.charsmap:
+            rules = base64.b64encode(self.charsmap).decode()
+            steps.append({"type": "Precompiled", "precompiled_charsmap": rules})
+        if self.collapses:
+            steps += [_replace(r"\A +", ""), _replace(" {2,}", " ")]
+        steps.append(_replace(" ", SPACE_MARK))
+        if self.collapses:
+            steps.append(_replace(SPACE_MARK + r"+\z", ""))
+        if self.prefix:
+            steps.append({"type": "Prepend", "prepend": SPACE_MARK})
+        return steps
+
+
+def _added(number: int, text: str) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": number, "content": text, **flags, "special": True}
+
+
+def _replace(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+
+
+def _cut(pattern: str) -> dict[str, Any]:
+    how = {"behavior": "MergedWithPrevious", "invert": False}
+    return {"type": "Split", "pattern": {"Regex": pattern}, **how}
+
+
+def _slot(kind: str, name: str) -> dict[str, Any]:
+    return {kind: {"id": name, "type_id": 0}}
+
+
+def _piece(content: int | bytes) -> tuple[str, float, int]:
+    """Read a SentencePiece message: text, score, type."""
+    if isinstance(content, int):
+        raise ValueError("a piece is a number")  # noqa: TRY004, it is the file's
+    fields = _message(content)
+    text, score = _last(fields, 1, b"").decode(), _last(fields, 2, bytes(4))
+    if not text or len(score) != 4 or not math.isfinite(value := struct.unpack("<f", score)[0]):
+        raise ValueError("a piece has no text, or its score is not a number")
+    return text, value, _last(fields, 3, _NORMAL)
+
+
+def _last(fields: _Message, number: int, default: _Value) -> _Value:
+    """Return the value of a field, which must have the default's type."""
+    value = fields.get(number, default)
+    if not isinstance(value, type(default)):
+        raise ValueError(f"field {number} is of another kind")  # noqa: TRY004, it is the file's
+    return value
+
+
+def _message(content: bytes) -> _Message:
+    """Read a protocol buffer, with the last value of each field, which is the one that counts."""
+    return dict(_fields(content))
+
+
+def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield a protocol buffer's fields in order, with their values, numbers or bytes.
+
+    Raises ValueError if one extends beyond `content`.
+    """
+    at = 0
+    while at < len(content):
+        tag, at = _varint(content, at)
+        match tag & 7:
+            case 0:
+                value, at = _varint(content, at)
+                yield tag >> 3, value
+                continue
+            case 1:
+                size = 8
+            case 2:
+                size, at = _varint(content, at)
+            case 5:
+                size = 4
+            case _:
+                raise ValueError("it is not a SentencePiece model")
+        if size > len(content) - at:
+            raise ValueError("it is cut short")
+        yield tag >> 3, content[at : at + size]
+        at += size
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    """Return a number of up to 64 bits, stored 7 per byte, and the next value's offset."""
+    value = 0
+    for i in range(min(10, len(content) - at)):
+        byte = content[at + i]
+        value |= (byte & 127) << 7 * i
+        if byte < 128:
+            return value, at + i + 1
+    raise ValueError("it is cut short")

@@ -1,0 +1,245 @@
+"""Hugging Face tokenizers: tokenizer.json, through the tokenizers library.
+
+What users write never becomes a control token, although the library recognises special tokens
+wherever they are spelt out. If a prompt or a message spells one, the first character of that token
+is replaced by a stand-in from Unicode's private use area. Templates treat it like any other
+character. A twin of the tokenizer recognises special tokens first, and turns stand-ins back
+afterwards, when it normalises the text. So templates may move and change texts freely, and texts
+that spell no special token go through the unchanged tokenizer, as in transformers.
+
+A Unigram vocabulary has special tokens among its pieces, so there the twin also splits those that
+the normalised text spells.
+
+Special tokens are those that tokenizer.json marks as special, and those that end a text. Other
+added tokens, such as Qwen's <think>, are recognised in any text, as elsewhere. So are T5's
+sentinels, unless there is a chat template, which may use them as control tokens.
+
+Reads no files: the caller gives a tokenizer.json's content.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from typing_extensions import override
+
+from kvcast.chat.conversation import Message, Tool, checked
+from kvcast.chat.templates import NO_TEMPLATE, ChatTemplate
+from kvcast.chat.tool_calls import MISTRAL, MISTRAL_NAMED, UNKNOWN_FORM, ToolForm
+from kvcast.errors import KvcastError, UsageError, in_one_line
+from kvcast.spec.characters import whole_characters
+from kvcast.tokenizers.base import TextStream, TextTokenizer
+from kvcast.tokenizers.bounds import check_bounds, steps
+from kvcast.tokenizers.charsmap import check_charsmap
+from kvcast.tokenizers.decoder import TokenDecoder, read_decoder
+from kvcast.tokenizers.huggingface import ids_of
+from kvcast.tokenizers.sentinels import SENTINEL
+from tokenizers import Tokenizer
+
+_FIRST_STAND_IN = 0x10F000  # in the last private use plane
+
+
+class JsonTokenizer(TextTokenizer):
+    """A tokenizer.json with end tokens and a chat template."""
+
+    def __init__(
+        self,
+        tokenizer_json: bytes,
+        end_tokens: Sequence[int],
+        template: ChatTemplate | None,
+        what: str = "tokenizer.json",
+    ) -> None:
+        """Read a tokenizer.json; `what`: the file that it was converted from.
+
+        Raises KvcastError, naming `what`, if it is damaged, or of a kind whose tokens are not plain
+        bytes.
+        """
+        self._what = what
+        with _one_line(f"{what} cannot be read"):
+            description = json.loads(tokenizer_json)
+            check_bounds(description)
+            _check(description)
+            self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+            spelling, leading_spaces = read_decoder(description["decoder"])
+        self._unigram = description["model"].get("type") == "Unigram"
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._added = self._tokenizer.get_added_tokens_decoder()
+        self._spelling = spelling
+        self.decoder = TokenDecoder(token_bytes=self._token_bytes, leading_spaces=leading_spaces)
+        self._template = template
+        self._form = None if template is None else template.tool_form
+        # Without them what follows would make no sense.
+        self._shown = frozenset(() if self._form is None else self._form.markers)
+        self.end_tokens = tuple(end_tokens)
+        if unknown := [t for t in end_tokens if self._tokenizer.id_to_token(t) is None]:
+            raise KvcastError(
+                f"end token {unknown[0]} is not in {what}: the files belong to two models"
+            )
+
+    @property
+    @override
+    def vocab_size(self) -> int:
+        size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        return size
+
+    @override
+    def encode(self, text: str) -> list[int]:
+        whole = whole_characters(text)
+        return self._encode(self._neutral(whole), [whole], add_special_tokens=True)
+
+    @override
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    ) -> list[int]:
+        """Return the tokens of a conversation, up to where the assistant's answer starts.
+
+        Special tokens come from the template; those spelt out in messages and tools are plain text.
+        Raises KvcastError if there is no template, or it refuses, fails or does more than format
+        text; UsageError for what is no conversation, and tools that the template does not know.
+        """
+        if self._template is None:
+            raise KvcastError(NO_TEMPLATE)
+        whole = checked(messages, tools)
+        if whole.tools:
+            self._template.check_tools()
+        if self._form in {MISTRAL, MISTRAL_NAMED}:
+            whole = whole.with_short_ids()
+        neutral = whole.mapped(self._neutral)
+        prompt = self._template.render(neutral.messages, neutral.tools)
+        return self._encode(prompt, whole.texts(), add_special_tokens=False)
+
+    @property
+    @override
+    def tool_form(self) -> ToolForm:
+        if self._template is None:
+            raise UsageError(NO_TEMPLATE)
+        self._template.check_tools()
+        if self._form is None:
+            raise UsageError(UNKNOWN_FORM)
+        return self._form
+
+    @override
+    def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:
+        return {
+            added.content: token
+            for token, added in self._added.items()
+            if added.content in texts and self._is_special(token)
+        }
+
+    @override
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.decoder.decode(tokens)
+
+    @override
+    def stream(self) -> TextStream:
+        return self.decoder.stream()
+
+    def _encode(self, prompt: str, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
+        """Return the tokens of a prompt in which the user's `texts` have been neutralised."""
+        with _one_line(f"{self._what} cannot take this text"):
+            tokenizer = self._twin if any(map(self._spells_special, texts)) else self._tokenizer
+            return ids_of(tokenizer, prompt, add_special_tokens=add_special_tokens)
+
+    def _token_bytes(self, token: int) -> bytes:
+        if added := self._added.get(token):
+            hidden = self._is_special(token) and added.content not in self._shown
+            return b"" if hidden else added.content.encode()
+        spelled = self._tokenizer.id_to_token(token)
+        return b"" if spelled is None else self._spelling(spelled)
+
+    def _is_special(self, token: int) -> bool:
+        return self._added[token].special or token in self.end_tokens
+
+    @cached_property
+    def _special_texts(self) -> list[str]:
+        """Texts of the special tokens that users must not be able to write."""
+        texts = [added.content for t, added in self._added.items() if self._is_special(t)]
+        readable = SENTINEL.fullmatch if self._template is None else lambda _: None
+        return [text for text in texts if text and not readable(text)]
+
+    @cached_property
+    def _stand_ins(self) -> dict[str, str]:
+        """First characters of special tokens, with the stand-in for each."""
+        firsts = sorted({text[0] for text in self._special_texts})
+        return {first: chr(_FIRST_STAND_IN + i) for i, first in enumerate(firsts)}
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        """Pattern for the first character of each special token, even of overlapping ones."""
+        tails = {
+            first: "|".join(re.escape(t[1:]) for t in self._special_texts if t[0] == first)
+            for first in self._stand_ins
+        }
+        found = [f"{re.escape(first)}(?={alternatives})" for first, alternatives in tails.items()]
+        return re.compile("|".join(found) or "(?!)")
+
+    def _neutral(self, text: str) -> str:
+        """Return the text with stand-ins, so that no special token can be recognised in it."""
+        return self._special.sub(lambda found: self._stand_ins[found[0]], text)
+
+    def _spells_special(self, text: str) -> bool:
+        """Tell whether a special token could be recognised in a text, normalised or not."""
+        if self._special.search(text):
+            return True
+        if self._tokenizer.normalizer is None or not self._recognised_late:
+            return False
+        return bool(self._special.search(self._tokenizer.normalizer.normalize_str(text)))
+
+    @cached_property
+    def _recognised_late(self) -> bool:
+        """Whether special tokens are also recognised in the normalised text."""
+        normalized = (added.normalized for t, added in self._added.items() if self._is_special(t))
+        return self._unigram or any(normalized)
+
+    @cached_property
+    def _twin(self) -> Tokenizer:
+        """The tokenizer that recognises special tokens first and then turns stand-ins back."""
+        description: dict[str, Any] = json.loads(self._tokenizer.to_str())
+        turned_back = [
+            {"type": "Replace", "pattern": {"String": stand_in}, "content": first}
+            for first, stand_in in self._stand_ins.items()
+        ]
+        normalizer: Mapping[str, Any] | None = description["normalizer"]
+        normalizers = [*turned_back, *([normalizer] if normalizer else [])]
+        description["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
+        for added in description["added_tokens"]:
+            # A token with "normalized" would be looked for after stand-ins are turned back.
+            added["normalized"] = added["normalized"] and not self._is_special(added["id"])
+        if self._unigram:
+            cut = {
+                "type": "Split",
+                "pattern": {"Regex": self._special.pattern},
+                "behavior": "MergedWithPrevious",
+                "invert": False,
+            }
+            cuts = [description["pre_tokenizer"], cut] if description["pre_tokenizer"] else [cut]
+            description["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": cuts}
+        return Tokenizer.from_str(json.dumps(description))
+
+
+@contextmanager
+def _one_line(problem: str) -> Iterator[None]:
+    """Raise KvcastError for whatever the tokenizers library raises: bare Exception, or a panic."""
+    try:
+        yield
+    except KvcastError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise KvcastError(f"{problem}: {in_one_line(error)}; fetch it again") from None
+
+
+def _check(description: Mapping[str, Any]) -> None:
+    """Raise ValueError for damage that the tokenizers library accepts but fails on later."""
+    model = description["model"]
+    if model.get("type") == "Unigram" and model.get("unk_id") is None:
+        raise ValueError("its model has no unknown token")
+    for normalizer in steps(description.get("normalizer")):
+        if normalizer.get("type") == "Precompiled":
+            check_charsmap(base64.b64decode(normalizer["precompiled_charsmap"], validate=True))

@@ -1,0 +1,1 @@
+"""Whisper: recordings as sequences of windows, and segments made of their texts."""

@@ -1,0 +1,81 @@
+"""Which language is spoken: heard in the first 30 seconds, and further where these are doubtful.
+
+Follows faster-whisper's detection over several windows. Knows no file formats and no runtime.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvcast.whisper.decoding import Features, WindowDecoder
+from kvcast.whisper.languages import LANGUAGES
+from kvcast.whisper.params import LanguageParams
+from kvcast.whisper.segments import WINDOW_FRAMES
+from kvcast.whisper.sound import Windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectedLanguage:
+    """What is spoken in a recording.
+
+    Attributes:
+        language: code of the likeliest language.
+        probabilities: of every language that the model knows, by code, likeliest first.
+        windows: how many windows were listened to.
+        notices: what a user should know of the recording, one line each.
+
+    """
+
+    language: str
+    probabilities: Mapping[str, float]
+    windows: int
+    notices: tuple[str, ...] = ()
+
+    @property
+    def probability(self) -> float:
+        """Of the likeliest language."""
+        return self.probabilities[self.language]
+
+    @property
+    def name(self) -> str:
+        """Its English name."""
+        return LANGUAGES[self.language].title()
+
+
+def detect(decoder: WindowDecoder, recording: Windows, params: LanguageParams) -> DetectedLanguage:
+    """Listen to windows of 30 seconds until one leaves no doubt.
+
+    A window leaves no doubt if a language is more probable than the threshold. If none does, the
+    probabilities are the mean over the windows, weighted by how much sound they hold.
+
+    Raises:
+        UsageError: the model knows English only.
+
+    """
+    totals: Counter[str] = Counter()
+    weight, heard = 0, 0
+    for heard in range(1, params.language_detection_segments + 1):
+        seek = (heard - 1) * WINDOW_FRAMES
+        frames = max(min(WINDOW_FRAMES, recording.content_frames - seek), 1)  # also of no speech
+        features_mt = recording.window(seek) if seek else recording.first_window()
+        [found] = decoder.detect_languages([Features(features_mt)])
+        if max(found.values()) > params.language_detection_threshold:
+            return _ranked(found, heard, recording.notices)
+        totals.update({code: frames * probability for code, probability in found.items()})
+        weight += frames
+        if seek + WINDOW_FRAMES >= recording.content_frames:
+            break
+    mean = {code: total / weight for code, total in totals.items()}
+    return _ranked(mean, heard, recording.notices)
+
+
+def _ranked(
+    probabilities: Mapping[str, float], windows: int, notices: tuple[str, ...]
+) -> DetectedLanguage:
+    likeliest_first = sorted(probabilities, key=lambda code: -probabilities[code])
+    return DetectedLanguage(
+        language=likeliest_first[0],
+        probabilities={code: probabilities[code] for code in likeliest_first},
+        windows=windows,
+        notices=notices,
+    )

@@ -1,0 +1,157 @@
+"""Which files of a folder are recordings. Opens none of them."""
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+
+from kvcast.audio.extensions import EXTENSIONS
+from kvcast.errors import UsageError
+from kvcast.whisper.params import FolderParams
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Recording:
+    """A file to transcribe.
+
+    Attributes:
+        path: relative to the folder, its parts separated by "/".
+        size: in bytes.
+        mtime_ns: time of its last change, in nanoseconds since 1970.
+
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def at(cls, file: Path, path: str) -> "Recording":
+        """Look at a file that has this path in its folder; raises OSError."""
+        return cls.of(path, file.stat())
+
+    @classmethod
+    def of(cls, path: str, seen: os.stat_result) -> "Recording":
+        """Return what was seen of a file."""
+        return cls(path=path, size=seen.st_size, mtime_ns=seen.st_mtime_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A file or folder that could not even be looked at, by its path in the folder."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a folder holds.
+
+    Attributes:
+        recordings: in the order of their paths, folder by folder.
+        problems: what could not be looked at.
+        links: links to folders, which were not followed.
+        older: how many recordings were left out because they are not newer.
+
+    """
+
+    recordings: tuple[Recording, ...]
+    problems: tuple[Problem, ...]
+    links: tuple[str, ...]
+    older: int
+
+
+def find(folder: Path, params: FolderParams, *, besides: Path) -> Found:
+    """Return the recordings of a folder.
+
+    Names that begin with a dot are passed over, as are links to folders, so that no path is taken
+    twice and none leaves the folder. Links to files are followed.
+
+    Args:
+        folder: where to look.
+        params: what to take.
+        besides: a folder that is not entered, where it lies inside.
+
+    Raises:
+        UsageError: `params.newer` is neither a file nor a date.
+
+    """
+    after_ns = None if params.newer is None else instant_ns(params.newer)
+    problems: list[Problem] = []
+    links: list[str] = []
+    recordings: list[Recording] = []
+    older = 0
+    for path in _paths(folder, params.recursive, besides, problems, links):
+        if not _wanted(path, params.patterns):
+            continue
+        try:
+            seen = (folder / path).stat()
+        except OSError as error:
+            problems.append(Problem(path=path, reason=f"cannot be read: {error.strerror}"))
+            continue
+        if not stat.S_ISREG(seen.st_mode):  # a pipe would be waited for
+            continue
+        if after_ns is not None and seen.st_mtime_ns <= after_ns:
+            older += 1
+            continue
+        recordings.append(Recording.of(path, seen))
+    recordings.sort(key=lambda one: PurePosixPath(one.path).parts)
+    return Found(
+        recordings=tuple(recordings), problems=tuple(problems), links=tuple(links), older=older
+    )
+
+
+def instant_ns(newer: str) -> int:
+    """Return when a file was last changed, or the instant of an ISO 8601 date (local time).
+
+    Raises UsageError where it is neither.
+    """
+    try:
+        return Path(newer).stat().st_mtime_ns
+    except (OSError, ValueError) as error:
+        problem = error
+    try:
+        date = datetime.fromisoformat(newer)
+        return int(date.replace(microsecond=0).timestamp()) * 10**9 + date.microsecond * 1000
+    except (ValueError, OverflowError, OSError):
+        reason = getattr(problem, "strerror", None) or problem
+        raise UsageError(
+            f"newer: {newer} is no date such as 2026-01-31 or 2026-01-31T18:30, and no file "
+            f"({reason})"
+        ) from None
+
+
+def _paths(
+    folder: Path, recursive: bool, besides: Path, problems: list[Problem], links: list[str]
+) -> Iterator[str]:
+    """Yield the paths of all files; adds what could not be read, and links to folders."""
+    relative = _relative_to(folder)
+
+    def unreadable(error: OSError) -> None:
+        problems.append(
+            Problem(path=relative(error.filename), reason=f"cannot be read: {error.strerror}")
+        )
+
+    closed = os.path.realpath(besides)
+    for place, folders, files in os.walk(folder, onerror=unreadable):
+        here = Path(place)
+        visible = sorted(name for name in folders if not name.startswith("."))
+        if recursive:
+            links.extend(relative(here / name) for name in visible if (here / name).is_symlink())
+        folders[:] = [
+            name for name in visible if recursive and os.path.realpath(here / name) != closed
+        ]
+        yield from (relative(here / name) for name in files if not name.startswith("."))
+
+
+def _relative_to(folder: Path) -> Callable[[str | Path], str]:
+    return lambda path: Path(path).relative_to(folder).as_posix()
+
+
+def _wanted(path: str, patterns: tuple[str, ...]) -> bool:
+    if patterns:
+        return any(PurePosixPath(path).match(pattern) for pattern in patterns)
+    return PurePosixPath(path).suffix.lower().removeprefix(".") in EXTENSIONS

@@ -1,0 +1,297 @@
+"""One run over a folder: what there is to do, what was done before, and how each recording ends.
+
+A recording is done when its transcripts lie in their places and the journal says so, in this
+order; a run that is killed in between does it again, with the same result. Knows no formats: they
+are rendered by the caller.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from kvcast.errors import InputOutputError, KvcastError, in_one_line
+from kvcast.saving import encoded, save, unwritable
+from kvcast.spec.digests import file_sha256
+from kvcast.whisper.folders.finding import Recording, find
+from kvcast.whisper.folders.journal import Entry, Journal, opened_journal
+from kvcast.whisper.folders.naming import named
+from kvcast.whisper.folders.working import Heard, Job, Outcome
+from kvcast.whisper.params import FolderParams
+from kvcast.whisper.writers import json_number
+
+SUMMARY_FORMAT = "kvcast.folder"
+SUMMARY_VERSION = 1
+
+Render: TypeAlias = Callable[[str, Heard], Mapping[str, str]]
+"""Takes a recording's path and transcription; returns texts by their files' extensions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How a file ended.
+
+    Attributes:
+        path: in the folder of the recordings.
+        status: `kept` was done before and is as it was.
+        error: why it failed.
+        outputs: its transcripts in the output folder.
+        duration: seconds of sound, if it is done.
+        language: its code, if it is done.
+
+    """
+
+    path: str
+    status: Literal["done", "kept", "failed"]
+    error: Exception | None = None
+    outputs: tuple[str, ...] = ()
+    duration: float | None = None
+    language: str | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why it failed, in one line, or empty."""
+        return "" if self.error is None else told(self.error)
+
+    def document(self) -> dict[str, Any]:
+        """Return its entry in the summary's document."""
+        return {
+            "path": self.path,
+            "status": self.status,
+            "reason": self.reason,
+            "outputs": list(self.outputs),
+            "duration": self.duration,
+            "language": self.language,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a run over a folder came to; `seconds` is the time that transcribing took."""
+
+    folder: str
+    output_dir: str
+    model: str
+    runtime: str | None
+    seconds: float
+    files: tuple[Result, ...]
+
+    def count(self, status: str) -> int:
+        """Return how many files ended that way."""
+        return sum(one.status == status for one in self.files)
+
+    def sound(self, status: str) -> float:
+        """Return the seconds of sound in the files that ended that way."""
+        return sum(one.duration or 0.0 for one in self.files if one.status == status)
+
+    def document(self) -> dict[str, Any]:
+        """Return what docs/folder.schema.json describes."""
+        return {
+            "format": SUMMARY_FORMAT,
+            "version": SUMMARY_VERSION,
+            "folder": self.folder,
+            "output_dir": self.output_dir,
+            "model": self.model,
+            "runtime": self.runtime,
+            "done": self.count("done"),
+            "kept": self.count("kept"),
+            "failed": self.count("failed"),
+            "duration": self.sound("done"),
+            "seconds": round(self.seconds, 3),
+            "files": [one.document() for one in self.files],
+        }
+
+
+@contextmanager
+def opened_run(
+    folder: Path, output: Path, params: FolderParams, *, options: str
+) -> Iterator["FolderRun"]:
+    """Hold the output folder and find out what there is to do.
+
+    Args:
+        folder: of the recordings.
+        output: for the transcripts; exists.
+        params: which recordings to take, and whether those done before are kept.
+        options: stands for all options that decide what a transcript holds.
+
+    Raises:
+        UsageError: for options that cannot be served, or another folder's transcripts.
+        InputOutputError: another run holds the output folder, or it cannot be written.
+
+    """
+    with opened_journal(output, folder) as journal:
+        yield FolderRun(folder, output, params, options, journal)
+
+
+class FolderRun:
+    """The recordings of a folder, and what becomes of each.
+
+    Attributes:
+        found: what the folder holds.
+        waiting: recordings that are to be transcribed, in order.
+        kept: results of those that need not be.
+        problems: results of what could not be looked at.
+        tried_again: how many of those that wait have failed before.
+        damaged: lines of the journal that could not be read.
+
+    """
+
+    def __init__(
+        self, folder: Path, output: Path, params: FolderParams, options: str, journal: Journal
+    ) -> None:
+        self._folder, self._output = folder, output
+        self._options = options
+        self._journal = journal
+        self.damaged = journal.damaged
+        self.found = find(folder, params, besides=output)
+        # Patterns may match transcripts of earlier runs; extensions do not.
+        own = self._outputs_before() if params.patterns else frozenset()
+        recordings = [
+            one
+            for one in self.found.recordings
+            if not own or os.path.realpath(folder / one.path) not in own
+        ]
+        given = {path: entry.name for path, entry in journal.entries.items()}
+        self._names = named([one.path for one in recordings], given)
+        before = journal.entries if params.resume else {}
+        self.waiting: list[Recording] = []
+        self.kept: list[Result] = []
+        for one in recordings:
+            entry = before.get(one.path)
+            if entry is not None and self._stands(entry, one):
+                self.kept.append(_result(entry, "kept"))
+            else:
+                self.waiting.append(one)
+        self.tried_again = sum(
+            one.path in before and before[one.path].status == "failed" for one in self.waiting
+        )
+        self.problems = [
+            Result(path=one.path, status="failed", error=InputOutputError(one.reason))
+            for one in self.found.problems
+        ]
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield the recordings that wait, each as it is when its turn comes."""
+        for one in self.waiting:
+            yield Job(recording=one, source=str(self._folder / one.path)).as_it_is()
+
+    def finish(self, outcome: Outcome, render: Render) -> Result:
+        """Save the transcripts of a recording, then record what became of it.
+
+        Raises InputOutputError if the journal cannot be written. Everything else is the
+        recording's failure.
+        """
+        recording = outcome.job.recording
+        entry = Entry(
+            path=recording.path,
+            size=recording.size,
+            mtime_ns=recording.mtime_ns,
+            sha256="",
+            options=self._options,
+            status="failed",
+            reason="",
+            name=self._names[recording.path],
+            outputs={},
+            duration=None,
+            language=None,
+        )
+        error = outcome.error
+        if outcome.heard is not None:
+            try:
+                entry = self._saved(entry, outcome.job, outcome.heard, render)
+            except KvcastError as failure:
+                error = failure
+        if error is not None:
+            entry = replace(entry, reason=told(error))
+        self._journal.append(entry)
+        return _result(entry, entry.status, error)
+
+    def _saved(self, entry: Entry, job: Job, heard: Heard, render: Render) -> Entry:
+        """Save the transcripts of a recording that did not change meanwhile."""
+        digest = self._digest(job.recording)
+        outputs = {}
+        for extension, text in render(job.source, heard).items():
+            path = f"{entry.name}.{extension}"
+            target = self._output / path
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise unwritable(target, error) from None
+            save(target, text, staging=self._journal.staging)
+            outputs[path] = hashlib.sha256(encoded(text)).hexdigest()
+        return replace(
+            entry,
+            sha256=digest,
+            status="done",
+            outputs=outputs,
+            duration=json_number(heard.duration),
+            language=heard.language,
+        )
+
+    def _digest(self, recording: Recording) -> str:
+        """Return a recording's SHA-256; raises InputOutputError if it changed since its turn."""
+        try:
+            file = self._folder / recording.path
+            digest, now = file_sha256(file), Recording.at(file, recording.path)
+        except OSError as error:
+            raise InputOutputError(f"cannot be read again: {error.strerror}") from None
+        if now != recording:
+            raise InputOutputError("changed while it was transcribed: transcribe it again")
+        return digest
+
+    def _stands(self, entry: Entry, recording: Recording) -> bool:
+        """Tell whether a recording need not be done again; notes that it was only touched."""
+        if (entry.status, entry.options, entry.size) != ("done", self._options, recording.size):
+            return False
+        if self._names[recording.path] != entry.name or not self._has_outputs(entry):
+            return False
+        if entry.mtime_ns == recording.mtime_ns:
+            return True
+        try:
+            same = file_sha256(self._folder / recording.path) == entry.sha256
+        except OSError:
+            return False
+        if same:
+            self._journal.append(replace(entry, mtime_ns=recording.mtime_ns))
+        return same
+
+    def _has_outputs(self, entry: Entry) -> bool:
+        try:
+            return bool(entry.outputs) and all(
+                not (self._output / path).is_symlink()
+                and (self._output / path).is_file()
+                and file_sha256(self._output / path) == digest
+                for path, digest in entry.outputs.items()
+            )
+        except OSError:
+            return False
+
+    def _outputs_before(self) -> frozenset[str]:
+        return frozenset(
+            os.path.realpath(self._output / path)
+            for entry in self._journal.entries.values()
+            for path in entry.outputs
+        )
+
+
+def told(error: Exception) -> str:
+    """Return what an error says, in one line."""
+    if isinstance(error, KvcastError):
+        return str(error)
+    return in_one_line(f"internal error ({type(error).__name__}: {error})")
+
+
+def _result(
+    entry: Entry, status: Literal["done", "kept", "failed"], error: Exception | None = None
+) -> Result:
+    return Result(
+        path=entry.path,
+        status=status,
+        error=error,
+        outputs=tuple(entry.outputs),
+        duration=entry.duration,
+        language=entry.language,
+    )

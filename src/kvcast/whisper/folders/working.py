@@ -1,0 +1,166 @@
+"""Recordings transcribed several at once over one model, whose weights lie in memory once.
+
+In threads, every recording has a decoder with a cache of its own, and runtimes serve callers from
+several threads; in a batch they share one. Knows neither folders nor formats.
+"""
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kvcast.errors import UsageError
+from kvcast.whisper.folders.finding import Recording
+
+if TYPE_CHECKING:
+    from kvcast.audio.timeline import Part
+    from kvcast.decoding.speculation import DraftCounts
+    from kvcast.whisper.model import WhisperModel
+    from kvcast.whisper.transcription import Segment, Transcription
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A recording as it was when its turn came, and the path by which it is opened."""
+
+    recording: Recording
+    source: str
+
+    def as_it_is(self) -> "Job":
+        """Look at the recording again."""
+        try:
+            now = Recording.at(Path(self.source), self.recording.path)
+        except OSError:  # gone meanwhile, as its reader will tell
+            return self
+        return replace(self, recording=now)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """A complete transcription; `duration` in seconds."""
+
+    language: str
+    duration: float
+    notices: tuple[str, ...]
+    segments: tuple["Segment", ...]
+    skipped: "tuple[Part, ...] | None"
+    draft: "DraftCounts | None"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a job: either is given."""
+
+    job: Job
+    heard: Heard | None = None
+    error: Exception | None = None
+
+
+Watch: TypeAlias = Callable[[Job, float], None]
+"""Takes the share of a recording that is done, 0 to 1; called from several threads."""
+
+
+def transcribe_all(
+    model: "WhisperModel",
+    jobs: Iterable[Job],
+    workers: int,
+    *,
+    options: Mapping[str, Any],
+    watch: Watch,
+) -> Generator[Outcome]:
+    """Transcribe recordings, several at once, and yield each when it is done.
+
+    With the option `batch`, windows of several recordings are decoded together in the caller's
+    thread. Otherwise every worker is a thread, except a single one, and takes a job when it is
+    free. What is under way when the iterator is closed, or an exception arrives there, is dropped
+    at its next segment.
+
+    Args:
+        model: serves all recordings.
+        jobs: consumed by the caller's thread; with `batch` at once, and each is looked at again
+            when it is opened.
+        workers: recordings under way at once, without `batch`.
+        options: of `WhisperModel.transcribe`, by keyword.
+        watch: is told how far each recording is.
+
+    Raises:
+        UsageError: for options that cannot be served.
+
+    """
+    stopped = threading.Event()
+    if options.get("batch") is not None:
+        yield from _in_batch(model, list(jobs), options, watch, stopped)
+        return
+
+    def work(job: Job) -> Outcome:
+        return _outcome(job, lambda: model.transcribe(job.source, **options), watch, stopped)
+
+    if workers == 1:
+        yield from map(work, jobs)
+        return
+    waiting = iter(jobs)
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            running = {pool.submit(work, job) for job in islice(waiting, workers)}
+            while running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                running |= {pool.submit(work, job) for job in islice(waiting, len(done))}
+                yield from (one.result() for one in done)
+        finally:
+            stopped.set()
+
+
+def _in_batch(
+    model: "WhisperModel",
+    jobs: list[Job],
+    options: Mapping[str, Any],
+    watch: Watch,
+    stopped: threading.Event,
+) -> Generator[Outcome]:
+    def look(index: int) -> None:
+        jobs[index] = jobs[index].as_it_is()
+
+    together = model.transcribe_all([job.source for job in jobs], **options)
+    for index, transcription in enumerate(together):
+        transcription.before_opening = partial(look, index)
+    for index, transcription in enumerate(together):
+        outcome = _outcome(jobs[index], transcription.__enter__, watch, stopped)
+        yield replace(outcome, job=jobs[index])
+
+
+def _outcome(
+    job: Job,
+    begin: "Callable[[], Transcription]",
+    watch: Watch,
+    stopped: threading.Event,
+) -> Outcome:
+    try:
+        with begin() as transcription:
+            return Outcome(job=job, heard=_heard(job, transcription, watch, stopped))
+    except UsageError:
+        raise
+    except Exception as error:  # one recording never ends the others
+        return Outcome(job=job, error=error)
+
+
+def _heard(
+    job: Job, transcription: "Transcription", watch: Watch, stopped: threading.Event
+) -> Heard:
+    segments: list[Segment] = []
+    for segment in transcription:
+        if stopped.is_set():
+            raise InterruptedError
+        segments.append(segment)
+        watch(job, min(segment.end / transcription.duration, 1.0) if transcription.duration else 1)
+    return Heard(
+        language=transcription.language,
+        duration=transcription.duration,
+        notices=tuple(transcription.notices),
+        segments=tuple(segments),
+        skipped=transcription.skipped,
+        draft=transcription.draft,
+    )

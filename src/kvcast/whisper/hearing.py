@@ -1,0 +1,164 @@
+"""A Whisper model as live transcription hears with it: hypotheses of a window, and their places.
+
+Knows nothing of time or of what is settled when.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from kvcast.audio.decode import SAMPLE_RATE
+from kvcast.audio.features import window_features
+from kvcast.whisper.agreement import Place, Unit, units
+from kvcast.whisper.alignment import AlignmentJob
+from kvcast.whisper.decoding import (
+    DecodingOptions,
+    DecodingResult,
+    Features,
+    Job,
+    WindowJob,
+)
+from kvcast.whisper.fallback import is_silence, rejection
+from kvcast.whisper.params import TranscribeParams
+from kvcast.whisper.passage import PROMPT_RESET_TEMPERATURE
+from kvcast.whisper.stretch import Hearing, Hypothesis
+from kvcast.whisper.token_times import FRAMES_PER_SECOND, TokenTimes
+from kvcast.whisper.tokenizer import WhisperTokenizer
+from kvcast.whisper.word_split import TokenWord, split_words
+
+
+class _Heard(NamedTuple):
+    """What the decoder reads, and how many of its frames are sound."""
+
+    features: Features
+    frames: int
+
+
+class WhisperHearing(Hearing):
+    """Decodes the window anew for every hypothesis."""
+
+    def __init__(
+        self,
+        answer: Callable[[Job], Any],
+        *,
+        tokenizer: WhisperTokenizer,
+        room: int,
+        n_mels: int,
+        attempts: Sequence[DecodingOptions],
+        params: TranscribeParams,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            answer: the model; returns what it finds out about a window.
+            tokenizer: of the model.
+            room: most tokens of a window's text.
+            n_mels: mel bands of its input.
+            attempts: how to decode first, and after each rejection; one at least.
+            params: thresholds of rejections and of silence.
+
+        """
+        self._answer = answer
+        self._tokenizer = tokenizer
+        self._room = room
+        self._n_mels = n_mels
+        self._attempts = attempts
+        self._params = params
+        self._heard = 0
+        self._language = attempts[0].language or "en"
+        self._detects = attempts[0].language is None and self._tokenizer.is_multilingual
+
+    @property
+    @override
+    def language(self) -> str:
+        return self._language
+
+    @property
+    @override
+    def room(self) -> int:
+        return self._room
+
+    @override
+    def keep_language(self) -> None:
+        self._detects = False
+
+    @override
+    def listen(self, samples: NDArray[np.float32]) -> _Heard:
+        self._heard += 1
+        features = Features(window_features(samples, self._n_mels))
+        return _Heard(features, len(samples) * FRAMES_PER_SECOND // SAMPLE_RATE)
+
+    @override
+    def decode(
+        self,
+        heard: _Heard,
+        *,
+        prompt: Sequence[int],
+        written: Sequence[Unit],
+        thoroughly: bool,
+    ) -> Hypothesis:
+        language = None if self._detects else self._language
+        for options in self._attempts if thoroughly else self._attempts[:1]:
+            asked = self._job(heard, replace(options, language=language), prompt, written)
+            result: DecodingResult = self._answer(asked)
+            self._language = language = result.language
+            if rejection(result, self._params) is None:
+                break
+        if is_silence(result, self._params):
+            return Hypothesis(units=())
+        return Hypothesis(
+            units=units(result.tokens, self._tokenizer.timestamp_begin, self._split),
+            doubtful=self._has_failed(result),
+            conditions_next=result.temperature <= PROMPT_RESET_TEMPERATURE,
+        )
+
+    @override
+    def places(self, heard: _Heard, units: Sequence[Unit]) -> list[Place]:
+        text = [token for unit in units for token in unit.tokens]
+        ends = list(accumulate(len(unit.tokens) for unit in units))
+        if not text:
+            return [Place(0, 1.0) for _ in units]
+        asked = AlignmentJob(
+            window=heard.features,
+            language=self._language,
+            task=self._params.task,
+            text=text,
+            frames=heard.frames,
+        )
+        times: TokenTimes = self._answer(asked)
+        return [
+            Place(
+                int(times.begins_n[end]),
+                float(times.probabilities_n[end - len(unit.tokens) : end].min(initial=1.0)),
+            )
+            for unit, end in zip(units, ends, strict=True)
+        ]
+
+    def _job(
+        self,
+        heard: _Heard,
+        options: DecodingOptions,
+        prompt: Sequence[int],
+        written: Sequence[Unit],
+    ) -> WindowJob:
+        begin = self._tokenizer.timestamp_begin
+        return WindowJob(
+            window=heard.features,
+            options=options,
+            prompt=tuple(prompt),
+            written=tuple(token for unit in written for token in unit.spelled(begin)),
+            stream=self._heard,
+        )
+
+    def _has_failed(self, result: DecodingResult) -> bool:
+        """Tell whether the text runs in circles. Few words at the end are improbable, and fine."""
+        limit = self._params.compression_ratio_threshold
+        return not result.complete or (limit is not None and result.compression_ratio > limit)
+
+    def _split(self, tokens: Sequence[int]) -> list[TokenWord]:
+        return split_words(self._tokenizer, tokens, self._language)

@@ -1,0 +1,327 @@
+"""Transcription of sound that is still arriving.
+
+Sound of an utterance is heard again every `step` seconds, and what successive hypotheses agree on
+is settled (`kvcast.whisper.stretch`). A pause ends the utterance and settles the rest. Memory
+and work per second of sound are bounded: 30 s of sound at most are held and decoded at a time.
+Reads no stream and knows no terminal.
+"""
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.audio.decode import SAMPLE_RATE, ArrayAudio
+from kvcast.audio.endpoints import BLOCK, Change, Endpoints
+from kvcast.audio.stream import SoundStream
+from kvcast.whisper.stretch import Settled, Stretch
+
+__all__ = ["Delays", "LiveSegment", "LiveTranscription", "SoundStream", "Update"]
+
+_BEFORE = SAMPLE_RATE // 2
+"""Samples before an utterance that are heard with it: its onset, and some silence."""
+
+_LONGEST_LINE = 30.0
+"""Seconds of a line that neither a pause nor the end of a segment ends: another one begins then."""
+
+_REMEMBERED = 120 * SAMPLE_RATE
+"""Samples whose arrival is remembered: more than a line and the window after it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveSegment:
+    """A line of settled text: an utterance, or a segment of a long one.
+
+    Attributes:
+        id: counts from 0.
+        start, end: seconds from the beginning of the sound.
+        text: as decoded; usually starts with a space.
+        tokens: ids of the text.
+        delay: seconds from the arrival of a word's end to its being settled; the mean of its words.
+
+    """
+
+    id: int
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    delay: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What has changed.
+
+    Attributes:
+        settled: text that follows what was settled before in this line; it never changes.
+        interim: text that may follow it, or may not; it replaces the last one.
+        segment: the line, if it is complete. The next update begins another one.
+
+    """
+
+    settled: str
+    interim: str = ""
+    segment: LiveSegment | None = None
+
+
+class Delays:
+    """How long words took to settle, in buckets, so that a day takes no more memory than a minute.
+
+    Attributes:
+        count: words.
+        longest: seconds.
+
+    """
+
+    _STEP = 0.05
+    _BUCKETS = 2400
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.longest = 0.0
+        self._counts = np.zeros(self._BUCKETS, np.int64)
+
+    def add(self, seconds: float) -> None:
+        """Count a word."""
+        self.count += 1
+        self.longest = max(self.longest, seconds)
+        self._counts[min(int(seconds / self._STEP), self._BUCKETS - 1)] += 1
+
+    def quantile(self, part: float) -> float:
+        """Return the seconds within which this part of all words was settled, 0 if none was."""
+        if not self.count:
+            return 0.0
+        bucket = int(np.searchsorted(np.cumsum(self._counts), part * self.count))
+        return min((bucket + 1) * self._STEP, self.longest)
+
+
+class LiveTranscription:
+    """Text of one stream of sound, as it settles.
+
+    Feed it sound of any length, such as a microphone's buffers. A call returns when the sound was
+    heard. Sound that arrives meanwhile is best fed in one piece, as `kvcast transcribe --live`
+    does: then nothing piles up, however slow the machine.
+
+    Attributes:
+        delays: of all words so far.
+        notices: what a user should know, one line each.
+
+    """
+
+    def __init__(
+        self,
+        stretch: Stretch,
+        endpoints: Endpoints,
+        *,
+        step: float,
+        notices: tuple[str, ...] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Wait for sound.
+
+        Args:
+            stretch: hears and settles.
+            endpoints: finds utterances.
+            step: seconds of new sound that are worth a hypothesis.
+            notices: what a user should know of all this.
+            clock: tells when sound arrives and words settle, in seconds.
+
+        """
+        self.delays = Delays()
+        self.notices = notices
+        self._stretch = stretch
+        self._endpoints = endpoints
+        # Sound comes from the endpoints in whole blocks.
+        self._step = round(step * SAMPLE_RATE) // BLOCK * BLOCK
+        self._clock = clock
+        self._arrivals = _Arrivals()
+        self._lines = _Lines(self._arrivals, self.delays)
+        self._taken: list[NDArray[np.float32]] = []
+        self._is_speech = False
+
+    @property
+    def duration(self) -> float:
+        """Seconds of sound so far."""
+        return self._arrivals.samples / SAMPLE_RATE
+
+    @property
+    def language(self) -> str:
+        """Code of the language: asked for, or as far as it is detected."""
+        return self._stretch.language
+
+    def feed(self, samples: NDArray[Any]) -> list[Update]:
+        """Hear more sound, and return what has changed.
+
+        Args:
+            samples: [n], mono at 16 kHz: floats with full scale 1.0, or signed integers with their
+                type's full scale.
+
+        Raises:
+            UsageError: it is no such array.
+
+        """
+        self.take(samples)
+        return self.update()
+
+    def take(self, samples: NDArray[Any], at: float | None = None) -> None:
+        """Receive sound that arrived `at` this time of the clock; `update` hears it."""
+        self._taken += ArrayAudio(samples).blocks()
+        self._arrivals.add(len(samples), self._clock() if at is None else at)
+
+    def update(self) -> list[Update]:
+        """Hear all that was taken, and return what has changed."""
+        samples = np.concatenate([np.empty(0, np.float32), *self._taken])
+        self._taken.clear()
+        updates: list[Update] = []
+        for piece, change in self._endpoints.follow(samples):
+            updates += self._hear(piece)
+            if change is Change.BEGIN:
+                self._is_speech = True
+            elif change is Change.END:
+                updates += self._end(self._stretch.end - self._endpoints.pause)
+        if self._is_speech and self._stretch.end - self._stretch.heard_to >= self._step:
+            updates += self._updates(self._stretch.listen())
+        return updates
+
+    def finish(self) -> list[Update]:
+        """Settle the rest; call it once, when no more sound will come."""
+        updates = self.update()
+        if self._is_speech:
+            updates += self._hear(self._endpoints.finish())
+            updates += self._end(self._stretch.end)
+        return updates
+
+    def _hear(self, piece: NDArray[np.float32]) -> list[Update]:
+        """Add sound of one utterance, or of the silence between two."""
+        if not self._is_speech:
+            self._stretch.skip(piece, _BEFORE)
+            return []
+        updates: list[Update] = []
+        while len(piece):
+            if not self._stretch.room:
+                updates += self._updates(self._stretch.make_room())
+            room = self._stretch.room
+            self._stretch.append(piece[:room])
+            piece = piece[room:]
+        return updates
+
+    def _end(self, speech_end: int) -> list[Update]:
+        """Settle an utterance whose speaker stopped at a sample."""
+        self._is_speech = False
+        words = self._stretch.conclude(speech_end)
+        updates = self._updates(words, end=speech_end / SAMPLE_RATE)
+        self._stretch.keep_last(min(_BEFORE, self._stretch.end - speech_end))
+        return updates
+
+    def _updates(self, words: Sequence[Settled], end: float | None = None) -> list[Update]:
+        """Put settled words into lines; `end` ends the last one."""
+        now = self._clock()
+        updates: list[Update] = []
+        text = ""
+        for word in words:
+            ended = word.started if word.ended is None else word.ended
+            if ended is None and self._stretch.start / SAMPLE_RATE > self._lines.overdue:
+                ended = self._stretch.start / SAMPLE_RATE
+            if ended is not None and (segment := self._lines.close(ended)):
+                updates.append(Update(settled=text, segment=segment))
+                text = ""
+            if word.text:
+                self._lines.add(word, now)
+                text += word.text
+        if end is not None:  # even without a segment: nothing follows what was interim
+            updates.append(Update(settled=text, segment=self._lines.close(end)))
+        elif text or self._stretch.supposed:
+            updates.append(Update(settled=text, interim=self._stretch.supposed))
+        return updates
+
+
+class _Arrivals:
+    """When sound arrived, for as long as anyone may ask.
+
+    Attributes:
+        samples: that have arrived.
+
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._times: deque[tuple[int, float]] = deque()
+
+    def add(self, samples: int, time: float) -> None:
+        """Note that so many more have arrived."""
+        self.samples += samples
+        self._times.append((self.samples, time))
+        while self._times[0][0] < self.samples - _REMEMBERED:
+            self._times.popleft()
+
+    def when(self, seconds: float) -> float:
+        """Return when the sound had arrived up to here."""
+        at = bisect_left(self._times, (round(seconds * SAMPLE_RATE), -np.inf))
+        return self._times[min(at, len(self._times) - 1)][1]
+
+
+class _Lines:
+    """Settled words become lines."""
+
+    def __init__(self, arrivals: _Arrivals, delays: Delays) -> None:
+        self._arrivals = arrivals
+        self._delays = delays
+        self._words: list[tuple[Settled, float]] = []  # with the times at which they were settled
+        self._found = 0
+        self._end = 0.0  # of the last line
+
+    @property
+    def overdue(self) -> float:
+        """The second from which on a line under way is too long."""
+        return self._start + _LONGEST_LINE if self._words else np.inf
+
+    def add(self, word: Settled, now: float) -> None:
+        """Add a word that is settled now."""
+        self._words.append((word, now))
+
+    def close(self, end: float) -> LiveSegment | None:
+        """End the line at this second, and return it; None if it has no text."""
+        words, start = self._words, self._start
+        self._words = []
+        text = "".join(word.text for word, _ in words)
+        if not text.strip():
+            return None
+        self._end = end = max(start, end)
+        segment = LiveSegment(
+            id=self._found,
+            start=start,
+            end=end,
+            text=text,
+            tokens=tuple(token for word, _ in words for token in word.tokens),
+            delay=float(np.mean(list(self._measure(words, start, end)))),
+        )
+        self._found += 1
+        return segment
+
+    @property
+    def _start(self) -> float:
+        started = self._words[0][0].started if self._words else None
+        return self._end if started is None else max(self._end, started)
+
+    def _measure(
+        self, words: Sequence[tuple[Settled, float]], start: float, end: float
+    ) -> Iterator[float]:
+        """Count and yield the delay of each word.
+
+        Where its end is not known, letters take equal shares of the line's time.
+        """
+        spoken = list(accumulate(len(word.text) for word, _ in words))
+        for (word, settled), letters in zip(words, spoken, strict=True):
+            word_end = word.spoken
+            if word_end is None:
+                word_end = start + (end - start) * letters / spoken[-1]
+            delay = max(0.0, settled - self._arrivals.when(min(word_end, end)))
+            self._delays.add(delay)
+            yield delay

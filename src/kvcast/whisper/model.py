@@ -1,0 +1,275 @@
+"""A Whisper model that is ready to transcribe: what `kvcast.load` returns for one.
+
+Turns the options of a call into ways to decode a window. Knows no file format.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from kvcast.decoding.drafts import Paired, speculations
+from kvcast.errors import KvcastError, UsageError
+from kvcast.families.whisper import WhisperDimensions
+from kvcast.options import keywords_of
+from kvcast.runtimes.base import EncoderDecoder
+from kvcast.whisper.batch import Batch
+from kvcast.whisper.decoding import DecodingOptions, Job, WindowDecoder
+from kvcast.whisper.detection import DetectedLanguage, detect
+from kvcast.whisper.params import LanguageParams, LiveParams, TranscribeParams, WindowParams
+from kvcast.whisper.passage import initial_tokens
+from kvcast.whisper.tokenizer import WhisperTokenizer
+from kvcast.whisper.transcription import Transcription
+
+if TYPE_CHECKING:
+    from kvcast.audio.decode import AudioInput
+    from kvcast.audio.endpoints import Listener
+    from kvcast.audio.features import MelWindows
+    from kvcast.whisper.live import LiveTranscription
+    from kvcast.whisper.sound import Windows
+    from kvcast.whisper.stretch import Stretch
+
+_WINDOW_SECONDS = 30
+_POSITIONS_PER_SECOND = 50  # two frames of 10 ms become one position of the encoder
+
+
+class WhisperModel:
+    """A runtime with its tokenizer and dimensions."""
+
+    task: ClassVar[Literal["transcribe"]] = "transcribe"
+
+    def __init__(
+        self,
+        runtime: EncoderDecoder,
+        tokenizer: WhisperTokenizer,
+        dimensions: WhisperDimensions,
+    ) -> None:
+        seconds = dimensions.source_positions / _POSITIONS_PER_SECOND
+        if seconds != _WINDOW_SECONDS:
+            raise KvcastError(
+                f"this model hears {seconds:g} s at a time; kvcast transcribes with models that "
+                f"hear {_WINDOW_SECONDS} s, as published Whispers do"
+            )
+        self.runtime = runtime
+        self.tokenizer = tokenizer
+        self.dimensions = dimensions
+
+    @property
+    def is_multilingual(self) -> bool:
+        """Whether it knows other languages than English."""
+        return self.tokenizer.is_multilingual
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Codes of the languages that it knows."""
+        return self.tokenizer.languages
+
+    @cached_property
+    def paired(self) -> Paired:
+        """The model as one that drafts for another, or that another drafts for."""
+        return Paired(
+            runtime=self.runtime,
+            family=f"Whisper ({self.dimensions.n_mels} mels)",
+            vocabulary=self.tokenizer,
+            tokens=self.dimensions.vocab_size,
+            longest=self.dimensions.target_positions,
+        )
+
+    def decoder(
+        self, *attempts: DecodingOptions, windows: int = 1, draft: Any = None
+    ) -> WindowDecoder:
+        """Return a decoder of `windows` windows at once, in the first way, or fewer in others.
+
+        `draft` says what drafts tokens; UsageError for what cannot.
+        """
+        widths = [options.strategy().width for options in attempts]
+        rows = max(windows * widths[0], *widths)
+        context = self.dimensions.target_positions
+        return WindowDecoder(
+            self.runtime,
+            self.tokenizer,
+            context,
+            rows=rows,
+            windows=windows,
+            speculations=speculations(draft, self.paired),
+        )
+
+    @keywords_of(TranscribeParams)
+    def transcribe(self, audio: "AudioInput", params: TranscribeParams) -> Transcription:
+        """Turn speech into segments of text, which are decoded while they are taken.
+
+        Args:
+            audio: a path, "-" for standard input, a binary file object, or an array of samples
+                at 16 kHz; see `kvcast.audio.decode.open_audio`.
+            params: given as keywords.
+
+        Returns:
+            An iterator of `Segment`, with `language`, `duration`, `notices`, `skipped` and `draft`.
+
+        Raises:
+            UsageError: for options that cannot be served.
+            InputMissingError, InputOutputError: the recording cannot be read.
+
+        """
+        [transcription] = self._together([audio], params)
+        return transcription.open()
+
+    @keywords_of(TranscribeParams)
+    def transcribe_all(
+        self, audio: "Iterable[AudioInput]", params: TranscribeParams
+    ) -> list[Transcription]:
+        """Turn recordings into segments; with `batch`, windows of several are decoded together.
+
+        Args:
+            audio: recordings, each as `transcribe` takes it.
+            params: given as keywords.
+
+        Returns:
+            A transcription for each, best taken in this order. Nothing is opened before its turn
+            comes, so an error of a recording is raised when its segments are taken.
+
+        Raises:
+            UsageError: for options that cannot be served.
+
+        """
+        return self._together(audio, params)
+
+    @keywords_of(LanguageParams)
+    def detect_language(self, audio: "AudioInput", params: LanguageParams) -> DetectedLanguage:
+        """Tell which language is spoken in a recording.
+
+        Args:
+            audio: as `transcribe` takes it.
+            params: given as keywords.
+
+        Returns:
+            The likeliest language, and the probabilities of all.
+
+        Raises:
+            UsageError: the model knows English only.
+            InputMissingError, InputOutputError: the recording cannot be read.
+
+        """
+        if not self.is_multilingual:
+            raise UsageError("this model knows English only: there is no language to detect")
+        from kvcast.audio.features import open_features
+
+        with open_features(audio, self.dimensions.n_mels) as recording:
+            return detect(self.decoder(DecodingOptions()), recording, params)
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes that the cache takes at most for an encoded window."""
+        sizes = self.dimensions
+        numbers = 2 * sizes.decoder_layers * sizes.d_model * sizes.source_positions
+        return 4 * numbers  # in fp32; there may be narrower ones
+
+    def shared_decoder(self, windows: int) -> WindowDecoder:
+        """Return a decoder that many callers share: of a row a window, one encoded at a time."""
+        return WindowDecoder(
+            self.runtime,
+            self.tokenizer,
+            self.dimensions.target_positions,
+            rows=windows,
+            windows=windows,
+            turn=self.dimensions.source_positions,
+        )
+
+    def opening(self, audio: "AudioInput", params: TranscribeParams) -> "Callable[[], MelWindows]":
+        """Return what opens a recording; InputMissingError if `vad` wants what is not there."""
+        from kvcast.whisper.voice import open_windows, voice_listener
+
+        if params.vad:
+            voice_listener()  # raises if it is not installed
+        return partial(open_windows, audio, self.dimensions.n_mels, params)
+
+    def recording(
+        self, batch: Batch, opening: "Callable[[], Windows]", params: TranscribeParams
+    ) -> Transcription:
+        """Let a batch decode a recording; nothing is opened before its turn comes.
+
+        Raises UsageError for options that cannot be served.
+        """
+        return Transcription(
+            batch,
+            opening,
+            attempts=self.attempts(params),
+            # Windows of speech are clipped already, and have other times.
+            params=params.unclipped() if params.vad else params,
+        )
+
+    def _together(
+        self, audio: "Iterable[AudioInput]", params: TranscribeParams
+    ) -> list[Transcription]:
+        size, attempts = params.batch or 1, self.attempts(params)
+        batch = Batch(self.decoder(*attempts, windows=size, draft=params.draft), size)
+        return [self.recording(batch, self.opening(one, params), params) for one in audio]
+
+    @keywords_of(LiveParams)
+    def live(
+        self, listener: "Listener | None" = None, *, params: LiveParams
+    ) -> "LiveTranscription":
+        """Turn sound into text while it arrives.
+
+        Args:
+            listener: tells speech from other sound; Silero's voice activity detection if it is
+                installed, or else loudness, as `notices` says.
+            params: given as keywords.
+
+        Returns:
+            What sound is fed to: `feed` and `finish` return what has changed.
+
+        Raises:
+            UsageError: for options that cannot be served.
+
+        """
+        from kvcast.audio.endpoints import Endpoints
+        from kvcast.whisper.live import LiveTranscription
+        from kvcast.whisper.voice import live_listener
+
+        listener, notices = (listener, ()) if listener is not None else live_listener()
+        decoder = self.decoder(*self.attempts(params), draft=params.draft)
+        stretch = self.stretch(decoder.answer, params)
+        endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
+        return LiveTranscription(stretch, endpoints, step=params.step, notices=notices)
+
+    def stretch(self, answer: Callable[[Job], Any], params: LiveParams) -> "Stretch":
+        """Return what hears a stream of sound, by a decoder of its own or a shared one.
+
+        Args:
+            answer: returns what this model finds out about a window.
+            params: options.
+
+        Raises:
+            UsageError: for options that cannot be served.
+
+        """
+        from kvcast.whisper.hearing import WhisperHearing
+        from kvcast.whisper.stretch import Stretch
+
+        hearing = WhisperHearing(
+            answer,
+            tokenizer=self.tokenizer,
+            room=self.dimensions.target_positions // 2,
+            n_mels=self.dimensions.n_mels,
+            attempts=self.attempts(params),
+            params=params,
+        )
+        return Stretch(
+            hearing,
+            prompt=initial_tokens(params, self.tokenizer),
+            conditions=params.condition_on_previous_text,
+            agreement=params.agreement,
+        )
+
+    def attempts(self, params: TranscribeParams) -> list[DecodingOptions]:
+        """Return how to decode a window first, and after each rejection."""
+        spoken = params.language
+        language = None if spoken is None else self.tokenizer.language_code(spoken)
+        asked = params.values(WindowParams)
+        cold = DecodingOptions(**asked | {"language": language, "temperature": 0.0, "best_of": 1})
+        cold.check(self.tokenizer, self.dimensions.target_positions)
+        if params.multilingual and not self.is_multilingual:
+            raise UsageError("this model knows English only: leave out multilingual")
+        hot = replace(cold, temperature=1.0, best_of=params.best_of, beam=1, patience=None)
+        return [replace(hot if t else cold, temperature=t) for t in params.temperatures]

@@ -1,0 +1,593 @@
+"""Options of recordings: how windows are decoded, and what becomes of their texts.
+
+Knows no tensor library, so that the command line can show its help at once.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Self, TypeAlias
+
+from typing_extensions import override
+
+from kvcast.audio.params import VOICE, VoiceParams
+from kvcast.decoding.params import (
+    DRAFTS_NO_BEAMS,
+    DraftModel,
+    draft_option,
+)
+from kvcast.errors import UsageError
+from kvcast.options import Bounds, Check, Choice, Option, Params, Text
+
+RECOGNITION = "what to recognise"
+SEARCH = "search"
+FALLBACK = "long recordings and fallback"
+WORDS = "words"
+SUBTITLES = "subtitles"
+LIVE = "live"
+FOLDERS = "folders"
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+class _TokenIds(Check):
+    @override
+    def problem(self, value: Any, kind: type) -> str | None:
+        if re.fullmatch(r"\s*|\s*-?\d+\s*(,\s*-?\d+\s*)*", str(value)):
+            return None
+        return f"must be token ids with commas between, not {value!r}"
+
+
+BestOf: TypeAlias = Annotated[
+    int, Option(group=SEARCH, help="samples at temperatures above 0", check=Bounds(least=1))
+]
+Temperature: TypeAlias = Annotated[
+    float | Sequence[float],
+    Option(
+        group=SEARCH,
+        help="one or several, each tried if the one before it fails",
+        check=Bounds(least=0),
+        metavar="T[,T…]",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowParams(Params):
+    """How 30-second windows are decoded, as in OpenAI's Whisper.
+
+    Raises:
+        UsageError: for a value out of its bounds, and options that exclude each other.
+
+    """
+
+    language: Annotated[
+        str | None,
+        Option(
+            group=RECOGNITION,
+            help="the language spoken, such as en or German",
+            check=Text(filled=True),
+            metavar="LANG",
+            default="detected in the first 30 seconds",
+        ),
+    ] = None
+    task: Annotated[
+        str,
+        Option(
+            group=RECOGNITION,
+            help="translate writes English",
+            check=Choice(lambda: ("transcribe", "translate")),
+        ),
+    ] = "transcribe"
+    timestamps: Annotated[
+        bool,
+        Option(
+            group=RECOGNITION,
+            help="predict times within each 30-second window; otherwise it is one segment",
+        ),
+    ] = True
+    hotwords: Annotated[
+        str | None,
+        Option(
+            group=RECOGNITION,
+            help="words to expect in every window; they precede the text before it",
+            check=Text(filled=True),
+            metavar="TEXT",
+        ),
+    ] = None
+    prefix: Annotated[
+        str | None,
+        Option(
+            group=RECOGNITION,
+            help="text that the first window begins with",
+            check=Text(filled=True),
+            metavar="TEXT",
+        ),
+    ] = None
+    beam: Annotated[
+        int,
+        Option(
+            group=SEARCH,
+            help="beams at temperature 0",
+            check=Bounds(least=1),
+            flags=("--beam", "--beam-size"),
+            default="1, greedy",
+        ),
+    ] = 1
+    best_of: BestOf = 1
+    temperature: Temperature = 0.0
+    patience: Annotated[
+        float | None,
+        Option(
+            group=SEARCH,
+            help="beam search ends at round(beam x patience) finished beams",
+            check=Bounds(above=0),
+            metavar="P",
+            default="1",
+        ),
+    ] = None
+    length_penalty: Annotated[
+        float | None,
+        Option(
+            group=SEARCH,
+            help="exponent of Google NMT's length penalty",
+            check=Bounds(least=0, most=1),
+            metavar="ALPHA",
+            default="divide by the length",
+        ),
+    ] = None
+    suppress_tokens: Annotated[
+        str | Sequence[int] | None,
+        Option(
+            group=SEARCH,
+            help="token ids never to emit, separated by commas; -1 is the usual non-speech set",
+            check=_TokenIds(),
+            metavar="IDS",
+        ),
+    ] = "-1"
+    max_new_tokens: Annotated[
+        int | None,
+        Option(
+            group=SEARCH,
+            help="maximum number of tokens per 30-second window",
+            check=Bounds(least=1),
+            default="half the decoder's context",
+        ),
+    ] = None
+    repetition_penalty: Annotated[
+        float,
+        Option(
+            group=SEARCH,
+            help="above 1, makes tokens that the window's text has less likely",
+            check=Bounds(above=0),
+            metavar="X",
+            default="1, off",
+        ),
+    ] = 1.0
+    no_repeat_ngram: Annotated[
+        int,
+        Option(
+            group=SEARCH,
+            help="write no sequence of so many tokens twice in a window",
+            check=Bounds(least=0),
+            flags=("--no-repeat-ngram", "--no-repeat-ngram-size"),
+            default="0, off",
+        ),
+    ] = 0
+    stop_repetition: Annotated[
+        bool,
+        Option(
+            group=SEARCH,
+            help="end a window's text that only repeats itself; the window has failed",
+        ),
+    ] = True
+    seed: Annotated[int, Option(group=SEARCH, help="seed for sampling", check=Bounds(least=0))] = 0
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.patience is not None and self.beam == 1:
+            raise UsageError("patience needs a beam of 2 or more")
+
+    def suppressed_ids(self) -> tuple[int, ...]:
+        """Return `suppress_tokens` as numbers; -1 stands for the non-speech tokens."""
+        given = self.suppress_tokens or ()
+        if isinstance(given, str):
+            given = [int(word) for word in given.split(",") if word.strip()]
+        return tuple(given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageParams(Params):
+    """How the language of a recording is detected, as in faster-whisper."""
+
+    language_detection_threshold: Annotated[
+        float,
+        Option(
+            group=RECOGNITION,
+            help="a language that is more probable than this is the one spoken; otherwise the next "
+            "30 seconds are listened to as well",
+            check=Bounds(least=0, most=1),
+            metavar="P",
+        ),
+    ] = 0.5
+    language_detection_segments: Annotated[
+        int,
+        Option(
+            group=RECOGNITION,
+            help="windows of 30 seconds to listen to at most, until one leaves no doubt",
+            check=Bounds(least=1),
+        ),
+    ] = 4
+
+
+class _Seconds(Check):
+    @override
+    def problem(self, value: Any, kind: type) -> str | None:
+        try:
+            seconds = _seconds(value)
+        except (TypeError, ValueError):
+            return f"must be seconds with commas between, not {value!r}"
+        problems = (Bounds(least=0).problem(second, float) for second in seconds)
+        return next(filter(None, problems), None)
+
+
+def _seconds(given: str | float | Sequence[float]) -> list[float]:
+    if isinstance(given, str):
+        return [float(word) for word in given.split(",")]
+    return [float(one) for one in (given if isinstance(given, Iterable) else [given])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
+    """How a recording is transcribed; every option means what it means in OpenAI's Whisper."""
+
+    best_of: BestOf = 5
+    temperature: Temperature = TEMPERATURES
+    clip_start: Annotated[
+        float,
+        Option(
+            group=RECOGNITION,
+            help="start of the part to transcribe, in seconds",
+            check=Bounds(least=0),
+            metavar="SECONDS",
+        ),
+    ] = 0.0
+    clip_end: Annotated[
+        float | None,
+        Option(
+            group=RECOGNITION,
+            help="end of that part, in seconds",
+            check=Bounds(above=0),
+            metavar="SECONDS",
+            default="the end",
+        ),
+    ] = None
+    batch: Annotated[
+        int | None,
+        Option(
+            group=RECOGNITION,
+            help="decode so many windows at once, cut where it is quiet; the fast way for long "
+            "recordings and for many",
+            check=Bounds(least=1, most=256),
+            metavar="N",
+            default="one window after the other",
+        ),
+    ] = None
+    clip_timestamps: Annotated[
+        str | Sequence[float] | None,
+        Option(
+            group=RECOGNITION,
+            help="several such parts: start,end,start,end,… in seconds, ascending; the last may "
+            "have no end",
+            check=_Seconds(),
+            metavar="SECONDS",
+            default="one part",
+        ),
+    ] = None
+    multilingual: Annotated[
+        bool,
+        Option(
+            group=RECOGNITION,
+            help="hear where the language changes, and decode each part in its own",
+        ),
+    ] = False
+    draft: Annotated[str | DraftModel | None, draft_option(SEARCH)] = None
+    initial_prompt: Annotated[
+        str | None,
+        Option(
+            group=RECOGNITION,
+            help="text that precedes the recording: names and spellings to expect",
+            metavar="TEXT",
+        ),
+    ] = None
+    condition_on_previous_text: Annotated[
+        bool, Option(group=FALLBACK, help="give each window the text before it as its prompt")
+    ] = True
+    compression_ratio_threshold: Annotated[
+        float | None,
+        Option(
+            group=FALLBACK,
+            help="a window whose text compresses better than this has failed; None is off",
+            check=Bounds(least=0),
+            metavar="X",
+        ),
+    ] = 2.4
+    logprob_threshold: Annotated[
+        float | None,
+        Option(
+            group=FALLBACK,
+            help="a window whose mean log-probability is below this has failed; None is off",
+            check=Bounds(),
+            metavar="X",
+        ),
+    ] = -1.0
+    no_speech_threshold: Annotated[
+        float | None,
+        Option(
+            group=FALLBACK,
+            help="a failed window whose no-speech probability is above this is silence; None is "
+            "off",
+            check=Bounds(least=0, most=1),
+            metavar="X",
+        ),
+    ] = 0.6
+    word_timestamps: Annotated[
+        bool,
+        Option(
+            group=WORDS,
+            help="find out when each word was spoken; segments then begin and end with their words",
+        ),
+    ] = False
+    prepend_punctuations: Annotated[
+        str,
+        Option(
+            group=WORDS,
+            help="marks that belong to the word after them; needs word_timestamps",
+            check=Text(),
+            metavar="MARKS",
+        ),
+    ] = "\"'“¿([{-"
+    append_punctuations: Annotated[
+        str,
+        Option(
+            group=WORDS,
+            help="marks that belong to the word before them; needs word_timestamps",
+            check=Text(),
+            metavar="MARKS",
+        ),
+    ] = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
+    hallucination_silence_threshold: Annotated[
+        float | None,
+        Option(
+            group=WORDS,
+            help="skip silences longer than this, in seconds, where the text beside them was "
+            "probably made up; needs word_timestamps",
+            check=Bounds(least=0),
+            metavar="SECONDS",
+            default="off",
+        ),
+    ] = None
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_without_effect()
+        if self.clip_end is not None and self.clip_end <= self.clip_start:
+            raise UsageError(
+                f"clip_end must come after clip_start {self.clip_start:g}, not {self.clip_end}"
+            )
+        if self.beam > 1 and self.draft is not None:
+            raise UsageError(DRAFTS_NO_BEAMS)
+        if not self.temperatures:
+            raise UsageError("temperature needs at least one value")
+        if self.multilingual and self.language is not None:
+            raise UsageError("multilingual detects the language of every part: leave out language")
+        self._check_clips()
+
+    def _refuse_without_effect(self) -> None:
+        """Raise UsageError for options of something that is switched off."""
+        for group, switch in (WORDS, "word_timestamps"), (VOICE, "vad"):
+            idle = [] if getattr(self, switch) else self.changed(group)
+            if idle:
+                raise UsageError(f"{idle[0]} needs {switch}")
+
+    def _check_clips(self) -> None:
+        if self.clip_timestamps is None:
+            return
+        if self.clip_start or self.clip_end is not None:
+            raise UsageError("clip_timestamps and clip_start or clip_end exclude each other")
+        bounds = [bound for clip in self.clips for bound in clip if bound is not None]
+        if not bounds:
+            raise UsageError("clip_timestamps needs at least one start")
+        late = [pair for pair in self.clips if pair[1] is not None and pair[0] == pair[1]]
+        if bounds != sorted(bounds) or late:
+            raise UsageError(
+                f"clip_timestamps must ascend, unlike {','.join(f'{bound:g}' for bound in bounds)}"
+            )
+
+    @property
+    def clips(self) -> tuple[tuple[float, float | None], ...]:
+        """Start and end in seconds of each part to transcribe; None is the recording's end."""
+        if (given := self.clip_timestamps) is None:
+            return ((self.clip_start, self.clip_end),)
+        bounds = _seconds(given)
+        return tuple(zip_longest(bounds[::2], bounds[1::2]))
+
+    def unclipped(self) -> Self:
+        """Return these options for the whole recording."""
+        return replace(self, clip_start=0.0, clip_end=None, clip_timestamps=None)
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """Temperatures to try, in order."""
+        given = self.temperature
+        return (given,) if isinstance(given, int | float) else tuple(given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubtitleParams(Params):
+    """How words are laid out in subtitles; every option means what it means in OpenAI's Whisper."""
+
+    highlight_words: Annotated[
+        bool, Option(group=SUBTITLES, help="underline each word while it is spoken")
+    ] = False
+    max_line_width: Annotated[
+        int | None,
+        Option(
+            group=SUBTITLES,
+            help="characters in a line, at most",
+            check=Bounds(least=1),
+            default="any",
+        ),
+    ] = None
+    max_line_count: Annotated[
+        int | None,
+        Option(
+            group=SUBTITLES,
+            help="lines in a subtitle, at most, which then may hold words of several segments; "
+            "needs max_line_width",
+            check=Bounds(least=1),
+            default="any",
+        ),
+    ] = None
+    max_words_per_line: Annotated[
+        int | None,
+        Option(
+            group=SUBTITLES,
+            help="words in a subtitle, at most; excludes max_line_width",
+            check=Bounds(least=1),
+            default="any",
+        ),
+    ] = None
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_line_count is not None and self.max_line_width is None:
+            raise UsageError("max_line_count needs max_line_width")
+        if self.max_words_per_line is not None and self.max_line_width is not None:
+            raise UsageError("max_words_per_line and max_line_width exclude each other: give one")
+
+    @property
+    def are_chosen(self) -> bool:
+        """Whether words are laid out, so that their times are needed."""
+        return bool(self.changed(SUBTITLES))
+
+
+_OF_RECORDINGS = (
+    *("timestamps", "clip_start", "clip_end", "clip_timestamps", "batch", "prefix"),
+    *("multilingual", "language_detection_threshold", "language_detection_segments"),
+    *("vad", "min_silence", "speech_pad", "max_speech"),
+    *("word_timestamps", "prepend_punctuations", "append_punctuations"),
+)
+"""What sound that is still arriving cannot be asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveParams(TranscribeParams):
+    """How sound that is still arriving is transcribed."""
+
+    step: Annotated[
+        float,
+        Option(
+            group=LIVE,
+            help="seconds of new sound after which an utterance is heard again; more takes less "
+            "work, and text settles later",
+            check=Bounds(least=0.1, most=10),
+            metavar="SECONDS",
+        ),
+    ] = 1.0
+    agreement: Annotated[
+        int,
+        Option(
+            group=LIVE,
+            help="hearings in a row that must begin with a word before it is settled; fewer settle "
+            "it earlier, and more of them wrong",
+            check=Bounds(least=2, most=10),
+            metavar="N",
+        ),
+    ] = 2
+    pause: Annotated[
+        float,
+        Option(
+            group=LIVE,
+            help="seconds without speech that end an utterance",
+            check=Bounds(least=0.1, most=10),
+            metavar="SECONDS",
+        ),
+    ] = 0.6
+
+    @override
+    def _refuse_without_effect(self) -> None:
+        """Live, vad_threshold is of use without vad, and the others of both groups never are."""
+        if self.hallucination_silence_threshold is not None:
+            raise UsageError("hallucination_silence_threshold needs word_timestamps")
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for option in self.declared():
+            if option.name in _OF_RECORDINGS and getattr(self, option.name) != option.default:
+                raise UsageError(f"{option.name} is for recordings, and means nothing live")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderParams(Params):
+    """Which recordings of a folder are transcribed, and how many at once."""
+
+    recursive: Annotated[
+        bool,
+        Option(
+            group=FOLDERS,
+            help="also the recordings in folders inside of it",
+            flags=("--recursive", "-r"),
+        ),
+    ] = False
+    glob: Annotated[
+        str | Sequence[str],
+        Option(
+            group=FOLDERS,
+            help="files that match this pattern, such as *.dat or talks/*.wav; may be repeated",
+            check=Text(filled=True),
+            metavar="PATTERN",
+            default="the extensions of sound and video files",
+        ),
+    ] = ()
+    newer: Annotated[
+        str | None,
+        Option(
+            group=FOLDERS,
+            help="only files changed after this file, or after this date",
+            check=Text(filled=True),
+            metavar="FILE|DATE",
+        ),
+    ] = None
+    workers: Annotated[
+        int,
+        Option(
+            group=FOLDERS,
+            help="recordings under way at once; the model is in memory once",
+            check=Bounds(least=1, most=256),
+        ),
+    ] = 1
+    resume: Annotated[
+        bool,
+        Option(
+            group=FOLDERS,
+            help="keep what was done before and is unchanged; what failed is tried again",
+        ),
+    ] = False
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for pattern in self.patterns:
+            if not PurePosixPath(pattern).parts or pattern.startswith("/"):
+                raise UsageError(f"glob: {pattern} is no pattern of paths inside a folder")
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Patterns, of which a file matches at least one; none if extensions decide."""
+        return (self.glob,) if isinstance(self.glob, str) else tuple(self.glob)

@@ -1,0 +1,180 @@
+"""From a window's tokens to segments, and how far the next window is.
+
+The rules are those of `transcribe` in openai/whisper's transcribe.py. Knows no sound and no model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from kvcast.whisper.tokenizer import SECONDS_PER_TIMESTAMP, timestamps_from
+
+if TYPE_CHECKING:
+    from kvcast.audio.timeline import Timeline
+
+FRAMES_PER_SECOND = 100
+FRAMES_PER_TIMESTAMP = 2
+WINDOW_FRAMES = 30 * FRAMES_PER_SECOND
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """A spoken word, with the punctuation beside it.
+
+    Attributes:
+        start, end: seconds.
+        word: as decoded; usually starts with a space.
+        probability: mean of its tokens' probabilities.
+
+    """
+
+    start: float
+    end: float
+    word: str
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A stretch of speech with its text.
+
+    Attributes:
+        id: counts from 0.
+        seek: frame (of 10 ms) at which the window began that this comes from.
+        start, end: seconds.
+        text: as decoded; usually starts with a space.
+        tokens: ids, timestamps included.
+        language: code of the window's language.
+        temperature: at which the window was decoded.
+        avg_logprob: mean log-probability of the window's tokens.
+        compression_ratio: of the window's text; high if it repeats itself.
+        no_speech_prob: probability that the window holds no speech.
+        fallback: why each lower temperature was rejected, in the order tried.
+        words: in order, if they were asked for.
+
+    """
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    language: str
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+    fallback: tuple[str, ...]
+    words: tuple[Word, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Window:
+    """Frames `seek` to `seek + frames` of a recording."""
+
+    seek: int
+    frames: int
+
+    @property
+    def start(self) -> float:
+        """In seconds."""
+        return self.seek / FRAMES_PER_SECOND
+
+    @property
+    def duration(self) -> float:
+        """In seconds."""
+        return self.frames / FRAMES_PER_SECOND
+
+    @property
+    def end(self) -> float:
+        """In seconds."""
+        return self.start + self.duration
+
+
+@dataclass(frozen=True)
+class Span:
+    """A segment's tokens, its times in seconds from the recording's start, and its words."""
+
+    start: float
+    end: float
+    tokens: tuple[int, ...]
+    words: tuple[Word, ...] | None = None
+
+
+def split(tokens: Sequence[int], window: Window, timestamp_begin: int) -> tuple[list[Span], int]:
+    """Cut a window's tokens into segments; also return the frames to advance.
+
+    Two timestamps in a row are a cut: one segment ends, the next starts. What follows the last
+    cut is unfinished, and the next window begins there; but a lone timestamp at the very end says
+    that nobody speaks afterwards, and the whole window is done. So it is without any cut.
+
+    Example: tokens `<|0.00|> a <|1.00|> <|1.00|> b` give one segment, 0 s to 1 s, and an advance
+    of 100 frames; with `<|2.00|>` at the end they give two, and the whole window is done.
+    """
+    tokens = tuple(tokens)
+    timestamps = timestamps_from(timestamp_begin)
+    is_timestamp = [token in timestamps for token in tokens]
+    cuts = [i for i, pair in enumerate(pairwise(is_timestamp), start=1) if all(pair)]
+    whole = ends_alone(tokens, timestamp_begin)
+    if not cuts:
+        return [_uncut(tokens, window, timestamps)], window.frames
+    ends = [*cuts, len(tokens)] if whole else cuts
+    spans = [
+        Span(
+            window.start + (tokens[start] - timestamp_begin) * SECONDS_PER_TIMESTAMP,
+            window.start + (tokens[end - 1] - timestamp_begin) * SECONDS_PER_TIMESTAMP,
+            tokens[start:end],
+        )
+        for start, end in pairwise([0, *ends])
+    ]
+    spoken = (tokens[ends[-1] - 1] - timestamp_begin) * FRAMES_PER_TIMESTAMP
+    # A cut at 0.00, which only decoding without timestamp rules can give, must not stand still.
+    return spans, window.frames if whole else spoken or window.frames
+
+
+def ends_alone(tokens: Sequence[int], timestamp_begin: int) -> bool:
+    """Tell whether a lone timestamp ends a window's tokens."""
+    timestamps = timestamps_from(timestamp_begin)
+    return [token in timestamps for token in tokens[-2:]] == [False, True]
+
+
+def _uncut(tokens: tuple[int, ...], window: Window, timestamps: range) -> Span:
+    times = [token - timestamps.start for token in tokens if token in timestamps]
+    last = times[-1] if times else 0
+    duration = last * SECONDS_PER_TIMESTAMP if last else window.duration
+    return Span(window.start, window.start + duration, tokens)
+
+
+def end_of_speech(spans: Sequence[Span]) -> float | None:
+    """Return when the last word ends; without any word, the last span."""
+    ends = [word.end for span in spans for word in span.words or ()]
+    return ends[-1] if ends else spans[-1].end if spans else None
+
+
+def placed(segment: Segment, timeline: "Timeline") -> Segment:
+    """Return a segment of a recording's parts with the times that it has in the recording.
+
+    With words it begins and ends with them. Times are rounded to milliseconds.
+    """
+    if not timeline.leaves_out:
+        return segment
+    begun, _ = timeline.original(*[segment.seek / FRAMES_PER_SECOND] * 2)
+    words = segment.words and tuple(_placed_word(word, timeline) for word in segment.words)
+    if words:
+        start, end = words[0].start, words[-1].end
+    else:
+        start, end = map(_to_milliseconds, timeline.original(segment.start, segment.end))
+    return replace(
+        segment, seek=round(begun * FRAMES_PER_SECOND), start=start, end=end, words=words
+    )
+
+
+def _placed_word(word: Word, timeline: "Timeline") -> Word:
+    start, end = map(_to_milliseconds, timeline.of_word(word.start, word.end))
+    return replace(word, start=start, end=end)
+
+
+def _to_milliseconds(seconds: float) -> float:
+    return round(seconds, 3)

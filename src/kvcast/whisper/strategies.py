@@ -1,0 +1,327 @@
+"""Strategies of openai/whisper: which tokens a request's rows take, and what the candidates are.
+
+A strategy is an immutable choice; `start` makes the search that holds one request's state. At the
+first step there is one row; a search answers with those that it follows. Knows no runtime.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from typing_extensions import override
+
+from kvcast.decoding.filters import LogitFilter
+from kvcast.decoding.numerics import best_first, log_probabilities, top_k
+from kvcast.decoding.sampling import check_numbers, draw, likeliest_token
+from kvcast.engine.requests import OVER, Continuations, Histories, Prompt, Request
+from kvcast.errors import UsageError
+from kvcast.runtimes.base import Float32, Int64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A finished sequence without its end token, and the sum of its log-probabilities."""
+
+    tokens: tuple[int, ...]
+    sum_logprob: float
+
+
+class Search(Protocol):
+    """One request's search."""
+
+    @property
+    def written_rn(self) -> Int64:
+        """[rows, n]: what each row that goes on has written."""
+
+    def advance(self, logits_rv: Float32) -> Continuations:
+        """Take one token for each row from filtered logits [rows, vocab]; `OVER` at the end."""
+
+    def candidates(self) -> list[Candidate]:
+        """Return what was found so far, those that are not finished among them."""
+
+
+class Strategy(Protocol):
+    """How to search."""
+
+    @property
+    def width(self) -> int:
+        """Most rows of a search."""
+
+    def start(self, eot: int, room: int) -> Search:
+        """Begin with one row; `eot` ends a sequence, and so do `room` tokens."""
+
+
+@dataclass(frozen=True)
+class Greedy(Strategy):
+    """The likeliest token, always; of equals the first."""
+
+    @property
+    @override
+    def width(self) -> int:
+        return 1
+
+    @override
+    def start(self, eot: int, room: int) -> Search:
+        return _IndependentRows(_likeliest, 1, eot, room)
+
+
+@dataclass(frozen=True)
+class Sampling(Strategy):
+    """`samples` rows, drawn at a temperature above 0."""
+
+    temperature: float
+    samples: int
+    seed: tuple[int, ...]
+
+    @property
+    @override
+    def width(self) -> int:
+        return self.samples
+
+    @override
+    def start(self, eot: int, room: int) -> Search:
+        draws = _Draws(self.temperature, np.random.default_rng(self.seed), self.samples)
+        return _IndependentRows(draws, self.samples, eot, room)
+
+
+@dataclass(frozen=True)
+class BeamSearch(Strategy):
+    """OpenAI's beam search (openai/whisper, decoding.py) with patience (arXiv:2204.05424).
+
+    Finished sequences leave and the beams refill, until round(beams * patience) have finished.
+    """
+
+    beams: int
+    patience: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.finished_wanted < 1:
+            raise UsageError(
+                f"patience {self.patience:g} with {self.beams} beams rounds to no finished beam: "
+                "raise it"
+            )
+
+    @property
+    def finished_wanted(self) -> int:
+        """Finished sequences that end the search."""
+        return round(self.beams * self.patience)
+
+    @property
+    @override
+    def width(self) -> int:
+        return self.beams
+
+    @override
+    def start(self, eot: int, room: int) -> Search:
+        return _Beams(self, eot, room)
+
+
+@dataclass(frozen=True)
+class MaximumLikelihood:
+    """Ranks candidates by log-probability over length, or over Google NMT's length penalty.
+
+    The penalty is ((5 + length) / 6) ** alpha (arXiv:1609.08144, section 7).
+    """
+
+    length_penalty: float | None = None
+
+    def best(self, candidates: Sequence[Candidate]) -> Candidate:
+        """Return the best; of equals the first."""
+        return max(candidates, key=self._score)
+
+    def _score(self, candidate: Candidate) -> float:
+        length = max(1, len(candidate.tokens))
+        if self.length_penalty is None:
+            return candidate.sum_logprob / length
+        return float(candidate.sum_logprob / ((5 + length) / 6) ** self.length_penalty)
+
+
+_ASKED_EVERY = 8
+"""Tokens between two questions whether a search is hopeless."""
+
+
+class SearchRequest(Request):
+    """A search after a prompt.
+
+    Attributes:
+        search: as far as it has come.
+        max_new_tokens: steps after which it ends.
+
+    """
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        *,
+        strategy: Strategy,
+        filters: Sequence[LogitFilter],
+        eot: int,
+        max_new_tokens: int,
+        probe: int | None = None,
+        hopeless: Callable[[Sequence[Candidate]], bool] | None = None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            prompt: one token or more.
+            strategy: chooses tokens.
+            filters: applied to the logits of each step, in this order.
+            eot: the token that ends a sequence.
+            max_new_tokens: steps after which the search ends, 1 or more.
+            probe: offset into the prompt whose logits to keep as the model gave them.
+            hopeless: says now and then of what was found so far whether to give up.
+
+        """
+        # The last token is chosen and never fed.
+        capacity = prompt.length + max_new_tokens - 1
+        super().__init__(prompt, capacity=capacity, width=strategy.width, probe=probe)
+        self.search = strategy.start(eot, max_new_tokens)
+        self.max_new_tokens = max_new_tokens
+        self._filters = filters
+        self._hopeless = hopeless
+
+    @override
+    def advance(self, logits_rv: Float32) -> Continuations:
+        written_rn = self.search.written_rn
+        for logit_filter in self._filters:
+            logit_filter.apply(logits_rv, written_rn)
+        chosen = self.search.advance(logits_rv)
+        if not chosen.rows or self._hopeless is None:
+            return chosen
+        due = self.search.written_rn.shape[1] % _ASKED_EVERY == 0
+        return OVER if due and self._hopeless(self.search.candidates()) else chosen
+
+
+_Sampler = Callable[[Float32, Sequence[int], Sequence[int]], list[int]]
+"""Returns a token for each of some rows, given logits [places, vocab] and the rows' places."""
+
+
+def _likeliest(logits_rv: Float32, rows: Sequence[int], places: Sequence[int]) -> list[int]:  # noqa: ARG001
+    return [likeliest_token(logits_rv[place]) for place in places]
+
+
+class _Draws:
+    """Draws tokens; what a row draws does not depend on when another ended."""
+
+    def __init__(self, temperature: float, rng: np.random.Generator, count: int) -> None:
+        self._temperature = temperature
+        self._rng = rng
+        self._count = count
+
+    def __call__(self, logits_rv: Float32, rows: Sequence[int], places: Sequence[int]) -> list[int]:
+        numbers = self._rng.random(self._count)
+        tokens = []
+        for row, place in zip(rows, places, strict=True):
+            logits_v = logits_rv[place]
+            peak = logits_v[likeliest_token(logits_v)]
+            tokens.append(draw((logits_v - peak) / self._temperature, numbers[row]))
+        return tokens
+
+
+class _IndependentRows(Search):
+    """Rows that never meet: greedy, or several samples. A row that ended leaves."""
+
+    def __init__(self, sample: _Sampler, count: int, eot: int, room: int) -> None:
+        self._sample = sample
+        self._count = count
+        self._eot = eot
+        self._room = room
+        self._live = [0]
+        self._sums_l = np.zeros(1, np.float32)
+        self._written = Histories(room)
+        self._ended: dict[int, Candidate] = {}
+
+    @property
+    @override
+    def written_rn(self) -> Int64:
+        return self._written.written_rn
+
+    @override
+    def advance(self, logits_rv: Float32) -> Continuations:
+        rows, places = self._live, list(range(len(self._live)))
+        if not self._written.length:  # all begin in the row that read the prompt
+            rows, places = list(range(self._count)), [0] * self._count
+        tokens = self._sample(logits_rv, rows, places)
+        tokens_rk = np.array(tokens).reshape(len(logits_rv), -1)
+        sums_l = log_probabilities(logits_rv, tokens_rk).ravel()
+        sums_l += self._sums_l[places]
+        if self._eot in tokens:
+            going_on = []
+            for i, token in enumerate(tokens):
+                if token != self._eot:
+                    going_on.append(i)
+                    continue
+                written = tuple(self._written.written_rn[places[i]].tolist())
+                self._ended[rows[i]] = Candidate(tokens=written, sum_logprob=float(sums_l[i]))
+            rows, places, tokens = ([one[i] for i in going_on] for one in (rows, places, tokens))
+            sums_l = sums_l[going_on]
+        parents = [self._live[place] for place in places]
+        self._written.extend(places, tokens)
+        self._live, self._sums_l = rows, sums_l
+        return OVER if self._written.length == self._room else Continuations(rows, parents, tokens)
+
+    @override
+    def candidates(self) -> list[Candidate]:
+        written, sums = self._written.written_rn.tolist(), self._sums_l.tolist()
+        found = self._ended | {
+            row: Candidate(tokens=tuple(tokens), sum_logprob=sum_logprob)
+            for row, tokens, sum_logprob in zip(self._live, written, sums, strict=True)
+        }
+        return [found[row] for row in sorted(found)]
+
+
+class _Beams(Search):
+    """The live beams, and what has finished."""
+
+    def __init__(self, strategy: BeamSearch, eot: int, room: int) -> None:
+        self._beams = strategy.beams
+        self._rows = list(range(strategy.beams))
+        self._wanted = strategy.finished_wanted
+        self._eot = eot
+        self._room = room
+        self._finished: list[Candidate] = []
+        self._sums_r = np.zeros(1, np.float32)
+        self._written = Histories(room)
+
+    @property
+    @override
+    def written_rn(self) -> Int64:
+        return self._written.written_rn
+
+    @override
+    def advance(self, logits_rv: Float32) -> Continuations:
+        # One more than there are beams: even if each beam's best is its end, the beams refill.
+        tokens_rk = top_k(logits_rv, self._beams + 1)
+        scores_rk = self._sums_r[:, None] + log_probabilities(logits_rv, tokens_rk)
+        check_numbers(scores_rk)
+        sums, parents, tokens = [], [], []
+        best = best_first(scores_rk, tokens_rk, 2 * self._beams)
+        for score, parent, token in zip(*best, strict=True):
+            if token != self._eot:
+                sums.append(score)
+                parents.append(parent)
+                tokens.append(token)
+            elif len(self._finished) < self._wanted:
+                written = tuple(self._written.written_rn[parent].tolist())
+                self._finished.append(Candidate(tokens=written, sum_logprob=score))
+            if len(sums) == self._beams:
+                break
+        self._sums_r = np.array(sums, np.float32)
+        self._written.extend(parents, tokens)
+        if len(self._finished) >= self._wanted or self._written.length == self._room:
+            return OVER
+        return Continuations(self._rows, parents, tokens)
+
+    @override
+    def candidates(self) -> list[Candidate]:
+        """Return what finished; if too few, the best under way stand in."""
+        missing = max(0, self._beams - len(self._finished))
+        best = self._sums_r.argsort(kind="stable")[::-1][:missing]
+        return self._finished + [
+            Candidate(
+                tokens=tuple(self._written.written_rn[row].tolist()),
+                sum_logprob=float(self._sums_r[row]),
+            )
+            for row in best
+        ]

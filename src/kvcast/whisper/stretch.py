@@ -1,0 +1,385 @@
+"""The sound of the last half minute at most: what of its text is settled, and what is supposed.
+
+Sound comes in at one end. Every hypothesis is of the whole window, so that a word which settled
+wrong misleads none after it; what follows the settled words in it is new, so that these never
+change and are never said twice. Sound leaves at the other end, with its words, where one segment
+ends and another begins, or else between two settled words. Knows neither when to listen nor where
+sound comes from.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.audio.decode import SAMPLE_RATE
+from kvcast.whisper.agreement import Place, Unit, agreed, continued
+from kvcast.whisper.tokenizer import SECONDS_PER_TIMESTAMP
+
+LONGEST = 30 * SAMPLE_RATE
+"""Samples of the encoder's window."""
+
+_LONG = 15 * SAMPLE_RATE
+"""From here on sound leaves with finished segments. Macháček et al. found it to be the best."""
+
+_LEAST_CUT = 1 * SAMPLE_RATE
+"""Less is not worth a cut; more than this is always left on either side of one between words."""
+
+_AFTER = 3 * SAMPLE_RATE // 10
+"""Without so much silence after it, the last word is easily misheard; less sound is hardly one."""
+
+_FRESH = 2 * SAMPLE_RATE
+"""What lies so near the window's end does not settle yet: what comes next may change it."""
+
+_UNSURE = 0.5
+"""Less probable words do not settle while they lie within `_UNSURE_FOR` of the window's end."""
+
+_UNSURE_FOR = 5 * SAMPLE_RATE
+
+_DOUBT = 25
+"""Timestamps that the end of a word may be off by."""
+
+_STAMP = round(SECONDS_PER_TIMESTAMP * SAMPLE_RATE)
+"""Samples from one timestamp to the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """What the sound may say.
+
+    Attributes:
+        units: words and timestamps, after those that it was told to begin with.
+        doubtful: whether it looks like a failure and proves nothing.
+        conditions_next: whether it may prompt what comes later.
+
+    """
+
+    units: Sequence[Unit]
+    doubtful: bool = False
+    conditions_next: bool = True
+
+
+class Hearing(Protocol):
+    """The model, as a stretch of sound needs it."""
+
+    @property
+    def language(self) -> str:
+        """Code of the language: asked for, or as last detected."""
+
+    @property
+    def room(self) -> int:
+        """Most tokens of text and timestamps that a window can have."""
+
+    def keep_language(self) -> None:
+        """Stop detecting the language: words of it are settled."""
+
+    def listen(self, samples: NDArray[np.float32]) -> Any:
+        """Return what the decoder reads of up to 30 s of sound."""
+
+    def decode(
+        self, heard: Any, *, prompt: Sequence[int], written: Sequence[Unit], thoroughly: bool
+    ) -> Hypothesis:
+        """Write the text that begins with these units.
+
+        `thoroughly` tries again what looks like a failure.
+        """
+
+    def places(self, heard: Any, units: Sequence[Unit]) -> Sequence[Place]:
+        """Return where each of these units lies, all that is said in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """A word that will not change; seconds count from the beginning of all sound.
+
+    Attributes:
+        text: with its space; empty if only times were settled.
+        tokens: of the text.
+        ended: when the segment before it ended, if one did.
+        started: when its own segment starts, if it is the first word.
+        spoken: when it ends, as far as that is known.
+
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    ended: float | None
+    started: float | None
+    spoken: float | None
+
+
+class Stretch:
+    """A window that moves along the sound.
+
+    Attributes:
+        start: of the window, in samples from the beginning of all sound.
+        heard_to: sample up to which the last hypothesis heard.
+
+    """
+
+    def __init__(
+        self, hearing: Hearing, *, prompt: Sequence[int], conditions: bool, agreement: int
+    ) -> None:
+        """Begin without sound.
+
+        Args:
+            hearing: the model.
+            prompt: tokens of text that precedes all.
+            conditions: whether settled text prompts what comes later.
+            agreement: successive hypotheses that have to begin with a word before it is settled;
+                two at least.
+
+        """
+        self.start = self.heard_to = 0
+        self._hearing = hearing
+        self._prompt = list(prompt)
+        self._conditions = conditions
+        self._sound = np.empty(LONGEST, np.float32)
+        self._length = 0
+        self._settled: list[Unit] = []
+        self._agreement = agreement
+        self._supposed: list[Unit]
+        self._former: list[list[Unit]]  # hypotheses before, as if they followed what is settled
+        self._forget_hypotheses()
+        self._proven = False  # whether a hypothesis heard all that there is to hear
+
+    @property
+    def end(self) -> int:
+        """Sample after the last one."""
+        return self.start + self._length
+
+    @property
+    def room(self) -> int:
+        """Samples that can still be added; none if it holds too many settled words."""
+        return 0 if self._crowded else LONGEST - self._length
+
+    @property
+    def language(self) -> str:
+        """Code of the language."""
+        return self._hearing.language
+
+    @property
+    def supposed(self) -> str:
+        """Text of the last hypothesis that is not settled."""
+        return "".join(unit.text for unit in self._supposed)
+
+    def append(self, samples: NDArray[np.float32]) -> None:
+        """Add sound, at most as much as there is room for."""
+        self._sound[self._length : self._length + len(samples)] = samples
+        self._length += len(samples)
+
+    def keep_last(self, samples: int) -> None:
+        """Drop the sound before these samples; nothing that was said is under way."""
+        self._drop(max(0, self._length - samples))
+        self.heard_to = max(self.heard_to, self.start)
+
+    def skip(self, samples: NDArray[np.float32], kept: int) -> None:
+        """Go on over sound in which nothing is said, and keep the last samples of it."""
+        over = max(0, len(samples) - kept)
+        if over:
+            self._drop(self._length)
+            self.start += over
+        self.append(samples[over:])
+        self.keep_last(kept)
+
+    def listen(self) -> list[Settled]:
+        """Make a hypothesis, and return the words that it settles."""
+        hypothesis = self._hypothesis(thoroughly=False)
+        if hypothesis.doubtful:
+            return []
+        hypotheses = [*self._former, self._supposed, hypothesis.units]
+        agreed_on = hypothesis.units[: agreed(hypotheses)]
+        count = sum(1 for _ in takewhile(self._stands, agreed_on))
+        found = self._settle(hypothesis.units[:count])
+        *self._former, self._supposed = [list(one[count:]) for one in hypotheses[1:]]
+        if self._length > _LONG:
+            self._cut_after_segment()
+        return found
+
+    def _stands(self, unit: Unit) -> bool:
+        """Tell whether sound that is still to come will hardly change a word."""
+        if unit.place is None:
+            return False
+        after = self._length - unit.place.end * _STAMP
+        return after >= (_FRESH if unit.place.probability >= _UNSURE else _UNSURE_FOR)
+
+    def conclude(self, speech_end: int) -> list[Settled]:
+        """Settle the rest: the speaker stopped at sample `speech_end`, or was cut short."""
+        found: list[Settled] = []
+        conditions_next = True
+        while True:
+            units: Sequence[Unit] = self._supposed
+            if not self._proven or self.heard_to < min(speech_end + _AFTER, self.end):
+                hypothesis = self._hypothesis(thoroughly=True)
+                units, conditions_next = hypothesis.units, hypothesis.conditions_next
+            said_to = self._said_to
+            found += self._settle(units)
+            self._forget_hypotheses()
+            unfinished = units[-1].stamps[0] if units and units[-1].opens_nothing else 0
+            unheard = speech_end - (self.start + unfinished * _STAMP)
+            if unfinished * _STAMP < _AFTER or unfinished < said_to or unheard < _AFTER:
+                break
+            # As in OpenAI's transcribe, a segment that begins without a word is still to be heard.
+            self._cut(len(self._settled), unfinished)
+            self._proven = False
+        self._forget(self._settled)
+        if not conditions_next:
+            self._prompt.clear()
+        self._settled, self._proven = [], False
+        return found
+
+    def make_room(self) -> list[Settled]:
+        """Settle and drop some of what fills the window."""
+        found = self.listen()
+        if self.room < _LEAST_CUT and not self._cut_after_segment():
+            self._cut_between_words()
+        if self.room >= _LEAST_CUT:
+            return found
+        # As in OpenAI's transcribe, a full window is settled up to its last finished segment.
+        if not self._proven:
+            self._supposed = list(self._hypothesis(thoroughly=True).units)
+        if (last := self._last_boundary()) is not None:
+            end, *own = self._supposed[last].stamps
+            found += self._settle([*self._supposed[:last], Unit((end,), (), "")])
+            self._supposed = self._supposed[last:]
+            self._supposed[0] = replace(self._supposed[0], stamps=tuple(own))
+            self._cut(len(self._settled), end)
+        else:
+            found += self.conclude(self.end)
+            self.keep_last(0)
+        return found
+
+    def _last_boundary(self) -> int | None:
+        """Return the place of the last supposed word before which to cut; None if there is none.
+
+        What is said in the window's last second may be misheard.
+        """
+        first = max(_AFTER // _STAMP, self._said_to)
+        sure = range(first, (self._length - _LEAST_CUT) // _STAMP)
+        places = [
+            place
+            for place, unit in enumerate(self._supposed)
+            if unit.begins_segment and unit.stamps[0] in sure
+        ]
+        return places[-1] if places else None
+
+    @property
+    def _said_to(self) -> int:
+        """Timestamp before which settled words lie, as far as it is known."""
+        ends = [unit.place.end for unit in self._settled if unit.place is not None]
+        return max(0, ends[-1] - _DOUBT) if ends else 0
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether the settled words leave the decoder little room for more."""
+        tokens = sum(len(unit.stamps) + len(unit.tokens) for unit in self._settled)
+        return tokens > self._hearing.room // 2
+
+    def _hypothesis(self, *, thoroughly: bool) -> Hypothesis:
+        """Hear the whole window, and return what follows the settled words."""
+        heard = self._hearing.listen(self._sound[: self._length])
+        self.heard_to = self.end
+        found = self._decode(heard, written=(), thoroughly=thoroughly)
+        if found.doubtful and not thoroughly:
+            self._proven = False
+            return found
+        found = self._placed(heard, (), found)
+        count = continued(self._settled, found.units)
+        if count is None or (thoroughly and self._adds_nothing(found.units[count:])):
+            # It says something else, or may have stopped before the settled words were over.
+            found = self._decode(heard, written=self._settled, thoroughly=thoroughly)
+            found = self._placed(heard, self._settled, found)
+        else:
+            found = replace(found, units=found.units[count:])
+        self._proven = thoroughly or not found.doubtful
+        return found
+
+    def _adds_nothing(self, units: Sequence[Unit]) -> bool:
+        """Tell whether no word follows the settled ones, of which there are some."""
+        return bool(self._settled) and not any(unit.tokens for unit in units)
+
+    def _placed(self, heard: Any, said: Sequence[Unit], found: Hypothesis) -> Hypothesis:
+        """Return a hypothesis whose units have places; `said` is what precedes them."""
+        if not any(unit.tokens for unit in found.units):
+            return found
+        places = self._hearing.places(heard, [*said, *found.units])[len(said) :]
+        placed = zip(found.units, places, strict=True)
+        return replace(found, units=[replace(unit, place=place) for unit, place in placed])
+
+    def _decode(self, heard: Any, *, written: Sequence[Unit], thoroughly: bool) -> Hypothesis:
+        return self._hearing.decode(
+            heard, prompt=self._prompt, written=written, thoroughly=thoroughly
+        )
+
+    def _settle(self, units: Sequence[Unit]) -> list[Settled]:
+        found = list(map(self._as_settled, units))
+        if any(word.text for word in found):
+            self._hearing.keep_language()
+        self._settled += units
+        return found
+
+    def _as_settled(self, unit: Unit) -> Settled:
+        # The model may put an end behind the last sound.
+        at = [min(self.start + stamp * _STAMP, self.end) for stamp in unit.stamps]
+        times = [samples / SAMPLE_RATE for samples in at]
+        ended = times[0] if unit.begins_segment or not unit.tokens else None
+        started = times[-1] if times and unit.tokens else None
+        end = None if unit.place is None else self.start + unit.place.end * _STAMP
+        return Settled(
+            text=unit.text,
+            tokens=unit.tokens,
+            ended=ended,
+            started=started,
+            spoken=None if end is None else end / SAMPLE_RATE,
+        )
+
+    def _cut_after_segment(self) -> bool:
+        """Drop what precedes the last settled segment's end; tell whether there was enough."""
+        begins = [i for i, unit in enumerate(self._settled) if unit.begins_segment and unit.tokens]
+        if not begins:
+            return False
+        stamp = self._settled[begins[-1]].stamps[0]
+        if stamp * _STAMP < _LEAST_CUT:
+            return False
+        self._cut(begins[-1], stamp)
+        return True
+
+    def _cut_between_words(self) -> None:
+        """Drop about half of the settled words, if there are any."""
+        half = len(self._settled) // 2
+        if not half:
+            return
+        place = self._settled[half - 1].place
+        if place and _LEAST_CUT <= place.end * _STAMP <= self._length - _LEAST_CUT:
+            self._cut(half, place.end)
+
+    def _cut(self, count: int, stamp: int) -> None:
+        """Drop so many settled words, and the sound before a timestamp."""
+        self._forget(self._settled[:count])
+        settled = [unit.later(stamp) for unit in self._settled[count:]]
+        if settled:  # the window now begins with its first word
+            settled[0] = replace(settled[0], stamps=settled[0].stamps[-1:] or (0,))
+        self._settled = settled
+        self._supposed = [unit.later(stamp) for unit in self._supposed]
+        self._drop(stamp * _STAMP)
+
+    def _drop(self, samples: int) -> None:
+        samples = min(samples, self._length)
+        self._sound[: self._length - samples] = self._sound[samples : self._length].copy()
+        self._length -= samples
+        self.start += samples
+
+    def _forget_hypotheses(self) -> None:
+        self._supposed = []
+        self._former = [[] for _ in range(self._agreement - 2)]
+
+    def _forget(self, units: Sequence[Unit]) -> None:
+        """Let settled words that leave become the prompt; its end is as much as is ever used."""
+        if not self._conditions:
+            self._prompt.clear()
+            return
+        self._prompt += [token for unit in units for token in unit.tokens]
+        del self._prompt[: -self._hearing.room]

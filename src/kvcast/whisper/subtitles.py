@@ -1,0 +1,220 @@
+"""Subtitles, SubRip and WebVTT: what stands in a cue, and how.
+
+Without options a cue is a segment, as OpenAI's `whisper.utils` writes it. With options, words are
+laid out by the rules of its `SubtitlesWriter`. No text, whatever a model made up, changes more than
+its own cue. Knows no files.
+"""
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from kvcast.whisper.params import SubtitleParams
+
+if TYPE_CHECKING:
+    from kvcast.whisper.transcription import Segment
+
+AS_SEGMENTS = SubtitleParams()
+"""No options: a cue is a segment."""
+
+_LONG_PAUSE = 3.0
+"""Between the beginnings of two words, in seconds: they stand in different cues."""
+
+_ARROW = re.compile("--+>")
+_TIME = re.compile(r"\d:\d\d[.,]\d")
+_WORD_JOINER = "\u2060"
+
+
+@dataclass(frozen=True)
+class _Cue:
+    """Text that is shown from `start` to `end`, in seconds."""
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A word as it stands in a cue, with the space or the line break before it."""
+
+    start: float
+    end: float
+    text: str
+
+
+def write_srt(segments: "Iterable[Segment]", params: SubtitleParams = AS_SEGMENTS) -> Iterator[str]:
+    """Yield SubRip cues, numbered from 1; hours are always shown, milliseconds after a comma."""
+    for number, cue in enumerate(_cues(segments, params, str), start=1):
+        start, end = (_clock(t, hours=True, point=",") for t in (cue.start, cue.end))
+        yield f"{number}\n{start} --> {end}\n{cue.text}\n\n"
+
+
+def write_vtt(segments: "Iterable[Segment]", params: SubtitleParams = AS_SEGMENTS) -> Iterator[str]:
+    """Yield a WebVTT header, then cues; hours are shown from the first hour on."""
+    yield "WEBVTT\n\n"
+    for cue in _cues(segments, params, _escaped):
+        start, end = (_clock(t, hours=False, point=".") for t in (cue.start, cue.end))
+        yield f"{start} --> {end}\n{cue.text}\n\n"
+
+
+def _cues(
+    segments: "Iterable[Segment]", params: SubtitleParams, spelled: Callable[[str], str]
+) -> Iterator[_Cue]:
+    """Yield cues, each as soon as it is complete; `spelled` writes text as the format wants it."""
+    if params.are_chosen:
+        groups = _laid_out(segments, params)
+    else:
+        groups = ([_whole(segment)] for segment in segments)
+    for pieces in groups:
+        words = [_Piece(piece.start, piece.end, spelled(piece.text)) for piece in pieces]
+        made = _highlighted(words) if params.highlight_words else [_plain(words)]
+        for cue in made:
+            yield _Cue(cue.start, cue.end, _untimed(cue.text))
+
+
+def _whole(segment: "Segment") -> _Piece:
+    return _Piece(segment.start, segment.end, one_line(segment.text).strip())
+
+
+def _plain(pieces: Sequence[_Piece]) -> _Cue:
+    text = "".join(piece.text for piece in pieces)
+    return _Cue(pieces[0].start, pieces[-1].end, text)
+
+
+def _highlighted(pieces: Sequence[_Piece]) -> Iterator[_Cue]:
+    """Yield the text once for each word, which is underlined, and once for each pause."""
+    plain = _plain(pieces)
+    last = plain.start
+    for index, piece in enumerate(pieces):
+        if _milliseconds(last) != _milliseconds(piece.start):
+            yield _Cue(last, piece.start, plain.text)
+        word = piece.text.lstrip()
+        margin = piece.text[: len(piece.text) - len(word)]
+        before, after = (
+            "".join(other.text for other in others)
+            for others in (pieces[:index], pieces[index + 1 :])
+        )
+        yield _Cue(piece.start, piece.end, f"{before}{margin}<u>{word}</u>{after}")
+        last = piece.end
+
+
+def _laid_out(segments: "Iterable[Segment]", params: SubtitleParams) -> Iterator[list[_Piece]]:
+    """Yield the words of each cue.
+
+    A cue ends with its segment, unless the number and the width of its lines are given.
+    """
+    layout = _Layout(params.max_line_width or math.inf, params.max_line_count or math.inf)
+    for segment in segments:
+        words = list(_narrow(_words(segment), params.max_line_width))
+        most = params.max_words_per_line or max(1, len(words))
+        for first in range(0, len(words), most):
+            yield from chain.from_iterable(map(layout.add, words[first : first + most]))
+            if params.max_line_count is None:
+                yield from layout.ended()
+    yield from layout.ended()
+
+
+@dataclass
+class _Layout:
+    """The cue under way."""
+
+    width: float
+    lines: float
+    _pieces: list[_Piece] = field(default_factory=list)
+    _line: int = 1
+    _column: int = 0
+
+    def add(self, word: _Piece) -> Iterator[list[_Piece]]:
+        """Add a word; yield the cue before it if it begins another."""
+        text = word.text
+        late = bool(self._pieces) and word.start - self._pieces[-1].start > _LONG_PAUSE
+        paused = late and self.lines < math.inf
+        if paused or not self._pieces or self._column + len(text) > self.width:
+            text = text.strip()
+            if paused or self._line >= self.lines:
+                yield from self.ended()
+            if self._pieces:
+                self._line += 1
+                text = f"\n{text}"
+            self._column = 0
+        self._column += len(text.strip("\n"))
+        self._pieces.append(_Piece(word.start, word.end, text))
+
+    def ended(self) -> Iterator[list[_Piece]]:
+        """Yield the cue under way, if there is one, and begin another."""
+        if self._pieces:
+            yield self._pieces
+        self._pieces, self._line, self._column = [], 1, 0
+
+
+def _words(segment: "Segment") -> list[_Piece]:
+    """Return a segment's words; if it has none, those of its text, which share its time."""
+    if segment.words:
+        return [_Piece(word.start, word.end, one_line(word.word)) for word in segment.words]
+    words = [f" {word}" for word in one_line(segment.text).split()]
+    return list(_spread(words, segment.start, segment.end))
+
+
+def _narrow(words: Iterable[_Piece], width: int | None) -> Iterator[_Piece]:
+    """Yield words with a visible text; one wider than a line in parts that share its time."""
+    for word in words:
+        text = word.text.strip()
+        if width is not None and len(text) > width:
+            parts = [text[first : first + width] for first in range(0, len(text), width)]
+            yield from _spread(parts, word.start, word.end)
+        elif text:
+            yield word
+
+
+def _spread(texts: Sequence[str], start: float, end: float) -> Iterator[_Piece]:
+    """Yield texts that share a time by their lengths."""
+    total, done = sum(map(len, texts)), 0
+    for text in texts:
+        begin, done = start + (end - start) * done / total, done + len(text)
+        yield _Piece(begin, start + (end - start) * done / total, text)
+
+
+def one_line(text: str) -> str:
+    """Replace control characters, but for tabs, and separators of lines by spaces.
+
+    Some readers end lines at them, or files.
+    """
+    return "".join(
+        " " if unicodedata.category(c) in {"Cc", "Zl", "Zp"} and c != "\t" else c for c in text
+    )
+
+
+def _untimed(text: str) -> str:
+    """Return text no line of which a reader takes for a line of times.
+
+    That has an arrow; to lenient readers, any two times will do, which then are split unseen.
+    """
+    return "\n".join(
+        _TIME.sub(lambda found: found[0].replace(":", f":{_WORD_JOINER}"), line)
+        if len(_TIME.findall(line)) > 1
+        else line
+        for line in _ARROW.sub("->", text).split("\n")
+    )
+
+
+def _escaped(text: str) -> str:
+    """Spell what would begin markup in WebVTT."""
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _clock(seconds: float, *, hours: bool, point: str) -> str:
+    """Return [HH:]MM:SS and milliseconds, rounded half to even; hours if requested or not zero."""
+    minutes, milliseconds = divmod(_milliseconds(seconds), 60_000)
+    whole_hours, minutes = divmod(minutes, 60)
+    whole_seconds, milliseconds = divmod(milliseconds, 1000)
+    shown = f"{whole_hours:02d}:" if hours or whole_hours else ""
+    return f"{shown}{minutes:02d}:{whole_seconds:02d}{point}{milliseconds:03d}"
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000.0)

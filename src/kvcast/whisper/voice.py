@@ -1,0 +1,71 @@
+"""Opens recordings: all of one, or what Silero's voice activity detector takes for speech.
+
+The detector is opened once a process. Knows nothing of text.
+"""
+
+import sys
+from contextlib import ExitStack, suppress
+from functools import cache
+from pathlib import Path
+
+from kvcast.audio.decode import SAMPLE_RATE, AudioInput, open_audio
+from kvcast.audio.endpoints import Listener, Loudness
+from kvcast.audio.features import MelWindows, open_features, refuse_short
+from kvcast.audio.timeline import Part
+from kvcast.audio.vad import SpokenWindows
+from kvcast.checkpoints import packaged
+from kvcast.errors import InputMissingError
+from kvcast.runtimes.onnx.voice import VoiceGraph
+from kvcast.whisper.params import TranscribeParams
+
+
+def open_windows(source: AudioInput, n_mels: int, params: TranscribeParams) -> MelWindows:
+    """Open a recording and read it; with `vad`, only the speech in its clips is in the windows.
+
+    Raises:
+        InputMissingError: there is no such file, or the detector is not installed.
+        InputOutputError: it cannot be decoded, is shorter than a frame, or is not sound.
+        UsageError: an array that is not one channel of samples.
+
+    """
+    if not params.vad:
+        return open_features(source, n_mels)
+    listener = voice_listener()
+    with ExitStack() as on_failure:
+        audio = open_audio(source)
+        on_failure.callback(audio.close)
+        windows = SpokenWindows(audio, n_mels, listener, params, clips=_clips(params))
+        refuse_short(windows.duration, audio.name)
+        on_failure.pop_all()
+    return windows
+
+
+def _clips(params: TranscribeParams) -> list[Part]:
+    return [
+        Part(round(start * SAMPLE_RATE), sys.maxsize if end is None else round(end * SAMPLE_RATE))
+        for start, end in params.clips
+    ]
+
+
+def voice_listener() -> Listener:
+    """Return what listens to one recording, or one stream of sound, from its start.
+
+    Raises:
+        InputMissingError: the package with the detector is not installed.
+        KvcastError: it is another version, or its file is damaged.
+
+    """
+    return _graph(packaged.silero_vad()).listener()
+
+
+def live_listener() -> tuple[Listener, tuple[str, ...]]:
+    """Return what tells speech from other sound here, and what a user should know of it."""
+    with suppress(InputMissingError):
+        return voice_listener(), ()
+    quiet = "utterances end where it is quiet; kvcast[vad] tells speech from noise"
+    return Loudness(), (quiet,)
+
+
+@cache
+def _graph(path: Path) -> VoiceGraph:
+    return VoiceGraph(path)

@@ -1,0 +1,211 @@
+"""When each word of a window was spoken, and what that tells about its segments.
+
+Follows `add_word_timestamps` in openai/whisper's timing.py. Knows no model and no sound: where each
+token begins comes as `TokenTimes`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+
+from kvcast.whisper.segments import Span, Window, Word
+from kvcast.whisper.token_times import FRAMES_PER_SECOND, TokenTimes
+from kvcast.whisper.tokenizer import WhisperTokenizer
+from kvcast.whisper.word_split import TokenWord, split_words
+
+_SENTENCE_ENDS = ".。!！?？"  # noqa: RUF001
+_LONGEST_MEDIAN = 0.7
+_FAR = 0.5
+"""Beyond its segment's ends by so many seconds, a word is wrong, and not the segment."""
+
+_DECIMALS = 2
+"""Of times in seconds; the encoder's frames are 0.02 s."""
+
+
+@dataclass(frozen=True)
+class Punctuation:
+    """Marks that belong to the word after them, and to the one before them."""
+
+    prepended: str
+    appended: str
+
+
+@dataclass
+class _Timed:
+    """A word under correction; times are seconds, `count` is how many tokens it has."""
+
+    text: str
+    count: int
+    start: float
+    end: float
+    probability: float
+
+    @property
+    def duration(self) -> float:
+        return self.end - self.start
+
+    def word(self) -> Word:
+        start, end = round(self.start, _DECIMALS), round(self.end, _DECIMALS)
+        return Word(start=start, end=end, word=self.text, probability=self.probability)
+
+
+@dataclass(frozen=True)
+class _Usual:
+    """How long words of a window take, in seconds; at pauses they take `most` at most."""
+
+    median: float
+
+    @property
+    def most(self) -> float:
+        return 2 * self.median
+
+    @classmethod
+    def of(cls, timed: Sequence[_Timed]) -> Self:
+        durations = [one.duration for one in timed if one.duration]
+        return cls(min(_LONGEST_MEDIAN, float(np.median(durations)) if durations else 0.0))
+
+
+def text_tokens(spans: Sequence[Span], tokenizer: WhisperTokenizer) -> list[int]:
+    """Return the tokens of all spans that are text."""
+    return [token for span in spans for token in span.tokens if tokenizer.is_text(token)]
+
+
+def with_words(
+    spans: Sequence[Span],
+    times: TokenTimes,
+    window: Window,
+    *,
+    tokenizer: WhisperTokenizer,
+    language: str,
+    punctuation: Punctuation,
+    last_speech: float,
+) -> list[Span]:
+    """Return the spans of a window with their words, and with times that fit these.
+
+    Words are in order, do not overlap, and lie within their span.
+
+    Args:
+        spans: of one window, in order.
+        times: of their text tokens.
+        window: their times count from its start.
+        tokenizer: of the model.
+        language: code of that of the text.
+        punctuation: which marks are no words of their own.
+        last_speech: where the last word before this window ended, in seconds.
+
+    """
+    words = split_words(tokenizer, text_tokens(spans, tokenizer), language)
+    timed = list(_timed(words, times))
+    usual = _Usual.of(timed)
+    _shorten_at_sentence_ends(timed, usual)
+    rest = _merged(timed, punctuation)
+    found = []
+    for span in spans:
+        count = sum(tokenizer.is_text(token) for token in span.tokens)
+        taken, rest = _taken(rest, count)
+        for one in taken:
+            one.start = round(window.start + one.start, _DECIMALS)
+            one.end = round(window.start + one.end, _DECIMALS)
+        found.append(_fitted(span, taken, usual, last_speech) if taken else replace(span, words=()))
+        last_speech = found[-1].end if taken else last_speech
+    return _in_order(found)
+
+
+def _timed(words: Sequence[TokenWord], times: TokenTimes) -> Iterator[_Timed]:
+    counts_w = np.array([len(word.tokens) for word in words], np.int64)
+    ends_w = np.cumsum(counts_w)
+    totals_w = np.add.reduceat(times.probabilities_n, ends_w - counts_w)
+    means = (totals_w / counts_w.astype(np.float32)).tolist()
+    starts = (times.begins_n[ends_w - counts_w] / FRAMES_PER_SECOND).tolist()
+    ends = (times.begins_n[ends_w] / FRAMES_PER_SECOND).tolist()
+    for word, start, end, probability in zip(words, starts, ends, means, strict=True):
+        yield _Timed(word.text, len(word.tokens), start, end, probability)
+
+
+def _shorten_at_sentence_ends(timed: Sequence[_Timed], usual: _Usual) -> None:
+    """Cut the pause off a mark that ends a sentence, or off the word after it."""
+    for before, one in pairwise(timed):
+        if one.duration > usual.most:
+            if one.text in _SENTENCE_ENDS:
+                one.end = one.start + usual.most
+            elif before.text in _SENTENCE_ENDS:
+                one.start = one.end - usual.most
+
+
+def _merged(timed: Sequence[_Timed], punctuation: Punctuation) -> list[_Timed]:
+    """Join marks to their words, which keep their times."""
+    backwards: list[_Timed] = []
+    for one in reversed(timed):
+        opens = one.text.startswith(" ") and one.text.strip() in punctuation.prepended
+        if opens and backwards:
+            backwards[-1].text = one.text + backwards[-1].text
+            backwards[-1].count += one.count
+        else:
+            backwards.append(one)
+    merged: list[_Timed] = []
+    for one in reversed(backwards):
+        closes = one.text in punctuation.appended
+        if closes and merged and not merged[-1].text.endswith(" "):
+            merged[-1].text += one.text
+            merged[-1].count += one.count
+        else:
+            merged.append(one)
+    return merged
+
+
+def _taken(timed: Sequence[_Timed], count: int) -> tuple[list[_Timed], list[_Timed]]:
+    """Split off the words that have the first `count` tokens."""
+    taken = 0
+    while count > 0 and taken < len(timed):
+        count -= timed[taken].count
+        taken += 1
+    return list(timed[:taken]), list(timed[taken:])
+
+
+def _fitted(span: Span, words: Sequence[_Timed], usual: _Usual, last_speech: float) -> Span:
+    """Return a span with its words; either may correct the other's ends."""
+    first, last = words[0], words[-1]
+    if first.end - last_speech > 2 * usual.most:
+        _shorten_after_pause(words, usual)
+    start, end = first.start, last.end
+    if span.start < first.end and span.start - _FAR > first.start:
+        start = span.start
+        first.start = max(0.0, min(first.end - usual.median, start))
+    if span.end > last.start and span.end + _FAR < last.end:
+        end = span.end
+        last.end = max(last.start + usual.median, end)
+    return Span(start, end, span.tokens, tuple(word.word() for word in words))
+
+
+def _shorten_after_pause(words: Sequence[_Timed], usual: _Usual) -> None:
+    """Cut the pause off the first word, and off the second if it took part of the pause, too."""
+    first, second = words[0], words[1] if len(words) > 1 else None
+    both_long = second is not None and second.end - first.start > 2 * usual.most
+    if first.duration > usual.most or both_long:
+        if second is not None and second.duration > usual.most:
+            first.end = second.start = max(second.end / 2, second.end - usual.most)
+        first.start = max(0.0, first.end - usual.most)
+
+
+def _in_order(spans: Sequence[Span]) -> list[Span]:
+    """Let no word begin before the one before it ends, and every span hold its words.
+
+    The corrections at both ends of a span know nothing of its neighbours.
+    """
+    ordered = []
+    latest = 0.0
+    for span in spans:
+        words = []
+        for word in span.words or ():
+            start = max(word.start, latest)
+            latest = max(start, word.end)
+            words.append(replace(word, start=start, end=latest))
+        if words:
+            start, end = min(round(span.start, _DECIMALS), words[0].start), words[-1].end
+            end = max(round(span.end, _DECIMALS), end)
+            span = Span(start, end, span.tokens, tuple(words))
+        ordered.append(span)
+    return ordered

@@ -1,0 +1,145 @@
+"""Formats transcripts as plain lines, SubRip, WebVTT, tab-separated values and JSON.
+
+The first four equal the output of OpenAI's `whisper.utils`, but for text that would break their
+lines, and can be streamed: a generator yields each piece as soon as its segment is known. JSON is
+one line with a format version, described by docs/json.md and docs/transcript.schema.json.
+
+Knows nothing of files, standard output or how segments are found.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvcast.whisper.params import SubtitleParams
+from kvcast.whisper.subtitles import AS_SEGMENTS, one_line, write_srt, write_vtt
+
+if TYPE_CHECKING:
+    from kvcast.audio.timeline import Part
+    from kvcast.decoding.speculation import DraftCounts
+    from kvcast.whisper.segments import Word
+    from kvcast.whisper.transcription import Segment
+
+JSON_FORMAT = "kvcast.transcript"
+JSON_VERSION = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transcript:
+    """A finished transcription and where it came from; `duration` is in seconds."""
+
+    source: str
+    model: str
+    runtime: str
+    task: str
+    language: str
+    duration: float
+    notices: tuple[str, ...]
+    segments: tuple["Segment", ...]
+    skipped: "tuple[Part, ...] | None" = None
+    draft: "DraftCounts | None" = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the content of the JSON format, as plain dictionaries, lists and numbers."""
+        return {
+            "format": JSON_FORMAT,
+            "version": JSON_VERSION,
+            "source": self.source,
+            "model": self.model,
+            "runtime": self.runtime,
+            "task": self.task,
+            "language": self.language,
+            "duration": json_number(self.duration),
+            "text": "".join(segment.text for segment in self.segments).strip(),
+            "segments": [_segment_fields(segment) for segment in self.segments],
+            "skipped": None
+            if self.skipped is None
+            else [_part_fields(one) for one in self.skipped],
+            "draft": draft_fields(self.draft),
+            "notices": list(self.notices),
+        }
+
+
+def write_text(segments: "Iterable[Segment]") -> Iterator[str]:
+    """Yield one line of text per segment."""
+    for segment in segments:
+        yield f"{segment.text.strip()}\n"
+
+
+def write_tsv(segments: "Iterable[Segment]") -> Iterator[str]:
+    """Yield a header line, then start and end in whole milliseconds and the text, tab-separated."""
+    yield "start\tend\ttext\n"
+    for segment in segments:
+        text = one_line(segment.text).strip().replace("\t", " ")
+        yield f"{round(1000 * segment.start)}\t{round(1000 * segment.end)}\t{text}\n"
+
+
+STREAMED: "dict[str, Callable[[Iterable[Segment], SubtitleParams], Iterator[str]]]" = {
+    "text": lambda segments, _: write_text(segments),
+    "srt": write_srt,
+    "vtt": write_vtt,
+    "tsv": lambda segments, _: write_tsv(segments),
+}
+"""Formats that can be streamed segment by segment, by the name that `--format` takes."""
+
+EXTENSIONS = {"text": "txt", "srt": "srt", "vtt": "vtt", "tsv": "tsv", "json": "json"}
+"""File name extension of every format."""
+
+
+SUBTITLES = frozenset({"srt", "vtt"})
+"""Formats that `SubtitleParams` shape; the others ignore them."""
+
+
+def render(name: str, transcript: Transcript, subtitles: SubtitleParams = AS_SEGMENTS) -> str:
+    """Return a finished transcript in the format `name`, a key of EXTENSIONS.
+
+    JSON is UTF-8 text on one line. A source's name that is not valid UTF-8 keeps its surrogate
+    escapes: encode with errors="backslashreplace", which JSON readers undo.
+    """
+    if name == "json":
+        return json.dumps(transcript.document(), ensure_ascii=False, allow_nan=False) + "\n"
+    return "".join(STREAMED[name](transcript.segments, subtitles))
+
+
+def _segment_fields(segment: "Segment") -> dict[str, Any]:
+    return {
+        "id": segment.id,
+        "seek": segment.seek,
+        "start": json_number(segment.start),
+        "end": json_number(segment.end),
+        "text": segment.text,
+        "tokens": [int(token) for token in segment.tokens],
+        "language": segment.language,
+        "temperature": json_number(segment.temperature),
+        "avg_logprob": json_number(segment.avg_logprob),
+        "compression_ratio": json_number(segment.compression_ratio),
+        "no_speech_prob": json_number(segment.no_speech_prob),
+        "fallback": list(segment.fallback),
+        "words": None if segment.words is None else [_word_fields(one) for one in segment.words],
+    }
+
+
+def _word_fields(word: "Word") -> dict[str, Any]:
+    return {
+        "start": json_number(word.start),
+        "end": json_number(word.end),
+        "word": word.word,
+        "probability": json_number(word.probability),
+    }
+
+
+def _part_fields(part: "Part") -> dict[str, Any]:
+    start, end = part.seconds
+    return {"start": start, "end": end}
+
+
+def draft_fields(counts: "DraftCounts | None") -> dict[str, int] | None:
+    """Return how many drafted tokens were checked and accepted; None for no drafts."""
+    return None if counts is None else asdict(counts)
+
+
+def json_number(value: float) -> float | None:
+    """Return null for infinities and NaN, which JSON lacks."""
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,242 @@
+"""A template's process stays, serves one conversation after the other, and ends when it should."""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+import kvcast.chat.template_worker
+import kvcast.chat.templates
+from kit.decoder_tokenizers import user
+from kvcast.chat.template_worker import TemplateWorker
+from kvcast.chat.templates import ChatTemplate
+from kvcast.errors import KvcastError
+
+ECHO = "{{ messages[0].content }}"
+LIMITED = pytest.mark.skipif(os.name == "nt", reason="Windows limits no process's memory")
+UNIX = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+
+
+def template(source: str = ECHO) -> ChatTemplate:
+    return ChatTemplate(source=source, constants={})
+
+
+def pid_of(rendering: ChatTemplate) -> int | None:
+    process = rendering._worker._process
+    return None if process is None else process._process.pid
+
+
+def test_one_process_serves_many_conversations():
+    echo = template()
+    assert pid_of(echo) is None, "it is started when it is needed"
+    assert echo.render(user("first")) == "first"
+    pid = pid_of(echo)
+    texts = [f"{i}\n🙂\u2028" for i in range(50)]
+    assert [echo.render(user(text)) for text in texts] == texts
+    assert pid_of(echo) == pid
+
+
+def test_a_conversation_leaves_nothing_to_the_next():
+    keeping = template(
+        "{% if seen is defined or ns is defined %}seen{% endif %}{% set seen = 1 %}"
+        "{% set ns = namespace(n=messages[0].content) %}{% macro m() %}{{ seen }}{% endmacro %}"
+        "{% set c = cycler(1, 2) %}{{ c.next() }}{{ ns.n }}{{ bos_token }}"
+    )
+    assert [keeping.render(user(text)) for text in ("a", "b", "c")] == ["1a", "1b", "1c"]
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ messages.__class__ }}", "outside its sandbox"),
+        pytest.param("{{ [0] * 10**10 }}", "too much memory", marks=LIMITED),
+        ("{% for i in range(99999) %}{{ 'a' * 10**5 }}{% endfor %}", "more than 16,000,000"),
+    ],
+)
+def test_one_that_failed_serves_no_more_and_the_next_does(source: str, told: str):
+    at_times = template("{% if messages[0].content == 'bad' %}" + source + "{% endif %}" + ECHO)
+    assert at_times.render(user("good")) == "good"
+    first = pid_of(at_times)
+    with pytest.raises(KvcastError, match=told):
+        at_times.render(user("bad"))
+    assert not psutil.pid_exists(first)
+    assert at_times.render(user("good")) == "good"
+    assert pid_of(at_times) != first
+
+
+def test_a_refusal_is_no_failure():
+    refusing = template("{{ raise_exception('no ' ~ messages[0].content) }}")
+    for text in ("one", "two"):
+        with pytest.raises(KvcastError, match=f"refuses the conversation: no {text}"):
+            refusing.render(user(text))
+    assert pid_of(refusing) is not None
+
+
+def test_one_that_takes_too_long_is_ended_and_the_next_serves(monkeypatch: pytest.MonkeyPatch):
+    spin = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    at_times = template("{% if messages[0].content == 'bad' %}" + spin + "{% endif %}" + ECHO)
+    assert at_times.render(user("good")) == "good"
+    first = pid_of(at_times)
+    monkeypatch.setattr(kvcast.chat.templates, "SECONDS", 0.5)
+    with pytest.raises(KvcastError, match=r"it takes more than 0\.5 seconds"):
+        at_times.render(user("bad"))
+    assert not psutil.pid_exists(first)
+    monkeypatch.undo()
+    assert at_times.render(user("good")) == "good"
+
+
+def test_one_that_was_killed_while_it_waited_is_replaced():
+    echo = template()
+    echo.render(user("before"))
+    process = psutil.Process(pid_of(echo))
+    process.kill()
+    process.wait()
+    assert echo.render(user("after")) == "after"
+
+
+@pytest.mark.parametrize(
+    "garbage", ["print('{}')", "print('[]')", "print('{\"last\": false}')", "print('x' * 10**7)"]
+)
+def test_an_answer_that_is_none_is_one_line(garbage: str, monkeypatch, tmp_path):
+    program = tmp_path / "spoilt.py"
+    program.write_text(f"import time\n{garbage}\nimport sys; sys.stdout.flush(); time.sleep(600)")
+    monkeypatch.setattr(kvcast.chat.template_worker, "_PROGRAM", program)
+    monkeypatch.setattr(kvcast.chat.templates, "LONGEST", 1000)
+    with pytest.raises(KvcastError, match="its process ended with status") as error:
+        template().render(user("hello"))
+    assert "\n" not in str(error.value)
+
+
+def test_threads_share_it():
+    echo = template()
+    texts = [str(i) * 1000 for i in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda text: echo.render(user(text)), texts))
+    assert found == texts
+
+
+@UNIX
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # it has threads
+def test_a_forked_process_gets_one_of_its_own():
+    echo = template()
+    echo.render(user("before"))
+    pid = pid_of(echo)
+    with echo._worker._lock:  # as if a thread were rendering
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            same = pid_of(echo)
+            told = echo.render(user("in the child"))
+            code = 0 if (same, told) == (None, "in the child") and pid_of(echo) != pid else 2
+            echo._worker.close()
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert echo.render(user("after")) == "after"
+    assert pid_of(echo) == pid
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_it_has_no_files_of_ours(tmp_path):
+    with (tmp_path / "secret").open("w") as secret:
+        os.set_inheritable(secret.fileno(), True)
+        echo = template()
+        echo.render(user("hello"))
+        pid = pid_of(echo)
+        assert sorted(map(int, os.listdir(f"/proc/{pid}/fd"))) == [0, 1, 2]  # noqa: PTH208
+        told = Path(f"/proc/{pid}/limits").read_text().splitlines()
+        limits = {line[:26].strip(): line[26:47].strip() for line in told}
+    assert limits["Max address space"] == str(1 << 30)
+    assert limits["Max cpu time"] == "20"
+    assert limits["Max file size"] == limits["Max processes"] == "0"
+
+
+@LIMITED
+def test_processor_time_is_limited_for_each_conversation():
+    """One whose time is half gone answers and ends; the next conversation has all of it."""
+    spin = "{% for i in range(150) %}{% for j in range(1000) %}{% endfor %}{% endfor %}"
+    worker = TemplateWorker(spin + ECHO, {"CPU": 1}, 1000)
+    pids = set()
+    for i in range(100):
+        values = {"messages": user(str(i))}
+        assert worker.render(values, 60) == {"text": str(i)}
+        if worker._process is None:
+            break
+        pids.add(worker._process._process.pid)
+    else:
+        pytest.fail("it never ended")
+    assert len(pids) <= 1
+    worker.close()
+
+
+def test_only_a_few_wait(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kvcast.chat.template_worker, "MOST", 2)
+    templates = [template() for _ in range(5)]
+    for i, echo in enumerate(templates):
+        assert echo.render(user(str(i))) == str(i)
+    assert [pid_of(echo) is not None for echo in templates] == [False] * 3 + [True] * 2
+    templates[3].render(user("again"))
+    templates[0].render(user("again"))
+    assert [pid_of(echo) is not None for echo in templates] == [True, False, False, True, False]
+
+
+def test_it_goes_with_its_template():
+    echo = template()
+    echo.render(user("hello"))
+    process = psutil.Process(pid_of(echo))
+    del echo
+    gc.collect()
+    assert not process.is_running()
+
+
+PROGRAM = """
+import os, signal, sys
+from kvcast.chat.templates import ChatTemplate
+echo = ChatTemplate(source="{{ messages[0].content }}", constants={})
+print(echo.render([{"content": "hello"}]), echo._worker._process._process.pid, flush=True)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("end", ["ended", "killed"])
+def test_it_ends_with_the_interpreter(end: str):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM, end], capture_output=True, text=True
+    )
+    told, pid = done.stdout.split()
+    assert told == "hello"
+    assert done.stderr == ""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(pid)).wait(30)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
+def test_ctrl_c_is_the_callers():
+    echo = template()
+    echo.render(user("hello"))
+    pid = pid_of(echo)
+    os.kill(pid, signal.SIGINT)
+    assert echo.render(user("still there")) == "still there"
+    assert pid_of(echo) == pid
+
+
+def test_an_interrupt_leaves_no_answer_for_the_next(monkeypatch: pytest.MonkeyPatch):
+    echo = template()
+    echo.render(user("hello"))
+    process = echo._worker._process
+    monkeypatch.setattr(process, "_line", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        echo.render(user("lost"))
+    assert echo.render(user("next")) == "next"
+    assert threading.active_count() < 50

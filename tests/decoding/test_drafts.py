@@ -1,0 +1,138 @@
+"""With drafts a model writes what it writes without, on every runtime; other drafts are refused.
+
+Drafts are checked whenever there are any, whether that pays or not.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kit.bundles import opened
+from kit.executorch_models import MIXED
+from kit.letters import Letters
+from kit.numbers_text import Numbers, random_sources
+from kit.random_decoders import GEMMA3, LLAMA, MISTRAL
+from kit.random_models import SMALL_T5
+from kit.random_unilms import SIMBERT
+from kit.recomputing_runtime import RecomputingRuntime
+from kvcast.decoding import drafters
+from kvcast.decoding.speculation import Ledger
+from kvcast.errors import UsageError
+from kvcast.text.model import TextModel
+from kvcast.text.sources import T5Model, UnilmModel
+
+CASES = [
+    (GEMMA3, "onnx"),
+    pytest.param(LLAMA, "eager", marks=pytest.mark.slow),
+    pytest.param(MISTRAL, "eager", marks=pytest.mark.slow),
+    pytest.param(MISTRAL, "onnx", marks=pytest.mark.slow),
+    pytest.param(MIXED, "executorch", marks=pytest.mark.slow),
+    # As the cache contract's, since compiling takes long.
+    pytest.param(replace(GEMMA3, windows=(5, None)), "aoti", marks=pytest.mark.slow),
+]
+CHOICES: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.8, "top_k": 3, "repetition_penalty": 0.9},
+    {"temperature": 0.05, "n": 2, "min_new_tokens": 9},
+]
+# So long that rings turn, ONNX Runtime's too: windows and what is to spare are 130 to 140.
+PROMPTS = ["once upon a time. once upon a time. no. ", "ab" * 55]
+
+
+@pytest.fixture
+def reckless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "affordable", lambda _ledger, _kind, most: min(most, 3))
+    monkeypatch.setattr(Ledger, "can_begin", lambda _ledger: True)
+    monkeypatch.setattr(drafters, "SURE", 0.0)
+
+
+def flat(texts: Any) -> list[Any]:
+    return [one for text in texts for one in (flat(text) if isinstance(text, list) else [text])]
+
+
+def assert_same(model: Any, prompts: Any, *drafts: Any, **options: Any) -> list[tuple[int, int]]:
+    """Write without drafts, and with each kind; return how many were checked, and accepted."""
+    options = {"max_new_tokens": 24, "logprobs": True, **options}
+    plain = flat(model.generate(prompts, **options))
+    counts = []
+    for draft in drafts:
+        drafted = flat(model.generate(prompts, draft=draft, **options))
+        assert [one.tokens for one in drafted] == [one.tokens for one in plain]
+        assert [one.text for one in drafted] == [one.text for one in plain]
+        for one, other in zip(drafted, plain, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+            assert one.finish_reason == other.finish_reason
+            assert other.draft is None
+        checked = [one.draft for one in drafted]
+        counts.append((sum(one.proposed for one in checked), sum(one.accepted for one in checked)))
+    return counts
+
+
+@pytest.mark.usefixtures("reckless")
+@pytest.mark.parametrize(("dimensions", "runtime"), CASES)
+def test_texts_are_the_same_with_drafts(dimensions, runtime):
+    model = TextModel(opened(dimensions, runtime=runtime), Letters(), dimensions)
+    itself = TextModel(opened(dimensions, runtime=runtime), Letters(), dimensions)
+    other = replace(LLAMA, windows=(None,), vocab_size=dimensions.vocab_size)
+    another = TextModel(opened(other, runtime="eager"), Letters(), other)
+    counts = [
+        assert_same(model, PROMPTS, "ngram", itself, another, batch=1, **each) for each in CHOICES
+    ]
+    _, greedy, wrong = counts[0]
+    assert greedy[1] > greedy[0] / 2 > 0
+    assert wrong[0] > wrong[1]
+
+
+@pytest.mark.usefixtures("reckless")
+def test_a_batch_is_the_same_with_drafts_and_they_begin_when_one_text_is_left():
+    model = TextModel(opened(LLAMA, runtime="eager"), Letters(), LLAMA)
+    itself = TextModel(opened(LLAMA, runtime="eager"), Letters(), LLAMA)
+    [(proposed, accepted)] = assert_same(model, ["a.", "no", *PROMPTS], itself, batch=3)
+    assert proposed
+    assert accepted
+
+
+@pytest.mark.usefixtures("reckless")
+def test_a_stream_and_a_session_take_drafts():
+    model = TextModel(opened(LLAMA, runtime="eager"), Letters(), LLAMA)
+    expected = model.generate(PROMPTS[0], max_new_tokens=30)
+    pieces = model.stream(PROMPTS[0], max_new_tokens=30, draft="ngram")
+    assert "".join(pieces) == expected.text
+    assert pieces.result.tokens == expected.tokens
+    assert pieces.result.draft.proposed
+    session = model.session(PROMPTS[0])
+    found = session.generate("", max_new_tokens=30, draft=model)
+    assert found.tokens == expected.tokens
+    assert found.draft.accepted
+
+
+@pytest.mark.usefixtures("reckless")
+@pytest.mark.parametrize("runtime", ["eager", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["t5", "unilm"])
+def test_text_to_text_models_take_drafts(family, runtime):
+    kind, dimensions = {"t5": (T5Model, SMALL_T5), "unilm": (UnilmModel, SIMBERT)}[family]
+    tokenizer = Numbers(dimensions.vocab_size, end=1)
+    model, itself = (
+        kind(opened(dimensions, runtime=name), tokenizer, dimensions) for name in (runtime, "eager")
+    )
+    sources = random_sources(3, dimensions.vocab_size, 9)
+    options = {"max_new_tokens": 12, "batch": 1}
+    _, (proposed, accepted) = assert_same(model, sources, "ngram", itself, **options)
+    assert accepted > proposed / 2 > 0
+
+
+def test_a_draft_of_another_kind_or_vocabulary_is_refused():
+    model = TextModel(RecomputingRuntime(None), Letters(), LLAMA)
+    t5 = T5Model(RecomputingRuntime(None), Letters(), SMALL_T5)
+    with pytest.raises(UsageError, match="draft is a T5 model and this one is decoder-only"):
+        model.generate("a", draft=t5)
+    numbers = TextModel(RecomputingRuntime(None), Numbers(LLAMA.vocab_size, end=1), LLAMA)
+    with pytest.raises(UsageError, match="draft has another vocabulary"):
+        model.generate("a", draft=numbers)
+    with pytest.raises(UsageError, match=r"draft must be ngram, or a model that kvcast\.load ret"):
+        model.generate("a", draft="demo-chat")
+    with pytest.raises(UsageError, match=r"draft must be ngram, or a model .* not 7"):
+        model.generate("a", draft=7)
+    with pytest.raises(UsageError, match="draft needs a beam of 1"):
+        model.generate("a", draft="ngram", beam=2)

@@ -1,0 +1,158 @@
+"""Bundles for any runtime: whichever worker asks first writes one, once a run or in all of CI.
+
+Those of random models are lowered and sealed without the proof that `kvcast.export_bundle` adds:
+the tests are that.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from kit.random_decoders import random_decoder
+from kit.random_models import random_programs, random_t5_programs
+from kit.random_unilms import random_unilm
+from kvcast.bundle.manifest import Manifest, read_bundle
+from kvcast.bundle.packages import describe_packages
+from kvcast.bundle.writing import seal, staged
+from kvcast.checkpoints.source import locate
+from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.t5 import T5Dimensions
+from kvcast.families.unilm import UnilmDimensions
+from kvcast.families.whisper import WhisperDimensions
+from kvcast.loading.families import family_of
+from kvcast.loading.opening import _exported_once
+from kvcast.loading.params import LoadParams
+from kvcast.models.programs.decoder import DecoderPrograms
+from kvcast.models.programs.t5 import T5Programs
+from kvcast.models.programs.unilm import UnilmPrograms
+from kvcast.models.programs.whisper import WhisperPrograms
+from kvcast.runtimes.target import BuildOptions, LoweringJob
+from kvcast.runtimes.targets import TARGETS
+from kvcast.spec.runtimes import BundlePrecision
+
+# What a file for callers in C++ tells them; random models give tokens no meaning.
+SPECIAL_TOKENS = {
+    "start_tokens": [3, 1, 4],
+    "end_tokens": [7, 9],
+    "language_tokens": [],
+    "suppressed_tokens": [5, 6, 11],
+    "blank_tokens": [8, 7],
+}
+NEEDED = {
+    "aoti": ("torch", "AOTInductor needs torch: pip install 'kvcast[export]'"),
+    "executorch": ("executorch", "ExecuTorch is not installed: pip install executorch==1.5.1"),
+}
+_RANDOM: Mapping[type, Callable[[Any], Any]] = {
+    WhisperDimensions: random_programs,
+    T5Dimensions: random_t5_programs,
+    DecoderDimensions: random_decoder,
+    UnilmDimensions: random_unilm,
+}
+_FAMILIES: Mapping[type, str] = {
+    WhisperPrograms: "whisper",
+    T5Programs: "t5",
+    DecoderPrograms: "decoder",
+    UnilmPrograms: "unilm",
+}
+_folders: list[Path] = []
+
+
+def share(folder: Path) -> None:
+    """Tell where all workers of this run can write."""
+    _folders[:] = [folder]
+
+
+def once(name: str, make: Callable[[Path], object]) -> Path:
+    """Return what `make` has written, in this worker or another; where it fails nothing stays."""
+    path = _folders[0] / f"shared-{name}"
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            make(path)
+    return path
+
+
+def bundle(
+    dimensions: Any,
+    quantize: str = "none",
+    runtime: str = "onnx",
+    *,
+    dtype: str = "fp32",
+    cache: str = "fp32",
+) -> Path:
+    """Return the bundle of the random model of these dimensions; nobody may change it."""
+    precision = {"quantize": quantize, "dtype": dtype, "cache": cache}
+    key = sha256(repr((dimensions, runtime, precision)).encode()).hexdigest()[:16]
+
+    def make(folder: Path) -> None:
+        write(_RANDOM[type(dimensions)](dimensions), folder, runtime=runtime, **precision)
+
+    return once(f"{runtime}-{quantize}-{key}", make)
+
+
+def write(
+    programs: Any,
+    folder: Path,
+    quantize: str = "none",
+    runtime: str = "onnx",
+    *,
+    dtype: str = "fp32",
+    cache: str = "fp32",
+) -> Manifest:
+    """Lower programs with weights of a test's own, and seal."""
+    if runtime in NEEDED:
+        module, reason = NEEDED[runtime]
+        pytest.importorskip(module, reason=reason)
+    family = _FAMILIES[type(programs)]
+    job = LoweringJob(
+        family=family,
+        programs=programs,
+        precision=BundlePrecision(quantize=quantize, dtype=dtype, cache=cache),
+        build=BuildOptions(),
+        special_tokens=SPECIAL_TOKENS,
+    )
+    with staged(folder, overwrite=False) as staging:
+        graphs, layers = TARGETS[runtime].lower(job, staging)
+        manifest = Manifest(
+            family=family,
+            runtime=runtime,
+            quantize=quantize,
+            dtype=dtype,
+            dimensions=asdict(programs.dimensions),
+            cache=layers,
+            graphs=graphs,
+            source={},
+            tools={},
+        )
+        describe_packages(staging, manifest)
+        return seal(staging, manifest)
+
+
+def exported(model: str, runtime: str = "onnx", **precision: str) -> Path:
+    """Return a packaged model's bundle, that which `kvcast.load` opens; nobody may change it.
+
+    Raises InputMissingError if the model is not installed.
+    """
+    params = LoadParams(runtime=runtime, **precision)
+    folder, _ = _exported_once(locate(model), model, params, None)
+    return folder
+
+
+def open_folder(folder: Path) -> Any:
+    """Open a bundle on its runtime, with one thread."""
+    manifest = read_bundle(folder)
+    return TARGETS[manifest.runtime].open(manifest.family, folder, manifest, 1)
+
+
+@cache
+def opened(dimensions: Any, quantize: str = "none", runtime: str = "onnx", **precision: str) -> Any:
+    """Return the random model of these dimensions on a runtime: a bundle's, or eager."""
+    if runtime == "eager":
+        programs = _RANDOM[type(dimensions)](dimensions)
+        return family_of(_FAMILIES[type(programs)]).eager(programs)
+    return open_folder(bundle(dimensions, quantize, runtime, **precision))

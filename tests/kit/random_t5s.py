@@ -1,0 +1,171 @@
+"""Tiny random T5s of transformers, their canonical tensors, and complete folders.
+
+The dimensions and tensors are taken from the module itself, independently of any reader.
+"""
+
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import (
+    MT5Config,
+    MT5ForConditionalGeneration,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import tokenizers
+from kvcast.families.t5 import T5Dimensions
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+_SIZES = {
+    "vocab_size": 160,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_heads": 4,
+    "num_layers": 2,
+    "decoder_start_token_id": 0,
+}
+_GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+# ByT5 has as many tokens as bytes and special ones; of the last, heads * d_kv is not d_model.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "T5_10": {},
+    "T5_11": _GATED,
+    "MT5": _GATED | {"num_decoder_layers": 3},
+    "BYT5": _GATED | {"vocab_size": 384, "num_layers": 3, "num_decoder_layers": 1},
+    "NARROW": {
+        "num_heads": 3,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 16,
+        "feed_forward_proj": "gated-silu",
+        "layer_norm_epsilon": 1e-5,
+        "decoder_start_token_id": 3,
+    },
+}
+_ACTIVATIONS = {"relu": "relu", "gelu_new": "gelu_tanh", "gelu": "gelu", "silu": "silu"}
+_PIECES = ("▁the", "▁a", "▁and", "▁of", "ing", "er", "the", "an", "in", "on", "▁to", "▁is")
+
+
+def random_t5(name: str, seed: int = 0, **settings: Any) -> PreTrainedModel:
+    """One of SETTINGS, every weight random and large enough to move the logits."""
+    config_of, model_of = (
+        (MT5Config, MT5ForConditionalGeneration)
+        if name == "MT5"
+        else (T5Config, T5ForConditionalGeneration)
+    )
+    wanted = _SIZES | SETTINGS[name] | settings
+    torch.manual_seed(seed)
+    model = model_of(config_of(**wanted)).eval()
+    if wanted.get("tie_word_embeddings") is False:
+        # transformers 5 ties whatever the configuration says, unless a checkpoint has both.
+        model.lm_head.weight = torch.nn.Parameter(model.shared.weight.detach().clone())
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            if "layer_norm" in path:
+                parameter.normal_(1, 0.2)
+            elif "shared" in path or "relative_attention_bias" in path:
+                parameter.normal_()
+            else:
+                parameter.normal_(0, 0.2)
+    return model
+
+
+def t5_tensors(model: PreTrainedModel) -> tuple[T5Dimensions, dict[str, NDArray[np.float32]]]:
+    """Dimensions and canonical tensors of a T5, by hand."""
+    config = model.config
+    tied = model.lm_head.weight is model.shared.weight
+    scaled = getattr(config, "scale_decoder_outputs", False)
+    dimensions = T5Dimensions(
+        architecture=config.model_type,
+        vocab_size=config.vocab_size,
+        width=config.d_model,
+        inner=config.d_ff,
+        heads=config.num_heads,
+        head_dim=config.d_kv,
+        encoder_layers=config.num_layers,
+        decoder_layers=config.num_decoder_layers,
+        buckets=config.relative_attention_num_buckets,
+        max_distance=config.relative_attention_max_distance,
+        activation=_ACTIVATIONS[config.dense_act_fn],
+        gated=config.is_gated_act,
+        tied=tied,
+        logit_scale=config.d_model**-0.5 if scaled else 1.0,
+        norm_eps=config.layer_norm_epsilon,
+        start_token=config.decoder_start_token_id,
+    )
+    ours = {"embedding.weight": model.shared.weight}
+    if not tied:
+        ours["head.weight"] = model.lm_head.weight
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        first = stack.block[0].layer[0].SelfAttention
+        ours[f"{side}.bias.weight"] = first.relative_attention_bias.weight
+        ours[f"{side}.norm.weight"] = stack.final_layer_norm.weight
+        for i, block in enumerate(stack.block):
+            layer = _layer_tensors(block)
+            ours |= {f"{side}.layers.{i}.{name}": tensor for name, tensor in layer.items()}
+    return dimensions, {name: tensor.detach().float().numpy() for name, tensor in ours.items()}
+
+
+def _layer_tensors(block: torch.nn.Module) -> dict[str, torch.Tensor]:
+    own, feed = block.layer[0], block.layer[-1]
+    attention, dense = own.SelfAttention, feed.DenseReluDense
+    weights = {
+        "self_attention_norm": own.layer_norm.weight,
+        "self_attention.qkv": torch.cat(
+            [attention.q.weight, attention.k.weight, attention.v.weight]
+        ),
+        "self_attention.out": attention.o.weight,
+        "feed_forward_norm": feed.layer_norm.weight,
+        "feed_forward.down": dense.wo.weight,
+    }
+    if hasattr(dense, "wi"):
+        weights["feed_forward.up"] = dense.wi.weight
+    else:
+        weights["feed_forward.gate_up"] = torch.cat([dense.wi_0.weight, dense.wi_1.weight])
+    if len(block.layer) == 3:
+        cross = block.layer[1].EncDecAttention
+        weights |= {
+            "cross_attention_norm": block.layer[1].layer_norm.weight,
+            "cross_attention.query": cross.q.weight,
+            "cross_attention.key_value": torch.cat([cross.k.weight, cross.v.weight]),
+            "cross_attention.out": cross.o.weight,
+        }
+    return {f"{name}.weight": tensor for name, tensor in weights.items()}
+
+
+def tiny_unigram() -> tokenizers.Tokenizer:
+    """Letters, digits, marks and a few longer pieces, as a T5's tokenizer.json has them."""
+    single = ["▁", *string.ascii_letters, *string.digits, *".,:;-'!?/"]
+    scores = [(piece, -4.0) for piece in _PIECES] + [(piece, -8.0) for piece in single]
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    tokenizer = tokenizers.Tokenizer(models.Unigram([*special, *scores], unk_id=2))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
+    )
+    tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>", "<extra_id_1>", "<extra_id_0>"])
+    return tokenizer
+
+
+def save_t5(model: PreTrainedModel, folder: Path, byt5: bool = False, **options: Any) -> Path:
+    """Save a whole Hugging Face folder: configuration, safetensors, and the tokenizer's files."""
+    model.save_pretrained(folder, **options)
+    settings = {
+        "tokenizer_class": "ByT5Tokenizer" if byt5 else "T5TokenizerFast",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "extra_ids": 125 if byt5 else 2,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if not byt5:
+        tiny_unigram().save(str(folder / "tokenizer.json"))
+    return folder

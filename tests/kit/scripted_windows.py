@@ -1,0 +1,161 @@
+"""Recordings and models without sound: windows say what a script says, one result after another.
+
+Frames are numbered from 1 up, so what a window holds says where it was cut.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from kit.openai_tokenizers import openai_tokenizer_json
+from kvcast.audio.timeline import Part, Timeline
+from kvcast.families.whisper import WhisperDimensions
+from kvcast.runtimes.base import Float32
+from kvcast.whisper.decoding import DecodingOptions, DecodingResult, Features, WindowJob
+from kvcast.whisper.model import WhisperModel
+from kvcast.whisper.tokenizer import WhisperTokenizer
+
+ENGLISH = WhisperDimensions(
+    n_mels=80,
+    vocab_size=51864,
+    d_model=8,
+    encoder_layers=1,
+    encoder_heads=1,
+    decoder_layers=1,
+    decoder_heads=1,
+)
+
+
+@cache
+def tokenizer() -> WhisperTokenizer:
+    return WhisperTokenizer(openai_tokenizer_json(False), 51864)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """What one decoding gives."""
+
+    tokens: tuple[int, ...]
+    avg_logprob: float = -0.3
+    compression_ratio: float = 1.0
+    no_speech_prob: float = 0.0
+    language: str = "en"
+    repetition: str | None = None
+
+
+_BEGIN = 50363
+
+LAST = Heard(tokens=(50, 51))
+"""What all windows say after the script's end; the absence of timestamps ends a recording soon."""
+
+
+def stands_still(heard: Heard) -> bool:
+    """The last cut is at 0.00: openai-whisper decodes this window again, and again for ever."""
+    stamped = [token >= _BEGIN for token in heard.tokens]
+    cuts = [i for i, pair in enumerate(pairwise(stamped)) if all(pair)]
+    finished = stamped[-2:] == [False, True]
+    return bool(cuts) and not finished and heard.tokens[cuts[-1]] == _BEGIN
+
+
+def frames(content_frames: int) -> Float32:
+    """[1, frames], counted from 1."""
+    return np.arange(1, content_frames + 1, dtype=np.float32)[None]
+
+
+def place(window_mt: Float32) -> tuple[int, int]:
+    """First frame, counted from 0, and number of frames of sound in a window [1, 3000]."""
+    assert window_mt.shape == (1, 3000)
+    return int(window_mt[0, 0]) - 1, int(np.count_nonzero(window_mt))
+
+
+@dataclass
+class NumberedWindows:
+    """Meets `kvcast.whisper.sound.Windows`."""
+
+    content_frames: int
+    notices: tuple[str, ...] = ()
+    timeline: Timeline = field(default_factory=lambda: Timeline(()))
+    skipped: tuple[Part, ...] | None = None
+    closed: bool = False
+
+    @property
+    def duration(self) -> float:
+        return self.content_frames / 100
+
+    def window(self, seek: int, end: int | None = None) -> Float32:
+        assert not self.closed
+        found = frames(self.content_frames)[:, seek : min(seek + 3000, end or seek + 3000)]
+        return np.pad(found, ((0, 0), (0, 3000 - found.shape[1])))
+
+    def first_window(self) -> Float32:
+        return self.window(0)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class ScriptedDecoder:
+    """Stands in for `WindowDecoder`; notes where and how each window was decoded."""
+
+    script: Sequence[Heard]
+    calls: list[tuple[Any, DecodingOptions, list[int]]] = field(default_factory=list)
+    tokenizer: WhisperTokenizer = field(default_factory=tokenizer)
+    heard: list[Features] = field(default_factory=list)
+    prompt_languages: list[str | None] = field(default_factory=list)
+    place: Callable[[Float32], Any] = place
+    spoken: Callable[[int], str] = lambda _: "en"
+    """The language of a stretch that begins at this frame."""
+
+    def __post_init__(self) -> None:
+        self._results: Iterator[Heard] = iter(self.script)
+        self._finished: list[tuple[WindowJob, DecodingResult]] = []
+
+    @property
+    def encoded(self) -> int:
+        """How many different windows there were."""
+        return len(set(self.heard))
+
+    def submit(self, job: WindowJob) -> None:
+        self.heard.append(job.window)
+        self.prompt_languages.append(job.prompt_language)
+        self.calls.append((self.place(job.window.features_mt), job.options, list(job.prompt)))
+        heard = next(self._results, LAST)
+        result = DecodingResult(
+            language=job.options.language or heard.language,
+            tokens=heard.tokens,
+            text=self.tokenizer.decode(heard.tokens).strip(),
+            avg_logprob=heard.avg_logprob,
+            no_speech_prob=heard.no_speech_prob,
+            temperature=job.options.temperature,
+            compression_ratio=heard.compression_ratio,
+            repetition=heard.repetition,
+        )
+        self._finished.append((job, result))
+
+    def detect_languages(self, windows: Sequence[Features]) -> list[dict[str, float]]:
+        said = [self.spoken(self.place(window.features_mt)[0]) for window in windows]
+        return [{code: 0.8 if code == one else 0.1 for code in ("en", "de", "fr")} for one in said]
+
+    def step(self) -> list[tuple[WindowJob, DecodingResult]]:
+        finished, self._finished = self._finished, []
+        return finished
+
+    def cancel(self, job: WindowJob) -> None:
+        self._finished = [pair for pair in self._finished if pair[0] is not job]
+
+
+class NoRuntime:
+    """A model needs one, and must not use it."""
+
+
+def scripted_model(script: Sequence[Heard] = ()) -> Any:
+    """A WhisperModel that decodes with `scripted`, a ScriptedDecoder."""
+    model: Any = WhisperModel(NoRuntime(), tokenizer(), ENGLISH)  # type: ignore[arg-type]
+    model.scripted = ScriptedDecoder(script)
+    model.decoder = lambda *_, **__: model.scripted
+    return model

@@ -1,0 +1,192 @@
+"""Models of random logits with real tokenizers, and schemas that what they write must meet."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from kit.decoder_tokenizers import KINDS as DECODER_KINDS
+from kit.decoder_tokenizers import text_files
+from kit.letters import ALPHABET
+from kit.letters import Letters as _Letters
+from kit.recomputing_runtime import RecomputingRuntime
+from kit.scripted_runtime import random_script
+from kit.scripted_sources import ScriptedSources
+from kit.source_tokenizers import bert_files, spiece_files, spiece_model
+from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.t5 import T5Dimensions
+from kvcast.spec.rotary import Rotary
+from kvcast.text.model import TextModel
+from kvcast.text.sources import T5Model, UnilmModel
+from kvcast.tokenizers.base import TextTokenizer
+from kvcast.tokenizers.byt5 import ByteTokenizer
+from kvcast.tokenizers.decoder import TokenDecoder
+from kvcast.tokenizers.opening import open_text
+
+POSITIONS = 3000
+PADDING = 3  # tables have more rows than tokens
+SOURCES = {
+    "byt5": lambda: ByteTokenizer([1]),
+    "spiece": lambda: open_text(spiece_files(spiece_model(byte_fallback=True, vocab_size=500))),
+}
+KINDS = (*DECODER_KINDS, *SOURCES, "unilm")
+
+
+class Letters(_Letters):
+    """Few letters, and no way to spell others."""
+
+    @property
+    def decoder(self) -> TokenDecoder:
+        return TokenDecoder(
+            token_bytes=lambda token: self.spelled(token).encode(), leading_spaces=0
+        )
+
+    def encode(self, text: str) -> list[int]:
+        return super().encode("".join(letter for letter in text if letter in ALPHABET))
+
+
+def decoder_dimensions(size: int) -> DecoderDimensions:
+    return DecoderDimensions(
+        architecture="fake",
+        vocab_size=size,
+        width=8,
+        inner=8,
+        heads=1,
+        kv_heads=1,
+        head_dim=8,
+        windows=(None,),
+        max_positions=POSITIONS,
+        rotary=Rotary(base=10000.0),
+        norm_eps=1e-5,
+        attention_scale=1.0,
+    )
+
+
+def text_model(tokenizer: TextTokenizer, seed: int = 0) -> TextModel:
+    size = tokenizer.vocab_size + PADDING
+    runtime = RecomputingRuntime(_random_logits(size, seed))
+    return TextModel(runtime, tokenizer, decoder_dimensions(size))
+
+
+def _random_logits(size: int, seed: int) -> Any:
+    """Logits that follow from the last tokens; only those of the last positions are filled in."""
+
+    @cache
+    def after(last: tuple[int, ...]) -> Any:
+        return np.random.default_rng((seed, *last)).normal(0, 2, size).astype(np.float32)
+
+    def logits(written: tuple[int, ...]) -> Any:
+        logits_sv = np.zeros((len(written), size), np.float32)
+        for end in range(max(1, len(written) - 8), len(written) + 1):
+            logits_sv[end - 1] = after(written[max(0, end - 4) : end])
+        return logits_sv
+
+    return logits
+
+
+def t5_model(tokenizer: TextTokenizer, seed: int = 0) -> T5Model:
+    size = tokenizer.vocab_size + PADDING
+    dimensions = T5Dimensions(
+        architecture="fake",
+        vocab_size=size,
+        width=8,
+        inner=8,
+        heads=1,
+        head_dim=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        start_token=0,
+        source_positions=POSITIONS,
+        target_positions=POSITIONS,
+    )
+    script = random_script(size, seed, lambda _: {})
+    return T5Model(ScriptedSources(script, context=POSITIONS), tokenizer, dimensions)
+
+
+class Embedding(RecomputingRuntime):
+    """What several texts are ranked by."""
+
+    def embed(self, sources: Any) -> Any:
+        return np.stack([np.bincount(source, minlength=600) for source in sources], dtype="f4")
+
+
+def unilm_model(tokenizer: TextTokenizer, seed: int = 0) -> UnilmModel:
+    size = tokenizer.vocab_size + PADDING
+    return UnilmModel(Embedding(_random_logits(size, seed)), tokenizer, decoder_dimensions(size))
+
+
+@cache
+def model_of(kind: str, seed: int = 0) -> Any:
+    if kind == "unspelled":
+        return text_model(Letters(), seed)
+    if kind in SOURCES:
+        return t5_model(SOURCES[kind](), seed)
+    if kind == "unilm":  # its published tokenizers are word pieces; any other would do
+        return unilm_model(open_text(text_files(DECODER_KINDS["byte-level"]())), seed)
+    return text_model(open_text(text_files(DECODER_KINDS[kind]())), seed)
+
+
+def word_piece_model() -> UnilmModel:
+    return unilm_model(open_text(bert_files()))
+
+
+NAMES = st.text('ab "\\/\n\u00e9\u2028\U0001f642', max_size=3)
+BOUNDS = st.integers(-150, 150)
+
+
+PATTERNS = ("^[a-c]{1,3}$", '^[^"]{1,3}$', r"^[^\\-]{2}$", r"^\d{2}:\d{2}$", "^.{0,2}$")
+
+
+def _strings() -> Any:
+    lengths = st.tuples(st.integers(0, 3), st.integers(0, 3))
+    return st.one_of(
+        lengths.map(lambda two: {"type": "string", "minLength": two[0], "maxLength": sum(two)}),
+        st.sampled_from(PATTERNS).map(lambda pattern: {"type": "string", "pattern": pattern}),
+        st.sampled_from(["date", "time", "ipv4", "uuid"]).map(
+            lambda name: {"type": "string", "format": name}
+        ),
+    )
+
+
+def _integers() -> Any:
+    return st.builds(
+        lambda low, more, step: {"type": "integer", "minimum": low, "maximum": low + more} | step,
+        BOUNDS,
+        st.integers(8, 50),
+        st.sampled_from([{}, {"multipleOf": 3}]),
+    )
+
+
+def _objects(parts: Any) -> Any:
+    def made(properties: dict[str, Any], chosen: list[bool]) -> dict[str, Any]:
+        required = [name for name, is_it in zip(properties, chosen, strict=False) if is_it]
+        whole = {"type": "object", "properties": properties, "additionalProperties": False}
+        return whole | {"required": required}
+
+    several = st.dictionaries(NAMES, parts, max_size=3)
+    return st.builds(made, several, st.lists(st.booleans(), min_size=3, max_size=3))
+
+
+SCALARS = st.one_of(
+    _strings(),
+    _integers(),
+    st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"const": {"a": [1, "\n"]}}]),
+    st.lists(st.one_of(NAMES, BOUNDS, st.none()), min_size=1, max_size=3).map(
+        lambda values: {"enum": values}
+    ),
+)
+_PLAIN = st.recursive(
+    SCALARS,
+    lambda parts: st.one_of(
+        _objects(parts),
+        st.tuples(parts, st.integers(0, 2)).map(
+            lambda two: {"type": "array", "items": two[0], "maxItems": two[1]}
+        ),
+        st.lists(parts, min_size=1, max_size=2).map(lambda several: {"anyOf": several}),
+        parts.map(lambda part: {"allOf": [part]}),
+    ),
+    max_leaves=4,
+)
+SCHEMAS = st.one_of(_PLAIN, _PLAIN.map(lambda one: {"$defs": {"it": one}, "$ref": "#/$defs/it"}))
+"""Schemas whose JSON is short, so that a model of random logits comes to its end."""

@@ -1,0 +1,230 @@
+"""int4 matrices of AOTInductor's packages: they give what kvcast's own runtime gives."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from kvcast.bundle.manifest import Manifest
+from kvcast.bundle.writing import seal
+from kvcast.errors import KvcastError, LibraryMissingError
+from kvcast.models.nn.feed_forward import Router
+from kvcast.models.ops.experts import mixture_of_experts
+from kvcast.runtimes.aoti import lowering as aoti
+from kvcast.runtimes.aoti import packed as aoti_packed
+from kvcast.runtimes.aoti.precision import Precision
+from kvcast.runtimes.aoti.runtime import CompiledProgram, open_programs
+from kvcast.runtimes.lowering.signatures import Signature
+from kvcast.runtimes.native import build, library
+from kvcast.runtimes.native import lowering as native
+from kvcast.runtimes.native.library import Machine, aligned
+from kvcast.runtimes.native.programs import WEIGHTS, Program
+from kvcast.runtimes.native.runtime import Weights
+from kvcast.runtimes.target import BuildOptions
+from kvcast.runtimes.targets import TARGETS
+from kvcast.spec.blocks import Blocks, rounded
+from kvcast.spec.phases import ignore_phase
+from kvcast.spec.runtimes import BundlePrecision
+
+WIDTH, OUTPUTS, TOKENS, EXPERTS = 64, 150, 70, 3
+
+
+class Everything(nn.Module):
+    """Products with and without a bias, a table that is looked up and multiplied, and experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TOKENS, WIDTH)
+        self.up = nn.Linear(WIDTH, OUTPUTS)
+        self.router = Router(WIDTH, EXPERTS, bias=False)
+        self.gate_up = nn.Parameter(torch.randn(EXPERTS, 2 * 96, WIDTH) / 8)
+        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, 96) / 8)
+        # Whole numbers have one sum, in whatever order.
+        self.router.weight.data = torch.randint(-3, 4, (EXPERTS, WIDTH)).float()
+
+    def forward(self, ids_n: Tensor, hidden_nx: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mixed = mixture_of_experts(hidden_nx, self.router(hidden_nx), self.gate_up, self.down, 2)
+        return self.table(ids_n), self.up(hidden_nx), linear(mixed, self.table.weight)
+
+
+def own_codes(name: str) -> Blocks | None:
+    """What a checkpoint has of one matrix, which is nothing that rounding would give."""
+    matrix = np.random.default_rng(1).normal(size=(TOKENS, WIDTH)).astype(np.float32)
+    return rounded(matrix) if name == "table.weight" else None
+
+
+@dataclass(frozen=True)
+class Case:
+    signature: Signature
+    folder: Path
+
+    def open(self, threads: int = 1) -> CompiledProgram:
+        return open_programs(self.folder, self.manifest, threads)["decode"]
+
+    @property
+    def manifest(self) -> Manifest:
+        return Manifest.from_json((self.folder / "bundle.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory) -> Case:
+    torch.manual_seed(0)
+    rows = torch.export.Dim("rows")
+    signature = Signature(
+        program=Everything().requires_grad_(False),
+        arguments=(torch.zeros(4, dtype=torch.int64), torch.zeros(4, WIDTH)),
+        sizes=({0: rows}, {0: rows}),
+        inputs=["ids", "hidden"],
+        outputs=["rows", "ups", "logits"],
+    )
+    folder = tmp_path_factory.mktemp("packed") / "bundle"
+    folder.mkdir()
+    precision = Precision(quantize="int4")
+    graphs = aoti.lower({"decode": signature}, precision, folder, blocks_of=own_codes)
+    seal(
+        folder,
+        Manifest(
+            family="decoder",
+            runtime="aoti",
+            quantize="int4",
+            dimensions={},
+            cache=(),
+            graphs=graphs,
+            source={},
+            tools={},
+        ),
+    )
+    return Case(signature, folder)
+
+
+def given(rows: int) -> tuple[Tensor, Tensor]:
+    random = np.random.default_rng(rows)
+    ids = random.integers(0, TOKENS, rows)
+    hidden = random.integers(-40, 40, (rows, WIDTH)).astype(np.float32) / 8
+    return torch.from_numpy(ids), torch.from_numpy(hidden)
+
+
+def on_own_kernels(case: Case, folder: Path, inputs: tuple[Tensor, Tensor]) -> list[Any]:
+    """What kvcast's own runtime gives, lowered from the same program."""
+    native.lower({"decode": case.signature}, "int4", folder, ignore_phase, own_codes)
+    program = Program.read(folder / "native/decode.json")
+    machine = Machine(2)
+    weights = Weights(folder / "native" / WEIGHTS, machine, [program])
+    ids, hidden = (part.numpy() for part in inputs)
+    sizes = {"rows": WIDTH, "ups": OUTPUTS, "logits": TOKENS}
+    outputs = {name: np.empty((len(ids), size), np.float32) for name, size in sizes.items()}
+    plan = program.plan(weights.constants, {"ids": ids, "hidden": hidden}, outputs)
+    arena = aligned(plan.arena)
+    plan.words[plan.in_arena] += arena.ctypes.data
+    machine.run(plan.words)
+    return list(outputs.values())
+
+
+@pytest.mark.parametrize("rows", [1, 37])
+def test_a_package_gives_what_kvcasts_own_runtime_gives_bit_for_bit(case, rows, tmp_path):
+    wanted = on_own_kernels(case, tmp_path, given(rows))
+    for threads in (1, 3):
+        found = case.open(threads)(given(rows), {})
+        for mine, own in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(mine.numpy(), own)
+
+
+def test_rows_of_a_table_are_the_checkpoints_own(case):
+    ids, hidden = given(20)
+    rows, *_ = case.open()((ids, hidden), {})
+    np.testing.assert_array_equal(rows.numpy(), own_codes("table.weight").numbers()[ids])
+
+
+def test_hidden_rows_may_lie_apart_and_there_may_be_none(case):
+    program = case.open()
+    ids, hidden = given(9)
+    apart = torch.full((9, WIDTH + 7), torch.nan)[:, :WIDTH].copy_(hidden)
+    for mine, own in zip(program((ids, apart), {}), program((ids, hidden), {}), strict=True):
+        torch.testing.assert_close(mine, own, rtol=0, atol=0)
+    assert [part.shape[0] for part in program((ids[:0], hidden[:0]), {})] == [0, 0, 0]
+
+
+def test_a_token_past_the_table_is_refused(case):
+    ids, hidden = given(4)
+    ids[2] = TOKENS
+    with pytest.raises(KvcastError, match=r"model\.pt2 cannot be run here"):
+        case.open()((ids, hidden), {})
+
+
+def changed(case: Case, folder: Path, change: Callable[[dict[str, Any]], None]) -> Case:
+    shutil.copytree(case.folder, folder)
+    tensors = load_file(folder / aoti.WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / aoti.WEIGHTS)
+    return Case(case.signature, folder)
+
+
+def cut(tensors: dict[str, Any]) -> None:
+    """Leave the outputs of a tile away, of all that belongs to a matrix."""
+    for name in [name for name in tensors if ".up_packed" in name]:
+        tensors[name] = np.ascontiguousarray(tensors[name][:64])
+
+
+def test_a_matrix_of_other_sizes_than_the_program_was_compiled_for_is_refused(case, tmp_path):
+    other = changed(case, tmp_path / "cut", cut)
+    with pytest.raises(KvcastError, match=r"model\.pt2 cannot be run here"):
+        other.open()(given(3), {})
+
+
+@pytest.mark.parametrize("part", [".codes", ".scales", ".bias"])
+def test_codes_without_what_belongs_to_them_are_refused(case, part, tmp_path):
+    def drop(tensors: dict[str, Any]) -> None:
+        (name,) = (name for name in tensors if name.endswith(f".up_packed{part}"))
+        tensors[name] = tensors[name][:-1]
+
+    other = changed(case, tmp_path / "changed", drop)
+    with pytest.raises(KvcastError, match=r"model\.pt2 cannot be loaded here"):
+        other.open()
+
+
+def test_a_package_for_another_version_of_the_operators_is_refused(case, monkeypatch):
+    monkeypatch.setattr(aoti_packed, "OPERATORS", "2")
+    with pytest.raises(KvcastError, match=r"for another version of kvcast.*export it again"):
+        case.open()
+
+
+@pytest.fixture
+def no_library(monkeypatch, tmp_path) -> Iterator[None]:
+    """No library, no compiler, and nobody who remembers one."""
+    monkeypatch.setattr(build, "SHIPPED", tmp_path / "none")
+    monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    library._library.cache_clear()
+    yield
+    library._library.cache_clear()
+
+
+@pytest.mark.usefixtures("no_library")
+def test_without_the_library_one_line_says_what_to_do(case):
+    line = (
+        r"model\.pt2 needs kvcast's kernels: .*: install g\+\+ or clang\+\+, or use --runtime onnx"
+    )
+    with pytest.raises(LibraryMissingError, match=line) as refused:
+        case.open()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.usefixtures("no_library")
+@pytest.mark.parametrize("quantize", ["int4", "int8", "none"])
+def test_only_int4_exports_need_the_library(quantize, monkeypatch):
+    monkeypatch.setattr("kvcast.runtimes.aoti.target.find_compiler", lambda: "g++")
+    precision = BundlePrecision(quantize=quantize)
+    if quantize != "int4":
+        TARGETS["aoti"].check_build(precision, BuildOptions())
+    else:
+        with pytest.raises(LibraryMissingError, match="install g"):
+            TARGETS["aoti"].check_build(precision, BuildOptions())

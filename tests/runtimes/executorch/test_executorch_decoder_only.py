@@ -1,0 +1,108 @@
+"""Decoder-only models and UniLMs on ExecuTorch give what eager gives, in Python and in C++."""
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kit.bundles import SPECIAL_TOKENS, bundle, opened
+from kit.executorch_callers import built
+from kit.executorch_models import FILE, MIXED, MODELS
+from kit.letters import Letters
+from kvcast.runtimes.base import Runtime
+from kvcast.text.model import TextModel
+
+_CLOSE = 1e-3
+# Prompts longer than a chunk, and than the window.
+_PROMPTS = [np.arange(300) * 7 % MIXED.vocab_size, np.array([3, 1, 4, 1, 5])]
+
+
+def _written(runtime: Runtime, prompts: Sequence[NDArray[Any]], steps: int) -> NDArray[Any]:
+    """Logits [rows, steps, vocab] of a greedy decode."""
+    cache = runtime.new_cache(len(prompts), max(map(len, prompts)) + steps)
+    new, logits = list(prompts), []
+    for _ in range(steps):
+        step, cache = runtime.decode(new, cache)
+        logits.append(step.copy())
+        new = list(step[:, -1].argmax(axis=-1)[:, None])
+    return np.concatenate(logits, axis=1)
+
+
+def _decoders() -> list[Runtime]:
+    return [opened(MIXED, runtime=runtime) for runtime in ("executorch", "eager")]
+
+
+def test_rows_of_different_lengths_are_eagers_past_window_and_chunk() -> None:
+    logits, expected = (_written(x, _PROMPTS, 20) for x in _decoders())
+    np.testing.assert_allclose(logits, expected, atol=_CLOSE)
+    np.testing.assert_array_equal(logits.argmax(axis=-1), expected.argmax(axis=-1))
+
+
+def test_rows_that_are_reset_reordered_and_forked_are_eagers() -> None:
+    results = []
+    for runtime in _decoders():
+        cache = runtime.new_cache(3, 400)
+        _, cache = runtime.decode([_PROMPTS[0], _PROMPTS[1], _PROMPTS[1][:2]], cache)
+        forked = runtime.fork(cache, [0, 2], 330)
+        cache = runtime.reset(runtime.reorder(cache, [1, 1, 0]), [1])
+        first, cache = runtime.decode([np.array([9]), np.array([8, 7])], cache, [0, 1], (-1,))
+        second, cache = runtime.decode([np.array([6])] * 3, cache)
+        third, _ = runtime.decode([np.array([5])] * 2, forked)
+        results.append(np.concatenate([first, second, third]))
+    np.testing.assert_allclose(*results, atol=_CLOSE)
+
+
+def test_rows_that_are_cut_back_are_eagers() -> None:
+    results = []
+    for runtime in _decoders():
+        cache = runtime.new_cache(2, 400)
+        _, cache = runtime.decode(_PROMPTS, cache)
+        found = []
+        for ahead in (1, 0, 1):
+            assert cache.revocable(0, 1, ahead) == ahead
+            fed = [np.arange(1 + ahead), np.array([7, 7])]
+            one, cache = runtime.decode(fed[:1], cache, [0], range(1 + ahead))
+            other, cache = runtime.decode(fed[1:], cache, [1], range(2))
+            cache = runtime.truncate(cache, [0, 1], cache.lengths - [ahead, 1])
+            found += [*one[0], *other[0]]
+        results.append(np.stack(found))
+    np.testing.assert_allclose(*results, atol=_CLOSE)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"batch": 2}, {"beam": 3, "n": 2}, {"temperature": 0.9, "n": 3, "top_p": 0.9}],
+    ids=["greedy", "beams", "samples"],
+)
+def test_the_decoding_loop_writes_eagers_texts(options: dict[str, Any]) -> None:
+    texts = []
+    for runtime in _decoders():
+        model = TextModel(runtime, Letters(), MIXED)
+        found = model.generate(["once upon a time.", "no"], max_new_tokens=24, **options)
+        each = [text for texts in found for text in (texts if isinstance(texts, list) else [texts])]
+        texts.append([(text.text, text.tokens) for text in each])
+    assert texts[0] == texts[1]
+
+
+def test_the_caller_in_cpp_writes_the_same_tokens(tmp_path: Path) -> None:
+    prompt, steps = _PROMPTS[0], 12
+    arguments = [str(bundle(MIXED, runtime="executorch") / FILE), str(steps), *map(str, prompt)]
+    done = subprocess.run(
+        [built("generate", tmp_path), *arguments], capture_output=True, text=True, check=True
+    )
+    logits = _written(opened(MIXED, runtime="executorch"), [prompt], steps)
+    expected = logits[0].argmax(axis=-1).tolist()
+    ends = [i for i, token in enumerate(expected) if token in SPECIAL_TOKENS["end_tokens"]]
+    assert list(map(int, done.stdout.split())) == expected[: min([steps, *ends])]
+
+
+def test_a_unilm_writes_and_embeds_as_eager_does() -> None:
+    runtime, eager = (opened(MODELS["unilm"], runtime=name) for name in ("executorch", "eager"))
+    sources = [np.arange(9), np.array([3, 1, 4])]
+    written, expected = (_written(x, sources, 12) for x in (runtime, eager))
+    np.testing.assert_allclose(written, expected, atol=_CLOSE)
+    np.testing.assert_allclose(runtime.embed(sources), eager.embed(sources), atol=_CLOSE)

@@ -1,0 +1,308 @@
+"""Encoder-decoder models on ExecuTorch give what eager gives, over caches that are the caller's."""
+
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kit.bundles import NEEDED, SPECIAL_TOKENS, bundle, opened
+from kit.encoded import encoded, random_tokens, stepped, whole
+from kit.executorch_callers import built
+from kit.executorch_models import CROSS_BIASED, FILE, MODELS, WHISPER
+from kit.random_models import speech, text
+from kvcast.bundle.manifest import MANIFEST, read_bundle
+from kvcast.bundle.packages import read_on_trust
+from kvcast.engine.loop import Loop
+from kvcast.engine.requests import Input, Prompt
+from kvcast.errors import KvcastError
+from kvcast.runtimes.base import EncoderDecoder
+from kvcast.whisper.strategies import BeamSearch, Greedy, Sampling, SearchRequest, Strategy
+
+_CLOSE = 1e-3
+_PROMPT = np.array([[3, 1, 4], [1, 5, 9]])
+_SOURCES: dict[str, Callable[[int, int], Sequence[NDArray[Any]]]] = {
+    "whisper": speech,
+    "t5": text,
+    "cross-biased t5": text,
+}
+
+
+@pytest.fixture(params=["whisper", "t5", CROSS_BIASED])
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def pair(name: str) -> tuple[EncoderDecoder, EncoderDecoder]:
+    """A model on ExecuTorch, and in eager."""
+    executorch, eager = (opened(MODELS[name], runtime=each) for each in ("executorch", "eager"))
+    return executorch, eager
+
+
+@pytest.fixture(scope="module")
+def whisper() -> EncoderDecoder:
+    return opened(WHISPER, runtime="executorch")
+
+
+@pytest.fixture(scope="module")
+def eager() -> EncoderDecoder:
+    return opened(WHISPER, runtime="eager")
+
+
+def _written(
+    runtime: EncoderDecoder, source: Sequence[NDArray[Any]], steps: int = 20
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Tokens [rows, steps] and logits [rows, steps, vocab] of a greedy decode."""
+    cache = encoded(runtime, tuple(source))
+    new, logits = _PROMPT, []
+    for _ in range(steps):
+        step, cache = runtime.decode(list(new), cache)
+        logits.append(step.copy())
+        new = step[:, -1].argmax(axis=-1)[:, None]
+    all_logits = np.concatenate(logits, axis=1)
+    return all_logits.argmax(axis=-1), all_logits
+
+
+def _assert_as_eager(
+    runtime: EncoderDecoder, eager: EncoderDecoder, source: Sequence[NDArray[Any]]
+) -> None:
+    tokens, logits = _written(runtime, source)
+    expected_tokens, expected_logits = _written(eager, source)
+    np.testing.assert_allclose(logits, expected_logits, atol=_CLOSE)
+    np.testing.assert_array_equal(tokens, expected_tokens)
+
+
+def test_tokens_are_eagers_also_for_a_second_input(
+    name: str, pair: tuple[EncoderDecoder, EncoderDecoder]
+) -> None:
+    for seed in (0, 1):
+        _assert_as_eager(*pair, _SOURCES[name](2, seed))
+
+
+class _Part(Input):
+    """One of several inputs that were made together."""
+
+    def __init__(self, source: Sequence[NDArray[Any]], index: int) -> None:
+        self.parts = [array[index] for array in source]
+
+    @property
+    def positions(self) -> int:
+        return len(self.parts[0])
+
+    @classmethod
+    def batch(cls, inputs: Sequence["_Part"]) -> tuple[NDArray[Any], ...]:
+        return tuple(map(np.stack, zip(*(one.parts for one in inputs), strict=True)))
+
+
+@pytest.mark.parametrize(
+    "strategy", [Greedy(), BeamSearch(3, 1.0), Sampling(0.8, 2, (1, 0, 0))], ids=repr
+)
+def test_the_decoding_loop_finds_eagers_candidates(
+    name: str, pair: tuple[EncoderDecoder, EncoderDecoder], strategy: Strategy
+) -> None:
+    source = _SOURCES[name](2, 4)
+    found = []
+    for runtime in pair:
+        requests = [
+            SearchRequest(
+                Prompt(prompt, input=_Part(source, i)),
+                strategy=strategy,
+                filters=[],
+                eot=7,
+                max_new_tokens=20,
+            )
+            for i, prompt in enumerate(_PROMPT)
+        ]
+        loop = Loop(runtime, rows=2 * strategy.width, capacity=32, inputs=2)
+        for _ in loop.run(requests):
+            pass
+        found.append([request.search.candidates() for request in requests])
+    for one, other in zip(*found, strict=True):
+        assert [candidate.tokens for candidate in one] == [candidate.tokens for candidate in other]
+        np.testing.assert_allclose(
+            [candidate.sum_logprob for candidate in one],
+            [candidate.sum_logprob for candidate in other],
+            atol=_CLOSE,
+        )
+
+
+def test_what_is_encoded_afterwards_and_inputs_that_become_nan_change_nothing(
+    whisper: EncoderDecoder,
+) -> None:
+    (features,) = speech(2, 0)
+    expected = _written(whisper, [features])[1]
+    cache = encoded(whisper, (features,))
+    features[:] = np.nan
+    # The same memory holds an encoder's output again, which is of no numbers now.
+    encoded(whisper, (features,))
+    new = _PROMPT
+    for step in range(5):
+        logits, cache = whisper.decode(list(new), cache)
+        np.testing.assert_array_equal(logits[:, 0], expected[:, step])
+        new = logits[:, -1].argmax(axis=-1)[:, None]
+
+
+def test_a_decode_after_one_that_stopped_early_sees_nothing_of_it(
+    whisper: EncoderDecoder, eager: EncoderDecoder
+) -> None:
+    _written(whisper, speech(2, 5), steps=3)
+    _assert_as_eager(whisper, eager, speech(2, 6))
+
+
+def test_sessions_in_turns_do_not_see_each_other(whisper: EncoderDecoder) -> None:
+    alone = [_written(whisper, speech(2, seed), steps=6)[1] for seed in (0, 1)]
+    caches = [encoded(whisper, speech(2, seed)) for seed in (0, 1)]
+    new = [_PROMPT, _PROMPT]
+    for step in range(6):
+        for i in (0, 1):
+            logits, caches[i] = whisper.decode(list(new[i]), caches[i])
+            np.testing.assert_array_equal(logits[:, 0], alone[i][:, step])
+            new[i] = logits[:, -1].argmax(axis=-1)[:, None]
+
+
+def test_rows_that_fan_out_and_change_places_are_eagers(
+    whisper: EncoderDecoder, eager: EncoderDecoder
+) -> None:
+    results = []
+    for runtime in (whisper, eager):
+        cache = encoded(runtime, speech(1, 2), rows=3)
+        _, cache = runtime.decode([_PROMPT[0]], cache, [0])
+        cache = runtime.reorder(cache, [0, 0, 0])
+        logits = []
+        for new, parents in (([5, 6, 7], [2, 0, 0]), ([8, 9, 10], [1, 1, 2]), ([1, 2, 3], None)):
+            step, cache = runtime.decode(list(np.array(new)[:, None]), cache)
+            logits.append(step.copy())
+            cache = cache if parents is None else runtime.reorder(cache, parents)
+        cache = runtime.reset(cache, [1], [0])
+        step, cache = runtime.decode([np.array([4])] * 3, cache)
+        results.append(np.stack([*logits, step]))
+    np.testing.assert_allclose(*results, atol=_CLOSE)
+
+
+def test_any_positions_of_a_chunk_can_be_asked_for(
+    whisper: EncoderDecoder, eager: EncoderDecoder
+) -> None:
+    tokens_rs = np.arange(24).reshape(2, 12)
+    asked = (11, *range(10), -2)
+    results = [
+        runtime.decode(list(tokens_rs), encoded(runtime, speech(2, 3)), positions=asked)[0]
+        for runtime in (whisper, eager)
+    ]
+    np.testing.assert_allclose(*results, atol=_CLOSE)
+
+
+def test_a_full_cache_says_so(whisper: EncoderDecoder) -> None:
+    cache = whisper.new_cache(1, 2, inputs=1)
+    with pytest.raises(KvcastError, match="2 positions and is full"):
+        whisper.decode(list(_PROMPT[:1]), cache)
+
+
+def test_inputs_come_and_go_while_other_rows_go_on(
+    name: str, pair: tuple[EncoderDecoder, EncoderDecoder]
+) -> None:
+    """The second input goes and a third, of another length, comes in its place."""
+    runtime, eager = pair
+    sources = [_SOURCES[name](1, seed) for seed in (7, 8, 9)]
+    cache = runtime.new_cache(3, 32, inputs=2)
+    for slot in (0, 1):
+        cache = runtime.encode(cache, [slot], *sources[slot])
+    cache = runtime.reset(cache, [0, 1, 2], [0, 1, 0])
+    given = random_tokens(3, 8, seed=10)
+    before, cache = stepped(runtime, cache, given[:, :4])
+    cache = runtime.encode(runtime.reset(cache, [1]), [1], *sources[2])
+    cache = runtime.reset(cache, [1], [1])
+    after, _ = stepped(runtime, cache, given[:, 4:])
+    rows = (0, given[0]), (2, given[1, 4:]), (0, given[2])
+    for row, (source, tokens) in enumerate(rows):
+        expected = whole(eager, sources[source], [tokens])[0]
+        np.testing.assert_allclose(after[row], expected[-4:], atol=_CLOSE)
+    expected = whole(eager, sources[1], [given[1, :4]])[0]
+    np.testing.assert_allclose(before[1], expected, atol=_CLOSE)
+
+
+def _cut(content: bytes) -> bytes:
+    return content[:-100]
+
+
+def _changed(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+def _foreign(content: bytes) -> bytes:
+    return (bundle(MODELS["t5"], runtime="executorch") / FILE).read_bytes()[: len(content)]
+
+
+@pytest.mark.parametrize("damage", [_cut, _changed, _foreign])
+def test_another_file_than_was_exported_is_refused_before_it_is_loaded(
+    damage: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    copy = shutil.copytree(bundle(WHISPER, runtime="executorch"), tmp_path / "copy")
+    assert read_bundle(copy)
+    model = copy / FILE
+    model.write_bytes(damage(model.read_bytes()))
+    with pytest.raises(KvcastError, match="checksum"):
+        read_bundle(copy)
+
+
+def test_a_file_without_a_manifest_describes_itself_beside_what_runs(tmp_path: Path) -> None:
+    folder = bundle(WHISPER, runtime="executorch")
+    unvouched = shutil.copytree(folder, tmp_path / "unvouched")
+    (unvouched / MANIFEST).unlink()
+    assert read_on_trust(unvouched / FILE) == read_bundle(folder)
+
+
+def test_a_file_that_is_none_of_executorchs_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("executorch", reason=NEEDED["executorch"][1])
+    from kvcast.runtimes.executorch.methods import Methods
+
+    path = tmp_path / "model.pte"
+    path.write_bytes(b"nothing" * 100)
+    with pytest.raises(KvcastError, match="no ExecuTorch program"):
+        Methods(path, threads=1)
+
+
+def test_a_source_that_is_too_long_is_one_line() -> None:
+    long = np.zeros((1, 600), np.int64), np.array([600], np.int32)
+    with pytest.raises(KvcastError, match="600 tokens and the bundle takes up to 512"):
+        encoded(opened(MODELS["t5"], runtime="executorch"), long)
+
+
+def test_the_caller_in_cpp_transcribes_as_python_does(
+    eager: EncoderDecoder, tmp_path: Path
+) -> None:
+    caller = built("transcribe", tmp_path)
+    expected, paths = [], []
+    for seed in (0, 1):
+        features = speech(1, seed)[0]
+        paths.append(tmp_path / f"{seed}.f32")
+        features.astype("<f4").tofile(paths[-1])
+        expected.append(_text(eager, features))
+    done = subprocess.run(
+        [caller, bundle(WHISPER, runtime="executorch") / FILE, *paths],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [list(map(int, line.split())) for line in done.stdout.splitlines()] == expected
+    assert all(expected)
+
+
+def _text(runtime: EncoderDecoder, features: NDArray[Any]) -> list[int]:
+    """Likeliest tokens of one input up to an end, of those that may be chosen."""
+    cache, new = encoded(runtime, (features,)), np.array(SPECIAL_TOKENS["start_tokens"])
+    forbidden, text = [*SPECIAL_TOKENS["blank_tokens"]], list[int]()
+    for _ in range(16):
+        logits, cache = runtime.decode([new], cache)
+        logits[..., [*forbidden, *SPECIAL_TOKENS["suppressed_tokens"]]] = -np.inf
+        new = logits[0, -1].argmax(keepdims=True)
+        if new[0] in SPECIAL_TOKENS["end_tokens"]:
+            break
+        text.append(int(new[0]))
+        forbidden = []
+    return text

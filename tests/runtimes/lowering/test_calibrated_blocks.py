@@ -1,0 +1,138 @@
+"""Codes of a whole model: of which matrices, for which inputs, and the same each time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from kit.random_decoders import GEMMA3, LLAMA, MISTRAL, QWEN2, random_decoder
+from kvcast.errors import KvcastError
+from kvcast.families.decoder import DecoderDimensions
+from kvcast.models.programs.decoder import DecoderPrograms
+from kvcast.runtimes.lowering import calibrated_blocks
+from kvcast.runtimes.lowering.block_search import searched
+from kvcast.runtimes.lowering.calibrated_blocks import calibrate
+from kvcast.runtimes.lowering.calibration import decode_from_the_start, write_text
+from kvcast.spec.blocks import Blocks, no_blocks, rounded
+from kvcast.spec.phases import ignore_phase
+
+NAMES = ("attention.qkv", "attention.out", "feed_forward.gate_up", "feed_forward.down")
+
+
+@pytest.fixture(autouse=True)
+def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrated_blocks, "_TOKENS", 512)
+
+
+def short(dimensions: DecoderDimensions) -> DecoderPrograms:
+    """Programs whose texts take few steps, and with channels that stand out, as real ones have."""
+    programs = random_decoder(replace(dimensions, max_positions=32))
+    random = torch.Generator().manual_seed(0)
+    for layer in programs.decode.decoder.layers:
+        for norm in (layer.attention_norm, layer.feed_forward_norm):
+            norm.weight.data *= torch.randn(dimensions.width, generator=random).exp()
+    return programs
+
+
+def matrices(programs: DecoderPrograms) -> dict[str, NDArray[np.float32]]:
+    found = programs.decode.state_dict()
+    return {
+        name: found[name].numpy().copy()
+        for layer in range(programs.dimensions.layers)
+        for name in (f"decoder.layers.{layer}.{part}.weight" for part in NAMES)
+    }
+
+
+def inputs_of(programs: DecoderPrograms, seed: int) -> dict[str, NDArray[np.float32]]:
+    """What each matrix is given in a text, [positions, inputs]."""
+    found: dict[str, NDArray[np.float32]] = {}
+
+    def keep(name: str, given: torch.Tensor) -> None:
+        found[name] = given.flatten(0, -2).numpy()
+
+    for name in matrices(programs):
+        matrix = programs.decode.get_submodule(name.removesuffix(".weight"))
+        matrix.register_forward_pre_hook(lambda _, given, name=name: keep(name, *given))
+    text = write_text(programs, 512, seed)
+    decode_from_the_start(programs, text)
+    return found
+
+
+@pytest.mark.parametrize("dimensions", [LLAMA, MISTRAL, QWEN2, GEMMA3])
+def test_what_matrices_give_is_nearer_in_another_text_as_well(
+    dimensions: DecoderDimensions,
+) -> None:
+    programs = short(dimensions)
+    exact = matrices(programs)
+    found = calibrate(programs, no_blocks, ignore_phase)
+    assert found.record == {"calibrated": len(exact), "kept": 0, "tokens": 512, "seed": 0}
+    assert found.blocks_of("decoder.embedding.weight") is None
+    assert found.blocks_of("decoder.head.weight") is None
+    nearer = []
+    for name, inputs in inputs_of(short(dimensions), seed=1).items():
+        blocks = found.blocks_of(name)
+        assert blocks is not None
+        own, plain = (
+            np.square(inputs @ (one.numbers() - exact[name]).T).mean()
+            for one in (blocks, searched(exact[name]))
+        )
+        nearer.append(own / plain)
+    assert np.mean(nearer) < 0.95
+
+
+def test_no_weight_changes_and_twice_gives_the_same() -> None:
+    programs = short(LLAMA)
+    before = matrices(programs)
+    first, second = (calibrate(programs, no_blocks, ignore_phase).blocks_of for _ in range(2))
+    for name, matrix in matrices(programs).items():
+        np.testing.assert_array_equal(matrix, before[name])
+        one, other = first(name), second(name)
+        assert one is not None
+        assert other is not None
+        for part in ("codes", "scales", "least"):
+            np.testing.assert_array_equal(getattr(one, part), getattr(other, part))
+
+
+def test_a_seed_is_a_text() -> None:
+    programs = short(LLAMA)
+    texts = [write_text(programs, 512, seed) for seed in (0, 0, 1)]
+    assert texts[0].shape == (16, 32)
+    assert torch.equal(texts[0], texts[1])
+    assert not torch.equal(texts[0], texts[2])
+
+
+def test_a_checkpoints_own_codes_are_kept_and_others_are_calibrated_beside_them() -> None:
+    programs = short(LLAMA)
+    name = "decoder.layers.0.attention.qkv.weight"
+    own: dict[str, Blocks] = {name: rounded(matrices(programs)[name])}
+    found = calibrate(programs, own.get, ignore_phase)
+    assert found.blocks_of(name) is own[name]
+    assert (found.record["calibrated"], found.record["kept"]) == (7, 1)
+
+
+def test_where_all_codes_are_the_checkpoints_no_text_is_written() -> None:
+    programs = short(LLAMA)
+    own = {name: rounded(matrix) for name, matrix in matrices(programs).items()}
+    phases: list[str] = []
+    found = calibrate(programs, own.get, phases.append)
+    assert found.record == {"calibrated": 0, "kept": 8}
+    assert phases == ["calibrating nothing"]
+    assert all(found.blocks_of(name) is blocks for name, blocks in own.items())
+
+
+def test_inputs_that_are_no_multiple_of_a_block_are_left_to_the_lowering() -> None:
+    found = calibrate(short(replace(LLAMA, inner=40)), no_blocks, ignore_phase)
+    assert found.record["calibrated"] == 6
+    assert found.blocks_of("decoder.layers.0.feed_forward.down.weight") is None
+
+
+def broken(programs: DecoderPrograms) -> DecoderPrograms:
+    programs.decode.decoder.norm.weight.data.fill_(torch.nan)
+    return programs
+
+
+def test_weights_that_give_no_numbers_are_refused() -> None:
+    with pytest.raises(KvcastError, match="logits are not all finite"):
+        calibrate(broken(short(LLAMA)), no_blocks, ignore_phase)

@@ -1,0 +1,133 @@
+"""The same bits whichever compiler made the library; instruction sets of other processors.
+
+Those run under qemu, which has processors with and without each of the extensions.
+"""
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from runtimes.native.drivers import compile_programs
+
+pytestmark = pytest.mark.slow
+
+PROGRAMS = ("driver.cpp", "oracle.cpp", "operations_oracle.cpp")
+
+needs_qemu = pytest.mark.skipif(
+    not shutil.which("qemu-aarch64"), reason="qemu-user is not installed"
+)
+needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the programs are for x86")
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return compile_programs(("g++", "-O3"), tmp_path_factory.mktemp("gcc"), PROGRAMS)
+
+
+@pytest.fixture(scope="module")
+def expected(programs: list[Path]) -> dict[str, str]:
+    """Digests of products and attention of random sizes, by instruction set."""
+    return digests(programs[0])
+
+
+@pytest.fixture(scope="module")
+def arm_programs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    command = ("aarch64-linux-gnu-g++", "-O3", "-static")
+    return compile_programs(command, tmp_path_factory.mktemp("arm"), PROGRAMS)
+
+
+@pytest.fixture(scope="module")
+def arm_digests(arm_programs: list[Path]) -> dict[str, str]:
+    return digests("qemu-aarch64", "-cpu", "max", arm_programs[0])
+
+
+def digests(*command: str | Path) -> dict[str, str]:
+    done = subprocess.run([*command, "digests"], capture_output=True, text=True, check=True)
+    return dict(line.split() for line in done.stdout.splitlines())
+
+
+def held(*command: str | Path, trials: int) -> list[str]:
+    """Hold the instruction sets that run against plain; returns their names."""
+    words = [*command, "1", str(trials)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+def test_every_instruction_set_has_a_digest(expected: dict[str, str]) -> None:
+    assert "plain" in expected
+    # It has AVX2's floats, and integers are exact in all sets.
+    assert expected.get("avx2_vnni", expected.get("avx2")) == expected.get("avx2")
+    others = [digest for name, digest in expected.items() if name != "avx2_vnni"]
+    assert len(set(others)) == len(others)
+
+
+def test_every_instruction_set_agrees_with_plain(
+    programs: list[Path], expected: dict[str, str]
+) -> None:
+    for oracle in programs[1:]:
+        assert held(oracle, trials=100) == list(expected)
+
+
+def test_another_compiler_that_optimises_less_gives_the_same_bits(
+    expected: dict[str, str], tmp_path: Path
+) -> None:
+    [driver] = compile_programs(("clang++", "-O1"), tmp_path)
+    assert digests(driver) == expected
+
+
+@needs_qemu
+def test_arm_gives_the_same_bits(expected: dict[str, str], arm_digests: dict[str, str]) -> None:
+    assert arm_digests["plain"] == expected["plain"]
+    assert arm_digests["neon"] == arm_digests["neon_i8mm"]
+
+
+@needs_qemu
+def test_another_compiler_gives_the_same_bits_on_arm(
+    arm_digests: dict[str, str], tmp_path: Path
+) -> None:
+    command = ("clang++", "--target=aarch64-linux-gnu", "-O2", "-static")
+    [driver] = compile_programs(command, tmp_path)
+    assert digests("qemu-aarch64", "-cpu", "max", driver) == arm_digests
+
+
+@needs_qemu
+@pytest.mark.parametrize(
+    ("processor", "sets"),
+    [
+        ("cortex-a72", ["plain"]),
+        ("neoverse-n1", ["plain", "neon"]),
+        ("max", ["plain", "neon", "neon_i8mm"]),
+    ],
+)
+def test_an_arm_processor_takes_what_it_has_and_agrees_with_plain(
+    arm_programs: list[Path], processor: str, sets: list[str]
+) -> None:
+    for oracle in arm_programs[1:]:
+        assert held("qemu-aarch64", "-cpu", processor, oracle, trials=15) == sets
+
+
+@needs_qemu
+@needs_x86
+def test_a_processor_without_avx_gives_the_same_bits(
+    programs: list[Path], expected: dict[str, str]
+) -> None:
+    # qemu's AVX2 is no oracle: it reads what masked loads leave out.
+    found = digests("qemu-x86_64", "-cpu", "Nehalem", programs[0])
+    assert found == {"plain": expected["plain"]}
+
+
+@needs_qemu
+@needs_x86
+@pytest.mark.parametrize(
+    ("processor", "sets"), [("Nehalem", ["plain"]), ("Haswell", ["plain", "avx2"])]
+)
+def test_an_x86_processor_takes_what_it_has(
+    programs: list[Path], processor: str, sets: list[str]
+) -> None:
+    command = ["qemu-x86_64", "-cpu", processor, programs[0], "sets"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == sets

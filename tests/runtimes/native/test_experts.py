@@ -1,0 +1,144 @@
+"""Mixtures of experts: each token's are products that are tested elsewhere, and its alone."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from kvcast.errors import KvcastError
+from kvcast.runtimes.native.instructions import Activation, Operation
+from kvcast.runtimes.native.library import Format, Machine
+from runtimes.native.guarded import guarded
+from runtimes.native.native_calls import (
+    Floats,
+    Matrix,
+    Rounded,
+    address,
+    all_instructions,
+    call,
+    flat,
+    machine,
+    multiply,
+    rounded,
+    strided,
+    untouched,
+)
+
+formats = st.sampled_from(Format)
+
+
+class Stack:
+    """Random experts, packed for a machine; `read` are those whose tiles may be read."""
+
+    def __init__(self, rng: np.random.Generator, format_: Format, count: int, *sizes: int) -> None:
+        self.matrices = [Matrix(rng, format_, *sizes, bias=False) for _ in range(count)]
+        self.format, self.sizes = format_, sizes
+
+    def packed(self, runner: Machine, read: set[int]) -> list[NDArray[np.uint8]]:
+        nothing = np.zeros(0, np.uint8)
+        return [
+            one.packed(runner) if i in read else guarded(nothing)
+            for i, one in enumerate(self.matrices)
+        ]
+
+
+def mixed(
+    runner: Machine,
+    x: Floats,
+    logits: Floats,
+    stacks: tuple[Stack, Stack],
+    each: int,
+    pad: int = 0,
+) -> Floats:
+    chosen = set(np.argsort(-logits, axis=-1, kind="stable")[:, :each].ravel().tolist())
+    tiles = [stack.packed(runner, chosen) for stack in stacks]
+    addresses = [guarded(np.array([one.ctypes.data for one in of])) for of in tiles]
+    is_float = stacks[0].format == Format.F32
+    floats, codes = (strided(x, x.shape[1] + pad), None) if is_float else (None, rounded(x))
+    apart = strided(logits, logits.shape[1] + pad)
+    out = strided(np.zeros_like(x), x.shape[1] + pad)
+    words: list[int] = [*logits.shape, each, *flat(apart)]
+    for stack, of in zip(stacks, addresses, strict=True):
+        words += [stack.format, *stack.sizes, address(of)]
+    words += [*flat(floats), address(codes.data if codes else None), Activation.SILU, *flat(out)]
+    call(runner, Operation.MIXTURE, *words)
+    assert not pad or untouched(out)
+    return out.copy()
+
+
+def product(runner: Machine, matrix: Matrix, row: Floats) -> Floats:
+    out = np.empty((1, matrix.shape[0]), np.float32)
+    given = row if matrix.format == Format.F32 else rounded(row)
+    multiply(runner, matrix, matrix.packed(runner), given, out=out)
+    return out
+
+
+def answer(runner: Machine, up: Matrix, down: Matrix, row: Floats) -> Floats:
+    """Return one expert's result for a token."""
+    hidden, inner = product(runner, up, row), down.shape[1]
+    gated = np.empty((1, inner), np.float32)
+    words = (address(hidden), address(hidden[:, inner:]), 2 * inner, 1, inner, Activation.SILU)
+    codes = Rounded(1, inner)
+    call(runner, Operation.GATED, *words, *flat(gated), address(codes.data))
+    out = np.empty((1, down.shape[0]), np.float32)
+    given = gated if down.format == Format.F32 else codes
+    multiply(runner, down, down.packed(runner), given, out=out)
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    kinds=st.tuples(formats, formats),
+    tokens=st.integers(1, 12),
+    experts=st.integers(1, 6),
+    width=st.integers(1, 150),
+    inner=st.integers(1, 150),
+    pad=st.integers(0, 40),
+    data=st.data(),
+)
+def test_a_token_goes_through_its_best_experts_whatever_is_beside_it(
+    seed: int,
+    kinds: tuple[Format, Format],
+    tokens: int,
+    experts: int,
+    width: int,
+    inner: int,
+    pad: int,
+    data: st.DataObject,
+) -> None:
+    """Experts that nobody chose have no memory, so reading them would end the process."""
+    rng = np.random.default_rng(seed)
+    each = data.draw(st.integers(1, experts))
+    x = rng.normal(size=(tokens, width)).astype(np.float32)
+    logits = rng.integers(-3, 3, (tokens, experts)).astype(np.float32)  # equally high ones too
+    stacks = (
+        Stack(rng, kinds[0], experts, 2 * inner, width),
+        Stack(rng, kinds[1], experts, width, inner),
+    )
+    for name in all_instructions():
+        one = machine(1, name)
+        found = mixed(one, x, logits, stacks, each, pad)
+        np.testing.assert_array_equal(mixed(machine(3, name), x, logits, stacks, each), found)
+        token = data.draw(st.integers(0, tokens - 1))
+        row = x[token : token + 1]
+        alone = mixed(machine(2, name), row, logits[token : token + 1], stacks, each)
+        np.testing.assert_array_equal(alone[0], found[token])
+        best = np.argsort(-logits[token], kind="stable")[:each]
+        shares = np.exp(logits[token, best] - logits[token, best[0]])
+        answers = np.concatenate(
+            [answer(one, stacks[0].matrices[i], stacks[1].matrices[i], row) for i in best]
+        )
+        expected = (shares / shares.sum()) @ answers
+        error = 1e-5 * np.abs(answers).max(initial=1e-6)
+        np.testing.assert_allclose(found[token], expected, atol=error, rtol=1e-5)
+
+
+def test_a_token_goes_through_no_more_experts_than_there_are() -> None:
+    rng = np.random.default_rng(0)
+    stacks = Stack(rng, Format.F32, 2, 8, 4), Stack(rng, Format.F32, 2, 4, 4)
+    x, logits = np.ones((1, 4), np.float32), np.zeros((1, 2), np.float32)
+    for each in (0, 3):
+        with pytest.raises(KvcastError, match="a token goes through"):
+            mixed(machine(1, "plain"), x, logits, stacks, each)

@@ -1,0 +1,192 @@
+"""On kvcast's own kernels a row's numbers are its own: nothing beside it changes a bit."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kit.bundles import bundle, opened
+from kit.encoded import encoded, one_of, random_tokens
+from kit.random_decoders import GEMMA3, LLAMA, MIXTRAL
+from kit.random_models import CROSS_BIASED_T5, SMALL, SMALL_T5, speech, text
+from kvcast.bundle.manifest import read_bundle
+from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
+from kvcast.runtimes.native.programs import Program
+from kvcast.runtimes.targets import TARGETS
+
+SOURCES = {SMALL: speech, SMALL_T5: text}
+DECODERS = {
+    "llama": LLAMA,
+    "gemma": GEMMA3,
+    "one long head": replace(LLAMA, heads=2, kv_heads=1),
+    "mixtral": MIXTRAL,
+}
+
+
+def in_chunks(runtime: Any, cache: Any, tokens_s: Int64, row: int, chunk: int) -> Float32:
+    """Logits [s, vocab] of a row that reads so many tokens a call."""
+    found = []
+    for first in range(0, len(tokens_s), chunk):
+        part = tokens_s[first : first + chunk]
+        logits, cache = runtime.decode([part], cache, [row], positions=range(len(part)))
+        found.append(logits[0].copy())
+    return np.concatenate(found)
+
+
+PRECISIONS = {
+    "none": {"quantize": "none"},
+    "int8": {"quantize": "int8", "cache": "fp16"},
+    "int4": {"quantize": "int4", "cache": "int8"},
+    "int8 caches": {"quantize": "none", "cache": "int8"},
+}
+
+
+@pytest.fixture(params=PRECISIONS)
+def precision(request: pytest.FixtureRequest) -> dict[str, str]:
+    return PRECISIONS[request.param]
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "source"),
+    [(SMALL, speech), (SMALL_T5, text), (CROSS_BIASED_T5, text)],
+    ids=["whisper", "t5", "cross-biased t5"],
+)
+def test_fp32_equals_the_model(dimensions: Any, source: Any) -> None:
+    # Encoder and decoder of a T5 have tables of biases of their own.
+    given, (tokens_s,) = source(1, 12), random_tokens(1, 9, seed=6)
+    found, expected = (
+        in_chunks(runtime, encoded(runtime, given), tokens_s, 0, 9)
+        for runtime in (opened(dimensions, runtime=name) for name in ("native", "eager"))
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dimensions", SOURCES, ids=["whisper", "t5"])
+def test_inputs_and_rows_beside_it_change_nothing(
+    dimensions: Any, precision: dict[str, str]
+) -> None:
+    runtime: EncoderDecoder = opened(dimensions, runtime="native", **precision)
+    inputs, given = SOURCES[dimensions](3, 5), random_tokens(6, 9, seed=6)
+    together, _ = runtime.decode(list(given), encoded(runtime, inputs, 6), positions=range(9))
+    for row in range(6):
+        alone = encoded(runtime, one_of(inputs, row // 2))
+        np.testing.assert_array_equal(in_chunks(runtime, alone, given[row], 0, 9), together[row])
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_chunks_change_nothing(name: str, precision: dict[str, str]) -> None:
+    runtime: Runtime = opened(DECODERS[name], runtime="native", **precision)
+    tokens_s = np.random.default_rng(1).integers(0, 160, 40)
+    expected = in_chunks(runtime, runtime.new_cache(2, 64), tokens_s, 1, 1)
+    for chunk in (3, 16, 40):
+        found = in_chunks(runtime, runtime.new_cache(2, 64), tokens_s, 1, chunk)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_threads_change_nothing(precision: dict[str, str]) -> None:
+    folder = bundle(LLAMA, runtime="native", **precision)
+    manifest = read_bundle(folder)
+    tokens_s = np.random.default_rng(2).integers(0, 160, 50)
+    one, *others = [
+        in_chunks(runtime, runtime.new_cache(1, 64), tokens_s, 0, 25)
+        for runtime in (TARGETS["native"].open("decoder", folder, manifest, n) for n in (1, 2, 3))
+    ]
+    for other in others:
+        np.testing.assert_array_equal(other, one)
+
+
+@pytest.mark.parametrize(("quantize", "most"), [("int8", 0.05), ("int4", 0.5)])
+@pytest.mark.parametrize("name", DECODERS)
+def test_quantised_stays_near_fp32(name: str, quantize: str, most: float) -> None:
+    runtimes = [opened(DECODERS[name], scheme, "native") for scheme in ("none", quantize)]
+    tokens_s = np.random.default_rng(3).integers(0, 160, 30)
+    exact, rounded = (in_chunks(one, one.new_cache(1, 32), tokens_s, 0, 30) for one in runtimes)
+    # The median token: some take another expert.
+    error_s = np.abs(rounded - exact).mean(-1) / np.abs(exact).mean(-1)
+    assert 0 < np.median(error_s) < most
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_int8_caches_stay_near_fp32(name: str) -> None:
+    runtimes = [opened(DECODERS[name], runtime="native", cache=cache) for cache in ("fp32", "int8")]
+    tokens_s = np.random.default_rng(3).integers(0, 160, 30)
+    exact, rounded = (in_chunks(one, one.new_cache(1, 32), tokens_s, 0, 30) for one in runtimes)
+    error_s = np.abs(rounded - exact).mean(-1) / np.abs(exact).mean(-1)
+    assert 0 < np.median(error_s) < 0.03
+
+
+def test_an_int8_cache_has_a_byte_for_a_number_and_four_for_a_scale() -> None:
+    held, small = (
+        sum(
+            cell.nbytes
+            for cell in opened(LLAMA, runtime="native", cache=cache).new_cache(2, 32).memory.cells
+        )
+        for cache in ("fp32", "int8")
+    )
+    assert small * 4 * LLAMA.head_dim == held * (LLAMA.head_dim + 4)
+
+
+def test_keys_of_an_int8_cache_align_as_those_of_fp32() -> None:
+    source, (tokens_s,) = speech(1, 12), random_tokens(1, 12, seed=13)
+    scores = [
+        runtime.align(tokens_s, encoded(runtime, source), 0).scores_hst
+        for runtime in (opened(SMALL, runtime="native", cache=one) for one in ("fp32", "int8"))
+    ]
+    error = np.abs(scores[0] - scores[1]).max()
+    assert 0 < error < 0.02 * np.ptp(scores[0])
+
+
+def test_an_input_of_the_same_size_needs_no_other_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime: Any = opened(SMALL, "int8", "native")
+    inputs, (tokens_s,) = speech(2, 5), random_tokens(1, 3, seed=7)
+    plans: list[str] = []
+    call = runtime.interpreter.call
+    monkeypatch.setattr(
+        runtime.interpreter, "call", lambda name, *given: plans.append(name) or call(name, *given)
+    )
+    cache, found = runtime.new_cache(1, 8, 1), []
+    for clip in (0, 1, 0):
+        cache = runtime.encode(cache.reset([0], None), [0], *one_of(inputs, clip))
+        cache = runtime.reset(cache, [0], [0])
+        found.append(in_chunks(runtime, cache, tokens_s, 0, 1))
+    np.testing.assert_array_equal(found[0], found[2])
+    assert not np.array_equal(found[0], found[1])
+    # The first input's arrays become the cache's own, which the second's plans are made for.
+    assert plans == ["encode", "decode", "encode"]
+
+
+def test_inputs_in_turns_need_a_plan_for_each_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime: Any = opened(SMALL, "int8", "native")
+    inputs, (tokens_s,) = speech(2, 5), random_tokens(1, 3, seed=7)
+    plans: list[str] = []
+    call = runtime.interpreter.call
+    monkeypatch.setattr(
+        runtime.interpreter, "call", lambda name, *given: plans.append(name) or call(name, *given)
+    )
+    cache, found = runtime.new_cache(2, 8, 2), []
+    for clips in ((0, 1), (1, 0), (0, 1)):
+        for slot, clip in enumerate(clips):
+            cache = runtime.encode(cache.reset([slot], None), [slot], *one_of(inputs, clip))
+        cache = runtime.reset(cache, [0, 1], [0, 1])
+        found.append([in_chunks(runtime, cache, tokens_s, row, 1) for row in (0, 1)])
+    np.testing.assert_array_equal(found[0], found[2])
+    np.testing.assert_array_equal(found[0], found[1][::-1])
+    # The first one made the cache's arrays, which the other two's results are written to.
+    assert plans.count("encode") == 3
+
+
+def test_caches_of_one_size_share_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime: Any = opened(LLAMA, "int8", "native")
+    tokens_s = np.random.default_rng(4).integers(0, 160, 9)
+    plans: list[Program] = []
+    plan = Program.plan
+    monkeypatch.setattr(
+        Program, "plan", lambda program, *given: plans.append(program) or plan(program, *given)
+    )
+    caches = [runtime.new_cache(2, 48) for _ in range(2)]
+    first = [in_chunks(runtime, caches[0], tokens_s, 1, chunk) for chunk in (1, 4)]
+    planned = len(plans)
+    second = [in_chunks(runtime, caches[1], tokens_s, 1, chunk) for chunk in (1, 4)]
+    assert 0 < planned == len(plans)
+    np.testing.assert_array_equal(first, second)

@@ -1,0 +1,265 @@
+"""Programs: what is planned computes what torch does, wherever results and inputs lie."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kit.bundles import bundle
+from kit.random_models import SMALL, speech
+from kvcast.bundle.manifest import read_bundle
+from kvcast.errors import KvcastError
+from kvcast.runtimes.native.building import Builder, Matrix
+from kvcast.runtimes.native.fusion import fused
+from kvcast.runtimes.native.instructions import Operation
+from kvcast.runtimes.native.library import Format, Machine, aligned
+from kvcast.runtimes.native.operations import OPERATIONS
+from kvcast.runtimes.native.programs import Constant, Node, Program, Step
+from kvcast.runtimes.targets import TARGETS
+from runtimes.native.native_calls import Matrix as RandomMatrix
+
+UNARY = {"tanh": torch.tanh, "silu": torch.nn.functional.silu, "relu": torch.relu}
+BINARY = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "maximum": torch.maximum}
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    return Machine(2)
+
+
+def matrix_of(
+    machine: Machine, rng: np.random.Generator, format_: Format, outputs: int, inputs: int
+) -> Matrix:
+    matrix = RandomMatrix(rng, format_, outputs, inputs, bias=True)
+    return Matrix(format_, outputs, inputs, matrix.packed(machine))
+
+
+def run(machine: Machine, program: Program, constants: Any, inputs: Any, outputs: Any) -> None:
+    plan = program.plan(constants, inputs, outputs)
+    arena = aligned(plan.arena)
+    arena[:] = 0xFF  # NaN: nothing may be read before it is written
+    words = plan.words.copy()
+    words[plan.in_arena] += arena.ctypes.data
+    machine.run(words)
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_random_programs_are_torchs(machine: Machine, data: st.DataObject) -> None:
+    """Results are read at once, late or never, so places in the arena are used again."""
+    shape = tuple(data.draw(st.lists(st.integers(1, 5), min_size=3, max_size=3)))
+    generator = np.random.default_rng(data.draw(st.integers(0, 99)))
+    inputs = {name: generator.normal(size=shape).astype(np.float32) for name in ("x", "y")}
+    expected = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    steps = []
+    for i in range(data.draw(st.integers(1, 12))):
+        operation = data.draw(st.sampled_from([*UNARY, *BINARY, "transpose"]))
+        one, other = (data.draw(st.sampled_from(list(expected))) for _ in range(2))
+        name = f"step_{i}"
+        if operation == "transpose":
+            arguments: list[Any] = [Node(one), 1, 2]
+            result = expected[one].transpose(1, 2)
+        elif operation in UNARY:
+            arguments, result = [Node(one)], UNARY[operation](expected[one])
+        else:
+            if expected[one].shape != expected[other].shape:
+                continue
+            arguments = [Node(one), Node(other)]
+            result = BINARY[operation](expected[one], expected[other])
+        steps.append(Step(name, operation, arguments))
+        expected[name] = result
+    if not steps:
+        return
+    last = steps[-1].name
+    program = Program(inputs=["x", "y"], outputs={"result": last}, steps=steps)
+    found = np.full(tuple(expected[last].shape), np.nan, np.float32)
+    run(machine, program, {}, inputs, {"result": found})
+    np.testing.assert_allclose(found, expected[last].numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_program_survives_its_file(tmp_path: Path) -> None:
+    steps = [
+        Step("a", "clamp", [Node("x"), -1, 2.5]),
+        Step("b", "where", [Node("a"), 0.0, float("-inf")]),
+        Step("c", "linear", [Node("b"), Constant("w", "bias")], {"activation": "gelu"}),
+        Step("d", "cat", [[Node("c"), Node("c")], -1]),
+    ]
+    program = Program(inputs=["x"], outputs={"y": "d"}, steps=steps)
+    program.write(tmp_path / "program.json")
+    assert Program.read(tmp_path / "program.json") == program
+
+
+def test_what_follows_a_product_is_joined_with_it() -> None:
+    steps = [
+        Step("a", "linear", [Node("x"), Constant("w")]),
+        Step("b", "gelu", [Node("a")]),
+        Step("c", "linear", [Node("b"), Constant("v")]),
+        Step("d", "add", [Node("x"), Node("c")]),
+        Step("e", "chunk", [Node("d"), 2, -1]),
+        Step("f", "getitem", [Node("e"), 0]),
+        Step("g", "getitem", [Node("e"), 1]),
+        Step("h", "silu", [Node("f")]),
+        Step("i", "mul", [Node("h"), Node("g")]),
+    ]
+    sizes = dict.fromkeys("xcd", (2, 4)) | dict.fromkeys("ab", (2, 8))
+    assert fused(steps, sizes, ["i"]) == [
+        Step("b", "linear", [Node("x"), Constant("w")], {"activation": "gelu"}),
+        Step("d", "linear", [Node("b"), Constant("v")], {"residual": Node("x")}),
+        *steps[4:7],
+        Step("i", "gated", [Node("f"), Node("g")], {"activation": "silu"}),
+    ]
+    # What somebody else reads stays.
+    kept = fused(steps, sizes, ["i", "a", "c", "h"])
+    assert [step.operation for step in kept] == [step.operation for step in steps]
+
+
+def test_a_gate_is_joined_with_the_product_of_both_halves() -> None:
+    steps = [
+        Step("a", "linear", [Node("x"), Constant("w")]),
+        Step("b", "chunk", [Node("a"), 2, -1]),
+        Step("c", "getitem", [Node("b"), 0]),
+        Step("d", "getitem", [Node("b"), 1]),
+        Step("e", "silu", [Node("c")]),
+        Step("f", "mul", [Node("e"), Node("d")]),
+    ]
+    sizes = {"x": (2, 4), "a": (2, 8)}
+    joined = Step("f", "linear", [Node("x"), Constant("w")], {"gate": "silu"})
+    assert fused(steps, sizes, ["f"]) == [joined]
+    gated = Step("f", "gated", [Node("c"), Node("d")], {"activation": "silu"})
+    for read in "abcd":
+        assert fused(steps, sizes, ["f", read]) == [*steps[:4], gated]
+    others_half = Step("g", "tanh", [Node("d")])
+    assert fused([*steps, others_half], sizes, ["f", "g"]) == [*steps[:4], gated, others_half]
+    # A gate that is the second half stays apart, and so does one that is both.
+    for one, other in ((1, 0), (0, 0)):
+        swapped = [
+            *steps[:2],
+            *(Step(n, "getitem", [Node("b"), i]) for n, i in zip("cd", (one, other), strict=True)),
+        ]
+        assert fused([*swapped, *steps[4:]], sizes, ["f"]) == [steps[0], *swapped[1:], gated]
+
+
+@pytest.mark.parametrize("inner", [64, 128, 5, 96])
+@pytest.mark.parametrize("format_", [Format.F32, Format.INT8_BLOCK])
+def test_a_product_with_a_gate_gives_what_both_give_one_after_the_other(
+    machine: Machine, inner: int, format_: Format
+) -> None:
+    rng = np.random.default_rng(1)
+    matrix, last = (
+        matrix_of(machine, rng, format_, outputs, inputs)
+        for outputs, inputs in ((2 * inner, 70), (40, inner))
+    )
+    constants = {Constant("w"): matrix, Constant("v"): last}
+    x = rng.normal(size=(3, 50, 70)).astype(np.float32)
+    found = []
+    for joined in (False, True):
+        steps = [
+            Step("a", "linear", [Node("x"), Constant("w")]),
+            Step("b", "chunk", [Node("a"), 2, -1]),
+            Step("c", "getitem", [Node("b"), 0]),
+            Step("d", "getitem", [Node("b"), 1]),
+            Step("f", "gated", [Node("c"), Node("d")], {"activation": "gelu_tanh"}),
+        ]
+        if joined:
+            steps = [Step("f", "linear", [Node("x"), Constant("w")], {"gate": "gelu_tanh"})]
+        steps.append(Step("g", "linear", [Node("f"), Constant("v")]))
+        outputs = {
+            "gates": np.full((3, 50, inner), np.nan, np.float32),
+            "result": np.full((3, 50, 40), np.nan, np.float32),
+        }
+        names = {"gates": "f", "result": "g"}
+        for wanted in (["result"], ["gates", "result"]):
+            program = Program(
+                inputs=["x"], outputs={one: names[one] for one in wanted}, steps=steps
+            )
+            run(machine, program, constants, {"x": x}, {one: outputs[one] for one in wanted})
+            found.append(outputs["result"].copy())
+        found.append(outputs["gates"])
+    assert np.isfinite(found[0]).all()
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[3])
+    assert np.array_equal(found[0], found[4])
+    assert np.array_equal(found[2], found[5])
+
+
+ROTATED = ["x", "x", "x", "cache", "cache", "lengths", 1.0, 0, 0.0]
+ANGLES = np.ones((8, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments", "keywords"),
+    [
+        ("linear", ["x", "matrix"], {}),
+        ("layer_norm", ["x", np.ones(3, np.float32), np.ones(4, np.float32), 1e-5], {}),
+        ("layer_norm", ["x", np.ones(4, np.float32), np.ones(4, np.float64), 1e-5], {}),
+        ("rms_norm", ["x", np.ones(5, np.float32), 1e-5], {}),
+        ("add", ["x", np.ones(3, np.float32)], {}),
+        ("unflatten", ["x", -1, [3, 2]], {}),
+        ("getitem", [[1, 2], 7], {}),
+        ("encoder_attention", ["x", "x", "x", 3, 1.0], {}),
+        ("self_attention", [*ROTATED, ANGLES.astype(np.float16), ANGLES], {}),
+        ("self_attention", [*ROTATED, ANGLES, ANGLES[0]], {}),
+        ("self_attention", [*ROTATED, ANGLES, None], {}),
+        ("self_attention", [*ROTATED, ANGLES, "x"], {}),
+    ],
+)
+def test_sizes_that_do_not_fit_are_found(operation: str, arguments: Any, keywords: Any) -> None:
+    builder = Builder()
+    known = {
+        "x": builder.outer(np.zeros((1, 2, 4), np.float32)),
+        "matrix": Matrix(Format.F32, 3, 5, np.zeros(1, np.uint8)),
+        "cache": builder.outer(np.zeros((1, 1, 8, 4), np.float32)),
+        "lengths": builder.outer(np.zeros(1, np.int32)),
+    }
+    given_ = [known[one] if isinstance(one, str) else one for one in arguments]
+    with pytest.raises((ValueError, IndexError)):
+        OPERATIONS[operation](builder, *given_, **keywords)
+
+
+def test_tables_of_angles_that_fit_are_taken() -> None:
+    builder = Builder()
+    x = builder.outer(np.zeros((1, 2, 4), np.float32))
+    cache = builder.outer(np.zeros((1, 1, 8, 4), np.float32))
+    lengths = builder.outer(np.zeros(1, np.int32))
+    rotated = [x, x, x, cache, cache, lengths, *ROTATED[6:], ANGLES, ANGLES]
+    assert OPERATIONS["self_attention"](builder, *rotated).sizes == x.sizes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda fields: fields.update(version=99), "it is not of the version"),
+        (lambda fields: fields["steps"][0].update(operation="system"), "unknown operations"),
+        (lambda fields: fields["steps"].pop(3), "cannot be run here"),
+        (lambda fields: fields["inputs"].append("more"), "does not fit bundle.json"),
+    ],
+)
+def test_a_damaged_program_is_one_line(tmp_path: Path, change: Any, message: str) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(bundle(SMALL, runtime="native"), folder)
+    manifest = read_bundle(folder)
+    path = folder / "native/encode.json"
+    fields = json.loads(path.read_text())
+    change(fields)
+    path.write_text(json.dumps(fields))
+
+    def encode() -> None:
+        runtime = TARGETS["native"].open("whisper", folder, manifest, 1)
+        runtime.encode(runtime.new_cache(1, 8, 1), [0], *speech(1, 0))
+
+    with pytest.raises(KvcastError, match=message) as caught:
+        encode()
+    assert "encode.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_number_past_32_bits_is_refused_rather_than_cut() -> None:
+    words = np.array([int(Operation.CROSS_ATTENTION), 1, (1 << 32) + 1], np.int64)
+    with pytest.raises(KvcastError, match="too large"):
+        Machine(1).run(words)

@@ -1,0 +1,209 @@
+"""Penalties, biases and alternatives: what OpenAI's, vLLM's and transformers' definitions say."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tasks.test_generate import text_model
+from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
+
+from kit.letters import END, VOCAB, Letters
+from kit.recomputing_runtime import random_model
+from kvcast.decoding.numerics import log_softmax
+from kvcast.decoding.params import SamplingParams
+from kvcast.engine.requests import Histories, Prompt
+from kvcast.errors import UsageError
+from kvcast.text.model import TextModel
+from kvcast.text.preferences import Preferences
+
+PREFERRING: list[dict[str, Any]] = [
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": -0.7},
+    {"presence_penalty": -1.0, "frequency_penalty": 2.0},
+    {"logit_bias": {5: 3.0, 9: -100.0}},
+    {"logit_bias": "5:3,9:-100", "repetition_penalty": 1.4, "frequency_penalty": 0.5},
+]
+
+
+def histories_of(prompt: list[int], written_rn: np.ndarray, preferences: Preferences) -> Histories:
+    rows, length = written_rn.shape
+    histories = preferences.histories(length + 1, Prompt(np.array(prompt)))
+    for n in range(length):
+        parents = [0] * rows if n == 0 else list(range(rows))
+        histories.extend(parents, written_rn[:, n].tolist())
+    return histories
+
+
+def expected(logits_v: np.ndarray, prompt: list[int], written: list[int], params: SamplingParams):
+    """One token after the other, in vLLM's order."""
+    scores_v = torch.tensor(logits_v[None])
+    if params.biases:
+        sequences = [[[token], bias] for token, bias in params.biases.items()]
+        scores_v = SequenceBiasLogitsProcessor(sequences)(torch.zeros((1, 0)), scores_v)
+    if params.repetition_penalty != 1:
+        seen = torch.tensor([[*prompt, *written]])
+        scores_v = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(seen, scores_v)
+    for token, count in Counter(written).items():
+        scores_v[0, token] -= params.frequency_penalty * count
+        scores_v[0, token] -= params.presence_penalty
+    return scores_v[0].numpy()
+
+
+@given(
+    written=st.integers(0, 12).flatmap(
+        lambda n: st.lists(
+            st.lists(st.integers(0, 30), min_size=n, max_size=n), min_size=1, max_size=3
+        )
+    ),
+    options=st.sampled_from(PREFERRING),
+    seed=st.integers(0, 99),
+)
+def test_scores_are_those_of_the_definitions(written, options, seed):
+    params, prompt = SamplingParams(**options), [1, 5, 5, 7]
+    logits_rv = np.random.default_rng(seed).normal(0, 3, (len(written), 31)).astype(np.float32)
+    before = logits_rv.copy()
+    preferences = Preferences(params)
+    written_rn = np.array(written, np.int64).reshape(len(written), -1)
+    seen = histories_of(prompt, written_rn, preferences)
+    if not written_rn.shape[1]:  # histories have one row before the first token
+        logits_rv, before, written = logits_rv[:1], before[:1], written[:1]
+    scores_rv = preferences.applied(logits_rv, seen)
+    for scores_v, logits_v, tokens in zip(scores_rv, logits_rv, written, strict=True):
+        np.testing.assert_allclose(
+            scores_v, expected(logits_v, prompt, tokens, params), rtol=1e-5, atol=1e-5
+        )
+    assert (logits_rv == before).all()
+
+
+def test_without_preferences_scores_are_not_even_copied():
+    logits_rv = np.zeros((1, 4), np.float32)
+    preferences = Preferences(SamplingParams())
+    seen = preferences.histories(3, Prompt(np.array([1, 2])))
+    assert preferences.applied(logits_rv, seen) is logits_rv
+
+
+def written_by_hand(model: TextModel, prompt: str, options: dict[str, Any], count: int):
+    """A greedy text, every step computed from nothing."""
+    tokens, params = Letters().encode(prompt), SamplingParams(**options)
+    written: list[int] = []
+    tops = []
+    while len(written) < count:
+        logits_v = model.runtime.model((*tokens, *written))[-1].astype(np.float32)
+        chosen = int(expected(logits_v, tokens, written, params).argmax())
+        if chosen == END:
+            break
+        logprobs_v = log_softmax(logits_v[None].copy())[0]
+        best = np.argsort(-logprobs_v, kind="stable")[:4]
+        tops.append([(int(token), float(logprobs_v[token])) for token in best])
+        written.append(chosen)
+    return written, tops
+
+
+@pytest.mark.parametrize("options", [{}, *PREFERRING])
+def test_a_greedy_text_is_the_one_written_by_hand(options):
+    model = text_model()
+    found = model.generate("hello", max_new_tokens=16, logprobs=True, top_logprobs=4, **options)
+    tokens, tops = written_by_hand(model, "hello", options, 16)
+    assert list(found.tokens) == tokens
+    assert len(tokens) > 3
+    for top, hand in zip(found.top_logprobs, tops, strict=True):
+        assert [token for token, _ in top] == [token for token, _ in hand]
+        np.testing.assert_allclose([p for _, p in top], [p for _, p in hand], atol=1e-5)
+
+
+def test_what_is_in_the_prompt_alone_costs_no_presence():
+    plain = text_model().generate("aaaa", max_new_tokens=1)
+    model = text_model()
+    prompt = [*Letters().encode("a"), plain.tokens[0]]
+    again = model.generate(prompt, max_new_tokens=1, presence_penalty=2.0)
+    assert again.tokens == model.generate(prompt, max_new_tokens=1).tokens
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 1.2, "seed": 3},
+    "several": {"temperature": 1.2, "n": 3},
+    "beams": {"beam": 3, "n": 3},
+    "drafted": {"draft": "ngram"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("options", [{}, PREFERRING[2], PREFERRING[3]])
+def test_alternatives_are_what_the_model_gave_whatever_chose(way, options):
+    model = text_model()
+    asked = {"max_new_tokens": 9, "logprobs": True, "top_logprobs": 5, **WAYS[way], **options}
+    texts = model.generate("hello", **asked)
+    for text in texts if isinstance(texts, list) else [texts]:
+        assert len(text.top_logprobs) == len(text.logprobs) == len(text.tokens)
+        whole = (*Letters().encode("hello"), *text.tokens)
+        logprobs_sv = log_softmax(model.runtime.model(whole).astype(np.float32))
+        first = len(whole) - len(text.tokens) - 1
+        for logprobs_v, top, token, logprob in zip(
+            logprobs_sv[first:-1], text.top_logprobs, text.tokens, text.logprobs, strict=True
+        ):
+            values = [value for _, value in top]
+            np.testing.assert_allclose(values, np.sort(logprobs_v)[::-1][:5], atol=1e-5)
+            np.testing.assert_allclose(values, logprobs_v[[t for t, _ in top]], atol=1e-5)
+            np.testing.assert_allclose(logprob, logprobs_v[token], atol=1e-5)
+
+
+def test_alternatives_need_no_logprobs_and_change_no_text():
+    for way in WAYS.values():
+        plain = text_model().generate("hello", max_new_tokens=9, **way)
+        asked = text_model().generate("hello", max_new_tokens=9, top_logprobs=2, **way)
+        pairs = [(plain, asked)] if not isinstance(plain, list) else zip(plain, asked, strict=True)
+        for one, other in pairs:
+            assert one.tokens == other.tokens
+            assert one.top_logprobs is None
+            assert other.logprobs is None
+
+
+def test_more_alternatives_than_tokens_are_all_of_them():
+    found = text_model().generate("hello", max_new_tokens=2, top_logprobs=VOCAB + 9)
+    assert [len(top) for top in found.top_logprobs] == [VOCAB] * 2
+    total = sum(np.exp(logprob) for _, logprob in found.top_logprobs[0])
+    assert total == pytest.approx(1, abs=1e-5)
+
+
+def test_what_is_banned_is_not_written():
+    model = text_model()
+    plain = model.generate("hello", max_new_tokens=12, beam=3)
+    banned = plain.tokens[0]
+    for way in ({}, {"beam": 3}, {"temperature": 2.0}):
+        found = model.generate("hello", max_new_tokens=12, logit_bias={banned: -100}, **way)
+        assert banned not in found.tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"presence_penalty": 2.5}, "presence_penalty must be from -2 to 2, not 2.5"),
+        ({"frequency_penalty": "x"}, "frequency_penalty must be a number, not 'x'"),
+        ({"top_logprobs": -1}, "top_logprobs must be 0 or more, not -1"),
+        ({"logit_bias": {3: 101}}, "logit_bias of token 3 must be from -100 to 100, not 101"),
+        ({"logit_bias": {3: "1"}}, "logit_bias of token 3 must be a number, not '1'"),
+        ({"logit_bias": {-3: 1}}, "logit_bias names token -3: ids begin at 0"),
+        (
+            {"logit_bias": [3]},
+            "logit_bias must be token ids with numbers, such as 11:-100,13:2.5, not [3]",
+        ),
+        (
+            {"logit_bias": {str(VOCAB): 1}},
+            f"logit_bias: the model has no token {VOCAB}: give ids from 0 to {VOCAB - 1}",
+        ),
+    ],
+)
+def test_a_wrong_preference_is_one_line(options, says):
+    with pytest.raises(UsageError) as error:
+        text_model(random_model(VOCAB, 0)).generate("hello", **options)
+    assert str(error.value) == says
+
+
+def test_keys_may_be_strings_as_in_json():
+    assert SamplingParams(logit_bias={"7": -1.5}).biases == {7: -1.5}
+    assert SamplingParams(logit_bias=" 7:-1.5, 8 : 2").biases == {7: -1.5, 8: 2.0}

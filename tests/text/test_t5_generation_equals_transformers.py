@@ -1,0 +1,147 @@
+"""Greedy, beam search and its options find what transformers' `generate` finds, on each runtime."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from kit.bundles import open_folder, write
+from kit.numbers_text import Numbers, random_sources
+from kit.random_t5s import random_t5, t5_tensors
+from kvcast.models.programs.t5 import T5Programs
+from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
+from kvcast.text.sources import T5Model
+
+PAD, EOS, VOCAB = 0, 1, 160
+STEPS = 10
+SOURCES = random_sources(20, VOCAB, longest=9)
+NUMBERS = Numbers(VOCAB, end=EOS, after=[EOS], special=[PAD])
+
+Found = list[tuple[tuple[int, ...], float]]
+
+
+@cache
+def theirs_model() -> Any:
+    model = random_t5("T5_11")
+    with torch.no_grad():
+        model.lm_head.weight[EOS] *= 2.5  # or nothing ends before its length
+    return model
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, T5Model]:
+    dimensions, tensors = t5_tensors(theirs_model())
+    programs = T5Programs.from_tensors(dimensions, tensors)
+    folder = tmp_path_factory.mktemp("bundles") / "t5"
+    write(programs, folder)
+    runtimes = {
+        "eager": EagerEncoderDecoder(programs),
+        "onnx": open_folder(folder),
+    }
+    return {kind: T5Model(runtime, NUMBERS, dimensions) for kind, runtime in runtimes.items()}
+
+
+@pytest.fixture(params=["eager", "onnx"])
+def model(request: pytest.FixtureRequest, models: dict[str, T5Model]) -> T5Model:
+    return models[request.param]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Options, as both sides call them."""
+
+    beam: int = 1
+    n: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
+
+    def keywords(self) -> dict[str, Any]:
+        return vars(self) | {"max_new_tokens": STEPS}
+
+
+@cache
+def theirs(asked: Asked, batch: int) -> list[Found]:
+    """For each source its sequences with end tokens, and their scores."""
+    found: list[Found] = []
+    for first in range(0, len(SOURCES), batch):
+        sources = [NUMBERS.encode(source) for source in SOURCES[first : first + batch]]
+        longest = max(map(len, sources))
+        padded = [[*source, *[PAD] * (longest - len(source))] for source in sources]
+        mask = [[1] * len(source) + [0] * (longest - len(source)) for source in sources]
+        output = theirs_model().generate(
+            torch.tensor(padded),
+            attention_mask=torch.tensor(mask),
+            num_beams=asked.beam,
+            num_return_sequences=asked.n,
+            repetition_penalty=asked.repetition_penalty,
+            min_new_tokens=asked.min_new_tokens,
+            max_new_tokens=STEPS,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **(
+                {"length_penalty": asked.length_penalty, "early_stopping": asked.early_stopping}
+                if asked.beam > 1
+                else {}
+            ),
+        )
+        sequences = [_cut(tokens) for tokens in output.sequences[:, 1:].tolist()]
+        scores = output.sequences_scores.tolist() if asked.beam > 1 else [None] * len(sequences)
+        rows = list(zip(sequences, scores, strict=True))
+        found += [rows[i : i + asked.n] for i in range(0, len(rows), asked.n)]
+    return found
+
+
+def _cut(tokens: list[int]) -> tuple[int, ...]:
+    """Without the end token and what follows it."""
+    return tuple(tokens[: tokens.index(EOS)] if EOS in tokens else tokens)
+
+
+def ours(model: T5Model, asked: Asked, batch: int) -> list[Found]:
+    each = model.generate_each(SOURCES, batch=batch, **asked.keywords())
+    return [[(text.tokens, text.score) for text in texts] for texts in each]
+
+
+def assert_equal(found: list[Found], expected: list[Found]) -> None:
+    for our, their in zip(found, expected, strict=True):
+        assert [tokens for tokens, _ in our] == [tokens for tokens, _ in their]
+        for (_, score), (_, other) in zip(our, their, strict=True):
+            assert score == (None if other is None else pytest.approx(other, abs=1e-4))
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("early_stopping", [False, True])
+@pytest.mark.parametrize("length_penalty", [0.6, 1.0, 2.0])
+@pytest.mark.parametrize("beam", [4, 8])
+def test_beam_search_finds_the_same_sequences_with_the_same_scores(
+    model: T5Model, beam: int, length_penalty: float, early_stopping: bool, batch: int
+):
+    asked = Asked(beam=beam, n=beam, length_penalty=length_penalty, early_stopping=early_stopping)
+    found = ours(model, asked, batch)
+    assert_equal(found, theirs(asked, batch))
+    assert len({len(tokens) for several in found for tokens, _ in several}) > 2
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked(),
+        Asked(repetition_penalty=1.3),
+        Asked(min_new_tokens=6),
+        Asked(beam=4),
+        Asked(beam=4, n=2, repetition_penalty=1.3),
+        Asked(beam=4, n=3, min_new_tokens=6, length_penalty=0.6),
+    ],
+    ids=str,
+)
+def test_so_do_greedy_search_and_the_other_options(model: T5Model, asked: Asked, batch: int):
+    found = ours(model, asked, batch)
+    assert_equal(found, theirs(asked, batch))
+    shortest = min(len(tokens) for several in found for tokens, _ in several)
+    assert shortest >= asked.min_new_tokens
+    assert asked.min_new_tokens or shortest < STEPS

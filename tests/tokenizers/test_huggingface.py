@@ -1,0 +1,52 @@
+"""The call that turns text into ids: as the library's own, and beside other threads."""
+
+import threading
+import time
+
+import pytest
+
+from kvcast.tokenizers.huggingface import ids_of
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    letters = {letter: number for number, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    pairs = [("1", "1"), ("11", "11"), ("a", "b")]
+    words = {"".join(pair): len(letters) + number for number, pair in enumerate(pairs)}
+    found = Tokenizer(models.BPE(vocab=letters | words, merges=pairs))
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = decoders.ByteLevel()
+    found.add_special_tokens(["<s>"])
+    begin = found.token_to_id("<s>")
+    found.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", begin)]
+    )
+    return found
+
+
+@pytest.mark.parametrize("text", ["", " ", "ab 1111 ab", "<s>ab", "é\n漢😀", "a\0b"])
+@pytest.mark.parametrize("special", [True, False])
+def test_ids_are_those_of_the_library(tokenizer: Tokenizer, text: str, special: bool):
+    expected = tokenizer.encode(text, add_special_tokens=special).ids
+    assert ids_of(tokenizer, text, add_special_tokens=special) == expected
+
+
+def test_other_threads_go_on_meanwhile(tokenizer: Tokenizer):
+    turns, over = 0, threading.Event()
+
+    def tick() -> None:
+        nonlocal turns
+        while not over.is_set():
+            turns += 1
+            time.sleep(0.001)
+
+    other = threading.Thread(target=tick)
+    other.start()
+    time.sleep(0.01)
+    before = turns
+    ids_of(tokenizer, "1" * 300_000, add_special_tokens=False)
+    during = turns - before
+    over.set()
+    other.join()
+    assert during > 10

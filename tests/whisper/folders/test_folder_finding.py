@@ -1,0 +1,124 @@
+import os
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from kvcast.errors import UsageError
+from kvcast.whisper.folders.finding import find, instant_ns
+from kvcast.whisper.params import FolderParams
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for path in (
+        *("b.wav", "a.MP3", "notes.txt", ".hidden.wav", "._a.mp3"),
+        *("talks/c.m4a", "talks/deep/d.opus", "talks/deep/e.dat", ".git/f.wav", "out/g.wav"),
+    ):
+        place = tmp_path / "in" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(path)
+    return tmp_path / "in"
+
+
+def found(folder: Path, **options) -> list[str]:
+    params = FolderParams(**options)
+    return [one.path for one in find(folder, params, besides=folder / "out").recordings]
+
+
+def test_recordings_are_told_by_their_extension_and_hidden_ones_are_not_taken(folder):
+    assert found(folder) == ["a.MP3", "b.wav"]
+    assert found(folder, recursive=True) == ["a.MP3", "b.wav", "talks/c.m4a", "talks/deep/d.opus"]
+
+
+def test_size_and_time_are_those_of_the_file(folder):
+    one = find(folder, FolderParams(), besides=folder / "out").recordings[1]
+    seen = (folder / "b.wav").stat()
+    assert (one.size, one.mtime_ns) == (5, seen.st_mtime_ns)
+
+
+def test_patterns_take_what_they_match_and_nothing_else(folder):
+    assert found(folder, recursive=True, glob="*.dat") == ["talks/deep/e.dat"]
+    assert found(folder, recursive=True, glob=["*.dat", "b.*"]) == ["b.wav", "talks/deep/e.dat"]
+    assert found(folder, recursive=True, glob="deep/*") == ["talks/deep/d.opus", "talks/deep/e.dat"]
+    assert found(folder, glob="*") == ["a.MP3", "b.wav", "notes.txt"]
+
+
+@pytest.mark.parametrize("pattern", ["", ".", "/x/*.wav"])
+def test_patterns_that_cannot_match_are_refused(pattern: str):
+    with pytest.raises(UsageError, match="glob"):
+        FolderParams(glob=pattern)
+
+
+def test_newer_than_a_file_as_find_has_it(folder):
+    reference = folder.parent / "mark"
+    reference.touch()
+    now = reference.stat().st_mtime_ns
+    os.utime(folder / "a.MP3", ns=(now, now))
+    os.utime(folder / "b.wav", ns=(now, now + 1))
+    assert found(folder, newer=str(reference)) == ["b.wav"]
+    assert find(folder, FolderParams(newer=str(reference)), besides=folder / "out").older == 1
+
+
+def test_newer_than_a_date_in_local_time_or_with_an_offset(folder, monkeypatch):
+    monkeypatch.setenv("TZ", "UTC-2")  # two hours east of Greenwich, as POSIX writes it
+    time.tzset()
+    try:
+        assert instant_ns("2024-01-31") == instant_ns("2024-01-30T22:00+00:00")
+        assert instant_ns("2024-01-30T22:00:00.25+00:00") == 1706652000 * 10**9 + 250_000_000
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    stamp = datetime(2024, 1, 31, 12).timestamp()
+    os.utime(folder / "a.MP3", (stamp, stamp))
+    assert found(folder, newer="2024-01-31T12:00") == ["b.wav"]
+    assert found(folder, newer="2024-01-31") == ["a.MP3", "b.wav"]
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2024-13-01", "gone.wav", "a\0b"])
+def test_newer_than_nothing_known_is_one_line(text: str, folder):
+    with pytest.raises(UsageError, match="no date such as") as error:
+        found(folder, newer=text)
+    assert "\n" not in str(error.value)
+
+
+def test_links_to_folders_are_told_and_not_followed_so_loops_do_no_harm(folder):
+    (folder / "loop").symlink_to(folder)
+    (folder / "talks" / "up").symlink_to("..")
+    (folder / "linked.wav").symlink_to(folder / "b.wav")
+    (folder / "circle.wav").symlink_to("circle.wav")
+    (folder / "gone.wav").symlink_to("nowhere")
+    seen = find(folder, FolderParams(recursive=True), besides=folder / "out")
+    assert [one.path for one in seen.recordings[:3]] == ["a.MP3", "b.wav", "linked.wav"]
+    assert len(seen.recordings) == 5
+    assert sorted(seen.links) == ["loop", "talks/up"]
+    problems = {one.path: one.reason for one in seen.problems}
+    assert set(problems) == {"circle.wav", "gone.wav"}
+    assert problems["gone.wav"] == "cannot be read: No such file or directory"
+
+
+def test_a_folder_that_cannot_be_read_is_a_problem_and_the_others_are_searched(folder, monkeypatch):
+    scan = os.scandir
+
+    def refuse(path):
+        if Path(path).name == "deep":
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    seen = find(folder, FolderParams(recursive=True), besides=folder / "out")
+    assert [one.path for one in seen.recordings] == ["a.MP3", "b.wav", "talks/c.m4a"]
+    assert [(one.path, one.reason) for one in seen.problems] == [
+        ("talks/deep", "cannot be read: Permission denied")
+    ]
+
+
+def test_pipes_are_not_waited_for(folder):
+    os.mkfifo(folder / "pipe.wav")
+    assert found(folder) == ["a.MP3", "b.wav"]
+
+
+def test_names_that_are_not_utf_8_are_kept(folder):
+    (folder / os.fsdecode(b"caf\xe9.wav")).touch()
+    assert os.fsencode(found(folder)[-1]) == b"caf\xe9.wav"

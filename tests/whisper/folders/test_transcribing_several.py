@@ -1,0 +1,200 @@
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kit.real_speech import CARDS, Load
+from kit.scripted_windows import NumberedWindows, scripted_model
+from kvcast.errors import UsageError
+from kvcast.whisper.batch import Batch
+from kvcast.whisper.decoding import DecodingOptions
+from kvcast.whisper.folders.finding import Recording
+from kvcast.whisper.folders.working import Job, Outcome, transcribe_all
+from kvcast.whisper.params import TranscribeParams
+from kvcast.whisper.transcription import Transcription
+
+
+def jobs(*names: str) -> list[Job]:
+    return [Job(recording=Recording(path=n, size=1, mtime_ns=0), source=n) for n in names]
+
+
+@dataclass
+class Model:
+    """Says its source's name; waits in the middle until as many others do as are expected."""
+
+    together: threading.Barrier = field(default_factory=lambda: threading.Barrier(1))
+    options: list = field(default_factory=list)
+
+    def transcribe(self, source: str, **options):
+        self.options.append(options)
+        return Heard(self._segments(source))
+
+    def transcribe_all(self, sources: list[str], **options):
+        return [self.transcribe(source, **options) for source in sources]
+
+    def _segments(self, source: str) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(end=1.0, text="so")
+        self.together.wait(timeout=60)
+        if source == "bad":
+            raise ZeroDivisionError(source)
+        yield SimpleNamespace(end=5.0, text=source)
+
+
+@dataclass
+class Heard:
+    segments: Iterator
+    duration: float = 4.0
+    language: str = "en"
+    notices: tuple[str, ...] = ("quiet",)
+    skipped: None = None
+    draft: None = None
+
+    def __iter__(self):
+        return self.segments
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object):
+        pass
+
+
+def ended(outcome: Outcome) -> str:
+    if outcome.heard is None:
+        return f"{outcome.job.source}: {type(outcome.error).__name__}"
+    assert (outcome.heard.language, outcome.heard.notices) == ("en", ("quiet",))
+    return f"{outcome.job.source}: {outcome.heard.segments[-1].text}"
+
+
+@pytest.mark.parametrize(
+    ("workers", "options"), [(1, {"beam": 2}), (3, {}), (50, {}), (1, {"batch": 4})], ids=str
+)
+def test_every_recording_ends_once_and_a_bad_one_alone(workers: int, options: dict):
+    names = ["bad", *(f"r{n}" for n in range(20))]
+    seen: dict[str, list[float]] = {name: [] for name in names}
+    outcomes = transcribe_all(
+        Model(),
+        jobs(*names),
+        workers,
+        options=options,
+        watch=lambda job, share: seen[job.source].append(share),
+    )
+    assert sorted(map(ended, outcomes)) == sorted(
+        ["bad: ZeroDivisionError", *(f"{name}: {name}" for name in names[1:])]
+    )
+    assert seen == {name: [0.25] if name == "bad" else [0.25, 1.0] for name in names}
+
+
+def test_as_many_are_under_way_as_there_are_workers():
+    model = Model(threading.Barrier(3))  # passes only if three arrive
+    outcomes = transcribe_all(model, jobs(*"abcdef"), 3, options={"beam": 2}, watch=print)
+    assert sorted(map(ended, outcomes)) == [f"{name}: {name}" for name in "abcdef"]
+    assert model.options == [{"beam": 2}] * 6
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_job_is_taken_when_a_worker_is_free(workers: int):
+    taken = []
+
+    def watched():
+        for job in jobs(*"abcdef"):
+            taken.append(job.source)
+            yield job
+
+    outcomes = transcribe_all(Model(), watched(), workers, options={}, watch=lambda *_: None)
+    assert taken == []
+    next(outcomes)
+    assert len(taken) <= 2 * workers
+    outcomes.close()
+    assert len(taken) <= 2 * workers
+
+
+def test_what_is_under_way_is_dropped_when_the_caller_leaves():
+    finished = []
+    threads = threading.active_count()
+    model = Model()
+
+    def segments(source: str):
+        yield SimpleNamespace(end=1.0, text="so")
+        while source == "endless":
+            yield SimpleNamespace(end=2.0, text="and so")
+        finished.append(source)
+
+    model._segments = segments
+    outcomes = transcribe_all(
+        model, jobs("endless", "a", "b"), 2, options={}, watch=lambda *_: None
+    )
+    assert next(outcomes).job.source == "a"
+    outcomes.close()
+    assert "endless" not in finished
+    assert threading.active_count() == threads
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["onnx", "eager"])
+def test_several_at_once_say_what_one_by_one_do(runtime: str, load: Load):
+    model = load("demo", runtime=runtime, quantize="none")
+    names = [str(path) for path in CARDS]
+
+    def said(workers: int, **options: int) -> dict[str, tuple]:
+        outcomes = transcribe_all(
+            model, jobs(*names), workers, options={"beam": 2} | options, watch=lambda *_: None
+        )
+        return {one.job.source: one.heard.segments for one in outcomes}
+
+    assert len(names) > 2
+    assert said(3) == said(1)
+    alone = {one: tuple(model.transcribe(one, beam=2, batch=1)) for one in names}
+    together = said(1, batch=3)
+    assert {name: [segment.text for segment in told] for name, told in together.items()} == {
+        name: [segment.text for segment in told] for name, told in alone.items()
+    }
+
+
+def test_in_a_batch_a_recording_is_looked_at_when_it_is_opened(tmp_path):
+    """Recordings are still written while those before them are transcribed."""
+    paths = [tmp_path / name for name in "ab"]
+    for path in paths:
+        path.write_bytes(b"1")
+    model = scripted_model()
+
+    def opened(source: str) -> NumberedWindows:
+        if source == str(paths[0]):
+            paths[1].write_bytes(b"longer")
+        return NumberedWindows(1000 + len(Path(source).read_bytes()))
+
+    def together(sources: list[str], **_: object) -> list[Transcription]:
+        batch = Batch(model.scripted, 1)
+        attempts, params = [DecodingOptions()], TranscribeParams(batch=1)
+        return [
+            Transcription(batch, partial(opened, one), attempts=attempts, params=params)
+            for one in sources
+        ]
+
+    model.transcribe_all = together
+    found = [Recording.at(path, path.name) for path in paths]
+    given = [Job(recording=one, source=str(path)) for one, path in zip(found, paths, strict=True)]
+    outcomes = transcribe_all(model, given, 1, options={"batch": 1}, watch=lambda *_: None)
+    first, second = outcomes
+    assert first.job == given[0]
+    assert second.job.recording == Recording.at(paths[1], "b") != given[1].recording
+    assert second.heard.duration == 10.06
+
+
+def test_options_that_cannot_be_served_end_the_run():
+    model = Model()
+
+    def refuse(source: str, **_: object):
+        raise UsageError("no such language")
+
+    model.transcribe = refuse
+    for workers, options in (1, {}), (2, {}), (1, {"batch": 2}):
+        outcomes = transcribe_all(
+            model, jobs("a", "b"), workers, options=options, watch=lambda *_: None
+        )
+        with pytest.raises(UsageError, match="no such language"):
+            next(outcomes)

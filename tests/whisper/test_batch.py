@@ -1,0 +1,294 @@
+"""Windows decoded together give, recording by recording, what they give one by one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kit.scripted_windows import NumberedWindows, frames, place, tokenizer
+from kvcast.errors import InputOutputError, UsageError
+from kvcast.runtimes.base import Float32
+from kvcast.whisper.batch import Batch
+from kvcast.whisper.decoding import DecodingOptions, DecodingResult, WindowJob
+from kvcast.whisper.excerpts import QuietEnding, excerpts, quiet_frame
+from kvcast.whisper.params import TranscribeParams
+from kvcast.whisper.segments import Window
+from kvcast.whisper.tokenizer import WhisperTokenizer
+from kvcast.whisper.transcription import Segment, Transcription
+
+BEGIN = 50363
+
+
+@dataclass
+class PacedDecoder:
+    """What a window says, and how many steps it takes, follows from where it lies."""
+
+    most: int
+    tokenizer: WhisperTokenizer = field(default_factory=tokenizer)
+    under_way: list[tuple[WindowJob, int]] = field(default_factory=list)
+
+    def submit(self, job: WindowJob) -> None:
+        assert len(self.under_way) < self.most
+        first, _ = place(job.window.features_mt)
+        self.under_way.append((job, 1 + first * 7 // 100 % 5))
+
+    def step(self) -> list[tuple[WindowJob, DecodingResult]]:
+        going = [(job, left - 1) for job, left in self.under_way]
+        self.under_way = [(job, left) for job, left in going if left]
+        return [(job, self._result(job)) for job, left in going if not left]
+
+    def cancel(self, job: WindowJob) -> None:
+        self.under_way = [pair for pair in self.under_way if pair[0] is not job]
+
+    def _result(self, job: WindowJob) -> DecodingResult:
+        first, length = place(job.window.features_mt)
+        doubtful = first % 3 == 0 and job.options.temperature == 0
+        tokens = (BEGIN, 1000 + first % 1000, BEGIN + 50, BEGIN + 50, 50 + length % 100)
+        return DecodingResult(
+            language="en",
+            tokens=tokens,
+            text="",
+            avg_logprob=-2.0 if doubtful else -0.1,
+            no_speech_prob=0.0,
+            temperature=job.options.temperature,
+            compression_ratio=1.0,
+        )
+
+
+ATTEMPTS = [DecodingOptions(temperature=t) for t in (0.0, 0.4)]
+
+
+def together(
+    recordings: Sequence[Any], batch: int | None, decoder: PacedDecoder
+) -> list[Transcription]:
+    group = Batch(decoder, batch or 1)
+    params = TranscribeParams(batch=batch)
+    return [
+        Transcription(group, lambda one=one: one, attempts=ATTEMPTS, params=params)
+        for one in recordings
+    ]
+
+
+def alone(content_frames: int, batch: int | None = 1) -> list[Segment]:
+    [found] = together([NumberedWindows(content_frames)], batch, PacedDecoder(batch or 1))
+    return list(found)
+
+
+@given(lengths=st.lists(st.integers(1, 20_000), min_size=1, max_size=5), batch=st.integers(1, 5))
+def test_each_recording_gives_what_it_gives_alone(lengths: list[int], batch: int):
+    recordings = [NumberedWindows(length) for length in lengths]
+    decoder = PacedDecoder(batch)
+    found = [list(one) for one in together(recordings, batch, decoder)]
+    assert found == [alone(length) for length in lengths]
+    assert not decoder.under_way
+    assert all(recording.closed for recording in recordings)
+    for segments in found:
+        assert [segment.id for segment in segments] == list(range(len(segments)))
+        starts = [segment.start for segment in segments]
+        assert starts == sorted(starts)
+
+
+def test_without_a_batch_recordings_follow_one_another():
+    decoder = PacedDecoder(1)
+    recordings = [NumberedWindows(4000), NumberedWindows(5000)]
+    first, second = together(recordings, None, decoder)
+    assert list(first) == alone(4000, None)
+    assert list(second) == alone(5000, None)
+    assert {segment.seek for segment in alone(4000, None)} != {
+        segment.seek for segment in alone(4000)
+    }
+
+
+def test_recordings_may_be_taken_in_any_order_and_by_turns():
+    first, second = together([NumberedWindows(9000), NumberedWindows(7000)], 3, PacedDecoder(3))
+    taken = [next(second), next(first), next(second)]
+    assert [*taken[::2], *second] == alone(7000)
+    assert [taken[1], *first] == alone(9000)
+
+
+class Damaged(NumberedWindows):
+    """Cannot be read behind its first minute."""
+
+    def window(self, seek: int, end: int | None = None) -> Float32:
+        if seek > 6000:
+            raise InputOutputError("damaged")
+        return super().window(seek, end)
+
+
+@pytest.mark.parametrize("batch", [None, 1, 4])
+def test_an_error_of_one_recording_is_its_own(batch: int | None):
+    damaged = Damaged(15_000)
+    decoder = PacedDecoder(batch or 1)
+    first, second, third = together(
+        [NumberedWindows(8000), damaged, NumberedWindows(9000)], batch, decoder
+    )
+    assert list(first) == alone(8000, batch)
+    with pytest.raises(InputOutputError, match="damaged"):
+        list(second)
+    assert list(third) == alone(9000, batch)
+    assert damaged.closed
+
+
+def test_what_was_found_before_an_error_is_given_first():
+    [found] = together([Damaged(15_000)], None, PacedDecoder(1))
+    segments: list[Segment] = []
+    with pytest.raises(InputOutputError):
+        segments.extend(iter(found))
+    assert segments[-1].seek > 5000
+    assert list(found) == []
+
+
+def test_one_that_cannot_be_opened_fails_when_it_is_taken():
+    def missing() -> Any:
+        raise InputOutputError("no such file")
+
+    group = Batch(PacedDecoder(2), 2)
+    params = TranscribeParams(batch=2)
+    one = Transcription(group, missing, attempts=ATTEMPTS, params=params)
+    other = Transcription(group, lambda: NumberedWindows(400), attempts=ATTEMPTS, params=params)
+    assert list(other) == alone(400)
+    with pytest.raises(InputOutputError, match="no such file"):
+        next(one)
+
+
+def test_one_that_is_closed_leaves_its_place_to_others():
+    decoder = PacedDecoder(2)
+    recording = NumberedWindows(30_000)
+    first, second = together([recording, NumberedWindows(5000)], 2, decoder)
+    next(first)
+    first.close()
+    assert recording.closed
+    assert not decoder.under_way
+    assert list(first) == []
+    assert list(second) == alone(5000)
+
+
+def test_no_more_is_read_ahead_than_a_batch_needs():
+    opened: list[int] = []
+
+    class Counted(NumberedWindows):
+        def window(self, seek: int, end: int | None = None) -> Float32:
+            opened.append(seek)
+            return super().window(seek, end)
+
+    first, second = together([Counted(10**6), NumberedWindows(5000)], 2, PacedDecoder(2))
+    assert list(second) == alone(5000)  # although nobody takes the first
+    assert len(opened) == 8
+    next(first)
+
+
+@pytest.mark.parametrize("batch", [0, -1, 257, 1.5])
+def test_an_impossible_batch_is_refused_in_one_line(batch: Any):
+    with pytest.raises(UsageError, match="batch must be") as error:
+        TranscribeParams(batch=batch)
+    assert "\n" not in str(error.value)
+
+
+@given(
+    clip=st.tuples(st.integers(0, 4000), st.integers(1, 12_000)),
+    pauses=st.lists(st.integers(0, 15_000), max_size=8),
+)
+def test_excerpts_have_no_gaps_and_fill_windows(clip: tuple[int, int], pauses: list[int]):
+    start, end = clip[0], clip[0] + clip[1]
+    sound_mt = np.ones((2, 16_000), np.float32)
+    for pause in pauses:
+        sound_mt[:, pause : pause + 40] = -1
+
+    class Sound:
+        def window(self, seek: int, end: int | None = None) -> Float32:
+            assert end is not None
+            found_mt = np.zeros((2, 3000), np.float32)
+            part_mt = sound_mt[:, seek : min(end, seek + 3000)]
+            found_mt[:, : part_mt.shape[1]] = part_mt
+            return found_mt
+
+    cut = list(excerpts(Sound(), (start, end)))
+    assert [one.first for one in cut] == [start, *(one.end for one in cut[:-1])]
+    assert cut[-1].end == end
+    for one in cut:
+        assert 0 < one.end - one.first <= 2800
+        assert one in cut[-2:] or one.end - one.first >= 1400
+        assert len(cut) == 1 or one.end - one.first >= 800
+        np.testing.assert_array_equal(
+            one.window(one.first)[:, : one.end - one.first], sound_mt[:, one.first : one.end]
+        )
+        assert not one.window(one.first)[:, one.end - one.first :].any()
+        later = one.window(one.end - 1, one.end)
+        np.testing.assert_array_equal(later[:, 0], sound_mt[:, one.end - 1])
+        assert not later[:, 1:].any()
+
+
+def test_a_recording_is_cut_first_where_something_was_left_out():
+    class Sound:
+        def window(self, seek: int, end: int | None = None) -> Float32:
+            window_mt = np.ones((2, 3000), np.float32)
+            window_mt[:, 2600:2640] = -1  # of every window, so quiet places are elsewhere
+            return window_mt
+
+    cut = list(excerpts(Sound(), (0, 9000), joints=(5, 20.5, 22.5, 50.1, 85)))
+    assert [one.end for one in cut] == [2250, 5010, *(one.end for one in cut[2:])]
+    assert all(one.end not in (500, 2050, 8500) for one in cut)
+    assert not cut[0].window_mt[:, 2250:].any()
+
+
+def test_a_window_is_cut_in_its_last_pause():
+    window_mt = np.ones((4, 3000), np.float32)
+    for pause in (500, 2100, 2600, 2850):
+        window_mt[:, pause : pause + 50] = -1
+    assert 2600 <= quiet_frame(window_mt, 1800, 2800) < 2650
+    assert 2100 <= quiet_frame(window_mt, 1800, 2500) < 2150
+    window_mt[:, 2600:2650] = 0.5  # quieter than words, and far louder than a pause
+    assert 2100 <= quiet_frame(window_mt, 1800, 2800) < 2150
+
+
+def result(*tokens: int, complete: bool = True) -> DecodingResult:
+    return DecodingResult(
+        language="en",
+        tokens=tokens,
+        text="",
+        avg_logprob=0.0,
+        no_speech_prob=0.0,
+        temperature=0.0,
+        compression_ratio=1.0,
+        complete=complete,
+    )
+
+
+def test_a_text_that_has_ended_ends_with_its_excerpt():
+    ending, window = QuietEnding(BEGIN), Window(4000, 2500)
+    cut = (BEGIN, 50, BEGIN + 40, BEGIN + 40, 51)
+    assert ending.tokens(result(*cut), window) == (*cut, BEGIN + 1250)
+    assert ending.tokens(result(*cut, complete=False), window) == cut
+    assert ending.tokens(result(*cut[:3]), window) == cut[:3]
+    assert ending.tokens(result(*cut[:4]), window) == cut[:3]
+    assert ending.tokens(result(50, 51), window) == (50, 51)
+    assert ending.tokens(result(), window) == ()
+
+
+def test_segments_that_begin_in_an_excerpt_are_finished_in_it():
+    options = QuietEnding(BEGIN).options(DecodingOptions(), Window(4000, 2500))
+    assert options.latest_start == 24
+    eot = tokenizer().eot
+    *_, rule = options.filters(tokenizer())
+    written_rn = np.array(
+        [
+            [BEGIN, 50, BEGIN + 1200, BEGIN + 1200],
+            [BEGIN, 50, BEGIN + 1201, BEGIN + 1201],
+            [BEGIN, 50, 51, BEGIN + 1200],
+            [BEGIN, 50, 51, 52],
+        ]
+    )
+    logits_rv = np.zeros((4, 51864), np.float32)
+    rule.apply(logits_rv, written_rn)
+    assert np.isneginf(logits_rv[:, eot]).tolist() == [True, False, False, False]
+    assert np.isneginf(logits_rv).sum() == 1
+    rule.apply(silent_rv := np.zeros((1, 51864), np.float32), np.array([[BEGIN]]))
+    assert not silent_rv.any()
+
+
+def test_frames_are_counted_from_1():
+    assert place(np.pad(frames(3), ((0, 0), (0, 2997)))) == (0, 3)

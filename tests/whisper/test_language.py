@@ -1,0 +1,101 @@
+"""The language is heard in as many windows as it takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from kvcast.whisper.decoding import Features
+from kvcast.whisper.detection import detect
+from kvcast.whisper.params import LanguageParams
+
+
+@dataclass
+class Sounds:
+    """A recording; frames are numbered from 1 up."""
+
+    content_frames: int
+    notices: tuple[str, ...] = ("is mono",)
+
+    def first_window(self) -> np.ndarray:
+        return self.window(0)
+
+    def window(self, seek: int, end: int | None = None) -> np.ndarray:
+        assert seek < self.content_frames or not seek
+        return np.full((1, 3000), seek + 1, np.float32)
+
+
+@dataclass
+class Listener:
+    """Stands in for `WindowDecoder`; says for each window in turn what is spoken there."""
+
+    script: Sequence[dict[str, float]]
+    heard: list[int] = field(default_factory=list)
+
+    def detect_languages(self, windows: Sequence[Features]) -> list[dict[str, float]]:
+        [window] = windows
+        self.heard.append(int(window.features_mt[0, 0]) - 1)
+        return [self.script[len(self.heard) - 1]]
+
+
+CLEAR = {"en": 0.1, "de": 0.8, "fr": 0.1}
+DOUBTFUL = {"en": 0.45, "de": 0.25, "fr": 0.3}
+
+
+def test_a_clear_window_is_enough():
+    listener = Listener([CLEAR])
+    found = detect(listener, Sounds(90_000), LanguageParams())
+    assert (found.language, found.name, found.probability) == ("de", "German", 0.8)
+    assert (found.windows, listener.heard) == (1, [0])
+    assert found.notices == ("is mono",)
+    assert list(found.probabilities.items()) == [("de", 0.8), ("en", 0.1), ("fr", 0.1)]
+
+
+def test_a_language_is_named_where_nobody_speaks():
+    assert detect(Listener([DOUBTFUL]), Sounds(0), LanguageParams()).probabilities["en"] == 0.45
+
+
+def test_after_a_doubtful_window_the_next_is_heard():
+    listener = Listener([DOUBTFUL, DOUBTFUL, CLEAR])
+    found = detect(listener, Sounds(90_000), LanguageParams())
+    assert (found.language, found.probability, found.windows) == ("de", 0.8, 3)
+    assert listener.heard == [0, 3000, 6000]
+
+
+def test_the_threshold_itself_is_doubtful():
+    half = {"en": 0.5, "de": 0.5}
+    listener = Listener([half, CLEAR])
+    assert detect(listener, Sounds(6000), LanguageParams()).language == "de"
+
+
+def test_if_all_are_doubtful_their_mean_decides():
+    french = {"en": 0.35, "de": 0.2, "fr": 0.45}
+    listener = Listener([DOUBTFUL, french, french, DOUBTFUL, CLEAR])
+    found = detect(listener, Sounds(90_000), LanguageParams())
+    assert len(listener.heard) == found.windows == 4
+    assert found.language == "en"
+    assert found.probabilities == pytest.approx({"en": 0.4, "fr": 0.375, "de": 0.225})
+    assert list(found.probabilities) == ["en", "fr", "de"]
+
+
+def test_a_short_rest_counts_as_little_as_it_holds():
+    french = {"en": 0.05, "de": 0.45, "fr": 0.5}
+    listener = Listener([DOUBTFUL, french])
+    found = detect(listener, Sounds(3300), LanguageParams())
+    assert (found.language, found.windows) == ("en", 2)
+    assert found.probability == pytest.approx((3000 * 0.45 + 300 * 0.05) / 3300)
+
+
+@pytest.mark.parametrize("frames", [1, 2999, 3000])
+def test_a_short_recording_has_one_window(frames: int):
+    found = detect(Listener([DOUBTFUL]), Sounds(frames), LanguageParams())
+    assert (found.language, found.windows) == ("en", 1)
+    assert found.probabilities == pytest.approx(DOUBTFUL)
+
+
+def test_both_limits_are_options():
+    one = LanguageParams(language_detection_segments=1)
+    assert detect(Listener([DOUBTFUL]), Sounds(90_000), one).windows == 1
+    careless = LanguageParams(language_detection_threshold=0.4)
+    assert detect(Listener([DOUBTFUL]), Sounds(90_000), careless).probability == 0.45

@@ -1,0 +1,115 @@
+"""A real multilingual model hears which language is spoken, window by window."""
+
+import json
+from itertools import groupby
+from operator import attrgetter
+
+import jiwer
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kit.real_speech import EXAMPLE, GERMAN, THREE_TURNS, Load, read
+from kvcast.cli import main
+from kvcast.errors import UsageError
+from kvcast.whisper.model import WhisperModel
+
+pytestmark = pytest.mark.slow
+WINDOW = 30 * 16000
+ENGLISH = EXAMPLE.with_suffix(".txt")
+
+
+@pytest.fixture(scope="module")
+def model(load: Load) -> WhisperModel:
+    return load("demo-base", runtime="eager")
+
+
+@pytest.fixture(scope="module")
+def mixed(recordings) -> NDArray[np.float32]:
+    """A window of German, then a window of English."""
+    german = recordings["german"]
+    assert len(german) < WINDOW
+    return np.concatenate([np.pad(german, (0, WINDOW - len(german))), recordings["example"]])
+
+
+def test_languages_are_told_with_their_probabilities(model, recordings):
+    for name, language in ("german", "German"), ("example", "English"):
+        found = model.detect_language(recordings[name])
+        assert (found.name, found.windows) == (language, 1)
+        assert found.probability > 0.9
+        assert sum(found.probabilities.values()) == pytest.approx(1, abs=1e-4)
+        assert set(found.probabilities) == set(model.languages)
+
+
+def test_silence_is_doubtful_so_the_next_windows_are_heard(model, recordings):
+    quiet = np.zeros(WINDOW, np.float32)
+    assert model.detect_language(quiet).windows == 1  # there is no more
+    found = model.detect_language(np.concatenate([quiet, recordings["german"]]))
+    assert (found.language, found.windows) == ("de", 2)
+    transcription = model.transcribe(np.concatenate([quiet, recordings["german"]]), temperature=0.0)
+    assert transcription.language == "de"
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_each_window_of_a_mixed_recording_is_in_its_language(batch, model, mixed):
+    found = model.transcribe(mixed, multilingual=True, temperature=0.0, batch=batch)
+    segments = list(found)
+    assert found.language == "de"
+    languages = [segment.language for segment in segments]
+    assert languages == sorted(languages)  # de, then en
+    german = " ".join(s.text for s in segments if s.language == "de")
+    assert "Es war einmal" in german
+    english = " ".join(s.text for s in segments if s.language == "en")
+    words = jiwer.Compose([jiwer.ToLowerCase(), jiwer.RemovePunctuation(), jiwer.Strip()])
+    error = jiwer.wer(words(ENGLISH.read_text(encoding="utf-8")), words(english))
+    assert error < 0.2
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_a_turn_within_windows_is_in_its_language(batch, load):
+    """English up to 14 s, German up to 41 s, English; Whisper hears English in every window."""
+    model = load("demo-base")
+    found = model.transcribe(read(THREE_TURNS), multilingual=True, temperature=0.0, batch=batch)
+    segments = list(found)
+    assert found.language == "en"
+    languages = [segment.language for segment in segments]
+    assert [code for code, _ in groupby(languages)] == ["en", "de", "en"]
+    first, german, last = (
+        " ".join(segment.text for segment in turn)
+        for _, turn in groupby(segments, attrgetter("language"))
+    )
+    assert "in the early morning" in first
+    assert "Nobody spoke" in first
+    assert "Es war einmal ein kleines Mädchen" in german
+    assert "durch das Tal" in german
+    assert "In the afternoon the wind became stronger" in last
+    spoken = [segment for segment in segments if segment.language == "de"]
+    assert (spoken[0].start, spoken[-1].end) == pytest.approx((14.7, 40.8), abs=1)
+
+
+def test_speech_in_one_language_is_decoded_as_if_it_had_been_given(recordings, load):
+    model = load("demo-base")
+    several, given = (
+        list(model.transcribe(recordings["beginning"], temperature=0.0, **options))
+        for options in ({"multilingual": True}, {"language": "en"})
+    )
+    assert several == given
+
+
+def test_in_the_language_of_the_first_window_the_rest_is_lost(model, mixed):
+    segments = list(model.transcribe(mixed, temperature=0.0))
+    assert {segment.language for segment in segments} == {"de"}
+
+
+def test_the_command_tells_the_language(capsys):
+    words = ["--model", "demo-base", "--runtime", "eager", "--threads", "1"]
+    assert main(["detect", str(GERMAN), str(EXAMPLE), *words, "--json"]) == 0
+    documents = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [document["language"] for document in documents] == ["de", "en"]
+    assert main(["detect", str(GERMAN), *words]) == 0
+    assert "  de   German          0.9" in capsys.readouterr().out
+
+
+def test_an_english_only_model_hears_no_language(load, recordings):
+    with pytest.raises(UsageError, match="knows English only"):
+        load("demo").detect_language(recordings["german"])

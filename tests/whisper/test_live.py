@@ -1,0 +1,278 @@
+"""Live transcription, without a model: the truth is settled, once, and costs what it may."""
+
+import random
+import tracemalloc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kit.scripted_hearing import ScriptedHearing, Word, listener, seconds, sound, speech
+from kvcast.audio.endpoints import Endpoints
+from kvcast.errors import UsageError
+from kvcast.whisper.live import Delays, LiveTranscription, Update
+from kvcast.whisper.stretch import LONGEST, Stretch
+
+RATE = 16_000
+
+
+class Clock:
+    """Stands still until told."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def opened(
+    hearing: ScriptedHearing, *, step: float = 1.0, conditions: bool = True, agreement: int = 2
+) -> tuple[LiveTranscription, Stretch, Clock]:
+    stretch = Stretch(hearing, prompt=(), conditions=conditions, agreement=agreement)
+    clock = Clock()
+    endpoints = Endpoints(listener(hearing.words), threshold=0.5, pause=0.6)
+    return LiveTranscription(stretch, endpoints, step=step, clock=clock), stretch, clock
+
+
+def length(words: Sequence[Word]) -> int:
+    return words[-1].end + RATE
+
+
+def fed(hearing: ScriptedHearing, chunks: Sequence[int], **options: Any) -> list[Update]:
+    """Feed all sound in pieces of these lengths, over and over, in real time."""
+    live, stretch, clock = opened(hearing, **options)
+    updates: list[Update] = []
+    at, number, total = 0, 0, length(hearing.words)
+    while at < total:
+        end = min(at + chunks[number % len(chunks)], total)
+        clock.now = seconds(end)
+        updates += live.feed(sound(at, end))
+        assert stretch.end - stretch.start <= LONGEST
+        at, number = end, number + 1
+    updates += live.finish()
+    assert live.duration == seconds(total)
+    return updates
+
+
+def check(updates: Sequence[Update], words: Sequence[Word]) -> None:
+    """Hold what was settled against the truth."""
+    segments = [update.segment for update in updates if update.segment is not None]
+    settled = "".join(update.settled for update in updates)
+    assert settled == "".join(word.text for word in words)
+    assert "".join(segment.text for segment in segments) == settled
+    assert [segment.id for segment in segments] == list(range(len(segments)))
+    times = [time for segment in segments for time in (segment.start, segment.end)]
+    assert times == sorted(times)
+    assert all(segment.start < segment.end for segment in segments)
+    tokens = [token for segment in segments for token in segment.tokens]
+    assert tokens == list(range(len(words)))
+    line = ""
+    for update in updates:  # a line is what was settled in it
+        line += update.settled
+        if update.segment is not None:
+            assert update.segment.text == line
+            line = ""
+    assert line == ""
+
+
+@given(
+    chunks=st.lists(st.integers(1, 3 * RATE), min_size=1, max_size=8).filter(
+        lambda chunks: sum(chunks) > 2000 * len(chunks)
+    ),
+    step=st.floats(0.2, 5.0),
+    pause_every=st.sampled_from([3, 25, 1000]),
+    segment_every=st.sampled_from([2, 8, 30]),
+    failures=st.sets(st.integers(1, 60)),
+    breaks=st.sets(st.integers(1, 60)),
+    agreement=st.integers(2, 5),
+    seed=st.integers(0, 100),
+)
+@settings(max_examples=25, deadline=None)
+def test_every_word_is_settled_once_whatever_the_pieces(
+    chunks, step, pause_every, segment_every, failures, breaks, agreement, seed
+):
+    words = speech(150, seed=seed, pause_every=pause_every, segment_every=segment_every)
+    hearing = ScriptedHearing(words, failures=frozenset(failures), breaks=frozenset(breaks))
+    check(fed(hearing, chunks, step=step, agreement=agreement), words)
+
+
+def test_sound_that_waited_is_heard_in_one_piece():
+    words = speech(400, segment_every=6)
+    slow = ScriptedHearing(words)
+    check(fed(slow, [20 * RATE]), words)
+    prompt = ScriptedHearing(words)
+    check(fed(prompt, [RATE // 10]), words)
+    assert slow.decoded < prompt.decoded / 2
+
+
+@pytest.mark.parametrize("jitter", [0, 10])
+def test_a_speaker_who_never_ends_a_sentence_is_cut_between_words(jitter: int):
+    words = speech(600, pause_every=10_000, segment_every=10_000)
+    hearing = ScriptedHearing(words, jitter=jitter)
+    updates = fed(hearing, [RATE // 2])
+    check(updates, words)
+    ends = [update.segment.end for update in updates if update.segment is not None]
+    assert np.diff([0, *ends]).max() < 75
+
+
+def test_a_hypothesis_of_circles_settles_nothing_and_loses_nothing():
+    words = speech(120)
+    hearing = ScriptedHearing(words, failures=frozenset(range(5, 25)))
+    updates = fed(hearing, [RATE // 2])
+    check(updates, words)
+    assert hearing.thorough
+
+
+def test_a_hypothesis_that_ends_before_the_sound_is_followed_by_another():
+    words = speech(200, pause_every=20, segment_every=5)
+    hearing = ScriptedHearing(words, breaks=frozenset(range(1000)))
+    check(fed(hearing, [30 * RATE]), words)
+
+
+def test_text_that_shall_not_condition_is_no_prompt():
+    words = speech(300, segment_every=6)
+    hearing = ScriptedHearing(words)
+    check(fed(hearing, [RATE], conditions=False), words)
+    assert set(hearing.prompts) == {0}
+    hearing = ScriptedHearing(words)
+    fed(hearing, [RATE])
+    assert max(hearing.prompts) == hearing.room
+
+
+def test_silence_costs_nothing():
+    words = speech(10)
+    hearing = ScriptedHearing(words)
+    live, stretch, _ = opened(hearing)
+    live.feed(sound(0, words[-1].end + RATE))
+    decoded = hearing.decoded
+    for second in range(600):
+        start = words[-1].end + (1 + second) * RATE
+        assert live.feed(sound(start, start + RATE)) == []
+        assert stretch.end - stretch.start <= RATE // 2
+    assert live.finish() == []
+    assert hearing.decoded == decoded
+
+
+def test_nothing_at_all():
+    live, _, _ = opened(ScriptedHearing(speech(1)))
+    assert live.feed(np.zeros(0, np.float32)) == []
+    assert live.finish() == []
+    assert (live.duration, live.delays.count, live.delays.quantile(0.5)) == (0, 0, 0)
+
+
+def test_what_is_no_sound_is_refused():
+    live, _, _ = opened(ScriptedHearing(speech(1)))
+    with pytest.raises(UsageError, match="must be"):
+        live.feed(np.zeros((2, 5), np.float32))
+
+
+def test_integers_are_scaled():
+    live, stretch, _ = opened(ScriptedHearing(speech(1)))
+    live.feed(np.full(512, -(2**15), np.int16))
+    assert stretch.end == 512
+
+
+@pytest.mark.parametrize("agreement", [2, 3, 5])
+def test_a_word_settles_when_enough_hypotheses_have_heard_it(agreement: int):
+    """Every 1 s a hypothesis, which takes no time: at the earliest 2 s after it was said."""
+    words = speech(200, pause_every=10_000)
+    hearing = ScriptedHearing(words, late=0)
+    live, _, clock = opened(hearing, agreement=agreement)
+    for at in range(0, length(words), RATE // 10):
+        clock.now = seconds(at + RATE // 10)
+        live.feed(sound(at, min(at + RATE // 10, length(words))))
+    live.finish()
+    assert live.delays.count == len(words)
+    least = max(2, agreement - 1)
+    assert least <= live.delays.quantile(0.5) <= least + 1
+    assert live.delays.quantile(0.95) <= live.delays.longest <= least + 1.3
+
+
+def test_an_improbable_word_settles_later():
+    words = speech(12, pause_every=10_000)
+    hearing = ScriptedHearing(words, unsure=frozenset({3}))
+    live, _, clock = opened(hearing)
+    at_words: dict[str, float] = {}
+    for at in range(0, length(words), RATE // 10):
+        clock.now = seconds(at + RATE // 10)
+        for update in live.feed(sound(at, at + RATE // 10)):
+            at_words |= {f" {word}": clock.now for word in update.settled.split()}
+    delays = [at_words[word.text] - seconds(word.end) for word in words if word.text in at_words]
+    assert all(2 <= delay + 0.1 <= 3.3 for delay in delays[:3])
+    # A pause settles it before 5 s have passed.
+    assert delays[3] > 3.3
+
+
+@pytest.mark.parametrize("piece", [RATE // 2, RATE])
+def test_a_hypothesis_is_made_for_every_step_of_pieces_that_are_no_whole_blocks(piece: int):
+    words = speech(100, pause_every=10_000)
+    hearing = ScriptedHearing(words)
+    fed(hearing, [piece])
+    assert hearing.decoded >= 0.95 * seconds(words[-1].end)
+
+
+def test_words_that_settled_in_another_way_are_neither_said_again_nor_left_out():
+    words = speech(150, segment_every=6)
+    check(fed(ScriptedHearing(words, respells=True), [RATE // 2]), words)
+
+
+def test_a_slow_machine_shows_in_the_delay():
+    words = speech(100)
+    found = []
+    for pace in 1.0, 3.0:
+        live, _, clock = opened(ScriptedHearing(words))
+        for at in range(0, length(words), RATE):
+            live.take(sound(at, at + RATE), at=seconds(at + RATE))
+            clock.now = pace * seconds(at + RATE)
+            live.update()
+        live.finish()
+        found.append(live.delays.quantile(0.5))
+    assert found[1] > found[0] + 10
+
+
+def test_delays_are_counted_in_little_memory():
+    delays = Delays()
+    rng = random.Random(0)
+    values = sorted(rng.uniform(0, 10) for _ in range(2000))
+    for value in values:
+        delays.add(value)
+    assert delays.quantile(0.5) == pytest.approx(values[1000], abs=0.06)
+    assert delays.quantile(1.0) == delays.longest == values[-1]
+    delays.add(1000.0)
+    assert delays.quantile(0.5) == pytest.approx(values[1000], abs=0.06)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pause_every", "segment_every"), [(25, 8), (10_000, 10_000)])
+def test_half_an_hour_takes_the_memory_and_the_work_of_a_minute(
+    pause_every: int, segment_every: int
+):
+    words = speech(5600, pause_every=pause_every, segment_every=segment_every)
+    assert length(words) > 30 * 60 * RATE
+    hearing = ScriptedHearing(words)
+    live, stretch, clock = opened(hearing)
+    held: list[int] = []
+    work: list[int] = []
+    settled: list[str] = []
+    tracemalloc.start()
+    for at in range(0, length(words), RATE // 4):
+        if at % (60 * RATE) == 0:
+            held.append(tracemalloc.get_traced_memory()[0])
+            work.append(hearing.samples)
+        clock.now = seconds(at + RATE // 4)
+        heard = live.feed(sound(at, min(at + RATE // 4, length(words))))
+        settled += [update.settled for update in heard]
+        assert stretch.end - stretch.start <= LONGEST
+    tracemalloc.stop()
+    settled += [update.settled for update in live.finish()]
+    assert "".join(settled) == "".join(word.text for word in words)
+    # The test's own lists grow: the words that were settled, and what the prompts were.
+    assert held[-1] - held[5] < 1_000_000
+    by_minute = np.diff(work)
+    assert by_minute.max() <= 70 * LONGEST  # a window for every second, and a few for cuts
+    assert by_minute[15:].mean() < 1.2 * by_minute[1:15].mean()
+    assert hearing.decoded < 1.2 * seconds(length(words))
+    assert live.delays.count == len(words)

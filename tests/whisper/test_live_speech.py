@@ -1,0 +1,128 @@
+"""Live transcription of real speech by real models: as good as that of the whole recording."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jiwer
+import numpy as np
+import pytest
+
+import kvcast
+from kit.real_speech import EXAMPLE, TESTS, Load, Samples
+from kvcast.whisper.live import LiveTranscription
+
+RATE = 16_000
+TRUTHS = {"example": EXAMPLE.with_suffix(".txt"), "spoken": TESTS / "data" / "spoken.txt"}
+MEGABYTE = 1 << 20
+
+
+def words(text: str) -> str:
+    plain = re.sub(r"\bmr\b\.?", "mister", text.lower())
+    return " ".join(re.sub(r"[^a-z' ]", " ", plain).split())
+
+
+def heard_live(model: kvcast.WhisperModel, samples: Samples, piece: float, **options) -> str:
+    """Feed pieces of so many seconds, and hold every update against the others."""
+    return settled_live(model.live(**options), samples, piece)
+
+
+def settled_live(live: LiveTranscription, samples: Samples, piece: float) -> str:
+    size, arrived = round(piece * RATE), 0
+    # As if hearing took no time: delays are those of waiting for what comes next.
+    live._clock = lambda: arrived / RATE
+    updates = []
+    for at in range(0, len(samples), size):
+        arrived = min(at + size, len(samples))
+        updates += live.feed(samples[at : at + size])
+    updates += live.finish()
+    segments = [update.segment for update in updates if update.segment is not None]
+    settled = "".join(update.settled for update in updates)
+    assert settled == "".join(segment.text for segment in segments)
+    times = [time for segment in segments for time in (segment.start, segment.end)]
+    assert times == sorted(times)
+    assert times[-1] <= live.duration
+    assert live.duration == len(samples) / RATE
+    return settled
+
+
+def error(truth: str, text: str) -> float:
+    """In percent."""
+    return 100 * jiwer.wer(words(truth), words(text))
+
+
+def test_a_command_is_understood(load: Load, recordings):
+    text = heard_live(load("demo", quantize="none"), recordings["004"], 0.5)
+    whole = load("demo", quantize="none").transcribe(recordings["004"])
+    assert words(text) == words("".join(segment.text for segment in whole))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "name", "piece"),
+    [
+        ("demo", "example", 40.0),
+        ("demo", "example", 0.5),
+        ("demo", "spoken", 1.0),
+        ("demo", "spoken", 4.0),
+        ("demo-base", "spoken", 1.0),
+    ],
+)
+def test_live_is_within_two_points_of_the_whole_recording(
+    model: str, name: str, piece: float, load: Load, recordings
+):
+    loaded, samples = load(model), recordings[name]
+    truth = TRUTHS[name].read_text(encoding="utf-8")
+    whole = error(truth, "".join(segment.text for segment in loaded.transcribe(samples)))
+    assert whole < 15
+    live = loaded.live()
+    found = error(truth, settled_live(live, samples, piece))
+    half, most = live.delays.quantile(0.5), live.delays.quantile(0.95)
+    print(
+        f"\n{model}, {name}, pieces of {piece:g} s: {found:.1f}% live, {whole:.1f}% whole; delay "
+        f"median {half:.1f} s, 95% within {most:.1f} s, longest {live.delays.longest:.1f} s"
+    )
+    assert found <= whole + 2
+    assert live.delays.longest <= 30 + piece
+
+
+@pytest.mark.slow
+def test_half_an_hour_takes_the_memory_of_five_minutes(load: Load):
+    """In a process of its own: in one that has run much else, what is free has many holes."""
+    load("demo")  # or the test is skipped
+    words = [sys.executable, str(Path(__file__).with_name("live_memory.py"))]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["updates"] > 180
+    assert found["used"]["1800"] - found["used"]["300"] < 16 * MEGABYTE
+
+
+@pytest.mark.slow
+def test_silence_between_utterances_says_nothing(load: Load, recordings):
+    model = load("demo", quantize="none")
+    utterance = recordings["example"][: 9 * RATE]
+    pause = np.zeros(40 * RATE, np.float32)
+    text = heard_live(model, np.concatenate([utterance, pause, utterance]), 2.0)
+    whole = "".join(segment.text for segment in model.transcribe(utterance))
+    assert abs(len(words(text).split()) - 2 * len(words(whole).split())) <= 2
+
+
+@pytest.mark.slow
+def test_a_language_is_detected_and_kept(load: Load, recordings):
+    model = load("demo-base", runtime="eager")
+    live = model.live()
+    live.feed(recordings["example"][: 8 * RATE])
+    live.finish()
+    assert live.language == "en"
+    assert model.live(language="German").language == "de"
+
+
+def test_noise_that_is_no_speech_ends(load: Load):
+    live = load("demo", quantize="none").live()
+    rng = np.random.default_rng(0)
+    live.feed((0.02 * rng.standard_normal(3 * RATE)).astype(np.float32))
+    live.finish()
+    assert live.duration == 3

@@ -1,0 +1,132 @@
+"""Decoding options that cannot be served are refused in one line that says what to do."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kit.openai_tokenizers import openai_tokenizer_json
+from kit.scripted_runtime import ScriptedRuntime, windows
+from kvcast.decoding.filters import SuppressTokens
+from kvcast.errors import UsageError
+from kvcast.whisper.decoding import DecodingOptions, WindowDecoder, compression_ratio
+from kvcast.whisper.tokenizer import WhisperTokenizer
+
+
+@cache
+def tokenizer(multilingual: bool) -> WhisperTokenizer:
+    return WhisperTokenizer(openai_tokenizer_json(multilingual), 51864 + multilingual)
+
+
+def one_line(error: pytest.ExceptionInfo[UsageError]) -> str:
+    message = str(error.value)
+    assert message
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"task": "summarize"}, "task must be one of transcribe, translate, not 'summarize'"),
+        ({"beam": 0}, "beam must be 1 or more, not 0"),
+        ({"best_of": 0, "temperature": 1.0}, "best_of must be 1 or more, not 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be 1 or more, not 0"),
+        ({"seed": -1}, "seed must be 0 or more, not -1"),
+        ({"temperature": -0.1}, "temperature must be 0 or more, not -0.1"),
+        ({"temperature": float("nan")}, "temperature must be 0 or more, not nan"),
+        ({"temperature": float("inf")}, "temperature must be 0 or more, not inf"),
+        ({"best_of": 5}, "best_of needs a temperature above 0"),
+        ({"temperature": 0.5, "beam": 5}, "beam needs temperature 0"),
+        ({"patience": 1.0}, "patience needs a beam of 2 or more"),
+        ({"beam": 5, "patience": 0.0}, "patience must be above 0, not 0.0"),
+        ({"beam": 5, "patience": float("inf")}, "patience must be above 0, not inf"),
+        ({"beam": 2, "patience": 0.1}, "rounds to no finished beam"),
+        ({"length_penalty": -0.1}, "length_penalty must be from 0 to 1, not -0.1"),
+        ({"length_penalty": 1.5}, "length_penalty must be from 0 to 1, not 1.5"),
+        ({"length_penalty": float("nan")}, "length_penalty must be from 0 to 1, not nan"),
+        ({"suppress_tokens": "1,two"}, "ids with commas between, not '1,two'"),
+        ({"suppress_tokens": "1,,2"}, "ids with commas between, not '1,,2'"),
+    ],
+)
+def test_what_no_model_can_serve(options: dict[str, Any], says: str):
+    with pytest.raises(UsageError) as error:
+        DecodingOptions(**options)
+    assert says in one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"task": "translate"}, "English only and cannot translate"),
+        ({"suppress_tokens": "51864"}, "suppress_tokens: 51864 is no token"),
+        ({"suppress_tokens": [5, -2]}, "suppress_tokens: -2 is no token"),
+    ],
+)
+def test_what_this_model_cannot_serve(options: dict[str, Any], says: str):
+    with pytest.raises(UsageError) as error:
+        DecodingOptions(**options).check(tokenizer(False), 448)
+    assert says in one_line(error)
+
+
+@pytest.mark.parametrize("options", [{}, {"suppress_tokens": "-1,0,51863"}, {"beam": 5}])
+def test_what_it_can_serve(options: dict[str, Any]):
+    DecodingOptions(**options).check(tokenizer(False), 448)
+
+
+def silent_decoder(multilingual: bool) -> WindowDecoder:
+    known = tokenizer(multilingual)
+
+    def nothing_stands_out(number: int, written: tuple[int, ...]) -> np.ndarray:
+        return np.zeros(known.vocab_size, np.float32)
+
+    return WindowDecoder(ScriptedRuntime(nothing_stands_out), known, 448)
+
+
+def test_decoding_checks_its_options():
+    decoder = silent_decoder(False)
+    with pytest.raises(UsageError) as error:
+        decoder.decode(windows(0), DecodingOptions(task="translate"))
+    assert "cannot translate" in one_line(error)
+
+
+def test_an_unknown_language_is_refused():
+    decoder = silent_decoder(True)
+    with pytest.raises(UsageError) as error:
+        decoder.decode(windows(0), DecodingOptions(language="klingon"))
+    assert "unknown language 'klingon'" in one_line(error)
+
+
+def test_an_english_only_model_has_no_language_to_detect():
+    decoder = silent_decoder(False)
+    with pytest.raises(UsageError) as error:
+        decoder.detect_languages(windows(0))
+    assert "no language to detect" in one_line(error)
+
+
+def test_windows_and_temperatures_of_one_seed_are_sampled_apart():
+    drawn = [
+        DecodingOptions(temperature=temperature, best_of=5, seed=seed).strategy(stream)
+        for temperature in (0.2, 0.4)
+        for seed in (0, 1)
+        for stream in (0, 3000)
+    ]
+    assert len({strategy.seed for strategy in drawn}) == len(drawn)
+
+
+@pytest.mark.parametrize("multilingual", [False, True])
+def test_minus_one_stands_for_non_speech_tokens_among_other_ids(multilingual: bool):
+    known = tokenizer(multilingual)
+    logits_rv = np.zeros((1, known.vocab_size), np.float32)
+    for logit_filter in DecodingOptions(suppress_tokens="7,-1,9").filters(known):
+        if isinstance(logit_filter, SuppressTokens):
+            logit_filter.apply(logits_rv, np.array([[7]]))
+    masked = set(np.flatnonzero(np.isneginf(logits_rv[0])).tolist())
+    assert masked == {7, 9, *known.non_speech_tokens, *known.control_tokens}
+
+
+def test_compression_ratio_of_repetition_is_high_and_of_nothing_zero():
+    assert compression_ratio("") == 0
+    assert compression_ratio("no repetition here") < 1.2
+    assert compression_ratio("and so on " * 50) > 10

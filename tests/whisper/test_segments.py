@@ -1,0 +1,181 @@
+"""How a window's tokens are cut, and where the next window begins."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcast.audio.decode import ArrayAudio
+from kvcast.audio.params import VoiceParams
+from kvcast.audio.timeline import Part, Timeline, between
+from kvcast.audio.vad import BLOCK, SpokenWindows, speech_parts
+from kvcast.whisper.segments import Segment, Span, Window, Word, placed, split
+
+BEGIN = 1000
+
+
+def cut(*tokens: int | float, seek: int = 0, frames: int = 3000) -> tuple[list[Span], int]:
+    """Texts are whole numbers, timestamps are seconds."""
+    ids = [BEGIN + round(t / 0.02) if isinstance(t, float) else t for t in tokens]
+    return split(ids, Window(seek, frames), BEGIN)
+
+
+def times(spans: list[Span]) -> list[tuple[float, float]]:
+    return [(span.start, span.end) for span in spans]
+
+
+def test_pairs_of_timestamps_are_cuts_and_the_rest_is_left_to_the_next_window():
+    spans, advance = cut(0.0, 1, 2, 3.0, 3.0, 4, 5.5, 6.0, 7)
+    assert times(spans) == [(0, 3), (3, 5.5)]
+    assert [span.tokens for span in spans] == [(1000, 1, 2, 1150), (1150, 4, 1275)]
+    assert advance == 550
+
+
+def test_a_pair_at_the_very_end_is_a_cut_like_others():
+    spans, advance = cut(0.0, 1, 3.0, 3.0)
+    assert times(spans) == [(0, 3)]
+    assert advance == 300
+
+
+def test_a_lone_timestamp_at_the_end_completes_the_window():
+    spans, advance = cut(0.0, 1, 3.0, 3.0, 4, 9.0)
+    assert times(spans) == [(0, 3), (3, 9)]
+    assert advance == 3000
+
+
+def test_without_a_cut_the_window_is_one_segment_up_to_its_last_timestamp():
+    assert cut(0.0, 1, 2, 3.0) == ([Span(0, 3, (1000, 1, 2, 1150))], 3000)
+
+
+@pytest.mark.parametrize("tokens", [(1, 2), (0.0, 1, 2), (0.0,), ()])
+def test_without_any_time_but_the_start_the_window_is_one_whole_segment(tokens):
+    [span], advance = cut(*tokens)
+    assert (span.start, span.end) == (0, 30)
+    assert advance == 3000
+
+
+def test_a_short_window_is_as_long_as_its_sound():
+    assert cut(1, 2, frames=470) == ([Span(0, 4.7, (1, 2))], 470)
+    assert cut(0.0, 1, 3.0, 3.0, 4, 4.0, frames=470)[1] == 470
+
+
+def test_times_count_from_the_recordings_start():
+    spans, advance = cut(1.0, 1, 3.0, 3.0, 2, seek=12345)
+    assert times(spans) == [(124.45, 126.45)]
+    assert advance == 300
+
+
+def test_a_cut_at_zero_does_not_stand_still():
+    """Only decoding without timestamp rules can give one."""
+    spans, advance = cut(0.0, 0.0, 1, 2)
+    assert times(spans) == [(0, 0)]
+    assert advance == 3000
+
+
+@given(
+    tokens=st.lists(st.sampled_from([1, 2, BEGIN, BEGIN + 1, BEGIN + 700, BEGIN + 1500])),
+    frames=st.integers(1, 3000),
+)
+def test_every_window_advances_and_spans_are_runs_of_its_tokens_in_order(tokens, frames):
+    spans, advance = split(tokens, Window(0, frames), BEGIN)
+    assert advance > 0
+    joined = [token for span in spans for token in span.tokens]
+    assert joined == tokens[: len(joined)]
+    assert len(joined) == len(tokens) or advance == 2 * (joined[-1] - BEGIN) or advance == frames
+
+
+def test_a_segment_of_parts_is_placed_in_the_recording_with_its_words():
+    timeline = Timeline([Part(16_000, 80_000), Part(800_000, 960_000)], slack=0.4)
+    words = (
+        Word(start=3.8, end=4.5, word=" yes", probability=0.9),
+        Word(start=4.5, end=6.0, word=" now", probability=0.8),
+    )
+    said = replace(said_at(3.8, 6.0, words), id=3, seek=400, text=" yes now", tokens=(1, 2))
+    found = placed(said, timeline)
+    assert (found.seek, found.start, found.end) == (5000, 50.0, 52.0)
+    assert [(word.start, word.end) for word in found.words] == [(50.0, 50.5), (50.5, 52.0)]
+    assert found.tokens == said.tokens
+    assert placed(said, Timeline(())) == said
+
+
+def said_at(start: float, end: float, words: tuple[Word, ...] | None = None) -> Segment:
+    return Segment(
+        id=0,
+        seek=0,
+        start=start,
+        end=end,
+        text=" yes",
+        tokens=(1,),
+        language="en",
+        temperature=0.0,
+        avg_logprob=-0.1,
+        compression_ratio=1.0,
+        no_speech_prob=0.0,
+        fallback=(),
+        words=words,
+    )
+
+
+@given(
+    runs=st.lists(
+        st.tuples(st.sampled_from([0.0, 1.0]), st.integers(1, 90)), min_size=1, max_size=12
+    ),
+    pad=st.sampled_from([0.0, 0.05, 0.4, 1.0]),
+    silence=st.sampled_from([0.0, 0.1, 0.5, 2.0]),
+    moments=st.lists(st.floats(0, 1), min_size=2, max_size=12),
+)
+def test_no_word_is_in_what_was_left_out(runs, pad, silence, moments):
+    probabilities_n = np.concatenate([np.full(blocks, p, np.float32) for p, blocks in runs])
+    samples = BLOCK * len(probabilities_n)
+    params = VoiceParams(vad=True, speech_pad=pad, min_silence=silence)
+    parts = speech_parts(probabilities_n, samples, params)
+    timeline = Timeline(parts, slack=0.4)
+    edges = sorted(moment * timeline.duration for moment in moments)
+    words = tuple(
+        Word(start=start, end=end, word=" a", probability=1.0) for start, end in pairwise(edges)
+    )
+    found = placed(said_at(edges[0], edges[-1], words), timeline)
+    for part in between(parts, samples) if parts else ():
+        begin, stop = part.seconds
+        for word in found.words:
+            assert min(word.end, stop) - max(word.start, begin) <= 0.05, (word, part)
+    times = [moment for word in found.words for moment in (word.start, word.end)]
+    assert times == sorted(times)
+    assert (found.start, found.end) == (times[0], times[-1])
+
+
+def test_a_word_across_a_joint_lies_where_most_of_it_is():
+    timeline = Timeline([Part(0, 160_000), Part(480_000, 640_000)])  # 0 to 10 s, 30 to 40 s
+    words = (
+        Word(start=9.0, end=10.3, word=" a", probability=1.0),
+        Word(start=10.3, end=11.0, word=" b", probability=1.0),
+    )
+    assert [(w.start, w.end) for w in placed(said_at(9.0, 11.0, words), timeline).words] == [
+        (9.0, 10.0),
+        (30.3, 31.0),
+    ]
+
+
+def test_times_are_rounded_to_milliseconds():
+    timeline = Timeline([Part(16_001, 160_007)])
+    found = placed(said_at(0.1, 0.7), timeline)
+    assert (found.start, found.end) == (1.1, 1.7)
+
+
+def test_without_padding_a_segment_ends_before_the_silence_all_the_same():
+    """Predicted times are off by some tenths of a second, whatever the padding is."""
+    sound = ArrayAudio(np.full(BLOCK * 1000, 0.1, np.float32))
+    loud = np.repeat(np.array([1, 0, 1], np.float32), [300, 400, 300])
+    heard = iter(loud.tolist())
+
+    def listener(blocks_nb):
+        return np.array([next(heard) for _ in blocks_nb], np.float32)
+
+    params = VoiceParams(vad=True, speech_pad=0.0)
+    everything = [Part(0, BLOCK * 1000)]
+    with SpokenWindows(sound, 80, listener, params, clips=everything) as windows:
+        found = placed(said_at(5.0, 300 * BLOCK / 16_000 + 0.1), windows.timeline)
+    assert (found.start, found.end) == (5.0, 300 * BLOCK / 16_000)

@@ -1,0 +1,207 @@
+"""Another program reads subtitles back; words are laid out as in openai-whisper."""
+
+import html
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pysubs2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcast.errors import UsageError
+from kvcast.whisper.params import SubtitleParams
+from kvcast.whisper.segments import Word
+from kvcast.whisper.subtitles import write_srt, write_vtt
+from whisper import utils
+
+FORMATS = {"srt": write_srt, "vtt": write_vtt}
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """What a subtitle needs of a segment."""
+
+    start: float
+    end: float
+    text: str
+    words: tuple[Word, ...] | None = None
+
+
+def spoken(start: float, *words: str, pace: float = 0.5) -> Spoken:
+    """A segment of words, each of which takes `pace` seconds."""
+    timed = tuple(
+        Word(start=start + i * pace, end=start + (i + 1) * pace, word=word, probability=1.0)
+        for i, word in enumerate(words)
+    )
+    return Spoken(start, timed[-1].end if timed else start + 1, "".join(words), timed)
+
+
+def parsed(name: str, segments: Sequence[Spoken], **options: Any) -> list[tuple[int, int, str]]:
+    """Start and end in milliseconds and the text of each cue, as pysubs2 reads it."""
+    text = "".join(FORMATS[name](segments, SubtitleParams(**options)))
+    found = pysubs2.SSAFile.from_string(text, format_=name)
+    return [(event.start, event.end, shown(name, event)) for event in found]
+
+
+def shown(name: str, event: pysubs2.SSAEvent) -> str:
+    text = event.text.replace(r"\N", "\n")
+    # pysubs2 leaves WebVTT's escapes to whoever shows the text.
+    return html.unescape(text) if name == "vtt" else text
+
+
+PLAIN = st.sampled_from(["a", "bc", "def", "Grüße", "long-winded", "東京", "x" * 13])
+WORDS = st.builds(lambda space, text: space + text, st.sampled_from([" ", " ", ""]), PLAIN)
+SEGMENTS = st.lists(
+    st.builds(
+        lambda words, gap, pace: (words, gap, pace),
+        st.lists(WORDS, min_size=1, max_size=12),
+        st.sampled_from([0.0, 1.0, 5.0]),
+        st.sampled_from([0.0, 0.04, 0.5, 2.0]),
+    ),
+    max_size=4,
+)
+LIMITS = st.sampled_from(
+    [
+        {"max_line_width": 13},
+        {"max_line_width": 20},
+        {"max_line_width": 14, "max_line_count": 1},
+        {"max_line_width": 30, "max_line_count": 2},
+        {"max_words_per_line": 1},
+        {"max_words_per_line": 3},
+    ]
+)
+
+
+def in_time(drawn: list[tuple[list[str], float, float]]) -> list[Spoken]:
+    found, now = [], 0.0
+    for words, gap, pace in drawn:
+        found.append(spoken(now + gap, *words, pace=pace))
+        now = found[-1].end
+    return found
+
+
+def whispers_own(segments: Sequence[Spoken], **options: Any) -> list[tuple[str, str, str]]:
+    result = {
+        "segments": [
+            {
+                "start": s.start,
+                "end": s.end,
+                "text": s.text,
+                "words": [{"start": w.start, "end": w.end, "word": w.word} for w in s.words],
+            }
+            for s in segments
+        ]
+    }
+    writer = utils.WriteSRT("unused")
+    return list(writer.iterate_result(result, **options))
+
+
+@given(drawn=SEGMENTS, limits=LIMITS, highlight=st.booleans())
+@settings(deadline=None)
+def test_words_are_laid_out_as_theirs(drawn, limits, highlight):
+    segments = in_time(drawn)
+    options = limits | {"highlight_words": highlight}
+    written = "".join(write_srt(segments, SubtitleParams(**options)))
+    cues = [cue.split("\n", 2) for cue in written.split("\n\n") if cue]
+    assert [(times, text) for _, times, text in cues] == [
+        (f"{start} --> {end}", text) for start, end, text in whispers_own(segments, **options)
+    ]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(
+    words=st.lists(st.text(max_size=30), max_size=12),
+    width=st.integers(1, 40),
+    count=st.none() | st.integers(1, 3),
+)
+@settings(deadline=None)
+def test_limits_are_kept_whatever_is_said(name, words, width, count):
+    segments = [spoken(1.0, *words), spoken(9.0, " and", " more")]
+    for _, _, text in parsed(name, segments, max_line_width=width, max_line_count=count):
+        lines = text.split("\n")
+        assert max(map(len, lines)) <= width
+        assert count is None or len(lines) <= count
+
+
+@given(drawn=SEGMENTS, limits=LIMITS)
+@settings(deadline=None)
+def test_every_word_is_shown_in_order(drawn, limits):
+    segments = in_time(drawn)
+    cues = parsed("srt", segments, **limits)
+    letters = "".join("".join(text.split()) for _, _, text in cues)
+    assert letters == "".join("".join(segment.text.split()) for segment in segments)
+    most = limits.get("max_words_per_line")
+    assert most is None or len(cues) >= sum(len(s.words) for s in segments) / most
+
+
+@given(drawn=SEGMENTS)
+@settings(deadline=None)
+def test_each_word_is_underlined_while_it_is_spoken(drawn):
+    segments = in_time(drawn)
+    written = "".join(write_vtt(segments, SubtitleParams(highlight_words=True)))
+    assert re.findall("<u>(.*?)</u>", written) == [
+        word.word.strip() for segment in segments for word in segment.words
+    ]
+
+
+EVIL = st.lists(
+    st.sampled_from(
+        [
+            *("-->", "--->", "--", ">", "\n", "\n\n", "\r\n", "\x00", "\x1b[31m", "\x0b", "\x0c"),
+            *("\x1c", "\x85", "\u2028", "\u2029", "1", "00:00:01,000 --> 00:00:02,000", "WEBVTT"),
+            *("00:01.000 00:02.000", "NOTE", " a", "&lt;", "&", "<", "<b>", "STYLE", "{b}"),
+        ]
+    ),
+    max_size=8,
+).map("".join)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(texts=st.lists(EVIL, max_size=4), options=LIMITS | st.just({}))
+@settings(deadline=None)
+def test_no_text_becomes_a_cue_or_a_control_character(name, texts, options):
+    segments = [spoken(i, f" s{i}", text, " e") for i, text in enumerate(texts)]
+    written = "".join(FORMATS[name](segments, SubtitleParams(**options)))
+    starts = {round(1000 * word.start) for segment in segments for word in segment.words}
+    cues = parsed(name, segments, **options)
+    assert all(start in starts or "max_line_width" in options for start, _, _ in cues)
+    assert written.count("-->") == len(cues)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]", written)
+    if not options:
+        assert len(cues) == len(segments)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_text_reads_back_as_it_was(name):
+    said = " AT&T <3 &lt; a -> b 100%"
+    assert parsed(name, [Spoken(1.0, 2.5, said)]) == [(1000, 2500, said.strip())]
+
+
+def test_a_segment_whose_words_are_unknown_is_laid_out_by_its_length():
+    cues = parsed("srt", [Spoken(0.0, 4.0, " ab cde", ())], max_words_per_line=1)
+    assert [text for _, _, text in cues] == ["ab", "cde"]
+    assert cues[0][0] == 0
+    assert cues[0][1] == cues[1][0]
+    assert cues[1][1] == 4000
+
+
+def test_a_word_wider_than_a_line_is_broken_and_shares_its_time():
+    segment = spoken(0.0, " abcdefgh", " i", pace=1.0)
+    cues = parsed("srt", [segment], max_line_width=4, max_line_count=1)
+    assert cues == [(0, 500, "abcd"), (500, 1000, "efgh"), (1000, 2000, "i")]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"max_line_count": 2}, "max_line_count needs max_line_width"),
+        ({"max_line_width": 9, "max_words_per_line": 2}, "exclude each other"),
+        ({"max_line_width": 0}, "max_line_width must be 1 or more"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, reason):
+    with pytest.raises(UsageError, match=reason):
+        SubtitleParams(**options)

@@ -1,0 +1,110 @@
+"""Ten minutes of real speech: in a batch and with drafts, what each recording gives alone."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from test_whisper_drafts import shallower
+
+import kvcast
+from kit.real_speech import Load, Samples, told
+from kvcast.decoding.speculation import Ledger
+from kvcast.whisper.batch import Batch
+from kvcast.whisper.params import TranscribeParams
+from kvcast.whisper.transcription import Transcription
+
+pytestmark = pytest.mark.slow
+OPTIONS: dict[str, Any] = {"language": "en", "temperature": 0.0}
+LEAST = {"int8": 500, "three layers of four": 50, "ngram": 20}
+"""Drafted tokens that are accepted, at least."""
+
+
+@pytest.fixture(scope="module")
+def model(load: Load) -> kvcast.WhisperModel:
+    return load("demo", runtime="onnx", quantize="none")
+
+
+@pytest.fixture(scope="module")
+def several(recordings: dict[str, Samples]) -> list[Samples]:
+    """Pieces of 5 to 90 s that begin anywhere."""
+    whole = np.concatenate([recordings["spoken"], recordings["example"]])
+    rng = np.random.default_rng(0)
+    pieces: list[Samples] = []
+    while sum(map(len, pieces)) < 10 * 60 * 16000:
+        begin = rng.integers(len(whole) - 5 * 16000)
+        pieces.append(whole[begin : begin + rng.integers(5, 90) * 16000])
+    return pieces
+
+
+@pytest.fixture(scope="module")
+def alone(model: kvcast.WhisperModel, several: list[Samples]) -> list[Any]:
+    """What must be equal: windows one by one."""
+    found = [list(model.transcribe(one, batch=1, **OPTIONS)) for one in several]
+    assert all(found)
+    return told(found)
+
+
+def test_recordings_that_come_and_go_give_in_a_batch_what_each_gives_alone(model, several, alone):
+    found = [list(one) for one in model.transcribe_all(several, batch=6, **OPTIONS)]
+    assert told(found) == alone
+
+
+@pytest.fixture
+def _all_drafts_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether that pays or not."""
+    monkeypatch.setattr(Ledger, "affordable", lambda _ledger, _kind, most: min(most, 5))
+    monkeypatch.setattr(Ledger, "can_begin", lambda _ledger: True)
+
+
+@pytest.mark.usefixtures("_all_drafts_are_checked")
+@pytest.mark.parametrize("draft", ["int8", "three layers of four", "ngram"])
+def test_they_are_the_same_with_drafts(draft, model, several, alone, load: Load, tmp_path):
+    drafters = {
+        "int8": lambda: load("demo"),
+        "three layers of four": lambda: kvcast.load(
+            shallower("demo", 3, tmp_path / "three"), runtime="eager", threads=1
+        ),
+        "ngram": lambda: "ngram",
+    }
+    drafter = drafters[draft]()
+    accepted = rejected = 0
+    for one, expected in zip(several, alone, strict=True):
+        drafted = model.transcribe(one, batch=1, draft=drafter, **OPTIONS)
+        assert told([list(drafted)]) == [expected]
+        assert drafted.draft is not None
+        accepted += drafted.draft.accepted
+        rejected += drafted.draft.proposed - drafted.draft.accepted
+    print(f"{draft}: {accepted} drafted tokens accepted, {rejected} rejected")
+    assert accepted > LEAST[draft]
+    assert rejected > 20
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_on_the_native_runtime_recordings_may_arrive_at_any_time(seed, several, load: Load):
+    model = load("demo", runtime="native", quantize="none")
+    params = TranscribeParams(batch=5, **OPTIONS)
+    batch = Batch(model.decoder(*model.attempts(params), windows=5), 5)
+    rng = np.random.default_rng(seed)
+    waiting = rng.permutation(len(several)).tolist()
+    under_way: dict[int, Transcription] = {}
+    found: dict[int, list[Any]] = {index: [] for index in waiting}
+    together = Counter()
+    while waiting or under_way:
+        if waiting and (not under_way or rng.random() < 0.02):
+            for index in waiting[: rng.integers(1, 4)]:
+                under_way[index] = model.recording(
+                    batch, model.opening(several[index], params), params
+                )
+                waiting.remove(index)
+        batch.step()
+        together[len(batch.under_way)] += 1
+        for index, transcription in list(under_way.items()):
+            while (segment := transcription.take()) is not None:
+                found[index].append(segment)
+            if transcription.over:
+                del under_way[index]
+    print(f"steps with so many windows at once: {sorted(together.items())}")
+    assert {1, 3, 5} <= together.keys()
+    alone = [list(model.transcribe(one, batch=1, **OPTIONS)) for one in several]
+    assert told([found[index] for index in range(len(several))]) == told(alone)

@@ -1,0 +1,154 @@
+"""A real model from a sound file to segments: falling back, streaming, languages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from numpy.typing import NDArray
+
+from kit.real_speech import EXAMPLE, Load, Samples, told
+from kvcast.errors import UsageError
+from kvcast.runtimes.base import EncoderDecoder
+from kvcast.whisper.model import WhisperModel
+
+
+@pytest.fixture
+def model(load: Load) -> WhisperModel:
+    return load("demo")
+
+
+def sampled(model: WhisperModel, samples: Samples, **options: Any) -> list[Any]:
+    """No text compresses so badly that it is accepted: all temperatures are tried."""
+    return list(
+        model.transcribe(
+            samples,
+            **{"temperature": (0.0, 0.8, 1.0), "compression_ratio_threshold": 0.01} | options,
+        )
+    )
+
+
+def test_fallback_tries_every_temperature_and_says_why(model, recordings):
+    segments = sampled(model, recordings["005"])
+    assert segments
+    for segment in segments:
+        assert segment.temperature == 1.0
+        assert len(segment.fallback) == 2
+        for reason in segment.fallback:
+            assert reason.startswith("compression_ratio ")
+            assert " > 0.01" in reason
+
+
+def test_an_accepted_window_has_no_reasons_to_fall_back(model, recordings):
+    [segment, *_] = model.transcribe(recordings["005"])
+    assert segment.temperature == 0.0
+    assert segment.fallback == ()
+
+
+@pytest.mark.parametrize(
+    "options", [{"best_of": 1}, pytest.param({"best_of": 5}, marks=pytest.mark.slow)], ids=str
+)
+def test_one_seed_gives_one_transcript(options, model, recordings):
+    first = sampled(model, recordings["example"], seed=7, **options)
+    assert sampled(model, recordings["example"], seed=7, **options) == first
+    assert sampled(model, recordings["example"], seed=8, **options) != first
+
+
+@pytest.mark.slow
+def test_more_samples_are_likelier(model, recordings):
+    def likelihood(best_of: int) -> float:
+        options: dict[str, Any] = {"temperature": 1.0, "best_of": best_of}
+        found = [sampled(model, recordings["example"], seed=seed, **options) for seed in range(6)]
+        return sum(segments[0].avg_logprob for segments in found)
+
+    assert likelihood(8) > likelihood(1)
+
+
+@dataclass
+class CountingRuntime:
+    """The model's own runtime, which counts what it encodes."""
+
+    runtime: EncoderDecoder
+    encoded: int = 0
+
+    def encode(self, cache: Any, slots: Sequence[int], *source: NDArray[Any]) -> Any:
+        self.encoded += 1
+        return self.runtime.encode(cache, slots, *source)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runtime, name)
+
+
+def test_segments_come_before_later_windows_are_decoded(model, recordings):
+    runtime = CountingRuntime(model.runtime)
+    counted = WhisperModel(runtime, model.tokenizer, model.dimensions)
+    segments = counted.transcribe(recordings["spoken"], temperature=0.0)
+    assert runtime.encoded == 0
+    first = next(segments)
+    assert runtime.encoded == 1
+    later = next(segment for segment in segments if segment.seek > first.seek)
+    assert runtime.encoded == 2
+    assert later.start >= first.end
+    segments.close()
+    assert runtime.encoded == 2
+
+
+def test_a_path_and_its_samples_give_the_same(model, recordings):
+    by_path = list(model.transcribe(EXAMPLE, temperature=0.0))
+    assert by_path == list(model.transcribe(recordings["example"], temperature=0.0))
+
+
+def test_what_an_english_only_model_cannot_do_is_one_line(model):
+    for options, says in (
+        ({"task": "translate"}, "cannot translate"),
+        ({"language": "german"}, "English only"),
+        ({"language": "englisch"}, "did you mean english?"),
+    ):
+        with pytest.raises(UsageError) as error:
+            model.transcribe(EXAMPLE, **options)
+        assert says in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_a_multilingual_model_detects_the_language_once(load, recordings):
+    base = load("demo-base", runtime="eager")
+    assert base.is_multilingual
+    assert len(base.languages) == 99
+    runtime = CountingRuntime(base.runtime)
+    counted = WhisperModel(runtime, base.tokenizer, base.dimensions)
+    found = counted.transcribe(recordings["two windows"], clip_end=0.02, temperature=0.0)
+    assert found.language == "en"
+    assert runtime.encoded == 1
+    list(found)
+    assert runtime.encoded == 2
+
+
+def test_recordings_in_a_batch_give_what_each_gives_alone(load, recordings):
+    model = load("demo", runtime="onnx", quantize="none")
+    several = [recordings[name] for name in ("005", "two windows", "004")]
+    found = [list(one) for one in model.transcribe_all(several, batch=3, temperature=0.0)]
+    alone = [list(model.transcribe(one, batch=1, temperature=0.0)) for one in several]
+    assert told(found) == told(alone)
+    assert all(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("runtime", "options"),
+    [
+        ("eager", {}),
+        ("onnx", {"beam": 5}),
+        ("onnx", {"timestamps": False}),
+    ],
+    ids=str,
+)
+def test_a_long_recording_gives_in_a_batch_what_its_excerpts_give_one_by_one(
+    runtime, options, load, recordings
+):
+    model = load("demo", runtime=runtime, quantize="none")
+    options = {"language": "en", "seed": 3, **options}
+    one_by_one, together = (
+        list(model.transcribe(recordings["beginning"], batch=batch, **options)) for batch in (1, 2)
+    )
+    assert told([one_by_one]) == told([together])
+    assert len({segment.seek for segment in together}) == 3

@@ -1,0 +1,386 @@
+"""A transcription's options, its laziness, and what it says beside its segments."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kit.scripted_windows import Heard, NumberedWindows, ScriptedDecoder, scripted_model, tokenizer
+from kvcast.errors import UsageError
+from kvcast.whisper.batch import Batch
+from kvcast.whisper.decoding import DecodingOptions
+from kvcast.whisper.params import LiveParams, TranscribeParams
+from kvcast.whisper.passage import initial_tokens
+from kvcast.whisper.transcription import Transcription, clipped_frames
+
+
+def transcription(
+    decoder: ScriptedDecoder, windows: NumberedWindows, **changes: Any
+) -> Transcription:
+    parts = {"attempts": [DecodingOptions()], "params": TranscribeParams()}
+    return Transcription(Batch(decoder, 1), lambda: windows, **(parts | changes)).open()
+
+
+def one_line(error: pytest.ExceptionInfo[UsageError]) -> str:
+    message = str(error.value)
+    assert message
+    assert "\n" not in message
+    return message
+
+
+def test_nothing_is_decoded_before_the_first_segment_is_taken():
+    decoder = ScriptedDecoder([])
+    transcription(decoder, NumberedWindows(6000))
+    assert decoder.encoded == 0
+
+
+def test_each_window_is_decoded_when_its_first_segment_is_taken():
+    decoder = ScriptedDecoder([Heard(tokens=(50363, 50, 50413, 50413, 51, 50463))])
+    found = transcription(decoder, NumberedWindows(6000))
+    encoded = []
+    for _ in found:
+        encoded.append(decoder.encoded)
+    assert encoded == [1, 1, 2]
+
+
+def test_a_window_is_encoded_once_however_often_it_is_decoded():
+    decoder = ScriptedDecoder([Heard(tokens=(50,), avg_logprob=-2)] * 2)
+    attempts = [DecodingOptions(temperature=t) for t in (0.0, 0.4, 0.8)]
+    [segment] = transcription(decoder, NumberedWindows(300), attempts=attempts)
+    assert (decoder.encoded, len(decoder.calls)) == (1, 3)
+    assert segment.temperature == 0.8
+    assert segment.fallback == ("avg_logprob -2.00 < -1",) * 2
+
+
+ATTEMPTS = [DecodingOptions(temperature=t) for t in (0.0, 0.4, 0.8)]
+
+
+def test_the_first_accepted_result_is_taken_with_the_reasons_before_it():
+    decoder = ScriptedDecoder([Heard(tokens=(50,), compression_ratio=3), Heard(tokens=(51,))])
+    [segment] = transcription(decoder, NumberedWindows(300), attempts=ATTEMPTS)
+    assert (segment.tokens, segment.temperature) == ((51,), 0.4)
+    assert segment.fallback == ("compression_ratio 3.00 > 2.4",)
+    assert [options.temperature for _, options, _ in decoder.calls] == [0.0, 0.4]
+
+
+def test_the_last_result_is_taken_whatever_it_is():
+    heard = [Heard(tokens=(50 + i,), avg_logprob=-2.0 - i) for i in range(3)]
+    [segment] = transcription(ScriptedDecoder(heard), NumberedWindows(300), attempts=ATTEMPTS)
+    assert (segment.tokens, segment.avg_logprob) == ((52,), -4.0)
+    assert segment.fallback == ("avg_logprob -2.00 < -1", "avg_logprob -3.00 < -1")
+
+
+def test_a_single_attempt_is_never_rejected():
+    decoder = ScriptedDecoder([Heard(tokens=(50,), avg_logprob=-9)])
+    [segment] = transcription(decoder, NumberedWindows(300), attempts=ATTEMPTS[:1])
+    assert (segment.avg_logprob, segment.fallback) == (-9, ())
+
+
+def test_the_recording_is_released_after_the_last_segment():
+    windows = NumberedWindows(6000)
+    found = transcription(ScriptedDecoder([]), windows)
+    next(found)
+    assert not windows.closed
+    assert len(list(found)) == 1
+    assert windows.closed
+    assert list(found) == []
+
+
+def test_closing_early_releases_the_recording_and_ends_the_segments():
+    windows = NumberedWindows(6000)
+    with transcription(ScriptedDecoder([]), windows) as found:
+        next(found)
+    assert windows.closed
+    assert list(found) == []
+
+
+def test_closing_before_the_first_segment_releases_the_recording():
+    windows = NumberedWindows(6000)
+    transcription(ScriptedDecoder([]), windows).close()
+    assert windows.closed
+
+
+def test_a_failure_while_decoding_releases_the_recording():
+    class Fails(ScriptedDecoder):
+        def step(self) -> Any:
+            raise UsageError("no")
+
+    windows = NumberedWindows(6000)
+    with pytest.raises(UsageError):
+        list(transcription(Fails([]), windows))
+    assert windows.closed
+
+
+def test_empty_and_instantaneous_segments_are_not_yielded_and_prompt_nothing():
+    empty = (50363, 220, 50413)  # a space from 0 s to 1 s
+    instantaneous = (50413, 50, 50413)
+    spoken = (50413, 51, 50463)
+    decoder = ScriptedDecoder([Heard(tokens=(*empty, *instantaneous, *spoken))])
+    found = list(transcription(decoder, NumberedWindows(6000)))
+    assert [(segment.id, segment.tokens) for segment in found] == [(0, spoken), (1, (50, 51))]
+    assert decoder.calls[1][2] == list(spoken)
+
+
+def test_duration_and_notices_are_the_recordings():
+    found = transcription(ScriptedDecoder([]), NumberedWindows(250, notices=("is silent",)))
+    assert found.duration == 2.5
+    assert found.notices == ("is silent",)
+
+
+def test_a_clip_past_the_end_says_so_and_gives_nothing():
+    found = transcription(
+        ScriptedDecoder([]), NumberedWindows(250), params=TranscribeParams(clip_start=2.5)
+    )
+    assert found.notices == ("the clip from 2.5 s is past the end, 2.50 s",)
+    assert list(found) == []
+
+
+def test_a_clip_without_a_frame_is_not_said_to_be_past_the_end():
+    params = TranscribeParams(clip_timestamps="1,1.001,2.4,2.5")
+    found = transcription(ScriptedDecoder([]), NumberedWindows(250), params=params)
+    assert found.notices == ("the clip from 1 s is shorter than 10 ms",)
+    assert [segment.start for segment in found] == [2.4]
+
+
+def test_clips_are_transcribed_one_after_the_other_and_prompt_each_other():
+    heard = [Heard(tokens=(50,)), Heard(tokens=(51,)), Heard(tokens=(52,))]
+    decoder = ScriptedDecoder(heard)
+    params = TranscribeParams(clip_timestamps="10,20, 30,62.5,300")
+    found = transcription(decoder, NumberedWindows(9000), params=params)
+    assert [(segment.start, segment.end) for segment in found] == [(10, 20), (30, 60), (60, 62.5)]
+    assert [where for where, _, _ in decoder.calls] == [(1000, 1000), (3000, 3000), (6000, 250)]
+    assert [prompt for _, _, prompt in decoder.calls] == [[], [50], [50, 51]]
+    assert found.notices == ("the clip from 300 s is past the end, 90.00 s",)
+
+
+def test_only_the_first_window_has_the_prefix_until_it_is_accepted():
+    heard = [Heard(tokens=(50,), compression_ratio=3), Heard(tokens=(51,)), Heard(tokens=(52,))]
+    decoder = ScriptedDecoder(heard)
+    attempts = [DecodingOptions(temperature=t, prefix="So") for t in (0.0, 0.4)]
+    list(transcription(decoder, NumberedWindows(6000), attempts=attempts))
+    assert [(o.temperature, o.prefix) for _, o, _ in decoder.calls] == [
+        (0.0, "So"),
+        (0.4, "So"),
+        (0.0, None),
+    ]
+
+
+REPEATS = Heard(tokens=(50363, 50, 50413, 50413), repetition='repeats " a" 60 times')
+
+
+def test_a_repetition_is_rejected_with_what_was_repeated():
+    decoder = ScriptedDecoder([REPEATS, Heard(tokens=(51,))])
+    found = transcription(decoder, NumberedWindows(300), attempts=ATTEMPTS)
+    [segment] = found
+    assert (segment.tokens, segment.temperature) == ((51,), 0.4)
+    assert segment.fallback == ('repeats " a" 60 times',)
+    assert found.notices == ()
+
+
+def test_the_last_attempts_repetition_is_a_notice_and_prompts_nothing():
+    decoder = ScriptedDecoder([REPEATS, Heard(tokens=(51,))])
+    found = transcription(decoder, NumberedWindows(300))
+    assert [(segment.start, segment.end) for segment in found] == [(0, 1), (1, 3)]
+    assert [where for where, _, _ in decoder.calls] == [(0, 300), (100, 200)]
+    assert [prompt for _, _, prompt in decoder.calls] == [[], []]
+    assert found.notices == ('from 0.00 s the text repeats " a" 60 times: cut',)
+
+
+def german_first(frame: int) -> str:
+    return "de" if frame < 4000 else "fr"
+
+
+def test_a_window_ends_where_its_language_does():
+    decoder = ScriptedDecoder([], spoken=german_first)
+    params = TranscribeParams(multilingual=True)
+    found = list(transcription(decoder, NumberedWindows(9000), params=params))
+    places = [place for place, _, _ in decoder.calls]
+    languages = [options.language for _, options, _ in decoder.calls]
+    assert languages == sorted(languages)
+    assert set(languages) == {"de", "fr"}
+    assert [segment.language for segment in found] == languages
+    for (first, frames), language in zip(places, languages, strict=True):
+        assert german_first(first) == language
+        assert first + frames <= 5600 or language == "fr"  # a piece is no longer than 16 s
+    assert [first for first, _ in places] == [0, *(sum(place) for place in places[:-1])]
+
+
+def test_a_batch_has_the_same_languages():
+    decoder = ScriptedDecoder([], spoken=german_first)
+    params = TranscribeParams(multilingual=True, batch=1)
+    found = list(transcription(decoder, NumberedWindows(9000), params=params))
+    for segment in found:
+        assert segment.language == german_first(segment.seek)
+    assert {segment.language for segment in found} == {"de", "fr"}
+
+
+def test_each_clip_has_its_languages():
+    decoder = ScriptedDecoder([], spoken=german_first)
+    params = TranscribeParams(multilingual=True, clip_timestamps="5,10,60,65")
+    list(transcription(decoder, NumberedWindows(9000), params=params))
+    told = [(place, options.language) for place, options, _ in decoder.calls]
+    assert told == [((500, 500), "de"), ((6000, 500), "fr")]
+
+
+def test_one_language_is_decoded_as_if_it_had_been_given():
+    decoders = [ScriptedDecoder([Heard(tokens=(50364, 50, 51363, 51363))]) for _ in range(2)]
+    given = transcription(
+        decoders[0], NumberedWindows(9000), attempts=[DecodingOptions(language="en")]
+    )
+    found = transcription(
+        decoders[1], NumberedWindows(9000), params=TranscribeParams(multilingual=True)
+    )
+    assert list(found) == list(given)
+    assert decoders[0].calls == decoders[1].calls
+
+
+def test_text_in_another_language_is_no_prompt():
+    decoder = ScriptedDecoder([Heard(tokens=(50,))] * 9, spoken=german_first)
+    params = TranscribeParams(multilingual=True, initial_prompt="So")
+    list(transcription(decoder, NumberedWindows(12_000), params=params))
+    languages = [options.language for _, options, _ in decoder.calls]
+    # Each job says which language its prompt is in: the decoder leaves it out of other windows.
+    assert decoder.prompt_languages == [None, *languages[:-1]]
+    first = languages.index("fr")
+    assert decoder.calls[first + 1][2] == [50]
+
+
+def test_all_attempts_are_in_the_windows_language():
+    failed = Heard(tokens=(50,), compression_ratio=3)
+    decoder = ScriptedDecoder([failed, Heard(tokens=(50,))], spoken=german_first)
+    params = TranscribeParams(multilingual=True)
+    list(transcription(decoder, NumberedWindows(2000), params=params, attempts=ATTEMPTS))
+    assert [options.language for _, options, _ in decoder.calls] == ["de", "de"]
+
+
+@pytest.mark.parametrize(
+    ("clip", "first_and_last"),
+    [
+        ({}, [(0, 1000)]),
+        ({"clip_start": 2.346}, [(235, 1000)]),
+        ({"clip_start": 2.344, "clip_end": 7.0}, [(234, 700)]),
+        ({"clip_end": 99.0}, [(0, 1000)]),
+        ({"clip_start": 99.0}, [(9900, 1000)]),
+        ({"clip_timestamps": "0"}, [(0, 1000)]),
+        ({"clip_timestamps": "1,2.344,2.344, 7"}, [(100, 234), (234, 700)]),
+        ({"clip_timestamps": (1.0, 2.0, 3.0)}, [(100, 200), (300, 1000)]),
+        ({"clip_timestamps": [5, 99, 100, 101]}, [(500, 1000), (10000, 1000)]),
+    ],
+)
+def test_a_clip_is_rounded_to_frames_and_ends_with_the_recording(clip, first_and_last):
+    assert clipped_frames(TranscribeParams(**clip), 1000) == first_and_last
+
+
+def test_a_clip_hides_what_follows_it_from_the_model():
+    decoder = ScriptedDecoder([])
+    list(
+        transcription(
+            decoder, NumberedWindows(9000), params=TranscribeParams(clip_start=10, clip_end=45)
+        )
+    )
+    assert [where for where, _, _ in decoder.calls] == [(1000, 3000), (4000, 500)]
+
+
+@pytest.mark.parametrize(
+    ("clip", "says"),
+    [
+        ({"clip_start": -1.0}, "clip_start must be 0 or more, not -1.0"),
+        ({"clip_start": float("nan")}, "clip_start must be 0 or more, not nan"),
+        ({"clip_start": float("inf")}, "clip_start must be 0 or more, not inf"),
+        ({"clip_end": 0.0}, "clip_end must be above 0, not 0.0"),
+        ({"clip_start": 5.0, "clip_end": 5.0}, "clip_end must come after clip_start 5, not 5.0"),
+        ({"clip_end": float("nan")}, "clip_end must be above 0, not nan"),
+        ({"clip_timestamps": "1,x"}, "clip_timestamps must be seconds with commas between"),
+        ({"clip_timestamps": ""}, "clip_timestamps must be seconds with commas between"),
+        ({"clip_timestamps": ()}, "clip_timestamps needs at least one start"),
+        ({"clip_timestamps": "-1,5"}, "clip_timestamps must be 0 or more, not -1.0"),
+        ({"clip_timestamps": [0, float("nan")]}, "clip_timestamps must be 0 or more, not nan"),
+        ({"clip_timestamps": "5,2"}, "clip_timestamps must ascend, unlike 5,2"),
+        ({"clip_timestamps": "5,5"}, "clip_timestamps must ascend, unlike 5,5"),
+        ({"clip_timestamps": "0,9,8,10"}, "clip_timestamps must ascend, unlike 0,9,8,10"),
+        ({"clip_timestamps": "0", "clip_start": 1.0}, "exclude each other"),
+        ({"clip_timestamps": "0", "clip_end": 1.0}, "exclude each other"),
+    ],
+)
+def test_an_impossible_clip_is_refused_in_one_line(clip: dict[str, float], says: str):
+    with pytest.raises(UsageError) as error:
+        TranscribeParams(**clip)
+    assert says in one_line(error)
+
+
+@given(prompt=st.text())
+def test_an_initial_prompt_is_text_after_a_space(prompt: str):
+    tokens = initial_tokens(TranscribeParams(initial_prompt=prompt), tokenizer())
+    assert tokens == tokenizer().encode(" " + prompt.strip())
+    assert all(token < tokenizer().eot for token in tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"task": "translate"}, "English only and cannot translate"),
+        ({"language": "de"}, "English only, not German"),
+        ({"language": "englsh"}, "did you mean english?"),
+        ({"temperature": ()}, "temperature needs at least one value"),
+        ({"temperature": (0.0, -0.2)}, "temperature must be 0 or more, not -0.2"),
+        ({"patience": 2.0}, "patience needs a beam"),
+        ({"beam": 0}, "beam must be 1 or more"),
+        ({"best_of": 0}, "best_of must be 1 or more"),
+        ({"clip_end": -1.0}, "clip_end must be above 0, not -1.0"),
+        ({"clip_start": 2.0, "clip_end": 1.0}, "clip_end must come after clip_start 2, not 1.0"),
+        ({"suppress_tokens": "99999"}, "99999 is no token"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be 1 or more"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0, not 0.0"),
+        ({"no_repeat_ngram": -1}, "no_repeat_ngram must be 0 or more, not -1"),
+        ({"prefix": "word " * 113}, "prefix may have 112 tokens with this model"),
+        ({"hotwords": "word " * 224}, "hotwords may have 223 tokens with this model"),
+        ({"multilingual": True}, "English only: leave out multilingual"),
+        ({"multilingual": True, "language": "en"}, "leave out language"),
+    ],
+)
+def test_a_mistake_is_told_before_the_recording_is_opened(options: dict[str, Any], says: str):
+    with pytest.raises(UsageError) as error:
+        scripted_model().transcribe("there is no such file", **options)
+    assert says in one_line(error)
+
+
+def test_samples_are_transcribed_as_they_are():
+    model = scripted_model()
+    model.scripted.place = lambda features_mt: features_mt.shape
+    found = model.transcribe(np.zeros(16000, np.float32), language="English", temperature=0)
+    assert [segment.end for segment in found] == [1.0]
+    [(shape, options, _)] = model.scripted.calls
+    assert shape == (80, 3000)
+    assert options.language == "en"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"clip_timestamps": [[0, 5]]}, "clip_timestamps must be a number, not [0, 5]"),
+        ({"clip_timestamps": ["0,5"]}, "clip_timestamps must be a number, not '0,5'"),
+        ({"clip_timestamps": True}, "clip_timestamps must be a number, not True"),
+        ({"batch": True}, "batch must be a whole number, not True"),
+        ({"vad": "yes"}, "vad must be True or False, not 'yes'"),
+        ({"multilingual": 1}, "multilingual must be True or False, not 1"),
+        ({"initial_prompt": True}, "initial_prompt must be a string, not True"),
+        ({"temperature": [True]}, "temperature must be a number, not True"),
+        ({"suppress_tokens": [1, "2"]}, "suppress_tokens must be a whole number, not '2'"),
+        ({"min_silence": 1.0}, "min_silence needs vad"),
+        ({"append_punctuations": "."}, "append_punctuations needs word_timestamps"),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_kind_or_without_effect_is_one_line(options, problem):
+    with pytest.raises(UsageError) as error:
+        scripted_model().transcribe(np.zeros(16_000, np.float32), **options)
+    assert one_line(error) == problem
+
+
+def test_live_hears_with_a_threshold_of_its_own():
+    assert LiveParams(vad_threshold=0.3).vad_threshold == 0.3
+    for other in ({"min_silence": 1.0}, {"append_punctuations": "."}):
+        with pytest.raises(UsageError, match="is for recordings, and means nothing live"):
+            LiveParams(**other)

@@ -1,0 +1,86 @@
+"""Real Whisper models with drafts write what they write without; other drafts are refused."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvcast
+from kit.real_speech import Load, Samples
+from kit.scripted_windows import scripted_model
+from kvcast.checkpoints.base import WhisperCheckpoint
+from kvcast.checkpoints.huggingface_writing import write_huggingface
+from kvcast.checkpoints.names import tensor_shapes
+from kvcast.checkpoints.source import locate, open_checkpoint
+from kvcast.decoding.speculation import Ledger
+from kvcast.errors import UsageError
+
+
+def shallower(model: str, layers: int, folder: Path) -> Path:
+    """Write a packaged model with only so many of its decoder's layers."""
+    checkpoint: Any = open_checkpoint(locate(model))
+    assert isinstance(checkpoint, WhisperCheckpoint)
+    dimensions = replace(checkpoint.dimensions, decoder_layers=layers, alignment_heads=())
+    tensors = {name: checkpoint.tensors[name] for name in tensor_shapes(dimensions)}
+    generation = {
+        name: value for name, value in checkpoint.generation.items() if name != "alignment_heads"
+    }
+    changed = {"dimensions": dimensions, "tensors": tensors, "generation": generation}
+    write_huggingface(replace(checkpoint, **changed), folder)
+    return folder
+
+
+def said(segments: Iterable[kvcast.Segment]) -> list[tuple[float, float, tuple[int, ...]]]:
+    """Return all but probabilities, which differ in their last digits."""
+    return [(segment.start, segment.end, segment.tokens) for segment in segments]
+
+
+@pytest.mark.slow
+def test_a_recording_is_the_same_with_drafts(
+    load: Load, recordings: dict[str, Samples], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # Checked whether that pays or not.
+    monkeypatch.setattr(Ledger, "affordable", lambda _ledger, _kind, most: min(most, 5))
+    monkeypatch.setattr(Ledger, "can_begin", lambda _ledger: True)
+    model = load("demo-base", runtime="onnx", quantize="none")
+    int8 = load("demo-base")
+    four = kvcast.load(shallower("demo-base", 4, tmp_path / "four"), runtime="eager", threads=1)
+    totals: defaultdict[Any, Any] = defaultdict(lambda: np.zeros(2, int))
+    for name, drafts in (("two windows", (int8, four, "ngram")), ("german", (int8,))):
+        plain = said(model.transcribe(recordings[name]))
+        for draft in drafts:
+            drafted = model.transcribe(recordings[name], draft=draft)
+            assert said(drafted) == plain
+            counts = drafted.draft
+            assert counts is not None
+            print(f"{name}: {counts.accepted} of {counts.proposed} drafted tokens accepted")
+            totals[draft] += np.array([counts.proposed, counts.accepted])
+    proposed, accepted = totals[int8]
+    assert accepted > proposed / 2 > 20
+
+
+@pytest.mark.slow
+def test_the_packaged_models_do_not_pair(load: Load, recordings: dict[str, Samples]):
+    with pytest.raises(UsageError, match="draft has another vocabulary than this model"):
+        load("demo-base").transcribe(recordings["004"], draft=load("demo"))
+
+
+def test_what_cannot_draft_is_refused_before_the_recording_is_opened():
+    model = scripted_model()
+    del model.decoder
+    for draft, reason in (
+        ("demo", r"draft must be ngram, or a model that kvcast\.load returned"),
+        (7, r"draft must be ngram, or a model that kvcast\.load returned, not 7"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            model.transcribe("missing.wav", draft=draft)
+    other = scripted_model()
+    other.dimensions = replace(other.dimensions, n_mels=128)
+    with pytest.raises(UsageError, match=r"draft is a Whisper \(128 mels\) model and this one is"):
+        model.transcribe("missing.wav", draft=other)
+    with pytest.raises(UsageError, match="draft needs a beam of 1"):
+        model.transcribe("missing.wav", draft="ngram", beam=5)

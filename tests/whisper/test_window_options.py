@@ -1,0 +1,352 @@
+"""Hotwords, prefixes, filters against repetition, and texts that are stopped, in a window's result.
+
+openai-whisper's DecodingTask knows a prefix and can be given transformers' filters; the rest is
+seen in what a scripted model is asked.
+"""
+
+import gc
+import weakref
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import whisper.decoding as openai
+from decoding.test_window_decoder_equals_openai import (
+    VOCAB,
+    ScriptedInference,
+    ScriptedWhisper,
+    openai_features,
+    our_tokenizer,
+    speech,
+)
+from transformers import (
+    LogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+from kit.openai_tokenizers import openai_tokenizer
+from kit.scripted_runtime import Script, ScriptedRuntime, windows
+from kvcast.errors import KvcastError, UsageError
+from kvcast.whisper.decoding import DecodingOptions, DecodingResult, WindowDecoder, WindowJob
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")
+
+ENGLISH = our_tokenizer(False)
+BEGIN = ENGLISH.timestamp_begin
+NEVER_ENDS = {"suppress_tokens": "50256"}
+
+
+@pytest.fixture(autouse=True)
+def _scripted_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+    openai_tokenizer(False)
+    monkeypatch.setattr(openai, "PyTorchInference", ScriptedInference)
+
+
+def decoded(
+    script: Script, *, prompt: Sequence[int] = (), multilingual: bool = False, **options: Any
+) -> DecodingResult:
+    asked = DecodingOptions(**options)
+    decoder = WindowDecoder(
+        ScriptedRuntime(script), our_tokenizer(multilingual), 448, rows=asked.strategy().width
+    )
+    [result] = decoder.decode(windows(1), asked, prompt=prompt)
+    return result
+
+
+def openai_decoded(
+    script: Script, processors: Sequence[LogitsProcessor] = (), **options: Any
+) -> openai.DecodingResult:
+    task = openai.DecodingTask(
+        ScriptedWhisper(False, script, 448),
+        openai.DecodingOptions(fp16=False, language="en", **options),
+    )
+    first = task.sample_begin
+
+    class Filter(openai.LogitFilter):
+        def __init__(self, processor: LogitsProcessor) -> None:
+            self.processor = processor
+
+        def apply(self, logits: torch.Tensor, tokens: torch.Tensor) -> None:
+            logits[:] = self.processor(tokens[:, first:], logits.clone())
+
+    task.logit_filters = [*map(Filter, processors), *task.logit_filters]
+    [result] = task.run(openai_features(1))
+    return result
+
+
+FEW = 6
+
+
+def loop_script(period: int, *, prompt: int = 1, end: float = -9) -> Script:
+    """A model that writes the same words over and over; there is a little chance of others."""
+
+    @cache
+    def logits(_: int, written: tuple[int, ...]) -> np.ndarray:
+        logits_v = np.random.default_rng((5, *written[-3:])).normal(0, 0.5, VOCAB[False])
+        logits_v[ENGLISH.eot] = end
+        logits_v[1000 + (len(written) - prompt) % period] += 12
+        return logits_v.astype(np.float32)
+
+    return logits
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_repetition_filters_come_first_and_see_what_was_written(seed: int, beam: int):
+    """Scripts that repeat themselves, so that the filters have something to do."""
+    speaks = speech(False, seed)
+
+    @cache
+    def script(number: int, written: tuple[int, ...]) -> np.ndarray:
+        return speaks(number, (*written[:2], len(written) % FEW))
+
+    theirs = openai_decoded(
+        script,
+        [RepetitionPenaltyLogitsProcessor(1.2), NoRepeatNGramLogitsProcessor(2)],
+        sample_len=40,
+        beam_size=None if beam == 1 else beam,
+        **NEVER_ENDS,
+    )
+    options = {"beam": beam, "max_new_tokens": 40, **NEVER_ENDS}
+    ours = decoded(script, repetition_penalty=1.2, no_repeat_ngram=2, **options)
+    assert list(ours.tokens) == theirs.tokens
+    assert ours.avg_logprob == pytest.approx(theirs.avg_logprob, abs=1e-4)
+    assert decoded(script, stop_repetition=False, **options).tokens != ours.tokens
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_follows_a_prefix_is_openais(seed: int, beam: int):
+    script = speech(False, seed)
+    prefix = tuple(ENGLISH.encode(" Elinor, then"))
+    ours = decoded(
+        script,
+        prompt=[50, 51],
+        prefix="Elinor, then ",
+        beam=beam,
+        timestamps=False,
+        max_new_tokens=9,
+        **NEVER_ENDS,
+    )
+    theirs = openai_decoded(
+        script,
+        prompt=[50, 51],
+        prefix="Elinor, then ",
+        beam_size=None if beam == 1 else beam,
+        without_timestamps=True,
+        suppress_blank=False,  # the prefix counts as written, and may be all that is said
+        sample_len=9,
+        **NEVER_ENDS,
+    )
+    assert ours.tokens == (*prefix, *theirs.tokens)
+    assert ours.text.startswith("Elinor, then")
+    assert ours.avg_logprob == pytest.approx(theirs.avg_logprob, abs=1e-5)
+    assert ours.no_speech_prob == pytest.approx(theirs.no_speech_prob, abs=1e-5)
+
+
+def fed(script: Script, **options: Any) -> list[tuple[int, ...]]:
+    """Decode, and return all that the model was given."""
+    seen = []
+
+    def watched(number: int, written: tuple[int, ...]) -> np.ndarray:
+        seen.append(written)
+        return script(number, written)
+
+    decoded(watched, **options)
+    return seen
+
+
+def test_with_timestamps_a_prefix_begins_at_zero_and_the_text_goes_on():
+    prefix = ENGLISH.encode(" Elinor")
+    script = loop_script(12)
+    result = decoded(script, prefix="Elinor", max_new_tokens=5)
+    assert result.tokens[: 1 + len(prefix)] == (BEGIN, *prefix)
+    assert len(result.tokens) == 1 + len(prefix) + 5
+    assert all(token < ENGLISH.eot for token in result.tokens[1:])
+    assert ENGLISH.sot not in result.tokens
+
+
+def test_filters_see_the_prefix():
+    word = ENGLISH.encode(" Elinor")[-1]
+
+    def script(_: int, written: tuple[int, ...]) -> np.ndarray:
+        logits_v = np.zeros(VOCAB[False], np.float32)
+        logits_v[word] = 5
+        logits_v[77] = 4
+        return logits_v
+
+    said = decoded(script, prefix="Elinor", timestamps=False, max_new_tokens=1)
+    assert said.tokens[-1] == word
+    other = decoded(
+        script, prefix="Elinor", timestamps=False, max_new_tokens=1, repetition_penalty=2.0
+    )
+    assert other.tokens[-1] == 77
+    again = decoded(script, prefix="Elinor", timestamps=False, max_new_tokens=1, no_repeat_ngram=1)
+    assert again.tokens[-1] == 77
+
+
+def test_hotwords_are_read_before_the_prompt():
+    hotwords = ENGLISH.encode(" Elinor, Marianne")
+    [first, *_] = fed(
+        speech(False, 0), prompt=[50, 51], hotwords="Elinor, Marianne", max_new_tokens=1
+    )
+    assert first == (ENGLISH.sot_prev, *hotwords, 50, 51, ENGLISH.sot)
+
+
+@pytest.mark.parametrize("name", ["hotwords", "prefix"])
+def test_what_is_too_long_is_refused(name: str):
+    with pytest.raises(UsageError, match=f"{name} may have .* tokens with this model, not 300"):
+        decoded(speech(False, 0), **{name: " ".join(["word"] * 300)})
+
+
+SEARCHES: list[dict[str, Any]] = [{}, {"beam": 3}, {"temperature": 0.3, "best_of": 3}]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+@pytest.mark.parametrize("period", [1, 2, 7, 20])
+def test_a_text_that_only_repeats_itself_is_stopped(period: int, search: dict[str, Any]):
+    steps = 0
+    script = loop_script(period)
+
+    def counted(number: int, written: tuple[int, ...]) -> np.ndarray:
+        nonlocal steps
+        steps = max(steps, len(written))
+        return script(number, written)
+
+    result = decoded(counted, timestamps=False, **search)
+    assert steps <= 2 + max(48, 4 * period) + 8
+    assert len(result.tokens) == period
+    assert result.repetition is not None
+    assert result.repetition.startswith('repeats "')
+    assert result.repetition.endswith(" times")
+    assert not result.complete
+    assert result.text == ENGLISH.decode(result.tokens).strip()
+    assert result.compression_ratio > 2.4  # of all that was written
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+def test_it_goes_on_to_its_limit_if_asked_to(search: dict[str, Any]):
+    result = decoded(loop_script(3), timestamps=False, stop_repetition=False, **search)
+    assert len(result.tokens) == 224
+    assert result.repetition is None
+
+
+def test_finished_segments_before_a_repetition_are_kept():
+    spoken = (BEGIN, 50, 51, BEGIN + 100, BEGIN + 100)
+    script = loop_script(3, prompt=1)
+
+    def speaks(number: int, written: tuple[int, ...]) -> np.ndarray:
+        said = len(written) - 1
+        if said >= len(spoken):
+            return script(number, written)
+        logits_v = np.zeros(VOCAB[False], np.float32)
+        logits_v[spoken[said]] = 30
+        return logits_v
+
+    result = decoded(speaks)
+    assert result.tokens == spoken
+    assert result.repetition is not None
+    assert not result.complete
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_other_texts_are_as_without_the_check(seed: int):
+    script = speech(False, seed)
+    for search in SEARCHES:
+        checked = decoded(script, **search)
+        assert checked == decoded(script, stop_repetition=False, **search)
+
+
+def test_without_a_language_each_job_is_decoded_in_its_own():
+    script = speech(True, 2)
+    tokenizer = our_tokenizer(True)
+    decoder = WindowDecoder(ScriptedRuntime(script), tokenizer, 448, rows=2, windows=2)
+    jobs = [
+        WindowJob(window=window, options=DecodingOptions(max_new_tokens=3))
+        for window in windows(*range(6))
+    ]
+    for job in jobs:
+        decoder.submit(job)
+    results: dict[WindowJob, DecodingResult] = {}
+    while len(results) < len(jobs):
+        results.update(decoder.step())
+    alone = WindowDecoder(ScriptedRuntime(script), tokenizer, 448)
+    for job in jobs:
+        [found] = alone.detect_languages([job.window])
+        language = max(found, key=found.__getitem__)
+        [expected] = alone.decode(
+            [job.window], DecodingOptions(max_new_tokens=3, language=language)
+        )
+        assert results[job] == expected
+    assert len({result.language for result in results.values()}) > 1
+
+
+@pytest.mark.parametrize(("of_prompt", "read"), [(None, True), ("haw", False), ("its own", True)])
+def test_a_prompt_in_another_language_is_not_read(of_prompt: str | None, read: bool):
+    script, seen = speech(True, 2), []
+
+    def watched(number: int, written: tuple[int, ...]) -> np.ndarray:
+        seen.append(written)
+        return script(number, written)
+
+    tokenizer = our_tokenizer(True)
+    decoder = WindowDecoder(ScriptedRuntime(watched), tokenizer, 448)
+    [window] = windows(1)
+    [found] = decoder.detect_languages([window])
+    own = max(found, key=found.__getitem__)
+    assert own != "haw"
+    job = WindowJob(
+        window=window,
+        options=DecodingOptions(max_new_tokens=1),
+        prompt=(50, 51),
+        prompt_language=own if of_prompt == "its own" else of_prompt,
+    )
+    decoder.submit(job)
+    while not decoder.step():
+        pass
+    assert ((tokenizer.sot_prev, 50, 51) == seen[-1][:3]) == read
+
+
+def test_a_job_can_be_cancelled_while_its_language_is_heard():
+    decoder = WindowDecoder(ScriptedRuntime(speech(True, 2)), our_tokenizer(True), 448)
+    first, second = (
+        WindowJob(window=window, options=DecodingOptions(max_new_tokens=3))
+        for window in windows(1, 2)
+    )
+    decoder.submit(first)
+    decoder.submit(second)
+    decoder.cancel(first)
+    finished: list[WindowJob] = []
+    while not finished:
+        finished += [job for job, _ in decoder.step()]
+    assert finished == [second]
+
+
+def test_damaged_numbers_are_no_language():
+    def damaged(_: int, written: tuple[int, ...]) -> np.ndarray:
+        return np.full(VOCAB[True], np.nan, np.float32)
+
+    decoder = WindowDecoder(ScriptedRuntime(damaged), our_tokenizer(True), 448)
+    with pytest.raises(KvcastError, match="NaN"):
+        decoder.detect_languages(windows(1))
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+def test_nothing_keeps_a_window_after_others_came(search: dict[str, Any]):
+    """Not even a cycle of objects, which Python would seldom look for in a process with many."""
+    decoder = WindowDecoder(ScriptedRuntime(speech(False, 1)), our_tokenizer(False), 448, rows=3)
+    heard = []
+    gc.disable()
+    try:
+        for number in range(3):
+            [window] = windows(number)
+            decoder.decode([window], DecodingOptions(max_new_tokens=20, language="en", **search))
+            heard.append(weakref.ref(window))
+            del window
+        assert [one() for one in heard[:2]] == [None, None]
+    finally:
+        gc.enable()

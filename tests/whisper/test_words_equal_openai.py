@@ -1,0 +1,138 @@
+"""Real recordings, real weights: words lie where openai-whisper has them, on each runtime."""
+
+import importlib
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvcast
+from kit.openai_oracle import Oracle
+from kit.real_speech import Load, Samples
+
+timing = importlib.import_module("whisper.timing")
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")
+
+LIMIT, USUAL = 0.05, 0.02
+"""Seconds between our words' times and theirs: at most, and in the median."""
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba warns of what it compiles."""
+    for name in ("dtw_cpu", "backtrace"):
+        monkeypatch.setattr(timing, name, getattr(timing, name).py_func)
+
+
+def words_of(model: kvcast.WhisperModel, samples: Samples, **options: Any) -> list[Any]:
+    segments = list(model.transcribe(samples, temperature=0.0, word_timestamps=True, **options))
+    for segment in segments:
+        for word in segment.words:
+            assert segment.start <= word.start <= word.end <= segment.end
+    words = [word for segment in segments for word in segment.words]
+    for before, word in pairwise(words):
+        assert before.end <= word.start
+    assert words
+    return words
+
+
+def apart(words: list[Any], others: list[Any]) -> np.ndarray:
+    """Seconds between the starts and the ends of the same words."""
+    assert [word.word for word in words] == [word.word for word in others]
+    times, expected = (
+        np.array([t for word in found for t in (word.start, word.end)]) for found in (words, others)
+    )
+    return np.abs(times - expected)
+
+
+def assert_near(found: np.ndarray) -> None:
+    assert found.max() <= LIMIT + 1e-9, f"{np.count_nonzero(found > LIMIT)} of {len(found)}"
+    assert np.median(found) < USUAL
+
+
+def assert_as_theirs(
+    model: str,
+    load: Load,
+    oracle: Callable[[str], Oracle],
+    samples: Samples,
+    recording: str,
+    **options: Any,
+) -> None:
+    ours = load(model, runtime="onnx", quantize="none")
+    words = words_of(ours, samples, stop_repetition=False, **options)  # they repeat theirs
+    theirs = oracle(model).transcribe(
+        recording, samples, temperature=0.0, word_timestamps=True, **options
+    )
+    expected = [
+        kvcast.Word(**{name: word[name] for name in ("start", "end", "word", "probability")})
+        for segment in theirs["segments"]
+        for word in segment["words"]
+    ]
+    found = apart(words, expected)
+    print(
+        f"{model} {recording}: {len(words)} words; apart max {found.max():.3f} s, "
+        f"median {np.median(found):.3f} s, equal {np.mean(found < 0.006):.1%}"
+    )
+    assert_near(found)
+    for word, one in zip(words, expected, strict=True):
+        assert word.probability == pytest.approx(one.probability, abs=1e-2)
+
+
+def test_words_lie_where_openai_whisper_has_them(load, oracle, recordings):
+    assert_as_theirs("demo", load, oracle, recordings["001"], "001")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "recording"),
+    [("demo", "beginning"), ("demo", "004"), ("demo", "005"), ("demo-base", "001")],
+)
+def test_other_recordings_and_another_model(model, recording, load, oracle, recordings):
+    assert_as_theirs(model, load, oracle, recordings[recording], recording, language="en")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recording", "options"),
+    [
+        ("001", {"beam": 5}),
+        ("005", {"timestamps": False}),
+        ("pauses", {"hallucination_silence_threshold": 2.0}),
+    ],
+    ids=str,
+)
+def test_other_ways_to_decode(recording, options, load, oracle, recordings):
+    assert_as_theirs("demo", load, oracle, recordings[recording], recording, **options)
+
+
+@pytest.mark.slow
+def test_in_a_batch_words_lie_where_they_do_alone(load, recordings):
+    model = load("demo", runtime="onnx", quantize="none")
+    alone, together = (words_of(model, recordings["beginning"], batch=size) for size in (1, 3))
+    found = apart(together, alone)
+    print(f"batch of 3: {len(alone)} words; apart max {found.max():.3f} s")
+    assert found.max() <= USUAL
+
+
+@pytest.fixture(scope="module")
+def expected(load, recordings) -> list[Any]:
+    """ONNX Runtime's words."""
+    return words_of(load("demo", runtime="onnx", quantize="none"), recordings["two windows"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["native", "eager", "aoti", "executorch"])
+def test_other_runtimes_place_words_as_onnx_runtime_does(runtime, expected, load, recordings):
+    words = words_of(load("demo", runtime=runtime, quantize="none"), recordings["two windows"])
+    found = apart(words, expected)
+    print(f"{runtime}: {len(words)} words; apart max {found.max():.3f} s")
+    assert found.max() <= USUAL + 1e-9
+
+
+@pytest.mark.slow
+def test_quantised_weights_place_words_in_order(load, recordings):
+    """Words may be others; `words_of` holds that they are in order and in their segments."""
+    assert words_of(load("demo", runtime="onnx", quantize="int8"), recordings["two windows"])
