@@ -6,7 +6,7 @@ A table stands between two comments, of which the first says what it shows:
     <!-- keywords: LoadParams -->
     <!-- runtimes -->
 
-Options come from the dataclasses in kvcast.loading.params and kvcast.server.params: all of them, or
+Options come from the dataclasses in the modules named params: all of them, or
 those of one group; as the command line or as Python spells them. A name after "without" is left
 out. The JSON Schemas' lists of runtimes are written as well. With `--check` nothing is written; the
 exit code is 1 if anything is not what it would be.
@@ -18,10 +18,12 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from kvcast.cluster import params as cluster
-from kvcast.loading import params
+from kvcast.loading import params as loading
 from kvcast.options import Choice, Declared, Params
 from kvcast.server import params as server
 from kvcast.spec.runtimes import RUNTIMES, RuntimeInfo
+from kvcast.text import params as text
+from kvcast.whisper import params as whisper
 
 DOCS = Path(__file__).parents[1] / "docs"
 SCHEMAS = (
@@ -55,7 +57,10 @@ def _table(found: re.Match[str]) -> str:
     if found["runtimes"]:
         lines = runtime_table()
     else:
-        declared: type[Params] = {**vars(params), **vars(server), **vars(cluster)}[found["params"]]
+        rooms = (loading, text, whisper, server, cluster)
+        declared: type[Params] = {k: v for room in rooms for k, v in vars(room).items()}[
+            found["params"]
+        ]
         without = (found["without"] or "").split()
         lines = option_table(
             declared, found["group"], as_flags=found["kind"] == "flags", without=without

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from text.test_chat import GEMMA, LLAMA_3
 
+from chat.test_chat import GEMMA, LLAMA_3
+from kit import tool_templates
 from kit.decoder_tokenizers import byte_level, text_files
 from kit.tool_templates import CLOCK, WEATHER
 from kvcast.chat.tool_calls import (
@@ -22,7 +23,6 @@ from kvcast.chat.tool_calls import (
 )
 from kvcast.errors import UsageError
 from kvcast.tokenizers.opening import open_text
-from text import tool_templates
 
 NAMES = ("get_weather", "now")
 NANTES = ToolCall(name="get_weather", arguments='{"city": "Nantes"}')

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tasks.test_source_models import POSITIONS, answering
 
 from kit.letters import VOCAB
 from kvcast.cli import main
+from text.test_source_models import POSITIONS, answering
 
 
 @pytest.fixture(autouse=True)

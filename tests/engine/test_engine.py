@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tasks.test_generate import speaking, text_model
 
 from kit.engine_models import model, prompt, until
 from kit.letters import VOCAB
@@ -20,6 +19,7 @@ from kit.recomputing_runtime import Written, random_model
 from kvcast import Engine
 from kvcast.engine import ClosedError, DeadlineError, QueueFullError
 from kvcast.errors import KvcastError, UsageError
+from text.test_generate import speaking, text_model
 
 RANDOM = random_model(VOCAB, 0)
 

@@ -12,7 +12,7 @@ from kit.random_decoders import GEMMA3, LLAMA, MISTRAL
 from kit.random_models import SMALL_T5
 from kit.random_unilms import ROFORMER
 from kvcast import Engine
-from kvcast.engine import TextDelta
+from kvcast.text.engine import TextDelta
 
 RUNTIMES = ["native", "onnx"]
 OPTIONS: list[dict[str, Any]] = [

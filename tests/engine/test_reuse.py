@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_text_loop import outcome, prompts, request, run
 
 from kit.letters import END, FIRST, VOCAB
 from kit.recomputing_runtime import RecomputingRuntime, random_model
 from kvcast.engine.loop import Loop
 from kvcast.engine.prefix_cache import WORTH_COPYING, HeldTokens, Match
 from kvcast.text.requests import SampledText
+from text.test_text_loop import outcome, prompts, request, run
 
 RANDOM = random_model(VOCAB, 0)
 CAPACITY = 80

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed"),
 ]
 ROOT = Path(__file__).parents[2]
-OPENS = ROOT / "tests/native/open_installed.py"
+OPENS = ROOT / "tests/runtimes/native/open_installed.py"
 LIBRARY = "kvcast/runtimes/native/lib/libkvcast.so"
 PIP = (sys.executable, "-m", "pip")
 
@@ -73,7 +73,7 @@ def test_a_wheel_with_the_library_opens_it_without_a_compiler(built: Path, tmp_p
     assert f"{library} is damaged: install kvcast anew" in opened.stderr
     library.write_bytes(whole)
     # Other sources than it was made of: the library does not count, and there is no compiler.
-    [changed] = (tmp_path / "venv").glob("lib/*/site-packages/kvcast/native/src/plain.hpp")
+    [changed] = (tmp_path / "venv").glob("lib/*/site-packages/kvcast/runtimes/native/src/plain.hpp")
     changed.write_text(changed.read_text() + "\n")
     opened = run(python, OPENS, cache=tmp_path)
     assert opened.returncode == 1

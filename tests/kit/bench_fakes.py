@@ -12,7 +12,9 @@ from kvcast.bench.models import Model
 
 MODEL = Model(folder="nowhere", threads=1)
 FINDS_THIS = {
-    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    "PYTHONPATH": os.pathsep.join(
+        [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    )
 }
 """Environment of processes that are to find this module."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-_FOLDER = Path(__file__).parents[1] / "docs" / "executorch"
+_FOLDER = Path(__file__).parents[2] / "docs" / "executorch"
 
 
 def built(name: str, folder: Path) -> Path:

@@ -57,7 +57,7 @@ def test_callers_of_executorch_do_not_disturb_each_other():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_process_that_is_forked_while_a_thread_decodes_decodes_too():
     folder = bundle(LLAMA, "int8", "native")
-    program = Path(__file__).with_name("decode_and_fork.py")
+    program = Path(__file__).parents[1] / "kit/decode_and_fork.py"
     words = [sys.executable, "-W", "ignore", program, folder]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("{0}\n", "")

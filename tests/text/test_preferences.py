@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tasks.test_generate import text_model
 from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from kit.letters import END, VOCAB, Letters
@@ -19,6 +18,7 @@ from kvcast.engine.requests import Histories, Prompt
 from kvcast.errors import UsageError
 from kvcast.text.model import TextModel
 from kvcast.text.preferences import Preferences
+from text.test_generate import text_model
 
 PREFERRING: list[dict[str, Any]] = [
     {"presence_penalty": 1.5},

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tasks.test_generate import same
 
+from kit import tool_templates
 from kit.decoder_tokenizers import byte_level, text_files
 from kit.structured_models import KINDS, SCHEMAS, model_of, text_model, word_piece_model
 from kvcast import Grammar
@@ -19,7 +19,7 @@ from kvcast.decoding.speculation import Ledger
 from kvcast.errors import UsageError
 from kvcast.text import grammars
 from kvcast.tokenizers.opening import open_text
-from text import tool_templates
+from text.test_generate import same
 
 OPTIONS: list[dict[str, Any]] = [
     {},

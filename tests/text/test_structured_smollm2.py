@@ -6,10 +6,10 @@ import re
 import jsonschema
 import pytest
 from hypothesis import given, settings
-from tasks.test_generate import same
 
 import kvcast
 from kit.structured_models import SCHEMAS
+from text.test_generate import same
 
 pytestmark = pytest.mark.slow
 PERSON = {

@@ -92,7 +92,7 @@ def test_live_is_within_two_points_of_the_whole_recording(
 def test_half_an_hour_takes_the_memory_of_five_minutes(load: Load):
     """In a process of its own: in one that has run much else, what is free has many holes."""
     load("demo")  # or the test is skipped
-    words = [sys.executable, str(Path(__file__).with_name("live_memory.py"))]
+    words = [sys.executable, str(Path(__file__).parents[1] / "kit/live_memory.py")]
     ran = subprocess.run(words, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import whisper.decoding as openai
-from decoding.test_window_decoder_equals_openai import (
+from test_window_decoder_equals_openai import (
     VOCAB,
     ScriptedInference,
     ScriptedWhisper,

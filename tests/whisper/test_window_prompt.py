@@ -1,7 +1,7 @@
 """Hotwords, the text before, the task and a prefix, in their places and within their limits."""
 
 import pytest
-from decoding.test_window_decoder_equals_openai import our_tokenizer
+from test_window_decoder_equals_openai import our_tokenizer
 
 from kvcast.errors import UsageError
 from kvcast.whisper.params import WindowParams

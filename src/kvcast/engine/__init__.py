@@ -5,8 +5,6 @@
 
 from kvcast.engine.engine import Engine, Status, share_of_memory
 from kvcast.engine.jobs import ClosedError, DeadlineError, Job, QueueFullError, queue_full
-from kvcast.text.engine import TextDelta
-from kvcast.whisper.engine import Transcript
 
 __all__ = [
     "ClosedError",
@@ -15,8 +13,6 @@ __all__ = [
     "Job",
     "QueueFullError",
     "Status",
-    "TextDelta",
-    "Transcript",
     "queue_full",
     "share_of_memory",
 ]

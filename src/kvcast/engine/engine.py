@@ -19,8 +19,6 @@ from kvcast.engine.openings import Openings
 from kvcast.engine.worker import Prepared, Task, Worker
 from kvcast.errors import KvcastError, UsageError
 from kvcast.machine.memory import available_bytes
-from kvcast.text.engine import TextWorker
-from kvcast.whisper.engine import SpeechWorker
 
 T = TypeVar("T")
 
@@ -31,18 +29,21 @@ _NEVER = float("inf")
 _PATIENCE = 30.0
 """Seconds that a closed engine may take for its last step, before it is left alone."""
 
-_WORKERS: Mapping[str, Any] = {"generate": TextWorker, "transcribe": SpeechWorker}
-"""By the task of a model."""
-
 _LOG = logging.getLogger(__name__)
 
 
 class Model(Protocol):
     """What `kvcast.load` returns."""
 
-    @property
-    def task(self) -> str:
-        """What it does: "generate" or "transcribe"."""
+    def worker(self, rows: int, budget: int, chunk: int) -> Worker:
+        """Return what runs the model's jobs, over a cache of its own.
+
+        Args:
+            rows: most texts, beams or windows at once.
+            budget: bytes that the cache may take.
+            chunk: about how many positions of prompts are computed between two steps.
+
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +136,7 @@ class Engine:
                 raise UsageError(f"{name} must be {least} or more, not {value}")
         self.model = model
         budget = share_of_memory() if cache_memory is None else cache_memory
-        self._make: Callable[[], Worker] = lambda: _WORKERS[model.task](model, rows, budget, chunk)
+        self._make: Callable[[], Worker] = lambda: model.worker(rows, budget, chunk)
         self._worker = self._make()
         self._queue = queue
         self._changed = threading.Condition()

@@ -55,7 +55,7 @@ class Family(Protocol):
         """Replace the programs' linear layers with weight-only quantised ones, in place."""
 
     def check_calibration(self, dimensions: Any) -> None:  # noqa: ARG002
-        """Raise UsageError for a model that `runtimes.lowering.calibrated_blocks` is not made for."""
+        """Raise UsageError for a model that `lowering.calibrated_blocks` is not made for."""
         raise UsageError(f"only decoder-only models have {CALIBRATED}: use --quantize int4")
 
     def prove(self, candidate: Any, programs: Any, *, exact: bool) -> dict[str, Any]:

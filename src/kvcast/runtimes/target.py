@@ -55,7 +55,7 @@ class LoweringJob:
     blocks_of: BlocksOf = no_blocks
 
     def signatures(self) -> Mapping[str, Any]:
-        """Return what exporters need to know of each program; see `runtimes.lowering.signatures`."""
+        """Return what exporters need to know of each program, from `lowering.signatures`."""
         from kvcast.runtimes.lowering.signatures import SIGNATURES  # which imports torch
 
         found: Mapping[str, Any] = SIGNATURES[self.family](self.programs)

@@ -12,7 +12,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvcast.engine import TextDelta
 from kvcast.server.errors import ApiError
 from kvcast.server.events import DONE, event, streamed
 from kvcast.server.requests import ChatRequest
@@ -29,6 +28,7 @@ from kvcast.server.writing import (
     shape,
     usage,
 )
+from kvcast.text.engine import TextDelta
 from kvcast.text.texts import TextGeneration
 
 

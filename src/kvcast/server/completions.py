@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvcast.engine import Job, TextDelta
+from kvcast.engine import Job
 from kvcast.server.calls import check_room
 from kvcast.server.errors import ApiError
 from kvcast.server.events import DONE, event, streamed
@@ -29,6 +29,7 @@ from kvcast.server.writing import (
     spelled,
     usage,
 )
+from kvcast.text.engine import TextDelta
 from kvcast.text.texts import TextGeneration
 
 

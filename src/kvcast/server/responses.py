@@ -13,7 +13,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvcast.engine import TextDelta
 from kvcast.server.errors import ApiError
 from kvcast.server.events import event, streamed
 from kvcast.server.requests import ResponsesRequest
@@ -28,6 +27,7 @@ from kvcast.server.writing import (
     logprobs,
     structure,
 )
+from kvcast.text.engine import TextDelta
 from kvcast.text.texts import TextGeneration
 
 _STORED = ("previous_response_id", "conversation", "background")

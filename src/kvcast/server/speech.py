@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from kvcast.engine import Transcript
 from kvcast.server.calls import check_room
 from kvcast.server.errors import ApiError
 from kvcast.server.events import event, streamed
@@ -20,6 +19,7 @@ from kvcast.server.recordings import Recording, Recordings
 from kvcast.server.served import Served
 from kvcast.server.state import State
 from kvcast.server.writing import finite
+from kvcast.whisper.engine import Transcript
 from kvcast.whisper.languages import LANGUAGES
 from kvcast.whisper.params import SubtitleParams
 from kvcast.whisper.subtitles import write_srt, write_vtt

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from kvcast.text.params import PromptParams
 from kvcast.text.requests import SampledText, SearchedTexts, TextRequest, TextSpec
 from kvcast.text.texts import StoppingCriteria, Stopwatch, TextGeneration
 from kvcast.tokenizers.base import TextTokenizer
+
+if TYPE_CHECKING:
+    from kvcast.engine.worker import Worker
 
 TextPrompt: TypeAlias = str | Sequence[int]
 """Text, or token ids that are taken as they are."""
@@ -281,6 +284,12 @@ class TextGenerator(ABC):
     def paired(self) -> Paired:
         """The model as one that drafts for another, or that another drafts for."""
         return self.generation.paired
+
+    def worker(self, rows: int, budget: int, chunk: int) -> "Worker":
+        """Return what runs this model's jobs in an engine; see `kvcast.engine.engine.Model`."""
+        from kvcast.text.engine import TextWorker
+
+        return TextWorker(self, rows, budget, chunk)
 
     @keywords_of(PromptParams)
     def generate(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvcast.audio.decode import AudioInput
     from kvcast.audio.endpoints import Listener
     from kvcast.audio.features import MelWindows
+    from kvcast.engine.worker import Worker
     from kvcast.whisper.live import LiveTranscription
     from kvcast.whisper.sound import Windows
     from kvcast.whisper.stretch import Stretch
@@ -163,6 +164,12 @@ class WhisperModel:
         sizes = self.dimensions
         numbers = 2 * sizes.decoder_layers * sizes.d_model * sizes.source_positions
         return 4 * numbers  # in fp32; there may be narrower ones
+
+    def worker(self, rows: int, budget: int, chunk: int) -> "Worker":
+        """Return what runs this model's jobs in an engine; see `kvcast.engine.engine.Model`."""
+        from kvcast.whisper.engine import SpeechWorker
+
+        return SpeechWorker(self, rows, budget, chunk)
 
     def shared_decoder(self, windows: int) -> WindowDecoder:
         """Return a decoder that many callers share: of a row a window, one encoded at a time."""

@@ -18,7 +18,7 @@ from kit.random_models import speech
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 
-_PAGE = Path(__file__).parents[2] / "docs" / "executorch.md"
+_PAGE = Path(__file__).parents[3] / "docs" / "executorch.md"
 # Operators that read or write caches in place, reshape them without a copy, or read a size.
 _IN_PLACE = {
     "llama::update_cache",

@@ -147,7 +147,7 @@ def test_graphs_carry_no_paths(bundle: Path) -> None:
     for path in (bundle / "onnx").iterdir():
         content = path.read_bytes()
         assert b"site-packages" not in content
-        assert str(Path(__file__).parents[2]).encode() not in content
+        assert str(Path(__file__).parents[3]).encode() not in content
 
 
 @pytest.fixture

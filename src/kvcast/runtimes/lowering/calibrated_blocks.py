@@ -8,7 +8,7 @@ SmolLM2-135M, rotated so that its numbers fit no 4-bit grid: this regains 79 to 
 seeds, of the log likelihood that int4 costs on five texts; random tokens 72 to 74%. Making up for
 each error in the numbers that are not rounded yet (GPTQ, arXiv:2210.17323) regains 60 to 66% alone,
 and with these weights 74 to 77%, so it is left out. No command prints these shares;
-tests/tasks/test_smollm2_calibrated.py holds two of the texts to half. Knows no runtime.
+tests/text/test_smollm2_calibrated.py holds two of the texts to half. Knows no runtime.
 """
 
 from collections.abc import Iterator, Mapping
