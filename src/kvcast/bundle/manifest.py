@@ -13,9 +13,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Self, TypeVar, get_origin
 
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.families.caches import CacheLayers
 from kvcast.spec.digests import file_sha256, sha256_of
 from kvcast.spec.runtimes import is_native
-from kvcast.spec.sizes import MOST_POSITIONS, require_one_of, require_positive
 
 MANIFEST = "bundle.json"
 FORMAT = "kvcast-bundle"
@@ -26,34 +26,8 @@ ALIGNMENT_QUERIES = "alignment_queries"
 
 LONGEST = 4 << 20
 """The most bytes that a manifest may have; that of a model with 100 layers has a tenth of it."""
-_KINDS = ("linear", "ring", "cross")
-_DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 _Part = TypeVar("_Part")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheLayers:
-    """Consecutive cache layers of one shape, keys and values [rows, heads, capacity, head_dim].
-
-    `kind` is "linear" (capacity is the longest sequence), "ring" (capacity is the window) or
-    "cross" (filled once by encode). `dtype` is a self cache's dtype, such as "float32".
-    """
-
-    kind: str
-    layers: int
-    heads: int
-    head_dim: int
-    capacity: int
-    dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        require_one_of("a cache's kind", self.kind, _KINDS)
-        require_one_of("a cache's dtype", self.dtype, _DTYPES)
-        names = ("layers", "heads", "head_dim", "capacity")
-        require_positive(**{name: getattr(self, name) for name in names})
-        if max(self.layers, self.heads, self.head_dim, self.capacity) > MOST_POSITIONS:
-            raise KvcastError("a cache is larger than any model's")
 
 
 @dataclass(frozen=True, kw_only=True)

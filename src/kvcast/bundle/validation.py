@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any
 
-from kvcast.bundle.manifest import MANIFEST, CacheLayers, Manifest
+from kvcast.bundle.manifest import MANIFEST, Manifest
 from kvcast.errors import KvcastError
-from kvcast.families.caches import CACHES
+from kvcast.families.caches import CACHES, CacheLayers
 
 
 def check_manifest(manifest: Manifest, dimensions: Any, shapes: Iterable[tuple[int, ...]]) -> None:

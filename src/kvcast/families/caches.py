@@ -1,11 +1,40 @@
 """Layout of each family's caches, whatever the target. Knows dimensions and no graphs."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kvcast.bundle.manifest import CacheLayers
+from kvcast.errors import KvcastError
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.whisper import WhisperDimensions
+from kvcast.spec.sizes import MOST_POSITIONS, require_one_of, require_positive
+
+_KINDS = ("linear", "ring", "cross")
+_DTYPES = ("float32", "float16", "bfloat16", "int8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheLayers:
+    """Consecutive cache layers of one shape, keys and values [rows, heads, capacity, head_dim].
+
+    `kind` is "linear" (capacity is the longest sequence), "ring" (capacity is the window) or
+    "cross" (filled once by encode). `dtype` is a self cache's dtype, such as "float32".
+    """
+
+    kind: str
+    layers: int
+    heads: int
+    head_dim: int
+    capacity: int
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        require_one_of("a cache's kind", self.kind, _KINDS)
+        require_one_of("a cache's dtype", self.dtype, _DTYPES)
+        names = ("layers", "heads", "head_dim", "capacity")
+        require_positive(**{name: getattr(self, name) for name in names})
+        if max(self.layers, self.heads, self.head_dim, self.capacity) > MOST_POSITIONS:
+            raise KvcastError("a cache is larger than any model's")
 
 
 class CacheSizes(Protocol):

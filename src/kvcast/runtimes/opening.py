@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
+from kvcast.bundle.manifest import ALIGNMENT_QUERIES, Manifest
 from kvcast.errors import KvcastError, in_one_line
+from kvcast.families.caches import CacheLayers
 
 Shape = tuple[int | None, ...]
 """Sizes of a tensor; None is open."""

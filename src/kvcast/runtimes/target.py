@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvcast.bundle.manifest import CacheLayers, Graph, Manifest
+from kvcast.bundle.manifest import Graph, Manifest
+from kvcast.families.caches import CacheLayers
 from kvcast.runtimes.self_test import SelfTestResult
 from kvcast.spec.blocks import BlocksOf, no_blocks
 from kvcast.spec.phases import OnPhase, ignore_phase

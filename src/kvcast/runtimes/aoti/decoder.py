@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from kvcast.bundle.manifest import CacheLayers, Manifest
+from kvcast.bundle.manifest import Manifest
+from kvcast.families.caches import CacheLayers
 from kvcast.runtimes.aoti.runtime import DecodeProgram, open_programs
 from kvcast.runtimes.eager.decoder import EagerDecoderOnly
 from kvcast.runtimes.eager.runtime import LayerCache

@@ -19,7 +19,8 @@ from torch.export.pt2_archive._package import package_pt2
 from torch.export.pt2_archive._package_weights import Weights
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
-from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.bundle.manifest import Graph
+from kvcast.families.caches import CacheLayers
 from kvcast.runtimes.aoti.inductor import (
     call_graph,
     compile_program,

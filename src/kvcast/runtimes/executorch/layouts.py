@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvcast.bundle.manifest import CacheLayers, Graph
-from kvcast.families.caches import CACHES
+from kvcast.bundle.manifest import Graph
+from kvcast.families.caches import CACHES, CacheLayers
 from kvcast.runtimes.executorch.lowering import Layout, export_method, facts_of, save_methods
 from kvcast.runtimes.executorch.quantize import cross_dtype, for_many_tokens
 from kvcast.runtimes.lowering.signatures import Signature

@@ -19,7 +19,8 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from typing_extensions import override
 
-from kvcast.bundle.manifest import CacheLayers, Graph
+from kvcast.bundle.manifest import Graph
+from kvcast.families.caches import CacheLayers
 from kvcast.runtimes.executorch.operators import TABLE
 from kvcast.runtimes.executorch.quantize import quantize_matrices
 from kvcast.runtimes.executorch.quiet import quiet

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers
+from kvcast.bundle.manifest import ALIGNMENT_QUERIES
 from kvcast.families import caches
+from kvcast.families.caches import CacheLayers
 from kvcast.models.programs.decoder import DecoderPrograms
 from kvcast.models.programs.t5 import T5Programs
 from kvcast.models.programs.unilm import UnilmPrograms

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
+from kvcast.bundle.manifest import ALIGNMENT_QUERIES, Manifest
 from kvcast.errors import KvcastError
+from kvcast.families.caches import CacheLayers
 from kvcast.machine.memory import growing_zeros
 from kvcast.runtimes.alignment import AligningRuntime
 from kvcast.runtimes.base import Asked, Float32, Int32, Int64, Tokens

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.bundle.manifest import ALIGNMENT_QUERIES, CacheLayers, Manifest
+from kvcast.bundle.manifest import ALIGNMENT_QUERIES, Manifest
+from kvcast.families.caches import CacheLayers
 from kvcast.machine.memory import growing_zeros
 from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
