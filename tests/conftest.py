@@ -23,11 +23,22 @@ from kit.random_models import CROSS_BIASED_T5, SMALL, SMALL_T5, Subject, speech,
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.models.programs.whisper import WhisperPrograms
 
+pytest_plugins = ["kit.costs"]
+
 # A busy machine makes inputs slowly; that says nothing of what is tested.
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests of hours to those who ask for them, also where `-m` selects everything else."""
+    if "soak" not in config.option.markexpr:
+        by_hand = [item for item in items if item.get_closest_marker("soak")]
+        if by_hand:
+            config.hook.pytest_deselected(items=by_hand)
+            items[:] = [item for item in items if not item.get_closest_marker("soak")]
 
 
 def pytest_collection_finish() -> None:

@@ -166,16 +166,20 @@ def test_processor_time_is_limited_for_each_conversation():
     """One whose time is half gone answers and ends; the next conversation has all of it."""
     spin = "{% for i in range(150) %}{% for j in range(1000) %}{% endfor %}{% endfor %}"
     worker = TemplateWorker(spin + ECHO, {"CPU": 1}, 1000)
-    pids = set()
-    for i in range(100):
-        values = {"messages": user(str(i))}
-        assert worker.render(values, 60) == {"text": str(i)}
+    used, process = 0.0, None
+    # Until the time of two processes is gone, however many conversations that are.
+    while used < 2:
+        assert worker.render({"messages": user("hello")}, 60) == {"text": "hello"}
         if worker._process is None:
             break
-        pids.add(worker._process._process.pid)
-    else:
-        pytest.fail("it never ended")
-    assert len(pids) <= 1
+        pid = worker._process._process.pid
+        process = process or psutil.Process(pid)
+        assert pid == process.pid, "it ended without saying that it would"
+        times = process.cpu_times()
+        used = times.user + times.system
+    assert worker._process is None, f"it goes on after {used} s"
+    assert used < 0.75, "an earlier one should have been the last"
+    assert worker.render({"messages": user("next")}, 60) == {"text": "next"}
     worker.close()
 
 
