@@ -95,21 +95,3 @@ def normalised(log_mel: NDArray[np.float32], loudest: np.float32) -> NDArray[np.
     scaled += np.float32(4.0)
     scaled *= np.float32(0.25)
     return scaled
-
-
-def log_mel_spectrogram(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
-    """Return the features of one clip, as Hugging Face's WhisperFeatureExtractor computes them.
-
-    The clip is reflected at both ends; for an encoder input, pass 30 s (padded with zeros).
-
-    Args:
-        samples: mono float32 [n] at 16 kHz, n > 200.
-        n_mels: number of mel bands, 80 or 128 in published models.
-
-    Returns:
-        float32 [n_mels, n // 160].
-
-    """
-    centred = np.pad(samples, N_FFT // 2, mode="reflect")
-    log_mel_tm = log_mel_frames(centred, n_mels)[: len(samples) // HOP]
-    return np.ascontiguousarray(normalised(log_mel_tm, log_mel_tm.max()).T)
