@@ -181,6 +181,24 @@ def test_a_call_can_be_demanded_of_a_model_that_would_not(client: openai.OpenAI,
     assert json.loads(call.function.arguments)["town"] in {"Nantes", "Rennes"}
 
 
+def test_a_tool_whose_schema_no_text_can_be_held_to_cannot_be_demanded(client: openai.OpenAI):
+    function = {"name": "weather", "parameters": {"type": "object", "minProperties": 3}}
+    tool = {"type": "function", "function": function}
+    asked = {"model": "world", "messages": HELLO, "tools": [tool], "temperature": 0}
+    answer = client.chat.completions.create(**asked)
+    assert answer.choices[0].message.content == "Hello, world"
+    with pytest.raises(openai.BadRequestError, match="minProperties 3") as refused:
+        client.chat.completions.create(**asked, tool_choice="required")
+    assert refused.value.param == "tools"
+    with pytest.raises(openai.BadRequestError, match="minProperties 3"):
+        client.responses.create(
+            model="world",
+            input="hello",
+            tools=[{"type": "function", **function}],
+            tool_choice="required",
+        )
+
+
 def test_without_a_choice_of_tools_what_looks_like_a_call_is_content(client: openai.OpenAI):
     answer = client.chat.completions.create(
         model="caller", messages=HELLO, tools=[WEATHER], tool_choice="none", temperature=0

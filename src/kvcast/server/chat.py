@@ -75,7 +75,7 @@ def _options(body: ChatRequest, served: Served, tools: Tools) -> dict[str, Any]:
             'give tool_choice "none"',
             param="response_format",
         )
-    return found | held | ({} if tools.grammar is None else {"lark": tools.grammar})
+    return found | held | ({} if tools.grammar is None else {"grammar": tools.grammar})
 
 
 @dataclass

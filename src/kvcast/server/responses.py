@@ -69,7 +69,7 @@ def _options(body: ResponsesRequest, served: Served, tools: Tools) -> dict[str, 
     if _wants_logprobs(body):
         found |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if tools.grammar is not None:
-        found["lark"] = tools.grammar
+        found["grammar"] = tools.grammar
     asked = body.text.format if body.text is not None else None
     shape = {} if asked is None else structure(asked.type, asked.schema_, param="text")
     if tools.form is not None and shape:

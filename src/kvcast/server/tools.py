@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from kvcast.chat.tool_calls import ToolCall, ToolForm, lark
+from kvcast.chat.tool_calls import ToolCall, ToolForm
+from kvcast.decoding.grammar import Grammar
 from kvcast.errors import UsageError
 from kvcast.server.errors import ApiError
 
@@ -28,7 +29,7 @@ class Tools:
 
     offered: Sequence[Mapping[str, Any]] = ()
     form: ToolForm | None = None
-    grammar: str | None = None
+    grammar: Grammar | None = None
     parallel: bool = True
 
     def reader(self) -> "Reader":
@@ -52,7 +53,8 @@ def tools_of(
         parallel: whether the model may call several.
 
     Raises:
-        ApiError: for a choice that names no tool, and where the model's template knows no tools.
+        ApiError: for a choice that names no tool, a tool that must be called with a schema that
+            cannot be kept, and where the model's template knows no tools.
 
     """
     if not tools:
@@ -70,7 +72,10 @@ def tools_of(
     if called is None:
         return Tools(offered=tools, form=form, parallel=parallel)
     special = tokenizer.control_tokens(form.markers)
-    grammar = lark(form.enforced(called), special)
+    try:
+        grammar = Grammar.tool_call(form.enforced(called), special)
+    except UsageError as error:
+        raise ApiError(400, str(error), param="tools") from None
     return Tools(offered=tools, form=form, grammar=grammar, parallel=parallel)
 
 
