@@ -19,10 +19,10 @@ from checkpoints.tiny_whisper import (
     save,
 )
 from kvcast.checkpoints.alignment import alignment_heads
-from kvcast.checkpoints.ggml_writing import openai_sizes
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.errors import KvcastError
 from kvcast.families.whisper import Heads, WhisperDimensions
+from kvcast_bench.writing.ggml import openai_sizes
 
 # Layers of encoder and decoder, heads, vocabulary, mel bins.
 OPENAI = {

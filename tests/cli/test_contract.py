@@ -3,14 +3,12 @@
 import argparse
 import dataclasses
 import inspect
-import sys
 from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
 import kvcast
-import kvcast.bench.commands
 import kvcast.cli
 from cli.cli_fakes import FakeSegment
 from kvcast.cli import export, generate, main, transcribe
@@ -81,17 +79,3 @@ def test_the_scripted_segment_has_the_real_ones_fields():
 
     names = {field.name for field in dataclasses.fields(FakeSegment)}
     assert {field.name for field in dataclasses.fields(Segment)} == names
-
-
-def test_bench_transcribe_is_handed_over(monkeypatch, capsys):
-    benchmark = ModuleType("kvcast.bench.commands.transcribe", "Time it.")
-    benchmark.add_arguments = lambda parser: parser.add_argument("--rounds", type=int)
-    benchmark.run = lambda args: f"{args.rounds} rounds\n"
-    monkeypatch.setitem(sys.modules, "kvcast.bench.commands.transcribe", benchmark)
-    monkeypatch.setattr(kvcast.bench.commands, "transcribe", benchmark, raising=False)
-    monkeypatch.delitem(sys.modules, "kvcast.cli.bench", raising=False)
-    monkeypatch.delattr(kvcast.cli, "bench", raising=False)
-    assert main(["bench", "transcribe", "--rounds", "2"]) == 0
-    assert capsys.readouterr().out == "2 rounds\n"
-    # It knows the stand-in only; deleted through monkeypatch, it would come back.
-    del sys.modules["kvcast.cli.bench"], kvcast.cli.bench

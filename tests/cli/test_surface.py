@@ -19,7 +19,6 @@ ALLOWED = (
     "kvcast.server",
     "kvcast.engine",
     "kvcast.tasks",
-    "kvcast.bench",
     "kvcast.inspect",
 )
 HEAVY = {"numpy", "torch", "onnxruntime", "onnx", "rich", "soundfile", "soxr", "tokenizers"}

@@ -8,9 +8,9 @@ import torch
 
 from kit.random_decoders import MISTRAL, random_decoder
 from kit.random_models import SMALL, random_programs, speech
-from kvcast.bench.gpu import random_model, variants
-from kvcast.bench.workloads.gpu import TimedModel
 from kvcast.runtimes.aoti.greedy_step import compiled
+from kvcast_bench.gpu import random_model, variants
+from kvcast_bench.workloads.gpu import TimedModel
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is present"),

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from kit.published_models import SMOL, T5_SMALL, TINY_EN
-from kvcast.bench.workloads.causal import Causal
-from kvcast.bench.workloads.seq2seq import Seq2seq
-from kvcast.bench.workloads.speech import Speech
 from kvcast.inspect.work.base import Work
 from kvcast.inspect.work.decoder import DecoderWork
 from kvcast.inspect.work.floor import Arithmetic, Cost
 from kvcast.inspect.work.seq2seq import T5Work
 from kvcast.inspect.work.whisper import WhisperWork
+from kvcast_bench.workloads.causal import Causal
+from kvcast_bench.workloads.seq2seq import Seq2seq
+from kvcast_bench.workloads.speech import Speech
 
 WHISPER = WhisperWork(dimensions=TINY_EN)
 

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
-SOURCE = TESTS.parent / "src/kvcast"
+import pytest
+
+ROOT = Path(__file__).parents[2]
 # What has no folder of its own in the source.
 OTHERS = {
     "install": "the installed program, its documentation and this layout",
@@ -12,7 +13,16 @@ OTHERS = {
 }
 
 
-def test_folders_of_tests_mirror_folders_of_the_source() -> None:
-    folders = {path.parent.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py")}
-    assert len(folders) > 10
-    assert sorted(name for name in folders - OTHERS.keys() if not (SOURCE / name).is_dir()) == []
+def folders(tests: Path) -> set[str]:
+    return {path.parent.relative_to(tests).as_posix() for path in tests.rglob("test_*.py")}
+
+
+@pytest.mark.parametrize(
+    ("tests", "source", "least"),
+    [("tests", "src/kvcast", 10), ("benchmarks/tests", "benchmarks/src/kvcast_bench", 4)],
+)
+def test_folders_of_tests_mirror_folders_of_the_source(tests: str, source: str, least: int) -> None:
+    present = folders(ROOT / tests)
+    assert len(present) > least
+    strangers = [name for name in present - OTHERS.keys() if not (ROOT / source / name).is_dir()]
+    assert sorted(strangers) == []

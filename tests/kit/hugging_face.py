@@ -5,7 +5,7 @@ import torch
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from kvcast.checkpoints.base import WhisperCheckpoint
-from kvcast.checkpoints.huggingface_writing import transformers_tensors
+from kvcast_bench.writing.huggingface import transformers_tensors
 
 
 def demo_in_transformers(checkpoint: WhisperCheckpoint) -> WhisperForConditionalGeneration:

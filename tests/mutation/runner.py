@@ -118,8 +118,8 @@ def work(module: str, name: str, samples: str, seed: str, first: str, stop: str)
 def _try(
     kind: Format, number: int, random: np.random.Generator, samples: Path, folder: Path
 ) -> Case:
-    from kvcast.bench.worker import peak_bytes
     from kvcast.errors import KvcastError
+    from kvcast_bench.worker import peak_bytes
 
     shutil.rmtree(folder, ignore_errors=True)
     kind.write_damaged(random, samples, folder)

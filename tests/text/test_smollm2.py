@@ -12,9 +12,9 @@ import torch
 import transformers
 
 import kvcast
-from kvcast.checkpoints.huggingface_writing import write_huggingface
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.decoding.speculation import Ledger
+from kvcast_bench.writing.huggingface import write_huggingface
 
 pytestmark = pytest.mark.slow
 TEXT = Path(__file__).parents[1] / "data" / "pride-and-prejudice.txt"

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 import kvcast
 from kvcast.checkpoints.base import DecoderCheckpoint
-from kvcast.checkpoints.huggingface_writing import write_huggingface
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.runtimes.lowering import calibrated_blocks
 from kvcast.spec.blocks import no_blocks
+from kvcast_bench.writing.huggingface import write_huggingface
 
 pytestmark = pytest.mark.slow
 DATA = Path(__file__).parents[1] / "data"

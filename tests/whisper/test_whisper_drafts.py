@@ -13,11 +13,11 @@ import kvcast
 from kit.real_speech import Load, Samples
 from kit.scripted_windows import scripted_model
 from kvcast.checkpoints.base import WhisperCheckpoint
-from kvcast.checkpoints.huggingface_writing import write_huggingface
 from kvcast.checkpoints.names import tensor_shapes
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.decoding.speculation import Ledger
 from kvcast.errors import UsageError
+from kvcast_bench.writing.huggingface import write_huggingface
 
 
 def shallower(model: str, layers: int, folder: Path) -> Path:

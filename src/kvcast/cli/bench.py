@@ -1,61 +1,20 @@
-"""`kvcast bench …`: hands over to kvcast.bench, which is imported only here. Measures nothing."""
+"""`kvcast bench …`: hands the words to kvcast_bench, a package of its own, and says how to get it.
 
-import argparse
-from functools import partial
-from typing import Any
+Knows no benchmark and no option.
+"""
 
-from kvcast.bench.commands import generate, gpu, runtimes, serve, transcribe
-from kvcast.cli import console
+from importlib import import_module
+from importlib.util import find_spec
+
 from kvcast.cli.arguments import Parser
-from kvcast.errors import UsageError
+from kvcast.errors import KvcastError
 
-_BENCHMARKS = {
-    "transcribe": (
-        transcribe,
-        "time transcription against the installed peers on the same audio",
-    ),
-    "generate": (
-        generate,
-        "time generation against the installed peers with the same weights",
-    ),
-    "runtimes": (
-        runtimes,
-        "time a model on every runtime, beside recomputing what caches hold",
-    ),
-    "serve": (
-        serve,
-        "time kvcast serve against other servers, with many clients",
-    ),
-    "gpu": (gpu, "time decoding steps on a CUDA device, beside its memory's limit"),
-}
+PACKAGE = "kvcast_bench"
+MISSING = "bench is a package of its own: in a clone of kvcast, pip install --editable benchmarks"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare one command per benchmark; each sets `run`."""
-    parser.add_argument(
-        "--device", choices=["cuda"], help="without a BENCHMARK: the same as bench gpu"
-    )
-    parser.set_defaults(run=_run_alone)
-    benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK")
-    for name, (benchmark, summary) in _BENCHMARKS.items():
-        command = benchmarks.add_parser(name, help=summary, description=benchmark.__doc__)
-        benchmark.add_arguments(command)
-        command.set_defaults(run=partial(_run, benchmark))
-
-
-def _run(benchmark: Any, args: argparse.Namespace) -> int:
-    if args.device is not None and benchmark is not gpu:
-        raise UsageError(f"--device {args.device} is bench gpu's alone: drop it")
-    console.emit(benchmark.run(args))
-    return 0
-
-
-def _run_alone(args: argparse.Namespace) -> int:
-    if args.device is None:
-        raise UsageError(
-            f"a benchmark is missing: {', '.join(_BENCHMARKS)}; see kvcast bench --help"
-        )
-    parser = Parser(prog="kvcast bench gpu")
-    gpu.add_arguments(parser)
-    console.emit(gpu.run(parser.parse_args([])))
-    return 0
+def add_arguments(parser: Parser) -> None:
+    """Let the package declare its commands; raises KvcastError where it is not installed."""
+    if find_spec(PACKAGE) is None:
+        raise KvcastError(MISSING)
+    import_module(f"{PACKAGE}.cli").add_arguments(parser)

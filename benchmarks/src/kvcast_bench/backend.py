@@ -1,0 +1,154 @@
+"""What a program must be able to do to take part, and what all of them are given.
+
+Knows no program, no workload and no process.
+"""
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.inspect.work.floor import Arithmetic
+from kvcast_bench.models import Model
+from kvcast_bench.turns import Trial
+
+Samples = NDArray[np.float32]
+Tokens = list[int]
+
+
+@dataclass(kw_only=True)
+class Backend:
+    """One program with one setting. Methods are called in the order in which they stand here.
+
+    Can be pickled before it is loaded. Making one imports none of the program's packages.
+    """
+
+    model: Model  # to load
+    name: str  # how tables and `--peers` call it
+    dtype: str = "fp32"  # kind of numbers of weights and arithmetic, in words
+    precision: str = "fp32"  # of its weights: fp32, bf16, fp16, int8 or int4
+    kind: str = ""  # which of the program's kinds of numbers or files, where it has several
+    arithmetic: Arithmetic | None = None  # for floors; None where kvcast's counts do not apply
+    recomputes: bool = False  # whether it projects cross keys and values in every call
+    # of every layer, where it runs a model of the same sizes whose layers are rings
+    window: int | None = None
+    engine: Any = field(default=None, init=False)  # the program's own object, once it is loaded
+
+    # distributions that it needs, whose versions are printed
+    packages: Sequence[str] = field(default=(), init=False)
+    # numbers of processes that it began when it was loaded, and that do the work
+    processes: Sequence[int] = field(default=(), init=False)
+    # what is imported before a model can be loaded
+    modules: Sequence[str] = field(default=(), init=False)
+    # what was chosen where it differs from the program's defaults, in words
+    settings: str = field(default="", init=False)
+
+    def unfit(self) -> str | None:
+        """Say why it cannot take this model, or None."""
+        return self.model.unfit()
+
+    def takes(self, trial: Trial) -> bool:  # noqa: ARG002 - whoever is choosy overrides it
+        """Tell whether it takes part in a trial."""
+        return True
+
+    def files(self) -> Path:
+        """Return what it loads; what has to be made of the model is made the first time."""
+        return Path(self.model.folder)
+
+    def load(self) -> None:
+        """Get ready for turns."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """What a program is asked to do beside turning speech into text."""
+
+    batch: int | None = None  # windows to decode at once; None is one after the other
+    vad: bool = False  # look for speech first, and leave out the rest
+    words: bool = False  # say when each word is spoken
+
+    @property
+    def suffix(self) -> str:
+        """What names of backends end with."""
+        marks = {f"-batch{self.batch}": self.batch, "-vad": self.vad, "-words": self.words}
+        return "".join(mark for mark, is_set in marks.items() if is_set)
+
+    @property
+    def described(self) -> str:
+        """In words."""
+        words = {
+            f"{self.batch} windows at once": self.batch,
+            "voice activity filter": self.vad,
+            "word timestamps": self.words,
+        }
+        return ", ".join(word for word, is_set in words.items() if is_set)
+
+
+class Transcriber(Protocol):
+    """A backend that turns speech into text."""
+
+    name: str
+    settings: str
+    way: Way = Way()
+
+    def goes(self, way: Way) -> bool:  # noqa: ARG002 - whoever has more ways overrides it
+        """Tell whether it can transcribe this way."""
+        return False
+
+    def going(self, way: Way) -> Self:
+        """Return the same program, that transcribes this way."""
+        other = copy.copy(self)
+        other.name += way.suffix
+        other.settings = "; ".join(filter(None, (self.settings, way.described)))
+        other.way = way
+        return other
+
+    def transcribe(self, samples: Samples, language: str, beam: int) -> str:
+        """Turn mono 16 kHz float32 [samples] in a language, given by its code, into text.
+
+        At temperature 0 without fallback, with timestamps, and with no text of one window as the
+        prompt of the next.
+        """
+
+    def transcribe_all(self, recordings: Sequence[Samples], language: str, beam: int) -> list[str]:
+        """Turn recordings into texts: one after the other, unless the program has a better way."""
+        return [self.transcribe(samples, language, beam) for samples in recordings]
+
+
+@dataclass
+class Ticks:
+    """A clock that begins when it is made, and is told whenever every row has one token more."""
+
+    began: float = field(default_factory=time.perf_counter)
+    times: list[float] = field(default_factory=list)
+
+    def tick(self) -> None:
+        """Take note."""
+        self.times.append(time.perf_counter())
+
+
+class Continuer(Protocol):
+    """A backend that continues prompts."""
+
+    def generate(self, prompts: Sequence[Tokens], new: int, ticks: Ticks) -> list[Tokens]:
+        """Continue prompts of equal length by `new` tokens each, the likeliest, all rows in step.
+
+        End tokens end nothing. `ticks` is told when every row has one token more.
+        """
+
+
+class Writer(Protocol):
+    """A backend that writes targets of sources."""
+
+    def write(self, sources: Sequence[Tokens], beams: int, tokens: int) -> list[Tokens]:
+        """Write the best target of each source, of exactly so many tokens.
+
+        Sources are of equal length. End tokens are held back; the token that a target begins
+        with is not among those returned.
+        """

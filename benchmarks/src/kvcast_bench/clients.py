@@ -1,0 +1,130 @@
+"""Clients over HTTP, all in this process; they keep what comes and read it when all is there.
+
+So reading takes no processor from a server on the same machine while anybody waits. Knows no
+server by name.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvcast.errors import KvcastError
+from kvcast_bench.serving import Answer, Served
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+_EVENT = b"data: "
+_END = b"[DONE]"
+_SHOWN = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """A request: a document, or a form with a file."""
+
+    path: str
+    document: Any = None
+    form: Any = None  # names and values
+    file: bytes | None = None  # the form's
+
+    def body(self) -> Any:
+        """Return what aiohttp sends."""
+        from aiohttp import FormData
+
+        if self.file is None:
+            return json.dumps(self.document).encode()
+        form = FormData(self.form)
+        form.add_field("file", self.file, filename="clip.wav", content_type="audio/wav")
+        return form
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """An answer as it came: pieces, and when each of them did."""
+
+    sent: float
+    pieces: Sequence[tuple[float, bytes]]
+
+    def read(self) -> Answer:
+        """Make sense of it: events of a stream, or one document."""
+        times, texts, usage = list[float](), list[str](), dict[str, Any]()
+        for came, line in self._lines():
+            data = line.removeprefix(_EVENT).strip()
+            if not data or data == _END:
+                continue
+            document = json.loads(data)
+            if "error" in document:
+                raise KvcastError(f"answered {str(document['error'])[:_SHOWN]}")
+            # A clip may say nothing; an event of a stream without text is no piece.
+            if (text := _text(document)) or "text" in document:
+                texts.append(text)
+                times.append(came)
+            usage = document.get("usage") or usage
+        if not times:
+            raise KvcastError("answered with no text")
+        return Answer(
+            sent=self.sent,
+            times=times,
+            text="".join(texts),
+            tokens=usage.get("completion_tokens") or 0,
+            prompt_tokens=usage.get("prompt_tokens") or 0,
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+        )
+
+    def _lines(self) -> Iterator[tuple[float, bytes]]:
+        """Yield each line, and when the last of it came."""
+        begun = b""
+        for came, piece in self.pieces:
+            *whole, begun = (begun + piece).split(b"\n")
+            yield from ((came, line) for line in whole)
+        if begun:
+            yield self.pieces[-1][0], begun
+
+
+def _text(document: Any) -> str:
+    if "text" in document:
+        return str(document["text"])
+    return "".join(choice.get("text") or "" for choice in document.get("choices", ()))
+
+
+def ask(url: str, posts: Sequence[Sequence[Post]]) -> Served:
+    """Let every client send its requests, one after the other, all clients at once.
+
+    Raises KvcastError for a server that refuses one, ends, or gives no text.
+    """
+    from aiohttp import ClientError
+
+    try:
+        return asyncio.run(_all_asked(url, posts))
+    except ClientError as error:
+        raise KvcastError(f"the server does not answer: {type(error).__name__}: {error}") from None
+
+
+async def _all_asked(url: str, posts: Sequence[Sequence[Post]]) -> Served:
+    from aiohttp import ClientSession, ClientTimeout, TCPConnector
+
+    connector = TCPConnector(limit=0)
+    async with ClientSession(url, connector=connector, timeout=ClientTimeout()) as session:
+        start, used = time.perf_counter(), time.process_time()
+        heard = await asyncio.gather(*(_asked(session, own) for own in posts))
+        seconds, used = time.perf_counter() - start, time.process_time() - used
+    answers = [one.read() for client in heard for one in client]
+    return Served(seconds=seconds, processor=used, answers=answers)
+
+
+async def _asked(session: "ClientSession", posts: Sequence[Post]) -> list[_Heard]:
+    found = []
+    for post in posts:
+        body, sent = post.body(), time.perf_counter()
+        headers = {} if post.file is not None else {"content-type": "application/json"}
+        async with session.post(post.path, data=body, headers=headers) as response:
+            if not response.ok:
+                told = " ".join((await response.text()).split())[:_SHOWN]
+                raise KvcastError(f"answered with status {response.status}: {told}")
+            pieces = [(time.perf_counter(), one) async for one in response.content.iter_any()]
+        found.append(_Heard(sent, pieces))
+    return found

@@ -1,0 +1,145 @@
+"""Time one model on every runtime, in every precision, and a baseline without cross caches.
+
+Every variant runs in a process of its own and they take turns, each with the machine to itself.
+Of a Whisper it times one step of the decoder, one encode, and a recording end to end, and beside
+each variant a baseline that projects cross keys and values anew in every call, as most exports do.
+Of a decoder-only model it times the first token and a token after it. Prints tables with what the
+machine could do at best; the last line is one JSON object. docs/bench.md says how it measures and
+what every figure means.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from typing_extensions import override
+
+from kvcast.checkpoints.source import locate
+from kvcast.errors import KvcastError
+from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.whisper import WhisperDimensions
+from kvcast.inspect.work.base import Work
+from kvcast_bench.commands import Kinds, add_common, add_some, choose_workload, compare
+from kvcast_bench.models import Model
+from kvcast_bench.peers.kvcast import ONNX, PRECISIONS, RUNTIMES, Kvcast
+from kvcast_bench.probes import ENCODE, STEP
+from kvcast_bench.recompute.backend import Recomputing
+from kvcast_bench.workload import Numbers, Table
+from kvcast_bench.workloads.causal import FIRST, Causal
+from kvcast_bench.workloads.speech import TRANSCRIBE, Speech
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneText(Causal):
+    """One prompt and what follows it, shown with what the machine could do at best."""
+
+    options: ClassVar[Numbers] = {
+        "prompt": (512, "tokens of the prompt"),
+        "new": (64, "tokens after the first"),
+    }
+    peak_per_turn: ClassVar[bool] = False
+
+    @property
+    @override
+    def rated(self) -> tuple[Work, int]:
+        return self.counted({}).call(self.prompt + self.new // 2, 1), self.prompt
+
+    @override
+    def tables(self) -> Sequence[Table]:
+        lines = {
+            FIRST: f"the first token: a prompt of {self.prompt} random tokens, 1 row, greedy",
+            STEP: f"a token after it: the mean of {self.new}, 1 row, greedy, end tokens ignored",
+        }
+        return [
+            Table(trials=self.texts(), metrics={metric: "median ms"}, line=line, floors=True)
+            for metric, line in lines.items()
+        ]
+
+
+class Steps(Speech):
+    """A recording, and one step and one encode of it alone."""
+
+    options: ClassVar[Numbers] = {"position": (100, "of the step that is timed")}
+
+    @override
+    def tables(self) -> Sequence[Table]:
+        sources, (whole,) = self.dimensions.source_positions, super().tables()
+        lines = {
+            STEP: "one step of the decoder alone: 1 row, 1 new token at position "
+            f"{self.position}, {sources} source positions; of 20 the median",
+            ENCODE: f"one encode: 1 window of {sources} positions; cross keys and values too, "
+            "unless steps recompute them; of 3 the median",
+        }
+        line = f"{self.audio['seconds']:.2f} s of sound to text: greedy (beam 1), temperature 0, "
+        line += "timestamps, no prompt"
+        return [
+            *(
+                Table(trials=[{"measure": of}], metrics={of: "median ms"}, line=line, floors=True)
+                for of, line in lines.items()
+            ),
+            replace(
+                whole,
+                line=line,
+                metrics={TRANSCRIBE: "median ms"},
+                factor=1000,
+                number=".2f",
+                places={},
+            ),
+        ]
+
+
+_KINDS: Kinds = {WhisperDimensions: Steps, DecoderDimensions: OneText}
+_BACKENDS: Mapping[type, Sequence[type[Kvcast]]] = {
+    Steps: (Kvcast, Recomputing),
+    OneText: (Kvcast,),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments; those of one kind of model alone have no default here."""
+    parser.add_argument("audio", metavar="AUDIO", nargs="*", help="for a Whisper: a recording")
+    words = "a Whisper or a decoder-only model: a checkpoint folder, GGUF file, hub id, demo, "
+    words += "demo-base or demo-chat"
+    add_common(parser, "demo", words, _KINDS)
+    add_some(parser, "--runtimes", RUNTIMES, "each takes part")
+    add_some(parser, "--quantize", PRECISIONS, "int8 and int4 are 8da8w and 8da4w on ExecuTorch")
+    parser.add_argument(
+        "--reference", type=Path, nargs="+", metavar="FILE", help="what a Whisper hears"
+    )
+    parser.add_argument("--language", help="code of what a Whisper hears (default: en)")
+
+
+def run(args: argparse.Namespace) -> str:
+    """Measure; returns what to print."""
+    args.audio = args.audio or None
+    workload, model = choose_workload(args, _KINDS, "runtimes", _find)
+    runtimes, precisions = map(list, map(dict.fromkeys, (args.runtimes, args.quantize)))
+    return compare(
+        "runtimes",
+        args,
+        workload,
+        backends=[
+            make(model, runtime, precision)
+            for precision in precisions
+            for runtime in runtimes
+            for make in _BACKENDS[type(workload)]
+        ],
+        references=compared,
+        settings={"runtimes": runtimes, "precisions": precisions},
+    )
+
+
+def _find(name: str) -> Path:
+    folder = locate(name)
+    if reason := Model(folder=str(folder), threads=1).needs_checkpoint():
+        raise KvcastError(f"{name} cannot be measured: bench runtimes {reason}")
+    return folder
+
+
+def compared(backend: Kvcast) -> dict[str, str]:
+    """Compare with ONNX Runtime in the same precision, and a baseline with its cached variant."""
+    same = {ONNX: f"{ONNX}-{backend.precision}"}
+    cached = {"cached": f"{backend.runtime}-{backend.precision}"}
+    return {**same, **cached} if backend.recomputes else same

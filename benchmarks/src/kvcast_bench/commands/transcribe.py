@@ -1,0 +1,95 @@
+"""Time transcription against the installed peers, on the same audio, with the same weights.
+
+Of one recording, which several files may make together, or of a folder of them. Every program that
+can do more, such as decode several windows at once, has a row for each way it is asked to go.
+
+Every program runs in a process of its own and they take turns, each with the machine to itself.
+Prints a table, then where kvcast's time goes and how near it comes to the machine's limits; the
+last line is one JSON object. docs/bench.md says how it measures and what every figure means.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from kvcast.bundle.manifest import is_bundle, read_bundle
+from kvcast.families.whisper import WhisperDimensions
+from kvcast_bench.backend import Way
+from kvcast_bench.commands import (
+    Kinds,
+    add_common,
+    add_some,
+    choose_workload,
+    compare,
+    peers,
+    positive,
+)
+from kvcast_bench.peers.kvcast import QUANTIZED, Kvcast, own_runtime
+from kvcast_bench.peers.table import SPEECH
+from kvcast_bench.workloads.speech import Speech
+
+_KVCAST = "kvcast"
+_KINDS: Kinds = {WhisperDimensions: Speech}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "audio",
+        metavar="AUDIO",
+        nargs="+",
+        help="a recording or - for standard input, several to be joined, or a folder of recordings "
+        "with a .txt beside each",
+    )
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="what is spoken, for the word error; joined, too",
+    )
+    words = "a checkpoint folder, hub id, bundle, demo or demo-base"
+    add_common(parser, "demo", words, _KINDS)
+    parser.add_argument("--language", help="code of what is spoken (default: en)")
+    add_some(parser, "--peers", SPEECH, "none for kvcast alone", nargs="*")
+    parser.add_argument(
+        "--batch",
+        type=positive,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="also so many windows at once, with voice activity and, where a program can, without",
+    )
+    parser.add_argument(
+        "--word-timestamps", action="store_true", help="also with a time for each word"
+    )
+
+
+def run(args: argparse.Namespace) -> str:
+    """Measure; returns what to print."""
+    speech, model = choose_workload(args, _KINDS, "transcribe")
+    folder = Path(model.folder)
+    quantize = read_bundle(folder).quantize if is_bundle(folder) else "int8"
+    # All of them meet `Transcriber`.
+    plain: list[Any] = [
+        Kvcast(model, own_runtime(folder), QUANTIZED[quantize], _KVCAST),
+        *peers(args, speech, model),
+    ]
+    ways = [Way(batch=batch, vad=vad) for batch in args.batch for vad in (False, True)]
+    ways += [Way(words=True)] if args.word_timestamps else []
+    origins = {one.going(way).name: one.name for one in plain for way in ways if one.goes(way)}
+    return compare(
+        "transcribe",
+        args,
+        speech,
+        backends=[
+            backend
+            for one in plain
+            for backend in (one, *(one.going(way) for way in ways if one.goes(way)))
+        ],
+        references=lambda one: {
+            "kvcast": _KVCAST,
+            **({"plain": origins.get(one.name, one.name)} if ways else {}),
+        },
+        needed=[_KVCAST],
+    )

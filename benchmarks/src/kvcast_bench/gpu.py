@@ -1,0 +1,308 @@
+"""Greedy steps of models with random weights on one device, in several variants.
+
+All variants of a model live in this process, so its weights lie on the device once. Time does not
+depend on what weights and caches hold, so nothing is downloaded, encoded or prefilled. Does not
+know how a step is compiled: the caller passes that in.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch._inductor import select_algorithm
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves, tree_map
+from typing_extensions import override
+
+from kvcast.conditional.cross_attention import CachedCrossAttention
+from kvcast.errors import KvcastError
+from kvcast.families.caches import CACHES
+from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.whisper import WhisperDimensions
+from kvcast.inspect.work import work_of
+from kvcast.inspect.work.floor import best_of
+from kvcast.machine.remote import Local
+from kvcast.models.decoder import DecoderModel
+from kvcast.models.nn.attention import CrossAttention
+from kvcast.models.programs.decoder import AttentionConstants
+from kvcast.models.programs.decoder import Decode as DecodeText
+from kvcast.models.programs.whisper import Decode as DecodeSpeech
+from kvcast.models.whisper import Whisper
+from kvcast.runtimes.aoti.greedy_step import Step, Text, captured, make_step, slots_for
+from kvcast.runtimes.aoti.precision import Precision
+from kvcast_bench.backend import Backend, Tokens
+from kvcast_bench.device import COPIED, device_facts, memory_rates, seconds_of
+from kvcast_bench.probes import STEP
+from kvcast_bench.recompute.programs import DecodeFromStates
+from kvcast_bench.report import Benchmark, Floors, measure
+from kvcast_bench.runner import Runner
+from kvcast_bench.turns import Trial
+from kvcast_bench.workload import Table
+from kvcast_bench.workloads.gpu import GpuSteps, TimedModel
+
+_SEED = 0
+
+Compile = Callable[[GraphModule, tuple[Any, ...]], Step]
+
+# Name, settings in words, program, whether a CUDA graph is replayed, products.
+_VARIANTS = (
+    ("recompute", "cross keys projected at every step", "recompute", False, "sums"),
+    ("cond", "torch.cond on a flag, one program", "cond", False, "sums"),
+    ("programs", "two programs", "cached", False, "sums"),
+    ("graphs", "two programs, CUDA graphs", "cached", True, "sums"),
+    ("graphs-library", "two programs, CUDA graphs, library products", "cached", True, "library"),
+)
+
+
+class RandomModel(NamedTuple):
+    """A model and the beginning of a text."""
+
+    timed: TimedModel
+    decode: Any  # takes tokens, lengths, offsets, caches and what is given
+    source: Tensor | None  # stands for the encoder's output [1, t, width] behind cross caches
+    begun: Text
+
+
+@torch.no_grad()
+def random_model(timed: TimedModel, dtype: torch.dtype, device: str) -> RandomModel:
+    """Return a model on a device, whose caches hold `timed.prompt` positions."""
+    family, make = _DECODE[type(timed.dimensions)]
+    generator = torch.Generator(device).manual_seed(_SEED)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=dtype, device=device)
+
+    with torch.device("meta"):
+        decode = make(timed.dimensions)
+    weights = {}
+    for name, weight in decode.named_parameters():
+        # Every part of the model moves the logits.
+        mean = 1 if name.endswith("norm.weight") else 0
+        spread = 2 / weight.shape[-1] ** 0.5 if weight.ndim > 1 else 0.2
+        weights[name] = normal(*weight.shape).mul_(spread).add_(mean)
+    decode.load_state_dict(weights, assign=True)
+    # Rotary tables get the weights' dtype, too.
+    decode = decode.to(device, dtype).requires_grad_(requires_grad=False).eval()
+    caches, source, given = [], None, tuple[Any, ...]()
+    for part in CACHES[family](timed.dimensions):
+        if part.kind == "cross":
+            source = normal(1, part.capacity, part.heads * part.head_dim)
+            given = (decode.decoder.project_cross(source),)
+        else:
+            shape = (1, part.heads, part.capacity, part.head_dim)
+            caches += [(normal(*shape), normal(*shape)) for _ in range(part.layers)]
+    most = work_of(timed.dimensions).most_positions
+    begun = Text(
+        token_rs=torch.ones((1, 1), dtype=torch.int64, device=device),
+        lengths=torch.full((1,), timed.prompt, dtype=torch.int32, device=device),
+        written=torch.zeros(most + 1, dtype=torch.int64, device=device),
+        caches=caches,
+        given=given,
+    )
+    return RandomModel(timed, decode, source, begun)
+
+
+def _decode_text(dimensions: DecoderDimensions) -> nn.Module:
+    return DecodeText(DecoderModel(dimensions).decoder, AttentionConstants(dimensions))
+
+
+# By the type of dimensions, a family's name and what makes its program.
+_DECODE: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
+    WhisperDimensions: ("whisper", lambda dimensions: DecodeSpeech(Whisper(dimensions))),
+    DecoderDimensions: ("decoder", _decode_text),
+}
+
+
+@dataclass(kw_only=True)
+class GpuVariant(Backend):
+    """Writes one text, over and over from where it had begun."""
+
+    model: Any  # a RandomModel: there is no file
+    of: str  # the model's name
+    text: Text  # that is written, by all variants of the model
+    step: Callable[[int], Step]  # from slots to read to a call that takes a step of the text
+    is_graph: bool  # whether a step is replayed, and not launched kernel by kernel
+    settings: str = ""
+    packages = ("torch",)
+
+    @override
+    def unfit(self) -> str | None:
+        if self.is_graph and not self.text.lengths.is_cuda:
+            return "CUDA graphs need a CUDA device"
+        return None
+
+    @override
+    def takes(self, trial: Any) -> bool:
+        return bool(trial["model"] == self.of)
+
+    @override
+    def load(self) -> None:
+        if self.engine is None:
+            ready, timed = cache(self._ready), self.model.timed
+            capacity = max(key.shape[2] for key, _ in self.text.caches)
+            held = range(timed.prompt + 1, timed.prompt + timed.new + 1)
+            self.engine = [ready(slots_for(positions, capacity)) for positions in held]
+
+    def write(self) -> tuple[float, Tokens]:
+        """Write the text from its beginning; return the device's seconds, and the tokens."""
+        self._rewind()
+        seconds = seconds_of(self._write, str(self.text.lengths.device))
+        first = self.model.timed.prompt + 1
+        tokens: Tokens = self.text.written[first : first + len(self.engine)].tolist()
+        return seconds, tokens
+
+    def _write(self) -> None:
+        for take in self.engine:
+            take()
+
+    def _ready(self, slots: int) -> Step:
+        """Return a step that has been taken once."""
+        take = self.step(slots)
+        if self.is_graph:
+            take = captured(take, self._rewind)
+        self._rewind()
+        take()
+        return take
+
+    def _rewind(self) -> None:
+        # Caches too: a ring's later positions displace those that the earlier text needs.
+        for own, earlier in zip(tree_leaves(self.text), tree_leaves(self.model.begun), strict=True):
+            own.copy_(earlier)
+
+
+def variants(
+    name: str, model: RandomModel, compile_step: Compile, *, dtype: str
+) -> Iterator[GpuVariant]:
+    """Yield the ways to write a model's text; those that cannot be on its device say why."""
+    text: Text = tree_map(torch.clone, model.begun)
+    programs = {"cached": (model.decode, text)}
+    if (source := model.source) is not None:
+        recompute = DecodeFromStates(model.decode, dtype=source.dtype)
+        programs["recompute"] = (recompute, text._replace(given=([(source,)],)))
+        cond = _conditional(model.decode, source.shape[1])
+        programs["cond"] = (cond, text._replace(given=([(source,)] * len(text.caches),)))
+
+    # Variants that differ only in how steps are launched share them.
+    @cache
+    def step(program: str, products: str, slots: int) -> Step:
+        decode, taken = programs[program]
+        module = make_step(decode, taken, slots, products)
+        return partial(compile_step(module, tuple(taken)), *taken)
+
+    for variant, settings, program, is_graph, products in _VARIANTS:
+        if program in programs:
+            yield GpuVariant(
+                name=f"{name}-{variant}",
+                dtype=dtype,
+                precision=dtype,
+                model=model,
+                of=name,
+                text=text,
+                step=partial(step, program, products),
+                is_graph=is_graph,
+                settings=settings,
+            )
+
+
+def _conditional(decode: nn.Module, positions: int) -> nn.Module:
+    """Return `programs.whisper.Decode` over the same weights with torch.cond on a flag.
+
+    Its cross-attention is `kvcast.conditional`'s, which takes an encoder's output [1, t, width] in
+    place of a cross cache's key and value. The first call projects it and later ones read what that
+    left, so a text after another needs the same source.
+    """
+    decode = copy.deepcopy(decode, {id(weight): weight for weight in decode.parameters()})
+    layers: Any = decode.get_submodule("decoder.layers")
+    for layer in layers:
+        own = WhisperAttention(layer.cross_attention)
+        layer.cross_attention = CachedCrossAttention(own, rows=1, source_positions=positions)
+        layer.cross_attention.register_forward_hook(_with_query)
+    return decode
+
+
+def _with_query(module: Any, given: tuple[Any, ...], results: tuple[Any, ...]) -> Any:
+    # A step computes the query once: nothing reads this one, which words' times would need.
+    return results[0], module.query(given[0])
+
+
+class WhisperAttention(nn.Module):
+    """A cross-attention's weights under the names that transformers has for them."""
+
+    def __init__(self, cross: CrossAttention) -> None:
+        super().__init__()
+        weights, biases = cross.key_value.weight.chunk(2), cross.key_value.bias.chunk(2)
+        self.k_proj, self.v_proj = map(_linear, weights, biases)
+        self.q_proj, self.out_proj = cross.query, cross.out
+        self.num_heads, self.scaling = cross.heads.count, cross.heads.scale
+
+
+def _linear(weight_oi: Tensor, bias_o: Tensor) -> nn.Linear:
+    outputs, inputs = weight_oi.shape
+    made = nn.Linear(inputs, outputs, device="meta")
+    # Copies, since what a branch of torch.cond is given must not overlap.
+    made.load_state_dict({"weight": weight_oi.clone(), "bias": bias_o.clone()}, assign=True)
+    return made.requires_grad_(requires_grad=False)
+
+
+def measure_on(
+    device: str,
+    models: Mapping[str, TimedModel],
+    compile_step: Compile,
+    *,
+    dtype: str,
+    runs: int,
+    copied: int = COPIED,
+) -> tuple[dict[str, Any], Sequence[Table]]:
+    """Measure models by name on "cuda" or, for tests, "cpu"; return the JSON object and tables.
+
+    `compile_step` makes kernels of a step, `dtype` is that of weights and caches, and the memory's
+    rate is measured with `copied` bytes. Raises KvcastError for models that the device has no room
+    for.
+    """
+    workload = GpuSteps(models=models, dtype=dtype, device=device_facts(device))
+    numbers = Precision(dtype=dtype).torch_dtype
+    try:
+        # What torch notes for its own developers would fill a terminal.
+        with (
+            patch.object(select_algorithm, "PRINT_AUTOTUNE", new=False),
+            warnings.catch_warnings(action="ignore"),
+            torch.no_grad(),
+        ):
+            backends = [
+                variant
+                for name, timed in models.items()
+                for variant in variants(
+                    name, random_model(timed, numbers, device), compile_step, dtype=dtype
+                )
+            ]
+            benchmark = Benchmark(
+                name="gpu",
+                model=" ".join(models),
+                runner=Runner(workload=workload, threads=1, runs=runs, host=Local),
+                backends=backends,
+            )
+            floors = _MemoryFloors(workload, device, copied)
+            return measure(benchmark, floors), workload.tables()
+    except torch.cuda.OutOfMemoryError:
+        raise KvcastError(
+            "the device has no room for these models: name one with --model"
+        ) from None
+
+
+class _MemoryFloors(Floors):
+    """What steps read over the rate of the device's memory."""
+
+    def __init__(self, workload: GpuSteps, device: str, copied: int) -> None:
+        read = {trial["model"]: workload.step_bytes(trial) for trial in workload.trials()}
+        super().__init__(read, lambda _: memory_rates(device, copied))
+
+    @override
+    def least(self, backend: Backend, trial: Trial) -> Mapping[str, float]:
+        rates = best_of(self._measured[trial["model"]])
+        return {STEP: self._step_bytes[trial["model"]] / max(rates.values())}

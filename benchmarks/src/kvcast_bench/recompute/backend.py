@@ -1,0 +1,89 @@
+"""kvcast with the recomputing programs in place of its own.
+
+Knows no family but Whisper. torch is imported inside functions.
+"""
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from kvcast.bundle.manifest import Manifest, read_bundle
+from kvcast.bundle.writing import seal
+from kvcast.loading.families import family_of
+from kvcast.runtimes.target import BuildOptions
+from kvcast.runtimes.targets import TARGETS
+from kvcast.spec.runtimes import BundlePrecision
+from kvcast_bench.models import Model
+from kvcast_bench.peers.kvcast import EAGER, PRECISIONS, Kvcast
+
+
+class Recomputing(Kvcast):
+    """See `kvcast_bench.recompute`."""
+
+    settings = "cross keys and values of every layer projected anew in every call"
+
+    def __init__(self, model: Model, runtime: str, precision: str) -> None:
+        super().__init__(model, runtime, precision, f"{runtime}-{precision}-recompute")
+        self.recomputes = True
+
+    @override
+    def files(self) -> Path:
+        processor = ",".join(TARGETS[self.runtime].processor())
+        made_for = hashlib.sha256(processor.encode()).hexdigest()[:8]
+        what = "-".join(("recompute", self.runtime, self.precision, made_for))
+        return self.model.made(what, self._lower, self.packages)
+
+    @override
+    def load(self) -> None:
+        checkpoint, family = self.model.checkpoint(), family_of("whisper")
+        runtime = self._eager() if self.runtime == EAGER else self._exported()
+        self.engine = family.model(runtime, checkpoint.dimensions, family.text_files(checkpoint))
+
+    def _exported(self) -> Any:
+        folder, target = self.files(), TARGETS[self.runtime]
+        return target.open("whisper", folder, read_bundle(folder), self.model.threads)
+
+    def _lower(self, folder: Path) -> None:
+        programs = family_of("whisper").programs(self.model.checkpoint())
+        write_bundle(programs, self.runtime, self.bundled, folder)
+
+    def _eager(self) -> Any:
+        from kvcast.runtimes.eager import torch_settings
+        from kvcast_bench.recompute.programs import recomputing
+
+        torch_settings.use(self.model.threads)
+        family = family_of("whisper")
+        programs = recomputing(family.programs(self.model.checkpoint()), EAGER)
+        if (quantize := PRECISIONS[self.precision]) != "none":
+            family.quantize_eager(programs, quantize)
+        return family.eager(programs)
+
+
+def write_bundle(cached: Any, runtime: str, numbers: BundlePrecision, folder: Path) -> None:
+    """Lower the fp32 programs, made to recompute; the runtime opens `folder` as a Whisper's."""
+    from kvcast_bench.recompute.programs import RecomputingJob, recomputing
+
+    job = RecomputingJob(
+        family="whisper",
+        programs=recomputing(cached, runtime),
+        precision=numbers,
+        build=BuildOptions(),
+        special_tokens={},
+    )
+    graphs, layers = TARGETS[runtime].lower(job, folder)
+    manifest = Manifest(
+        family="whisper-recompute",
+        runtime=runtime,
+        quantize=numbers.quantize,
+        dtype=numbers.dtype,
+        processor=TARGETS[runtime].processor(),
+        dimensions=asdict(cached.dimensions),
+        cache=layers,
+        graphs=graphs,
+        source={},
+        tools={},
+    )
+    seal(folder, manifest)

@@ -1,0 +1,121 @@
+"""Backends in processes of their own, one turn at a time.
+
+The side of a measurement that touches processes: who can take part, who is loaded, who is quiet.
+Knows neither what a turn is about nor what is shown of it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from kvcast.errors import KvcastError
+from kvcast.machine.rates import Rates
+from kvcast.machine.remote import Remote
+from kvcast_bench.backend import Backend
+from kvcast_bench.idle import IdleGate
+from kvcast_bench.models import installed_versions
+from kvcast_bench.turns import Results, Trial, say, take_turns
+from kvcast_bench.worker import Importing, Worker
+from kvcast_bench.workload import Workload
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A backend that is ready for turns."""
+
+    backend: Backend  # as it was before it was loaded
+    facts: Mapping[str, Any]  # its packages' versions, seconds to import and to load
+    remote: Remote  # holds a Worker
+    processes: Sequence[int] = ()  # beside the worker's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """Who measures how often."""
+
+    workload: Workload  # what is measured
+    threads: int  # for each program
+    runs: int  # of each trial, after one to warm up
+    # where backends live: each in a process of its own, or all in this one
+    host: type[Remote] = Remote
+
+    @contextmanager
+    def loaded(self, backends: Sequence[Backend]) -> Iterator[tuple[list[Loaded], dict[str, str]]]:
+        """Give the backends that are loaded, and why each of the others is not."""
+        found: list[Loaded] = []
+        absent: dict[str, str] = {}
+        with ExitStack() as stack:
+            for backend in backends:
+                try:
+                    reason = _unfit(backend)
+                    if reason is None:
+                        found.append(self._load(backend, stack))
+                except KvcastError as error:
+                    reason = f"failed: {error}"
+                if reason is not None:
+                    absent[backend.name] = reason
+            yield found, absent
+
+    def turns(
+        self, loaded: Sequence[Loaded], trials: Sequence[Trial], method: str = "run"
+    ) -> Results:
+        """Let those that take part in each trial take turns while all are quiet.
+
+        `method` is the Worker's: what a turn is.
+        """
+        gate = IdleGate([pid for one in loaded for pid in (one.remote.pid, *one.processes)])
+        results: Results = []
+        for trial in trials:
+            players = {
+                one.backend.name: partial(one.remote.call, method, trial=dict(trial))
+                for one in loaded
+                if one.backend.takes(trial)
+            }
+            what = ", ".join(f"{name} {value}" for name, value in trial.items())
+            results.append((trial, take_turns(players, gate, runs=self.runs, what=what)))
+        return results
+
+    def rates(self, step_bytes: int) -> dict[str, float] | None:
+        """Measure the machine by `kvcast.machine.rates`; None without `onnx`, which that needs."""
+        if find_spec("onnx") is None:
+            return None
+        say("rates of this machine")
+        _, tokens = self.workload.rated
+        width = self.workload.counted({}).width
+        with self._hosted(Rates(self.threads)) as remote:
+            IdleGate([remote.pid]).settle()
+            found: dict[str, float] = remote.call(
+                "measure", working_set=step_bytes, tokens=tokens, width=width
+            )
+            return found
+
+    def _load(self, backend: Backend, stack: ExitStack) -> Loaded:
+        worker = Worker(self.workload, backend)
+        say(f"{backend.name}: preparing")
+        with self._hosted(worker) as preparing:
+            preparing.call("prepare")
+        say(f"{backend.name}: loading")
+        with self._hosted(Importing()) as importing:
+            imports: float = importing.call("seconds", modules=list(backend.modules))
+        remote = stack.enter_context(self._hosted(worker))
+        IdleGate([remote.pid]).settle()
+        facts = {
+            "versions": installed_versions(backend.packages) or {},
+            "import_seconds": imports,
+            "load_seconds": remote.call("load"),
+        }
+        return Loaded(backend, facts, remote, remote.call("processes"))
+
+    def _hosted(self, served: object) -> Remote:
+        # Nobody looks for a hub, and nobody's OpenMP or BLAS takes more threads than it was given.
+        pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        return self.host(served, {**dict.fromkeys(pools, str(self.threads)), "HF_HUB_OFFLINE": "1"})
+
+
+def _unfit(backend: Backend) -> str | None:
+    if installed_versions(backend.packages) is None:
+        return f"not installed: pip install {' '.join(backend.packages[:1])}"
+    return backend.unfit()

@@ -1,0 +1,83 @@
+"""Backends take turns: A B C, A B C, and so on, each with the machine to itself.
+
+Knows backends by what they answer, and nothing of processes or of what a turn is about.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvcast.errors import KvcastError
+from kvcast_bench.idle import IdleGate
+
+Trial = Mapping[str, Any]
+"""What is to be done in a turn, the same for everybody; `measure` says what kind of thing it is."""
+Answer = Mapping[str, Any]
+"""Seconds by metric, and whatever else a workload wants to know of a turn."""
+
+
+@dataclass
+class Result:
+    """One backend in one trial: answers of the turns that count, and what surrounded them."""
+
+    answers: list[Answer] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)
+    unsettled: int = 0
+    failure: str | None = None
+
+    @property
+    def stands(self) -> bool:
+        """Whether there is anything to show."""
+        return self.failure is None
+
+    @property
+    def last(self) -> Answer:
+        """Of the last turn."""
+        return self.answers[-1]
+
+    def series(self, name: str) -> list[float]:
+        """One figure of every answer, in order."""
+        return [answer[name] for answer in self.answers]
+
+    def surroundings(self) -> dict[str, Any]:
+        """Return what others did meanwhile, for the JSON object."""
+        return {"others": max(self.others), "unsettled": self.unsettled}
+
+
+Results = list[tuple[Trial, dict[str, Result]]]
+"""Of every trial, in order, the results by backend's name."""
+
+
+def take_turns(
+    players: Mapping[str, Callable[[], Answer]], gate: IdleGate, *, runs: int, what: str
+) -> dict[str, Result]:
+    """Let every player play once to warm up and `runs` times more, one after the other.
+
+    A player that fails has no more turns, and its result says why. `what` it is about is said to
+    a person at a terminal.
+    """
+    results = {name: Result() for name in players}
+    for number in range(runs + 1):
+        for name, play in players.items():
+            result = results[name]
+            if result.failure is not None:
+                continue
+            say(f"{what}, {f'run {number} of {runs}' if number else 'warm-up'}: {name}")
+            is_quiet = gate.settle()
+            try:
+                answer, others = gate.watch(play)
+            except KvcastError as error:
+                result.failure = str(error)
+                continue
+            if number:
+                result.unsettled += not is_quiet
+                result.answers.append(answer)
+                result.others.append(others)
+    return results
+
+
+def say(message: str) -> None:
+    """Tell a person at a terminal what is going on."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(f"\r\x1b[K{message}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,137 @@
+"""What is measured of one kind of model: the protocol that every workload meets.
+
+A workload lists trials, does one on a loaded backend and times it, counts what the trial
+multiplies and reads, and says what tables show of it. Knows no process and draws nothing.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+
+from kvcast.errors import KvcastError
+from kvcast.inspect.work import work_of
+from kvcast.inspect.work.base import Counted, Work
+from kvcast.inspect.work.floor import Stored
+from kvcast_bench.backend import Backend, Tokens
+from kvcast_bench.models import Model
+from kvcast_bench.turns import Answer, Result, Results, Trial
+
+ResultT = TypeVar("ResultT")
+Numbers = Mapping[str, tuple[Any, str]]
+"""Options that are whole numbers from 1, or lists of them: default and help."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of some trials, one line each, in milliseconds.
+
+    Every table has backend, precision, peak memory, load and import; a metric has its median, least
+    and most, and a ratio to each backend that the row is compared with.
+    """
+
+    trials: Sequence[Trial]
+    metrics: Mapping[str, str]  # title of each metric
+    factor: float = 1000  # metrics are shown times that
+    number: str = ".2f"  # how they are written
+    line: str | None = None  # what stands above
+    # title of a column and the field of trials that it shows
+    places: Mapping[str, str] = field(default_factory=dict)
+    # title of a column, the fact and how it is written
+    facts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    floors: bool = False  # whether each metric's floor is shown
+    limit: str = ""  # what the floors' table calls these rows, if they stand there too
+    # whether rows of one backend stand together, and not those of one trial
+    by_backend: bool = False
+
+
+class Workload(Protocol):
+    """One kind of model. Can be pickled: it is on both sides of a pipe."""
+
+    name: ClassVar[str]  # in the JSON object
+    kind: ClassVar[str] = ""  # what its models are called
+    model: ClassVar[type[Model]] = Model  # what backends are given
+    options: ClassVar[Numbers] = {}  # of a command, which are its own
+    words: ClassVar[Mapping[str, Any]] = {}  # own options that are no numbers, with their defaults
+    # by measure, what is timed; seconds are in the answers under these names
+    metrics: ClassVar[Mapping[str, Sequence[str]]]
+    broken_down: ClassVar[str] = ""  # measure of the trials whose time is broken down
+    parts: ClassVar[Sequence[str]] = ()  # of a breakdown, in order
+    stored: ClassVar[Stored] = Stored()  # how bundles of the family store numbers
+    # whether peak memory begins anew with each turn; else it is the process's
+    peak_per_turn: ClassVar[bool] = True
+    dimensions: Any = None  # of the model, if there is one
+
+    @classmethod
+    def own(cls) -> dict[str, Any]:
+        """Return all options that are its own, with their defaults."""
+        return {**{name: default for name, (default, _) in cls.options.items()}, **cls.words}
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What was the same for everybody, for the JSON object."""
+
+    @property
+    def rated(self) -> tuple[Work, int]:
+        """One step, whose bytes `read_again` reads, and the tokens of the largest product."""
+
+    def tables(self) -> Sequence[Table]:
+        """List what is measured, in order, and how it is shown."""
+
+    def run(self, backend: Any, trial: Trial) -> Answer:
+        """Do a trial on a loaded backend; return the seconds of each metric and what came of it.
+
+        Raises KvcastError for a backend that did less than it was asked.
+        """
+
+    def facts(self, trial: Trial, name: str, results: Results) -> Mapping[str, Any]:
+        """Return what is said of a backend's result in a trial beside seconds."""
+
+    def trials(self) -> list[Trial]:
+        """List what is to be done, in order, each once."""
+        shown = [trial for table in self.tables() for trial in table.trials]
+        return [trial for index, trial in enumerate(shown) if trial not in shown[:index]]
+
+    def once(self, backend: Any, trial: Trial) -> object:
+        """Do a trial's work once, for a breakdown."""
+        return self.run(backend, trial)
+
+    def counted(self, trial: Trial) -> Counted:  # noqa: ARG002 - of all trials, unless overridden
+        """Return what counts the work of a trial's model."""
+        return work_of(self.dimensions)
+
+    def work(self, trial: Trial, backend: Backend) -> Mapping[str, Work]:  # noqa: ARG002 - as above
+        """Count a backend's least work for those metrics of a trial that have a floor."""
+        return {}
+
+
+def timed(act: Callable[[], ResultT]) -> tuple[float, ResultT]:
+    """Return the seconds that something takes, and what comes of it."""
+    start = time.perf_counter()
+    found = act()
+    return time.perf_counter() - start, found
+
+
+def random_tokens(rows: int, length: int, vocab_size: int) -> list[Tokens]:
+    """Return rows of random tokens, the same for everybody.
+
+    What a token costs does not depend on which it is, and a row does not depend on how many there
+    are.
+    """
+    return [
+        np.random.default_rng(row).integers(vocab_size, size=length).tolist() for row in range(rows)
+    ]
+
+
+def check_tokens(texts: Sequence[Tokens], rows: int, tokens: int) -> None:
+    """Raise KvcastError unless every row has got so many tokens."""
+    lengths = [len(text) for text in texts]
+    if lengths != [tokens] * rows:
+        raise KvcastError(f"gave {lengths} tokens where {rows} x {tokens} were asked")
+
+
+def of_trial(results: Results, trial: Trial) -> Mapping[str, Result]:
+    """Return the results of one trial by backend's name; empty if there was none."""
+    return next((by_name for other, by_name in results if other == trial), {})

@@ -1,0 +1,127 @@
+"""Whisper: recordings to text, one encode, one step of the decoder. Knows no backend by name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from kvcast.errors import UsageError
+from kvcast.families.whisper import WhisperDimensions
+from kvcast.inspect.work.base import Work
+from kvcast.inspect.work.floor import Stored
+from kvcast_bench import probes
+from kvcast_bench.backend import Backend, Samples
+from kvcast_bench.models import Model, SpeechModel
+from kvcast_bench.probes import ENCODE, LOOP, MEL, PREFILL, REORDER, STEP
+from kvcast_bench.recording import word_error
+from kvcast_bench.turns import Answer, Results, Trial
+from kvcast_bench.workload import Numbers, Table, Workload, of_trial, timed
+
+TRANSCRIBE = "transcribe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speech(Workload):
+    """One or more recordings for a Whisper."""
+
+    dimensions: WhisperDimensions
+    language: str  # code of what is spoken
+    recordings: Sequence[Samples]  # each mono, 16 kHz
+    audio: Mapping[str, Any]  # `name`, `recordings` (how many) and `seconds`, of all together
+    references: Sequence[str] | None = None  # what is spoken in each, if that is known
+    beam: Sequence[int] = (1,)  # of each transcription
+    # tokens that the row of a step holds before it; None times no steps or encodes
+    position: int | None = None
+
+    name: ClassVar[str] = "speech"
+    kind: ClassVar[str] = "Whispers"
+    model: ClassVar[type[Model]] = SpeechModel
+    options: ClassVar[Numbers] = {"beam": ([1, 5], "beams; 1 is greedy")}
+    words: ClassVar[Mapping[str, Any]] = {"audio": None, "reference": None, "language": "en"}
+    metrics: ClassVar[Mapping[str, Sequence[str]]] = {
+        measure: (measure,) for measure in (TRANSCRIBE, ENCODE, STEP)
+    }
+    broken_down: ClassVar[str] = TRANSCRIBE
+    parts: ClassVar[Sequence[str]] = (MEL, ENCODE, PREFILL, STEP, REORDER, LOOP)
+    peak_per_turn: ClassVar[bool] = False
+    stored: ClassVar[Stored] = Stored(int4_table=True, int8_cross=True, column_scales=True)
+
+    def __post_init__(self) -> None:
+        if self.position is not None and self.position >= self.dimensions.target_positions:
+            raise UsageError(
+                f"position must be below {self.dimensions.target_positions}, the decoder's, not "
+                f"{self.position}"
+            )
+
+    @property
+    @override
+    def settings(self) -> Mapping[str, Any]:
+        return {
+            "audio": dict(self.audio),
+            "language": self.language,
+            "beams": list(self.beam),
+            "position": self.position,
+            "source_positions": self.dimensions.source_positions,
+            "temperature": 0,
+            "fallback": False,
+            "condition_on_previous_text": False,
+            "timestamps": True,
+            "initial_prompt": None,
+            "input": "samples in memory, mono 16 kHz float32",
+        }
+
+    @property
+    @override
+    def rated(self) -> tuple[Work, int]:
+        return self._step, self.dimensions.source_positions
+
+    @override
+    def tables(self) -> Sequence[Table]:
+        return [
+            Table(
+                trials=[{"measure": TRANSCRIBE, "beam": beam} for beam in self.beam],
+                metrics={TRANSCRIBE: "median s"},
+                factor=1,
+                number=".3f",
+                places={"beam": "beam"},
+                facts={"x real time": ("speed", ".1f"), "word error": ("word_error", ".1%")},
+            )
+        ]
+
+    @override
+    def run(self, backend: Any, trial: Trial) -> Answer:
+        measure = trial["measure"]
+        if measure == ENCODE:
+            return {ENCODE: probes.encode_seconds(backend.engine, self.recordings[0])}
+        if measure == STEP:
+            position = self.position or 1
+            return {STEP: probes.step_seconds(backend.engine, self.recordings[0], position)}
+        seconds, texts = timed(
+            lambda: backend.transcribe_all(self.recordings, self.language, trial["beam"])
+        )
+        return {TRANSCRIBE: seconds, "texts": texts}
+
+    @override
+    def work(self, trial: Trial, backend: Backend) -> Mapping[str, Work]:
+        model = self.counted(trial)
+        floors = {ENCODE: model.encode(), STEP: self._step}
+        floors[STEP if backend.recomputes else ENCODE] += model.project()
+        return {metric: work for metric, work in floors.items() if metric == trial["measure"]}
+
+    @override
+    def facts(self, trial: Trial, name: str, results: Results) -> Mapping[str, Any]:
+        if trial["measure"] != TRANSCRIBE:
+            return {}
+        result, references = of_trial(results, trial)[name], self.references
+        texts = result.last["texts"]
+        return {
+            "word_error": None if references is None else word_error(references, texts),
+            "speed": self.audio["seconds"] / median(result.series(TRANSCRIBE)),
+            "text": "\n".join(text.strip() for text in texts),
+        }
+
+    @property
+    def _step(self) -> Work:
+        return self.counted({}).call(self.position or 1, 1)

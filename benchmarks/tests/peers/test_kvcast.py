@@ -1,0 +1,90 @@
+"""kvcast as a backend: texts are given as ids, and each token's time is known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kit.random_decoders import random_decoder
+from kvcast.checkpoints.decoder_names import tensor_shapes
+from kvcast.models.programs.decoder import DecoderPrograms
+from kvcast.runtimes.eager.decoder import EagerDecoderOnly
+from kvcast.text.model import TextModel
+from kvcast_bench.backend import Ticks
+from kvcast_bench.models import CausalModel
+from kvcast_bench.peers.kvcast import Kvcast, _Clocked, windowed
+from kvcast_bench.probes import Clock, timed_model
+from tiny_models import TINY, tiny_checkpoint
+
+VOCAB = TINY.vocab_size
+
+
+class Silent:
+    """A tokenizer to whom every token is an end token without a text."""
+
+    vocab_size = VOCAB
+    end_tokens = tuple(range(VOCAB))
+
+    def decode(self, tokens):
+        return f"decoded {tokens}"
+
+    def stream(self):
+        return self
+
+    def push(self, token):
+        return ""
+
+    def finish(self):
+        return ""
+
+
+@pytest.fixture
+def ours():
+    found = Kvcast(CausalModel(folder="", threads=1), "eager", "fp32")
+    programs: DecoderPrograms = random_decoder(TINY)
+    found.engine = TextModel(EagerDecoderOnly(programs), Silent(), TINY)
+    return found
+
+
+def likeliest(model: TextModel, prompt: list[int], new: int) -> list[int]:
+    """Greedy, a row alone, everything computed again for each token."""
+    tokens = list(prompt)
+    for _ in range(new):
+        cache = model.runtime.new_cache(1, 40)
+        logits, _ = model.runtime.decode([np.array(tokens)], cache)
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_it_goes_on_past_end_tokens_and_tells_each_step(ours):
+    prompts, ticks = [[1, 2, 3], [4, 5, 6]], Ticks()
+    texts = ours.generate(prompts, 5, ticks)
+    assert texts == [likeliest(ours.engine, prompt, 5) for prompt in prompts]
+    assert len(ticks.times) == 5
+    assert ticks.began < ticks.times[0]
+    assert ticks.times == sorted(ticks.times)
+
+
+def test_a_clock_sees_prefill_and_steps(ours):
+    clock = Clock()
+    with timed_model(ours.engine, clock) as ours.engine:
+        ours.generate([[1, 2, 3], [4, 5, 6]], 3, Ticks())
+    assert [(call["part"], call["rows"], call["new"]) for call in clock.calls] == [
+        ("prefill", 2, 3),
+        ("step", 2, 1),
+        ("step", 2, 1),
+    ]
+    assert {"prefill", "step"} <= clock.seconds.keys()
+
+
+def test_a_clocked_tokenizer_is_the_same_without_end_tokens():
+    assert _Clocked(Silent()).end_tokens == ()
+    assert _Clocked(Silent()).decode([5]) == "decoded [5]"
+
+
+def test_the_ring_has_the_models_sizes_and_matrices():
+    checkpoint = tiny_checkpoint(replace(TINY, architecture="qwen2", qkv_bias=True))
+    ring = windowed(checkpoint, 5)
+    assert ring.dimensions == replace(TINY, architecture="mistral", windows=(5, 5))
+    assert ring.tensors.keys() == tensor_shapes(TINY).keys()
+    assert all(ring.tensors[name] is checkpoint.tensors[name] for name in ring.tensors)

@@ -1,1 +1,0 @@
-"""What is measured of each kind of model, one file each; see `kvcast.bench.workload`."""

@@ -1,0 +1,44 @@
+"""`kvcast bench` hands over to a package of its own, which the wheel lacks."""
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+from kvcast.cli import bench, main
+
+
+def test_the_words_are_handed_over(monkeypatch, capsys):
+    package = ModuleType(bench.PACKAGE)
+    commands = ModuleType(f"{bench.PACKAGE}.cli")
+
+    def add_arguments(parser):
+        parser.add_argument("--rounds", type=int)
+        parser.set_defaults(run=lambda args: print(f"{args.rounds} rounds") or 7)
+
+    commands.add_arguments = add_arguments
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    monkeypatch.setitem(sys.modules, commands.__name__, commands)
+    monkeypatch.setattr(bench, "find_spec", lambda name: name == bench.PACKAGE)
+    assert main(["bench", "--rounds", "2"]) == 7
+    assert capsys.readouterr().out == "2 rounds\n"
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["transcribe", "talk.mp3"], ["gpu", "--help"]])
+def test_without_the_package_one_line_says_how_to_get_it(words, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "find_spec", lambda _: None)
+    assert main(["bench", *words]) == 1
+    heard = capsys.readouterr()
+    assert heard.out == ""
+    assert heard.err == f"kvcast: {bench.MISSING}\n"
+    assert "pip install --editable benchmarks" in heard.err
+
+
+def test_the_other_commands_do_not_load_it():
+    program = (
+        "import sys\nfrom kvcast.cli import main\n"
+        "try: main(['transcribe', '--help'])\nexcept SystemExit: pass\n"
+        f"assert {bench.PACKAGE!r} not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
