@@ -19,7 +19,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
 from kit.bundles import opened, share
-from kit.random_models import CROSS_BIASED_T5, SMALL, SMALL_T5, Subject, speech, text
+from kit.dimensions import CROSS_BIASED_T5, SMALL, SMALL_T5
+from kit.models import Subject, speech, text
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.models.programs.whisper import WhisperPrograms
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kit.dimensions import MISTRAL, SMALL
 from kit.greedy_texts import written_eagerly
-from kit.random_decoders import MISTRAL
-from kit.random_models import SMALL
 from kvcast_bench.gpu import GpuVariant, RandomModel, random_model, variants
 from kvcast_bench.workloads.gpu import GpuSteps, TimedModel
 

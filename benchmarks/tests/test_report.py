@@ -12,7 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from kit.random_models import SMALL
+from kit.dimensions import SMALL
 from kvcast.errors import KvcastError
 from kvcast.inspect.work.decoder import DecoderWork
 from kvcast.inspect.work.floor import Arithmetic

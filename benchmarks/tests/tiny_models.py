@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kit.published_models import T5_SMALL
-from kit.random_decoders import LLAMA
+from kit.dimensions import LLAMA, T5_SMALL
 from kvcast.checkpoints.base import DecoderCheckpoint
 from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.families.decoder import DecoderDimensions

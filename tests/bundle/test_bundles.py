@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kit import bundles
-from kit.random_models import SMALL
+from kit.dimensions import SMALL
 from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle, read_bundle
 from kvcast.bundle.writing import staged
 from kvcast.errors import InputMissingError, KvcastError, UsageError

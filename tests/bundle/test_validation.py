@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from kit.bundles import bundle
-from kit.random_decoders import GEMMA3
-from kit.random_models import SMALL, SMALL_T5
-from kit.random_unilms import ROFORMER
+from kit.dimensions import GEMMA3, ROFORMER, SMALL, SMALL_T5
 from kvcast.bundle.manifest import MANIFEST, Manifest, read_bundle
 from kvcast.bundle.validation import check_manifest
 from kvcast.bundle.writing import seal

@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from checkpoints.tiny_whisper import (
     random_model,
     save,
 )
+from kit.dimensions import TINY_EN
 from kvcast.checkpoints.alignment import alignment_heads
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.errors import KvcastError
@@ -43,7 +45,8 @@ UPPER_HALF = tuple((layer, head) for layer in (1, 2) for head in range(4))
 
 
 def sized(encoder: int, decoder: int, heads: int, vocab: int, mels: int) -> WhisperDimensions:
-    return WhisperDimensions(
+    return replace(
+        TINY_EN,
         n_mels=mels,
         vocab_size=vocab,
         d_model=64 * heads,
@@ -51,6 +54,7 @@ def sized(encoder: int, decoder: int, heads: int, vocab: int, mels: int) -> Whis
         encoder_heads=heads,
         decoder_layers=decoder,
         decoder_heads=heads,
+        alignment_heads=(),
     )
 
 

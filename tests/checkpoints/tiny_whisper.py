@@ -2,13 +2,14 @@
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from kit.dimensions import SMALL
 from kvcast.checkpoints.base import WhisperCheckpoint
 from kvcast.checkpoints.names import tensor_shapes
-from kvcast.families.whisper import WhisperDimensions
 
 KINDS = ("float32", "int8", "int16", "int32", "float16", "bfloat16")
 
@@ -57,8 +58,8 @@ def save(model, folder: Path, **options) -> Path:
 
 def random_checkpoint(languages=()) -> WhisperCheckpoint:
     """A Whisper whose tensors are random, but for the biases of keys, which are zero."""
-    dimensions = WhisperDimensions(
-        n_mels=80,
+    dimensions = replace(
+        SMALL,
         vocab_size=51865 if languages else 99,
         d_model=8,
         encoder_layers=2,

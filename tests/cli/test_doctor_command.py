@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from kit.bundles import bundle
-from kit.random_models import SMALL
+from kit.dimensions import SMALL
 from kvcast.bundle.manifest import read_bundle
 from kvcast.cli import main
 from kvcast.cli.doctor import _about_library

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kit.bundles import bundle
+from kit.dimensions import LLAMA
 from kit.own_cache import own_cache
-from kit.random_decoders import LLAMA
 from kvcast.cli import main
 from kvcast.loading import opening as loading
 

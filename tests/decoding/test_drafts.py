@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from kit.bundles import opened
+from kit.dimensions import GEMMA3, LLAMA, MISTRAL, SIMBERT, SMALL_T5
 from kit.executorch_models import MIXED
 from kit.letters import Letters
 from kit.numbers_text import Numbers, random_sources
-from kit.random_decoders import GEMMA3, LLAMA, MISTRAL
-from kit.random_models import SMALL_T5
-from kit.random_unilms import SIMBERT
 from kit.recomputing_runtime import RecomputingRuntime
 from kvcast.decoding import drafters
 from kvcast.decoding.speculation import Ledger

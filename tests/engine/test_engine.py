@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kit.dimensions import LLAMA
 from kit.engine_models import model, prompt, until
 from kit.letters import VOCAB
-from kit.random_decoders import LLAMA
 from kit.recomputing_runtime import Written, random_model
 from kvcast import Engine
 from kvcast.engine import ClosedError, DeadlineError, QueueFullError

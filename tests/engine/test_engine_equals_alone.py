@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kit.dimensions import GEMMA3, LLAMA, MISTRAL, ROFORMER, SMALL_T5
 from kit.engine_models import model, prompt
-from kit.random_decoders import GEMMA3, LLAMA, MISTRAL
-from kit.random_models import SMALL_T5
-from kit.random_unilms import ROFORMER
 from kvcast import Engine
 from kvcast.text.engine import TextDelta
 

@@ -15,10 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kit.bundles import opened
+from kit.dimensions import GEMMA3, LLAMA, SIMBERT, SMALL, SMALL_T5
 from kit.numbers_text import Numbers
-from kit.random_decoders import GEMMA3, LLAMA
-from kit.random_models import SMALL, SMALL_T5
-from kit.random_unilms import SIMBERT
 from kvcast.decoding.params import SamplingParams
 from kvcast.engine.loop import Loop
 from kvcast.engine.requests import Prefix, Prompt, Request, compute

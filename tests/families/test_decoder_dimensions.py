@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.random_decoders import LLAMA, MIXTRAL
+from kit.dimensions import LLAMA, MIXTRAL
 from kvcast.errors import KvcastError
 from kvcast.families.decoder import DecoderDimensions
 

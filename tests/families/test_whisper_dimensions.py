@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from kit.random_models import SMALL
+from kit.dimensions import SMALL
 from kvcast.errors import KvcastError
 from kvcast.families.whisper import WhisperDimensions
 

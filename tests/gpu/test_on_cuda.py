@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kit.random_decoders import MISTRAL, random_decoder
-from kit.random_models import SMALL, random_programs, speech
+from kit.dimensions import MISTRAL, SMALL
+from kit.models import random_programs, speech
 from kvcast.runtimes.aoti.greedy_step import compiled
 from kvcast_bench.gpu import random_model, variants
 from kvcast_bench.workloads.gpu import TimedModel
@@ -60,7 +60,7 @@ def test_a_whisper_on_cuda_writes_what_it_writes_on_the_cpu():
 def test_a_decoder_on_cuda_writes_what_it_writes_on_the_cpu():
     written = []
     for device in ("cpu", "cuda"):
-        decode = random_decoder(MISTRAL).decode.to(device)
+        decode = random_programs(MISTRAL).decode.to(device)
         shapes = [(1, 2, 7, 16)] * MISTRAL.layers
         written.append(greedy(decode, device, torch.tensor([[1, 2, 3]]), shapes))
     assert written[0] == written[1]

@@ -1,6 +1,7 @@
 """Counts of work: published figures, definitions worked out the long way, and times from rates."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.published_models import TINY_EN
+from kit.dimensions import LLAMA, TINY_EN
 from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.errors import UsageError
 from kvcast.families.decoder import DecoderDimensions
@@ -20,7 +21,6 @@ from kvcast.inspect.units import duration, prefixed, size
 from kvcast.inspect.work.base import PARTS
 from kvcast.inspect.work.decoder import DecoderWork
 from kvcast.inspect.work.whisper import WhisperWork
-from kvcast.spec.rotary import Rotary
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 MISTRAL = counted(str(CONFIGS / "mistral-7b"))
@@ -28,21 +28,8 @@ TURBO = counted(str(CONFIGS / "whisper-large-v3-turbo"))
 
 
 def decoder(**changes: object) -> DecoderDimensions:
-    sizes = {
-        "architecture": "test",
-        "vocab_size": 50,
-        "width": 24,
-        "inner": 40,
-        "heads": 4,
-        "kv_heads": 2,
-        "head_dim": 8,
-        "windows": (3, None, 3),
-        "max_positions": 100,
-        "rotary": Rotary(base=10_000.0),
-        "norm_eps": 1e-5,
-        "attention_scale": 1.0,
-    }
-    return DecoderDimensions(**(sizes | changes))
+    sizes = {"vocab_size": 50, "width": 24, "inner": 40, "head_dim": 8, "windows": (3, None, 3)}
+    return replace(LLAMA, **(sizes | {"max_positions": 100} | changes))
 
 
 def test_mistral_7b_saves_2_68e16_flop_over_10_000_tokens_by_keeping_keys_and_values():

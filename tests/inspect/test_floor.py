@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.published_models import SMOL, T5_SMALL, TINY_EN
+from kit.dimensions import SMOL, T5_SMALL, TINY_EN
 from kvcast.inspect.work.base import Work
 from kvcast.inspect.work.decoder import DecoderWork
 from kvcast.inspect.work.floor import Arithmetic, Cost

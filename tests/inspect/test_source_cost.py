@@ -1,15 +1,15 @@
 """Counts of a T5's and a UniLM's work: published sizes, and definitions the long way."""
 
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kit.dimensions import SIMBERT, T5_SMALL
 from kvcast.checkpoints import t5_names, unilm_names
 from kvcast.errors import UsageError
-from kvcast.families.t5 import T5Dimensions
-from kvcast.families.unilm import UnilmDimensions
 from kvcast.inspect.cost import Question, document
 from kvcast.inspect.sizes import counted
 from kvcast.inspect.work.seq2seq import T5Work, UnilmWork
@@ -19,7 +19,6 @@ CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 
 def t5(*, source: int = 7, **changes: object) -> T5Work:
     sizes = {
-        "architecture": "test",
         "vocab_size": 50,
         "width": 24,
         "inner": 40,
@@ -27,24 +26,23 @@ def t5(*, source: int = 7, **changes: object) -> T5Work:
         "head_dim": 8,
         "encoder_layers": 2,
         "decoder_layers": 3,
+        "logit_scale": 1.0,
     }
-    return T5Work(dimensions=T5Dimensions(**(sizes | changes)), source=source)
+    return T5Work(dimensions=replace(T5_SMALL, **(sizes | changes)), source=source)
 
 
 def unilm(**changes: object) -> UnilmWork:
     sizes = {
-        "architecture": "test",
         "vocab_size": 50,
-        "segments": 2,
         "width": 24,
         "embedding_width": 16,
         "inner": 40,
         "heads": 4,
         "layers": 3,
         "max_positions": 100,
-        "rotary": None,
+        "pooled": False,
     }
-    return UnilmWork(dimensions=UnilmDimensions(**(sizes | changes)))
+    return UnilmWork(dimensions=replace(SIMBERT, **(sizes | changes)))
 
 
 def matrices(shapes: dict[str, tuple[int, ...]], start: str, without: str = " ") -> int:

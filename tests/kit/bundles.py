@@ -4,7 +4,7 @@ Those of random models are lowered and sealed without the proof that `kvcast.exp
 the tests are that.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from hashlib import sha256
@@ -14,24 +14,14 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from kit.random_decoders import random_decoder
-from kit.random_models import random_programs, random_t5_programs
-from kit.random_unilms import random_unilm
+from kit.models import family_name, random_programs
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.source import locate
-from kvcast.families.decoder import DecoderDimensions
-from kvcast.families.t5 import T5Dimensions
-from kvcast.families.unilm import UnilmDimensions
-from kvcast.families.whisper import WhisperDimensions
 from kvcast.loading.families import family_of
 from kvcast.loading.opening import _exported_once
 from kvcast.loading.params import LoadParams
-from kvcast.models.programs.decoder import DecoderPrograms
-from kvcast.models.programs.t5 import T5Programs
-from kvcast.models.programs.unilm import UnilmPrograms
-from kvcast.models.programs.whisper import WhisperPrograms
 from kvcast.runtimes.target import BuildOptions, LoweringJob
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import BundlePrecision
@@ -47,18 +37,6 @@ SPECIAL_TOKENS = {
 NEEDED = {
     "aoti": ("torch", "AOTInductor needs torch: pip install 'kvcast[export]'"),
     "executorch": ("executorch", "ExecuTorch is not installed: pip install executorch==1.5.1"),
-}
-_RANDOM: Mapping[type, Callable[[Any], Any]] = {
-    WhisperDimensions: random_programs,
-    T5Dimensions: random_t5_programs,
-    DecoderDimensions: random_decoder,
-    UnilmDimensions: random_unilm,
-}
-_FAMILIES: Mapping[type, str] = {
-    WhisperPrograms: "whisper",
-    T5Programs: "t5",
-    DecoderPrograms: "decoder",
-    UnilmPrograms: "unilm",
 }
 _folders: list[Path] = []
 
@@ -90,7 +68,7 @@ def bundle(
     key = sha256(repr((dimensions, runtime, precision)).encode()).hexdigest()[:16]
 
     def make(folder: Path) -> None:
-        write(_RANDOM[type(dimensions)](dimensions), folder, runtime=runtime, **precision)
+        write(random_programs(dimensions), folder, runtime=runtime, **precision)
 
     return once(f"{runtime}-{quantize}-{key}", make)
 
@@ -108,7 +86,7 @@ def write(
     if runtime in NEEDED:
         module, reason = NEEDED[runtime]
         pytest.importorskip(module, reason=reason)
-    family = _FAMILIES[type(programs)]
+    family = family_name(programs.dimensions)
     job = LoweringJob(
         family=family,
         programs=programs,
@@ -153,6 +131,5 @@ def open_folder(folder: Path) -> Any:
 def opened(dimensions: Any, quantize: str = "none", runtime: str = "onnx", **precision: str) -> Any:
     """Return the random model of these dimensions on a runtime: a bundle's, or eager."""
     if runtime == "eager":
-        programs = _RANDOM[type(dimensions)](dimensions)
-        return family_of(_FAMILIES[type(programs)]).eager(programs)
+        return family_of(family_name(dimensions)).eager(random_programs(dimensions))
     return open_folder(bundle(dimensions, quantize, runtime, **precision))

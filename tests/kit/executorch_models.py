@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
+from kit.dimensions import CROSS_BIASED_T5, MISTRAL, ROFORMER, SMALL, SMALL_T5
 from kit.letters import VOCAB
-from kit.random_decoders import MISTRAL
-from kit.random_models import CROSS_BIASED_T5, SMALL, SMALL_T5
-from kit.random_unilms import ROFORMER
 
 FILE = "executorch/model.pte"  # in a bundle
 WHISPER = replace(SMALL, vocab_size=2000, decoder_layers=1, alignment_heads=((0, 2), (0, 0)))

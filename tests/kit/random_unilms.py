@@ -1,50 +1,16 @@
-"""Random UniLM generators, and transformers' models as UniLM generators."""
+"""transformers' models as UniLM generators: random ones, their tensors, and what they give."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
-from kvcast.checkpoints.unilm_names import tensor_shapes
+from kit.dimensions import ROFORMER
 from kvcast.families.unilm import UnilmDimensions
-from kvcast.models.programs.unilm import UnilmPrograms
 from kvcast.spec.rotary import Rotary
 
-VOCAB = 160
-ROFORMER = UnilmDimensions(
-    architecture="roformer",
-    vocab_size=VOCAB,
-    segments=2,
-    width=64,
-    embedding_width=64,
-    inner=96,
-    heads=4,
-    layers=2,
-    max_positions=128,
-    rotary=Rotary(base=10000.0),
-    pooled=True,
-)
-SMALL_ROFORMER = replace(
-    ROFORMER, architecture="small roformer", embedding_width=32, pooled=False, activation="relu"
-)
-SIMBERT = replace(ROFORMER, architecture="simbert", rotary=None, activation="gelu_tanh")
-MODELS = (ROFORMER, SMALL_ROFORMER, SIMBERT)
-
-
-def random_tensors(dimensions: UnilmDimensions, seed: int = 0) -> dict[str, np.ndarray]:
-    """Weights large enough that every part of the model moves the logits."""
-    generator = np.random.default_rng(seed)
-    return {
-        name: generator.normal("norm.weight" in name, 0.2, shape).astype(np.float32)
-        for name, shape in tensor_shapes(dimensions).items()
-    }
-
-
-def random_unilm(dimensions: UnilmDimensions, seed: int = 0) -> UnilmPrograms:
-    return UnilmPrograms.from_tensors(dimensions, random_tensors(dimensions, seed))
-
+VOCAB = ROFORMER.vocab_size
 
 _PARTS = {
     "roformer": {

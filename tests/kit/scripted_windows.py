@@ -4,30 +4,22 @@ Frames are numbered from 1 up, so what a window holds says where it was cut.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from kit.dimensions import LEAST_WHISPER
 from kit.openai_tokenizers import openai_tokenizer_json
 from kvcast.audio.timeline import Part, Timeline
-from kvcast.families.whisper import WhisperDimensions
 from kvcast.runtimes.base import Float32
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult, Features, WindowJob
 from kvcast.whisper.model import WhisperModel
 from kvcast.whisper.tokenizer import WhisperTokenizer
 
-ENGLISH = WhisperDimensions(
-    n_mels=80,
-    vocab_size=51864,
-    d_model=8,
-    encoder_layers=1,
-    encoder_heads=1,
-    decoder_layers=1,
-    decoder_heads=1,
-)
+ENGLISH = replace(LEAST_WHISPER, vocab_size=51864)
 
 
 @cache

@@ -1,5 +1,6 @@
 """Models of random logits with real tokenizers, and schemas that what they write must meet."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from kit.decoder_tokenizers import KINDS as DECODER_KINDS
 from kit.decoder_tokenizers import text_files
+from kit.dimensions import LEAST_DECODER, LEAST_T5
 from kit.letters import ALPHABET
 from kit.letters import Letters as _Letters
 from kit.recomputing_runtime import RecomputingRuntime
@@ -15,8 +17,6 @@ from kit.scripted_runtime import random_script
 from kit.scripted_sources import ScriptedSources
 from kit.source_tokenizers import bert_files, spiece_files, spiece_model
 from kvcast.families.decoder import DecoderDimensions
-from kvcast.families.t5 import T5Dimensions
-from kvcast.spec.rotary import Rotary
 from kvcast.text.model import TextModel
 from kvcast.text.sources import T5Model, UnilmModel
 from kvcast.tokenizers.base import TextTokenizer
@@ -47,20 +47,7 @@ class Letters(_Letters):
 
 
 def decoder_dimensions(size: int) -> DecoderDimensions:
-    return DecoderDimensions(
-        architecture="fake",
-        vocab_size=size,
-        width=8,
-        inner=8,
-        heads=1,
-        kv_heads=1,
-        head_dim=8,
-        windows=(None,),
-        max_positions=POSITIONS,
-        rotary=Rotary(base=10000.0),
-        norm_eps=1e-5,
-        attention_scale=1.0,
-    )
+    return replace(LEAST_DECODER, vocab_size=size, max_positions=POSITIONS)
 
 
 def text_model(tokenizer: TextTokenizer, seed: int = 0) -> TextModel:
@@ -87,15 +74,9 @@ def _random_logits(size: int, seed: int) -> Any:
 
 def t5_model(tokenizer: TextTokenizer, seed: int = 0) -> T5Model:
     size = tokenizer.vocab_size + PADDING
-    dimensions = T5Dimensions(
-        architecture="fake",
+    dimensions = replace(
+        LEAST_T5,
         vocab_size=size,
-        width=8,
-        inner=8,
-        heads=1,
-        head_dim=8,
-        encoder_layers=1,
-        decoder_layers=1,
         start_token=0,
         source_positions=POSITIONS,
         target_positions=POSITIONS,

@@ -10,8 +10,8 @@ import pytest
 
 import kvcast
 from kit.bundles import bundle
+from kit.dimensions import LLAMA, MISTRAL
 from kit.own_cache import own_cache
-from kit.random_decoders import LLAMA, MISTRAL
 from kvcast.checkpoints.source import locate
 from kvcast.errors import InputOutputError, UsageError
 from kvcast.loading import opening as loading

@@ -5,32 +5,33 @@ from dataclasses import replace
 import pytest
 
 from kit.bundles import opened
-from kit.random_unilms import MODELS, ROFORMER, random_unilm
+from kit.dimensions import ROFORMER, UNILMS
+from kit.models import random_programs
 from kvcast.errors import KvcastError
 from kvcast.loading.proof import prove_unilm
 
 
 @pytest.mark.parametrize(
     "dimensions",
-    [ROFORMER, *(pytest.param(one, marks=pytest.mark.slow) for one in MODELS if one != ROFORMER)],
+    [ROFORMER, *(pytest.param(one, marks=pytest.mark.slow) for one in UNILMS if one != ROFORMER)],
     ids=lambda dimensions: dimensions.architecture,
 )
 def test_a_bundle_gives_what_its_model_gives(dimensions):
-    record = prove_unilm(opened(dimensions), random_unilm(dimensions), exact=True)
+    record = prove_unilm(opened(dimensions), random_programs(dimensions), exact=True)
     assert record["tokens_equal"] == record["tokens"] == 56
     assert record["max_logit_error"] < 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("positions", "tokens"), [(16, 30), (40, 56)])
-@pytest.mark.parametrize("dimensions", MODELS[1:], ids=lambda dimensions: dimensions.architecture)
+@pytest.mark.parametrize("dimensions", UNILMS[1:], ids=lambda dimensions: dimensions.architecture)
 def test_a_model_of_few_positions_is_proven_within_them(dimensions, positions, tokens):
     dimensions = replace(dimensions, max_positions=positions)
-    record = prove_unilm(opened(dimensions), random_unilm(dimensions), exact=True)
+    record = prove_unilm(opened(dimensions), random_programs(dimensions), exact=True)
     assert record["tokens_equal"] == record["tokens"] == tokens
 
 
 def test_another_models_bundle_is_refused():
-    other = random_unilm(ROFORMER, seed=1)
+    other = random_programs(ROFORMER, seed=1)
     with pytest.raises(KvcastError, match="the exported graphs differ from the model"):
         prove_unilm(opened(ROFORMER), other, exact=True)

@@ -10,7 +10,8 @@ import math
 import numpy as np
 import pytest
 
-from kit.random_unilms import ROFORMER, SIMBERT, SMALL_ROFORMER, halves
+from kit.dimensions import ROFORMER, SIMBERT, SMALL_ROFORMER
+from kit.random_unilms import halves
 from kvcast.models.programs.unilm import UnilmPrograms
 
 ERF = np.vectorize(math.erf)

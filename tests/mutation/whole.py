@@ -65,10 +65,8 @@ def _seal_again(sample: Path, target: Path, file: Path) -> None:
 def _small_models() -> Mapping[str, tuple[Any, Mapping[str, bytes]]]:
     """Dimensions of a model of each family, and the files of a tokenizer that fits."""
     from kit.decoder_tokenizers import byte_level, text_files
+    from kit.dimensions import MISTRAL, ROFORMER, SMALL
     from kit.executorch_models import MODELS
-    from kit.random_decoders import MISTRAL
-    from kit.random_models import SMALL
-    from kit.random_unilms import ROFORMER
     from kit.source_tokenizers import VOCABULARY, bert_files, spiece_files, spiece_model
 
     decoder = replace(MISTRAL, windows=(7, None), vocab_size=512, max_positions=64)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kit.encoded import Source, encoded, one_of, random_tokens, stepped, whole
-from kit.random_models import Subject
+from kit.models import Subject
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
 

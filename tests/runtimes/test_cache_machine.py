@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kit.bundles import opened
+from kit.dimensions import SMALL, SMALL_T5
 from kit.encoded import VOCAB, Source, encoded, one_of
-from kit.random_models import SMALL, SMALL_T5, Subject, speech, text
+from kit.models import Subject, speech, text
 from kvcast.runtimes.base import EncoderDecoder
 
 SLOTS, CAPACITY, ROWS = 3, 32, 4

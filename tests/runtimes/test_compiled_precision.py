@@ -16,10 +16,9 @@ from safetensors.torch import load_file
 
 import kvcast
 from kit.bundles import bundle, exported, open_folder, opened
+from kit.dimensions import GEMMA3, ROFORMER, SMALL
 from kit.encoded import encoded
-from kit.random_decoders import GEMMA3
-from kit.random_models import SMALL, speech, text
-from kit.random_unilms import ROFORMER
+from kit.models import speech, text
 from kit.written_dates import dates_split, write_date
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.checkpoints.source import locate, open_checkpoint

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from kit.bundles import bundle, open_folder, opened
+from kit.dimensions import LLAMA, MISTRAL, MIXTRAL, QWEN3
 from kit.executorch_models import WHISPER
-from kit.random_decoders import LLAMA, MISTRAL, MIXTRAL, QWEN3
-from kit.random_models import Subject, speech
+from kit.models import Subject, speech
 from kvcast.runtimes.base import EncoderDecoder
 
 CALLERS = 4

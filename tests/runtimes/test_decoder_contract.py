@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from kit.bundles import opened
-from kit.random_decoders import GEMMA3, MISTRAL, MODELS
+from kit.dimensions import DECODERS, GEMMA3, MISTRAL
 from kvcast.errors import KvcastError
 from kvcast.runtimes.onnx.runtime import OnnxRuntime
 
 TOLERANCE = 1e-4
-SUBJECTS = [(dimensions, runtime) for dimensions in MODELS for runtime in ("eager", "onnx")]
+SUBJECTS = [(dimensions, runtime) for dimensions in DECODERS for runtime in ("eager", "onnx")]
 SUBJECTS += [(GEMMA3, "native")]
 SUBJECTS += [
     pytest.param((dimensions, "native"), marks=pytest.mark.slow)
-    for dimensions in MODELS
+    for dimensions in DECODERS
     if dimensions != GEMMA3
 ]
 # Compiling takes long: the model with the most kinds of things in it.

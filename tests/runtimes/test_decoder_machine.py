@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kit.bundles import opened
-from kit.random_decoders import GEMMA3
+from kit.dimensions import GEMMA3
 from kvcast.runtimes.base import Runtime
 
 VOCAB, CAPACITY, ROWS = 160, 40, 3

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from kit.bundles import opened
-from kit.random_unilms import MODELS, ROFORMER, VOCAB, random_unilm
+from kit.dimensions import ROFORMER, UNILMS
+from kit.models import random_programs
+from kit.random_unilms import VOCAB
 from kvcast.errors import KvcastError
 
 TOLERANCE = 1e-4
@@ -18,19 +20,19 @@ NOTHING = np.zeros(0, np.int64)
 
 
 SUBJECTS = [
-    *((dimensions, "eager") for dimensions in MODELS),
+    *((dimensions, "eager") for dimensions in UNILMS),
     (ROFORMER, "onnx"),
     (ROFORMER, "native"),
     # Compiling takes long: the model with the most programs.
     pytest.param((replace(ROFORMER, layers=1), "aoti"), marks=pytest.mark.slow),
     *(
         pytest.param((dimensions, runtime), marks=pytest.mark.slow)
-        for dimensions in MODELS
+        for dimensions in UNILMS
         if dimensions != ROFORMER
         for runtime in ("onnx", "native")
     ),
 ]
-programs_of = cache(random_unilm)
+programs_of = cache(random_programs)
 
 
 @pytest.fixture(

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kit.bundles import opened
-from kit.random_unilms import ROFORMER, random_unilm
+from kit.dimensions import ROFORMER
+from kit.models import random_programs
 from kvcast.models.programs.unilm import UnilmPrograms
 from kvcast.runtimes.base import Runtime
 
@@ -100,7 +101,7 @@ class UnilmMachine(RuleBasedStateMachine):
 def test_no_sequence_of_calls_leads_to_other_logits(name, examples):
     class Machine(UnilmMachine):
         runtime = opened(ROFORMER, runtime=name)
-        programs = random_unilm(ROFORMER)
+        programs = random_programs(ROFORMER)
 
     Machine.TestCase.settings = settings(
         max_examples=examples,

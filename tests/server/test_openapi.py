@@ -10,10 +10,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis.generation import GenerationMode
 
+from kit.dimensions import ROFORMER, SMALL_T5
 from kit.engine_models import model
 from kit.letters_models import saying
-from kit.random_models import SMALL_T5
-from kit.random_unilms import ROFORMER
 from server.serving import serving
 
 REQUESTS = 2000

@@ -10,10 +10,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from kit.dimensions import ROFORMER, SMALL_T5
 from kit.engine_models import model
 from kit.letters_models import LetterTokenizer, saying
-from kit.random_models import SMALL_T5
-from kit.random_unilms import ROFORMER
 from server.serving import Server, serving
 from server.test_chat_completions import CALL, WEATHER, echo
 

@@ -1,15 +1,15 @@
 """`TextModel`: what its words mean, what comes back, and what is refused."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kit.dimensions import LEAST_DECODER
 from kit.letters import END, FIRST, VOCAB, Letters
 from kit.recomputing_runtime import Model, RecomputingRuntime, random_model, spelling
 from kvcast.errors import KvcastError, UsageError
-from kvcast.families.decoder import DecoderDimensions
-from kvcast.spec.rotary import Rotary
 from kvcast.text.model import TextGeneration, TextModel
 
 RANDOM = random_model(VOCAB, 0)
@@ -18,20 +18,7 @@ HOT = {"temperature": 1.0, "max_new_tokens": 12, "logprobs": True}
 
 
 def text_model(model: Model = RANDOM, **tokenizer: Any) -> TextModel:
-    dimensions = DecoderDimensions(
-        architecture="fake",
-        vocab_size=VOCAB,
-        width=8,
-        inner=8,
-        heads=1,
-        kv_heads=1,
-        head_dim=8,
-        windows=(None,),
-        max_positions=POSITIONS,
-        rotary=Rotary(base=10000.0),
-        norm_eps=1e-5,
-        attention_scale=1.0,
-    )
+    dimensions = replace(LEAST_DECODER, vocab_size=VOCAB, max_positions=POSITIONS)
     return TextModel(RecomputingRuntime(model), Letters(**tokenizer), dimensions)
 
 

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from kit.bundles import opened
+from kit.dimensions import GEMMA3, LLAMA, MISTRAL
 from kit.letters import VOCAB, Letters
-from kit.random_decoders import GEMMA3, LLAMA, MISTRAL
 from kit.recomputing_runtime import RecomputingRuntime
 from kvcast.text.model import TextGeneration, TextModel
 

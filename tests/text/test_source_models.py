@@ -1,16 +1,17 @@
 """`T5Model`: sources in a batch, what their options mean, and what is refused."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kit.dimensions import LEAST_T5
 from kit.letters import END, FIRST, VOCAB, Letters
 from kit.scripted_runtime import Script, random_script
 from kit.scripted_sources import ScriptedSources, number_of
 from kvcast.errors import KvcastError, UsageError
-from kvcast.families.t5 import T5Dimensions
 from kvcast.text.sources import T5Model
 
 START, POSITIONS = 1, 24
@@ -30,15 +31,9 @@ class Sources(Letters):
 
 
 def t5_model(script: Script = RANDOM, vocab_size: int = VOCAB) -> T5Model:
-    dimensions = T5Dimensions(
-        architecture="fake",
+    dimensions = replace(
+        LEAST_T5,
         vocab_size=vocab_size,
-        width=8,
-        inner=8,
-        heads=1,
-        head_dim=8,
-        encoder_layers=1,
-        decoder_layers=1,
         start_token=START,
         source_positions=POSITIONS,
         target_positions=POSITIONS,

@@ -10,9 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from kit.bundles import opened
+from kit.dimensions import ROFORMER, UNILMS
 from kit.letters import END, VOCAB, Letters
+from kit.models import random_programs
 from kit.numbers_text import Numbers, random_sources
-from kit.random_unilms import MODELS, ROFORMER, random_unilm
 from kit.random_unilms import VOCAB as MANY
 from kit.recomputing_runtime import Model, Recomputed, RecomputingRuntime, random_model
 from kvcast.errors import UsageError
@@ -46,7 +47,7 @@ class RecomputingUnilm(RecomputingRuntime):
 
 
 def recomputing(dimensions: Any) -> UnilmModel:
-    programs = random_unilm(dimensions)
+    programs = random_programs(dimensions)
 
     @cache
     def logits(written: tuple[int, ...]) -> NDArray[np.float32]:
@@ -59,7 +60,7 @@ def recomputing(dimensions: Any) -> UnilmModel:
     return UnilmModel(runtime, NUMBERS, dimensions)
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda one: one.architecture)
+@pytest.fixture(scope="module", params=UNILMS, ids=lambda one: one.architecture)
 def models(request: pytest.FixtureRequest) -> dict[str, UnilmModel]:
     """A model on each runtime, and without a cache."""
     return {

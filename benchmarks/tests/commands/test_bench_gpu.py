@@ -10,8 +10,7 @@ import jsonschema
 import pytest
 import torch
 
-from kit.random_decoders import MISTRAL
-from kit.random_models import SMALL
+from kit.dimensions import MISTRAL, SMALL
 from kvcast.checkpoints.source import read_dimensions
 from kvcast.cli.arguments import Parser
 from kvcast.errors import KvcastError, UsageError

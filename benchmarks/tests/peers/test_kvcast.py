@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kit.random_decoders import random_decoder
+from kit.models import random_programs
 from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.models.programs.decoder import DecoderPrograms
 from kvcast.runtimes.eager.decoder import EagerDecoderOnly
@@ -41,7 +41,7 @@ class Silent:
 @pytest.fixture
 def ours():
     found = Kvcast(CausalModel(folder="", threads=1), "eager", "fp32")
-    programs: DecoderPrograms = random_decoder(TINY)
+    programs: DecoderPrograms = random_programs(TINY)
     found.engine = TextModel(EagerDecoderOnly(programs), Silent(), TINY)
     return found
 

@@ -7,7 +7,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from kit.random_models import SMALL, random_programs, speech
+from kit.dimensions import SMALL
+from kit.models import random_programs, speech
 from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 from kvcast.runtimes.targets import TARGETS

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.random_models import SMALL
+from kit.dimensions import SMALL
 from kvcast.errors import KvcastError, UsageError
 from kvcast_bench.serving import Answer, Served
 from kvcast_bench.turns import Result

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kit.random_models import SMALL
+from kit.dimensions import SMALL
 from kvcast.errors import KvcastError, UsageError
 from kvcast_bench.backend import Ticks
 from kvcast_bench.workload import random_tokens

@@ -18,8 +18,8 @@ from torch._inductor import config
 from torch._inductor.codegen import cpp
 
 from kit.bundles import bundle
-from kit.random_decoders import GEMMA3, random_decoder
-from kit.random_models import SMALL, random_programs
+from kit.dimensions import GEMMA3, SMALL
+from kit.models import random_programs
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.writing import seal
 from kvcast.errors import KvcastError
@@ -105,7 +105,7 @@ def whisper_step() -> Step:
 
 @pytest.fixture(scope="module")
 def ring_step() -> Step:
-    return Step.lower(signatures.decoder(random_decoder(GEMMA3))["decode"])
+    return Step.lower(signatures.decoder(random_programs(GEMMA3))["decode"])
 
 
 @pytest.fixture(params=["whisper_step", "ring_step"])
@@ -233,7 +233,7 @@ class StoppedError(Exception):
 
 
 def test_prefill_and_decode_are_two_forms_of_one_export(monkeypatch, tmp_path):
-    programs = random_decoder(replace(GEMMA3, windows=(5,)))
+    programs = random_programs(replace(GEMMA3, windows=(5,)))
     traced, phases = [], []
 
     def trace(*arguments):

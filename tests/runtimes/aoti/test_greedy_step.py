@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from kit.dimensions import MISTRAL, SMALL
 from kit.greedy_texts import written_eagerly
-from kit.random_decoders import MISTRAL, random_decoder
-from kit.random_models import SMALL, random_programs
+from kit.models import random_programs
 from kvcast.runtimes.aoti.greedy_step import PRODUCTS, Text, compiled, make_step, slots_for, summed
 
 NEW = 12
@@ -43,12 +43,12 @@ def whisper() -> tuple[nn.Module, Text]:
 
 
 def ring() -> tuple[nn.Module, Text]:
-    return random_decoder(MISTRAL).decode, begun(5, [(1, 2, 7, 16)] * 2, [])
+    return random_programs(MISTRAL).decode, begun(5, [(1, 2, 7, 16)] * 2, [])
 
 
 def linear() -> tuple[nn.Module, Text]:
     dimensions = replace(MISTRAL, windows=(None, None), max_positions=300)
-    return random_decoder(dimensions).decode, begun(100, [(1, 2, 300, 16)] * 2, [])
+    return random_programs(dimensions).decode, begun(100, [(1, 2, 300, 16)] * 2, [])
 
 
 @pytest.mark.parametrize("products", PRODUCTS)

@@ -14,7 +14,7 @@ from kit.bundles import NEEDED, SPECIAL_TOKENS, bundle, opened
 from kit.encoded import encoded, random_tokens, stepped, whole
 from kit.executorch_callers import built
 from kit.executorch_models import CROSS_BIASED, FILE, MODELS, WHISPER
-from kit.random_models import speech, text
+from kit.models import speech, text
 from kvcast.bundle.manifest import MANIFEST, read_bundle
 from kvcast.bundle.packages import read_on_trust
 from kvcast.engine.loop import Loop

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from kit.bundles import SPECIAL_TOKENS, bundle, opened, write
+from kit.dimensions import GEMMA3, MIXTRAL
 from kit.encoded import encoded
 from kit.executorch_models import CROSS_BIASED, FILE, MIXED, MODELS, WHISPER
-from kit.random_decoders import GEMMA3, MIXTRAL, random_decoder
-from kit.random_models import speech
+from kit.models import random_programs, speech
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 
@@ -225,4 +225,4 @@ def test_what_executorch_lacks_is_one_line(
     dimensions: Any, quantize: str, reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(KvcastError, match=reason):
-        write(random_decoder(dimensions), tmp_path / "bundle", quantize, "executorch")
+        write(random_programs(dimensions), tmp_path / "bundle", quantize, "executorch")

@@ -7,7 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from kit.random_decoders import GEMMA3, LLAMA, MISTRAL, QWEN2, random_decoder
+from kit.dimensions import GEMMA3, LLAMA, MISTRAL, QWEN2
+from kit.models import random_programs
 from kvcast.errors import KvcastError
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.models.programs.decoder import DecoderPrograms
@@ -28,7 +29,7 @@ def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def short(dimensions: DecoderDimensions) -> DecoderPrograms:
     """Programs whose texts take few steps, and with channels that stand out, as real ones have."""
-    programs = random_decoder(replace(dimensions, max_positions=32))
+    programs = random_programs(replace(dimensions, max_positions=32))
     random = torch.Generator().manual_seed(0)
     for layer in programs.decode.decoder.layers:
         for norm in (layer.attention_norm, layer.feed_forward_norm):

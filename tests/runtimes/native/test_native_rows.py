@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from kit.bundles import bundle, opened
+from kit.dimensions import CROSS_BIASED_T5, GEMMA3, LLAMA, MIXTRAL, SMALL, SMALL_T5
 from kit.encoded import encoded, one_of, random_tokens
-from kit.random_decoders import GEMMA3, LLAMA, MIXTRAL
-from kit.random_models import CROSS_BIASED_T5, SMALL, SMALL_T5, speech, text
+from kit.models import speech, text
 from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
 from kvcast.runtimes.native.programs import Program

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.bundles import bundle
-from kit.random_models import SMALL, speech
+from kit.dimensions import SMALL
+from kit.models import speech
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.runtimes.native.building import Builder, Matrix

@@ -10,7 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from kit.bundles import bundle, opened, write
-from kit.random_decoders import GEMMA3, LLAMA, MISTRAL, MIXTRAL, MODELS, QWEN2, random_decoder
+from kit.dimensions import DECODERS, GEMMA3, LLAMA, MISTRAL, MIXTRAL, QWEN2
+from kit.models import random_programs
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.models.nn.quantize import quantize_linears
@@ -75,7 +76,7 @@ def test_a_step_writes_its_own_slot_and_no_other():
 
 @pytest.mark.parametrize("dimensions", [LLAMA, MISTRAL, GEMMA3, MIXTRAL], ids=NAME)
 def test_smoothing_changes_ranges_and_no_result(dimensions):
-    programs = random_decoder(dimensions)
+    programs = random_programs(dimensions)
     # One channel far larger than the others, as trained models have them.
     programs.decode.decoder.layers[0].attention_norm.weight.data[3] *= 80
     tokens = np.random.default_rng(0).integers(0, dimensions.vocab_size, 30)
@@ -124,12 +125,12 @@ def test_int8_caches_follow_fp32_and_take_a_quarter(dimensions):
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
-@pytest.mark.parametrize("dimensions", MODELS, ids=NAME)
+@pytest.mark.parametrize("dimensions", DECODERS, ids=NAME)
 def test_quantised_eager_models_follow_fp32(dimensions, quantize):
     tokens = np.random.default_rng(3).integers(0, dimensions.vocab_size, 30)
     found = []
     for kind in ("none", quantize):
-        programs = random_decoder(dimensions)
+        programs = random_programs(dimensions)
         if kind != "none":
             quantize_linears(programs.decode, kind)
         runtime = EagerDecoderOnly(programs)
@@ -156,7 +157,7 @@ def test_int8_rows_that_share_a_call_stay_near_what_each_is_alone():
 @pytest.mark.parametrize(("quantize", "sizes"), [("int4", {"inner": 80}), ("int8", {"inner": 72})])
 def test_sizes_that_blocks_do_not_divide_are_one_line(quantize, sizes, tmp_path):
     with pytest.raises(KvcastError, match="use --quantize none"):
-        write(random_decoder(replace(LLAMA, **sizes)), tmp_path / "b", quantize)
+        write(random_programs(replace(LLAMA, **sizes)), tmp_path / "b", quantize)
 
 
 def test_a_router_is_not_quantised():

@@ -11,8 +11,9 @@ import pytest
 
 from kit import bundles
 from kit.bundles import open_folder, opened, write
+from kit.dimensions import SMALL
 from kit.encoded import encoded, random_tokens, stepped, whole
-from kit.random_models import SMALL, random_programs
+from kit.models import random_programs
 from kvcast.bundle.manifest import ALIGNMENT_QUERIES
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.models.programs.whisper import WhisperPrograms

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kit.bundles import bundle, open_folder
-from kit.random_decoders import LLAMA
+from kit.dimensions import LLAMA
 from kvcast.runtimes.onnx import session as onnx_session
 
 TOKENS = np.random.default_rng(1).integers(0, LLAMA.vocab_size, 40)

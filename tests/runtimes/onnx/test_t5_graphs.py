@@ -8,8 +8,9 @@ import pytest
 
 from kit import bundles
 from kit.bundles import open_folder, write
+from kit.dimensions import CROSS_BIASED_T5, SMALL_T5
 from kit.encoded import encoded, stepped
-from kit.random_models import CROSS_BIASED_T5, SMALL_T5, text
+from kit.models import text
 from kvcast.checkpoints import t5_names
 from kvcast.models.nn.quantize import quantize_linears
 from kvcast.models.programs.t5 import T5Programs

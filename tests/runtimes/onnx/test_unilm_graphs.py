@@ -8,15 +8,9 @@ import onnx_ir as ir
 import pytest
 
 from kit.bundles import bundle, open_folder, opened, write
-from kit.random_unilms import (
-    MODELS,
-    ROFORMER,
-    SIMBERT,
-    SMALL_ROFORMER,
-    VOCAB,
-    random_tensors,
-    random_unilm,
-)
+from kit.dimensions import ROFORMER, SIMBERT, SMALL_ROFORMER, UNILMS
+from kit.models import random_programs, random_tensors
+from kit.random_unilms import VOCAB
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.models.nn.quantize import quantize_linears
@@ -36,7 +30,7 @@ def attentions(graph):
     return [node for node in graph if node.op_type == "GroupQueryAttention"]
 
 
-@pytest.mark.parametrize("dimensions", MODELS, ids=architecture)
+@pytest.mark.parametrize("dimensions", UNILMS, ids=architecture)
 def test_one_mask_serves_all_layers_and_nothing_touches_a_whole_cache(dimensions):
     graph = graph_of(dimensions)
     nodes = attentions(graph)
@@ -114,7 +108,7 @@ def correlations(programs, candidate):
 
 @pytest.mark.parametrize(
     "dimensions",
-    [ROFORMER, *(pytest.param(model, marks=pytest.mark.slow) for model in MODELS[1:])],
+    [ROFORMER, *(pytest.param(model, marks=pytest.mark.slow) for model in UNILMS[1:])],
     ids=architecture,
 )
 @pytest.mark.parametrize(
@@ -123,15 +117,15 @@ def correlations(programs, candidate):
 )
 def test_quantised_models_follow_fp32(dimensions, quantize, cache, least):
     candidate = opened(dimensions, quantize, cache=cache)
-    assert min(correlations(random_unilm(dimensions), candidate)) > least
+    assert min(correlations(random_programs(dimensions), candidate)) > least
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_quantised_eager_models_follow_fp32(quantize):
-    quantized = random_unilm(SIMBERT)
+    quantized = random_programs(SIMBERT)
     quantize_linears(quantized.decode, quantize)
     least = {"int8": 0.98, "int4": 0.8}[quantize]
-    assert min(correlations(random_unilm(SIMBERT), EagerUnilm(quantized))) > least
+    assert min(correlations(random_programs(SIMBERT), EagerUnilm(quantized))) > least
 
 
 @pytest.mark.slow
@@ -146,6 +140,6 @@ def test_a_quantised_head_keeps_its_bias(tmp_path):
 
 
 def test_heads_that_onnx_runtime_does_not_take_are_one_line(tmp_path):
-    programs = random_unilm(replace(ROFORMER, heads=16))
+    programs = random_programs(replace(ROFORMER, heads=16))
     with pytest.raises(KvcastError, match=r"heads of 4 numbers cannot run .*: use --runtime eager"):
         write(programs, tmp_path / "b")

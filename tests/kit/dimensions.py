@@ -1,0 +1,152 @@
+"""Dimensions for tests: of small models of each family, of the smallest, and of published ones.
+
+Tests vary them with `dataclasses.replace`. Needs no torch.
+"""
+
+from dataclasses import replace
+
+from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.t5 import T5Dimensions
+from kvcast.families.unilm import UnilmDimensions
+from kvcast.families.whisper import WhisperDimensions
+from kvcast.spec.rotary import Rotary
+
+SMALL = WhisperDimensions(
+    n_mels=80,
+    vocab_size=300,
+    d_model=64,
+    encoder_layers=1,
+    encoder_heads=4,
+    decoder_layers=2,
+    decoder_heads=4,
+    source_positions=25,
+    target_positions=32,
+    # Of two layers, and not in their order.
+    alignment_heads=((1, 3), (0, 1), (1, 0)),
+)
+
+# Sizes that all quantisation schemes support.
+SMALL_T5 = T5Dimensions(
+    architecture="t5",
+    vocab_size=320,
+    width=64,
+    inner=128,
+    heads=4,
+    head_dim=16,
+    encoder_layers=1,
+    decoder_layers=2,
+    buckets=8,
+    max_distance=12,
+    gated=True,
+    activation="gelu_tanh",
+    tied=False,
+    target_positions=32,
+)
+# bert4keras's: a bias in cross-attention too, and a head that is the embedding.
+CROSS_BIASED_T5 = replace(
+    SMALL_T5, cross_bias=True, gated=False, activation="relu", tied=True, logit_scale=0.5
+)
+
+LLAMA = DecoderDimensions(
+    architecture="llama",
+    vocab_size=160,
+    width=64,
+    inner=96,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    windows=(None, None),
+    max_positions=4096,
+    rotary=Rotary(base=10000.0),
+    norm_eps=1e-5,
+    attention_scale=16**-0.5,
+)
+MISTRAL = replace(LLAMA, architecture="mistral", windows=(7, 7), tied=False)
+QWEN2 = replace(LLAMA, architecture="qwen2", qkv_bias=True)
+QWEN3 = replace(LLAMA, architecture="qwen3", query_key_norm=True)
+GEMMA3 = replace(
+    LLAMA,
+    architecture="gemma3_text",
+    windows=(5, None, 5),
+    window_rotary=Rotary(base=100.0),
+    activation="gelu_tanh",
+    query_key_norm=True,
+    post_norms=True,
+    embedding_scale=8.0,
+    attention_softcap=5.0,
+    logit_softcap=20.0,
+)
+MIXTRAL = replace(MISTRAL, architecture="mixtral", experts=4, experts_per_token=2)
+DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, MIXTRAL)
+
+ROFORMER = UnilmDimensions(
+    architecture="roformer",
+    vocab_size=160,
+    segments=2,
+    width=64,
+    embedding_width=64,
+    inner=96,
+    heads=4,
+    layers=2,
+    max_positions=128,
+    rotary=Rotary(base=10000.0),
+    pooled=True,
+)
+SMALL_ROFORMER = replace(
+    ROFORMER, architecture="small roformer", embedding_width=32, pooled=False, activation="relu"
+)
+SIMBERT = replace(ROFORMER, architecture="simbert", rotary=None, activation="gelu_tanh")
+UNILMS = (ROFORMER, SMALL_ROFORMER, SIMBERT)
+
+# One layer and one head, for models whose runtime is a script; only vocabulary and positions count.
+_LEAST = {"architecture": "fake", "width": 8, "inner": 8, "heads": 1, "head_dim": 8}
+LEAST_WHISPER = replace(
+    SMALL,
+    d_model=8,
+    encoder_heads=1,
+    decoder_layers=1,
+    decoder_heads=1,
+    source_positions=1500,
+    target_positions=448,
+    alignment_heads=(),
+)
+LEAST_T5 = T5Dimensions(
+    **_LEAST, vocab_size=SMALL_T5.vocab_size, encoder_layers=1, decoder_layers=1
+)
+LEAST_DECODER = replace(LLAMA, **_LEAST, kv_heads=1, windows=(None,), attention_scale=1.0)
+
+# Published, for counts that are worked out by hand.
+TINY_EN = WhisperDimensions(
+    n_mels=80,
+    vocab_size=51864,
+    d_model=384,
+    encoder_layers=4,
+    encoder_heads=6,
+    decoder_layers=4,
+    decoder_heads=6,
+)
+SMOL = DecoderDimensions(
+    architecture="llama",
+    vocab_size=49152,
+    width=576,
+    inner=1536,
+    heads=9,
+    kv_heads=3,
+    head_dim=64,
+    windows=(None,) * 30,
+    max_positions=8192,
+    rotary=Rotary(base=1e5),
+    norm_eps=1e-5,
+    attention_scale=0.125,
+)
+T5_SMALL = T5Dimensions(
+    architecture="t5",
+    vocab_size=32128,
+    width=512,
+    inner=2048,
+    heads=8,
+    head_dim=64,
+    encoder_layers=6,
+    decoder_layers=6,
+    logit_scale=512**-0.5,
+)
