@@ -1,7 +1,9 @@
 """Which parts of a recording are speech, and the recording without the others.
 
 From probabilities of speech to parts as Silero's `get_speech_timestamps` does it (snakers4/
-silero-vad, utils_vad.py), in arrays. Whoever gives the probabilities is called and not known here.
+silero-vad, utils_vad.py), in arrays. A part without 0.2 s of speech in one go is dropped: chords
+and tones sound like speech for up to 0.16 s. Whoever gives the probabilities is called and not
+known here.
 """
 
 import contextlib

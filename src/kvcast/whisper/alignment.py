@@ -4,7 +4,10 @@ The finished tokens are read once more, all in one call, over the window's encod
 still in its slot if no other input has needed that. What comes of it is what openai-whisper's
 timing.py places words in time by: where each token begins in the speech that it attends to, and how
 probable it was.
-Knows neither words nor recordings.
+
+The queries of the steps that wrote the text would save this call, but they follow a prompt and
+timestamps, which OpenAI's do not: on read speech 5 to 15% of the words were then more than 50 ms
+away from openai-whisper's, up to 2.7 s. Knows neither words nor recordings.
 """
 
 from collections.abc import Sequence

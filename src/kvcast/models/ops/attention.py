@@ -6,8 +6,10 @@ does so for rows with different numbers of new tokens. `cross_attention` reads a
 program, which a lowering replaces with its runtime's own operators
 (`kvcast.runtimes.lowering.replace`). The kernels here are the eager ones. Knows no model.
 
-The cache write is a declared mutation. An operator may not return its input, and returning a new
-cache would copy all of it at every step; ARCHITECTURE.md discusses the alternatives.
+The cache write is a declared mutation. An operator may not return its input, returning a new cache
+would copy all of it at every step (1 GB for a 7B model), and with a separate `index_put_` a
+lowering would have to find pairs of nodes that belong together. A declared mutation is one node as
+long as nothing functionalises the graph, so a lowering replaces nodes before that happens.
 
 A position's slot is the position modulo the capacity (`kvcast.spec.ring` works an example). A
 linear cache never reaches its capacity; a ring's capacity is its window or more. The lengths alone

@@ -1,6 +1,18 @@
 """Runs torch.export and Inductor: the settings that kvcast compiles with, and what makes it quick.
 
-Both trace programs with symbolic sizes. Knows no program.
+Both trace programs with symbolic sizes. The speed of Inductor's code is easy to lose:
+
+- It divides loops among threads by the sizes of the example arguments, so examples are as large as
+  real ones.
+- With a dynamic number of threads it gives all of them to every loop, so a program for steps weighs
+  the amount of work first (`short_loops_on_one_thread`).
+- It recomputes whatever is not marked `kept`: the mask that layers share, a query that is compared
+  with keys one by one, whatever int8 rounds. It also stores what should stay in registers, such as
+  a gate and its values before they are multiplied.
+- It confuses the order of axes when one of size 1 has the same stride as another; with the wrong
+  layout of a mask, a step's softmax ran one number at a time.
+
+Knows no program.
 """
 
 import functools

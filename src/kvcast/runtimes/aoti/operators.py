@@ -3,7 +3,15 @@
 A cache is written by `index_put_` on the caller's own buffer: tracing turns that into a value
 and a copy back, and Inductor fuses these into one write in place again. Unlike the eager kernels,
 these never look at data, so programs have no branches: each call says how many slots to read, and
-a ring has room for all new positions beside the ones they see. Knows no model.
+a ring has room for all new positions beside the ones they see. A view of the first slots would need
+fixed strides, so the extra inputs `slots_linear` and `slots_ring` say how many count.
+
+A step's attention is sums that Inductor turns into loops; products would first copy the slots that
+they read and rearrange a cross cache. For more than 16 tokens `prefill`, the same program over the
+same weights, uses two products. An encoder attends a few heads at a time, because PyTorch's fused
+kernel does not use bf16 without matrix units. A softmax divides after it has mixed the values, so
+nothing of the products' size is stored in fp32. Without quantisation every expert sees every token,
+as a graph has no sizes that depend on data. Knows no model.
 
 Letters in shapes: see `kvcast.models.ops.attention`.
 """

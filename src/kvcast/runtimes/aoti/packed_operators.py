@@ -3,7 +3,7 @@
 A program knows a matrix as a few words that are filled in when its package is opened: where
 kvcast's library has the matrix's tiles, and its functions (`runtimes/native/src/operators.hpp`).
 Compiled code calls these without going through PyTorch, and they work on the threads that the
-program's own loops have. Knows no program.
+program's own loops have: two pools of threads would keep each other waiting. Knows no program.
 """
 
 from collections.abc import Mapping, Sequence

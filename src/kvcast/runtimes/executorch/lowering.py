@@ -2,7 +2,9 @@
 
 Caches are arguments that methods write in place. The file keeps no state: the buffers belong to the
 caller, so one loaded file serves any number of rows and sessions, and the caller resets, reorders
-and forks. Each call processes one row. Matrix products run on XNNPACK. Knows no model.
+and forks. `alloc_graph_input=False` keeps the runtime from allocating them, and the results that
+export adds for written arguments are dropped, because the runtime would copy whole caches into
+them. Each call processes one row. Matrix products run on XNNPACK. Knows no model.
 """
 
 import json

@@ -5,6 +5,12 @@
   8 bits, and Q8_0.
 - int4: a scale and a least value for 32 inputs of an output; Q4_0, Q4_1 and Q4_K as well.
 
+With a scale for 32 inputs, perplexity of decoder-only models grows by less than half as much as
+with one an output. int4's are found by a small search for the least squared error
+(`runtimes/lowering/block_search.py`, llama.cpp's `make_qkx2_quants`). Of a GGUF file, Q4_0, Q4_1
+and Q8_0 stay exact; the scales and least values of Q4_K, products of two, become halves; Q5 and Q6,
+and fused matrices whose parts differ, become 8 bits in blocks.
+
 AOTInductor's packages hold the same. Knows no model: names are of matrices.
 """
 

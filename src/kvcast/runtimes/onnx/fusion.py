@@ -1,7 +1,9 @@
 """Fuses operators of a decoder-only graph, since a step spends its time on starting them.
 
-Results do not change: each replacement computes what it replaces. Knows no model, only patterns
-that kvcast's own programs export.
+A decoder-only layer becomes ten operators: one GroupQueryAttention, fed by one packed product,
+rotates, writes and attends; norms take the additions before them. Results do not change: each
+replacement computes what it replaces. Knows no model, only patterns that kvcast's own programs
+export.
 """
 
 import numpy as np

@@ -5,7 +5,9 @@ transposing the weight in place, which destroys the embedding that shares it. Th
 smaller than a workaround for that:
 
 - int8 matrices become `DynamicQuantizeMatMul`: symmetric weights with one scale per column,
-  activations quantised on the fly. Fast for one token and for many.
+  activations quantised on the fly with one scale for all that a call multiplies. Fast for one token
+  and for many. Decoder-only models are smoothed first (`runtimes/lowering/smoothing.py`), and the
+  product after a gate, whose input has a few huge numbers, keeps int8 blocks.
 - int4 matrices become blocks of 32 inputs with a scale and a least value each (`onnx_blocks`). A
   step reads the fewest bytes.
 - A tied embedding and head become one table in blocks of 8 bits.

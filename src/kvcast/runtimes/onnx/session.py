@@ -1,6 +1,9 @@
 """Sessions of ONNX Runtime on the CPU, arrays as it takes them, and what a step is bound to.
 
-Knows no model.
+Rings use GroupQueryAttention's `sliding_window_cache`: the kernel keeps the window contiguous at
+the start of the buffer and moves it when the buffer, 128 slots longer than the window, is full.
+Over a filled cache the kernel takes several new positions for one row only, so prefill runs row by
+row, on views of the batch's buffers. Knows no model.
 """
 
 from collections.abc import Mapping
@@ -50,7 +53,8 @@ def onnx_session(path: Path, threads: int) -> OnnxGraph:
 def products_saturate() -> bool:
     """Tell whether ONNX Runtime clips sums of two products of uint8 and int8 to 16 bits here.
 
-    It does on x86 without VNNI. It is asked itself, by the largest of such sums, because it alone
+    It does on x86 without VNNI, where that took the correlation of a small Mixtral's logits with
+    fp32's from 0.998 to 0.924. It is asked itself, by the largest of such sums, because it alone
     knows which of its kernels it chose.
     """
     options = ort.SessionOptions()
