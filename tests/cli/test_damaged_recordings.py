@@ -13,6 +13,9 @@ import pytest
 import soundfile
 
 from kvcast.cli import main
+from kvcast.loading import opening
+from kvcast.loading.opening import OpenedModel
+from kvcast.loading.params import LoadParams
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/sense-and-sensibility.flac"
@@ -29,9 +32,17 @@ class Done:
 Transcribe = Callable[..., Done]
 
 
+@pytest.fixture(scope="module")
+def demo() -> OpenedModel:
+    return opening.open_model("demo", LoadParams(), task="transcribe")
+
+
 @pytest.fixture
-def transcribe(capfd: pytest.CaptureFixture[str]) -> Transcribe:
-    """The command, and all that libraries in C write as well."""
+def transcribe(
+    demo: OpenedModel, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Transcribe:
+    """The command with a model that is opened once, and all that libraries in C write as well."""
+    monkeypatch.setattr(opening, "open_model", lambda *_, **__: demo)
 
     def run(*words: str | Path) -> Done:
         code = main(["transcribe", "--model", "demo", *map(str, words)])

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -16,6 +17,7 @@ from kvcast.cli.doctor import _about_library
 from kvcast.errors import LibraryMissingError
 from kvcast.loading import doctor
 from kvcast.runtimes.native.build import library_path
+from kvcast.spec.runtimes import RUNTIMES
 
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs/doctor.schema.json").read_text(encoding="utf-8")
@@ -41,6 +43,30 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             (folder / "__init__.py").write_text(content.format(name=name))
 
     return install
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch):
+    """Ask about these runtimes and packages alone: each question takes a process."""
+    ask = doctor._ask
+
+    def narrow(*names: str) -> None:
+        def asked(question: str, *words: str) -> tuple[Any, str]:
+            if question in ("library", "bundle") or not {*words}.isdisjoint(names):
+                return ask(question, *words)
+            return None, "not asked"
+
+        kept = {name: row for name, row in RUNTIMES.items() if name in names}
+        monkeypatch.setattr(doctor, "RUNTIMES", kept)
+        monkeypatch.setattr(doctor, "_ask", asked)
+
+    return narrow
+
+
+@pytest.fixture
+def compiled() -> Path:
+    """The library that this run compiles once; ask for it before `installed`."""
+    return library_path()
 
 
 def examined(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict]:
@@ -76,8 +102,9 @@ def test_a_package_that_never_answers_is_given_up(installed, monkeypatch):
     assert doctor._ask("part", "av") == (None, "no answer within 1 s")
 
 
-def test_a_package_that_ends_its_process_or_fails_is_one_line(installed, capsys):
+def test_a_package_that_ends_its_process_or_fails_is_one_line(installed, only, capsys):
     installed(torch=ENDS, mistral_common=BROKEN)
+    only("eager", "onnx", "mistral_common")
     assert main(["doctor"]) == 0
     told = capsys.readouterr().out
     assert "eager       no: its process ended with signal 6" in told
@@ -87,9 +114,10 @@ def test_a_package_that_ends_its_process_or_fails_is_one_line(installed, capsys)
 
 
 def test_without_a_runtime_that_can_be_the_default_the_exit_code_is_1(
-    installed, capsys, monkeypatch
+    installed, only, capsys, monkeypatch
 ):
     installed(onnxruntime=BROKEN)
+    only("onnx", "native")
     code, found = examined(capsys)
     assert (code, found["well"], found["native"]["usable"]) == (0, True, True)
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -98,9 +126,10 @@ def test_without_a_runtime_that_can_be_the_default_the_exit_code_is_1(
     assert found["onnx"]["problem"].endswith("shared object file: pip install kvcast")
 
 
-def test_a_bundle_is_opened_after_its_checksums(installed, capsys):
+def test_a_bundle_is_opened_after_its_checksums(installed, only, capsys):
     small_bundle = bundle(SMALL)
     installed()
+    only("onnx")
     code, found = examined(capsys, str(small_bundle))
     # It has no tokenizer: its files are right, and opening it says what lacks.
     assert (code, found["bundle"]["runtime"]) == (1, read_bundle(small_bundle).runtime)
@@ -130,18 +159,20 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not 
 
 
 @needs_compiler
-def test_the_library_is_named_with_its_instructions():
-    path = library_path()
+def test_the_library_is_named_with_its_instructions(compiled):
     found = doctor._library()
-    assert (found.origin, found.path, found.problem) == ("compiled", str(path), "")
+    assert (found.origin, found.path, found.problem) == ("compiled", str(compiled), "")
     assert found.instructions[-1] == "plain"
     assert f"uses {found.instructions[0]}" in about(found)
 
 
 @needs_compiler
-def test_instructions_that_do_not_run_here_end_every_default_run(installed, capsys, monkeypatch):
+def test_instructions_that_do_not_run_here_end_every_default_run(
+    compiled, installed, only, capsys, monkeypatch
+):
     installed()
-    monkeypatch.setenv("KVCAST_CACHE", str(library_path().parents[1]))
+    only("onnx", "native")
+    monkeypatch.setenv("KVCAST_CACHE", str(compiled.parents[1]))
     monkeypatch.setenv("KVCAST_INSTRUCTIONS", "altivec")
     code, found = examined(capsys)
     assert found["onnx"]["usable"]
@@ -190,8 +221,8 @@ def test_instructions_that_could_be_used_are_named_too():
 
 
 @needs_compiler
+@pytest.mark.usefixtures("compiled")
 def test_the_library_uses_the_instructions_that_are_asked_for(monkeypatch):
-    library_path()
     monkeypatch.setenv("KVCAST_INSTRUCTIONS", "plain")
     assert doctor._library().instructions[0] == "plain"
     monkeypatch.setenv("KVCAST_INSTRUCTIONS", "altivec")

@@ -18,16 +18,22 @@ BLOCKS = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```"
 COMMANDS = re.search(r"```sh\n(.*?)\n```", PAGES[1], re.DOTALL)[1].splitlines()
 
 
+def quick(block: str) -> bool:
+    return 'load("demo", threads=2)' in block and ".live(" not in block
+
+
 def test_there_are_blocks_to_run() -> None:
     assert len(BLOCKS) >= 3
+    assert sum(map(quick, BLOCKS)) >= 2
     assert len(COMMANDS) >= 3
 
 
 @pytest.mark.parametrize(
     "block",
     [
-        # What asks for other models than the README's first command exports takes longer.
-        pytest.param(block, id=str(i), marks=[] if 'load("demo",' in block else pytest.mark.slow)
+        # What asks for other bundles than the README's first command exports takes longer, and so
+        # does live speech.
+        pytest.param(block, id=str(i), marks=[] if quick(block) else pytest.mark.slow)
         for i, block in enumerate(BLOCKS)
     ],
 )

@@ -1,7 +1,12 @@
-"""Transcriptions and translations by the official client, with real weights."""
+"""Transcriptions and translations by the official client, with real weights.
+
+The whole recording is heard where all of an answer is compared, its beginning where only the form
+of an answer is.
+"""
 
 import io
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +29,7 @@ RECORDING = ROOT / "examples/sense-and-sensibility.flac"
 def server() -> Iterator[Server]:
     models = {
         "whisper-1": kvcast.load("demo", quantize="none", threads=2),
-        "base": kvcast.load("demo-base", threads=2),
+        "base": kvcast.load("demo-base", runtime="eager", threads=2),
     }
     with serving(models, max_audio=1.0, max_upload=4) as running:
         yield running
@@ -40,6 +45,30 @@ def alone(server: Server) -> Any:
     """What the model gives without a server."""
     model = server.engines["whisper-1"].model
     return list(model.transcribe(str(RECORDING), word_timestamps=True))
+
+
+@pytest.fixture(scope="module")
+def beginning() -> tuple[str, bytes]:
+    """The first 6 seconds of the recording, as a file with its name."""
+    return "beginning.wav", encoded(*soundfile.read(RECORDING, frames=6 * 16_000), "wav")
+
+
+@pytest.fixture(scope="module")
+def begun(server: Server, beginning: tuple[str, bytes]) -> str:
+    """The text that the model hears in the beginning without a server."""
+    samples, _ = soundfile.read(io.BytesIO(beginning[1]), dtype="float32")
+    text = text_of(server.engines["whisper-1"].model.transcribe(samples))
+    assert len(text.split()) > 5
+    return text
+
+
+def encoded(samples: Any, rate: int, form: str) -> bytes:
+    """Return a file of this format."""
+    if form in {"mp4", "webm"}:
+        return _in_a_container(samples, rate, form)
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, rate, format=form)
+    return buffer.getvalue()
 
 
 def transcribe(client: openai.OpenAI, **options: Any) -> Any:
@@ -59,11 +88,11 @@ def test_json_and_text(client: openai.OpenAI, alone: Any):
     assert transcribe(client, response_format="text") == answer.text + "\n"
 
 
-def test_subtitles_are_read_back(client: openai.OpenAI, alone: Any):
+def test_subtitles_are_read_back(client: openai.OpenAI, beginning: tuple[str, bytes], begun: str):
     for form in ("srt", "vtt"):
-        subtitles = pysubs2.SSAFile.from_string(transcribe(client, response_format=form))
-        words = " ".join(line.plaintext for line in subtitles).split()
-        assert words == text_of(alone).split()
+        written = transcribe(client, file=beginning, response_format=form)
+        subtitles = pysubs2.SSAFile.from_string(written)
+        assert " ".join(line.plaintext for line in subtitles).split() == begun.split()
 
 
 def test_segments_and_words(client: openai.OpenAI, alone: Any):
@@ -71,7 +100,7 @@ def test_segments_and_words(client: openai.OpenAI, alone: Any):
         client, response_format="verbose_json", timestamp_granularities=["word", "segment"]
     )
     assert (answer.language, answer.duration) == ("english", pytest.approx(24.73))
-    assert [one.text for one in answer.segments] == [one.text for one in alone]
+    assert [heard.text for heard in answer.segments] == [segment.text for segment in alone]
     expected = [word for segment in alone for word in segment.words]
     assert [word.word for word in answer.words] == [word.word.strip() for word in expected]
     np.testing.assert_allclose(
@@ -86,7 +115,7 @@ def test_a_stream_of_deltas(client: openai.OpenAI, alone: Any):
     events = list(transcribe(client, stream=True))
     assert events[-1].type == "transcript.text.done"
     deltas = [event.delta for event in events[:-1]]
-    assert "".join(deltas) == events[-1].text == transcribe(client).text
+    assert "".join(deltas) == events[-1].text == text_of(alone)
     assert len(deltas) > 3
 
 
@@ -107,13 +136,7 @@ def test_segments_in_a_stream(client: openai.OpenAI):
 
 @pytest.mark.parametrize("form", ["wav", "flac", "ogg", "mp3", "mp4", "webm"])
 def test_formats_of_files(client: openai.OpenAI, form: str):
-    samples, rate = soundfile.read(RECORDING, frames=6 * 16_000)
-    if form in {"mp4", "webm"}:
-        content = _in_a_container(samples, rate, form)
-    else:
-        buffer = io.BytesIO()
-        soundfile.write(buffer, samples, rate, format=form)
-        content = buffer.getvalue()
+    content = encoded(*soundfile.read(RECORDING, frames=6 * 16_000), form)
     text = transcribe(client, file=(f"speech.{form}", content)).text
     assert "John Dashwood had then leisure" in text
 
@@ -135,12 +158,11 @@ def _in_a_container(samples: Any, rate: int, form: str) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # by newer endpoints
-def test_a_translation(client: openai.OpenAI):
-    with RECORDING.open("rb") as file:
-        answer = client.audio.translations.create(model="base", file=file)
+def test_a_translation(client: openai.OpenAI, beginning: tuple[str, bytes]):
+    answer = client.audio.translations.create(model="base", file=beginning)
     assert len(answer.text.split()) > 5
-    with pytest.raises(openai.BadRequestError, match="English only"), RECORDING.open("rb") as file:
-        client.audio.translations.create(model="whisper-1", file=file)
+    with pytest.raises(openai.BadRequestError, match="English only"):
+        client.audio.translations.create(model="whisper-1", file=beginning)
 
 
 REFUSED = {
@@ -168,10 +190,9 @@ def test_what_cannot_be_heard_is_refused_in_a_line(client: openai.OpenAI, said: 
 
 
 def test_recordings_that_are_too_long_or_too_large(server: Server, client: openai.OpenAI):
-    buffer = io.BytesIO()
-    soundfile.write(buffer, np.zeros(61 * 16_000), 16_000, format="wav")
+    minute = encoded(np.zeros(61 * 16_000), 16_000, "wav")
     with pytest.raises(openai.BadRequestError, match="longer than 1 minutes") as long:
-        transcribe(client, file=("a.wav", buffer.getvalue()))
+        transcribe(client, file=("a.wav", minute))
     assert long.value.code == "audio_too_long"
     with pytest.raises(openai.APIStatusError, match="larger than 4 MiB") as large:
         transcribe(client, file=("a.wav", bytes(5 << 20)))
@@ -204,9 +225,11 @@ def test_a_client_that_leaves_ends_its_transcription(server: Server):
     assert server.status("whisper-1").busy == []
 
 
-def test_many_at_once_hear_what_one_alone_hears(server: Server, alone: Any):
-    from concurrent.futures import ThreadPoolExecutor
+def test_many_at_once_hear_what_one_alone_hears(
+    server: Server, beginning: tuple[str, bytes], begun: str
+):
+    def hear(_: int) -> str:
+        return transcribe(server.client(), file=beginning).text
 
     with ThreadPoolExecutor(6) as pool:
-        texts = list(pool.map(lambda _: transcribe(server.client()).text, range(6)))
-    assert set(texts) == {text_of(alone)}
+        assert set(pool.map(hear, range(6))) == {begun}
