@@ -11,10 +11,10 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Workers share the cores: more threads, or ones that wait by spinning, would take them from others.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Whoever tests shares the cores, with other workers or other programs: more threads, or ones that
+# wait by spinning, take them from others, and small models are slower with them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # What AOTInductor writes around its kernels; g++ takes longer to optimise that than the kernels.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 

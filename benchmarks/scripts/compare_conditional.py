@@ -35,7 +35,7 @@ Decode = Callable[[int, int], np.ndarray]
 
 def demo() -> Any:
     """Return the packaged model as transformers' module."""
-    from kit.hugging_face import demo_in_transformers
+    from kit.in_transformers import demo_in_transformers
     from kvcast.checkpoints.source import locate, open_checkpoint
 
     return demo_in_transformers(open_checkpoint(locate("demo"))).float().eval()

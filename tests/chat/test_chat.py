@@ -1,14 +1,16 @@
 """Conversations become the tokens that transformers gives, whatever users write into them."""
 
 import json
+from functools import lru_cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from kit.decoder_tokenizers import ALL_SPECIALS, KINDS, byte_level, text_files, user
+from kit.tokenizers import ALL_SPECIALS, KINDS, byte_level, text_files, user
 from kvcast.errors import KvcastError, UsageError
+from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.opening import open_text
 from tokenizers import Tokenizer
 
@@ -182,12 +184,18 @@ def transformers_tokens(tokenizer: Tokenizer, template: str, messages: list[dict
     )
 
 
+@lru_cache(maxsize=1)
+def opened(kind: str, template: str) -> TextTokenizer:
+    """Serves the tests that follow each other, so that its template's process starts once."""
+    return open_text(text_files(KINDS[kind](), TEMPLATES[template]))
+
+
+# The uppermost changes fastest.
+@pytest.mark.parametrize("messages", CONVERSATIONS, ids=["one", "three", "system"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("template", TEMPLATES)
-@pytest.mark.parametrize("messages", CONVERSATIONS, ids=["one", "three", "system"])
 def test_conversations_equal_transformers(kind: str, template: str, messages):
-    ours = open_text(text_files(KINDS[kind](), TEMPLATES[template]))
-    tokens = ours.encode_chat(messages)
+    tokens = opened(kind, template).encode_chat(messages)
     assert tokens == transformers_tokens(KINDS[kind](), TEMPLATES[template], messages)
 
 

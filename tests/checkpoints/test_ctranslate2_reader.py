@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoints.tiny_whisper import TIED, ct2_bytes, ct2_folder, ct2_variables, random_model, save
-from kit.hugging_face import demo_in_transformers
+from kit.in_transformers import demo_in_transformers
 from kvcast.checkpoints.names import tensor_shapes
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kit.openai_tokenizers import openai_tokenizer
+from kit.openai_whisper import openai_tokenizer
 from kit.published_shapes import PUBLISHED, Shape, ctranslate2, hugging_face, random_whisper
 from kvcast.checkpoints.base import WhisperCheckpoint
 from kvcast.checkpoints.source import open_checkpoint

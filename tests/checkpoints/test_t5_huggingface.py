@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from checkpoints.folder_checks import assert_same_tensors, one_line, rewrite_weights
 from checkpoints.tiny_whisper import edit_json
 from kit.dimensions import T5_SMALL
-from kit.random_t5s import SETTINGS, random_t5, save_t5, t5_tensors
+from kit.in_transformers import SETTINGS, random_t5, save_t5, t5_tensors
 from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
 from kvcast.checkpoints.t5_names import tensor_shapes
 from kvcast.errors import InputMissingError, InputOutputError

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from checkpoints.tiny_whisper import TIED, ct2_bytes, ct2_folder, ct2_variables
-from kit.openai_tokenizers import openai_tokenizer, openai_tokenizer_json
+from kit.openai_whisper import openai_tokenizer, openai_tokenizer_json
 from kvcast.checkpoints import whisper_files
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError

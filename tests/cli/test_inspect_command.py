@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from kit.random_t5s import random_t5, save_t5
+from kit.in_transformers import random_t5, save_t5
 from kvcast.bundle.manifest import Manifest
 from kvcast.cli import main
 from kvcast.inspect import machine

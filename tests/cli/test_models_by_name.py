@@ -9,7 +9,7 @@ import pytest
 
 import kvcast
 from kit.bundles import exported
-from kit.hugging_face import demo_in_transformers
+from kit.in_transformers import demo_in_transformers
 from kit.own_cache import own_cache
 from kvcast.bundle.manifest import read_bundle
 from kvcast.checkpoints.source import locate, open_checkpoint

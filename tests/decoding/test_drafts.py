@@ -10,10 +10,10 @@ import pytest
 
 from kit.bundles import opened
 from kit.dimensions import GEMMA3, LLAMA, MISTRAL, SIMBERT, SMALL_T5
-from kit.executorch_models import MIXED
+from kit.executorch import MIXED
 from kit.letters import Letters
-from kit.numbers_text import Numbers, random_sources
 from kit.recomputing_runtime import RecomputingRuntime
+from kit.tokenizers import Numbers, random_sources
 from kvcast.decoding import drafters
 from kvcast.decoding.speculation import Ledger
 from kvcast.errors import UsageError

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kit.openai_tokenizers import openai_tokenizer
+from kit.openai_whisper import openai_tokenizer
 from kvcast.decoding.filters import LogitFilter, SuppressTokens
 from kvcast.whisper.filters import SuppressBlank, TimestampRules
 

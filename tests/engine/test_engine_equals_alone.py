@@ -46,8 +46,15 @@ def conversations() -> list[tuple[list[int], dict[str, Any]]]:
     ]
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("dimensions", [LLAMA, MISTRAL, GEMMA3], ids=lambda one: one.architecture)
+@pytest.mark.parametrize(
+    ("dimensions", "runtime"),
+    [
+        *((dimensions, "native") for dimensions in (LLAMA, MISTRAL, GEMMA3)),
+        (MISTRAL, "onnx"),
+        *(pytest.param(one, "onnx", marks=pytest.mark.slow) for one in (LLAMA, GEMMA3)),
+    ],
+    ids=lambda value: getattr(value, "architecture", value),
+)
 def test_texts_of_many_callers(dimensions: Any, runtime: str):
     one = model(replace(dimensions, max_positions=128), runtime)
     asked = conversations()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kit.bundles import opened
 from kit.dimensions import GEMMA3, LLAMA, SIMBERT, SMALL, SMALL_T5
-from kit.numbers_text import Numbers
+from kit.tokenizers import Numbers
 from kvcast.decoding.params import SamplingParams
 from kvcast.engine.loop import Loop
 from kvcast.engine.requests import Prefix, Prompt, Request, compute

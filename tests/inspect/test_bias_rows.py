@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from kit.random_t5s import random_t5, save_t5
+from kit.in_transformers import random_t5, save_t5
 from kvcast.errors import UsageError
 from kvcast.inspect.bias import Bias
 from kvcast.inspect.tables import bias_of

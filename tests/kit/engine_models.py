@@ -65,8 +65,8 @@ def prompt(length: int, seed: int) -> list[int]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another thread does."""
-    for _ in range(3000):
+    """Wait for something that another thread does; it may be a slow machine."""
+    for _ in range(60_000):
         if condition():
             return
         time.sleep(0.01)

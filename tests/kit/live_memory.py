@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 
 import kvcast
-from kit.real_speech import SPOKEN, read
+from kit.recordings import SPOKEN, read
 
 RATE = 16_000
 MEASURED = {300, 1800}

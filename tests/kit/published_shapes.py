@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-from kit.openai_tokenizers import openai_tokenizer_json
+from kit.openai_whisper import openai_tokenizer_json
 
 HEAD_DIM = 8
 

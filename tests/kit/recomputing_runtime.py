@@ -195,7 +195,11 @@ def tiny_llama(seed: int = 0, vocab: int = 61) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
+@cached
 def in_transformers(model: LlamaForCausalLM) -> Model:
+    """What it has once computed it remembers: searches pass the same prefixes again and again."""
+
+    @cached
     @torch.inference_mode()
     def logits(written: Written) -> NDArray[np.float32]:
         return model(torch.tensor([written])).logits[0].numpy()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kit.dimensions import LEAST_WHISPER
-from kit.openai_tokenizers import openai_tokenizer_json
+from kit.openai_whisper import openai_tokenizer_json
 from kvcast.audio.timeline import Part, Timeline
 from kvcast.runtimes.base import Float32
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult, Features, WindowJob

@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from kit.decoder_tokenizers import KINDS as DECODER_KINDS
-from kit.decoder_tokenizers import text_files
 from kit.dimensions import LEAST_DECODER, LEAST_T5
 from kit.letters import ALPHABET
 from kit.letters import Letters as _Letters
 from kit.recomputing_runtime import RecomputingRuntime
 from kit.scripted_runtime import random_script
 from kit.scripted_sources import ScriptedSources
-from kit.source_tokenizers import bert_files, spiece_files, spiece_model
+from kit.tokenizers import KINDS as DECODER_KINDS
+from kit.tokenizers import bert_files, spiece_files, spiece_model, text_files
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.text.model import TextModel
 from kvcast.text.sources import T5Model, UnilmModel

@@ -7,7 +7,7 @@ import pytest
 
 import kvcast
 from kit.encoded import encoded
-from kit.real_speech import Load, Samples
+from kit.recordings import Load, Samples
 from kvcast.audio.features import open_features
 from kvcast.runtimes.base import EncoderDecoder, Float32
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult, Features

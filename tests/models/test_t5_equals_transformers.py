@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kit.encoded import encoded
-from kit.random_t5s import SETTINGS, random_t5, t5_tensors
+from kit.in_transformers import SETTINGS, random_t5, t5_tensors
 from kvcast.models.programs.t5 import T5Programs
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 

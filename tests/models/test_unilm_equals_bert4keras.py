@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kit.dimensions import ROFORMER, SIMBERT, SMALL_ROFORMER
-from kit.random_unilms import halves
+from kit.in_transformers import halves
 from kvcast.models.programs.unilm import UnilmPrograms
 
 ERF = np.vectorize(math.erf)

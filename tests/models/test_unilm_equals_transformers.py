@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kit.bundles import open_folder, write
-from kit.random_unilms import VOCAB, dimensions_of, oracle_run, tensors_of, transformers_model
+from kit.in_transformers import VOCAB, dimensions_of, oracle_run, tensors_of, transformers_model
 from kvcast.models.programs.unilm import UnilmPrograms
 from kvcast.runtimes.eager.unilm import EagerUnilm
 

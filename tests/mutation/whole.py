@@ -64,10 +64,16 @@ def _seal_again(sample: Path, target: Path, file: Path) -> None:
 
 def _small_models() -> Mapping[str, tuple[Any, Mapping[str, bytes]]]:
     """Dimensions of a model of each family, and the files of a tokenizer that fits."""
-    from kit.decoder_tokenizers import byte_level, text_files
     from kit.dimensions import MISTRAL, ROFORMER, SMALL
-    from kit.executorch_models import MODELS
-    from kit.source_tokenizers import VOCABULARY, bert_files, spiece_files, spiece_model
+    from kit.executorch import MODELS
+    from kit.tokenizers import (
+        VOCABULARY,
+        bert_files,
+        byte_level,
+        spiece_files,
+        spiece_model,
+        text_files,
+    )
 
     decoder = replace(MISTRAL, windows=(7, None), vocab_size=512, max_positions=64)
     unilm = replace(ROFORMER, layers=2, vocab_size=len(VOCABULARY))
@@ -129,8 +135,7 @@ def _use_model(folder: Path) -> None:
 
 
 def _write_tokenizers(folder: Path) -> None:
-    from kit.decoder_tokenizers import KINDS, text_files
-    from kit.source_tokenizers import spiece_model
+    from kit.tokenizers import KINDS, spiece_model, text_files
     from kvcast.tokenizers.sentencepiece_model import to_tokenizer_json
 
     samples = {name: text_files(make()) for name, make in KINDS.items()}
@@ -143,7 +148,7 @@ def _write_tokenizers(folder: Path) -> None:
 
 
 def _write_source_tokenizers(folder: Path) -> None:
-    from kit.source_tokenizers import bert_files, spiece_files, spiece_model
+    from kit.tokenizers import bert_files, spiece_files, spiece_model
 
     samples = {
         "spiece": spiece_files(spiece_model()),

@@ -8,9 +8,9 @@ import pytest
 from kit.bundles import open_folder, opened, write
 from kit.dimensions import SMALL, SMALL_T5
 from kit.encoded import encoded, random_tokens, stepped
-from kit.executorch_models import WHISPER
+from kit.executorch import WHISPER
 from kit.models import random_programs, speech, text
-from kit.openai_attention import centred, openai_attention
+from kit.openai_whisper import centred, openai_attention
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Asked, EncoderDecoder, Float32, Int64
 from kvcast.runtimes.onnx import lower_whisper as onnx_whisper

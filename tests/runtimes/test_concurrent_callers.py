@@ -12,7 +12,7 @@ import pytest
 
 from kit.bundles import bundle, open_folder, opened
 from kit.dimensions import LLAMA, MISTRAL, MIXTRAL, QWEN3
-from kit.executorch_models import WHISPER
+from kit.executorch import WHISPER
 from kit.models import Subject, speech
 from kvcast.runtimes.base import EncoderDecoder
 

@@ -11,8 +11,8 @@ import pytest
 
 from kit.bundles import opened
 from kit.dimensions import ROFORMER, UNILMS
+from kit.in_transformers import VOCAB
 from kit.models import random_programs
-from kit.random_unilms import VOCAB
 from kvcast.errors import KvcastError
 
 TOLERANCE = 1e-4

@@ -19,9 +19,11 @@ from kvcast.errors import KvcastError
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_demos.py"
 DEMOS = ("demo-t5", "demo-unilm")
 RUNTIMES = [
-    ("eager", "none"),
     ("onnx", "int8"),
-    *(pytest.param(("onnx", quantize), marks=pytest.mark.slow) for quantize in ("none", "int4")),
+    *(
+        pytest.param(settings, marks=pytest.mark.slow)
+        for settings in (("eager", "none"), ("onnx", "none"), ("onnx", "int4"))
+    ),
 ]
 # Least share of right answers.
 RIGHT = {"none": 0.995, "int8": 0.99, "int4": 0.99}

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kit.bundles import open_folder, write
-from kit.numbers_text import Numbers, random_sources
-from kit.random_t5s import random_t5, t5_tensors
+from kit.in_transformers import random_t5, t5_tensors
+from kit.tokenizers import Numbers, random_sources
 from kvcast.models.programs.t5 import T5Programs
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 from kvcast.text.sources import T5Model
@@ -64,11 +64,11 @@ class Asked:
 
 
 @cache
-def theirs(asked: Asked, batch: int) -> list[Found]:
+def theirs(asked: Asked) -> list[Found]:
     """For each source its sequences with end tokens, and their scores."""
     found: list[Found] = []
-    for first in range(0, len(SOURCES), batch):
-        sources = [NUMBERS.encode(source) for source in SOURCES[first : first + batch]]
+    for first in range(0, len(SOURCES), 5):
+        sources = [NUMBERS.encode(source) for source in SOURCES[first : first + 5]]
         longest = max(map(len, sources))
         padded = [[*source, *[PAD] * (longest - len(source))] for source in sources]
         mask = [[1] * len(source) + [0] * (longest - len(source)) for source in sources]
@@ -117,12 +117,15 @@ def assert_equal(found: list[Found], expected: list[Found]) -> None:
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize("length_penalty", [0.6, 1.0, 2.0])
 @pytest.mark.parametrize("beam", [4, 8])
+@pytest.mark.parametrize(
+    "model", ["eager", pytest.param("onnx", marks=pytest.mark.slow)], indirect=True
+)
 def test_beam_search_finds_the_same_sequences_with_the_same_scores(
     model: T5Model, beam: int, length_penalty: float, early_stopping: bool, batch: int
 ):
     asked = Asked(beam=beam, n=beam, length_penalty=length_penalty, early_stopping=early_stopping)
     found = ours(model, asked, batch)
-    assert_equal(found, theirs(asked, batch))
+    assert_equal(found, theirs(asked))
     assert len({len(tokens) for several in found for tokens, _ in several}) > 2
 
 
@@ -141,7 +144,7 @@ def test_beam_search_finds_the_same_sequences_with_the_same_scores(
 )
 def test_so_do_greedy_search_and_the_other_options(model: T5Model, asked: Asked, batch: int):
     found = ours(model, asked, batch)
-    assert_equal(found, theirs(asked, batch))
+    assert_equal(found, theirs(asked))
     shortest = min(len(tokens) for several in found for tokens, _ in several)
     assert shortest >= asked.min_new_tokens
     assert asked.min_new_tokens or shortest < STEPS

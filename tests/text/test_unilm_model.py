@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from kit.bundles import opened
 from kit.dimensions import ROFORMER, UNILMS
+from kit.in_transformers import VOCAB as MANY
 from kit.letters import END, VOCAB, Letters
 from kit.models import random_programs
-from kit.numbers_text import Numbers, random_sources
-from kit.random_unilms import VOCAB as MANY
 from kit.recomputing_runtime import Model, Recomputed, RecomputingRuntime, random_model
+from kit.tokenizers import Numbers, random_sources
 from kvcast.errors import UsageError
+from kvcast.families.unilm import UnilmDimensions
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.text.sources import UnilmModel
 
@@ -60,13 +61,33 @@ def recomputing(dimensions: Any) -> UnilmModel:
     return UnilmModel(runtime, NUMBERS, dimensions)
 
 
-@pytest.fixture(scope="module", params=UNILMS, ids=lambda one: one.architecture)
-def models(request: pytest.FixtureRequest) -> dict[str, UnilmModel]:
-    """A model on each runtime, and without a cache."""
-    return {
-        runtime: UnilmModel(opened(request.param, runtime=runtime), NUMBERS, request.param)
-        for runtime in ("eager", "onnx")
-    } | {"recomputing": recomputing(request.param)}
+@cache
+def model_of(dimensions: UnilmDimensions, runtime: str) -> UnilmModel:
+    if runtime == "recomputing":
+        return recomputing(dimensions)
+    return UnilmModel(opened(dimensions, runtime=runtime), NUMBERS, dimensions)
+
+
+EVERYWHERE = [
+    *((dimensions, "eager") for dimensions in UNILMS),
+    (ROFORMER, "onnx"),
+    *(
+        pytest.param((dimensions, "onnx"), marks=pytest.mark.slow)
+        for dimensions in UNILMS
+        if dimensions != ROFORMER
+    ),
+]
+
+
+@pytest.fixture(params=EVERYWHERE, ids=lambda case: f"{case[0].architecture}-{case[1]}")
+def case(request: pytest.FixtureRequest) -> tuple[UnilmDimensions, str]:
+    """Each model on each runtime."""
+    return request.param
+
+
+@pytest.fixture
+def model(case: tuple[UnilmDimensions, str]) -> UnilmModel:
+    return model_of(*case)
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -86,15 +107,14 @@ def flat(texts: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["eager", "onnx"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_texts_are_those_of_a_model_without_a_cache_whatever_the_batch(
-    models: dict[str, UnilmModel], kind: str, options: dict[str, Any]
+    case: tuple[UnilmDimensions, str], model: UnilmModel, options: dict[str, Any]
 ):
     asked = {"max_new_tokens": 12, "logprobs": True} | options
-    expected = flat(models["recomputing"].generate(SOURCES, **asked))
+    expected = flat(model_of(case[0], "recomputing").generate(SOURCES, **asked))
     for batch in (1, 4):
-        each = models[kind].generate(SOURCES, batch=batch, **asked)
+        each = model.generate(SOURCES, batch=batch, **asked)
         for text, other in zip(flat(each), expected, strict=True):
             assert (text.tokens, text.finish_reason) == (other.tokens, other.finish_reason)
             np.testing.assert_allclose(text.logprobs, other.logprobs, atol=1e-4)
@@ -105,23 +125,22 @@ def test_texts_are_those_of_a_model_without_a_cache_whatever_the_batch(
             )
 
 
-@pytest.mark.parametrize("kind", ["eager", "onnx"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "n": 3}, {"beam": 3}], ids=str)
 def test_the_models_positions_are_filled_and_never_exceeded(
-    models: dict[str, UnilmModel], kind: str, options: dict[str, Any]
+    model: UnilmModel, options: dict[str, Any]
 ):
     """Sources of a batch leave different room: the longest one ends first."""
     room = ROFORMER.max_positions
     sources = [" ".join(["7"] * (room - 8)), "8", " ".join(["9"] * (room - 6)), "9 10"]
     keywords = {"max_new_tokens": 9, "min_new_tokens": 9} | options
-    found = models[kind].generate(sources, **keywords)
+    found = model.generate(sources, **keywords)
     for several, length in zip(found, (6, 9, 4, 9), strict=True):
         for text in flat([several]):
             assert (len(text.tokens), text.finish_reason) == (length, "length")
 
 
-def test_token_ids_are_ranked_as_text_is(models: dict[str, UnilmModel]):
-    model, options = models["eager"], {"n": 4, "temperature": 1.0, "max_new_tokens": 6}
+def test_token_ids_are_ranked_as_text_is(model: UnilmModel):
+    options = {"n": 4, "temperature": 1.0, "max_new_tokens": 6}
     by_text, by_ids = (
         model.generate(source, **options) for source in (SOURCES[0], NUMBERS.encode(SOURCES[0]))
     )
@@ -130,9 +149,7 @@ def test_token_ids_are_ranked_as_text_is(models: dict[str, UnilmModel]):
     ]
 
 
-@pytest.mark.parametrize("kind", ["eager", "onnx"])
-def test_embeddings_are_the_runtimes(models: dict[str, UnilmModel], kind: str):
-    model = models[kind]
+def test_embeddings_are_the_runtimes(model: UnilmModel):
     expected = model.runtime.embed([np.array(NUMBERS.encode(text), np.int64) for text in SOURCES])
     found = model.embed(SOURCES)
     assert (found.dtype, found.shape) == (np.float32, (6, ROFORMER.width))

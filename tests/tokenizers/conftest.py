@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.openai_tokenizers import Pair, openai_tokenizer, openai_tokenizer_json
+from kit.openai_whisper import Pair, openai_tokenizer, openai_tokenizer_json
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import InputMissingError
 from kvcast.whisper.tokenizer import WhisperTokenizer

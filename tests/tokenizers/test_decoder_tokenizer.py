@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kit.decoder_tokenizers import ALL_SPECIALS, KINDS, SENTENCES, byte_level, text_files
+from kit.tokenizers import ALL_SPECIALS, KINDS, PROSE, byte_level, text_files
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.opening import open_text
 from tokenizers import Tokenizer, normalizers
@@ -14,7 +14,7 @@ _PAIRS = {name: (kind(), open_text(text_files(kind()))) for name, kind in KINDS.
 _WRITING = st.one_of(
     st.text(),
     st.text(st.sampled_from(" \t\n\r▁aé東🙂\u0301\u200d")),
-    st.sampled_from([*SENTENCES, *ALL_SPECIALS, "<think>", "<|im_<|im_end|>", "<0x41>", "<s"]),
+    st.sampled_from([*PROSE, *ALL_SPECIALS, "<think>", "<|im_<|im_end|>", "<0x41>", "<s"]),
 )
 TEXT = st.lists(_WRITING, max_size=5).map("".join)
 
@@ -41,8 +41,8 @@ def test_prompts_take_special_tokens_as_plain_text(both, text: str):
 
 def test_a_prompt_begins_with_the_token_that_the_post_processor_adds(both):
     theirs, ours = both
-    assert ours.encode(SENTENCES[0]) == theirs.encode(SENTENCES[0]).ids
-    assert ours.encode(SENTENCES[0])[0] == theirs.token_to_id("<s>")
+    assert ours.encode(PROSE[0]) == theirs.encode(PROSE[0]).ids
+    assert ours.encode(PROSE[0])[0] == theirs.token_to_id("<s>")
 
 
 def test_special_tokens_that_appear_when_text_is_normalised_are_plain_text_too():
@@ -65,9 +65,7 @@ def test_files_that_cut_or_pad_do_not_do_it_here():
     cutting = byte_level()
     cutting.enable_truncation(4)
     cutting.enable_padding(length=50)
-    assert (
-        open_text(text_files(cutting)).encode(SENTENCES[0]) == byte_level().encode(SENTENCES[0]).ids
-    )
+    assert open_text(text_files(cutting)).encode(PROSE[0]) == byte_level().encode(PROSE[0]).ids
 
 
 @given(text=TEXT)

@@ -37,16 +37,17 @@ def test_other_threads_go_on_meanwhile(tokenizer: Tokenizer):
 
     def tick() -> None:
         nonlocal turns
-        while not over.is_set():
+        while not over.wait(0.001):
             turns += 1
-            time.sleep(0.001)
 
     other = threading.Thread(target=tick)
     other.start()
-    time.sleep(0.01)
-    before = turns
-    ids_of(tokenizer, "1" * 300_000, add_special_tokens=False)
-    during = turns - before
+    seconds, length = 0.0, 100_000
+    while seconds < 0.2:  # on a fast processor the text must be longer
+        length *= 2
+        before, began = turns, time.perf_counter()
+        ids_of(tokenizer, "1" * length, add_special_tokens=False)
+        seconds, during = time.perf_counter() - began, turns - before
     over.set()
     other.join()
     assert during > 10

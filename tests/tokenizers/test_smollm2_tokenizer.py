@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from kit.decoder_tokenizers import SENTENCES, user
+from kit.tokenizers import PROSE, user
 from kit.tool_templates import WEATHER
 from kvcast.checkpoints.gguf import READER
 from kvcast.errors import UsageError
@@ -38,7 +38,7 @@ def theirs(files: dict[str, bytes]) -> Tokenizer:
     return Tokenizer.from_str(files["tokenizer.json"].decode())
 
 
-@given(text=st.lists(st.one_of(st.text(), st.sampled_from(SENTENCES))).map("".join))
+@given(text=st.lists(st.one_of(st.text(), st.sampled_from(PROSE))).map("".join))
 def test_prompts_and_streams_are_the_librarys(ours: TextTokenizer, theirs: Tokenizer, text: str):
     tokens = ours.encode(text)
     stream = ours.stream()
@@ -48,7 +48,7 @@ def test_prompts_and_streams_are_the_librarys(ours: TextTokenizer, theirs: Token
 
 
 def test_prompts_survive(ours: TextTokenizer):
-    assert [ours.decode(ours.encode(text)) for text in SENTENCES] == SENTENCES
+    assert [ours.decode(ours.encode(text)) for text in PROSE] == PROSE
 
 
 def test_conversations_equal_transformers(ours: TextTokenizer, files: dict[str, bytes]):
@@ -56,7 +56,7 @@ def test_conversations_equal_transformers(ours: TextTokenizer, files: dict[str, 
         tokenizer_object=Tokenizer.from_str(files["tokenizer.json"].decode()),
         chat_template=files["chat_template.jinja"].decode(),
     )
-    for messages in (user(SENTENCES[1]), user(*SENTENCES[:3])):
+    for messages in (user(PROSE[1]), user(*PROSE[:3])):
         tokens = ours.encode_chat(messages)
         assert tokens == theirs.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False

@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from whisper.tokenizer import LANGUAGES, TO_LANGUAGE_CODE
 
-from kit.openai_tokenizers import Pair, openai_tokenizer
+from kit.openai_whisper import Pair, openai_tokenizer
 
 _WRITING = st.one_of(
     st.text(),

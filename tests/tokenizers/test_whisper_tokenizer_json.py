@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kit.openai_tokenizers import changed, openai_tokenizer, openai_tokenizer_json
+from kit.openai_whisper import changed, openai_tokenizer, openai_tokenizer_json
 from kvcast.errors import KvcastError, UsageError
 from kvcast.whisper.languages import LANGUAGES
 from kvcast.whisper.tokenizer import WhisperTokenizer

@@ -3,7 +3,7 @@
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kit.openai_tokenizers import openai_tokenizer, openai_tokenizer_json
+from kit.openai_whisper import openai_tokenizer, openai_tokenizer_json
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast.whisper.word_split import split_words
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import kvcast
-from kit.openai_oracle import Oracle
-from kit.real_speech import CARDS, EXAMPLE, GERMAN, SPOKEN, Load, Samples, read
+from kit.openai_whisper import Oracle
+from kit.recordings import CARDS, EXAMPLE, GERMAN, SPOKEN, Load, Samples, read
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import InputMissingError
 

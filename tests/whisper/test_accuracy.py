@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import kvcast
-from kit.real_speech import EXAMPLE, SPOKEN, Load, Samples
+from kit.recordings import EXAMPLE, SPOKEN, Load, Samples
 from kvcast.runtimes.targets import default_runtime
 from kvcast.spec.runtimes import PrecisionRequest
 

@@ -7,7 +7,7 @@ from kit.bundles import opened
 from kit.dimensions import SMALL
 from kit.encoded import random_tokens
 from kit.models import random_programs, speech
-from kit.openai_attention import openai_attention
+from kit.openai_whisper import openai_attention
 from kit.scripted_runtime import ScriptedRuntime, random_script, windows
 from kvcast.engine.loop import Loop
 from kvcast.engine.requests import Prompt

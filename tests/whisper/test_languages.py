@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kit.real_speech import EXAMPLE, GERMAN, THREE_TURNS, Load, read
+from kit.recordings import EXAMPLE, GERMAN, THREE_TURNS, Load, read
 from kvcast.cli import main
 from kvcast.errors import UsageError
 from kvcast.whisper.model import WhisperModel

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kvcast
-from kit.real_speech import EXAMPLE, TESTS, Load, Samples
+from kit.recordings import EXAMPLE, TESTS, Load, Samples
 from kvcast.whisper.live import LiveTranscription
 
 RATE = 16_000

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.openai_tokenizers import openai_tokenizer_json
+from kit.openai_whisper import openai_tokenizer_json
 from kit.scripted_runtime import ScriptedRuntime, windows
 from kvcast.decoding.filters import SuppressTokens
 from kvcast.errors import UsageError

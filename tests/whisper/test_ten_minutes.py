@@ -8,7 +8,7 @@ import pytest
 from test_whisper_drafts import shallower
 
 import kvcast
-from kit.real_speech import Load, Samples, told
+from kit.recordings import Load, Samples, told
 from kvcast.decoding.speculation import Ledger
 from kvcast.whisper.batch import Batch
 from kvcast.whisper.params import TranscribeParams

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from kit.real_speech import EXAMPLE, Load, Samples, told
+from kit.recordings import EXAMPLE, Load, Samples, told
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.whisper.model import WhisperModel
@@ -123,8 +123,9 @@ def test_a_multilingual_model_detects_the_language_once(load, recordings):
     assert runtime.encoded == 2
 
 
-def test_recordings_in_a_batch_give_what_each_gives_alone(load, recordings):
-    model = load("demo", runtime="onnx", quantize="none")
+@pytest.mark.parametrize("runtime", ["native", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_recordings_in_a_batch_give_what_each_gives_alone(runtime, load, recordings):
+    model = load("demo", runtime=runtime, quantize="none")
     several = [recordings[name] for name in ("005", "two windows", "004")]
     found = [list(one) for one in model.transcribe_all(several, batch=3, temperature=0.0)]
     alone = [list(model.transcribe(one, batch=1, temperature=0.0)) for one in several]

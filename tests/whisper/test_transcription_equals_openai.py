@@ -13,7 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import kvcast.whisper.voice
-from kit.openai_tokenizers import openai_tokenizer
+from kit.openai_whisper import openai_tokenizer
 from kit.scripted_openai import ScriptedWhisper
 from kit.scripted_windows import (
     Heard,

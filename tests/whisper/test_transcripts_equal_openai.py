@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kit.openai_oracle import Oracle
-from kit.real_speech import Load, Samples
+from kit.openai_whisper import Oracle
+from kit.recordings import Load, Samples
 
 # openai-whisper sorts torch tensors with NumPy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")
@@ -52,10 +52,9 @@ def assert_equal(
     ("runtime", "options"),
     [
         ("onnx", {}),
-        ("eager", {}),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("eager", BEAMS), ("onnx", BEAMS | UNTIMED))
+            for case in (("eager", {}), ("eager", BEAMS), ("onnx", BEAMS | UNTIMED))
         ),
     ],
     ids=str,
@@ -64,13 +63,12 @@ def test_real_speech(runtime, options, load, oracle, recordings):
     assert_equal("demo", runtime, load, oracle, recordings, "example", options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "options"),
     [
-        ("eager", {}),
-        ("onnx", UNTIMED),
-        ("onnx", BEAMS | ALONE),
+        pytest.param("eager", {}, marks=pytest.mark.soak),
+        pytest.param("onnx", UNTIMED, marks=pytest.mark.slow),
+        pytest.param("onnx", BEAMS | ALONE, marks=pytest.mark.slow),
     ],
     ids=str,
 )

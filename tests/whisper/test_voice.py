@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from test_accuracy import REFERENCE, words
 
-from kit.real_speech import EXAMPLE, SPOKEN, Load, read
+from kit.recordings import EXAMPLE, SPOKEN, Load, read
 from kvcast.audio.decode import SAMPLE_RATE, ArrayAudio
 from kvcast.audio.params import VoiceParams
 from kvcast.audio.vad import BLOCK, Speech, find_speech

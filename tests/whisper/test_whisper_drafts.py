@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kvcast
-from kit.real_speech import Load, Samples
+from kit.recordings import Load, Samples
 from kit.scripted_windows import scripted_model
 from kvcast.checkpoints.base import WhisperCheckpoint
 from kvcast.checkpoints.names import tensor_shapes

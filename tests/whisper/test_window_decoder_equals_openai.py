@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kit.openai_tokenizers import openai_tokenizer, openai_tokenizer_json
+from kit.openai_whisper import openai_tokenizer, openai_tokenizer_json
 from kit.scripted_runtime import Script, ScriptedRuntime, windows
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult, WindowDecoder
 from kvcast.whisper.tokenizer import WhisperTokenizer

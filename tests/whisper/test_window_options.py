@@ -28,7 +28,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from kit.openai_tokenizers import openai_tokenizer
+from kit.openai_whisper import openai_tokenizer
 from kit.scripted_runtime import Script, ScriptedRuntime, windows
 from kvcast.errors import KvcastError, UsageError
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult, WindowDecoder, WindowJob

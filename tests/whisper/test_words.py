@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.openai_tokenizers import openai_tokenizer, openai_tokenizer_json
+from kit.openai_whisper import openai_tokenizer, openai_tokenizer_json
 from kvcast.runtimes.attention_by_token import attention_by_token
 from kvcast.runtimes.dtw import first_frames
 from kvcast.whisper.segments import Span, Window

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import kvcast
-from kit.openai_oracle import Oracle
-from kit.real_speech import Load, Samples
+from kit.openai_whisper import Oracle
+from kit.recordings import Load, Samples
 
 timing = importlib.import_module("whisper.timing")
 
@@ -123,8 +123,14 @@ def expected(load, recordings) -> list[Any]:
     return words_of(load("demo", runtime="onnx", quantize="none"), recordings["two windows"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["native", "eager", "aoti", "executorch"])
+# Compiling takes a minute each, and test_alignment.py has the same graphs of small models.
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        *(pytest.param(runtime, marks=pytest.mark.slow) for runtime in ("native", "eager")),
+        *(pytest.param(runtime, marks=pytest.mark.soak) for runtime in ("aoti", "executorch")),
+    ],
+)
 def test_other_runtimes_place_words_as_onnx_runtime_does(runtime, expected, load, recordings):
     words = words_of(load("demo", runtime=runtime, quantize="none"), recordings["two windows"])
     found = apart(words, expected)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from kit.in_transformers import random_t5, save_t5, t5_tensors
 from kit.own_cache import own_cache
-from kit.random_t5s import random_t5, save_t5, t5_tensors
 from kvcast.models.programs.t5 import T5Programs
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 from kvcast.text.sources import T5Model

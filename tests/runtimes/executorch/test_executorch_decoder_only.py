@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kit.bundles import SPECIAL_TOKENS, bundle, opened
-from kit.executorch_callers import built
-from kit.executorch_models import FILE, MIXED, MODELS
+from kit.executorch import FILE, MIXED, MODELS, built
 from kit.letters import Letters
 from kvcast.runtimes.base import Runtime
 from kvcast.text.model import TextModel

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from kit.bundles import NEEDED, SPECIAL_TOKENS, bundle, opened
 from kit.encoded import encoded, random_tokens, stepped, whole
-from kit.executorch_callers import built
-from kit.executorch_models import CROSS_BIASED, FILE, MODELS, WHISPER
+from kit.executorch import CROSS_BIASED, FILE, MODELS, WHISPER, built
 from kit.models import speech, text
 from kvcast.bundle.manifest import MANIFEST, read_bundle
 from kvcast.bundle.packages import read_on_trust

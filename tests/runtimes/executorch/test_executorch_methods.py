@@ -13,7 +13,7 @@ import pytest
 from kit.bundles import SPECIAL_TOKENS, bundle, opened, write
 from kit.dimensions import GEMMA3, MIXTRAL
 from kit.encoded import encoded
-from kit.executorch_models import CROSS_BIASED, FILE, MIXED, MODELS, WHISPER
+from kit.executorch import CROSS_BIASED, FILE, MIXED, MODELS, WHISPER
 from kit.models import random_programs, speech
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError

@@ -9,8 +9,8 @@ import pytest
 
 from kit.bundles import bundle, open_folder, opened, write
 from kit.dimensions import ROFORMER, SIMBERT, SMALL_ROFORMER, UNILMS
+from kit.in_transformers import VOCAB
 from kit.models import random_programs, random_tensors
-from kit.random_unilms import VOCAB
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.models.nn.quantize import quantize_linears

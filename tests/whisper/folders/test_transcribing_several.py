@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kit.real_speech import CARDS, Load
+from kit.recordings import CARDS, Load
 from kit.scripted_windows import NumberedWindows, scripted_model
 from kvcast.errors import UsageError
 from kvcast.whisper.batch import Batch

@@ -1,7 +1,15 @@
-"""Small random models that ExecuTorch supports; lowering one takes seconds."""
+"""Small random models that ExecuTorch supports, and the C++ programs of the documentation.
 
+Lowering one takes seconds.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,3 +31,19 @@ MODELS: Mapping[str, Any] = {
 }
 # Its difference from the other is two lines of a lowering.
 CROSS_BIASED = pytest.param("cross-biased t5", marks=pytest.mark.slow)
+
+
+_FOLDER = Path(__file__).parents[2] / "docs" / "executorch"
+
+
+def built(name: str, folder: Path) -> Path:
+    """Return the program of `docs/executorch/<name>.cpp`, or skip the test without g++."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++")
+    program = folder / name
+    subprocess.run(
+        ["sh", _FOLDER / "build.sh", _FOLDER / f"{name}.cpp", program],
+        env=os.environ | {"PYTHON": sys.executable},
+        check=True,
+    )
+    return program

@@ -1,0 +1,236 @@
+"""openai-whisper as an oracle: its tokenizers, its decoding and its attention, with our weights.
+
+Its tokenizers are also rewritten as tokenizer.json files.
+"""
+
+import json
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from whisper.model import ModelDimensions, disable_sdpa
+from whisper.tokenizer import Tokenizer, get_tokenizer
+
+import whisper
+from kvcast.checkpoints.base import WhisperCheckpoint
+from kvcast.families.whisper import WhisperDimensions
+from kvcast.models.programs.whisper import WhisperPrograms
+from kvcast.runtimes.base import Float32, Int64
+from kvcast.whisper.tokenizer import WhisperTokenizer
+
+
+@dataclass(frozen=True)
+class Pair:
+    """kvcast's tokenizer and openai-whisper's of one vocabulary."""
+
+    ours: WhisperTokenizer
+    theirs: Tokenizer
+    num_languages: int
+
+
+@cache
+def openai_tokenizer(multilingual: bool, **options: Any) -> Tokenizer:
+    """`get_tokenizer`, which leaves a file open when it first reads a vocabulary."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        return get_tokenizer(multilingual, **options)
+
+
+@cache
+def openai_tokenizer_json(multilingual: bool, num_languages: int = 99) -> bytes:
+    """Write one of openai-whisper's vocabularies, which has ranks, as one with merges."""
+    encoding = openai_tokenizer(multilingual, num_languages=num_languages).encoding
+    ranks = encoding._mergeable_ranks
+    specials = encoding._special_tokens
+    merges = [_halves(token, rank, ranks) for token, rank in ranks.items() if len(token) > 1]
+    return json.dumps(
+        {
+            "added_tokens": [{"id": i, "content": name} for name, i in specials.items()],
+            "model": {
+                "type": "BPE",
+                "vocab": {_printable(token): rank for token, rank in ranks.items()},
+                "merges": [[_printable(left), _printable(right)] for left, right in merges],
+            },
+        }
+    ).encode()
+
+
+def changed(tokenizer_json: bytes, added_tokens: list[dict[str, Any]]) -> bytes:
+    """Return the file with other added tokens."""
+    return json.dumps(json.loads(tokenizer_json) | {"added_tokens": added_tokens}).encode()
+
+
+def _halves(token: bytes, rank: int, ranks: dict[bytes, int]) -> list[bytes]:
+    """Merge the bytes of a token by all lower ranks, which leaves what its own rank joins."""
+    parts = [bytes([byte]) for byte in token]
+    while len(parts) > 2:
+        joined = [ranks.get(left + right, rank) for left, right in pairwise(parts)]
+        first = joined.index(min(joined))
+        parts[first : first + 2] = [parts[first] + parts[first + 1]]
+    return parts
+
+
+def _printable(token: bytes) -> str:
+    """Spell bytes as GPT-2's files do: those that do not print are counted from U+0100 on."""
+    return "".join(_STAND_INS[byte] for byte in token)
+
+
+_PRINTS = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_HIDDEN = [byte for byte in range(256) if byte not in _PRINTS]
+_STAND_INS = [chr(byte if byte in _PRINTS else 0x100 + _HIDDEN.index(byte)) for byte in range(256)]
+
+
+# Canonical module to openai-whisper's; several are stacked in that order along the first axis.
+_LAYER = {
+    "attention_norm": ["attn_ln"],
+    "attention.qkv": ["attn.query", "attn.key", "attn.value"],
+    "attention.out": ["attn.out"],
+    "self_attention_norm": ["attn_ln"],
+    "self_attention.qkv": ["attn.query", "attn.key", "attn.value"],
+    "self_attention.out": ["attn.out"],
+    "cross_attention_norm": ["cross_attn_ln"],
+    "cross_attention.query": ["cross_attn.query"],
+    "cross_attention.key_value": ["cross_attn.key", "cross_attn.value"],
+    "cross_attention.out": ["cross_attn.out"],
+    "feed_forward_norm": ["mlp_ln"],
+    "feed_forward.up": ["mlp.0"],
+    "feed_forward.down": ["mlp.2"],
+}
+_OUTSIDE = {
+    "encoder.positions": "encoder.positional_embedding",
+    "encoder.norm.weight": "encoder.ln_post.weight",
+    "encoder.norm.bias": "encoder.ln_post.bias",
+    "decoder.embedding.weight": "decoder.token_embedding.weight",
+    "decoder.positions": "decoder.positional_embedding",
+    "decoder.norm.weight": "decoder.ln.weight",
+    "decoder.norm.bias": "decoder.ln.bias",
+}
+
+
+class Oracle:
+    """One model; asked twice the same, it remembers."""
+
+    def __init__(self, checkpoint: WhisperCheckpoint) -> None:
+        self._model = openai_model(checkpoint.dimensions, checkpoint.tensors)
+        openai_tokenizer(self._model.is_multilingual)
+        self._transcripts: dict[str, dict[str, Any]] = {}
+
+    def transcribe(self, name: str, samples: np.ndarray, **options: Any) -> dict[str, Any]:
+        """Transcribe samples that go by a name; options are kvcast's, less fallback.
+
+        Segments that openai-whisper emptied, which kvcast does not yield, are left out.
+        """
+        key = repr((name, sorted(options.items())))
+        if key not in self._transcripts:
+            found = self._model.transcribe(
+                torch.from_numpy(samples), fp16=False, verbose=None, **_renamed_options(options)
+            )
+            found["segments"] = [segment for segment in found["segments"] if segment["text"]]
+            self._transcripts[key] = found
+        return self._transcripts[key]
+
+
+def _renamed_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    theirs = dict(options)
+    beam = theirs.pop("beam", 1)
+    start, end = theirs.pop("clip_start", 0.0), theirs.pop("clip_end", None)
+    theirs["beam_size"] = None if beam == 1 else beam
+    theirs.setdefault("clip_timestamps", [start] if end is None else [start, end])
+    theirs["without_timestamps"] = not theirs.pop("timestamps", True)
+    theirs["sample_len"] = theirs.pop("max_new_tokens", None)
+    return theirs
+
+
+def openai_model(
+    dimensions: WhisperDimensions, tensors: Mapping[str, np.ndarray]
+) -> whisper.Whisper:
+    model = whisper.Whisper(
+        ModelDimensions(
+            n_mels=dimensions.n_mels,
+            n_audio_ctx=dimensions.source_positions,
+            n_audio_state=dimensions.d_model,
+            n_audio_head=dimensions.encoder_heads,
+            n_audio_layer=dimensions.encoder_layers,
+            n_vocab=dimensions.vocab_size,
+            n_text_ctx=dimensions.target_positions,
+            n_text_state=dimensions.d_model,
+            n_text_head=dimensions.decoder_heads,
+            n_text_layer=dimensions.decoder_layers,
+        )
+    )
+    state = {}
+    for name in tensors:
+        state |= _renamed(name, torch.from_numpy(np.array(tensors[name], np.float32)))
+    # Whisper's key projections have no bias; what a file stores for one is zero.
+    for name in [n for n in state if n.endswith("attn.key.bias")]:
+        assert not state.pop(name).any()
+    model.load_state_dict(state)
+    heads = torch.zeros(dimensions.decoder_layers, dimensions.decoder_heads, dtype=torch.bool)
+    for layer, head in dimensions.alignment_heads:
+        heads[layer, head] = True
+    model.register_buffer("alignment_heads", heads.to_sparse(), persistent=False)
+    return model.eval()
+
+
+def _renamed(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    layer = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
+    if layer is None:
+        return {_OUTSIDE.get(name, name): tensor}
+    side, index, module, kind = layer.groups()
+    targets = _LAYER[module]
+    return {
+        f"{side}.blocks.{index}.{target}.{kind}": part
+        for target, part in zip(targets, tensor.chunk(len(targets)), strict=True)
+    }
+
+
+def openai_attention(
+    programs: WhisperPrograms, features_mt: Float32, tokens_s: Int64
+) -> tuple[Float32, Float32]:
+    """Scores [heads, s, t] of the alignment heads, and logits [s, vocab].
+
+    openai-whisper has no biases of keys. They add the same to all scores of a query, so the model's
+    results are the same without, and scores are to be compared as `centred`.
+    """
+    dimensions = programs.dimensions
+    model = openai_model(dimensions, _without_key_biases(programs))
+    products: dict[int, Float32] = {}
+
+    def keep(layer: int) -> Any:
+        # As `find_alignment` in openai-whisper's timing.py.
+        return lambda _module, _given, results: products.update({layer: results[-1][0].numpy()})
+
+    for i, block in enumerate(model.decoder.blocks):
+        block.cross_attn.register_forward_hook(keep(i))
+    with torch.no_grad(), disable_sdpa():
+        logits = model(torch.from_numpy(features_mt)[None], torch.from_numpy(tokens_s)[None])
+    scores = np.stack([products[layer][head] for layer, head in dimensions.alignment_heads])
+    return scores, logits[0].numpy()
+
+
+def centred(scores_hst: Float32) -> Float32:
+    """Scores without what all of a query have in common, which no softmax sees."""
+    return scores_hst - scores_hst.mean(axis=-1, keepdims=True)
+
+
+def _without_key_biases(programs: WhisperPrograms) -> dict[str, NDArray[Any]]:
+    modules = {"encoder": programs.encode.encoder, "decoder": programs.decode.decoder}
+    tensors = {
+        f"{side}.{name}": tensor.numpy().copy()
+        for side, module in modules.items()
+        for name, tensor in module.state_dict().items()
+    }
+    width = programs.dimensions.d_model
+    for name, tensor in tensors.items():
+        if name.endswith("attention.qkv.bias"):
+            tensor[width : 2 * width] = 0
+        if name.endswith("key_value.bias"):
+            tensor[:width] = 0
+    return tensors
