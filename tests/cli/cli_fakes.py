@@ -93,7 +93,7 @@ class FakeModel:
 
 
 if __name__ == "__main__":
-    from cli.live_fakes import FakeLive
+    from live_fakes import FakeLive
 
     # A recording named slow.wav holds the run until somebody interrupts it; odd.wav's text would
     # steer a terminal.

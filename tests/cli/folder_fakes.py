@@ -17,7 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
-from cli.cli_fakes import FakeSegment, FakeTranscription
+from cli_fakes import FakeSegment, FakeTranscription
+
 from kvcast import saving
 from kvcast.cli import main
 from kvcast.errors import InputOutputError
