@@ -179,10 +179,10 @@ class Declared:
             return
         check = self.option.check
         single = not self.many or isinstance(value, str) or not isinstance(value, Iterable)
-        for one in [value] if single else value:
-            problem = self._of_another_kind(one, single)
+        for item in [value] if single else value:
+            problem = self._of_another_kind(item, single)
             if problem is None and check is not None:
-                problem = check.problem(one, self.kind)
+                problem = check.problem(item, self.kind)
             if problem is not None:
                 raise UsageError(f"{self.name} {problem}")
 
@@ -249,9 +249,13 @@ def _declared(params: type[Params]) -> tuple[Declared, ...]:
 def _declare(field: "dataclasses.Field[Any]", hint: Any) -> Declared:
     bare, option = get_args(hint)
     members = get_args(bare) or (bare,)
-    several = [one for one in members if get_origin(one) is Sequence]
+    several = [member for member in members if get_origin(member) is Sequence]
     # What comes after the first kind is for Python alone.
-    kind, *_ = get_args(several[0]) if several else [one for one in members if one is not NoneType]
+    kind, *_ = (
+        get_args(several[0])
+        if several
+        else [member for member in members if member is not NoneType]
+    )
     return Declared(
         name=field.name,
         kind=kind,
@@ -324,7 +328,7 @@ def keywords_of(params: Callable[P, T]) -> _Decorator[P, T]:
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         keywords_shown = _keywords(made)
-        names = frozenset(one.name for one in keywords_shown)
+        names = frozenset(parameter.name for parameter in keywords_shown)
 
         @wraps(function)
         def taking(*given: Any, **keywords: Any) -> Any:
@@ -332,7 +336,9 @@ def keywords_of(params: Callable[P, T]) -> _Decorator[P, T]:
             return function(*given, **keywords, params=made(**options))
 
         signature = inspect.signature(function)
-        kept = [one for one in signature.parameters.values() if one.name != "params"]
+        kept = [
+            parameter for parameter in signature.parameters.values() if parameter.name != "params"
+        ]
         taking.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[*kept, *keywords_shown]
         )

@@ -8,7 +8,7 @@ from kvcast.machine.child import Answer, ask
 
 
 def test_a_result_comes_back():
-    assert ask("posixpath:basename", "a/b", seconds=60) == Answer(found="b")
+    assert ask("posixpath:basename", "a/b", seconds=60) == Answer(result="b")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_crash_or_a_hang_ends_it():
 
 def test_what_is_printed_in_between_is_no_answer():
     answer = ask("os:system", "echo '{\"found\": 1}'; seq 100000 >&2", seconds=60)
-    assert answer == Answer(found=0)
+    assert answer == Answer(result=0)
 
 
 @pytest.mark.parametrize("executable", [None, "", "/no/such/python"])
@@ -53,4 +53,4 @@ def test_modules_of_the_parent_are_found_and_none_of_the_working_folder(tmp_path
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path / "own")
     answer = ask("found_only_here:where", seconds=60)
-    assert answer.found == str(tmp_path / "own" / "found_only_here.py")
+    assert answer.result == str(tmp_path / "own" / "found_only_here.py")

@@ -60,7 +60,7 @@ def test_a_grammar_is_compiled_once_and_a_bad_one_refused_once(made: Grammars, m
 
     def ask(function: str, *words: str, seconds: float) -> Answer:
         asked.append(words[1])
-        return Answer(found="" if words[1] == "a" else "regex cannot be used: no")
+        return Answer(result="" if words[1] == "a" else "regex cannot be used: no")
 
     monkeypatch.setattr(grammars, "ask", ask)
     for _ in range(3):

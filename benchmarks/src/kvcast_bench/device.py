@@ -54,11 +54,11 @@ def device_facts(device: str) -> dict[str, Any]:
     """Return its name, and of a CUDA device what decides its speed; None for what is unknown."""
     if not device.startswith("cuda"):
         return {"name": device, **dict.fromkeys(("capability", "memory_bytes", "driver", "cuda"))}
-    found = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     return {
-        "name": found.name,
-        "capability": f"{found.major}.{found.minor}",
-        "memory_bytes": found.total_memory,
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory_bytes": properties.total_memory,
         "driver": _driver(),
         "cuda": torch.version.cuda,
     }

@@ -164,9 +164,9 @@ class MelWindows:
         if start < self._first:
             self._rewind()
         self._advance(max(start - BEHIND_FRAMES, self._first), stop)
-        found = self._held[start - self._first : stop - self._first]
-        silence = np.full((stop - start - len(found), self._n_mels), SILENCE)
-        return normalised(np.concatenate([found, silence]), self._loudest)
+        frames = self._held[start - self._first : stop - self._first]
+        silence = np.full((stop - start - len(frames), self._n_mels), SILENCE)
+        return normalised(np.concatenate([frames, silence]), self._loudest)
 
     def _advance(self, start: int, stop: int) -> None:
         """Keep exactly the frames from `start` to `stop` or later, as far as there are any."""

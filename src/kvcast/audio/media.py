@@ -86,11 +86,11 @@ class MediaReader(Reader):
         kind, layout = None, None
         to_float = av.AudioResampler(format="fltp", rate=self.rate)
         for frame in self._container.decode(self._stream):
-            found = (frame.format.name, frame.layout.name, frame.sample_rate)
-            if kind not in (None, found):
+            shape = (frame.format.name, frame.layout.name, frame.sample_rate)
+            if kind not in (None, shape):
                 yield from _samples(to_float.resample(None))
                 to_float = av.AudioResampler(format="fltp", layout=layout, rate=self.rate)
-            kind, layout = found, layout or frame.layout
+            kind, layout = shape, layout or frame.layout
             yield from _samples(to_float.resample(frame))
         yield from _samples(to_float.resample(None))
 

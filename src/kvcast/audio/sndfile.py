@@ -185,12 +185,12 @@ def _promised_frames(sound: soundfile.SoundFile) -> int:
     """
     if sound.frames >= _UNKNOWN_FRAMES:
         return 0
-    found = re.search(
+    header = re.search(
         r"^\s*(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)", sound.extra_info, re.MULTILINE
     )
-    if found is None:
+    if header is None:
         return int(sound.frames)
-    declared, actual = int(found[1]), int(found[2])
+    declared, actual = int(header[1]), int(header[2])
     if declared >= _STREAMED_SIZE or declared <= actual:
         return int(sound.frames)
     return max(int(sound.frames) + 1, int(sound.frames) * declared // max(1, actual))

@@ -70,8 +70,8 @@ def find_speech(audio: AudioSource, listener: Listener, params: VoiceParams) -> 
 
     """
     checked = CheckedAudio(audio)
-    found = [listener(blocks) for blocks in _in_blocks(checked.blocks())]
-    probabilities_n = np.concatenate([np.zeros(0, np.float32), *found])
+    heard = [listener(blocks) for blocks in _in_blocks(checked.blocks())]
+    probabilities_n = np.concatenate([np.zeros(0, np.float32), *heard])
     return Speech(
         parts=speech_parts(probabilities_n, checked.samples, params),
         samples=checked.samples,

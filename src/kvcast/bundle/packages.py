@@ -65,8 +65,8 @@ def unvouched_package(path: Path, runtime: str | None) -> Path | None:
         return None
     if is_package(path):
         return path.absolute()
-    found = [path / name for name in PACKAGES if (path / name).is_file()]
-    return min(found, key=lambda package: package.parent.name != runtime, default=None)
+    packages = [path / name for name in PACKAGES if (path / name).is_file()]
+    return min(packages, key=lambda package: package.parent.name != runtime, default=None)
 
 
 def read_on_trust(package: Path) -> Manifest:
@@ -97,9 +97,9 @@ def _description(package: Path) -> str:
             records = archive.infolist()
             if outside := [part.filename for part in records if not stays_inside(part.filename)]:
                 raise KvcastError(f"it has a record outside of itself, {outside[0]!r}: refused")
-            found = [part for part in records if _is_description(part.filename)]
-            if len(found) == 1 and found[0].file_size <= LONGEST:
-                with archive.open(found[0]) as stream:
+            descriptions = [part for part in records if _is_description(part.filename)]
+            if len(descriptions) == 1 and descriptions[0].file_size <= LONGEST:
+                with archive.open(descriptions[0]) as stream:
                     return stream.read(LONGEST).decode()
     except OSError as error:
         raise KvcastError(f"cannot be read: {error.strerror or error}") from None

@@ -23,14 +23,14 @@ def check_manifest(manifest: Manifest, dimensions: Any, shapes: Iterable[tuple[i
 
     """
     expected = _each(CACHES[manifest.family](dimensions))
-    found = _each(manifest.cache)
-    for layer, wanted in zip(found, expected, strict=False):
+    layers = _each(manifest.cache)
+    for layer, wanted in zip(layers, expected, strict=False):
         if not _fits(layer, wanted):
             raise _contradiction(
                 f"a cache is {_shown(layer)} and the dimensions say {_shown(wanted)}"
             )
-    if len(found) != len(expected):
-        raise _contradiction(f"it has {len(found)} layers of caches and not {len(expected)}")
+    if len(layers) != len(expected):
+        raise _contradiction(f"it has {len(layers)} layers of caches and not {len(expected)}")
     for program in _PROGRAMS[manifest.family](dimensions):
         manifest.graph(program)
     # Each weight takes at least 4 bits.

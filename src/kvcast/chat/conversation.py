@@ -97,7 +97,7 @@ class _Turn:
         turn["content"] = self._content(given.pop("content", "" if calls else None))
         if calls:
             turn["tool_calls"] = self._calls(calls)
-            called |= {one["id"]: one["function"]["name"] for one in turn["tool_calls"]}
+            called |= {call["id"]: call["function"]["name"] for call in turn["tool_calls"]}
         if role == "tool":
             turn["tool_call_id"] = self._answered(given.pop("tool_call_id", None), called)
             turn["name"] = called[turn["tool_call_id"]]
@@ -169,17 +169,17 @@ def _tool(where: str, tool: Tool) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or tool.get("type") != "function":
         raise UsageError(f'{where} must be like {{"type": "function", "function": {{"name": …}}}}')
-    found: dict[str, Any] = {"name": _named(f"{where}: its function", function)}
+    described: dict[str, Any] = {"name": _named(f"{where}: its function", function)}
     description = function.get("description")
     if description is not None:
         if not isinstance(description, str):
             raise UsageError(f"{where}: its description must be text")
-        found["description"] = description
+        described["description"] = description
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping):
         raise UsageError(f"{where}: its parameters must be a JSON schema, an object")
-    found["parameters"] = _json_object(f"{where}: its parameters", parameters)
-    return {"type": "function", "function": found}
+    described["parameters"] = _json_object(f"{where}: its parameters", parameters)
+    return {"type": "function", "function": described}
 
 
 def _named(where: str, function: Mapping[str, Any]) -> str:
@@ -204,8 +204,8 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {change(key): _mapped(one, change) for key, one in value.items()}
-    return [_mapped(one, change) for one in value] if isinstance(value, list) else value
+        return {change(key): _mapped(item, change) for key, item in value.items()}
+    return [_mapped(item, change) for item in value] if isinstance(value, list) else value
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -213,8 +213,8 @@ def _texts(value: Any) -> Iterator[str]:
         yield value
     elif isinstance(value, dict):
         yield from value
-        for one in value.values():
-            yield from _texts(one)
+        for item in value.values():
+            yield from _texts(item)
     elif isinstance(value, list):
-        for one in value:
-            yield from _texts(one)
+        for item in value:
+            yield from _texts(item)

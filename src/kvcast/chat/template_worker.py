@@ -104,7 +104,7 @@ class _Process:
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
-        importable = os.pathsep.join(str(Path(one).absolute()) for one in sys.path if one)
+        importable = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path if folder)
         self._process = subprocess.Popen(  # noqa: S603, our own program
             [sys.executable, "-P", str(_PROGRAM)],
             stdin=subprocess.PIPE,

@@ -180,10 +180,10 @@ class ToolCallParser:
         return self._told(final=True)
 
     def _told(self, *, final: bool) -> list[str | ToolCall]:
-        found: list[str | ToolCall] = []
+        parts: list[str | ToolCall] = []
         while self._text and (told := self._step(final)) is not None:
-            found += told
-        return found
+            parts += told
+        return parts
 
     # A step returns what it has found, and None where it needs more text.
 
@@ -266,7 +266,7 @@ class ToolCallParser:
             value = json.loads(written, parse_constant=_refuse)
             if "name" in head.groupdict():
                 value = {"name": head["name"], "arguments": value}
-            return [self._call_of(one) for one in (value if isinstance(value, list) else [value])]
+            return [self._call_of(call) for call in (value if isinstance(value, list) else [value])]
         except (ValueError, RecursionError):
             return []
 
@@ -303,13 +303,13 @@ class _JsonEnd:
 
     def find(self, text: str) -> int | None:
         """Return the place after the end, or None if it has not come."""
-        while found := (self._INSIDE if self._in_string else self._OUTSIDE).search(text, self._at):
-            self._at = found.end()
-            if found[0] == '"':
+        while match := (self._INSIDE if self._in_string else self._OUTSIDE).search(text, self._at):
+            self._at = match.end()
+            if match[0] == '"':
                 self._in_string = not self._in_string
-            elif found[0] == "\\":
+            elif match[0] == "\\":
                 self._at += 1  # whatever it is
-            elif found[0] in "{[":
+            elif match[0] in "{[":
                 self._depth += 1
             else:
                 self._depth -= 1

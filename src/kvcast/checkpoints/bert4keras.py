@@ -235,12 +235,12 @@ def _model(layers: int) -> str:
 
 
 def _index(folder: Path) -> Path:
-    found = sorted(folder.glob(_INDEX))
-    if len(found) > 1:
+    indices = sorted(folder.glob(_INDEX))
+    if len(indices) > 1:
         raise KvcastError(
-            f"{folder} holds several checkpoints ({found[0].name}, {found[1].name}): keep one"
+            f"{folder} holds several checkpoints ({indices[0].name}, {indices[1].name}): keep one"
         )
-    return found[0]
+    return indices[0]
 
 
 def _config(folder: Path) -> Path:

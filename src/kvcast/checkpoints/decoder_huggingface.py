@@ -276,10 +276,10 @@ def _windows(fields: Fields, kind: _Type) -> tuple[int | None, ...]:
         kinds = [SLIDING if kind.windowed(fields, i) else FULL for i in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise fields.error(f"layer_types must list {layers} layers")
-    if any(one not in (FULL, SLIDING) for one in kinds):
+    if any(layer_type not in (FULL, SLIDING) for layer_type in kinds):
         raise fields.error(f"layer_types other than {FULL} and {SLIDING} are not supported")
     window = fields.whole("sliding_window") if SLIDING in kinds else None
-    return tuple(window if one == SLIDING else None for one in kinds)
+    return tuple(window if layer_type == SLIDING else None for layer_type in kinds)
 
 
 def _own_tensors(stored: Mapping[str, StoredTensor], kind: _Type) -> dict[str, StoredTensor]:
@@ -324,7 +324,11 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> bytes | None:
         return path.read_bytes()
     template = settings.get("chat_template")
     if isinstance(template, list):
-        named = [one for one in template if isinstance(one, dict) and one.get("name") == "default"]
+        named = [
+            entry
+            for entry in template
+            if isinstance(entry, dict) and entry.get("name") == "default"
+        ]
         template = named[0].get("template") if named else None
     # JSON may contain lone surrogates, which cannot be encoded.
     return template.encode(errors="replace") if isinstance(template, str) else None

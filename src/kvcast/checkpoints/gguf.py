@@ -312,10 +312,10 @@ def _file(source: Path) -> Path:
     """Return the file that `source` is, or the only one in it."""
     if source.is_file():
         return source
-    found = _files_in(source)
-    if len(found) != 1:
-        raise UsageError(f"{source} holds {len(found)} GGUF files: give one of them")
-    return found[0]
+    files = _files_in(source)
+    if len(files) != 1:
+        raise UsageError(f"{source} holds {len(files)} GGUF files: give one of them")
+    return files[0]
 
 
 def _files_in(folder: Path) -> list[Path]:

@@ -98,8 +98,8 @@ def _windows(params: Fields) -> tuple[int | None, ...]:
         raise params.error(f"sliding_window must list a window for each of {layers} layers")
     each = [Fields(values={"sliding_window": window}, what=params.what) for window in cycle]
     windows = [
-        None if one.values["sliding_window"] is None else one.whole("sliding_window")
-        for one in each
+        None if layer.values["sliding_window"] is None else layer.whole("sliding_window")
+        for layer in each
     ]
     return tuple(windows * (layers // len(cycle)))
 

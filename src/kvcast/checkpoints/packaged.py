@@ -145,12 +145,12 @@ def _data_file(package: tuple[str, str], name: str, advice: str) -> Path:
     """Return the path of the data file `name` in an installed package of a pinned version."""
     distribution, version = package
     try:
-        found = metadata.distribution(distribution)
+        installed = metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
         raise InputMissingError(f"package {distribution} is not installed: {advice}") from None
-    if found.version != version:
-        raise KvcastError(f"package {distribution} is {found.version}, not {version}: {advice}")
-    for file in found.files or ():
+    if installed.version != version:
+        raise KvcastError(f"package {distribution} is {installed.version}, not {version}: {advice}")
+    for file in installed.files or ():
         if file.name == name:
             path = Path(str(file.locate()))
             if path.is_file():

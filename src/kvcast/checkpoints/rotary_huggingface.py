@@ -39,11 +39,11 @@ def read_rotary(fields: Fields, layers: str, base: str) -> Rotary:
 def _parameters(fields: Fields, layers: str) -> Fields:
     """Return the object for `layers`; an empty one means no scaling."""
     none = Fields(values={}, what=fields.what)
-    found = fields.group("rope_scaling") or fields.group("rope_parameters") or none
-    if FULL in found.values or SLIDING in found.values:
-        return found.group(layers) or none
+    parameters = fields.group("rope_scaling") or fields.group("rope_parameters") or none
+    if FULL in parameters.values or SLIDING in parameters.values:
+        return parameters.group(layers) or none
     # A single object applies to layers with full attention.
-    return found if layers == FULL else none
+    return parameters if layers == FULL else none
 
 
 def _linear(parameters: Fields, _fields: Fields) -> dict[str, Any]:

@@ -82,9 +82,9 @@ def read_dimensions(path: Path) -> Dimensions:
     """Read the dimensions of the model in a folder or GGUF file; a configuration is enough."""
     with _os_errors_as_ours():
         if (path / "config.json").is_file():
-            found = huggingface.read_dimensions(path / "config.json")
-            if found is not None:
-                return found
+            dimensions = huggingface.read_dimensions(path / "config.json")
+            if dimensions is not None:
+                return dimensions
         elif (path / "params.json").is_file():
             return mistral.read_dimensions(path / "params.json")
     return open_checkpoint(path).dimensions

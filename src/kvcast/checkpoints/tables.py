@@ -43,7 +43,7 @@ def fill(
     filled: dict[str, list[StoredTensor]] = {}
     used = set()
     for canonical, shape, parts in entries:
-        found = []
+        tensors = []
         for name, expected in parts:
             if name not in stored:
                 raise KvcastError(f"{what} has no tensor {name}: it is not a whole model")
@@ -52,9 +52,9 @@ def fill(
                     f"{what}: tensor {name} has shape {list(stored[name].shape)}, "
                     f"but the configuration asks for {list(expected)}"
                 )
-            found.append(stored[name])
+            tensors.append(stored[name])
             used.add(name)
-        filled[canonical] = [_joined(found, shape)]
+        filled[canonical] = [_joined(tensors, shape)]
     foreign = sorted(stored.keys() - used)
     if foreign:
         raise KvcastError(f"{what}: tensor {foreign[0]} has no place in {model}")
@@ -100,9 +100,9 @@ def take_apart(
         yield from zip(names, parts, strict=True)
 
 
-def same(one: StoredTensor, other: StoredTensor) -> bool:
+def same(tensor: StoredTensor, other: StoredTensor) -> bool:
     """Tell whether two tensors are equal, reading them only if their shapes are."""
-    return one.shape == other.shape and np.array_equal(one.read(), other.read())
+    return tensor.shape == other.shape and np.array_equal(tensor.read(), other.read())
 
 
 def changed(tensor: StoredTensor, change: Callable[[NDArray[Any]], NDArray[Any]]) -> StoredTensor:
@@ -122,12 +122,12 @@ def _joined(parts: Sequence[StoredTensor], shape: tuple[int, ...]) -> StoredTens
         whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         return whole.reshape(shape)
 
-    found = StoredTensor(shape=shape, read=read)
+    tensor = StoredTensor(shape=shape, read=read)
     blocks = [part.blocks for part in parts if part.blocks is not None]
     if len(blocks) < len(parts) or len(shape) < _MATRIX:
-        return found
+        return tensor
     # Matrices of experts follow one another as well: [experts * outputs, inputs].
-    return replace(found, blocks=lambda: joined([one() for one in blocks]))
+    return replace(tensor, blocks=lambda: joined([read_blocks() for read_blocks in blocks]))
 
 
 def _even_entries(shapes: Mapping[str, tuple[int, ...]], table: NameTable) -> Iterator[Entry]:

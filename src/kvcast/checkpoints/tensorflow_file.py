@@ -80,16 +80,16 @@ def read_checkpoint(index: Path) -> Mapping[str, TensorflowTensor]:
     # Keys that start with NUL are slices; the entry of their variable shows that it has some.
     named = [(key, value) for key, value in entries if not key.startswith(b"\0")]
     placed = [_entry(index, key, value, count) for key, value in named]
-    placed.sort(key=lambda one: (one.shard, one.offset, one.size))
+    placed.sort(key=lambda entry: (entry.shard, entry.offset, entry.size))
     # No two may share bytes: small files cannot claim to be a huge model.
-    for one, other in pairwise(placed):
-        if one.shard == other.shard and one.offset + one.size > other.offset:
-            raise _damaged(index, f"tensors {one.name} and {other.name} share bytes")
+    for entry, other in pairwise(placed):
+        if entry.shard == other.shard and entry.offset + entry.size > other.offset:
+            raise _damaged(index, f"tensors {entry.name} and {other.name} share bytes")
     shards = {}
-    for number in sorted({one.shard for one in placed}):
+    for number in sorted({entry.shard for entry in placed}):
         path = index.with_name(f"{_stem(index)}.data-{number:05}-of-{count:05}")
         shards[number] = path, map_file(require_file(path, "fetch all of the checkpoint's shards"))
-    return {one.name: _tensor(one, *shards[one.shard]) for one in placed}
+    return {entry.name: _tensor(entry, *shards[entry.shard]) for entry in placed}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,9 +29,9 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
     Raises InputOutputError if they are not token ids.
     """
     for fields in (generation_fields(folder), config, config.get("text_config")):
-        found = fields.get("eos_token_id") if isinstance(fields, dict) else None
-        if found is not None:
-            tokens = found if isinstance(found, list) else [found]
+        stored = fields.get("eos_token_id") if isinstance(fields, dict) else None
+        if stored is not None:
+            tokens = stored if isinstance(stored, list) else [stored]
             if any(type(token) is not int or token < 0 for token in tokens):
                 raise InputOutputError(f"{folder}: eos_token_id is not a token or a list of them")
             return tokens

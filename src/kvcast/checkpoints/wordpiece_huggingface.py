@@ -57,6 +57,6 @@ def _require_usual(settings: Fields, lowercase: bool) -> None:
     if not settings.flag("tokenize_chinese_chars", True):
         raise settings.error("tokenize_chinese_chars must be true")
     for field, usual in _SPECIAL.items():
-        found = token_text(settings.values.get(field)) or usual
-        if found != usual:
-            raise settings.error(f"{field} must be {usual}, not {found!r}")
+        token = token_text(settings.values.get(field)) or usual
+        if token != usual:
+            raise settings.error(f"{field} must be {usual}, not {token!r}")

@@ -80,13 +80,13 @@ def _settings(option: Declared) -> dict[str, Any]:
     told += f" (default: {option.default_in_words.replace('%', '%%')})"
     if option.kind is bool:
         return {"action": argparse.BooleanOptionalAction, "default": True, "help": told}
-    found: dict[str, Any] = {"default": option.default, "help": told}
+    settings: dict[str, Any] = {"default": option.default, "help": told}
     if isinstance(option.option.check, Choice):
-        return found | {"choices": tuple(option.option.check.words())}
-    found["metavar"] = option.option.metavar
+        return settings | {"choices": tuple(option.option.check.words())}
+    settings["metavar"] = option.option.metavar
     if option.many and option.kind is str:
-        return found | {"type": _reader(option), "action": "append", "default": []}
-    return found | {"type": _reader(option)}
+        return settings | {"type": _reader(option), "action": "append", "default": []}
+    return settings | {"type": _reader(option)}
 
 
 def _reader(option: Declared) -> Callable[[str], Any]:

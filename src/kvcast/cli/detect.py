@@ -59,41 +59,43 @@ def run(args: argparse.Namespace) -> int:
     for source in sources:
         try:
             with watcher.waiting(f"listening to {shown(source)}"):
-                found = model.detect_language(source, **params)
+                language = model.detect_language(source, **params)
         except Exception as error:
             failures.append(console.report(error, about=shown(source)))
             continue
         if args.json:
-            console.emit(_document(source, args.model, runtime, found))
+            console.emit(_document(source, args.model, runtime, language))
         else:
-            console.emit(_row(console.printable(shown(source)), width, found))
+            console.emit(_row(console.printable(shown(source)), width, language))
         if not args.quiet:
-            for notice in found.notices:
+            for notice in language.notices:
                 console.say(notice, about=shown(source))
     return recordings.exit_code(failures, inputs=len(args.audio))
 
 
-def _document(source: str, model: str, runtime: str, found: "DetectedLanguage") -> str:
+def _document(source: str, model: str, runtime: str, detected: "DetectedLanguage") -> str:
     document = {
         "format": JSON_FORMAT,
         "version": JSON_VERSION,
         "source": source,
         "model": model,
         "runtime": runtime,
-        "language": found.language,
-        "probability": found.probability,
-        "probabilities": dict(found.probabilities),
-        "windows": found.windows,
-        "notices": list(found.notices),
+        "language": detected.language,
+        "probability": detected.probability,
+        "probabilities": dict(detected.probabilities),
+        "windows": detected.windows,
+        "notices": list(detected.notices),
     }
     return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _row(name: str, width: int, found: "DetectedLanguage") -> str:
+def _row(name: str, width: int, detected: "DetectedLanguage") -> str:
     others = [
         f"{code} {probability:.2f}"
-        for code, probability in list(found.probabilities.items())[1 : 1 + _OTHERS]
+        for code, probability in list(detected.probabilities.items())[1 : 1 + _OTHERS]
         if probability >= _LEAST
     ]
-    row = f"{name:<{width}}  {found.language:<3}  {found.name:<14}  {found.probability:.2f}"
+    row = (
+        f"{name:<{width}}  {detected.language:<3}  {detected.name:<14}  {detected.probability:.2f}"
+    )
     return "  ".join([row, *others]) + "\n"

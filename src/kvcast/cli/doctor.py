@@ -40,33 +40,33 @@ def run(args: argparse.Namespace) -> int:
     from kvcast.loading.doctor import examine
 
     with progress(quiet=args.quiet).waiting("trying the runtimes"):
-        found = examine(args.bundle)
+        findings = examine(args.bundle)
     if args.json:
-        document = {"format": JSON_FORMAT, "version": JSON_VERSION, "well": found.well}
-        console.emit(json.dumps(document | asdict(found), ensure_ascii=False) + "\n")
+        document = {"format": JSON_FORMAT, "version": JSON_VERSION, "well": findings.well}
+        console.emit(json.dumps(document | asdict(findings), ensure_ascii=False) + "\n")
     else:
-        console.emit("".join(_lines(found)))
-    return 0 if found.well else 1
+        console.emit("".join(_lines(findings)))
+    return 0 if findings.well else 1
 
 
-def _lines(found: "Findings") -> Iterable[str]:
-    for runtime in found.runtimes:
+def _lines(findings: "Findings") -> Iterable[str]:
+    for runtime in findings.runtimes:
         yield from _row(runtime.name, *_about(runtime))
-    machine = found.processor
+    machine = findings.processor
     yield "\n"
     yield from _row("processor", f"{machine.cores} cores", " ".join(machine.instructions))
     yield from _row("  bf16", machine.bf16)
     yield from _row("  int8", machine.int8)
-    yield from _row("library", *_about_library(found.library))
-    yield from _row("CUDA", ", ".join(found.cuda.devices) or f"none: {found.cuda.problem}")
+    yield from _row("library", *_about_library(findings.library))
+    yield from _row("CUDA", ", ".join(findings.cuda.devices) or f"none: {findings.cuda.problem}")
     yield "\n"
-    for part in found.parts:
+    for part in findings.parts:
         state = f"no: {part.problem}" if part.problem else f"yes: {_listed(part.versions)}"
         yield from _row(part.name, state, f"for {part.use}")
-    cache = found.cache
+    cache = findings.cache
     yield from _row("cache", f"{cache.folder}, {console.readable_size(cache.bytes)}", cache.problem)
-    if found.bundle is not None:
-        bundle = found.bundle
+    if findings.bundle is not None:
+        bundle = findings.bundle
         state = f"no: {bundle.problem}" if bundle.problem else f"yes: opens on {bundle.runtime}"
         yield "\n"
         yield from _row("bundle", bundle.path, state)

@@ -184,7 +184,9 @@ class _Course:
         waiting = self._work.waiting
         begun = time.monotonic()
         finished = 0
-        with self._watcher.covering(len(waiting), sum(one.size for one in waiting)) as bar:
+        with self._watcher.covering(
+            len(waiting), sum(recording.size for recording in waiting)
+        ) as bar:
             outcomes = begin(lambda job, share: bar.reached(job.source, share * job.recording.size))
             try:
                 with closing(outcomes):
@@ -211,7 +213,7 @@ class _Course:
             model=self._args.model,
             runtime=self._runtime,
             seconds=self._seconds,
-            files=tuple(sorted(self._results, key=lambda one: PurePosixPath(one.path).parts)),
+            files=tuple(sorted(self._results, key=lambda result: PurePosixPath(result.path).parts)),
         )
 
     def _render(self, source: str, heard: "Heard") -> dict[str, str]:
@@ -289,10 +291,10 @@ def _table(summary: "Summary") -> Iterable[str]:
     if summary.seconds and summary.sound("done"):
         speed = summary.sound("done") / summary.seconds
         yield f"in {_clock(summary.seconds)}: {speed:.1f} times as fast as it plays\n"
-    for one in summary.files:
-        if one.reason:
-            named = one.path in one.reason
-            told = one.reason if named else f"{one.path}: {one.reason}"
+    for file in summary.files:
+        if file.reason:
+            named = file.path in file.reason
+            told = file.reason if named else f"{file.path}: {file.reason}"
             yield f"{console.one_line(told)}\n"
 
 

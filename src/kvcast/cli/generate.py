@@ -180,22 +180,22 @@ def _prepare(output: Path, *, source: str | None) -> None:
 
 def _prompts(args: argparse.Namespace) -> list[Prompt]:
     if args.prompts is not None:
-        found = prompts.read_prompts(args.prompts)
+        lines = prompts.read_prompts(args.prompts)
     elif args.prompt_file is not None:
-        found = [prompts.read_prompt(args.prompt_file)]
+        lines = [prompts.read_prompt(args.prompt_file)]
     elif args.prompt == STANDARD_INPUT:
-        found = [prompts.read_prompt(STANDARD_INPUT)]
+        lines = [prompts.read_prompt(STANDARD_INPUT)]
     else:
-        found = [prompts.given(args.prompt)]
-    return [prompt.told(args.system) for prompt in found]
+        lines = [prompts.given(args.prompt)]
+    return [prompt.told(args.system) for prompt in lines]
 
 
 def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TextGenerator, str]":
     """Return the model and the name of what runs it."""
-    found = opened(args.model, args, on_phase, task="generate")
-    assert found.model.task == "generate"
+    loaded = opened(args.model, args, on_phase, task="generate")
+    assert loaded.model.task == "generate"
     args.draft = drafted_by(args, on_phase, task="generate")
-    return found.model, found.runtime
+    return loaded.model, loaded.runtime
 
 
 def _stream(model: "TextGenerator", prompt: Prompt, args: argparse.Namespace) -> "TextGeneration":
@@ -234,7 +234,7 @@ def _write_json(
     args: argparse.Namespace,
 ) -> "list[TextGeneration]":
     """Print one document per prompt as soon as its turn is done, or save them all at the end."""
-    found: list[TextGeneration] = []
+    written: list[TextGeneration] = []
     lines: list[str] = []
     for prompt, texts in zip(asked, answers, strict=True):
         document = _document(prompt, texts, args, runtime)
@@ -242,10 +242,10 @@ def _write_json(
         if args.output is None:
             console.emit(line)
         lines.append(line)
-        found += texts
+        written += texts
     if args.output is not None:
         save(args.output, "".join(lines))
-    return found
+    return written
 
 
 def _write_from_cluster(

@@ -263,8 +263,8 @@ def _cost(args: argparse.Namespace) -> int:
         bytes_per_cached=args.bytes_per_cached,
     )
     question.check(model)
-    found = document(args.model, model, question, _machine(args, model, question))
-    console.emit(f"{json.dumps(found)}\n" if args.json else render(found))
+    cost = document(args.model, model, question, _machine(args, model, question))
+    console.emit(f"{json.dumps(cost)}\n" if args.json else render(cost))
     return 0
 
 

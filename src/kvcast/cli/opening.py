@@ -30,10 +30,10 @@ def opened(
     from kvcast.loading.opening import open_model
 
     params = LoadParams(**keywords(args, LoadParams), on_phase=on_phase)
-    found = open_model(model, params, task=task)
-    if found.on_trust is not None and not args.quiet:
-        console.say(f"{found.on_trust} is opened on trust: there is no bundle.json to verify it")
-    return found
+    loaded = open_model(model, params, task=task)
+    if loaded.on_trust is not None and not args.quiet:
+        console.say(f"{loaded.on_trust} is opened on trust: there is no bundle.json to verify it")
+    return loaded
 
 
 def for_actor(args: argparse.Namespace) -> argparse.Namespace:

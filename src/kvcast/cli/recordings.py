@@ -82,11 +82,11 @@ def present(sources: Sequence[str]) -> tuple[list[str], list[int]]:
 
 def load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[WhisperModel, str]":
     """Return the model and the name of what runs it."""
-    found = opened(args.model, args, on_phase, task="transcribe")
-    assert found.model.task == "transcribe"
+    loaded = opened(args.model, args, on_phase, task="transcribe")
+    assert loaded.model.task == "transcribe"
     if "draft" in args:
         args.draft = drafted_by(args, on_phase, task="transcribe")
-    return found.model, found.runtime
+    return loaded.model, loaded.runtime
 
 
 def exit_code(failures: Sequence[int], *, inputs: int) -> int:

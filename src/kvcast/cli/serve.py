@@ -146,20 +146,20 @@ def _opened(args: argparse.Namespace, params: ServeParams) -> "Models":
 
     names = _names(args.models, args.alias)
     watcher = progress(quiet=args.quiet)
-    found: list[Served] = []
+    served: list[Served] = []
     for model, called in names.items():
         with watcher.waiting(f"loading {model}") as on_phase:
             loaded = opened(model, args, on_phase).model
         engine = Engine(
             loaded,
             rows=params.rows,
-            cache_memory=_cache_memory(params, [one.engine for one in found]),
+            cache_memory=_cache_memory(params, [opened.engine for opened in served]),
             queue=params.queue,
             chunk=params.chunk,
         )
         kind = kind_of(loaded)
-        found += [Served(name=name, engine=engine, kind=kind) for name in called]
-    return Models(found)
+        served += [Served(name=name, engine=engine, kind=kind) for name in called]
+    return Models(served)
 
 
 def _cache_memory(params: ServeParams, before: Sequence["Engine"]) -> int:
@@ -176,7 +176,7 @@ def _names(models: list[str], aliases: list[tuple[str, str]]) -> dict[str, list[
     if len(names) < len(models):
         raise UsageError("a model is named twice: name it once, and give it an --alias")
     for alias, model in aliases:
-        owner = next((one for one, called in names.items() if model in (one, called[0])), None)
+        owner = next((key for key, called in names.items() if model in (key, called[0])), None)
         if owner is None:
             raise UsageError(f"--alias {alias}={model}: {model} is none of the models")
         names[owner].append(alias)

@@ -97,9 +97,9 @@ def has_ended() -> bool:
 
 def hush(logger: str) -> None:
     """Let nothing through of a part of Ray, which sets levels when it is imported."""
-    found = logging.getLogger(logger)
-    found.setLevel(logging.CRITICAL)
-    found.addFilter(lambda _: False)
+    noisy = logging.getLogger(logger)
+    noisy.setLevel(logging.CRITICAL)
+    noisy.addFilter(lambda _: False)
 
 
 def machine() -> str:

@@ -160,8 +160,8 @@ def not_started(error: Exception, params: ServeParams) -> KvcastError:
 
 
 def _routes(client: Any) -> dict[str, str | None]:
-    found = client.get_serve_details()["applications"]
-    return {name: one["route_prefix"] for name, one in found.items()}
+    applications = client.get_serve_details()["applications"]
+    return {name: application["route_prefix"] for name, application in applications.items()}
 
 
 def _head_is_here() -> bool:
@@ -169,9 +169,9 @@ def _head_is_here() -> bool:
 
     here = ray.util.get_node_ip_address()
     return any(
-        _HEAD in one["Resources"] and one["NodeManagerAddress"] == here
-        for one in ray.nodes()
-        if one["Alive"]
+        _HEAD in node["Resources"] and node["NodeManagerAddress"] == here
+        for node in ray.nodes()
+        if node["Alive"]
     )
 
 

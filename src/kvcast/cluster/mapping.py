@@ -29,7 +29,7 @@ def most_actors(cores: int) -> int:
     """
     import ray
 
-    machines = [int(one["Resources"].get("CPU", 0)) for one in ray.nodes() if one["Alive"]]
+    machines = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     room = sum(has // cores for has in machines)
     if not room:
         raise UsageError(

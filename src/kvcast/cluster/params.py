@@ -75,10 +75,10 @@ class ReplicaParams(Params):
 
 def replica_range(words: str) -> tuple[int, int]:
     """Return the least and the largest number of replicas; raises ValueError."""
-    found = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", words)
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", words)
+    if match is None:
         raise ValueError
-    least, most = int(found[1]), int(found[2] or found[1])
+    least, most = int(match[1]), int(match[2] or match[1])
     if not 1 <= least <= most:
         raise ValueError
     return least, most

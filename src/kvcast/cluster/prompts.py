@@ -78,7 +78,7 @@ class _Maker(Generic[P, R]):
         answer = self.make()
 
         def answer_all(job: Sequence[tuple[int, P]]) -> list[tuple[int, R]]:
-            found = answer([prompt for _, prompt in job])
-            return [(i, one) for (i, _), one in zip(job, found, strict=True)]
+            answers = answer([prompt for _, prompt in job])
+            return [(i, texts) for (i, _), texts in zip(job, answers, strict=True)]
 
         return answer_all

@@ -274,9 +274,9 @@ def _run(application: Any) -> None:
         ray_serve.run(application, name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
         told = [
-            one.message
-            for one in ray_serve.status().applications[APPLICATION].deployments.values()
-            if one.message
+            deployment.message
+            for deployment in ray_serve.status().applications[APPLICATION].deployments.values()
+            if deployment.message
         ]
         known = re.search(r"^kvcast\.errors\.\w+: (.+)$", "\n".join(told), re.MULTILINE)
         raise KvcastError(

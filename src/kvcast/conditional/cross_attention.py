@@ -248,13 +248,13 @@ def use_cached_cross_attention(
 
     """
     config: Any = getattr(model, "config", None)
-    found = [
+    places = [
         (parent, name)
         for parent in model.modules()
         for name in _CROSS_ATTENTIONS
         if isinstance(getattr(parent, name, None), nn.Module)
     ]
-    if not found:
+    if not places:
         raise UsageError(f"{type(model).__name__} has no cross-attention to cache")
     if model.training:
         raise UsageError("cached cross-attention has no gradients; call model.eval() first")
@@ -269,7 +269,7 @@ def use_cached_cross_attention(
     if longest is None:
         raise UsageError("the model's configuration has no longest source; pass source_positions")
     layers = []
-    for parent, name in found:
+    for parent, name in places:
         layer = CachedCrossAttention(getattr(parent, name), rows=rows, source_positions=longest)
         setattr(parent, name, layer)
         layers.append(layer)

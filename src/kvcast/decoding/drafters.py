@@ -224,16 +224,16 @@ class _ModelDrafter(Drafter):
             return self._guess(history, most)
 
     def _guess(self, history: Sequence[int], most: int) -> Guess:
-        drafting, found = self._drafting, list[int]()
+        drafting, guessed = self._drafting, list[int]()
         logits_v = drafting.read(self, self._prompt, self._capacity, history)
         # The last token of a guess is not fed.
         most = min(most, drafting.revocable(most - 1) + 1)
-        while (token := self._likeliest(logits_v, [*history, *found])) is not None:
-            found.append(token)
-            if len(found) == most:
+        while (token := self._likeliest(logits_v, [*history, *guessed])) is not None:
+            guessed.append(token)
+            if len(guessed) == most:
                 break
             logits_v = drafting.feed([token])
-        return Guess(found)
+        return Guess(guessed)
 
     def _likeliest(self, logits_v: Float32, history: list[int]) -> int | None:
         """Return the likeliest token if it is likely enough."""

@@ -90,10 +90,10 @@ class Grammar:
 def _checked(what: str, schema: JsonSchema) -> dict[str, Any]:
     """Return a schema as a dictionary; raises UsageError for one that cannot be kept."""
     try:
-        found = json.loads(schema) if isinstance(schema, str) else dict(schema)
-        if not isinstance(found, dict):
+        document = json.loads(schema) if isinstance(schema, str) else dict(schema)
+        if not isinstance(document, dict):
             raise UsageError(f"{what} must be a JSON object, as in {{}}")
-        prepared: dict[str, Any] = _prepared(what, found)
+        prepared: dict[str, Any] = _prepared(what, document)
     except (ValueError, RecursionError, TypeError, OverflowError):
         raise UsageError(
             f"{what} is not JSON, nested too deeply, or has too large a number"
@@ -111,7 +111,7 @@ def _prepared(what: str, part: Any) -> Any:
     Raises UsageError for what it would not keep.
     """
     if isinstance(part, list):
-        return [_prepared(what, one) for one in part]
+        return [_prepared(what, subschema) for subschema in part]
     if not isinstance(part, dict):
         return part
     made: dict[str, Any] = {}
@@ -121,9 +121,12 @@ def _prepared(what: str, part: Any) -> Any:
         elif key == "pattern" and isinstance(value, str):
             made[key] = _pattern(what, value)
         elif key == "patternProperties" and isinstance(value, dict):
-            made[key] = {_pattern(what, name): _prepared(what, one) for name, one in value.items()}
+            made[key] = {
+                _pattern(what, name): _prepared(what, subschema)
+                for name, subschema in value.items()
+            }
         elif key in _NAMED and isinstance(value, dict):
-            made[key] = {name: _prepared(what, one) for name, one in value.items()}
+            made[key] = {name: _prepared(what, subschema) for name, subschema in value.items()}
         else:
             made[key] = _prepared(what, value)
     _check(what, part)
@@ -171,14 +174,14 @@ def _pattern(what: str, pattern: str) -> str:
     have these two; those that name single control characters it does not keep at all.
     """
 
-    def part(found: re.Match[str]) -> str:
-        if found["control"]:
+    def part(match: re.Match[str]) -> str:
+        if match["control"]:
             raise UsageError(f"{what} has a pattern with a control character: leave that out")
-        if found["property"]:
-            return rf"[^\x00\p{found['property']}]"
-        if found["negated"]:
-            return r"[^\x00" + ("\\-" if found["dash"] else "")
-        return found[0]
+        if match["property"]:
+            return rf"[^\x00\p{match['property']}]"
+        if match["negated"]:
+            return r"[^\x00" + ("\\-" if match["dash"] else "")
+        return match[0]
 
     return _PATTERN_PARTS.sub(part, pattern)
 

@@ -80,7 +80,7 @@ def read_biases(given: "str | Mapping[int, float] | None") -> dict[int, float]:
     Raises TypeError, ValueError or AttributeError for anything else.
     """
     if isinstance(given, str):
-        pairs = [one.split(":") for one in given.split(",")]
+        pairs = [pair.split(":") for pair in given.split(",")]
         biases = {int(token): float(bias) for token, bias in pairs}
         if len(biases) < len(pairs):
             raise ValueError("one token has two numbers")

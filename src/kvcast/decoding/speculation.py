@@ -175,7 +175,8 @@ class DraftCounts:
         """Return the sums."""
         each = list(counts)
         return cls(
-            proposed=sum(one.proposed for one in each), accepted=sum(one.accepted for one in each)
+            proposed=sum(drafted.proposed for drafted in each),
+            accepted=sum(drafted.accepted for drafted in each),
         )
 
     def __str__(self) -> str:

@@ -101,9 +101,9 @@ def document(
     }
 
 
-def render(found: Mapping[str, Any]) -> str:
+def render(cost: Mapping[str, Any]) -> str:
     """Return a document as text."""
-    return "\n".join([*_introduction(found), "", *_caches(found), "", *_calls(found)]) + "\n"
+    return "\n".join([*_introduction(cost), "", *_caches(cost), "", *_calls(cost)]) + "\n"
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,11 @@ def _without(model: Counted, question: Question) -> list[Work]:
     return [model.encode() + first, *others]
 
 
-def _introduction(found: Mapping[str, Any]) -> Iterator[str]:
-    assumed, machine = found["assumed"], found["machine"]
+def _introduction(cost: Mapping[str, Any]) -> Iterator[str]:
+    assumed, machine = cost["assumed"], cost["machine"]
     yield (
-        f"{found['model']}: {prefixed(found['parameters'])} weights; a prompt of "
-        f"{plural(found['prompt'], 'token')}, then {found['new']:,} new"
+        f"{cost['model']}: {prefixed(cost['parameters'])} weights; a prompt of "
+        f"{plural(cost['prompt'], 'token')}, then {cost['new']:,} new"
     )
     yield (
         f"assumed: one sequence, {assumed['bytes_per_weight']:g} bytes a weight, "
@@ -161,7 +161,7 @@ def _introduction(found: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _caches(found: Mapping[str, Any]) -> Iterator[str]:
+def _caches(cost: Mapping[str, Any]) -> Iterator[str]:
     yield from _table(
         ["cache", "layers", "positions", "bytes", ""],
         [
@@ -172,19 +172,19 @@ def _caches(found: Mapping[str, Any]) -> Iterator[str]:
                 size(cache["bytes"]),
                 f"{cache['bytes'] / 2**20:,.1f} MiB",
             ]
-            for cache in found["cache"]
+            for cache in cost["cache"]
         ],
     )
 
 
-def _calls(found: Mapping[str, Any]) -> Iterator[str]:
-    calls = found["calls"]
+def _calls(cost: Mapping[str, Any]) -> Iterator[str]:
+    calls = cost["calls"]
     columns = [("first token", calls["first"]["cached"])]
     if calls["next"] is not None:
         columns += [
             ("next, cached", calls["next"]["cached"]),
             ("recomputed", calls["next"]["recomputed"]),
-            (f"all {found['new']:,}, cached", calls["all"]["cached"]),
+            (f"all {cost['new']:,}, cached", calls["all"]["cached"]),
             ("recomputed", calls["all"]["recomputed"]),
         ]
     titles, told = [title for title, _ in columns], [way for _, way in columns]
@@ -196,14 +196,14 @@ def _calls(found: Mapping[str, Any]) -> Iterator[str]:
     lines.append(["all FLOP", *(prefixed(way["flop"]["total"]) for way in told)])
     for kind in ("weights", "cache"):
         lines.append([f"{kind} read", *(size(way["bytes"][kind]) for way in told)])
-    if found["machine"] is not None:
+    if cost["machine"] is not None:
         lines.append(["least time", *(duration(way["seconds"]) for way in told)])
     yield from _table(["FLOP", *titles], lines)
-    yield from _summary(found)
+    yield from _summary(cost)
 
 
-def _summary(found: Mapping[str, Any]) -> Iterator[str]:
-    calls = found["calls"]
+def _summary(cost: Mapping[str, Any]) -> Iterator[str]:
+    calls = cost["calls"]
     if calls["next"] is None:
         return
     with_cache, without = (calls["all"][way]["flop"] for way in ("cached", "recomputed"))
@@ -215,7 +215,7 @@ def _summary(found: Mapping[str, Any]) -> Iterator[str]:
         f"{prefixed(without['total'] - with_cache['total'])}FLOP "
         f"({without['total'] / with_cache['total']:,.1f} times)."
     )
-    if found["machine"] is not None:
+    if cost["machine"] is not None:
         first, *steps = (calls[name]["cached"]["seconds"] for name in ("first", "next", "last"))
         each = " to ".join(dict.fromkeys(map(duration, steps)))
         yield f"At best the first token takes {duration(first)} and each next {each}."

@@ -256,7 +256,7 @@ _ANSWERS: Mapping[str, Callable[..., Any]] = {
 def _ask(*question: str) -> tuple[Any, str]:
     """Return what a child process found, and its problem in one line, empty if there is none."""
     told = ask(f"{__name__}:answer", *question, seconds=_SECONDS)
-    return told.found, told.problem
+    return told.result, told.problem
 
 
 def _runtime(name: str) -> Runtime:

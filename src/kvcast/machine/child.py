@@ -27,13 +27,13 @@ class Answer:
     """What a child process answered.
 
     Attributes:
-        found: the function's result, as read back from JSON; None if there was a problem.
+        result: the function's result, as read back from JSON; None if there was a problem.
         problem: one line; empty if there is none.
         ended: whether the child started, but crashed or took too long instead of answering.
 
     """
 
-    found: Any = None
+    result: Any = None
     problem: str = ""
     ended: bool = False
 
@@ -64,8 +64,10 @@ def ask(function: str, *words: str, seconds: float) -> Answer:
         return Answer(problem=f"cannot start {sys.executable}: {reason}")
     told = done.stdout.splitlines()
     with contextlib.suppress(ValueError, IndexError, AttributeError):
-        found = json.loads(told[-1])
-        return Answer(found=found.get("found"), problem=" ".join(found.get("problem", "").split()))
+        answer = json.loads(told[-1])
+        return Answer(
+            result=answer.get("result"), problem=" ".join(answer.get("problem", "").split())
+        )
     ending = f"signal {-done.returncode}" if done.returncode < 0 else f"code {done.returncode}"
     return Answer(problem=f"its process ended with {ending}", ended=told[:1] == [_READY])
 
@@ -78,7 +80,7 @@ def reply(function: str, *words: str) -> None:
     print(_READY, file=answers, flush=True)
     module, _, name = function.partition(":")
     try:
-        told = {"found": getattr(import_module(module), name)(*words)}
+        told = {"result": getattr(import_module(module), name)(*words)}
     except KvcastError as error:
         told = {"problem": str(error)}
     except ModuleNotFoundError as error:

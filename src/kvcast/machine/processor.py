@@ -64,8 +64,8 @@ def _entry(cpu_info: Path, names: str) -> str:
         text = cpu_info.read_text(encoding="utf-8", errors="replace")
     except OSError:  # Linux only
         return ""
-    found = re.search(rf"^(?:{names})\s*:(.*)$", text, re.MULTILINE)
-    return found[1].strip() if found else ""
+    match = re.search(rf"^(?:{names})\s*:(.*)$", text, re.MULTILINE)
+    return match[1].strip() if match else ""
 
 
 def _allowed_processors() -> set[int]:

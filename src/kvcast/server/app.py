@@ -206,7 +206,7 @@ def _add_models(app: FastAPI, state: State) -> None:
     @app.get("/v1/models", tags=["models"])
     async def list_models() -> dict[str, Any]:
         """List the models."""
-        return {"object": "list", "data": [one.document for one in state.models]}
+        return {"object": "list", "data": [served.document for served in state.models]}
 
     @app.get("/v1/models/{model:path}", tags=["models"], responses=_ERRORS)
     async def retrieve_model(model: str) -> dict[str, Any]:
@@ -238,8 +238,8 @@ def _add_status(app: FastAPI, state: State, draining: Callable[[], bool]) -> Non
     @app.get("/v1/engine", tags=["status"])
     async def engine() -> dict[str, Any]:
         """Tell what the engines do now."""
-        found = [{"id": one.name, **vars(one.engine.status())} for one in state.models]
-        return {"models": found}
+        engines = [{"id": served.name, **vars(served.engine.status())} for served in state.models]
+        return {"models": engines}
 
 
 def _add_page(app: FastAPI) -> None:

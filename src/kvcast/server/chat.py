@@ -50,7 +50,7 @@ async def chat_completions(state: State, request: Request, body: ChatRequest) ->
     if body.stream:
 
         def told(delta: TextDelta) -> list[str]:
-            return [text for one in copies.deltas(delta) for text in answer.told(one)]
+            return [text for copy in copies.deltas(delta) for text in answer.told(copy)]
 
         def ended(result: Any, cached: int) -> list[str]:
             return answer.ended(copies.texts(state.wrote(request, result)), cached)
@@ -62,9 +62,9 @@ async def chat_completions(state: State, request: Request, body: ChatRequest) ->
 
 def _options(body: ChatRequest, served: Served, tools: Tools) -> dict[str, Any]:
     most = body.max_completion_tokens or body.max_tokens
-    found = keywords(body, served, most)
+    options = keywords(body, served, most)
     if body.logprobs:
-        found |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+        options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     elif body.top_logprobs:
         raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
     held = shape(body)
@@ -75,7 +75,7 @@ def _options(body: ChatRequest, served: Served, tools: Tools) -> dict[str, Any]:
             'give tool_choice "none"',
             param="response_format",
         )
-    return found | held | ({} if tools.grammar is None else {"grammar": tools.grammar})
+    return options | held | ({} if tools.grammar is None else {"grammar": tools.grammar})
 
 
 @dataclass
@@ -109,13 +109,13 @@ class _Answer:
         if calls:
             message["tool_calls"] = [{"index": call.index, **call.document} for call in calls]
         reason = delta.finish_reason
-        found = self._logprobs(delta.tokens, delta.logprobs or (), delta.top_logprobs)
-        if not message and not reason and not found:
+        logprobs = self._logprobs(delta.tokens, delta.logprobs or (), delta.top_logprobs)
+        if not message and not reason and not logprobs:
             return []
         choice = {
             "index": delta.index,
             "delta": message,
-            "logprobs": found,
+            "logprobs": logprobs,
             "finish_reason": _reason(reason, reader.calls),
         }
         return [self._chunk([choice])]

@@ -57,15 +57,15 @@ async def completions(state: State, request: Request, body: CompletionRequest) -
         job = await begin(prompts[0])
 
         def told(delta: TextDelta) -> list[str]:
-            return [text for one in copies.deltas(delta) for text in answer.told(one)]
+            return [text for copy in copies.deltas(delta) for text in answer.told(copy)]
 
         def ended(result: Any, cached: int) -> list[str]:
             return answer.ended(copies.texts(state.wrote(request, result)), cached)
 
         return await streamed(state.calls, request, job, told, ended)
     jobs = await state.calls.all_begun([partial(begin, prompt) for prompt in prompts])
-    found = await state.calls.results(request, jobs)
-    texts = [copies.texts(state.wrote(request, result)) for result in found]
+    results = await state.calls.results(request, jobs)
+    texts = [copies.texts(state.wrote(request, result)) for result in results]
     return JSONResponse(answer.whole(texts, [job.cached_tokens for job in jobs]))
 
 
@@ -99,9 +99,9 @@ class _Answer:
             for some in texts
             for text in some
         ]
-        used = [usage(some, found) for some, found in zip(texts, cached, strict=True)]
+        used = [usage(some, hits) for some, hits in zip(texts, cached, strict=True)]
         total: dict[str, Any] = {
-            name: sum(one[name] for one in used)
+            name: sum(counts[name] for counts in used)
             for name in ("prompt_tokens", "completion_tokens", "total_tokens")
         }
         total["prompt_tokens_details"] = {"cached_tokens": sum(cached)}
@@ -140,14 +140,14 @@ class _Answer:
             return {"text": text, "logprobs": None}
         tokenizer = self._served.model.tokenizer
         said = partial(readable, tokenizer)
-        top = [{said(t): finite(value) for t, value in one} for one in tops or ()] or None
-        found = {
+        top = [{said(t): finite(value) for t, value in places} for places in tops or ()] or None
+        logprobs = {
             "tokens": [said(token) for token in tokens],
             "token_logprobs": [finite(value) for value in values or ()],
             "top_logprobs": top,
             "text_offset": _offsets(tokenizer, tokens, begun),
         }
-        return {"text": text, "logprobs": found}
+        return {"text": text, "logprobs": logprobs}
 
 
 def _offsets(tokenizer: Any, tokens: Sequence[int], begun: int) -> list[int]:

@@ -76,8 +76,12 @@ def _is_deep(document: Any) -> bool:
     """Tell whether lists and objects lie deeper within one another than they may."""
     level = [document]
     for _ in range(DEEPEST + 1):
-        inner = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [child for one in inner for child in one if isinstance(child, (list, dict))]
+        inner = (
+            container.values() if isinstance(container, dict) else container for container in level
+        )
+        level = [
+            child for container in inner for child in container if isinstance(child, (list, dict))
+        ]
         if not level:
             return False
     return True

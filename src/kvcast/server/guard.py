@@ -128,7 +128,11 @@ class Guard:
         if self._draining():
             raise stopping()
         # A browser's WebSocket has no headers of its own; OpenAI's take the key like this.
-        offered = [one.removeprefix(_KEY) for one in scope["subprotocols"] if one.startswith(_KEY)]
+        offered = [
+            subprotocol.removeprefix(_KEY)
+            for subprotocol in scope["subprotocols"]
+            if subprotocol.startswith(_KEY)
+        ]
         self._access.check_key(next(iter(offered), _bearer(headers)))
 
     def _check(self, scope: Scope) -> None:

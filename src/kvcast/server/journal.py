@@ -92,9 +92,9 @@ def install(*, as_json: bool) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(Lines(as_json=as_json))
     root = logging.getLogger()
-    before = [one for one in root.handlers if isinstance(one.formatter, Lines)]
-    for one in before:
-        root.removeHandler(one)
+    before = [old for old in root.handlers if isinstance(old.formatter, Lines)]
+    for old in before:
+        root.removeHandler(old)
     root.addHandler(handler)
     logging.captureWarnings(True)
     for name in ("kvcast", "uvicorn", "uvicorn.error"):

@@ -53,26 +53,26 @@ class _Engines(Collector):
     def collect(self) -> Iterable[Metric]:
         # Under its first name alone: sums over names would count an engine twice.
         names: dict[Engine, str] = {}
-        for one in self._models:
-            names.setdefault(one.engine, one.name)
-        found = [(name, engine.status()) for engine, name in names.items()]
+        for served in self._models:
+            names.setdefault(served.engine, served.name)
+        statuses = [(name, engine.status()) for engine, name in names.items()]
         for name, (told, value) in _GAUGES.items():
-            yield _filled(GaugeMetricFamily(name, told, labels=["model_name"]), found, value)
+            yield _filled(GaugeMetricFamily(name, told, labels=["model_name"]), statuses, value)
         for name, (told, value) in _COUNTERS.items():
-            yield _filled(CounterMetricFamily(name, told, labels=["model_name"]), found, value)
+            yield _filled(CounterMetricFamily(name, told, labels=["model_name"]), statuses, value)
         ended = CounterMetricFamily(
             "vllm:request_success",
             "Requests that are over, by how they ended.",
             labels=["model_name", "finished_reason"],
         )
-        for model, status in found:
+        for model, status in statuses:
             for how, count in status.finished.items():
                 ended.add_metric([model, how], count)
         yield ended
 
 
-def _filled(family: Any, found: list[tuple[str, Status]], value: Any) -> Any:
-    for name, status in found:
+def _filled(family: Any, statuses: list[tuple[str, Status]], value: Any) -> Any:
+    for name, status in statuses:
         family.add_metric([name], value(status))
     return family
 

@@ -65,16 +65,16 @@ async def responses(state: State, request: Request, body: ResponsesRequest) -> R
 
 
 def _options(body: ResponsesRequest, served: Served, tools: Tools) -> dict[str, Any]:
-    found = keywords(body, served, body.max_output_tokens) | {"n": 1}
+    options = keywords(body, served, body.max_output_tokens) | {"n": 1}
     if _wants_logprobs(body):
-        found |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+        options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if tools.grammar is not None:
-        found["grammar"] = tools.grammar
+        options["grammar"] = tools.grammar
     asked = body.text.format if body.text is not None else None
     shape = {} if asked is None else structure(asked.type, asked.schema_, param="text")
     if tools.form is not None and shape:
         raise ApiError(400, "a text is a call of a tool or of a format, not both", param="text")
-    return found | shape
+    return options | shape
 
 
 def _wants_logprobs(body: ResponsesRequest) -> bool:
@@ -154,8 +154,8 @@ class _Answer:
         """Return the finished response."""
         content, calls = self._reader.push(text.text, last=True)
         if content or not calls:
-            found = self._probabilities(text.tokens, text.logprobs, text.top_logprobs)
-            self._items.append(self._message(content, found))
+            logprobs = self._probabilities(text.tokens, text.logprobs, text.top_logprobs)
+            self._items.append(self._message(content, logprobs))
         self._items += map(_call_item, calls)
         return self._finished(text, cached)
 
@@ -178,10 +178,10 @@ class _Answer:
         last = delta.finish_reason is not None
         content, calls = self._reader.push(delta.text, last=last)
         nothing = not (self._items or self._open or calls)
-        found = self._probabilities(delta.tokens, delta.logprobs, delta.top_logprobs)
-        self._logprobs += found
+        logprobs = self._probabilities(delta.tokens, delta.logprobs, delta.top_logprobs)
+        self._logprobs += logprobs
         if content or (last and nothing):
-            yield from self._told_content(content, found)
+            yield from self._told_content(content, logprobs)
         if calls or last:
             yield from self._close_message()
         for call in calls:
@@ -192,7 +192,7 @@ class _Answer:
             return []
         return logprobs(self.served.model.tokenizer, tokens, values or (), tops)
 
-    def _told_content(self, content: str, found: list[dict[str, Any]]) -> Iterator[str]:
+    def _told_content(self, content: str, logprobs: list[dict[str, Any]]) -> Iterator[str]:
         place: dict[str, Any] = {"output_index": len(self._items), "item_id": self.message_id}
         if not self._open:
             self._open = True
@@ -210,22 +210,22 @@ class _Answer:
                 **place,
                 content_index=0,
                 delta=content,
-                logprobs=found,
+                logprobs=logprobs,
             )
 
     def _close_message(self) -> Iterator[str]:
         if not self._open:
             return
         self._open = False
-        index, text, found = len(self._items), self._content, self._logprobs
-        item = self._message(text, found)
+        index, text, logprobs = len(self._items), self._content, self._logprobs
+        item = self._message(text, logprobs)
         place: dict[str, Any] = {
             "output_index": index,
             "item_id": self.message_id,
             "content_index": 0,
         }
-        yield self._event("response.output_text.done", **place, text=text, logprobs=found)
-        yield self._event("response.content_part.done", **place, part=_part(text, found))
+        yield self._event("response.output_text.done", **place, text=text, logprobs=logprobs)
+        yield self._event("response.content_part.done", **place, part=_part(text, logprobs))
         self._items.append(item)
         yield self._event("response.output_item.done", output_index=index, item=item)
         self.message_id = f"msg_{secrets.token_hex(16)}"
@@ -247,14 +247,14 @@ class _Answer:
         return event(document, kind)
 
     def _message(
-        self, text: str, found: list[dict[str, Any]], status: str = "completed"
+        self, text: str, logprobs: list[dict[str, Any]], status: str = "completed"
     ) -> dict[str, Any]:
         return {
             "id": self.message_id,
             "type": "message",
             "status": status,
             "role": "assistant",
-            "content": [_part(text, found)],
+            "content": [_part(text, logprobs)],
         }
 
     def _finished(self, text: TextGeneration, cached: int) -> dict[str, Any]:
@@ -302,8 +302,8 @@ class _Answer:
         }
 
 
-def _part(text: str, found: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": found}
+def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def _call_item(call: Called) -> dict[str, Any]:

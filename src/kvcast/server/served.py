@@ -90,18 +90,18 @@ class Models:
     def __init__(self, served: Iterable[Served]) -> None:
         """Take them in order; raises UsageError for two of one name."""
         self._by_name: dict[str, Served] = {}
-        for one in served:
-            if one.name in self._by_name:
-                raise UsageError(f"two models have the name {one.name}: give one an --alias")
-            self._by_name[one.name] = one
+        for model in served:
+            if model.name in self._by_name:
+                raise UsageError(f"two models have the name {model.name}: give one an --alias")
+            self._by_name[model.name] = model
 
     def __iter__(self) -> Iterator[Served]:
         return iter(self._by_name.values())
 
     def named(self, name: str) -> Served:
         """Return the model of a name; raises ApiError for none."""
-        if (found := self._by_name.get(name)) is not None:
-            return found
+        if (model := self._by_name.get(name)) is not None:
+            return model
         raise ApiError(
             404,
             f"the model {name[:100]!r} does not exist here; GET /v1/models lists those that do",
@@ -114,10 +114,10 @@ class Models:
 
         `kinds` says for each other kind what to use instead.
         """
-        found = self.named(name)
-        if found.kind in kinds:
-            raise ApiError(400, f"the model {name!r} {kinds[found.kind]}", param="model")
-        return found
+        model = self.named(name)
+        if model.kind in kinds:
+            raise ApiError(400, f"the model {name!r} {kinds[model.kind]}", param="model")
+        return model
 
     def listening(self, name: str) -> Served:
         """Return the model of a name; raises ApiError unless it transcribes."""
@@ -136,4 +136,4 @@ class Models:
     @property
     def engines(self) -> list[Engine]:
         """All engines, each once: a model may have several names."""
-        return list(dict.fromkeys(one.engine for one in self))
+        return list(dict.fromkeys(model.engine for model in self))

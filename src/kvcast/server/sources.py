@@ -44,14 +44,14 @@ async def text2text(state: State, request: Request, body: Text2TextRequest) -> R
     most = state.limits.max_prompt
     jobs = await state.calls.all_begun(
         [
-            partial(state.write, request, served, limited(served, one, most), options)
-            for one in sources
+            partial(state.write, request, served, limited(served, source, most), options)
+            for source in sources
         ]
     )
-    found = await state.calls.results(request, jobs)
+    results = await state.calls.results(request, jobs)
     choices: list[dict[str, Any]] = []
     used = []
-    for source_index, (job, result) in enumerate(zip(jobs, found, strict=True)):
+    for source_index, (job, result) in enumerate(zip(jobs, results, strict=True)):
         texts = state.wrote(request, result)
         used.append(usage(texts, job.cached_tokens))
         choices += [
@@ -73,7 +73,7 @@ async def text2text(state: State, request: Request, body: Text2TextRequest) -> R
             "created": int(time.time()),
             "model": served.name,
             "choices": choices,
-            "usage": {name: sum(one[name] for one in used) for name in names},
+            "usage": {name: sum(counts[name] for counts in used) for name in names},
         }
     )
 
@@ -87,7 +87,9 @@ async def embeddings(state: State, request: Request, body: EmbeddingsRequest) ->
         raise ApiError(400, "dimensions is not supported", param="dimensions")
     texts = _inputs(body)
     prompts = await state.calls.in_thread(lambda: [_encoded(served, text) for text in texts])
-    lengths = [len(one.tokens) if isinstance(one, EncodedText) else len(one) for one in prompts]
+    lengths = [
+        len(prompt.tokens) if isinstance(prompt, EncodedText) else len(prompt) for prompt in prompts
+    ]
     if state.limits.max_prompt is not None and max(lengths) > state.limits.max_prompt:
         raise ApiError(
             400,

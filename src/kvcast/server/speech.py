@@ -139,11 +139,11 @@ class _Answer:
         """Return the events of a segment."""
         text = segment.text if self._begun else segment.text.lstrip()
         self._begun = self._begun or bool(text)
-        found = []
+        events = []
         if self._form.response_format == "verbose_json":
             kind = "transcript.text.segment"
-            found.append(event({"type": kind, **self._segment(segment)}))
-        return [*found, event({"type": "transcript.text.delta", "delta": text})]
+            events.append(event({"type": kind, **self._segment(segment)}))
+        return [*events, event({"type": "transcript.text.delta", "delta": text})]
 
     def ended(self, transcript: Transcript) -> list[str]:
         """Return the last event."""

@@ -38,9 +38,9 @@ class Copies:
 
     count: int = 1
 
-    def texts(self, found: list[TextGeneration]) -> list[TextGeneration]:
+    def texts(self, texts: list[TextGeneration]) -> list[TextGeneration]:
         """Return the texts that were asked for, of those that were written."""
-        return found * self.count
+        return texts * self.count
 
     def deltas(self, delta: TextDelta) -> list[TextDelta]:
         """Return a delta of each text, of one that was written."""
@@ -57,12 +57,12 @@ def copied(options: dict[str, Any]) -> tuple[dict[str, Any], Copies]:
 
 
 def shape(body: Shaped) -> dict[str, Any]:
-    """Return the keywords that hold a text to what was asked for."""
-    found: dict[str, Any] = {} if body.regex is None else {"regex": body.regex}
+    """Return the shaped that hold a text to what was asked for."""
+    shaped: dict[str, Any] = {} if body.regex is None else {"regex": body.regex}
     if (asked := body.response_format) is not None:
         schema = None if asked.json_schema is None else asked.json_schema.schema_
-        found |= structure(asked.type, schema, param="response_format")
-    return found
+        shaped |= structure(asked.type, schema, param="response_format")
+    return shaped
 
 
 def structure(kind: str, schema: Mapping[str, Any] | None, *, param: str) -> dict[str, Any]:
@@ -87,8 +87,8 @@ def source(messages: Sequence[Mapping[str, Any]]) -> str:
                 case str(text):
                     return text
                 case [*parts]:
-                    found = [part.get("text") for part in parts if isinstance(part, Mapping)]
-                    texts = [text for text in found if isinstance(text, str)]
+                    contents = [part.get("text") for part in parts if isinstance(part, Mapping)]
+                    texts = [text for text in contents if isinstance(text, str)]
                     if texts and len(texts) == len(parts):
                         return "\n".join(texts)
             break
@@ -181,13 +181,13 @@ def _contents(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             case str(text):
                 yield text
             case [*parts]:
-                found = (part.get("text") for part in parts if isinstance(part, Mapping))
-                yield from (text for text in found if isinstance(text, str))
+                contents = (part.get("text") for part in parts if isinstance(part, Mapping))
+                yield from (text for text in contents if isinstance(text, str))
 
 
-def several(found: Any) -> list[TextGeneration]:
+def several(result: Any) -> list[TextGeneration]:
     """Return the texts of a result, also if it is one."""
-    return found if isinstance(found, list) else [found]
+    return result if isinstance(result, list) else [result]
 
 
 def usage(texts: Sequence[TextGeneration], cached: int) -> dict[str, Any]:
@@ -204,8 +204,8 @@ def usage(texts: Sequence[TextGeneration], cached: int) -> dict[str, Any]:
 def spelled(tokenizer: Any, token: int) -> bytes:
     """Return the bytes that a token stands for."""
     if tokenizer.decoder is not None:
-        found: bytes = tokenizer.decoder.token_bytes(token)
-        return found
+        spelling: bytes = tokenizer.decoder.token_bytes(token)
+        return spelling
     text: str = tokenizer.decode([token])
     return text.encode()
 

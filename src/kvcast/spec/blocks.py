@@ -58,11 +58,11 @@ def no_blocks(_: str) -> None:
 def of_eight_bits(blocks_of: BlocksOf) -> BlocksOf:
     """Return `blocks_of` without the codes of 4 bits."""
 
-    def found(name: str) -> Blocks | None:
+    def blocks(name: str) -> Blocks | None:
         own = blocks_of(name)
         return own if own is None or own.least is None else None
 
-    return found
+    return blocks
 
 
 def joined(parts: Sequence[Blocks]) -> Blocks:
@@ -72,7 +72,7 @@ def joined(parts: Sequence[Blocks]) -> Blocks:
     4 bits, or about as fine as the 5 and 6, that they had.
     """
     least = [part.least for part in parts]
-    given = [one for one in least if one is not None]
+    given = [part_least for part_least in least if part_least is not None]
     if 0 < len(given) < len(parts):
         parts = [part if part.least is None else rounded(part.numbers()) for part in parts]
         given = []

@@ -87,8 +87,8 @@ def _try_in_child(grammar: Grammar) -> None:
     if answer.ended:
         raise UsageError(f"{grammar.kind} is too complex to be compiled: {answer.problem}")
     # Without an interpreter there is no child, and the grammar is compiled here at once.
-    if answer.found:
-        raise UsageError(answer.found)
+    if answer.result:
+        raise UsageError(answer.result)
 
 
 def trial(kind: str, text: str) -> str:

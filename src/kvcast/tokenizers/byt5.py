@@ -46,11 +46,11 @@ class ByteTokenizer(TextTokenizer):
         """Return the tokens of a source and </s>; sentinels spelt out in it are recognised."""
         whole = whole_characters(text)
         tokens, start = [], 0
-        for found in SENTINEL.finditer(whole):
-            if (number := int(found[1])) < _SENTINELS and str(number) == found[1]:
-                tokens += _bytes(whole[start : found.start()])
+        for match in SENTINEL.finditer(whole):
+            if (number := int(match[1])) < _SENTINELS and str(number) == match[1]:
+                tokens += _bytes(whole[start : match.start()])
                 tokens.append(_FIRST_SENTINEL + number)
-                start = found.end()
+                start = match.end()
         return [*tokens, *_bytes(whole[start:]), _END]
 
     @override

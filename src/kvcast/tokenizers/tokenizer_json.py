@@ -175,12 +175,14 @@ class JsonTokenizer(TextTokenizer):
             first: "|".join(re.escape(t[1:]) for t in self._special_texts if t[0] == first)
             for first in self._stand_ins
         }
-        found = [f"{re.escape(first)}(?={alternatives})" for first, alternatives in tails.items()]
-        return re.compile("|".join(found) or "(?!)")
+        patterns = [
+            f"{re.escape(first)}(?={alternatives})" for first, alternatives in tails.items()
+        ]
+        return re.compile("|".join(patterns) or "(?!)")
 
     def _neutral(self, text: str) -> str:
         """Return the text with stand-ins, so that no special token can be recognised in it."""
-        return self._special.sub(lambda found: self._stand_ins[found[0]], text)
+        return self._special.sub(lambda match: self._stand_ins[match[0]], text)
 
     def _spells_special(self, text: str) -> bool:
         """Tell whether a special token could be recognised in a text, normalised or not."""

@@ -102,4 +102,4 @@ def fastest_read(rates: Mapping[str, float]) -> float:
 
 def best_of(measurements: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the best of each measured rate."""
-    return {name: max(found[name] for found in measurements) for name in measurements[0]}
+    return {name: max(measured[name] for measured in measurements) for name in measurements[0]}

@@ -23,8 +23,8 @@ class RelativeBias(nn.Module):
         # Beyond the largest distance all share a bucket, so these distances cover everything.
         self.farthest = max_distance + 1
         distances = np.arange(-self.farthest, self.farthest + 1)
-        found = bucket_of(distances, buckets, max_distance, bidirectional=bidirectional)
-        self.register_buffer("buckets", torch.from_numpy(found), persistent=False)
+        numbers = bucket_of(distances, buckets, max_distance, bidirectional=bidirectional)
+        self.register_buffer("buckets", torch.from_numpy(numbers), persistent=False)
 
     def forward(self, queries_rs: Tensor, keys: int) -> Tensor:
         """Positions of queries [r, s] to biases [r, heads, s, keys] for keys 0 .. keys - 1."""

@@ -183,9 +183,9 @@ class _Talk:
                 self._arrived = anyio.Event()
 
     async def _send(self, told: Iterable[Event]) -> None:
-        for one in told:
+        for message in told:
             with anyio.move_on_after(self._idle) as limit:
-                await self._websocket.send_text(encoded(one))
+                await self._websocket.send_text(encoded(message))
             if limit.cancelled_caught:  # it reads nothing
                 raise WebSocketDisconnect
 
@@ -203,4 +203,4 @@ def _listener() -> Listener:
 
 
 def _first(models: Models) -> str:
-    return next((one.name for one in models if one.kind == SPEECH), "")
+    return next((served.name for served in models if served.kind == SPEECH), "")

@@ -311,13 +311,13 @@ def _spoken(heard: Heard) -> list[Event]:
     """Return the events of what is new of a turn."""
     turn = heard.turn
     place = {"item_id": turn.item, "content_index": 0}
-    found = [event(f"{_TEXT}.delta", **place, delta=heard.delta)] if heard.delta else []
+    events = [event(f"{_TEXT}.delta", **place, delta=heard.delta)] if heard.delta else []
     if heard.done and turn.error is not None:
-        found.append(event(f"{_TEXT}.failed", **place, error=_told(turn.error)))
+        events.append(event(f"{_TEXT}.failed", **place, error=_told(turn.error)))
     elif heard.done:
         usage = {"type": "duration", "seconds": turn.samples / SAMPLE_RATE}
-        found.append(event(f"{_TEXT}.completed", **place, transcript=turn.text, usage=usage))
-    return found
+        events.append(event(f"{_TEXT}.completed", **place, transcript=turn.text, usage=usage))
+    return events
 
 
 def encoded(told: Event) -> str:

@@ -70,7 +70,7 @@ class AudioInput(_Shape):
             value, before = getattr(given, name), getattr(self, name)
             if name != "format" and value is not None and before is not None:
                 value = before.model_copy(
-                    update={one: getattr(value, one) for one in value.model_fields_set}
+                    update={field: getattr(value, field) for field in value.model_fields_set}
                 )
             changed[name] = value
         return self.model_copy(update=changed)
@@ -157,14 +157,14 @@ def from_beta(session: Any) -> Any:
     """Return a session of `transcription_session.update`, from before 2025-09, as it is now."""
     if not isinstance(session, dict):
         return session
-    found: dict[str, Any] = {}
+    audio: dict[str, Any] = {}
     if (name := session.get("input_audio_format")) is not None:
-        found["format"] = {"type": _BETA.get(name, name) if isinstance(name, str) else name}
+        audio["format"] = {"type": _BETA.get(name, name) if isinstance(name, str) else name}
     if (asked := session.get("input_audio_transcription")) is not None:
-        found["transcription"] = asked
+        audio["transcription"] = asked
     if "turn_detection" in session:
-        found["turn_detection"] = session["turn_detection"]
-    return {"audio": {"input": found}, "include": session.get("include")}
+        audio["turn_detection"] = session["turn_detection"]
+    return {"audio": {"input": audio}, "include": session.get("include")}
 
 
 def described_as_beta(identity: str, audio: AudioInput) -> dict[str, Any]:

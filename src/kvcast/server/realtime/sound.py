@@ -66,5 +66,5 @@ class Sound:
     def _resampled(self, samples: Samples, *, last: bool = False) -> Samples:
         if self._resampler is None:
             return samples
-        found: Samples = self._resampler.resample_chunk(samples, last=last)
-        return found
+        resampled: Samples = self._resampler.resample_chunk(samples, last=last)
+        return resampled
