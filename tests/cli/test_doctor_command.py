@@ -212,7 +212,7 @@ def test_a_compiler_that_failed_is_told_with_its_log(installed, tmp_path, monkey
 
 
 def test_instructions_that_could_be_used_are_named_too():
-    found = doctor.Library(
+    found = doctor.NativeLibrary(
         origin="shipped", path="l", instructions=("amx", "avx512_bf16", "plain"), threads=2
     )
     assert "uses amx (it could use avx512_bf16, plain); 2 threads" in about(found)
@@ -229,7 +229,7 @@ def test_the_library_uses_the_instructions_that_are_asked_for(monkeypatch):
     assert about(doctor._library()).startswith("no: KVCAST_INSTRUCTIONS is 'altivec': ")
 
 
-def about(found: doctor.Library) -> str:
+def about(found: doctor.NativeLibrary) -> str:
     return " ".join(_about_library(found))
 
 
@@ -237,7 +237,7 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("x")
     assert "KVCAST_CACHE" in doctor._cache(tmp_path / "file").problem
     (tmp_path / "held").write_bytes(bytes(7))
-    assert doctor._cache(tmp_path) == doctor.Cache(folder=str(tmp_path), bytes=8)
+    assert doctor._cache(tmp_path) == doctor.CacheFolder(folder=str(tmp_path), bytes=8)
     assert doctor._cache(tmp_path / "not" / "yet").problem == ""
     assert not (tmp_path / "not").exists()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvcast.cluster import gateway
-from kvcast.cluster.gateway import TRIES, Asked, LostError, answered
+from kvcast.cluster.gateway import TRIES, LostError, ProxiedRequest, answered
 from kvcast.cluster.serving import Guarded
 from kvcast.server.errors import ApiError, busy
 from kvcast.server.params import ServeParams
@@ -40,10 +40,10 @@ class Replicas:
 
     def __init__(self, *scripts: list[Any]) -> None:
         self.scripts = list(scripts)
-        self.asked: list[Asked] = []
+        self.asked: list[ProxiedRequest] = []
         self.closed = 0
 
-    async def __call__(self, asked: Asked) -> AsyncGenerator[list[Any]]:
+    async def __call__(self, asked: ProxiedRequest) -> AsyncGenerator[list[Any]]:
         self.asked.append(asked)
         try:
             for step in self.scripts[len(self.asked) - 1]:
@@ -57,7 +57,7 @@ class Replicas:
 
 
 def served(
-    replicas: Callable[[Asked], AsyncGenerator[list[Any]]],
+    replicas: Callable[[ProxiedRequest], AsyncGenerator[list[Any]]],
     *parts: bytes,
     leaves: bool = False,
     **limits: Any,
@@ -158,7 +158,7 @@ def test_a_replica_yields_what_its_application_sends():
         await send(body(given["body"], more=False))
 
     async def collect() -> list[Any]:
-        asked = Asked(scope=SCOPE, body=b"{}")
+        asked = ProxiedRequest(scope=SCOPE, body=b"{}")
         return [message async for some in answered(app, asked) for message in some]
 
     assert asyncio.run(collect()) == [EVENTS, body(b"{}", more=False)]
@@ -179,7 +179,7 @@ def test_an_answer_that_never_waits_leaves_turns_to_others():
     async def take_all() -> tuple[int, int]:
         turns: list[int] = []
         task = asyncio.create_task(other(turns))
-        asked = Asked(scope=SCOPE, body=b"{}")
+        asked = ProxiedRequest(scope=SCOPE, body=b"{}")
         count = sum([len(some) async for some in answered(app, asked)])
         task.cancel()
         return count, len(turns)
@@ -200,7 +200,7 @@ def test_a_replica_whose_answer_nobody_takes_hears_that_the_client_left():
             heard.append("cancelled")
 
     async def take_one() -> None:
-        messages = answered(app, Asked(scope=SCOPE, body=b"{}"))
+        messages = answered(app, ProxiedRequest(scope=SCOPE, body=b"{}"))
         await anext(messages)
         await messages.aclose()
 
@@ -246,7 +246,7 @@ def test_while_requests_end_no_others_are_taken():
     async def all_of_it() -> tuple[list[Any], ...]:
         may_end = asyncio.Event()
 
-        async def replica(asked: Asked) -> AsyncGenerator[list[Any]]:
+        async def replica(asked: ProxiedRequest) -> AsyncGenerator[list[Any]]:
             yield [JSON]
             if asked.scope["path"] == "/slow":
                 await may_end.wait()
@@ -309,7 +309,7 @@ def test_an_answer_that_does_not_begin_in_time_is_late():
 
 
 def test_an_answer_that_has_begun_is_not_late():
-    async def replica(asked: Asked) -> AsyncGenerator[list[Any]]:
+    async def replica(asked: ProxiedRequest) -> AsyncGenerator[list[Any]]:
         yield [EVENTS, body(b"data: 1\n\n")]
         await asyncio.sleep(0.15)
         yield [body(b"data: 2\n\n", more=False)]

@@ -15,7 +15,7 @@ from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.errors import UsageError
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.inspect.cost import Question, document, render
-from kvcast.inspect.machine import Machine
+from kvcast.inspect.machine import MachineRates
 from kvcast.inspect.sizes import counted
 from kvcast.inspect.units import duration, prefixed, size
 from kvcast.inspect.work.base import PARTS
@@ -156,14 +156,14 @@ def test_a_tiny_whisper_counts_as_by_hand():
 
 
 def test_a_call_takes_the_longer_of_reading_and_multiplying():
-    machine = Machine(bandwidth=10.0, rate=4.0)
+    machine = MachineRates(bandwidth=10.0, rate=4.0)
     assert machine.seconds(8, 30) == 3
     assert machine.seconds(40, 30) == 10
 
 
 def test_times_are_the_sums_of_their_calls():
     model, question = DecoderWork(dimensions=decoder()), Question(prompt=5, new=3)
-    machine = Machine(bandwidth=1e3, rate=1e4)
+    machine = MachineRates(bandwidth=1e3, rate=1e4)
     found = document("m", model, question, machine)["calls"]
     works = [model.call(0, 5), model.call(5, 1), model.call(6, 1)]
     times = [max(w.operations / 1e4, 2 * (w.weights + w.cached) / 1e3) for w in works]
@@ -200,7 +200,7 @@ def test_a_sequence_longer_than_the_model_is_refused():
 
 
 def test_the_document_is_json_and_all_parts_are_in_it():
-    found = document("m", TURBO, Question(prompt=4, new=2), Machine(bandwidth=1e9, rate=1e9))
+    found = document("m", TURBO, Question(prompt=4, new=2), MachineRates(bandwidth=1e9, rate=1e9))
     assert json.loads(json.dumps(found)) == found
     flop = found["calls"]["all"]["recomputed"]["flop"]
     assert flop.keys() == {*PARTS, "total"}
@@ -214,7 +214,7 @@ def test_the_document_is_json_and_all_parts_are_in_it():
 
 
 def test_tables_line_up():
-    found = document("m", TURBO, Question(prompt=4, new=2), Machine(bandwidth=1e9, rate=1e9))
+    found = document("m", TURBO, Question(prompt=4, new=2), MachineRates(bandwidth=1e9, rate=1e9))
     table = render(found).split("\n\n")[2].splitlines()
     assert {len(line) for line in table} == {len(table[0])}
     assert table[-1].startswith("least time")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvcast.errors import UsageError
 from kvcast.inspect import masks, svg
-from kvcast.inspect.prefix import Prefix
+from kvcast.inspect.prefix import SourceAndTarget
 from kvcast.models.ops.attention import self_attention
 
 WHOLE = """\
@@ -35,14 +35,14 @@ sizes = given(source=st.integers(1, 9), target=st.integers(1, 9))
 def test_the_whole_mask_compares_running_sums_of_segments(source: int, target: int):
     # The definition with which UniLM models are trained: segment ids, summed up.
     sums = np.cumsum([0] * source + [1] * target)
-    whole, *_ = masks.masks(Prefix(source=source, target=target))
+    whole, *_ = masks.masks(SourceAndTarget(source=source, target=target))
     np.testing.assert_array_equal(whole.seen, sums[None, :] <= sums[:, None])
 
 
 @settings(deadline=None)
 @sizes
 def test_the_calls_are_the_rows_of_the_whole_mask(source: int, target: int):
-    whole, *calls = masks.masks(Prefix(source=source, target=target))
+    whole, *calls = masks.masks(SourceAndTarget(source=source, target=target))
     assert [mask.call.counts for mask in calls] == [(source,), *[(1,)] * target]
     positions = [position for mask in calls for _, position in mask.queries]
     assert positions == list(range(source + target))
@@ -56,7 +56,7 @@ def test_the_calls_are_the_rows_of_the_whole_mask(source: int, target: int):
 @settings(deadline=None)
 @sizes
 def test_the_operator_sees_what_is_drawn(source: int, target: int):
-    prefix = Prefix(source=source, target=target)
+    prefix = SourceAndTarget(source=source, target=target)
     keys, values = (torch.full((1, 1, prefix.capacity, prefix.capacity), 1e4) for _ in range(2))
     _, *calls = masks.masks(prefix)
     for mask in calls:
@@ -82,7 +82,7 @@ def test_the_operator_sees_what_is_drawn(source: int, target: int):
 
 
 def test_the_text_shows_the_whole_and_then_each_call():
-    drawn = masks.render(Prefix(source=3, target=2))
+    drawn = masks.render(SourceAndTarget(source=3, target=2))
     title, legend, *_ = drawn.splitlines()
     assert title == "a source of 3 tokens (s), then a target of 2 (t); one cache of 5 slots"
     assert legend.endswith("# sees, . does not")
@@ -98,7 +98,7 @@ def test_the_text_shows_the_whole_and_then_each_call():
 
 
 def test_the_picture_has_a_cell_for_each_pair_and_names_no_rows():
-    every = list(masks.masks(Prefix(source=3, target=2)))
+    every = list(masks.masks(SourceAndTarget(source=3, target=2)))
     root = ElementTree.fromstring(svg.draw("title", every))
     spaced = "{http://www.w3.org/2000/svg}"
     cells = root.findall(f"{spaced}rect")[1:]  # without the background
@@ -120,4 +120,4 @@ def test_the_picture_has_a_cell_for_each_pair_and_names_no_rows():
 )
 def test_sizes_that_make_no_picture_are_refused(source: int, target: int, message: str):
     with pytest.raises(UsageError, match=f"^{message}"):
-        Prefix(source=source, target=target)
+        SourceAndTarget(source=source, target=target)

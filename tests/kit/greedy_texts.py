@@ -4,11 +4,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from kvcast.runtimes.aoti.greedy_step import Text
+from kvcast.runtimes.aoti.greedy_step import GreedyState
 
 
 @torch.no_grad()
-def written_eagerly(decode: nn.Module, begun: Text, new: int) -> list[int]:
+def written_eagerly(decode: nn.Module, begun: GreedyState, new: int) -> list[int]:
     text = tree_map(torch.clone, begun)
     tokens = []
     for _ in range(new):

@@ -15,7 +15,7 @@ import pytest
 
 from kit.letters_models import saying
 from kvcast.server import guard
-from kvcast.server.journal import Lines, install
+from kvcast.server.journal import LogFormatter, install
 from server.serving import Server, serving, until
 
 HELLO = [{"role": "user", "content": "a private matter"}]
@@ -233,7 +233,7 @@ class Records(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(Lines(as_json=True).format(record))
+        self.lines.append(LogFormatter(as_json=True).format(record))
 
 
 @pytest.fixture
@@ -295,7 +295,7 @@ def test_libraries_and_warnings_are_in_the_log_as_well(capfd: pytest.CaptureFixt
 def test_lines_of_text_stay_lines():
     record = logging.LogRecord("a", logging.INFO, "", 0, "request", (), None)
     record.fields = {"path": '/a\n level=error "x"', "status": 200}
-    line = Lines(as_json=False).format(record)
+    line = LogFormatter(as_json=False).format(record)
     assert "\n" not in line
     assert line.endswith('info path="/a\\n level=error \\"x\\"" status=200')
 

@@ -32,9 +32,9 @@ from kvcast.models.decoder import DecoderModel
 from kvcast.models.nn.attention import CrossAttention
 from kvcast.models.programs.decoder import AttentionConstants
 from kvcast.models.programs.decoder import Decode as DecodeText
-from kvcast.models.programs.whisper import Decode as DecodeSpeech
+from kvcast.models.programs.whisper import WhisperDecode as DecodeSpeech
 from kvcast.models.whisper import Whisper
-from kvcast.runtimes.aoti.greedy_step import Step, Text, captured, make_step, slots_for
+from kvcast.runtimes.aoti.greedy_step import GreedyState, Step, captured, make_step, slots_for
 from kvcast.runtimes.aoti.precision import Precision
 from kvcast_bench.backend import Backend, Tokens
 from kvcast_bench.device import COPIED, device_facts, memory_rates, seconds_of
@@ -66,7 +66,7 @@ class RandomModel(NamedTuple):
     timed: TimedModel
     decode: Any  # takes tokens, lengths, offsets, caches and what is given
     source: Tensor | None  # stands for the encoder's output [1, t, width] behind cross caches
-    begun: Text
+    begun: GreedyState
 
 
 @torch.no_grad()
@@ -98,7 +98,7 @@ def random_model(timed: TimedModel, dtype: torch.dtype, device: str) -> RandomMo
             shape = (1, part.heads, part.capacity, part.head_dim)
             caches += [(normal(*shape), normal(*shape)) for _ in range(part.layers)]
     most = work_of(timed.dimensions).most_positions
-    begun = Text(
+    begun = GreedyState(
         token_rs=torch.ones((1, 1), dtype=torch.int64, device=device),
         lengths=torch.full((1,), timed.prompt, dtype=torch.int32, device=device),
         written=torch.zeros(most + 1, dtype=torch.int64, device=device),
@@ -125,7 +125,7 @@ class GpuVariant(Backend):
 
     model: Any  # a RandomModel: there is no file
     of: str  # the model's name
-    text: Text  # that is written, by all variants of the model
+    text: GreedyState  # that is written, by all variants of the model
     step: Callable[[int], Step]  # from slots to read to a call that takes a step of the text
     is_graph: bool  # whether a step is replayed, and not launched kernel by kernel
     settings: str = ""
@@ -180,7 +180,7 @@ def variants(
     name: str, model: RandomModel, compile_step: Compile, *, dtype: str
 ) -> Iterator[GpuVariant]:
     """Yield the ways to write a model's text; those that cannot be on its device say why."""
-    text: Text = tree_map(torch.clone, model.begun)
+    text: GreedyState = tree_map(torch.clone, model.begun)
     programs = {"cached": (model.decode, text)}
     if (source := model.source) is not None:
         recompute = DecodeFromStates(model.decode, dtype=source.dtype)

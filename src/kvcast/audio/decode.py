@@ -18,7 +18,7 @@ import soxr
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.audio.reader import BLOCK_VALUES, DamagedError, Reader, UnreadableError
+from kvcast.audio.reader import BLOCK_VALUES, DamagedError, SoundReader, UnreadableError
 from kvcast.audio.sndfile import SndfileReader
 from kvcast.errors import InputMissingError, InputOutputError, UsageError
 
@@ -135,7 +135,7 @@ class AudioFile(AudioSource):
     def close(self) -> None:
         self._close.close()
 
-    def _check_header(self, reader: Reader) -> None:
+    def _check_header(self, reader: SoundReader) -> None:
         if reader.channels < 1:
             raise InputOutputError(f"{self.name} has no audio channel")
         if not LOWEST_RATE <= reader.rate <= HIGHEST_RATE:
@@ -144,7 +144,7 @@ class AudioFile(AudioSource):
                 f"{LOWEST_RATE} to {HIGHEST_RATE} can be read"
             )
 
-    def _mono(self, reader: Reader) -> Iterator[NDArray[np.float32]]:
+    def _mono(self, reader: SoundReader) -> Iterator[NDArray[np.float32]]:
         """Yield the mean of the channels [samples], not yet resampled; note where it ends early."""
         frames = 0
         try:
@@ -206,7 +206,7 @@ def _spooled(file: BinaryIO, opened: contextlib.ExitStack) -> BinaryIO:
     return spool
 
 
-def _open_reader(file: BinaryIO, name: str) -> Reader:
+def _open_reader(file: BinaryIO, name: str) -> SoundReader:
     """Open with libsndfile or, failing that, with PyAV; errors give libsndfile's reason."""
     try:
         return SndfileReader(file)

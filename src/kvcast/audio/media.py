@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.audio.reader import BLOCK_VALUES, DamagedError, Reader, UnreadableError
+from kvcast.audio.reader import BLOCK_VALUES, DamagedError, SoundReader, UnreadableError
 
 # Only plain containers and no protocols: with playlists and scripts (hls, concat, dash), a file
 # could open other files or network addresses.
@@ -24,7 +24,7 @@ _TOLERANCE = 0.5
 """Seconds by which the duration of a complete file may be wrong."""
 
 
-class MediaReader(Reader):
+class MediaReader(SoundReader):
     """One pass over the first audio stream of a seekable file.
 
     Raises:

@@ -22,7 +22,7 @@ class DamagedError(Exception):
     """The stream ended early or is damaged; what came before is good. The text follows the name."""
 
 
-class Reader(Protocol):
+class SoundReader(Protocol):
     """One pass over one sound file."""
 
     rate: int

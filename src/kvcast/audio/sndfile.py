@@ -16,7 +16,7 @@ import soundfile
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.audio.reader import BLOCK_VALUES, DamagedError, Reader, UnreadableError
+from kvcast.audio.reader import BLOCK_VALUES, DamagedError, SoundReader, UnreadableError
 
 _STREAMED_SIZE = 0x7FFF0000
 """Programs that write to a pipe put a size of about this, or all ones, for an unknown size."""
@@ -38,7 +38,7 @@ _MP3_LENGTH_FACTOR = 64
 _stderr_lock = threading.Lock()
 
 
-class SndfileReader(Reader):
+class SndfileReader(SoundReader):
     """One pass over a seekable file by libsndfile.
 
     Raises:

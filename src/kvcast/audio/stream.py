@@ -51,7 +51,7 @@ _CODINGS: Mapping[tuple[int, int], _Decode] = {
 """How samples are read, by WAV's format tag and bits."""
 
 
-class _Layout(NamedTuple):
+class _SampleLayout(NamedTuple):
     """How samples lie in the bytes."""
 
     rate: int
@@ -68,7 +68,7 @@ class _Layout(NamedTuple):
 class _Header(NamedTuple):
     """What precedes the sound of a WAV; `sound` is its number of bytes, None if unknown."""
 
-    layout: _Layout
+    layout: _SampleLayout
     length: int
     sound: int | None
 
@@ -90,8 +90,8 @@ class SoundStream:
         """
         self.notices: tuple[str, ...] = ()
         self._name = name
-        self._raw = _Layout(sample_rate, 1, 16, _CODINGS[_PCM, 16])
-        self._layout: _Layout | None = None
+        self._raw = _SampleLayout(sample_rate, 1, 16, _CODINGS[_PCM, 16])
+        self._layout: _SampleLayout | None = None
         self._left: int | None = None  # bytes of sound that are still to come, if known
         self._held = b""
         self._resampler: soxr.ResampleStream | None = None
@@ -150,7 +150,7 @@ class SoundStream:
         self._use(header.layout)
         return True
 
-    def _use(self, layout: _Layout) -> None:
+    def _use(self, layout: _SampleLayout) -> None:
         self._layout = layout
         if layout.rate != SAMPLE_RATE:
             self._resampler = soxr.ResampleStream(
@@ -209,7 +209,7 @@ def _wav_header(data: bytes, name: str) -> _Header | None:
     return None
 
 
-def _layout(chunk: bytes, name: str) -> _Layout:
+def _layout(chunk: bytes, name: str) -> _SampleLayout:
     """Read a WAV's format chunk."""
     if len(chunk) < 16:
         raise InputOutputError(f"{name} is a WAV with a damaged header")
@@ -226,4 +226,4 @@ def _layout(chunk: bytes, name: str) -> _Layout:
             f"{name} is a WAV of coding {tag} with {bits} bits, which cannot be read live: "
             "convert it with ffmpeg -i … -f s16le -ac 1 -ar 16000 -"
         )
-    return _Layout(rate, channels, bits, _CODINGS[tag, bits])
+    return _SampleLayout(rate, channels, bits, _CODINGS[tag, bits])

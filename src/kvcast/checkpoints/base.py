@@ -175,7 +175,7 @@ Checkpoint = WhisperCheckpoint | DecoderCheckpoint | T5Checkpoint | UnilmCheckpo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reader:
+class CheckpointReader:
     """One format. `files` lists everything that `read` depends on, so their hash identifies it."""
 
     name: str

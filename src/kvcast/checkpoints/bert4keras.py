@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints import t5_names, unilm_names
 from kvcast.checkpoints.base import (
-    Reader,
+    CheckpointReader,
     StoredTensor,
     T5Checkpoint,
     UnilmCheckpoint,
@@ -309,7 +309,7 @@ def _detect(folder: Path) -> bool:
     return not path.is_file() or "model_type" not in read_json_object(path)
 
 
-READER = Reader(
+READER = CheckpointReader(
     name="bert4keras (*.ckpt.index and its shards, bert_config.json or config.json, vocab.txt)",
     detect=_detect,
     files=lambda folder: [

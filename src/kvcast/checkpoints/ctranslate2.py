@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import (
-    Reader,
+    CheckpointReader,
     StoredTensor,
     WhisperCheckpoint,
     generation_settings,
@@ -108,7 +108,7 @@ class ModelFile:
     variables: Mapping[str, Variable]
 
 
-class _Cursor:
+class _ModelBinCursor:
     """A position in a file, with reads that stay inside it."""
 
     def __init__(self, path: Path) -> None:
@@ -155,7 +155,7 @@ def parse_model_file(path: Path) -> ModelFile:
 
     Raises InputOutputError if it is damaged, KvcastError if its version is unknown.
     """
-    cursor = _Cursor(path)
+    cursor = _ModelBinCursor(path)
     (version,) = cursor.numbers("I", "the version")
     if version != _VERSION:
         raise KvcastError(
@@ -184,7 +184,7 @@ def parse_model_file(path: Path) -> ModelFile:
     return ModelFile(specification=specification, variables=variables)
 
 
-def _parse_variable(cursor: _Cursor) -> tuple[str, Variable]:
+def _parse_variable(cursor: _ModelBinCursor) -> tuple[str, Variable]:
     name = cursor.string("the name of a variable")
     (rank,) = cursor.numbers("B", f"variable {name}")
     if rank > _MAX_RANK:
@@ -325,7 +325,7 @@ def _files(folder: Path) -> list[Path]:
     ]
 
 
-READER = Reader(
+READER = CheckpointReader(
     name="CTranslate2 (model.bin, tokenizer.json or vocabulary.json)",
     detect=lambda folder: (folder / "model.bin").is_file(),
     files=_files,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.base import DecoderCheckpoint, LazyTensors, Reader, StoredTensor
+from kvcast.checkpoints.base import CheckpointReader, DecoderCheckpoint, LazyTensors, StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gguf_file import GgufFile, GgufTensor, read_gguf
 from kvcast.checkpoints.gguf_text import read_text
@@ -327,7 +327,7 @@ def is_gguf(path: Path) -> bool:
     return path.suffix.lower() == SUFFIX and path.is_file()
 
 
-READER = Reader(
+READER = CheckpointReader(
     name="GGUF (a file *.gguf)",
     detect=lambda source: is_gguf(source) or (source.is_dir() and bool(_files_in(source))),
     files=lambda source: [_file(source)],

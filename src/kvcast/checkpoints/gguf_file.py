@@ -101,7 +101,7 @@ def read_gguf(path: Path) -> GgufFile:
     Raises InputOutputError if it is damaged, and KvcastError without the gguf library, for another
     version or byte order, for one part of several, and for unsupported types.
     """
-    cursor = _Cursor(path)
+    cursor = _GgufCursor(path)
     tensors, values = _counts(cursor, path)
     parsed: dict[str, Any] = {}
     for _ in range(values):
@@ -117,7 +117,7 @@ def read_gguf(path: Path) -> GgufFile:
     return GgufFile(values=parsed, tensors=_tensors(cursor, tensors, parsed, path))
 
 
-def _counts(cursor: "_Cursor", path: Path) -> tuple[int, int]:
+def _counts(cursor: "_GgufCursor", path: Path) -> tuple[int, int]:
     """Check the file's magic and version; return how many tensors and values it claims to have."""
     if cursor.take(4).tobytes() != b"GGUF":
         raise KvcastError(f"{path} is not a GGUF file: it does not begin with GGUF")
@@ -134,7 +134,7 @@ def _counts(cursor: "_Cursor", path: Path) -> tuple[int, int]:
     return tensors, values
 
 
-class _Cursor:
+class _GgufCursor:
     """A position in a file, with reads that stay inside it."""
 
     def __init__(self, path: Path) -> None:
@@ -217,7 +217,7 @@ class _Cursor:
 
 
 def _tensors(
-    cursor: _Cursor, count: int, values: Mapping[str, Any], path: Path
+    cursor: _GgufCursor, count: int, values: Mapping[str, Any], path: Path
 ) -> dict[str, GgufTensor]:
     """Parse the tensors' descriptions and find their bytes."""
     block_of = _block_sizes()
@@ -261,7 +261,7 @@ def _block_sizes() -> _BlockOf:
     return block_of
 
 
-def _description(cursor: _Cursor, block_of: _BlockOf, path: Path) -> _Description:
+def _description(cursor: _GgufCursor, block_of: _BlockOf, path: Path) -> _Description:
     """Read offset, size in bytes, name, type and shape of a tensor."""
     name = cursor.name("a tensor")
     rank = cursor.number("<u4")

@@ -93,7 +93,7 @@ class _Vocabulary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Model:
+class _TokenizerKind:
     """One kind of tokenizer: how it is built, and its defaults."""
 
     build: Callable[[_Vocabulary], Tokenizer]
@@ -160,7 +160,7 @@ def _numbers(fields: Fields, name: str, values: object, count: int) -> list[Any]
     return list(values.tolist())
 
 
-def _tokenizer_json(vocabulary: _Vocabulary, model: _Model, start: int | None) -> bytes:
+def _tokenizer_json(vocabulary: _Vocabulary, model: _TokenizerKind, start: int | None) -> bytes:
     try:
         tokenizer = model.build(vocabulary)
         tokenizer.add_tokens(
@@ -289,7 +289,9 @@ def _named(value: object) -> str:
     return repr(str(value)[:40])
 
 
-_MODELS: Mapping[str, _Model] = {
-    "gpt2": _Model(build=_byte_level, starts=lambda fields: _words(fields).starts),
-    "llama": _Model(build=_sentencepiece, starts=lambda _: True, spell=_spell_spaces, bos=1, eos=2),
+_MODELS: Mapping[str, _TokenizerKind] = {
+    "gpt2": _TokenizerKind(build=_byte_level, starts=lambda fields: _words(fields).starts),
+    "llama": _TokenizerKind(
+        build=_sentencepiece, starts=lambda _: True, spell=_spell_spaces, bos=1, eos=2
+    ),
 }

@@ -14,9 +14,9 @@ import numpy as np
 from kvcast.checkpoints import t5_huggingface, unilm_huggingface
 from kvcast.checkpoints.base import (
     Checkpoint,
+    CheckpointReader,
     DecoderCheckpoint,
     Dimensions,
-    Reader,
     StoredTensor,
     T5Checkpoint,
     UnilmCheckpoint,
@@ -246,7 +246,7 @@ def _files(folder: Path) -> list[Path]:
     return [config, *(path for path in optional if path.is_file()), *weights]
 
 
-READER = Reader(
+READER = CheckpointReader(
     name=f"Hugging Face (config.json, {_WEIGHTS}, tokenizer.json)",
     detect=lambda folder: any(
         (folder / name).is_file() for name in ("config.json", _WEIGHTS, _INDEX, "pytorch_model.bin")

@@ -12,8 +12,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import (
+    CheckpointReader,
     DecoderCheckpoint,
-    Reader,
     StoredTensor,
     read_json_object,
     require_file,
@@ -186,7 +186,7 @@ def _detect(folder: Path) -> bool:
     return own and not any(folder.glob("model*.safetensors"))
 
 
-READER = Reader(
+READER = CheckpointReader(
     name=f"Mistral (params.json, {_STEM}.safetensors, tekken.json or tokenizer.model.v3)",
     detect=_detect,
     files=lambda folder: [

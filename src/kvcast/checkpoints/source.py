@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvcast.checkpoints import bert4keras, ctranslate2, gguf, huggingface, mistral, packaged
-from kvcast.checkpoints.base import Checkpoint, Dimensions, Reader
+from kvcast.checkpoints.base import Checkpoint, CheckpointReader, Dimensions
 from kvcast.checkpoints.hub import download, is_hub_id
 from kvcast.checkpoints.refused import refuse_file, refuse_folder, refuse_name
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
@@ -18,7 +18,7 @@ from kvcast.spec.digests import combined_sha256
 # have a config.json; Mistral's may have one (its reader leaves folders with weights in both layouts
 # to Hugging Face's), and so may bert4keras's (without a model_type); any folder may also contain a
 # GGUF file.
-_READERS: tuple[Reader, ...] = (
+_READERS: tuple[CheckpointReader, ...] = (
     ctranslate2.READER,
     mistral.READER,
     bert4keras.READER,
@@ -99,7 +99,7 @@ def _os_errors_as_ours() -> Iterator[None]:
         raise InputOutputError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
-def _reader_of(path: Path) -> Reader:
+def _reader_of(path: Path) -> CheckpointReader:
     for reader in _READERS:
         if reader.detect(path):
             return reader

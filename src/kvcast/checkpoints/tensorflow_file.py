@@ -116,7 +116,7 @@ def _number_of_shards(index: Path, key: bytes, value: bytes) -> int:
     """Read the header."""
     if key:
         raise _damaged(index, "it has no header")
-    fields = _fields(_Cursor(value, index))
+    fields = _fields(_IndexCursor(value, index))
     count, order = fields.get(1, 0), fields.get(2, 0)
     if order != 0:
         raise KvcastError(f"{index} is big-endian: save it again on a little-endian machine")
@@ -127,7 +127,7 @@ def _number_of_shards(index: Path, key: bytes, value: bytes) -> int:
 
 def _entry(index: Path, key: bytes, value: bytes, shards: int) -> _Place:
     name = _name(index, key)
-    fields = _fields(_Cursor(value, index))
+    fields = _fields(_IndexCursor(value, index))
     if 7 in fields:
         raise KvcastError(
             f"{index}: variable {name} is in several slices: save it again without a partitioner"
@@ -139,7 +139,7 @@ def _entry(index: Path, key: bytes, value: bytes, shards: int) -> _Place:
     kind, shard, offset, size = map(int, numbers)
     if shard >= shards:
         raise _damaged(index, f"tensor {name} lies in shard {shard} of {shards}")
-    axes = _shape(_Cursor(shape, index), name)
+    axes = _shape(_IndexCursor(shape, index), name)
     return _Place(name=name, type=kind, shape=axes, shard=shard, offset=offset, size=size)
 
 
@@ -154,12 +154,12 @@ def _name(index: Path, key: bytes) -> str:
     return name
 
 
-def _shape(cursor: "_Cursor", name: str) -> tuple[int, ...]:
+def _shape(cursor: "_IndexCursor", name: str) -> tuple[int, ...]:
     """Read a TensorShapeProto."""
     axes: list[int] = []
     for number, value in cursor.message():
         if number == 2 and isinstance(value, bytes):
-            size = _fields(_Cursor(value, cursor.path)).get(1, 0)
+            size = _fields(_IndexCursor(value, cursor.path)).get(1, 0)
             if type(size) is not int or size >= 1 << 63 or len(axes) == _MAX_RANK:
                 raise _damaged(cursor.path, f"tensor {name} has no sensible shape")
             axes.append(size)
@@ -188,12 +188,12 @@ def _table(path: Path) -> Iterator[tuple[bytes, bytes]]:
         raise InputOutputError(
             f"{path} is not the index of a TensorFlow checkpoint, or not whole: fetch it again"
         )
-    handles = _Cursor(footer[:-8], path)
+    handles = _IndexCursor(footer[:-8], path)
     handles.handle()
     blocks = contents[:-_FOOTER]
     end, last = 0, None
     for _, value in _block(blocks, *handles.handle(), path):
-        start, size = _Cursor(value, path).handle()
+        start, size = _IndexCursor(value, path).handle()
         # Blocks may not overlap, so each byte is read once, however many handles there are.
         if start < end:
             raise _damaged(path, "its blocks overlap")
@@ -217,7 +217,7 @@ def _block(blocks: bytes, start: int, size: int, path: Path) -> Iterator[tuple[b
     restarts = int.from_bytes(checked[-5:-1], "little")
     if checked[-1] or size < 4 * (1 + restarts):
         raise _damaged(path, "a block cannot be read")
-    cursor = _Cursor(checked[: size - 4 * (1 + restarts)], path)
+    cursor = _IndexCursor(checked[: size - 4 * (1 + restarts)], path)
     key = b""
     while cursor.remaining:
         shared, own, length = cursor.varint(), cursor.varint(), cursor.varint()
@@ -227,7 +227,7 @@ def _block(blocks: bytes, start: int, size: int, path: Path) -> Iterator[tuple[b
         yield key, cursor.take(length)
 
 
-class _Cursor:
+class _IndexCursor:
     """A position in some bytes of a file, with reads that stay inside them."""
 
     def __init__(self, data: bytes, path: Path) -> None:
@@ -273,7 +273,7 @@ class _Cursor:
                 raise _damaged(self.path, "an entry is not a protocol buffer")
 
 
-def _fields(cursor: _Cursor) -> dict[int, int | bytes]:
+def _fields(cursor: _IndexCursor) -> dict[int, int | bytes]:
     """Read a message; if a field occurs several times, the last one counts."""
     return dict(cursor.message())
 

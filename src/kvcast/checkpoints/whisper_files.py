@@ -63,7 +63,7 @@ def check_preprocessor(folder: Path, dimensions: WhisperDimensions) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Layout:
+class _TokenizerFiles:
     """Files that a tokenizer is made of."""
 
     required: tuple[str, ...]
@@ -71,7 +71,7 @@ class _Layout:
     read: Callable[[Path], bytes]
 
 
-def _layout(folder: Path) -> _Layout:
+def _layout(folder: Path) -> _TokenizerFiles:
     for layout in _LAYOUTS:
         if all((folder / name).is_file() for name in layout.required):
             return layout
@@ -116,10 +116,12 @@ def _read_lines(folder: Path) -> bytes:
 
 
 _LAYOUTS = (
-    _Layout(required=(_WHOLE,), read=_read_whole),
-    _Layout(required=(_VOCABULARY, _MERGES), optional=(_ADDED, _SETTINGS), read=_read_parts),
-    _Layout(required=(_LIST,), read=_read_list),
-    _Layout(required=(_LINES,), read=_read_lines),
+    _TokenizerFiles(required=(_WHOLE,), read=_read_whole),
+    _TokenizerFiles(
+        required=(_VOCABULARY, _MERGES), optional=(_ADDED, _SETTINGS), read=_read_parts
+    ),
+    _TokenizerFiles(required=(_LIST,), read=_read_list),
+    _TokenizerFiles(required=(_LINES,), read=_read_lines),
 )
 
 

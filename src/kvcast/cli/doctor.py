@@ -12,7 +12,7 @@ from kvcast.cli.arguments import filled
 from kvcast.cli.progress import progress
 
 if TYPE_CHECKING:
-    from kvcast.loading.doctor import Findings, Library, Runtime
+    from kvcast.loading.doctor import Findings, NativeLibrary, Runtime
 
 JSON_FORMAT = "kvcast.doctor"
 JSON_VERSION = 1
@@ -79,7 +79,7 @@ def _about(runtime: "Runtime") -> tuple[str, ...]:
     return f"yes: {_listed(runtime.versions)}", runtime.problem, export
 
 
-def _about_library(library: "Library") -> tuple[str, ...]:
+def _about_library(library: "NativeLibrary") -> tuple[str, ...]:
     if library.problem:
         return (f"no: {library.problem}",)
     if not library.path:

@@ -31,7 +31,7 @@ from kvcast.whisper.writers import Transcript
 if TYPE_CHECKING:
     from kvcast.cluster.recordings import Opened
     from kvcast.whisper.folders.run import FolderRun, Result, Summary
-    from kvcast.whisper.folders.working import Heard, Job, Outcome, Watch
+    from kvcast.whisper.folders.working import Outcome, QueuedRecording, RecordingOutcome, Watch
 
 Begin: TypeAlias = "Callable[[Watch], Generator[Outcome]]"
 """Begins to transcribe; takes what is told how far each recording is."""
@@ -216,7 +216,7 @@ class _Course:
             files=tuple(sorted(self._results, key=lambda result: PurePosixPath(result.path).parts)),
         )
 
-    def _render(self, source: str, heard: "Heard") -> dict[str, str]:
+    def _render(self, source: str, heard: "RecordingOutcome") -> dict[str, str]:
         return self._outputs.rendered(
             Transcript(
                 source=source,
@@ -232,7 +232,7 @@ class _Course:
             )
         )
 
-    def _tell(self, job: "Job", heard: "Heard | None") -> None:
+    def _tell(self, job: "QueuedRecording", heard: "RecordingOutcome | None") -> None:
         if heard is None or self._args.quiet:
             return
         for notice in heard.notices:

@@ -18,7 +18,7 @@ from kvcast.cli.arguments import Heading, add_options, filled, headings, keyword
 from kvcast.cli.files import STANDARD_INPUT
 from kvcast.cli.opening import drafted_by, for_actor, opened
 from kvcast.cli.progress import Progress, progress
-from kvcast.cli.prompts import Prompt
+from kvcast.cli.prompts import PromptLine
 from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.decoding.params import SAMPLING, SEVERAL
 from kvcast.errors import InputOutputError, KvcastError, UsageError
@@ -178,7 +178,7 @@ def _prepare(output: Path, *, source: str | None) -> None:
     prepare_folder(output.parent)
 
 
-def _prompts(args: argparse.Namespace) -> list[Prompt]:
+def _prompts(args: argparse.Namespace) -> list[PromptLine]:
     if args.prompts is not None:
         lines = prompts.read_prompts(args.prompts)
     elif args.prompt_file is not None:
@@ -198,7 +198,9 @@ def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TextGenerator, 
     return loaded.model, loaded.runtime
 
 
-def _stream(model: "TextGenerator", prompt: Prompt, args: argparse.Namespace) -> "TextGeneration":
+def _stream(
+    model: "TextGenerator", prompt: PromptLine, args: argparse.Namespace
+) -> "TextGeneration":
     """Print one text piece by piece."""
     options = _options(prompt, args)
     del options["batch"]  # is about several texts
@@ -217,7 +219,7 @@ def _stream(model: "TextGenerator", prompt: Prompt, args: argparse.Namespace) ->
 
 
 def _write_texts(
-    model: "TextGenerator", asked: Sequence[Prompt], args: argparse.Namespace, watcher: Progress
+    model: "TextGenerator", asked: Sequence[PromptLine], args: argparse.Namespace, watcher: Progress
 ) -> "list[TextGeneration]":
     """Print the texts of one prompt, under headings if there are several."""
     (texts,) = _generate(model, asked, args, watcher)
@@ -230,7 +232,7 @@ def _write_texts(
 def _write_json(
     answers: "Iterator[list[TextGeneration]]",
     runtime: str,
-    asked: Sequence[Prompt],
+    asked: Sequence[PromptLine],
     args: argparse.Namespace,
 ) -> "list[TextGeneration]":
     """Print one document per prompt as soon as its turn is done, or save them all at the end."""
@@ -249,7 +251,7 @@ def _write_json(
 
 
 def _write_from_cluster(
-    asked: Sequence[Prompt], args: argparse.Namespace, watcher: Progress
+    asked: Sequence[PromptLine], args: argparse.Namespace, watcher: Progress
 ) -> "list[TextGeneration]":
     """Write documents as `_write_json` does, of texts that the machines of a cluster generate."""
     from kvcast.cluster.connection import connected
@@ -274,7 +276,7 @@ def _write_from_cluster(
 
 
 def examined(
-    args: argparse.Namespace, asked: Sequence[Prompt]
+    args: argparse.Namespace, asked: Sequence[PromptLine]
 ) -> tuple[str, list[tuple[int, bytes]]]:
     """Check all prompts, in a process of a cluster.
 
@@ -294,14 +296,14 @@ def examined(
 
 def answering(
     args: argparse.Namespace,
-) -> "Callable[[Sequence[Prompt]], list[list[TextGeneration]]]":
+) -> "Callable[[Sequence[PromptLine]], list[list[TextGeneration]]]":
     """Load the model in a process of a cluster, and return what generates there."""
     model, _ = _load(args, ignore_phase)
     return lambda prompts: list(_begun(model, prompts, args))
 
 
 def _generate(
-    model: "TextGenerator", asked: Sequence[Prompt], args: argparse.Namespace, watcher: Progress
+    model: "TextGenerator", asked: Sequence[PromptLine], args: argparse.Namespace, watcher: Progress
 ) -> "Iterator[list[TextGeneration]]":
     """Return the texts of each prompt, in order."""
     return _watched(_begun(model, asked, args), len(asked), watcher)
@@ -317,11 +319,11 @@ def _watched(
 
 
 def _begun(
-    model: "TextGenerator", asked: Sequence[Prompt], args: argparse.Namespace
+    model: "TextGenerator", asked: Sequence[PromptLine], args: argparse.Namespace
 ) -> "Iterator[list[TextGeneration]]":
     """Return the texts of each prompt, in order; raises now if a prompt is at fault."""
 
-    def begin(some: Sequence[Prompt]) -> "Iterator[list[TextGeneration]]":
+    def begin(some: Sequence[PromptLine]) -> "Iterator[list[TextGeneration]]":
         return model.generate_each(
             [prompt.text for prompt in some],
             **_options(some[0], args),
@@ -334,14 +336,14 @@ def _begun(
         raise _placed(error, asked, begin) from None
 
 
-def _calls(asked: Sequence[Prompt]) -> list[list[Prompt]]:
+def _calls(asked: Sequence[PromptLine]) -> list[list[PromptLine]]:
     return [list(call) for _, call in groupby(asked, key=lambda prompt: prompt.system)]
 
 
 def _placed(
     error: KvcastError,
-    asked: Sequence[Prompt],
-    begin: "Callable[[Sequence[Prompt]], Iterator[list[TextGeneration]]]",
+    asked: Sequence[PromptLine],
+    begin: "Callable[[Sequence[PromptLine]], Iterator[list[TextGeneration]]]",
 ) -> KvcastError:
     """Return the error of the first prompt at fault, with its place.
 
@@ -356,16 +358,16 @@ def _placed(
     return faults[0] if 0 < len(faults) < len(asked) else error
 
 
-def _options(prompt: Prompt, args: argparse.Namespace) -> dict[str, Any]:
+def _options(prompt: PromptLine, args: argparse.Namespace) -> dict[str, Any]:
     return keywords(args, PromptParams) | _conversation(prompt, args)
 
 
-def _conversation(prompt: Prompt, args: argparse.Namespace) -> dict[str, Any]:
+def _conversation(prompt: PromptLine, args: argparse.Namespace) -> dict[str, Any]:
     return {"chat": args.chat or prompt.system is not None, "system": prompt.system}
 
 
 def _document(
-    prompt: Prompt, texts: "Sequence[TextGeneration]", args: argparse.Namespace, runtime: str
+    prompt: PromptLine, texts: "Sequence[TextGeneration]", args: argparse.Namespace, runtime: str
 ) -> dict[str, Any]:
     """Return what docs/generation.schema.json describes."""
     first, *others = [_fields(text, logprobs=args.logprobs) for text in texts]

@@ -17,8 +17,8 @@ from kvcast.saving import save
 if TYPE_CHECKING:
     from kvcast.inspect.bias import Bias
     from kvcast.inspect.cost import Question
-    from kvcast.inspect.machine import Machine
-    from kvcast.inspect.masks import Drawn
+    from kvcast.inspect.machine import MachineRates
+    from kvcast.inspect.masks import MaskedCalls
     from kvcast.inspect.schedule import Schedule
     from kvcast.inspect.sizes import Counted
 
@@ -195,10 +195,10 @@ def _schedule(args: argparse.Namespace, texts: list[list[str]]) -> "Schedule":
     return Schedule.of(**(_EXAMPLE | by_texts | _given(args)))
 
 
-def _drawn(args: argparse.Namespace) -> "Drawn":
+def _drawn(args: argparse.Namespace) -> "MaskedCalls":
     if args.unilm is None:
         return _schedule(args, [])
-    from kvcast.inspect.prefix import Prefix
+    from kvcast.inspect.prefix import SourceAndTarget
 
     given = _given(args)
     if given:
@@ -207,7 +207,7 @@ def _drawn(args: argparse.Namespace) -> "Drawn":
             f"{' and '.join(f'--{name}' for name in given)}"
         )
     source, target = args.unilm
-    return Prefix(source=source, target=target)
+    return SourceAndTarget(source=source, target=target)
 
 
 def _masks(args: argparse.Namespace) -> int:
@@ -268,8 +268,10 @@ def _cost(args: argparse.Namespace) -> int:
     return 0
 
 
-def _machine(args: argparse.Namespace, model: "Counted", question: "Question") -> "Machine | None":
-    from kvcast.inspect.machine import Machine
+def _machine(
+    args: argparse.Namespace, model: "Counted", question: "Question"
+) -> "MachineRates | None":
+    from kvcast.inspect.machine import MachineRates
 
     given = {
         "bandwidth": args.bandwidth and args.bandwidth * 1e9,
@@ -280,7 +282,7 @@ def _machine(args: argparse.Namespace, model: "Counted", question: "Question") -
             raise UsageError("--no-measure prints no times: drop it, or --bandwidth and --rate")
         return None
     with progress(quiet=args.json).waiting("measuring this machine"):
-        return Machine.found(
+        return MachineRates.found(
             **given,
             threads=args.threads,
             step_bytes=question.step_bytes(model),

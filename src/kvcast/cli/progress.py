@@ -71,7 +71,7 @@ class Coverage:
 def progress(*, quiet: bool) -> Progress:
     """Return what draws progress here: nothing if quiet or if there is no terminal."""
     can_redraw = sys.stderr is not None and sys.stderr.isatty() and os.getenv("TERM") != "dumb"
-    return Drawn() if can_redraw and not quiet else Silent()
+    return DrawnProgress() if can_redraw and not quiet else Silent()
 
 
 class Silent(Progress):
@@ -107,7 +107,7 @@ class Silent(Progress):
         yield
 
 
-class Drawn(Progress):
+class DrawnProgress(Progress):
     """Progress drawn by rich on standard error, wiped when done."""
 
     def __init__(self) -> None:

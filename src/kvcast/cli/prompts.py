@@ -18,7 +18,7 @@ PLAIN_LINES = frozenset({".txt"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompt:
+class PromptLine:
     """One prompt; `place` says where it stands, for messages, and is "" for an only one."""
 
     text: str
@@ -26,28 +26,28 @@ class Prompt:
     system: str | None = None
     place: str = ""
 
-    def told(self, system: str | None) -> "Prompt":
+    def told(self, system: str | None) -> "PromptLine":
         """Return it with this system text, unless it has its own."""
         return self if self.system is not None else replace(self, system=system)
 
 
-def given(text: str) -> Prompt:
+def given(text: str) -> PromptLine:
     """Return a prompt that was an argument; raises UsageError if it is empty or not UTF-8."""
     if not is_text(text):
         raise UsageError("the prompt is not valid UTF-8")
-    return _filled(Prompt(text=text))
+    return _filled(PromptLine(text=text))
 
 
-def read_prompt(source: str) -> Prompt:
+def read_prompt(source: str) -> PromptLine:
     """Read a whole file, or standard input, as one prompt, without its last line end.
 
     Raises InputMissingError, InputOutputError, and UsageError if it is empty.
     """
     text = read_text(source).removesuffix("\n").removesuffix("\r")
-    return _filled(Prompt(text=text, place=shown(source)))
+    return _filled(PromptLine(text=text, place=shown(source)))
 
 
-def read_prompts(source: str) -> list[Prompt]:
+def read_prompts(source: str) -> list[PromptLine]:
     """Read one prompt a line, plain or JSON Lines; blank lines are skipped.
 
     A name that ends with .jsonl or .ndjson holds JSON, .txt plain text; under any other name the
@@ -103,11 +103,11 @@ def _holds_json(source: str, first_line: str) -> bool:
     return first_line.lstrip().startswith(("{", '"'))
 
 
-def _prompt_of_text(line: str, place: str) -> Prompt:
-    return Prompt(text=line, place=place)
+def _prompt_of_text(line: str, place: str) -> PromptLine:
+    return PromptLine(text=line, place=place)
 
 
-def _prompt_of_json(line: str, place: str) -> Prompt:
+def _prompt_of_json(line: str, place: str) -> PromptLine:
     try:
         value = json.loads(line)
     except RecursionError:
@@ -127,7 +127,7 @@ def _prompt_of_json(line: str, place: str) -> Prompt:
         accepts, wanted = _FIELDS[name]
         if not accepts(content):
             raise InputOutputError(f'{place}: "{name}" must be {wanted}')
-    return Prompt(
+    return PromptLine(
         text=fields["prompt"], id=fields.get("id"), system=fields.get("system"), place=place
     )
 
@@ -148,7 +148,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def _filled(prompt: Prompt) -> Prompt:
+def _filled(prompt: PromptLine) -> PromptLine:
     if not prompt.text:
         raise UsageError(f"{prompt.place}: the prompt is empty".removeprefix(": "))
     return prompt

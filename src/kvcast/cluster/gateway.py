@@ -37,7 +37,7 @@ _OWN_HEADERS = frozenset({b"x-request-id"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ProxiedRequest:
     """A request, whole."""
 
     scope: Mapping[str, Any]
@@ -48,7 +48,7 @@ class LostError(Exception):
     """A replica died, or could not be reached."""
 
 
-Ask: TypeAlias = Callable[[Asked], AsyncGenerator[list[Message]]]
+Ask: TypeAlias = Callable[[ProxiedRequest], AsyncGenerator[list[Message]]]
 """Asks a replica; yields the messages of its answer. Raises LostError, and ApiError if refused."""
 
 
@@ -94,7 +94,7 @@ class Gateway:
             await asyncio.gather(serving, return_exceptions=True)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = Asked(
+        asked = ProxiedRequest(
             scope={name: scope[name] for name in _HANDED_ON if name in scope},
             body=await _whole(receive),
         )
@@ -115,11 +115,11 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(passing, leaving, return_exceptions=True)
 
-    async def _pass(self, asked: Asked, send: Send, begun: asyncio.Event) -> None:
+    async def _pass(self, asked: ProxiedRequest, send: Send, begun: asyncio.Event) -> None:
         for attempt in range(TRIES):
             if attempt:
                 await asyncio.sleep(PAUSE * attempt)
-            answer = _Answer(send, begun)
+            answer = _ProxiedAnswer(send, begun)
             try:
                 async with aclosing(self._ask(asked)) as messages:
                     async for some in messages:
@@ -134,7 +134,7 @@ class Gateway:
         raise _lost()
 
 
-class _Answer:
+class _ProxiedAnswer:
     """An answer under way; its head waits for the first part of the body."""
 
     def __init__(self, send: Send, begun: asyncio.Event) -> None:
@@ -202,7 +202,7 @@ async def _live(receive: Receive, send: Send) -> None:
             return
 
 
-async def answered(app: ASGIApp, asked: Asked) -> AsyncGenerator[list[Message]]:
+async def answered(app: ASGIApp, asked: ProxiedRequest) -> AsyncGenerator[list[Message]]:
     """Yield the messages of an application's answer, as many at once as there are.
 
     Closed before the end, it tells the application that the client has left.

@@ -36,7 +36,7 @@ def answered(
     jobs = [[(i, prompts[i]) for i in some] for some in packed(keys, together)]
     waiting: dict[int, R] = {}
     told = 0
-    for answers in mapped(_Maker(make), jobs, actors=actors, cores=cores):
+    for answers in mapped(_PromptActor(make), jobs, actors=actors, cores=cores):
         waiting.update(answers)
         while told in waiting:
             yield waiting.pop(told)
@@ -71,7 +71,7 @@ def packed(keys: Sequence[tuple[Hashable, Hashable]], together: int) -> list[lis
 
 
 @dataclass(frozen=True)
-class _Maker(Generic[P, R]):
+class _PromptActor(Generic[P, R]):
     make: Callable[[], Callable[[Sequence[P]], Sequence[R]]]
 
     def __call__(self) -> Callable[[Sequence[tuple[int, P]]], list[tuple[int, R]]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from kvcast.cluster.connection import machine
 from kvcast.cluster.mapping import mapped, portable
 from kvcast.errors import InputOutputError
-from kvcast.whisper.folders.working import Job, Outcome, transcribe_all
+from kvcast.whisper.folders.working import Outcome, QueuedRecording, transcribe_all
 
 if TYPE_CHECKING:
     from kvcast.whisper.model import WhisperModel
@@ -22,7 +22,7 @@ Opened: TypeAlias = "tuple[WhisperModel, str, Mapping[str, Any]]"
 
 def transcribed(
     open_model: Callable[[], Opened],
-    jobs: Iterable[Job],
+    jobs: Iterable[QueuedRecording],
     *,
     actors: int | None,
     cores: int,
@@ -40,20 +40,20 @@ def transcribed(
     Raises as `kvcast.cluster.mapping.mapped`.
 
     """
-    make = _Maker(open_model)
+    make = _RecordingActor(open_model)
     for runtime, outcome in mapped(make, list(jobs), actors=actors, cores=cores):
         on_runtime(runtime)
         yield outcome
 
 
 @dataclass(frozen=True)
-class _Maker:
+class _RecordingActor:
     open_model: Callable[[], Opened]
 
-    def __call__(self) -> Callable[[Job], tuple[str, Outcome]]:
+    def __call__(self) -> Callable[[QueuedRecording], tuple[str, Outcome]]:
         model, runtime, options = self.open_model()
 
-        def transcribe(job: Job) -> tuple[str, Outcome]:
+        def transcribe(job: QueuedRecording) -> tuple[str, Outcome]:
             if (problem := _unlike(job)) is not None:
                 return runtime, Outcome(job=job, error=problem)
             (outcome,) = transcribe_all(model, [job], 1, options=options, watch=lambda *_: None)
@@ -62,7 +62,7 @@ class _Maker:
         return transcribe
 
 
-def _unlike(job: Job) -> InputOutputError | None:
+def _unlike(job: QueuedRecording) -> InputOutputError | None:
     """Tell whether this machine does not see the file that the journal is about."""
     try:
         size = Path(job.source).stat().st_size

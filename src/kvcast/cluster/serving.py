@@ -19,7 +19,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from kvcast.cluster.connection import connected, has_ended, hush, interruptible
-from kvcast.cluster.gateway import Ask, Asked, Gateway, LostError, answered
+from kvcast.cluster.gateway import Ask, Gateway, LostError, ProxiedRequest, answered
 from kvcast.cluster.lease import APPLICATION, check_address, leased
 from kvcast.cluster.mapping import most_actors
 from kvcast.cluster.params import LOCAL
@@ -28,7 +28,7 @@ from kvcast.server.app import create
 from kvcast.server.calls import Calls
 from kvcast.server.errors import busy
 from kvcast.server.guard import STATUS, Guard
-from kvcast.server.journal import Journal, install
+from kvcast.server.journal import RequestLog, install
 from kvcast.server.metrics import Metrics
 from kvcast.server.params import ServeParams
 from kvcast.server.running import end_at_once
@@ -182,7 +182,7 @@ class Guarded:
             limits=params,
             calls=Calls(params.timeout),
             metrics=Metrics(nothing),
-            journal=Journal(with_content=False),
+            journal=RequestLog(with_content=False),
         )
         self._gateway = Gateway(ask, params.timeout)
         self._app = Guard(
@@ -211,7 +211,7 @@ class Replica:
         self._models: Models = open_models()
         self._app = create(self._models, params)
 
-    async def __call__(self, asked: Asked) -> AsyncGenerator[list[Message]]:
+    async def __call__(self, asked: ProxiedRequest) -> AsyncGenerator[list[Message]]:
         """Yield the messages of an answer."""
         async with contextlib.aclosing(answered(self._app, asked)) as messages:
             async for some in messages:
@@ -237,7 +237,7 @@ def _asking(handle: Any) -> Ask:
         *(DeploymentUnavailableError, ReplicaUnavailableError),
     )
 
-    async def ask(asked: Asked) -> AsyncGenerator[list[Message]]:
+    async def ask(asked: ProxiedRequest) -> AsyncGenerator[list[Message]]:
         response = handle.remote(asked)
         try:
             async for messages in response:

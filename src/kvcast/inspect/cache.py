@@ -7,7 +7,7 @@ for it. `*` marks what the call has just written, `.` an empty slot. Knows no mo
 from collections.abc import Iterator, Sequence
 
 from kvcast.errors import UsageError
-from kvcast.inspect.schedule import Call, Schedule, label, row_name
+from kvcast.inspect.schedule import ModelCall, Schedule, label, row_name
 from kvcast.inspect.units import plural
 from kvcast.spec.ring import EMPTY, positions_held
 
@@ -46,7 +46,7 @@ def _check(schedule: Schedule, texts: Texts) -> None:
             )
 
 
-def _cells(schedule: Schedule, call: Call, row: int, texts: Texts) -> Iterator[str]:
+def _cells(schedule: Schedule, call: ModelCall, row: int, texts: Texts) -> Iterator[str]:
     before = call.lengths[row]
     for position in positions_held(before + call.counts[row], schedule.capacity).tolist():
         if position == EMPTY:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvcast.errors import UsageError
-from kvcast.inspect.machine import Machine
+from kvcast.inspect.machine import MachineRates
 from kvcast.inspect.units import duration, plural, prefixed, size
 from kvcast.inspect.work.base import PARTS, Counted, Work
 
@@ -64,7 +64,7 @@ class Question:
 
 
 def document(
-    name: str, model: Counted, question: Question, machine: Machine | None
+    name: str, model: Counted, question: Question, machine: MachineRates | None
 ) -> dict[str, Any]:
     """Count everything; times need a machine. Raises UsageError if the sequence is too long."""
     question.check(model)
@@ -111,7 +111,7 @@ class _Teller:
     """Converts work to a document's fields."""
 
     question: Question
-    machine: Machine | None
+    machine: MachineRates | None
 
     def __call__(self, works: Sequence[Work]) -> dict[str, Any]:
         whole = sum(works, Work())

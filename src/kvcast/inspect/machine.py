@@ -26,7 +26,7 @@ FLOAT32 = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class MachineRates:
     """Bytes read and operations done per second, and where each figure comes from."""
 
     bandwidth: float

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.inspect.grid import grid
-from kvcast.inspect.schedule import Call, row_name
+from kvcast.inspect.schedule import ModelCall, row_name
 from kvcast.spec.ring import EMPTY, Positions, keys_read, may_write_first
 
 SEEN, HIDDEN = "#", "."
 
 
-class Drawn(Protocol):
+class MaskedCalls(Protocol):
     """Something with masks: calls of a model over a cache, and which queries see which keys."""
 
     @property
@@ -29,7 +29,7 @@ class Drawn(Protocol):
     def window(self) -> int | None:
         """Limit on the positions that a query sees; None: no limit."""
 
-    def calls(self) -> Iterator[Call]:
+    def calls(self) -> Iterator[ModelCall]:
         """Yield the calls in order."""
 
     def title(self) -> str:
@@ -58,7 +58,7 @@ class Mask:
 
     """
 
-    call: Call
+    call: ModelCall
     queries: tuple[tuple[int, int], ...]
     keys: tuple[tuple[int, int], ...]
     query_labels: tuple[str, ...]
@@ -67,13 +67,13 @@ class Mask:
     beside: tuple[int, ...]
 
 
-def masks(drawn: Drawn) -> Iterator[Mask]:
+def masks(drawn: MaskedCalls) -> Iterator[Mask]:
     """Yield the mask of every call."""
     for call in drawn.calls():
         yield _mask(call, drawn)
 
 
-def render(drawn: Drawn) -> str:
+def render(drawn: MaskedCalls) -> str:
     """Return all masks as text."""
     every = list(masks(drawn))
     signs = f"{SEEN} sees, {HIDDEN} does not"
@@ -92,7 +92,7 @@ def heading(mask: Mask) -> str:
     return line
 
 
-def _mask(call: Call, drawn: Drawn) -> Mask:
+def _mask(call: ModelCall, drawn: MaskedCalls) -> Mask:
     queries: list[tuple[int, int]] = []
     keys: list[tuple[int, int]] = []
     blocks = []

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.errors import UsageError
-from kvcast.inspect.schedule import MOST_POSITIONS, Call
+from kvcast.inspect.schedule import MOST_POSITIONS, ModelCall
 from kvcast.inspect.units import plural
 from kvcast.spec.ring import Positions, visible
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prefix:
+class SourceAndTarget:
     """A source of `source` tokens and a target of `target` tokens."""
 
     window: ClassVar[None] = None
@@ -48,12 +48,12 @@ class Prefix:
             f"(t); one cache of {plural(self.capacity, 'slot')}"
         )
 
-    def calls(self) -> Iterator[Call]:
+    def calls(self) -> Iterator[ModelCall]:
         """Yield one call with all positions, as without a cache; then the calls with one."""
-        yield Call(name="without a cache", lengths=(0,), counts=(self.capacity,))
-        yield Call(name="source", lengths=(0,), counts=(self.source,))
+        yield ModelCall(name="without a cache", lengths=(0,), counts=(self.capacity,))
+        yield ModelCall(name="source", lengths=(0,), counts=(self.source,))
         for i in range(self.target):
-            yield Call(name=f"step {i + 1}", lengths=(self.source + i,), counts=(1,))
+            yield ModelCall(name=f"step {i + 1}", lengths=(self.source + i,), counts=(1,))
 
     def sees(self, queries: Positions, keys: Positions) -> NDArray[np.bool_]:
         """Return which keys [k] each query [q] sees, by position, as [q, k]."""

@@ -19,7 +19,7 @@ MOST_POSITIONS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class ModelCall:
     """One call of the model: `counts` new tokens for rows with `lengths` positions so far."""
 
     name: str
@@ -79,11 +79,11 @@ class Schedule:
             capacity=capacity or needed,
         )
 
-    def calls(self) -> Iterator[Call]:
+    def calls(self) -> Iterator[ModelCall]:
         """Yield every chunk, then every step."""
         held = (0,) * len(self.lengths)
         for name, counts in self._named_counts():
-            yield Call(name=name, lengths=held, counts=counts)
+            yield ModelCall(name=name, lengths=held, counts=counts)
             held = tuple(length + new for length, new in zip(held, counts, strict=True))
 
     def _named_counts(self) -> Iterator[tuple[str, tuple[int, ...]]]:

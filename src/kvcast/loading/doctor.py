@@ -50,7 +50,7 @@ class Runtime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class OptionalPackage:
     """A package that only some inputs need; `versions` is empty if it cannot be used."""
 
     name: str
@@ -70,7 +70,7 @@ class Processor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Library:
+class NativeLibrary:
     """kvcast's own compiled library, of the native runtime.
 
     Attributes:
@@ -105,7 +105,7 @@ class Cuda:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cache:
+class CacheFolder:
     """The folder of exported models and its size in bytes; `problem` if it is not writable."""
 
     folder: str
@@ -128,10 +128,10 @@ class Findings:
 
     runtimes: Sequence[Runtime]
     processor: Processor
-    library: Library
+    library: NativeLibrary
     cuda: Cuda
-    parts: Sequence[Part]
-    cache: Cache
+    parts: Sequence[OptionalPackage]
+    cache: CacheFolder
     bundle: Opened | None
 
     @property
@@ -293,15 +293,17 @@ def _unproven(found: Mapping[str, str]) -> str:
     return "; ".join(dict.fromkeys(other))
 
 
-def _part(name: str, modules: Iterable[str], use: str, extra: str) -> Part:
+def _part(name: str, modules: Iterable[str], use: str, extra: str) -> OptionalPackage:
     found, problem = _ask("part", *modules)
-    return Part(name=name, use=use, versions=found or {}, problem=_advised(problem, extra))
+    return OptionalPackage(
+        name=name, use=use, versions=found or {}, problem=_advised(problem, extra)
+    )
 
 
-def _library() -> Library:
+def _library() -> NativeLibrary:
     found, problem = _ask("library")
     told = {"origin": "none", "problem": problem} | (found or {})
-    return Library(**told, threads=available_cores())
+    return NativeLibrary(**told, threads=available_cores())
 
 
 def _cuda() -> Cuda:
@@ -309,7 +311,7 @@ def _cuda() -> Cuda:
     return Cuda(devices=devices or [], problem=problem or ("" if devices else "PyTorch sees none"))
 
 
-def _cache(folder: Path) -> Cache:
+def _cache(folder: Path) -> CacheFolder:
     held, problem = 0, ""
     try:
         held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -318,7 +320,7 @@ def _cache(folder: Path) -> Cache:
             pass
     except OSError as error:
         problem = f"not writable ({error.strerror}): set KVCAST_CACHE to another folder"
-    return Cache(folder=str(folder), bytes=held, problem=problem)
+    return CacheFolder(folder=str(folder), bytes=held, problem=problem)
 
 
 def _opened(path: str) -> Opened:

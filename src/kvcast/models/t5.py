@@ -20,7 +20,7 @@ from kvcast.models.nn.relative import RelativeBias
 LayerCache = tuple[Tensor, Tensor]
 
 
-class EncoderLayer(nn.Module):
+class T5EncoderLayer(nn.Module):
     """Self-attention and feed-forward."""
 
     def __init__(self, dimensions: T5Dimensions) -> None:
@@ -36,14 +36,14 @@ class EncoderLayer(nn.Module):
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))
 
 
-class Encoder(nn.Module):
+class T5Encoder(nn.Module):
     """Maps embedded source tokens to encoded source positions."""
 
     def __init__(self, dimensions: T5Dimensions) -> None:
         super().__init__()
         self.bias = _bias(dimensions, bidirectional=True)
         self.layers = nn.ModuleList(
-            EncoderLayer(dimensions) for _ in range(dimensions.encoder_layers)
+            T5EncoderLayer(dimensions) for _ in range(dimensions.encoder_layers)
         )
         self.norm = _norm(dimensions)
 
@@ -56,7 +56,7 @@ class Encoder(nn.Module):
         return self.norm(hidden)
 
 
-class DecoderLayer(nn.Module):
+class T5DecoderLayer(nn.Module):
     """Self-attention with a cache, cross-attention and feed-forward."""
 
     def __init__(self, dimensions: T5Dimensions) -> None:
@@ -89,7 +89,7 @@ class DecoderLayer(nn.Module):
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))
 
 
-class Decoder(nn.Module):
+class T5Decoder(nn.Module):
     """Maps embedded target tokens to hidden states, over caches."""
 
     def __init__(self, dimensions: T5Dimensions) -> None:
@@ -97,7 +97,7 @@ class Decoder(nn.Module):
         self.has_cross_bias = dimensions.cross_bias
         self.bias = _bias(dimensions, bidirectional=False)
         self.layers = nn.ModuleList(
-            DecoderLayer(dimensions) for _ in range(dimensions.decoder_layers)
+            T5DecoderLayer(dimensions) for _ in range(dimensions.decoder_layers)
         )
         self.norm = _norm(dimensions)
 
@@ -134,8 +134,8 @@ class T5(nn.Module):
         super().__init__()
         self.logit_scale = dimensions.logit_scale
         self.embedding = nn.Embedding(dimensions.vocab_size, dimensions.width)
-        self.encoder = Encoder(dimensions)
-        self.decoder = Decoder(dimensions)
+        self.encoder = T5Encoder(dimensions)
+        self.decoder = T5Decoder(dimensions)
         self.head = (
             None
             if dimensions.tied

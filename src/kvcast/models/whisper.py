@@ -18,7 +18,7 @@ from kvcast.models.nn.feed_forward import FeedForward
 LayerCache = tuple[Tensor, Tensor]
 
 
-class EncoderLayer(nn.Module):
+class WhisperEncoderLayer(nn.Module):
     """Pre-norm self-attention and feed-forward."""
 
     def __init__(self, dimensions: WhisperDimensions) -> None:
@@ -35,7 +35,7 @@ class EncoderLayer(nn.Module):
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))
 
 
-class Encoder(nn.Module):
+class WhisperEncoder(nn.Module):
     """Maps log-mel features to a sequence of encoded positions."""
 
     def __init__(self, dimensions: WhisperDimensions) -> None:
@@ -45,7 +45,7 @@ class Encoder(nn.Module):
         self.conv2 = nn.Conv1d(width, width, kernel_size=3, stride=2, padding=1)
         self.positions = nn.Parameter(torch.empty(dimensions.source_positions, width))
         self.layers = nn.ModuleList(
-            EncoderLayer(dimensions) for _ in range(dimensions.encoder_layers)
+            WhisperEncoderLayer(dimensions) for _ in range(dimensions.encoder_layers)
         )
         self.norm = nn.LayerNorm(width)
 
@@ -58,7 +58,7 @@ class Encoder(nn.Module):
         return self.norm(hidden)
 
 
-class DecoderLayer(nn.Module):
+class WhisperDecoderLayer(nn.Module):
     """Pre-norm self-attention with a cache, cross-attention and feed-forward."""
 
     def __init__(self, dimensions: WhisperDimensions) -> None:
@@ -91,7 +91,7 @@ class DecoderLayer(nn.Module):
         return hidden + self.feed_forward(self.feed_forward_norm(hidden)), query
 
 
-class Decoder(nn.Module):
+class WhisperDecoder(nn.Module):
     """Maps new tokens to logits, over caches."""
 
     aligned_channels: Tensor
@@ -102,7 +102,7 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(dimensions.vocab_size, width)
         self.positions = nn.Parameter(torch.empty(dimensions.target_positions, width))
         self.layers = nn.ModuleList(
-            DecoderLayer(dimensions) for _ in range(dimensions.decoder_layers)
+            WhisperDecoderLayer(dimensions) for _ in range(dimensions.decoder_layers)
         )
         self.norm = nn.LayerNorm(width)
         heads = dimensions.alignment_heads
@@ -154,5 +154,5 @@ class Whisper(nn.Module):
 
     def __init__(self, dimensions: WhisperDimensions) -> None:
         super().__init__()
-        self.encoder = Encoder(dimensions)
-        self.decoder = Decoder(dimensions)
+        self.encoder = WhisperEncoder(dimensions)
+        self.decoder = WhisperDecoder(dimensions)

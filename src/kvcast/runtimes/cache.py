@@ -60,7 +60,7 @@ class Run:
 
 
 @dataclass
-class Plan:
+class CallPlan:
     """The calls that serve some rows.
 
     Attributes:
@@ -162,14 +162,14 @@ class Cache:
             raise ValueError(f"row {row} reads no input: reset it to one first")
         return self.reads[row]
 
-    def plan(self, rows: Sequence[int], tokens: Tokens) -> Plan:
+    def plan(self, rows: Sequence[int], tokens: Tokens) -> CallPlan:
         """Divide rows with new tokens among calls; this may move rows.
 
         The plan of a step is kept until other rows step or rows read other inputs.
         """
         memory, new = self.memory, [len(chunk) for chunk in tokens]
         is_step = max(new) == 1
-        plan: Plan | None = memory.bound.get("plan")
+        plan: CallPlan | None = memory.bound.get("plan")
         if is_step and plan and plan.rows == rows:
             reads, version = plan.made_for
             if reads is self.reads and version == memory.version:
@@ -181,7 +181,7 @@ class Cache:
             elif is_step:
                 memory.move(_ranged(memory.places, [rows]), self.lengths)
             runs = self._runs(rows, new)
-        plan = Plan(rows, is_step, runs, self._places(rows), (self.reads, memory.version))
+        plan = CallPlan(rows, is_step, runs, self._places(rows), (self.reads, memory.version))
         if is_step:
             memory.bound["plan"] = plan
         return plan

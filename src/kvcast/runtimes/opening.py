@@ -27,7 +27,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramFile:
     """A program's file, and what the runtime says of its inputs and outputs, by name."""
 
     path: Path
@@ -50,7 +50,7 @@ def naming(path: Path) -> Iterator[None]:
 
 def check_programs(
     manifest: Manifest,
-    programs: Mapping[str, Program],
+    programs: Mapping[str, ProgramFile],
     *,
     rows: int | None,
     cache: Callable[[CacheLayers], Shape],

@@ -27,7 +27,7 @@ from kvcast.server.chat import chat_completions
 from kvcast.server.completions import completions
 from kvcast.server.errors import ApiError, GoneError, api_error
 from kvcast.server.guard import Guard
-from kvcast.server.journal import Journal
+from kvcast.server.journal import RequestLog
 from kvcast.server.metrics import Metrics
 from kvcast.server.params import ServeParams
 from kvcast.server.realtime import Realtime
@@ -89,7 +89,7 @@ def create(
         limits=params,
         calls=Calls(params.timeout),
         metrics=Metrics(models),
-        journal=Journal(with_content=params.log_content),
+        journal=RequestLog(with_content=params.log_content),
     )
     app = FastAPIOffline(
         title="kvcast",

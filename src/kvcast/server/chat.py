@@ -46,7 +46,7 @@ async def chat_completions(state: State, request: Request, body: ChatRequest) ->
     options, copies = copied(_options(body, served, tools))
     job = await state.write(request, served, prompt, options)
     state.journal.content(request, asked=body.messages)
-    answer = _Answer(served, body, tools)
+    answer = _ChatAnswer(served, body, tools)
     if body.stream:
 
         def told(delta: TextDelta) -> list[str]:
@@ -79,7 +79,7 @@ def _options(body: ChatRequest, served: Served, tools: Tools) -> dict[str, Any]:
 
 
 @dataclass
-class _Answer:
+class _ChatAnswer:
     """One answer, which may have several texts."""
 
     served: Served

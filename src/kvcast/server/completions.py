@@ -50,7 +50,7 @@ async def completions(state: State, request: Request, body: CompletionRequest) -
     async def begin(prompt: str | Sequence[int]) -> Job[Any, Any]:
         return await state.write(request, served, limited(served, prompt, most), options)
 
-    answer = _Answer(served, body)
+    answer = _CompletionAnswer(served, body)
     if body.stream:
         if len(prompts) > 1:
             raise ApiError(400, "a stream is of one prompt", param="prompt")
@@ -78,7 +78,7 @@ def _prompts(body: CompletionRequest) -> list[Any]:
     return [list(prompt)] if isinstance(prompt[0], int) else list(prompt)
 
 
-class _Answer:
+class _CompletionAnswer:
     """One answer, which may have several texts."""
 
     def __init__(self, served: Served, body: CompletionRequest) -> None:

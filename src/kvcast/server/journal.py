@@ -15,7 +15,7 @@ from typing_extensions import override
 _LOG = logging.getLogger("kvcast.server")
 
 
-class Journal:
+class RequestLog:
     """Writes a line for each request."""
 
     def __init__(self, *, with_content: bool) -> None:
@@ -52,7 +52,7 @@ class Journal:
         _LOG.info("request", extra={"fields": told})
 
 
-class Lines(logging.Formatter):
+class LogFormatter(logging.Formatter):
     """Formats records as lines of text, or as JSON."""
 
     def __init__(self, *, as_json: bool) -> None:
@@ -90,9 +90,9 @@ def note(message: str) -> None:
 def install(*, as_json: bool) -> None:
     """Send the log to standard error, with what libraries and warnings say."""
     handler = logging.StreamHandler()
-    handler.setFormatter(Lines(as_json=as_json))
+    handler.setFormatter(LogFormatter(as_json=as_json))
     root = logging.getLogger()
-    before = [old for old in root.handlers if isinstance(old.formatter, Lines)]
+    before = [old for old in root.handlers if isinstance(old.formatter, LogFormatter)]
     for old in before:
         root.removeHandler(old)
     root.addHandler(handler)

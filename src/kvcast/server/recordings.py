@@ -27,7 +27,7 @@ class Recordings:
         self._room = _AT_ONCE * self._longest
         self._lock = threading.Lock()
 
-    def read(self, file: BinaryIO, check: Callable[[], None]) -> "Recording":
+    def read(self, file: BinaryIO, check: Callable[[], None]) -> "UploadedRecording":
         """Return a recording; it must be released.
 
         Args:
@@ -42,7 +42,7 @@ class Recordings:
         check()
         source = open_audio(file, "the recording")
         taken: list[NDArray[np.float32]] = []
-        recording = Recording(self)
+        recording = UploadedRecording(self)
         try:
             for block in source.blocks():
                 check()
@@ -57,7 +57,7 @@ class Recordings:
         recording.samples_t = np.concatenate(taken) if taken else np.zeros(0, np.float32)
         return recording
 
-    def _check(self, recording: "Recording") -> None:
+    def _check(self, recording: "UploadedRecording") -> None:
         if recording.length > self._longest:
             raise ApiError(
                 400,
@@ -74,7 +74,7 @@ class Recordings:
             self._room -= samples
 
 
-class Recording:
+class UploadedRecording:
     """A recording's samples [t] at 16 kHz."""
 
     def __init__(self, room: Recordings) -> None:

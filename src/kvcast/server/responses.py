@@ -53,7 +53,7 @@ async def responses(state: State, request: Request, body: ResponsesRequest) -> R
     prompt = conversation(served, _messages(body), tools.offered, state.limits.max_prompt)
     job = await state.write(request, served, prompt, _options(body, served, tools))
     state.journal.content(request, asked=body.input)
-    answer = _Answer(served, body, tools)
+    answer = _ResponseAnswer(served, body, tools)
     if body.stream:
 
         def ended(result: Any, cached: int) -> list[str]:
@@ -131,7 +131,7 @@ def _content(content: Any) -> Any:
 
 
 @dataclass
-class _Answer:
+class _ResponseAnswer:
     """One response, whole or in events."""
 
     served: Served

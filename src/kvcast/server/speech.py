@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from kvcast.server.calls import check_room
 from kvcast.server.errors import ApiError
 from kvcast.server.events import event, streamed
-from kvcast.server.recordings import Recording, Recordings
+from kvcast.server.recordings import Recordings, UploadedRecording
 from kvcast.server.served import Served
 from kvcast.server.state import State
 from kvcast.server.writing import finite
@@ -62,7 +62,7 @@ async def speech(
     options, words = _options(form, task)
     check_room(served.engine)  # it may take long to read what would be refused
     recording = await state.calls.read(
-        request, partial(recordings.read, form.file.file), Recording.release
+        request, partial(recordings.read, form.file.file), UploadedRecording.release
     )
     try:
         job = await state.calls.begin(request, served.engine, lambda: recording.samples_t, options)
@@ -71,7 +71,7 @@ async def speech(
         raise
     job.when_done(recording.release)
     state.metrics.watch_speech(served.name, job)
-    answer = _Answer(served, form, task, words)
+    answer = _TranscriptAnswer(served, form, task, words)
     if form.stream:
 
         def ended(transcript: Transcript, _: int) -> list[str]:
@@ -113,7 +113,7 @@ def _options(form: SpeechForm, task: str) -> tuple[dict[str, Any], bool]:
     return options | ({"word_timestamps": True} if words else {}), words
 
 
-class _Answer:
+class _TranscriptAnswer:
     """One transcript on its way to a client."""
 
     def __init__(self, served: Served, form: SpeechForm, task: str, words: bool) -> None:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from kvcast.engine import Job
 from kvcast.server.calls import Calls
-from kvcast.server.journal import Journal
+from kvcast.server.journal import RequestLog
 from kvcast.server.metrics import Metrics
 from kvcast.server.params import ServeParams
 from kvcast.server.served import Models, Served
@@ -27,7 +27,7 @@ class State:
     limits: ServeParams
     calls: Calls
     metrics: Metrics
-    journal: Journal
+    journal: RequestLog
 
     async def write(
         self, request: Request, served: Served, prompt: Callable[[], Any], options: dict[str, Any]

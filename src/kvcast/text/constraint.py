@@ -33,7 +33,7 @@ _STUCK = "NoExtensionBias"  # what it says where a grammar goes on, and no token
 class GrammarFilter(LogitFilter):
     """Holds the rows of one request to a grammar; `extend` tells it what they write."""
 
-    def __init__(self, begin: "Place") -> None:
+    def __init__(self, begin: "GrammarPlace") -> None:
         """Begin with one row; `begin` stays as it is."""
         self._places = [begin.copy()]
 
@@ -65,7 +65,7 @@ class GrammarFilter(LogitFilter):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Place:
+class GrammarPlace:
     """Where in a grammar a text is.
 
     Attributes:
@@ -82,7 +82,7 @@ class Place:
     ending: str | None
 
     @classmethod
-    def of(cls, matcher: "LLMatcher", end_tokens: tuple[int, ...], size: int) -> "Place":
+    def of(cls, matcher: "LLMatcher", end_tokens: tuple[int, ...], size: int) -> "GrammarPlace":
         """Return where a matcher is, for a model of `size` tokens."""
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         barred_v = np.unpackbits(~bits, count=size, bitorder="little").view(np.bool_)
@@ -93,16 +93,16 @@ class Place:
         ending = None if goes_on else STOP if ends else LENGTH
         return cls(matcher=matcher, end_tokens=end_tokens, barred_v=barred_v, ending=ending)
 
-    def copy(self) -> "Place":
+    def copy(self) -> "GrammarPlace":
         """Return a place that goes on by itself."""
         return replace(self, matcher=self.matcher.deep_copy())
 
-    def after(self, token: int) -> "Place":
+    def after(self, token: int) -> "GrammarPlace":
         """Return the place after a token; this one is used up."""
         if self.barred_v[token] or token in self.end_tokens:
             return replace(self, barred_v=np.ones_like(self.barred_v), ending=LENGTH)
         self.matcher.consume_token(token)
-        return Place.of(self.matcher, self.end_tokens, len(self.barred_v))
+        return GrammarPlace.of(self.matcher, self.end_tokens, len(self.barred_v))
 
 
 class Tokens:
@@ -143,13 +143,15 @@ class Tokens:
 
         return LLTokenizer(TokenizerWrapper(self), eos_token=list(self._end_tokens))
 
-    def begin(self, grammar: Grammar, spaces: int) -> Place:
+    def begin(self, grammar: Grammar, spaces: int) -> GrammarPlace:
         """Return the place where a text begins that loses so many leading spaces.
 
         Raises UsageError for a grammar that the library refuses, and one that no text of these
         tokens can keep.
         """
-        place = Place.of(matcher(self.library, grammar, spaces), self._end_tokens, self._size)
+        place = GrammarPlace.of(
+            matcher(self.library, grammar, spaces), self._end_tokens, self._size
+        )
         if place.ending == STOP:
             raise UsageError(f"{grammar.kind} allows nothing but an empty text")
         if place.ending == LENGTH:

@@ -15,7 +15,7 @@ from kvcast.decoding.grammar import Grammar, Kind
 from kvcast.errors import KvcastError, UsageError
 from kvcast.machine.child import ask
 from kvcast.runtimes.exclusive import ForkSafeLock
-from kvcast.text.constraint import Place, Tokens, matcher
+from kvcast.text.constraint import GrammarPlace, Tokens, matcher
 from kvcast.tokenizers.base import TextTokenizer
 
 MOST_KEPT = 32
@@ -35,10 +35,10 @@ class Grammars:
     def __init__(self, tokenizer: TextTokenizer, size: int) -> None:
         """Take a model's tokenizer, and how many tokens it chooses from."""
         self._tokenizer, self._size = tokenizer, size
-        self._kept: OrderedDict[tuple[Grammar, int], Place | str] = OrderedDict()
+        self._kept: OrderedDict[tuple[Grammar, int], GrammarPlace | str] = OrderedDict()
         self._lock = ForkSafeLock()
 
-    def begin(self, grammar: Grammar, after: int) -> Place:
+    def begin(self, grammar: Grammar, after: int) -> GrammarPlace:
         """Return where texts begin that follow the token `after`.
 
         Raises:
@@ -71,7 +71,7 @@ class Grammars:
             ) from None
         return Tokens(self._tokenizer, self._size)
 
-    def _begun(self, grammar: Grammar, spaces: int) -> Place | str:
+    def _begun(self, grammar: Grammar, spaces: int) -> GrammarPlace | str:
         """Return where texts begin, or what is wrong with the grammar."""
         try:
             if grammar.kind != "json_object":

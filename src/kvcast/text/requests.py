@@ -19,7 +19,7 @@ from kvcast.decoding.speculation import Speculation, Speculations
 from kvcast.engine.requests import OVER, Continuations, Prompt, Request
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32
-from kvcast.text.constraint import GrammarFilter, Place
+from kvcast.text.constraint import GrammarFilter, GrammarPlace
 from kvcast.text.preferences import Preferences
 from kvcast.text.texts import (
     Alternatives,
@@ -54,7 +54,7 @@ class TextSpec:
     tokenizer: TextTokenizer
     watch: Stopwatch
     speculations: Speculations | None = None
-    grammar: Place | None = None
+    grammar: GrammarPlace | None = None
 
     @property
     def capacity(self) -> int:

@@ -41,14 +41,14 @@ def to_tokenizer_json(content: bytes, extra_ids: int | None, what: str) -> bytes
     for a file that is damaged or of another kind.
     """
     try:
-        model = _Model.read(content)
+        model = _SentencePieceModel.read(content)
     except ValueError as error:
         raise KvcastError(f"{what} cannot be read: {error}; fetch it again") from None
     return json.dumps(model.description(extra_ids)).encode()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Model:
+class _SentencePieceModel:
     """A parsed model. `pieces` by id: text, score and type; `unknown` and `end` are ids."""
 
     pieces: list[tuple[str, float, int]]
@@ -60,7 +60,7 @@ class _Model:
     byte_fallback: bool
 
     @classmethod
-    def read(cls, content: bytes) -> "_Model":
+    def read(cls, content: bytes) -> "_SentencePieceModel":
         """Read a ModelProto; raises ValueError if it is damaged or of another kind."""
         model = _message(content)
         pieces = [_piece(value) for number, value in _fields(content) if number == 1]

@@ -39,7 +39,7 @@ class _Cue:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _CueWord:
     """A word as it stands in a cue, with the space or the line break before it."""
 
     start: float
@@ -71,22 +71,22 @@ def _cues(
     else:
         groups = ([_whole(segment)] for segment in segments)
     for pieces in groups:
-        words = [_Piece(piece.start, piece.end, spelled(piece.text)) for piece in pieces]
+        words = [_CueWord(piece.start, piece.end, spelled(piece.text)) for piece in pieces]
         made = _highlighted(words) if params.highlight_words else [_plain(words)]
         for cue in made:
             yield _Cue(cue.start, cue.end, _untimed(cue.text))
 
 
-def _whole(segment: "Segment") -> _Piece:
-    return _Piece(segment.start, segment.end, one_line(segment.text).strip())
+def _whole(segment: "Segment") -> _CueWord:
+    return _CueWord(segment.start, segment.end, one_line(segment.text).strip())
 
 
-def _plain(pieces: Sequence[_Piece]) -> _Cue:
+def _plain(pieces: Sequence[_CueWord]) -> _Cue:
     text = "".join(piece.text for piece in pieces)
     return _Cue(pieces[0].start, pieces[-1].end, text)
 
 
-def _highlighted(pieces: Sequence[_Piece]) -> Iterator[_Cue]:
+def _highlighted(pieces: Sequence[_CueWord]) -> Iterator[_Cue]:
     """Yield the text once for each word, which is underlined, and once for each pause."""
     plain = _plain(pieces)
     last = plain.start
@@ -103,12 +103,12 @@ def _highlighted(pieces: Sequence[_Piece]) -> Iterator[_Cue]:
         last = piece.end
 
 
-def _laid_out(segments: "Iterable[Segment]", params: SubtitleParams) -> Iterator[list[_Piece]]:
+def _laid_out(segments: "Iterable[Segment]", params: SubtitleParams) -> Iterator[list[_CueWord]]:
     """Yield the words of each cue.
 
     A cue ends with its segment, unless the number and the width of its lines are given.
     """
-    layout = _Layout(params.max_line_width or math.inf, params.max_line_count or math.inf)
+    layout = _CueLayout(params.max_line_width or math.inf, params.max_line_count or math.inf)
     for segment in segments:
         words = list(_narrow(_words(segment), params.max_line_width))
         most = params.max_words_per_line or max(1, len(words))
@@ -120,16 +120,16 @@ def _laid_out(segments: "Iterable[Segment]", params: SubtitleParams) -> Iterator
 
 
 @dataclass
-class _Layout:
+class _CueLayout:
     """The cue under way."""
 
     width: float
     lines: float
-    _pieces: list[_Piece] = field(default_factory=list)
+    _pieces: list[_CueWord] = field(default_factory=list)
     _line: int = 1
     _column: int = 0
 
-    def add(self, word: _Piece) -> Iterator[list[_Piece]]:
+    def add(self, word: _CueWord) -> Iterator[list[_CueWord]]:
         """Add a word; yield the cue before it if it begins another."""
         text = word.text
         late = bool(self._pieces) and word.start - self._pieces[-1].start > _LONG_PAUSE
@@ -143,24 +143,24 @@ class _Layout:
                 text = f"\n{text}"
             self._column = 0
         self._column += len(text.strip("\n"))
-        self._pieces.append(_Piece(word.start, word.end, text))
+        self._pieces.append(_CueWord(word.start, word.end, text))
 
-    def ended(self) -> Iterator[list[_Piece]]:
+    def ended(self) -> Iterator[list[_CueWord]]:
         """Yield the cue under way, if there is one, and begin another."""
         if self._pieces:
             yield self._pieces
         self._pieces, self._line, self._column = [], 1, 0
 
 
-def _words(segment: "Segment") -> list[_Piece]:
+def _words(segment: "Segment") -> list[_CueWord]:
     """Return a segment's words; if it has none, those of its text, which share its time."""
     if segment.words:
-        return [_Piece(word.start, word.end, one_line(word.word)) for word in segment.words]
+        return [_CueWord(word.start, word.end, one_line(word.word)) for word in segment.words]
     words = [f" {word}" for word in one_line(segment.text).split()]
     return list(_spread(words, segment.start, segment.end))
 
 
-def _narrow(words: Iterable[_Piece], width: int | None) -> Iterator[_Piece]:
+def _narrow(words: Iterable[_CueWord], width: int | None) -> Iterator[_CueWord]:
     """Yield words with a visible text; one wider than a line in parts that share its time."""
     for word in words:
         text = word.text.strip()
@@ -171,12 +171,12 @@ def _narrow(words: Iterable[_Piece], width: int | None) -> Iterator[_Piece]:
             yield word
 
 
-def _spread(texts: Sequence[str], start: float, end: float) -> Iterator[_Piece]:
+def _spread(texts: Sequence[str], start: float, end: float) -> Iterator[_CueWord]:
     """Yield texts that share a time by their lengths."""
     total, done = sum(map(len, texts)), 0
     for text in texts:
         begin, done = start + (end - start) * done / total, done + len(text)
-        yield _Piece(begin, start + (end - start) * done / total, text)
+        yield _CueWord(begin, start + (end - start) * done / total, text)
 
 
 def one_line(text: str) -> str:

@@ -13,12 +13,19 @@ from torch.utils._pytree import tree_map
 from kit.dimensions import MISTRAL, SMALL
 from kit.greedy_texts import written_eagerly
 from kit.models import random_programs
-from kvcast.runtimes.aoti.greedy_step import PRODUCTS, Text, compiled, make_step, slots_for, summed
+from kvcast.runtimes.aoti.greedy_step import (
+    PRODUCTS,
+    GreedyState,
+    compiled,
+    make_step,
+    slots_for,
+    summed,
+)
 
 NEW = 12
 
 
-def begun(held: int, caches: list[tuple[int, ...]], cross: list[tuple[int, ...]]) -> Text:
+def begun(held: int, caches: list[tuple[int, ...]], cross: list[tuple[int, ...]]) -> GreedyState:
     """A text of random positions, in caches of these shapes."""
     generator = torch.Generator().manual_seed(0)
 
@@ -28,7 +35,7 @@ def begun(held: int, caches: list[tuple[int, ...]], cross: list[tuple[int, ...]]
             for shape in shapes
         ]
 
-    return Text(
+    return GreedyState(
         token_rs=torch.ones((1, 1), dtype=torch.int64),
         lengths=torch.full((1,), held, dtype=torch.int32),
         written=torch.zeros(301, dtype=torch.int64),
@@ -37,16 +44,16 @@ def begun(held: int, caches: list[tuple[int, ...]], cross: list[tuple[int, ...]]
     )
 
 
-def whisper() -> tuple[nn.Module, Text]:
+def whisper() -> tuple[nn.Module, GreedyState]:
     decode = random_programs(replace(SMALL, decoder_layers=1, alignment_heads=()), seed=1).decode
     return decode, begun(4, [(1, 4, 32, 16)], [(1, 4, 25, 16)])
 
 
-def ring() -> tuple[nn.Module, Text]:
+def ring() -> tuple[nn.Module, GreedyState]:
     return random_programs(MISTRAL).decode, begun(5, [(1, 2, 7, 16)] * 2, [])
 
 
-def linear() -> tuple[nn.Module, Text]:
+def linear() -> tuple[nn.Module, GreedyState]:
     dimensions = replace(MISTRAL, windows=(None, None), max_positions=300)
     return random_programs(dimensions).decode, begun(100, [(1, 2, 300, 16)] * 2, [])
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kit.scripted_hearing import RATE, ScriptedHearing, Word, listener, sound, speech
 from kvcast.errors import UsageError
 from kvcast.server.realtime.session import Session
-from kvcast.server.realtime.shapes import Transcription
+from kvcast.server.realtime.shapes import TranscriptionSettings
 from kvcast.whisper.stretch import Stretch
 from server.realtime.talking import told_before
 
@@ -36,11 +36,11 @@ class Client:
         words: Sequence[Word] = (),
         *,
         longest: float = 600.0,
-        opening: Callable[[Transcription], Stretch] | None = None,
+        opening: Callable[[TranscriptionSettings], Stretch] | None = None,
     ) -> None:
-        self.opened: list[Transcription] = []
+        self.opened: list[TranscriptionSettings] = []
 
-        def open_scripted(asked: Transcription) -> Stretch:
+        def open_scripted(asked: TranscriptionSettings) -> Stretch:
             self.opened.append(asked)
             if asked.language == "xx":
                 raise UsageError("there is no language xx")
@@ -229,7 +229,7 @@ def test_a_turn_that_fails_leaves_the_next_one_alone():
                 raise RuntimeError("/secret/path")
             return super().decode(heard, **options)
 
-    def opening(_: Transcription) -> Stretch:
+    def opening(_: TranscriptionSettings) -> Stretch:
         return Stretch(Breaking(words), prompt=(), conditions=True, agreement=2)
 
     client = Client(words, opening=opening)

@@ -12,14 +12,17 @@ from kit.scripted_windows import NumberedWindows, scripted_model
 from kvcast.errors import UsageError
 from kvcast.whisper.batch import Batch
 from kvcast.whisper.decoding import DecodingOptions
-from kvcast.whisper.folders.finding import Recording
-from kvcast.whisper.folders.working import Job, Outcome, transcribe_all
+from kvcast.whisper.folders.finding import RecordingFile
+from kvcast.whisper.folders.working import Outcome, QueuedRecording, transcribe_all
 from kvcast.whisper.params import TranscribeParams
 from kvcast.whisper.transcription import Transcription
 
 
-def jobs(*names: str) -> list[Job]:
-    return [Job(recording=Recording(path=n, size=1, mtime_ns=0), source=n) for n in names]
+def jobs(*names: str) -> list[QueuedRecording]:
+    return [
+        QueuedRecording(recording=RecordingFile(path=n, size=1, mtime_ns=0), source=n)
+        for n in names
+    ]
 
 
 @dataclass
@@ -176,12 +179,15 @@ def test_in_a_batch_a_recording_is_looked_at_when_it_is_opened(tmp_path):
         ]
 
     model.transcribe_all = together
-    found = [Recording.at(path, path.name) for path in paths]
-    given = [Job(recording=one, source=str(path)) for one, path in zip(found, paths, strict=True)]
+    found = [RecordingFile.at(path, path.name) for path in paths]
+    given = [
+        QueuedRecording(recording=one, source=str(path))
+        for one, path in zip(found, paths, strict=True)
+    ]
     outcomes = transcribe_all(model, given, 1, options={"batch": 1}, watch=lambda *_: None)
     first, second = outcomes
     assert first.job == given[0]
-    assert second.job.recording == Recording.at(paths[1], "b") != given[1].recording
+    assert second.job.recording == RecordingFile.at(paths[1], "b") != given[1].recording
     assert second.heard.duration == 10.06
 
 

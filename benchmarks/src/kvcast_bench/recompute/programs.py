@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from typing_extensions import override
 
-from kvcast.models.programs.whisper import Decode, Encode, WhisperPrograms
+from kvcast.models.programs.whisper import WhisperDecode, WhisperEncode, WhisperPrograms
 from kvcast.models.whisper import LayerCache
 from kvcast.runtimes.lowering import signatures
 from kvcast.runtimes.lowering.signatures import Signature
@@ -23,10 +23,10 @@ LayOut = Callable[[Tensor, Tensor], LayerCache]
 """A layer's key and value [batch, heads, t, d], to what a target's attention takes."""
 
 
-class EncodeStates(Encode):
+class EncodeStates(WhisperEncode):
     """Maps features to the encoder's states."""
 
-    def __init__(self, cached: Encode) -> None:
+    def __init__(self, cached: WhisperEncode) -> None:
         nn.Module.__init__(self)
         self.encoder = cached.encoder
 
@@ -40,14 +40,17 @@ def _as_they_are(key: Tensor, value: Tensor) -> LayerCache:
     return key, value
 
 
-class DecodeFromStates(Decode):
-    """Projects every layer's cross key and value from states, then does what `Decode` does.
+class DecodeFromStates(WhisperDecode):
+    """Projects every layer's cross key and value from states, then does what `WhisperDecode` does.
 
     `dtype` is what products take; keys and values have the dtype of the states.
     """
 
     def __init__(
-        self, cached: Decode, lay_out: LayOut = _as_they_are, dtype: torch.dtype = torch.float32
+        self,
+        cached: WhisperDecode,
+        lay_out: LayOut = _as_they_are,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         nn.Module.__init__(self)
         self.decoder = cached.decoder

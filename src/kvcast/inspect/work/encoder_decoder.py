@@ -14,7 +14,7 @@ from kvcast.inspect.work.base import CacheKind, Counted, Work, pairs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class FamilySizes:
     """What distinguishes one family's counts from another's.
 
     Attributes:
@@ -44,7 +44,7 @@ class EncoderDecoderWork(Counted):
     dimensions: WhisperDimensions | T5Dimensions
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> FamilySizes:
         """Sizes that follow from the dimensions."""
         raise NotImplementedError
 

@@ -11,7 +11,7 @@ from kvcast.errors import UsageError
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.inspect.work.base import CacheKind, DecoderOnlyWork, Work, pairs
-from kvcast.inspect.work.encoder_decoder import EncoderDecoderWork, Sizes
+from kvcast.inspect.work.encoder_decoder import EncoderDecoderWork, FamilySizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +43,10 @@ class T5Work(EncoderDecoderWork):
 
     @cached_property
     @override
-    def sizes(self) -> Sizes:
+    def sizes(self) -> FamilySizes:
         of, head = self.dimensions, self.dimensions.vocab_size * self.dimensions.width
         table = of.buckets * of.heads
-        return Sizes(
+        return FamilySizes(
             source=self.source,
             width=of.width,
             mixed=of.heads * of.head_dim,

@@ -9,7 +9,7 @@ from typing_extensions import override
 from kvcast.checkpoints import names
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.inspect.work.base import Work
-from kvcast.inspect.work.encoder_decoder import EncoderDecoderWork, Sizes
+from kvcast.inspect.work.encoder_decoder import EncoderDecoderWork, FamilySizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,10 @@ class WhisperWork(EncoderDecoderWork):
 
     @cached_property
     @override
-    def sizes(self) -> Sizes:
+    def sizes(self) -> FamilySizes:
         d = self.dimensions.d_model
         idle = self.cross_weights + self.count("decoder.positions")
-        return Sizes(
+        return FamilySizes(
             source=self.dimensions.source_positions,
             width=d,
             mixed=d,

@@ -18,7 +18,7 @@ from kvcast.models.programs.weights import load_weights
 from kvcast.models.t5 import T5, LayerCache
 
 
-class Encode(nn.Module):
+class T5Encode(nn.Module):
     """Maps source tokens to the cross keys and values of every decoder layer."""
 
     def __init__(self, model: T5) -> None:
@@ -40,7 +40,7 @@ class Encode(nn.Module):
         return self.model.decoder.project_cross(hidden_btx)
 
 
-class Decode(nn.Module):
+class T5Decode(nn.Module):
     """Maps new target tokens to logits, over caches."""
 
     def __init__(self, model: T5) -> None:
@@ -84,8 +84,8 @@ class T5Programs:
     """Both programs, with shared weights."""
 
     dimensions: T5Dimensions
-    encode: Encode
-    decode: Decode
+    encode: T5Encode
+    decode: T5Decode
 
     @classmethod
     def from_tensors(
@@ -95,4 +95,4 @@ class T5Programs:
         with torch.device("meta"):
             model = T5(dimensions)
         load_weights(model, tensors)
-        return cls(dimensions=dimensions, encode=Encode(model), decode=Decode(model))
+        return cls(dimensions=dimensions, encode=T5Encode(model), decode=T5Decode(model))

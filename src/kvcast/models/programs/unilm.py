@@ -77,7 +77,7 @@ class PrefixedRows(nn.Module):
         return self.model(tokens_rs, segments_rs, positions_rs.long(), attend)
 
 
-class Decode(nn.Module):
+class UniLMDecode(nn.Module):
     """Takes the same number of new positions for every row: sources or target tokens."""
 
     def __init__(self, rows: PrefixedRows) -> None:
@@ -104,7 +104,7 @@ class Decode(nn.Module):
         return self.rows.model.logits(chosen), chosen, caches
 
 
-class DecodePacked(nn.Module):
+class UniLMDecodePacked(nn.Module):
     """Takes any number of new positions for each row, concatenated."""
 
     def __init__(self, rows: PrefixedRows) -> None:
@@ -170,8 +170,8 @@ class UnilmPrograms:
     """All programs, with shared weights."""
 
     dimensions: UnilmDimensions
-    decode: Decode
-    decode_packed: DecodePacked
+    decode: UniLMDecode
+    decode_packed: UniLMDecodePacked
     pool: Pool
 
     @classmethod
@@ -185,8 +185,8 @@ class UnilmPrograms:
         rows = PrefixedRows(model, dimensions)
         return cls(
             dimensions=dimensions,
-            decode=Decode(rows),
-            decode_packed=DecodePacked(rows),
+            decode=UniLMDecode(rows),
+            decode_packed=UniLMDecodePacked(rows),
             pool=Pool(model),
         )
 

@@ -18,7 +18,7 @@ from kvcast.models.programs.weights import load_weights
 from kvcast.models.whisper import LayerCache, Whisper
 
 
-class Encode(nn.Module):
+class WhisperEncode(nn.Module):
     """Maps features to the cross keys and values of every decoder layer."""
 
     def __init__(self, model: Whisper) -> None:
@@ -31,7 +31,7 @@ class Encode(nn.Module):
         return self.decoder.project_cross(self.encoder(features_bmt))
 
 
-class Decode(nn.Module):
+class WhisperDecode(nn.Module):
     """Maps new tokens to logits, over caches."""
 
     def __init__(self, model: Whisper) -> None:
@@ -69,8 +69,8 @@ class WhisperPrograms:
     """Both programs, with shared weights."""
 
     dimensions: WhisperDimensions
-    encode: Encode
-    decode: Decode
+    encode: WhisperEncode
+    decode: WhisperDecode
 
     @classmethod
     def from_tensors(
@@ -80,4 +80,4 @@ class WhisperPrograms:
         with torch.device("meta"):
             model = Whisper(dimensions)
         load_weights(model, tensors)
-        return cls(dimensions=dimensions, encode=Encode(model), decode=Decode(model))
+        return cls(dimensions=dimensions, encode=WhisperEncode(model), decode=WhisperDecode(model))

@@ -26,7 +26,7 @@ Step = Callable[..., object]
 """Takes the parts of a text, or nothing if it has them already, and changes them in place."""
 
 
-class Text(NamedTuple):
+class GreedyState(NamedTuple):
     """What a step takes: one row that is being written, in tensors that steps change in place."""
 
     token_rs: Tensor  # int64 [1, 1], the newest token, which no cache holds yet
@@ -87,7 +87,7 @@ class _Greedy(nn.Module):
 
 
 @torch.no_grad()
-def make_step(program: nn.Module, text: Text, slots: int, products: str) -> GraphModule:
+def make_step(program: nn.Module, text: GreedyState, slots: int, products: str) -> GraphModule:
     """Return a step over texts like this one, which is left as it is, in plain operators.
 
     The first `slots` slots of each cache are read; `products` is one of PRODUCTS.

@@ -48,14 +48,14 @@ _PARTS = 8
 
 
 @dataclass(frozen=True)
-class _Call:
+class _SharedByLayers:
     """What all layers share during a call: slots to read by kind of cache, and masks."""
 
     slots: Mapping[str, int]
     masks: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
 
 
-_CALL: ContextVar[_Call] = ContextVar("call")
+_CALL: ContextVar[_SharedByLayers] = ContextVar("call")
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def reading(slots: Mapping[str, int]) -> Iterator[None]:
 
     Holds for one call of a program; its layers share their masks.
     """
-    token = _CALL.set(_Call(slots))
+    token = _CALL.set(_SharedByLayers(slots))
     try:
         yield
     finally:

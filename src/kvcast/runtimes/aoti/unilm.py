@@ -14,7 +14,7 @@ from typing_extensions import override
 from kvcast.bundle.manifest import Manifest
 from kvcast.runtimes.aoti.decoder import PackedProgram, Rings, RowsProgram
 from kvcast.runtimes.aoti.runtime import CompiledProgram, DecodeProgram, open_programs
-from kvcast.runtimes.eager.unilm import EagerUnilm, Programs
+from kvcast.runtimes.eager.unilm import EagerUnilm, UniLMPrograms
 from kvcast.runtimes.memory import Layer
 
 
@@ -24,7 +24,7 @@ class _Dimensions:
     max_positions: int
 
 
-class _UnilmPrograms(Programs):
+class _UnilmPrograms(UniLMPrograms):
     def __init__(
         self, programs: dict[str, CompiledProgram], manifest: Manifest, rings: Rings
     ) -> None:

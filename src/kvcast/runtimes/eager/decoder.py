@@ -16,7 +16,7 @@ from kvcast.runtimes.eager.runtime import TorchRuntime, pairs
 from kvcast.runtimes.memory import Layer, TurningRing
 
 
-class Programs(Protocol):
+class DecoderOnlyPrograms(Protocol):
     """What eager runs: see `kvcast.models.programs.decoder`."""
 
     @property
@@ -31,7 +31,7 @@ class Programs(Protocol):
 class EagerDecoderOnly(TorchRuntime):
     """A ring has as many slots as the window."""
 
-    def __init__(self, programs: Programs) -> None:
+    def __init__(self, programs: DecoderOnlyPrograms) -> None:
         self._programs = programs
 
     @override

@@ -21,7 +21,7 @@ from kvcast.runtimes.memory import Layer
 LayerCache = tuple[Tensor, Tensor]
 
 
-class Programs(Protocol):
+class EncoderDecoderPrograms(Protocol):
     """What eager runs: see `kvcast.models.programs.whisper` and `kvcast.models.programs.t5`."""
 
     @property
@@ -130,7 +130,7 @@ class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
 class EagerEncoderDecoder(TorchEncoderDecoder):
     """A cross cache's arrays are key and value of each layer, and what `encode` took beside."""
 
-    def __init__(self, programs: Programs) -> None:
+    def __init__(self, programs: EncoderDecoderPrograms) -> None:
         self._programs = programs
         self._structure: TreeSpec
         self.longest = programs.dimensions.target_positions

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from kvcast.runtimes.base import Float32, Int64
+from kvcast.runtimes.eager.decoder import DecoderOnlyPrograms as DecoderPrograms
 from kvcast.runtimes.eager.decoder import EagerDecoderOnly
-from kvcast.runtimes.eager.decoder import Programs as DecoderPrograms
 from kvcast.runtimes.eager.runtime import pairs
 from kvcast.runtimes.history import check_sources
 
 
-class Programs(DecoderPrograms, Protocol):
+class UniLMPrograms(DecoderPrograms, Protocol):
     """What eager runs: see `kvcast.models.programs.unilm`."""
 
     @property
@@ -31,9 +31,9 @@ class Programs(DecoderPrograms, Protocol):
 class EagerUnilm(EagerDecoderOnly):
     """The first call of an empty row is its source."""
 
-    _programs: Programs
+    _programs: UniLMPrograms
 
-    def __init__(self, programs: Programs) -> None:
+    def __init__(self, programs: UniLMPrograms) -> None:
         super().__init__(programs)
 
     @torch.inference_mode()

@@ -120,7 +120,7 @@ def export_method(
         )
         replaced = replace_operators(exported, TABLE)
         quantize_matrices(replaced, quantize)
-        method = _Method(replaced, signature, cross_dtype)
+        method = _ExportedMethod(replaced, signature, cross_dtype)
         examples, sizes = _arguments(signature, layout, cross_dtype)
         return torch.export.export(method, examples, dynamic_shapes=(sizes,), strict=False)
 
@@ -159,7 +159,7 @@ def _laid_out(name: str, part: Tensor, cross_dtype: torch.dtype) -> Tensor:
     return part[0].to(cross_dtype).contiguous() if name.startswith(_CROSS_VALUE) else part
 
 
-class _Method(nn.Module):
+class _ExportedMethod(nn.Module):
     """A program's graph, called with arguments of other shapes than it was exported with."""
 
     def __init__(self, graph: GraphModule, signature: Signature, cross_dtype: torch.dtype) -> None:

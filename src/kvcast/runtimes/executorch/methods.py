@@ -19,7 +19,7 @@ from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.runtimes.exclusive import ForkSafeLock
 from kvcast.runtimes.executorch.quiet import quiet
-from kvcast.runtimes.opening import Argument, Program, check_programs, naming
+from kvcast.runtimes.opening import Argument, ProgramFile, check_programs, naming
 
 _TOKENS, _LENGTHS, _OFFSETS = range(3)
 _FIRST_CACHE = 3
@@ -66,7 +66,7 @@ class Methods:
         metadata = self._program.metadata(name)
         return [tuple(metadata.input_tensor_meta(i).sizes()) for i in range(metadata.num_inputs())]
 
-    def _described(self, name: str, graph: Graph) -> Program:
+    def _described(self, name: str, graph: Graph) -> ProgramFile:
         """Return what a method says of its arguments, which have no names of their own."""
         if name not in self._program.method_names:
             raise KvcastError(
@@ -84,7 +84,7 @@ class Methods:
                 )
             return {n: _argument(meta(i)) for i, n in enumerate(names)}
 
-        return Program(
+        return ProgramFile(
             self._path,
             named(graph.inputs, metadata.num_inputs(), metadata.input_tensor_meta),
             named(graph.outputs, metadata.num_outputs(), metadata.output_tensor_meta),

@@ -10,7 +10,7 @@ from typing import Any
 import onnxruntime as ort
 
 from kvcast.bundle.manifest import Manifest
-from kvcast.runtimes.opening import Argument, Program, check_programs, naming
+from kvcast.runtimes.opening import Argument, ProgramFile, check_programs, naming
 
 _DTYPES = {
     "tensor(float)": "float32",
@@ -63,7 +63,7 @@ def check_graphs(manifest: Manifest, graphs: Mapping[str, OnnxGraph]) -> None:
     """Raise KvcastError unless graphs, by their names in the manifest, are what that says."""
     check_programs(
         manifest,
-        {name: Program(one.path, one.inputs(), one.outputs()) for name, one in graphs.items()},
+        {name: ProgramFile(one.path, one.inputs(), one.outputs()) for name, one in graphs.items()},
         rows=None,
         cache=lambda layer: (None, layer.heads, None, layer.head_dim),
     )

@@ -21,7 +21,7 @@ from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
 from kvcast.runtimes.cache import Cache, CachedRuntime, Run
 from kvcast.runtimes.memory import CompactedRing, Layer, Memory
 from kvcast.runtimes.onnx.graph import OnnxGraph, check_graphs
-from kvcast.runtimes.onnx.session import Step, bind, onnx_session, ort_value
+from kvcast.runtimes.onnx.session import StepBuffers, bind, onnx_session, ort_value
 
 # A full ring is compacted once in this many steps.
 _SPARE = 128
@@ -115,7 +115,7 @@ class OnnxRuntime(CachedRuntime):
         if key not in memory.bound:
             asked = len(offsets)
             whole = memory.bound.setdefault("chunk", self._logits(_OFTEN))
-            step = Step(tokens_rs, lengths, offsets, whole[:, :asked])
+            step = StepBuffers(tokens_rs, lengths, offsets, whole[:, :asked])
             given = (step.tokens_rs, step.lengths, step.offsets)
             memory.bound[key] = step, self._bind(memory, run, given, {_LOGITS: step.logits})
         step, binding = memory.bound[key]
@@ -152,20 +152,20 @@ class OnnxRuntime(CachedRuntime):
             return run.split(run.rows_each)
         return iter([run])
 
-    def _step(self, memory: Memory) -> Step:
+    def _step(self, memory: Memory) -> StepBuffers:
         """Return buffers of one new token for every row, by its place."""
         if "step" not in memory.bound:
             rows = len(memory.places)
-            memory.bound["step"] = Step(
+            memory.bound["step"] = StepBuffers(
                 np.zeros((rows, 1), np.int64),
                 np.zeros(rows, np.int32),
                 np.zeros(1, np.int64),
                 np.empty((rows, 1, self._vocab), np.float32),
             )
-        step: Step = memory.bound["step"]
+        step: StepBuffers = memory.bound["step"]
         return step
 
-    def _step_binding(self, memory: Memory, step: Step, call: Run) -> Any:
+    def _step_binding(self, memory: Memory, step: StepBuffers, call: Run) -> Any:
         key = ("step", call.places, call.slots)
         if key not in memory.bound:
             part = slice(call.places.start, call.places.stop)

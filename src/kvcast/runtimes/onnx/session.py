@@ -66,7 +66,7 @@ def products_saturate() -> bool:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepBuffers:
     """Buffers of one new token for each of some rows."""
 
     tokens_rs: Int64

@@ -15,7 +15,7 @@ import numpy as np
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.endpoints import BLOCK
 from kvcast.engine import Engine, Job
-from kvcast.server.realtime.shapes import Transcription
+from kvcast.server.realtime.shapes import TranscriptionSettings
 from kvcast.server.realtime.sound import Samples
 from kvcast.whisper.decoding import Job as Question
 from kvcast.whisper.stretch import Settled, Stretch
@@ -47,7 +47,7 @@ class Asker:
             asked.cancel()
 
 
-class Turn:
+class SpokenTurn:
     """The sound of what becomes an item, on its way to who hears it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Turn:
 
     """
 
-    def __init__(self, item: str, asked: Transcription) -> None:
+    def __init__(self, item: str, asked: TranscriptionSettings) -> None:
         self.item = item
         self.asked = asked
         self.samples = 0
@@ -101,18 +101,20 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Heard:
+class TurnUpdate:
     """What is new of a turn: some more text, and whether that is all."""
 
-    turn: Turn
+    turn: SpokenTurn
     delta: str
     done: bool
 
 
-class Hearing:
+class TurnTranscriber:
     """Hears turns one after the other."""
 
-    def __init__(self, opening: Callable[[Transcription], Stretch], step: float = STEP) -> None:
+    def __init__(
+        self, opening: Callable[[TranscriptionSettings], Stretch], step: float = STEP
+    ) -> None:
         """Prepare.
 
         Args:
@@ -123,11 +125,11 @@ class Hearing:
         self._opening = opening
         # Sound of turns that are detected comes in whole blocks.
         self._step = round(step * SAMPLE_RATE) // BLOCK * BLOCK
-        self._turns: deque[Turn] = deque()
+        self._turns: deque[SpokenTurn] = deque()
         self._stretch: Stretch | None = None
-        self._asked: Transcription | None = None
+        self._asked: TranscriptionSettings | None = None
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: SpokenTurn) -> None:
         """Let a turn be heard, after those before it."""
         self._turns.append(turn)
 
@@ -144,7 +146,7 @@ class Hearing:
         turn = self._turns[0]
         return turn.ended or turn.dropped or turn.waiting + self._unheard >= self._step
 
-    def hear(self) -> list[Heard]:
+    def hear(self) -> list[TurnUpdate]:
         """Hear what waits of the first turn, and return what is new. Takes a while."""
         turn = self._turns[0]
         samples, silence = turn.take()
@@ -165,7 +167,7 @@ class Hearing:
         done = silence is not None
         if done:
             self._turns.popleft()
-        return [Heard(turn, delta, done)] if delta or done else []
+        return [TurnUpdate(turn, delta, done)] if delta or done else []
 
     @property
     def _unheard(self) -> int:
@@ -173,7 +175,7 @@ class Hearing:
         stretch = self._stretch
         return 0 if stretch is None else stretch.end - stretch.heard_to
 
-    def _words(self, turn: Turn, samples: Samples, silence: int | None) -> list[Settled]:
+    def _words(self, turn: SpokenTurn, samples: Samples, silence: int | None) -> list[Settled]:
         stretch = self._stretch
         if stretch is None or self._asked != turn.asked:
             stretch = self._stretch = self._opening(turn.asked)

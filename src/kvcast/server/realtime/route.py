@@ -15,7 +15,7 @@ from kvcast.audio.endpoints import Listener
 from kvcast.server.errors import ApiError, busy
 from kvcast.server.realtime.hearing import Asker
 from kvcast.server.realtime.session import Event, Session, encoded, failure
-from kvcast.server.realtime.shapes import Transcription
+from kvcast.server.realtime.shapes import TranscriptionSettings
 from kvcast.server.served import SPEECH, Models
 from kvcast.server.state import State
 from kvcast.whisper.params import LiveParams
@@ -92,7 +92,7 @@ class _Ears:
         self._asker = Asker(state.limits.timeout)
         self.give_up = self._asker.give_up
 
-    def open(self, asked: Transcription) -> Stretch:
+    def open(self, asked: TranscriptionSettings) -> Stretch:
         """Return what hears as a client asks for it; raises for what cannot be served."""
         served = self._models.listening(asked.model or self.model)
         params = LiveParams(

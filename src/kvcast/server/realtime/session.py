@@ -15,19 +15,19 @@ import numpy as np
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.endpoints import BLOCK, ONSET, Change, Endpoints, Listener
 from kvcast.server.errors import ApiError, api_error, busy
-from kvcast.server.realtime.hearing import Heard, Hearing, Turn
+from kvcast.server.realtime.hearing import SpokenTurn, TurnTranscriber, TurnUpdate
 from kvcast.server.realtime.shapes import (
     Append,
     AudioInput,
     SessionUpdate,
-    Transcription,
+    TranscriptionSettings,
     described,
     described_as_beta,
     from_beta,
     parsed,
     shaped,
 )
-from kvcast.server.realtime.sound import Samples, Sound
+from kvcast.server.realtime.sound import Samples, SessionSound
 from kvcast.whisper.stretch import Stretch
 
 Event: TypeAlias = dict[str, Any]
@@ -77,7 +77,7 @@ class Session:
 
     def __init__(
         self,
-        opening: Callable[[Transcription], Stretch],
+        opening: Callable[[TranscriptionSettings], Stretch],
         listener: Callable[[], Listener],
         *,
         model: str,
@@ -96,15 +96,15 @@ class Session:
         self._listener = listener
         self._longest = round(longest * SAMPLE_RATE)
         self._identity = _named("sess")
-        self._audio = AudioInput(transcription=Transcription(model=model))
+        self._audio = AudioInput(transcription=TranscriptionSettings(model=model))
         self._opening(self._audio.transcription)
-        self._hearing = Hearing(opening)
+        self._hearing = TurnTranscriber(opening)
         self.transcripts: deque[str] = deque(maxlen=_REMEMBERED)
-        self._sound = Sound(self._audio.format.type, self._audio.format.hertz)
+        self._sound = SessionSound(self._audio.format.type, self._audio.format.hertz)
         self._endpoints = self._detecting()
         self._kept = np.empty(0, np.float32)  # what precedes a turn
         self._position = 0
-        self._turn: Turn | None = None
+        self._turn: SpokenTurn | None = None
         self._last_item: str | None = None
         self._news: list[Event] = []
 
@@ -181,7 +181,7 @@ class Session:
             self._opening(audio.transcription)  # raises for what cannot be served
         self._audio = audio
         if audio.format != before.format:
-            self._sound = Sound(audio.format.type, audio.format.hertz)
+            self._sound = SessionSound(audio.format.type, audio.format.hertz)
         if audio.turn_detection != before.turn_detection:
             self._endpoints = self._detecting()
 
@@ -248,8 +248,8 @@ class Session:
         self._tell(f"{_BUFFER}.speech_stopped", audio_end_ms=end, item_id=item)
         self._end(silence)
 
-    def _begun(self) -> Turn:
-        self._turn = Turn(_named("item"), self._audio.transcription)
+    def _begun(self) -> SpokenTurn:
+        self._turn = SpokenTurn(_named("item"), self._audio.transcription)
         self._hearing.add(self._turn)
         return self._turn
 
@@ -267,7 +267,7 @@ class Session:
         self._end(0)
         self._endpoints = self._detecting()
 
-    def _add_rest(self, turn: Turn) -> None:
+    def _add_rest(self, turn: SpokenTurn) -> None:
         """Add what is held back on the way to a turn."""
         rest = self._sound.finish()
         if self._endpoints is not None:
@@ -307,7 +307,7 @@ def _milliseconds(samples: int) -> int:
     return samples * 1000 // SAMPLE_RATE
 
 
-def _spoken(heard: Heard) -> list[Event]:
+def _spoken(heard: TurnUpdate) -> list[Event]:
     """Return the events of what is new of a turn."""
     turn = heard.turn
     place = {"item_id": turn.item, "content_index": 0}

@@ -21,7 +21,7 @@ class _Shape(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class Format(_Shape):
+class AudioFormat(_Shape):
     """How sound is coded. `rate` is kvcast's own for PCM: OpenAI's has 24 kHz only."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
@@ -39,7 +39,7 @@ class Format(_Shape):
         return self.rate or (_PCM_RATE if self.type == "audio/pcm" else _TELEPHONE_RATE)
 
 
-class Transcription(_Shape):
+class TranscriptionSettings(_Shape):
     """By which model, and what it is told beforehand."""
 
     model: str | None = None
@@ -59,8 +59,8 @@ class TurnDetection(_Shape):
 class AudioInput(_Shape):
     """Of a session, or what should change of it: the fields that are set."""
 
-    format: Format = Format()
-    transcription: Transcription = Transcription()
+    format: AudioFormat = AudioFormat()
+    transcription: TranscriptionSettings = TranscriptionSettings()
     turn_detection: TurnDetection | None = TurnDetection()
 
     def updated(self, given: "AudioInput") -> Self:

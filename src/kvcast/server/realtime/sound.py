@@ -34,7 +34,7 @@ CODINGS: Mapping[str, Coding] = {
 """By the protocol's names."""
 
 
-class Sound:
+class SessionSound:
     """One stream of mono sound."""
 
     def __init__(self, coding: str, rate: int) -> None:

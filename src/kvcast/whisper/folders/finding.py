@@ -13,7 +13,7 @@ from kvcast.whisper.params import FolderParams
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Recording:
+class RecordingFile:
     """A file to transcribe.
 
     Attributes:
@@ -28,12 +28,12 @@ class Recording:
     mtime_ns: int
 
     @classmethod
-    def at(cls, file: Path, path: str) -> "Recording":
+    def at(cls, file: Path, path: str) -> "RecordingFile":
         """Look at a file that has this path in its folder; raises OSError."""
         return cls.of(path, file.stat())
 
     @classmethod
-    def of(cls, path: str, seen: os.stat_result) -> "Recording":
+    def of(cls, path: str, seen: os.stat_result) -> "RecordingFile":
         """Return what was seen of a file."""
         return cls(path=path, size=seen.st_size, mtime_ns=seen.st_mtime_ns)
 
@@ -58,7 +58,7 @@ class Found:
 
     """
 
-    recordings: tuple[Recording, ...]
+    recordings: tuple[RecordingFile, ...]
     problems: tuple[Problem, ...]
     links: tuple[str, ...]
     older: int
@@ -82,7 +82,7 @@ def find(folder: Path, params: FolderParams, *, besides: Path) -> Found:
     after_ns = None if params.newer is None else instant_ns(params.newer)
     problems: list[Problem] = []
     links: list[str] = []
-    recordings: list[Recording] = []
+    recordings: list[RecordingFile] = []
     older = 0
     for path in _paths(folder, params.recursive, besides, problems, links):
         if not _wanted(path, params.patterns):
@@ -97,7 +97,7 @@ def find(folder: Path, params: FolderParams, *, besides: Path) -> Found:
         if after_ns is not None and seen.st_mtime_ns <= after_ns:
             older += 1
             continue
-        recordings.append(Recording.of(path, seen))
+        recordings.append(RecordingFile.of(path, seen))
     recordings.sort(key=lambda one: PurePosixPath(one.path).parts)
     return Found(
         recordings=tuple(recordings), problems=tuple(problems), links=tuple(links), older=older

@@ -16,17 +16,17 @@ from typing import Any, Literal, TypeAlias
 from kvcast.errors import InputOutputError, KvcastError, in_one_line
 from kvcast.saving import encoded, save, unwritable
 from kvcast.spec.digests import file_sha256
-from kvcast.whisper.folders.finding import Recording, find
+from kvcast.whisper.folders.finding import RecordingFile, find
 from kvcast.whisper.folders.journal import Entry, Journal, opened_journal
 from kvcast.whisper.folders.naming import named
-from kvcast.whisper.folders.working import Heard, Job, Outcome
+from kvcast.whisper.folders.working import Outcome, QueuedRecording, RecordingOutcome
 from kvcast.whisper.params import FolderParams
 from kvcast.whisper.writers import json_number
 
 SUMMARY_FORMAT = "kvcast.folder"
 SUMMARY_VERSION = 1
 
-Render: TypeAlias = Callable[[str, Heard], Mapping[str, str]]
+Render: TypeAlias = Callable[[str, RecordingOutcome], Mapping[str, str]]
 """Takes a recording's path and transcription; returns texts by their files' extensions."""
 
 
@@ -157,7 +157,7 @@ class FolderRun:
         given = {path: entry.name for path, entry in journal.entries.items()}
         self._names = named([one.path for one in recordings], given)
         before = journal.entries if params.resume else {}
-        self.waiting: list[Recording] = []
+        self.waiting: list[RecordingFile] = []
         self.kept: list[Result] = []
         for one in recordings:
             entry = before.get(one.path)
@@ -173,10 +173,10 @@ class FolderRun:
             for one in self.found.problems
         ]
 
-    def jobs(self) -> Iterator[Job]:
+    def jobs(self) -> Iterator[QueuedRecording]:
         """Yield the recordings that wait, each as it is when its turn comes."""
         for one in self.waiting:
-            yield Job(recording=one, source=str(self._folder / one.path)).as_it_is()
+            yield QueuedRecording(recording=one, source=str(self._folder / one.path)).as_it_is()
 
     def finish(self, outcome: Outcome, render: Render) -> Result:
         """Save the transcripts of a recording, then record what became of it.
@@ -209,7 +209,9 @@ class FolderRun:
         self._journal.append(entry)
         return _result(entry, entry.status, error)
 
-    def _saved(self, entry: Entry, job: Job, heard: Heard, render: Render) -> Entry:
+    def _saved(
+        self, entry: Entry, job: QueuedRecording, heard: RecordingOutcome, render: Render
+    ) -> Entry:
         """Save the transcripts of a recording that did not change meanwhile."""
         digest = self._digest(job.recording)
         outputs = {}
@@ -231,18 +233,18 @@ class FolderRun:
             language=heard.language,
         )
 
-    def _digest(self, recording: Recording) -> str:
+    def _digest(self, recording: RecordingFile) -> str:
         """Return a recording's SHA-256; raises InputOutputError if it changed since its turn."""
         try:
             file = self._folder / recording.path
-            digest, now = file_sha256(file), Recording.at(file, recording.path)
+            digest, now = file_sha256(file), RecordingFile.at(file, recording.path)
         except OSError as error:
             raise InputOutputError(f"cannot be read again: {error.strerror}") from None
         if now != recording:
             raise InputOutputError("changed while it was transcribed: transcribe it again")
         return digest
 
-    def _stands(self, entry: Entry, recording: Recording) -> bool:
+    def _stands(self, entry: Entry, recording: RecordingFile) -> bool:
         """Tell whether a recording need not be done again; notes that it was only touched."""
         if (entry.status, entry.options, entry.size) != ("done", self._options, recording.size):
             return False

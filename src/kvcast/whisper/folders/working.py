@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvcast.errors import UsageError
-from kvcast.whisper.folders.finding import Recording
+from kvcast.whisper.folders.finding import RecordingFile
 
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class QueuedRecording:
     """A recording as it was when its turn came, and the path by which it is opened."""
 
-    recording: Recording
+    recording: RecordingFile
     source: str
 
-    def as_it_is(self) -> "Job":
+    def as_it_is(self) -> "QueuedRecording":
         """Look at the recording again."""
         try:
-            now = Recording.at(Path(self.source), self.recording.path)
+            now = RecordingFile.at(Path(self.source), self.recording.path)
         except OSError:  # gone meanwhile, as its reader will tell
             return self
         return replace(self, recording=now)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heard:
+class RecordingOutcome:
     """A complete transcription; `duration` in seconds."""
 
     language: str
@@ -55,18 +55,18 @@ class Heard:
 class Outcome:
     """What became of a job: either is given."""
 
-    job: Job
-    heard: Heard | None = None
+    job: QueuedRecording
+    heard: RecordingOutcome | None = None
     error: Exception | None = None
 
 
-Watch: TypeAlias = Callable[[Job, float], None]
+Watch: TypeAlias = Callable[[QueuedRecording, float], None]
 """Takes the share of a recording that is done, 0 to 1; called from several threads."""
 
 
 def transcribe_all(
     model: "WhisperModel",
-    jobs: Iterable[Job],
+    jobs: Iterable[QueuedRecording],
     workers: int,
     *,
     options: Mapping[str, Any],
@@ -96,7 +96,7 @@ def transcribe_all(
         yield from _in_batch(model, list(jobs), options, watch, stopped)
         return
 
-    def work(job: Job) -> Outcome:
+    def work(job: QueuedRecording) -> Outcome:
         return _outcome(job, lambda: model.transcribe(job.source, **options), watch, stopped)
 
     if workers == 1:
@@ -116,7 +116,7 @@ def transcribe_all(
 
 def _in_batch(
     model: "WhisperModel",
-    jobs: list[Job],
+    jobs: list[QueuedRecording],
     options: Mapping[str, Any],
     watch: Watch,
     stopped: threading.Event,
@@ -133,7 +133,7 @@ def _in_batch(
 
 
 def _outcome(
-    job: Job,
+    job: QueuedRecording,
     begin: "Callable[[], Transcription]",
     watch: Watch,
     stopped: threading.Event,
@@ -148,15 +148,15 @@ def _outcome(
 
 
 def _heard(
-    job: Job, transcription: "Transcription", watch: Watch, stopped: threading.Event
-) -> Heard:
+    job: QueuedRecording, transcription: "Transcription", watch: Watch, stopped: threading.Event
+) -> RecordingOutcome:
     segments: list[Segment] = []
     for segment in transcription:
         if stopped.is_set():
             raise InterruptedError
         segments.append(segment)
         watch(job, min(segment.end / transcription.duration, 1.0) if transcription.duration else 1)
-    return Heard(
+    return RecordingOutcome(
         language=transcription.language,
         duration=transcription.duration,
         notices=tuple(transcription.notices),
