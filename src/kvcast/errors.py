@@ -41,5 +41,5 @@ class InputOutputError(KvcastError):
 
 
 def in_one_line(error: object) -> str:
-    """Return what another library's error or message says: one line of at most 300 characters."""
+    """Return another library's error or message in one line: one line of at most 300 characters."""
     return " ".join(str(error).split())[:_LONGEST] or type(error).__name__

@@ -39,7 +39,7 @@ class Check(Protocol):
     """A rule that values must follow."""
 
     def problem(self, value: Any, kind: type) -> str | None:
-        """Return what is wrong with a value of type `kind`, as in "must be 1 or more", or None."""
+        """Return the problem of a value of type `kind`, as in "must be 1 or more", or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ class Declared:
                 raise UsageError(f"{self.name} {problem}")
 
     def _of_another_kind(self, value: Any, single: bool) -> str | None:
-        """Say what is wrong with a value that Python would take for one of this kind.
+        """Return the problem of a value that Python would take for one of this kind.
 
         True is a number to Python, and every value true or false. Several numbers may be given as
         one string, but none of them may be a string or a list.

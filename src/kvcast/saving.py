@@ -55,7 +55,7 @@ def save(target: Path, text: str, *, staging: Path | None = None) -> None:
 
 
 def encoded(text: str) -> bytes:
-    """Return what `save` writes for a text."""
+    """Return the bytes that `save` writes for a text."""
     return text.encode("utf-8", "backslashreplace")
 
 

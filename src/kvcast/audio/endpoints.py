@@ -33,7 +33,7 @@ Whoever listens keeps some sound before them."""
 
 
 class Change(Enum):
-    """What a piece of sound ends with."""
+    """The state of speech after a piece of sound."""
 
     NONE = "nothing"
     BEGIN = "an utterance begins"
@@ -81,7 +81,7 @@ class Endpoints:
                 begin = end
 
     def finish(self) -> NDArray[np.float32]:
-        """Return what was held back."""
+        """Return the probabilities that were held back."""
         held, self._held = self._held, np.empty(0, np.float32)
         return held
 
@@ -99,7 +99,7 @@ class Endpoints:
 
 
 class Loudness:
-    """Takes for speech what is well above the quietest moment of the last seconds.
+    """Detects speech by loudness, well above the quietest moment of the last seconds.
 
     Any other loud sound passes for speech, too: a listener for quiet rooms. At first, and as long
     as sound does not tell otherwise, a room is taken to be as quiet as `_QUIET_ROOM`.

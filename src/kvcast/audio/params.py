@@ -1,4 +1,4 @@
-"""Options of voice activity detection: what they are called, take and mean.
+"""Options of voice activity detection: names, types, defaults and meanings.
 
 `kvcast.audio.vad` applies them. Knows no library of numbers, so that the command line can show its
 help at once.
@@ -17,7 +17,7 @@ VOICE = "voice activity"
 
 @dataclass(frozen=True, kw_only=True)
 class VoiceParams(Params):
-    """What of a recording is speech.
+    """Voice activity: the speech in a recording.
 
     The defaults are faster-whisper's, not Silero's own, which suit short commands: Whisper reads
     pauses as the ends of sentences, hears a soft first or last sound only if some silence around

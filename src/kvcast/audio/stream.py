@@ -66,7 +66,7 @@ class _SampleLayout(NamedTuple):
 
 
 class _Header(NamedTuple):
-    """What precedes the sound of a WAV; `sound` is its number of bytes, None if unknown."""
+    """The header of a WAV; `sound` is its number of bytes, None if unknown."""
 
     layout: _SampleLayout
     length: int

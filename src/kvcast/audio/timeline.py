@@ -1,4 +1,4 @@
-"""Parts of a recording, put together, and what their seconds are in the recording.
+"""Parts of a recording, put together, and their times in the recording.
 
 Knows no sound, only where the parts lie.
 """
@@ -29,13 +29,13 @@ class Part(NamedTuple):
 
 
 def between(parts: Sequence[Part], samples: int) -> tuple[Part, ...]:
-    """Return what lies before, between and after parts of a recording of so many samples."""
+    """Return the gaps before, between and after parts of a recording of so many samples."""
     edges = [0, *(edge for part in parts for edge in part), samples]
     return tuple(Part(*gap) for gap in zip(edges[::2], edges[1::2], strict=True) if gap[0] < gap[1])
 
 
 def common(parts: Iterable[Part], others: Sequence[Part]) -> tuple[Part, ...]:
-    """Return what lies in a part and in one of the others; both are in order and disjoint."""
+    """Return the overlap of a part with the others; both are in order and disjoint."""
     shared = (
         Part(max(part.start, other.start), min(part.end, other.end))
         for part in parts

@@ -43,7 +43,7 @@ _AT_ONCE = 1024  # blocks: 2 MB
 
 @dataclass(frozen=True, kw_only=True)
 class Speech:
-    """What was found in a recording.
+    """The speech in a recording.
 
     Attributes:
         parts: those with speech, in order and disjoint; they may touch.

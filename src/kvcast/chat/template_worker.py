@@ -156,7 +156,7 @@ class _Process:
         return line
 
     def _read(self, line: bytearray) -> dict[str, Any]:
-        """Read what only a template that got out of its sandbox can have spoilt."""
+        """Read an answer; only a template that escaped from its sandbox can have spoilt it."""
         with contextlib.suppress(ValueError, RecursionError):
             match json.loads(line):
                 case {"last": bool(), **answer} as reply if set(map(type, answer.values())) == {

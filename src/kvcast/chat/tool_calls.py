@@ -27,7 +27,7 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True)
 class EnforcedCall:
-    """What a text must be to call one tool: a prefix, JSON that follows a schema, a suffix.
+    """The text that calls one tool: a prefix, JSON that follows a schema, a suffix.
 
     `markers` are the parts of prefix and suffix that a vocabulary may have as special tokens.
     """
@@ -67,7 +67,7 @@ class ToolForm:
         return ToolCallParser(self, names)
 
     def enforced(self, tools: Sequence[Mapping[str, Any]]) -> tuple[EnforcedCall, ...]:
-        """Return what a text must be to call one of these tools, as OpenAI describes them."""
+        """Return the texts that call one of these tools, as OpenAI describes them."""
         return tuple(self._enforced(tool["function"]) for tool in tools)
 
     def _enforced(self, function: Mapping[str, Any]) -> EnforcedCall:
@@ -207,7 +207,7 @@ class ToolCallParser:
         return [self._taken(certain)]
 
     def _certain(self, text: str) -> int:
-        """Return the length of what is content whatever comes."""
+        """Return the length of the part that is content whatever comes."""
         opening = self._form.opening
         for length in range(min(len(text), len(opening) - 1), 0, -1):
             if text.endswith(opening[:length]):

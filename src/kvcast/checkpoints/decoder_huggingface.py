@@ -118,7 +118,7 @@ def _windowed_but_every_nth(fields: Fields, layer: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Type:
-    """What a model type implies beyond its configuration.
+    """Properties of a model type beyond its configuration.
 
     `defaults`: transformers' defaults for fields that published configurations leave out.
     `windowed`: whether a layer has a window if there is no layer_types.

@@ -66,7 +66,7 @@ _MOST_POSITIONS = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class _Architecture:
-    """What general.architecture implies beyond the values.
+    """Properties of an architecture beyond the file's values.
 
     `neighbours`: rotary pairs of queries and keys are neighbouring rows, not halves of a head.
     `global_every`: with a window, every n-th layer sees everything; 0: no layer does.

@@ -76,7 +76,7 @@ def download(model: str) -> Path:
 
 
 def _missing_patterns(folder: Path) -> list[str]:
-    """Return what else to ask for, after seeing what the repository has."""
+    """Return the patterns of further files, after seeing the repository's files."""
     if (folder / "bundle.json").is_file():
         return _BUNDLE_PATTERNS
     has_weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)

@@ -1,4 +1,4 @@
-"""What looks like a model and is not one that kvcast reads, with the way to one that it does read.
+"""Refuses files of formats that kvcast does not read, and names the way to one that it does.
 
 OpenAI's names and .pt files, other pickled weights, whisper.cpp's ggml files, adapters. Pickles are
 never loaded, because loading one runs whatever code is in it. Only names are looked at, and the
@@ -77,7 +77,7 @@ def refuse_folder(folder: Path) -> None:
 
 
 def _pickled(path: Path) -> str:
-    """Return what follows a pickle's name."""
+    """Return the advice that follows a pickle's name."""
     hub_id = _HUB_IDS.get(path.stem)
     published = f"for the published model of that name give its hub id, {hub_id}; otherwise "
     return f"and kvcast never loads pickles: {published if hub_id else ''}{_CONVERT}"

@@ -94,7 +94,7 @@ def read_checkpoint(index: Path) -> Mapping[str, TensorflowTensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """What a BundleEntryProto says."""
+    """A BundleEntryProto's fields."""
 
     name: str
     type: int

@@ -34,7 +34,7 @@ _FEATURES = {"sampling_rate": 16_000, "n_fft": 400, "hop_length": 160, "chunk_le
 
 
 def optional_files(folder: Path) -> list[Path]:
-    """List what this module reads of a folder, for its fingerprint."""
+    """List the files that this module reads in a folder, for its fingerprint."""
     layout = _layout(folder)
     names = (*layout.required, *layout.optional, _PREPROCESSOR)
     return [folder / name for name in names if (folder / name).is_file()]

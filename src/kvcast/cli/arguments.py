@@ -1,4 +1,4 @@
-"""What all commands share about arguments: spelling, declared options, checked values.
+"""Arguments of all commands: spelling, declared options, checked values.
 
 Options that the Python API has too are declared in dataclasses (`kvcast.options`), and
 become arguments here. An option may be written with hyphens or underscores. A mistake is a
@@ -73,7 +73,7 @@ def keywords(args: argparse.Namespace, params: type[Params]) -> dict[str, Any]:
 
 
 def _settings(option: Declared) -> dict[str, Any]:
-    """Return what argparse needs to know of an option, besides its spellings."""
+    """Return argparse's settings for an option, besides its spellings."""
     told = option.help.replace("%", "%%")
     if option.kind is bool and not option.default:
         return {"action": "store_true", "help": told}
@@ -90,7 +90,7 @@ def _settings(option: Declared) -> dict[str, Any]:
 
 
 def _reader(option: Declared) -> Callable[[str], Any]:
-    """Return what turns a word of the command line into the option's value."""
+    """Return the function that turns a word of the command line into the option's value."""
     check = option.option.check
     if not isinstance(check, Bounds):
         return _checked(check)

@@ -60,7 +60,7 @@ def emit(text: str) -> None:
 
 
 def _drop_output() -> None:
-    """Send what is still buffered nowhere, so that the interpreter's last flush succeeds."""
+    """Discard buffered output, so that the interpreter's last flush succeeds."""
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
@@ -79,7 +79,7 @@ def say(message: str, *, about: str | None = None) -> None:
 
 
 def report(error: Exception, *, about: str | None = None) -> int:
-    """Say what went wrong, in one line, and return the exit code that stands for it."""
+    """Report an error in one line, and return its exit code."""
     if isinstance(error, KvcastError):
         say(str(error), about=about)
         return error.exit_code

@@ -13,7 +13,7 @@ STANDARD_INPUT = "-"
 
 
 def shown(source: str) -> str:
-    """Return what messages call an input."""
+    """Return the name of an input for messages."""
     return "standard input" if source == STANDARD_INPUT else source
 
 

@@ -145,7 +145,7 @@ class _Course:
 
     @contextmanager
     def here(self) -> "Iterator[Begin]":
-        """Load the model, to transcribe what waits in this process."""
+        """Load the model, to transcribe waiting recordings in this process."""
         from kvcast.whisper.folders.working import transcribe_all
 
         with self._watcher.waiting(f"loading {self._args.model}") as on_phase:
@@ -160,7 +160,7 @@ class _Course:
 
     @contextmanager
     def on_cluster(self) -> "Iterator[Begin]":
-        """Connect to a cluster, to transcribe what waits there."""
+        """Connect to a cluster, to transcribe waiting recordings there."""
         from kvcast.cluster.connection import connected
         from kvcast.cluster.recordings import transcribed
 
@@ -180,7 +180,7 @@ class _Course:
             )
 
     def transcribe(self, begin: "Begin") -> None:
-        """Transcribe what waits."""
+        """Transcribe the waiting recordings."""
         waiting = self._work.waiting
         begun = time.monotonic()
         finished = 0
@@ -204,7 +204,7 @@ class _Course:
         self._seconds = time.monotonic() - begun
 
     def summary(self) -> "Summary":
-        """Return what the run came to."""
+        """Return the run's summary."""
         from kvcast.whisper.folders.run import Summary
 
         return Summary(
@@ -247,7 +247,7 @@ def opened_on_cluster(args: argparse.Namespace) -> "Opened":
 
 
 def _fingerprint(args: argparse.Namespace, outputs: Outputs) -> str:
-    """Return what stands for the model and all options on which a transcript depends."""
+    """Return a digest of the model and all options on which a transcript depends."""
     from kvcast.loading.opening import model_digest
 
     declared = (*FolderParams.declared(), *ClusterParams.declared())
@@ -274,7 +274,7 @@ def _refuse_nothing(folder: Path, work: "FolderRun", params: FolderParams) -> No
 
 
 def _notices(work: "FolderRun") -> Iterable[str]:
-    """Yield what a user should know before work begins."""
+    """Yield notices for the user before work begins."""
     if work.damaged:
         yield f"damaged lines of the journal: {work.damaged}; what they were about is done again"
     if work.tried_again:

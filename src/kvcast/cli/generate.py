@@ -158,7 +158,7 @@ def _told(texts: "Sequence[TextGeneration]", args: argparse.Namespace) -> int:
 
 
 def _read_grammars(args: argparse.Namespace) -> None:
-    """Put what files hold into the place of their names."""
+    """Replace names of files by their contents."""
     if args.json_schema is not None and not args.json_schema.lstrip().startswith("{"):
         args.json_schema = prompts.read_text(args.json_schema)
     if args.lark is not None:
@@ -166,7 +166,7 @@ def _read_grammars(args: argparse.Namespace) -> None:
 
 
 def _prepare(output: Path, *, source: str | None) -> None:
-    """Refuse what cannot or must not be replaced, before any work is done."""
+    """Refuse an output that cannot or must not be replaced, before any work is done."""
     try:
         exists = output.exists()
         if exists and not output.is_file():
@@ -191,7 +191,7 @@ def _prompts(args: argparse.Namespace) -> list[PromptLine]:
 
 
 def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TextGenerator, str]":
-    """Return the model and the name of what runs it."""
+    """Return the model and the name of its runtime."""
     loaded = opened(args.model, args, on_phase, task="generate")
     assert loaded.model.task == "generate"
     args.draft = drafted_by(args, on_phase, task="generate")
@@ -297,7 +297,7 @@ def examined(
 def answering(
     args: argparse.Namespace,
 ) -> "Callable[[Sequence[PromptLine]], list[list[TextGeneration]]]":
-    """Load the model in a process of a cluster, and return what generates there."""
+    """Load the model in a process of a cluster, and return its generating function."""
     model, _ = _load(args, ignore_phase)
     return lambda prompts: list(_begun(model, prompts, args))
 
@@ -369,7 +369,7 @@ def _conversation(prompt: PromptLine, args: argparse.Namespace) -> dict[str, Any
 def _document(
     prompt: PromptLine, texts: "Sequence[TextGeneration]", args: argparse.Namespace, runtime: str
 ) -> dict[str, Any]:
-    """Return what docs/generation.schema.json describes."""
+    """Return the document that docs/generation.schema.json describes."""
     first, *others = [_fields(text, logprobs=args.logprobs) for text in texts]
     return {
         "format": JSON_FORMAT,

@@ -184,7 +184,7 @@ def _source_and_target(text: str) -> tuple[float, ...]:
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what was said of a schedule."""
+    """Return the options of a schedule that were given."""
     return {name: getattr(args, name) for name in _EXAMPLE if hasattr(args, name)}
 
 

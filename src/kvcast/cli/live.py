@@ -54,7 +54,7 @@ _BEHIND = (
 
 
 def add_arguments(group: Heading) -> None:
-    """Declare what only live transcription takes."""
+    """Declare the options that only live transcription takes."""
     group.add_argument(
         "--live",
         action="store_true",
@@ -72,7 +72,7 @@ def add_arguments(group: Heading) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise UsageError for what makes no sense live, or only live."""
+    """Raise UsageError for options that make no sense live, or only live."""
     if not args.live:
         given = _given(args, LiveParams, LIVE)
         given += ["--sample-rate"] if args.sample_rate is not None else []
@@ -175,7 +175,7 @@ class Screen(Protocol):
     """Where text goes."""
 
     def show(self, updates: "Sequence[Update]") -> None:
-        """Show what has changed."""
+        """Show an update."""
 
 
 class TextScreen(Screen):
@@ -247,7 +247,7 @@ class Terminal(Screen, AbstractContextManager["Terminal"]):
 
 
 def screen(*, as_json: bool) -> AbstractContextManager[Screen]:
-    """Return what shows text here."""
+    """Return the screen for this output."""
     if as_json:
         return nullcontext(JsonScreen())
     is_terminal = sys.stdout is not None and sys.stdout.isatty() and os.getenv("TERM") != "dumb"
@@ -255,7 +255,7 @@ def screen(*, as_json: bool) -> AbstractContextManager[Screen]:
 
 
 def document(segment: "LiveSegment") -> dict[str, object]:
-    """Return what docs/live.schema.json describes."""
+    """Return the document that docs/live.schema.json describes."""
     return {
         "format": LIVE_FORMAT,
         "version": LIVE_VERSION,

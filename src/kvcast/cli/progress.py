@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """What a command tells about how far it is."""
+    """Progress that a command reports."""
 
     def waiting(self, message: str) -> AbstractContextManager[Callable[[str], None]]:
         """Show that something of unknown length is going on.
@@ -69,7 +69,7 @@ class Coverage:
 
 
 def progress(*, quiet: bool) -> Progress:
-    """Return what draws progress here: nothing if quiet or if there is no terminal."""
+    """Return the progress display for this output: nothing if quiet or if there is no terminal."""
     can_redraw = sys.stderr is not None and sys.stderr.isatty() and os.getenv("TERM") != "dumb"
     return DrawnProgress() if can_redraw and not quiet else Silent()
 

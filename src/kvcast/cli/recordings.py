@@ -1,4 +1,4 @@
-"""What commands about recordings share: their inputs, the Whisper model, their exit code.
+"""Shared by commands about recordings: their inputs, the Whisper model, their exit code.
 
 Knows no command.
 """
@@ -81,7 +81,7 @@ def present(sources: Sequence[str]) -> tuple[list[str], list[int]]:
 
 
 def load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[WhisperModel, str]":
-    """Return the model and the name of what runs it."""
+    """Return the model and the name of its runtime."""
     loaded = opened(args.model, args, on_phase, task="transcribe")
     assert loaded.model.task == "transcribe"
     if "draft" in args:
@@ -90,7 +90,7 @@ def load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[WhisperModel, st
 
 
 def exit_code(failures: Sequence[int], *, inputs: int) -> int:
-    """Return the exit code of a run, given those of the inputs that failed."""
+    """Return the exit code of a run from the exit codes of the inputs that failed."""
     if failures and len(failures) < inputs:
         return PartialFailureError.exit_code
     shared = set(failures) or {0}

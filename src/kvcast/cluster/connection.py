@@ -72,7 +72,7 @@ def connected(address: str | None) -> Iterator[None]:
 
 
 def interruptible(work: Callable[[], None]) -> None:
-    """Do something of Ray's, whose native part may hold off signals, while they are heard."""
+    """Call Ray, whose native part may hold off signals, and still take them."""
     done: Future[None] = Future()
 
     def doing() -> None:
@@ -103,13 +103,13 @@ def hush(logger: str) -> None:
 
 
 def machine() -> str:
-    """Return what messages call this machine."""
+    """Return the name of this machine for messages."""
     return socket.gethostname()
 
 
 @contextlib.contextmanager
 def _own_signals(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
-    """Undo what Ray does to signals, which only a main thread can."""
+    """Undo Ray's signal handlers, which only a main thread can."""
     try:
         yield
     finally:
@@ -133,7 +133,7 @@ def _hushed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
-    """Begin what Ray begins in other process groups.
+    """Start Ray's processes in other process groups.
 
     A signal for all of this one's, as `timeout` and shells send it, would end the cluster under
     those who wait for it. If this process dies, so do they.

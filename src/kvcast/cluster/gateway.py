@@ -1,4 +1,4 @@
-"""What stands between clients and replicas: it hands a request on, and its answer back.
+"""The proxy between clients and replicas: it hands a request on, and its answer back.
 
 A replica that dies before any of its answer is passed on costs the client nothing: another is
 asked. Later, a stream of events ends with one that says so, and any other answer is cut off.

@@ -1,4 +1,4 @@
-"""What kvcast has of a cluster's Ray Serve, which others may use as well.
+"""kvcast's application on a cluster's Ray Serve, which others may use as well.
 
 One command at a time serves from a cluster. It owns an actor that Ray ends with it, however it
 ends; what a killed command left is the next one's to remove. Serve is begun where it does not
@@ -54,7 +54,7 @@ class _Owner:
         self._whose = whose
 
     def whose(self) -> str:
-        """Return what messages call the command."""
+        """Return the name of the command for messages."""
         return self._whose
 
 
@@ -91,14 +91,14 @@ def _whose(named: dict[str, str]) -> str:
 
 
 def _client() -> Any:
-    """Return what speaks with the cluster's Serve, or None if it does not run."""
+    """Return a client of the cluster's Serve, or None if it does not run."""
     from ray.serve.context import _get_global_client
 
     return _get_global_client(raise_if_no_controller_running=False)
 
 
 def _took_over() -> bool:
-    """Remove what a command left that was killed; return whether there was anything."""
+    """Remove the application of a killed command; return whether there was anything."""
     from ray import serve
 
     if APPLICATION not in serve.status().applications:
@@ -128,7 +128,7 @@ def _begin(params: ServeParams, *, patience: float) -> bool:
 
 
 def check_shared(http: Any, routes: dict[str, str | None], params: ServeParams) -> None:
-    """Raise UsageError where Serve runs, and has no room for what is asked for.
+    """Raise UsageError where Serve runs and another application has the route or port.
 
     Args:
         http: Serve's options.
@@ -150,7 +150,7 @@ def check_shared(http: Any, routes: dict[str, str | None], params: ServeParams) 
 
 
 def not_started(error: Exception, params: ServeParams) -> KvcastError:
-    """Return what to say of Ray Serve's failure to start."""
+    """Return the error for Ray Serve's failure to start."""
     if "Failed to bind" in str(error):
         return InputOutputError(
             f"cannot listen at {params.host}:{params.port} of the cluster's machines; choose "
@@ -194,7 +194,7 @@ def _check_gone() -> None:
 
 
 def _until(check: Callable[[], None], patience: float) -> None:
-    """Call what raises until it does not, or for so many seconds."""
+    """Retry a call until it does not raise, or for so many seconds."""
     deadline = time.monotonic() + patience
     while True:
         try:

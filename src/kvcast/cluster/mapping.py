@@ -89,7 +89,7 @@ def mapped(
 
 
 def computed(function: Callable[[], R], *, cores: int) -> R:
-    """Return what a function returns on one of the machines; raises as `mapped`."""
+    """Return a function's result on one of the machines; raises as `mapped`."""
     return next(mapped(_Once(function), [None], actors=1, cores=cores))
 
 

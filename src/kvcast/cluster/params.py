@@ -1,4 +1,4 @@
-"""Options about a cluster: what they are called, take and mean. Knows no Ray."""
+"""Options about a cluster: names, types, defaults and meanings. Knows no Ray."""
 
 import re
 from dataclasses import dataclass

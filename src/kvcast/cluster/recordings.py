@@ -1,6 +1,6 @@
 """A folder's recordings, transcribed on the machines of a cluster.
 
-What becomes of each arrives as from one machine. Knows neither journal nor formats.
+Outcomes arrive as from one machine. Knows neither journal nor formats.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -28,7 +28,7 @@ def transcribed(
     cores: int,
     on_runtime: Callable[[str], None],
 ) -> Generator[Outcome]:
-    """Yield what becomes of each recording, as they are done.
+    """Yield each recording's outcome, as they are done.
 
     Args:
         open_model: is called once in each process.

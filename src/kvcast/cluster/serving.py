@@ -93,7 +93,7 @@ def serve(
 
 
 def _drain(seconds: float) -> None:
-    """Have the gateway refuse what comes, and let requests under way end."""
+    """Let the gateway refuse new requests and finish running ones."""
     from ray import serve as ray_serve
 
     with contextlib.suppress(Exception):  # there is none, or it is late: it is removed next
@@ -173,7 +173,7 @@ class Gateways:
 
 
 class Guarded:
-    """A gateway with what stands before every route."""
+    """A gateway behind the server's guard."""
 
     def __init__(self, ask: Ask, params: ServeParams) -> None:
         nothing = Models([])
@@ -224,7 +224,7 @@ class Replica:
 
 
 def _asking(handle: Any) -> Ask:
-    """Return what asks a replica through a handle that streams."""
+    """Return the function that asks a replica through a streaming handle."""
     from ray.exceptions import RayActorError, RayTaskError, WorkerCrashedError
     from ray.serve.exceptions import (
         BackPressureError,

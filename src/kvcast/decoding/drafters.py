@@ -47,7 +47,7 @@ class Drafting(Protocol):
     """A way to draft: makes a drafter for each sequence."""
 
     def begin(self, prompt: Prompt, capacity: int, filters: Sequence[LogitFilter] = ()) -> Drafter:
-        """Return a drafter for what follows a prompt, up to so many positions.
+        """Return a drafter for the text after a prompt, up to so many positions.
 
         `filters` say what is not chosen there.
         """

@@ -1,4 +1,4 @@
-"""What a caller may give as `draft`, for models of every kind.
+"""The values of `draft`, for models of every kind.
 
 Two models go together if they read alike and have the same tokens; what is drafted changes no
 result, so nothing else has to be compared. Knows no model.

@@ -27,7 +27,7 @@ class LogitFilter(Protocol):
 
 @dataclass(frozen=True)
 class RepetitionPenalty(LogitFilter):
-    """What a row has written is less likely (Keskar et al., arXiv:1909.05858).
+    """Makes tokens that a row has written less likely (Keskar et al., arXiv:1909.05858).
 
     Scores are divided by the penalty where positive and multiplied where negative, once for each
     token however often it was written.
@@ -46,7 +46,7 @@ class RepetitionPenalty(LogitFilter):
 
 @dataclass(frozen=True)
 class OccurrencePenalties(LogitFilter):
-    """What a row has written is less likely, as OpenAI's chat completions define it.
+    """Makes tokens that a row has written less likely, as OpenAI's chat completions define it.
 
     `presence` is taken off once, `frequency` as often as the token was written.
     """

@@ -1,4 +1,4 @@
-"""Grammars: what a text may be, as users give it.
+"""Grammars: schemas, patterns and rules that users give for a text.
 
 Knows no library of numbers and no tokens; `kvcast.text.constraint` holds texts to a grammar.
 """
@@ -33,7 +33,7 @@ LONGEST = 100_000
 
 @dataclass(frozen=True)
 class Grammar:
-    """What a text may be; one of the class methods makes it.
+    """A grammar for a text; one of the class methods makes it.
 
     Attributes:
         kind: how `text` is to be read.
@@ -134,7 +134,7 @@ def _prepared(what: str, part: Any) -> Any:
 
 
 def _check(what: str, part: Mapping[str, Any]) -> None:
-    """Raise UsageError for what the library accepts and would not keep."""
+    """Raise UsageError for keywords that the library accepts and would not keep."""
     least, required = part.get("minProperties"), part.get("required")
     told = len(required) if isinstance(required, list) else 0
     if isinstance(least, int) and least > max(1, told):

@@ -1,4 +1,4 @@
-"""Options of decoding: what they are called, take and mean.
+"""Options of decoding: names, types, defaults and meanings.
 
 `kvcast.decoding.sampling` and the searches apply them. Knows no library of numbers, so that the
 command line can show its help at once.
@@ -48,7 +48,7 @@ class _Drafts(Check):
 
 
 def draft_option(group: str) -> Option:
-    """Return the option that says what drafts tokens."""
+    """Return the option that names the drafter."""
     return Option(
         group=group,
         help="guess several tokens, which the model checks in one call; the result is the same. "
@@ -75,7 +75,7 @@ class _Biases(Check):
 
 
 def read_biases(given: "str | Mapping[int, float] | None") -> dict[int, float]:
-    """Return what is added to the score of which token.
+    """Return the biases of tokens' scores, by token.
 
     Raises TypeError, ValueError or AttributeError for anything else.
     """

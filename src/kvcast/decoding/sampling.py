@@ -35,7 +35,7 @@ class Truncation(Protocol):
 
 @dataclass(frozen=True)
 class TopK(Truncation):
-    """The k likeliest, and what is as likely as the last of them."""
+    """The k likeliest tokens, and tokens as likely as the last of them."""
 
     k: int
 
@@ -74,7 +74,7 @@ class TopP(Truncation):
 
 @dataclass(frozen=True)
 class MinP(Truncation):
-    """What has at least this share of the likeliest token's probability (arXiv:2407.01082)."""
+    """Tokens with at least this share of the likeliest token's probability (arXiv:2407.01082)."""
 
     share: float
 
@@ -128,7 +128,7 @@ def check_numbers(logprobs: Float32) -> None:
 
 
 def truncations(params: SamplingParams) -> list[Truncation]:
-    """Return those that have an effect, in the order in which they apply."""
+    """Return the truncations that have an effect, in the order in which they apply."""
     rules: list[Truncation] = [] if params.top_k is None else [TopK(params.top_k)]
     if params.top_p != 1:
         rules.append(TopP(params.top_p))

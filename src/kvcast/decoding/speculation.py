@@ -39,7 +39,7 @@ _SLOPE = 0.1
 
 
 class _Clock:
-    """How long something takes.
+    """A clock: how long a call takes.
 
     Attributes:
         typical: seconds, the median of the last few times; 0 before the first.
@@ -79,13 +79,13 @@ class _Record:
         self._wrong += not right
 
     def fade(self) -> None:
-        """Let what was seen count less."""
+        """Let older measurements count less."""
         self._right *= self._FADING
         self._wrong *= self._FADING
 
 
 class Ledger:
-    """What drafting costs and gains, over all requests that a model writes with one drafter."""
+    """The costs and gains of drafting, over all requests that a model writes with one drafter."""
 
     def __init__(self) -> None:
         self._calls: dict[int, _Clock] = defaultdict(_Clock)  # by tokens fed
@@ -249,7 +249,7 @@ class Speculation(Drafts):
 
 
 class Speculations:
-    """A way to draft, with what it has turned out to be worth so far."""
+    """A drafter with the ledger of its costs and gains."""
 
     def __init__(self, drafting: Drafting) -> None:
         self._drafting = drafting

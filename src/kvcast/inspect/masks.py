@@ -19,7 +19,7 @@ SEEN, HIDDEN = "#", "."
 
 
 class MaskedCalls(Protocol):
-    """Something with masks: calls of a model over a cache, and which queries see which keys."""
+    """Calls with masks: calls of a model over a cache, and which queries see which keys."""
 
     @property
     def capacity(self) -> int:

@@ -24,7 +24,7 @@ _READY = "ready"
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a child process answered.
+    """A child process's answer.
 
     Attributes:
         result: the function's result, as read back from JSON; None if there was a problem.

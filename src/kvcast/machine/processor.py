@@ -39,7 +39,7 @@ def instruction_sets(cpu_info: Path = CPU_INFO) -> tuple[str, ...]:
 
 
 def machine_facts() -> dict[str, object]:
-    """Return what must be said of the machine beside every figure measured on it.
+    """Return the facts of the machine that belong to every figure measured on it.
 
     The processor's name, the instructions that decide its speed, cores, logical processors, memory
     in bytes, system and Python. Needs psutil.

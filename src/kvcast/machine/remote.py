@@ -47,7 +47,7 @@ class Remote(AbstractContextManager["Remote"]):
             raise
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """Return what the object's method returns; raises RemoteError with one line."""
+        """Return the result of the object's method; raises RemoteError with one line."""
         return self._exchange((method, arguments))
 
     def close(self) -> None:

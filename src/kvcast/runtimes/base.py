@@ -73,7 +73,7 @@ CacheT = TypeVar("CacheT", bound=Cache)
 
 
 class RuntimeOf(Protocol[CacheT]):
-    """What a runtime offers for any model, over its own kind of cache.
+    """The interface of a runtime for any model, over its own kind of cache.
 
     Rows are independent: any of them may take part in a call, each with as many tokens as it has.
     Where a layer is a ring, an older handle is of no use once the ring has let positions go;

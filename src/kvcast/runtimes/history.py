@@ -1,4 +1,4 @@
-"""What the rows of a cache hold: how many positions, and how many of them two rows have in common.
+"""The lengths of rows of a cache, and how many positions two rows have in common.
 
 Keys and values at a position follow from the row's past. A beam search makes rows continue other
 rows, so rows that continued the same one hold the same numbers up to where they parted, and only

@@ -1,4 +1,4 @@
-"""Building blocks of every target's `self_test`: run something tiny on each library.
+"""Building blocks of every target's `self_test`: run a tiny program on each library.
 
 A broken package can fail in any way, including ending the process, so callers use a process of its
 own for this. Knows no model and no bundle.
@@ -25,7 +25,7 @@ _SECONDS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class SelfTestResult:
-    """What a self-test found out about a runtime that works.
+    """A self-test's report on a runtime that works.
 
     Attributes:
         versions: of the packages that it consists of, by name.

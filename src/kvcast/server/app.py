@@ -237,7 +237,7 @@ def _add_status(app: FastAPI, state: State, draining: Callable[[], bool]) -> Non
 
     @app.get("/v1/engine", tags=["status"])
     async def engine() -> dict[str, Any]:
-        """Tell what the engines do now."""
+        """Return the status of each engine."""
         engines = [{"id": served.name, **vars(served.engine.status())} for served in state.models]
         return {"models": engines}
 

@@ -39,7 +39,7 @@ class Calls:
         self._recordings = ThreadPoolExecutor(_RECORDINGS, "kvcast-recordings")
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Do short work, or what waits for a process, beside the event loop."""
+        """Run short work, or a wait for a process, beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._prompts, function)
 
     async def read(
@@ -58,7 +58,7 @@ class Calls:
     async def begin(
         self, request: Request, engine: Engine, given: Callable[[], Any], options: dict[str, Any]
     ) -> Job[Any, Any]:
-        """Submit what `given` returns.
+        """Submit the prompt that `given` returns.
 
         Raises as `Engine.submit`, DeadlineError, and GoneError if the client leaves before.
         """
@@ -188,7 +188,7 @@ def cancel(jobs: Iterable[Job[Any, Any]]) -> None:
 
 
 def late() -> DeadlineError:
-    """Return what is told of a request that took too long."""
+    """Return the error for a request that took too long."""
     return DeadlineError("the request was not done by its deadline")
 
 

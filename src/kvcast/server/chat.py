@@ -98,7 +98,7 @@ class _ChatAnswer:
         }
 
     def told(self, delta: TextDelta) -> list[str]:
-        """Return the events for what a step brought."""
+        """Return the events for a step's delta."""
         reader = self.readers.get(delta.index)
         begun = reader is not None
         reader = self.readers.setdefault(delta.index, reader or self.tools.reader())

@@ -109,7 +109,7 @@ class _CompletionAnswer:
         return self._head | {"choices": numbered, "usage": total}
 
     def told(self, delta: TextDelta) -> list[str]:
-        """Return the events for what a step brought."""
+        """Return the events for a step's delta."""
         if not (delta.text or delta.finish_reason or self._body.logprobs is not None):
             return []
         begun = self._lengths.get(delta.index, 0)

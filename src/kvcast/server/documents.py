@@ -1,4 +1,4 @@
-"""JSON that clients send, read within bounds, and without what JSON does not have.
+"""JSON that clients send, read within bounds and strictly.
 
 Reading holds up everybody else (the interpreter's lock), so what would take long is refused unread.
 Knows no endpoint.

@@ -1,4 +1,4 @@
-"""What goes wrong with a request, as OpenAI's error objects and status codes.
+"""Errors of a request, as OpenAI's error objects and status codes.
 
 Nothing of the machine is in an answer: no path, no traceback. Knows no endpoint.
 """

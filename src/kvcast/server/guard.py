@@ -1,4 +1,4 @@
-"""What stands before every route: keys, sizes, slow uploads, the drain, the log and the counts.
+"""Middleware before every route: keys, sizes, slow uploads, the drain, the log and the counts.
 
 Plain ASGI, so that bodies and streams pass as they come. Knows no endpoint.
 """
@@ -163,7 +163,7 @@ class Guard:
 
 
 class Access:
-    """Who may ask."""
+    """Access control: keys and host names."""
 
     def __init__(self, params: ServeParams) -> None:
         self._keys = [_digest(key) for key in params.keys]

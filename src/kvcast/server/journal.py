@@ -1,4 +1,4 @@
-"""The log: one line a request, without what was asked and answered unless that is wanted.
+"""The log: one line a request, with prompts and answers only where that is asked for.
 
 Knows no endpoint.
 """
@@ -22,7 +22,7 @@ class RequestLog:
         self._with_content = with_content
 
     def content(self, request: HTTPConnection, **content: Any) -> None:
-        """Remember what was asked or answered, if it is to be logged."""
+        """Remember a prompt or an answer, if content is logged."""
         if self._with_content:
             known = request.scope["state"].get("content", {})
             request.scope["state"]["content"] = known | content
@@ -76,19 +76,19 @@ class LogFormatter(logging.Formatter):
 
 
 def _plain(value: object) -> str:
-    """Return a value without what would break a line or a field."""
+    """Return a value without characters that would break a line or a field."""
     text = str(value)
     simple = text.isprintable() and " " not in text and '"' not in text
     return text if simple else json.dumps(value)
 
 
 def note(message: str) -> None:
-    """Log what is no request."""
+    """Log a message that is no request."""
     _LOG.info(message)
 
 
 def install(*, as_json: bool) -> None:
-    """Send the log to standard error, with what libraries and warnings say."""
+    """Send the log to standard error, with messages of libraries and warnings."""
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter(as_json=as_json))
     root = logging.getLogger()

@@ -44,7 +44,7 @@ _COUNTERS = {
 
 
 class _Engines(Collector):
-    """Asks engines what they do, when somebody reads the metrics."""
+    """Asks engines for their status when the metrics are read."""
 
     def __init__(self, models: Models) -> None:
         self._models = models

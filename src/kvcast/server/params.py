@@ -1,4 +1,4 @@
-"""Options of `kvcast serve`: what they are called, take and mean.
+"""Options of `kvcast serve`: names, types, defaults and meanings.
 
 Knows no server, so that the command line can show its help at once.
 """
@@ -59,7 +59,7 @@ class EngineParams(Params):
 
 @dataclass(frozen=True, kw_only=True)
 class ServeParams(EngineParams):
-    """Where a server listens, whom it lets in, and what it refuses."""
+    """Where a server listens, and its access and limits."""
 
     host: Annotated[
         str,

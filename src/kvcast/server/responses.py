@@ -160,7 +160,7 @@ class _ResponseAnswer:
         return self._finished(text, cached)
 
     def told(self, delta: TextDelta) -> list[str]:
-        """Return the events for what a step brought."""
+        """Return the events for a step's delta."""
         return list(self._told(delta))
 
     def ended(self, texts: Sequence[TextGeneration], cached: int) -> list[str]:

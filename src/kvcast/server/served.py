@@ -35,7 +35,7 @@ class Served:
 
     @property
     def model(self) -> Any:
-        """What `kvcast.load` returned."""
+        """The model, as `kvcast.load` returned it."""
         return self.engine.model
 
     @property
@@ -57,7 +57,7 @@ class Served:
 
     @property
     def document(self) -> dict[str, Any]:
-        """What `GET /v1/models` tells of it."""
+        """Its entry in `GET /v1/models`."""
         return {
             "id": self.name,
             "object": "model",
@@ -70,7 +70,7 @@ class Served:
 
 
 def kind_of(model: Any) -> str:
-    """Tell what a loaded model is for; asks its chat template."""
+    """Return the kind of a loaded model; asks its chat template."""
     if model.task == "transcribe":
         return SPEECH
     if not hasattr(model, "chat_tokens"):
@@ -85,7 +85,7 @@ def kind_of(model: Any) -> str:
 
 
 class Models:
-    """What a server offers, by name; the first comes first in lists."""
+    """The models of a server, by name; the first comes first in lists."""
 
     def __init__(self, served: Iterable[Served]) -> None:
         """Take them in order; raises UsageError for two of one name."""

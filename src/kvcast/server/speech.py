@@ -30,7 +30,7 @@ _Flag = Annotated[bool | None, Field()]
 
 
 class SpeechForm(BaseModel):
-    """What OpenAI's forms of both endpoints have, and a few of kvcast's options besides."""
+    """The form of both endpoints: OpenAI's fields, and a few of kvcast's options."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 

@@ -1,4 +1,4 @@
-"""What endpoints share: models, limits, calls of engines, metrics and the log.
+"""State that endpoints share: models, limits, calls of engines, metrics and the log.
 
 Knows no endpoint.
 """
@@ -21,7 +21,7 @@ from kvcast.text.texts import TextGeneration
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What a server consists of, besides its routes."""
+    """Models, engines, limits, metrics and log of a server."""
 
     models: Models
     limits: ServeParams

@@ -1,4 +1,4 @@
-"""What endpoints that write texts have in common: prompts, options, log-probabilities.
+"""Shared by endpoints that write texts: prompts, options, log-probabilities.
 
 Knows no endpoint.
 """
@@ -39,7 +39,7 @@ class Copies:
     count: int = 1
 
     def texts(self, texts: list[TextGeneration]) -> list[TextGeneration]:
-        """Return the texts that were asked for, of those that were written."""
+        """Return each written text as often as it was asked for."""
         return texts * self.count
 
     def deltas(self, delta: TextDelta) -> list[TextDelta]:
@@ -57,7 +57,7 @@ def copied(options: dict[str, Any]) -> tuple[dict[str, Any], Copies]:
 
 
 def shape(body: Shaped) -> dict[str, Any]:
-    """Return the shaped that hold a text to what was asked for."""
+    """Return the keywords that hold a text to the format of the request."""
     shaped: dict[str, Any] = {} if body.regex is None else {"regex": body.regex}
     if (asked := body.response_format) is not None:
         schema = None if asked.json_schema is None else asked.json_schema.schema_
@@ -80,7 +80,7 @@ def structure(kind: str, schema: Mapping[str, Any] | None, *, param: str) -> dic
 
 
 def source(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a text-to-text model answers of a conversation: the last user message."""
+    """Return the source for a text-to-text model from a conversation: the last user message."""
     for message in reversed(messages):
         if message.get("role") == "user":
             match message.get("content"):
@@ -109,7 +109,7 @@ def conversation(
     tools: Sequence[Mapping[str, Any]],
     most: int | None,
 ) -> Callable[[], Any]:
-    """Return what makes the prompt of a conversation, in a thread of its own."""
+    """Return the function that makes the prompt of a conversation, in a thread of its own."""
     if served.kind == TEXT2TEXT:
         return limited(served, source(messages), most)
     longest = _Longest(served, most)
@@ -124,7 +124,7 @@ def conversation(
 
 
 def limited(served: Served, prompt: str | Sequence[int], most: int | None) -> Callable[[], Any]:
-    """Return what makes a prompt that is continued as it is; raises ApiError if it is too long."""
+    """Return the maker of a prompt that is continued as it is; ApiError if it is too long."""
     longest = _Longest(served, most)
 
     def made() -> Any:

@@ -34,7 +34,7 @@ class Blocks:
         return self.codes.shape
 
     def numbers(self) -> NDArray[np.float32]:
-        """Return what the codes stand for."""
+        """Return the numbers of the codes."""
         inside = self.codes.reshape(*self.scales.shape, BLOCK).astype(np.float32)
         numbers = inside * self.scales[..., None].astype(np.float32)
         if self.least is not None:

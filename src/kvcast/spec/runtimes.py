@@ -81,7 +81,7 @@ class RuntimeInfo:
     quantized_cache: str = ""
 
     def choose_precision(self, request: PrecisionRequest) -> BundlePrecision:
-        """Fill in what was left open; raises UsageError for a precision the runtime lacks."""
+        """Fill in defaults; raises UsageError for a precision the runtime lacks."""
         quantize = request.quantize or self.default_quantize
         self._check("quantize", quantize, self.quantize)
         unquantized = self.dtypes[0] if quantize == "none" else self.quantized_dtype

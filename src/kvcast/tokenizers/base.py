@@ -23,7 +23,7 @@ class TextStream(Protocol):
         """
 
     def finish(self) -> str:
-        """Return what was held back, with U+FFFD for bytes that make no character."""
+        """Return the bytes that were held back, with U+FFFD for those that make no character."""
 
 
 class TextTokenizer(Protocol):
@@ -73,7 +73,7 @@ class TextTokenizer(Protocol):
 
 
 class Vocabulary(Protocol):
-    """What numbers mean: tokens from 0 to `vocab_size - 1`."""
+    """The meaning of token ids: tokens from 0 to `vocab_size - 1`."""
 
     @property
     def vocab_size(self) -> int:

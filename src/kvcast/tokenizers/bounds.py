@@ -16,7 +16,7 @@ _STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
 def check_bounds(description: Mapping[str, Any]) -> None:
-    """Raise ValueError, KeyError or TypeError for what could make the library hang."""
+    """Raise ValueError, KeyError or TypeError for a file that could make the library hang."""
     model = description["model"]
     if model.get("type") == "Unigram":
         _check_pieces(model["vocab"])

@@ -1,4 +1,4 @@
-"""What several hypotheses of the same sound agree on, word by word.
+"""LocalAgreement: the words with which successive hypotheses of the same sound begin.
 
 LocalAgreement-n of Macháček, Dabre and Bojar, "Turning Whisper into Real-Time Transcription System"
 (arXiv:2307.14743): words that n successive hypotheses of a growing stretch of sound begin with are
@@ -112,7 +112,7 @@ def agreed(hypotheses: Sequence[Sequence[Unit]]) -> int:
 
 
 def continued(settled: Sequence[Unit], hypothesis: Sequence[Unit]) -> int | None:
-    """Return how many words at the beginning of a hypothesis say what is settled.
+    """Return how many words at the beginning of a hypothesis repeat the settled ones.
 
     Punctuation and case do not count. Where the last word is spelled in another way, letters alone
     do not tell how much of what follows it replaces ("ninety six" and "96 and he left"): then words

@@ -16,7 +16,7 @@ from kvcast.whisper.sound import Windows
 
 @dataclass(frozen=True, kw_only=True)
 class DetectedLanguage:
-    """What is spoken in a recording.
+    """The language of a recording.
 
     Attributes:
         language: code of the likeliest language.

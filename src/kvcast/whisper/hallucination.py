@@ -25,7 +25,7 @@ _NEAR = 2.0
 
 @dataclass(frozen=True)
 class Heard:
-    """What is kept of a window, and the frame at which the next window begins.
+    """The segments kept of a window, and the frame at which the next window begins.
 
     `skipped`: it counts as not heard at all.
     """

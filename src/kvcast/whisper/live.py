@@ -57,7 +57,7 @@ class LiveSegment:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What has changed.
+    """Text that has settled since the update before.
 
     Attributes:
         settled: text that follows what was settled before in this line; it never changes.
@@ -157,7 +157,7 @@ class LiveTranscription:
         return self._stretch.language
 
     def feed(self, samples: NDArray[Any]) -> list[Update]:
-        """Hear more sound, and return what has changed.
+        """Transcribe more sound, and return the updates.
 
         Args:
             samples: [n], mono at 16 kHz: floats with full scale 1.0, or signed integers with their
@@ -176,7 +176,7 @@ class LiveTranscription:
         self._arrivals.add(len(samples), self._clock() if at is None else at)
 
     def update(self) -> list[Update]:
-        """Hear all that was taken, and return what has changed."""
+        """Transcribe all sound that was taken, and return the updates."""
         samples = np.concatenate([np.empty(0, np.float32), *self._taken])
         self._taken.clear()
         updates: list[Update] = []

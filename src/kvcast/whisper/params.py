@@ -1,4 +1,4 @@
-"""Options of recordings: how windows are decoded, and what becomes of their texts.
+"""Options of recordings: how windows are decoded and texts are written.
 
 Knows no tensor library, so that the command line can show its help at once.
 """
@@ -387,7 +387,7 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
         self._check_clips()
 
     def _refuse_without_effect(self) -> None:
-        """Raise UsageError for options of something that is switched off."""
+        """Raise UsageError for options whose feature is switched off."""
         for group, switch in (WORDS, "word_timestamps"), (VOICE, "vad"):
             idle = [] if getattr(self, switch) else self.changed(group)
             if idle:

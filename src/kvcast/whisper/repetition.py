@@ -64,7 +64,7 @@ def repetition(tokens: Sequence[int], eot: int) -> Repetition | None:
 def without_repetition(
     tokens: Sequence[int], found: Repetition, timestamp_begin: int
 ) -> tuple[int, ...]:
-    """Return what to keep of a sequence that ends in a repetition.
+    """Return the tokens to keep of a sequence that ends in a repetition.
 
     Where a segment was finished before it, everything before it: the window ends there, and what
     follows can be heard again from there. Otherwise the first copy as well, with the timestamp that

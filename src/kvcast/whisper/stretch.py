@@ -1,4 +1,4 @@
-"""The sound of the last half minute at most: what of its text is settled, and what is supposed.
+"""The streaming window: at most 30 s of sound, its settled words, and the current hypothesis.
 
 Sound comes in at one end. Every hypothesis is of the whole window, so that a word which settled
 wrong misleads none after it; what follows the settled words in it is new, so that these never
@@ -48,7 +48,7 @@ _STAMP = round(SECONDS_PER_TIMESTAMP * SAMPLE_RATE)
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """What the sound may say.
+    """A hypothesis: the text of the streaming window, as of one decoding.
 
     Attributes:
         units: words and timestamps, after those that it was told to begin with.
@@ -77,7 +77,7 @@ class Hearing(Protocol):
         """Stop detecting the language: words of it are settled."""
 
     def listen(self, samples: NDArray[np.float32]) -> Any:
-        """Return what the decoder reads of up to 30 s of sound."""
+        """Return the decoder's input for up to 30 s of sound."""
 
     def decode(
         self, heard: Any, *, prompt: Sequence[int], written: Sequence[Unit], thoroughly: bool
@@ -232,7 +232,7 @@ class Stretch:
         return found
 
     def make_room(self) -> list[Settled]:
-        """Settle and drop some of what fills the window."""
+        """Settle and drop the beginning of a full window."""
         found = self.listen()
         if self.room < _LEAST_CUT and not self._cut_after_segment():
             self._cut_between_words()
@@ -279,7 +279,7 @@ class Stretch:
         return tokens > self._hearing.room // 2
 
     def _hypothesis(self, *, thoroughly: bool) -> Hypothesis:
-        """Hear the whole window, and return what follows the settled words."""
+        """Decode the whole window, and return the words after the settled ones."""
         heard = self._hearing.listen(self._sound[: self._length])
         self.heard_to = self.end
         found = self._decode(heard, written=(), thoroughly=thoroughly)
@@ -337,7 +337,7 @@ class Stretch:
         )
 
     def _cut_after_segment(self) -> bool:
-        """Drop what precedes the last settled segment's end; tell whether there was enough."""
+        """Drop sound and words before the last settled segment's end, if they are enough."""
         begins = [i for i, unit in enumerate(self._settled) if unit.begins_segment and unit.tokens]
         if not begins:
             return False

@@ -203,7 +203,7 @@ def _untimed(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Spell what would begin markup in WebVTT."""
+    """Escape markup for WebVTT."""
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 

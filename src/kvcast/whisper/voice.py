@@ -50,7 +50,7 @@ def _clips(params: TranscribeParams) -> list[Part]:
 
 
 def voice_listener() -> Listener:
-    """Return what listens to one recording, or one stream of sound, from its start.
+    """Return a detector for one recording, or one stream of sound, from its start.
 
     Raises:
         InputMissingError: the package with the detector is not installed.

@@ -1,4 +1,4 @@
-"""When each word of a window was spoken, and what that tells about its segments.
+"""Times of a window's words, and of its segments by them.
 
 Follows `add_word_timestamps` in openai/whisper's timing.py. Knows no model and no sound: where each
 token begins comes as `TokenTimes`.

@@ -1,4 +1,4 @@
-"""What a call of a model multiplies and reads, counted from its dimensions alone.
+"""Operations and bytes read of a model's calls, counted from its dimensions alone.
 
 Counted once, for `kvcast inspect cost` and for the floors of `kvcast bench`. Each family has a
 class that meets `kvcast.inspect.work.base.Counted`; `kvcast.inspect.work.floor` alone knows bytes
@@ -26,5 +26,5 @@ _COUNTED: Mapping[type, Callable[..., Counted]] = {
 
 
 def work_of(dimensions: Any) -> Counted:
-    """Return what counts the work of a model with these dimensions."""
+    """Return the counter for a model with these dimensions."""
     return _COUNTED[type(dimensions)](dimensions=dimensions)

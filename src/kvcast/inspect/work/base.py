@@ -123,7 +123,7 @@ class Counted(Protocol):
         """Default length of a prompt."""
 
     def encode(self, inputs: int = 1) -> Work:  # noqa: ARG002 - not all models have an encoder
-        """Count what is done once for each input, with or without a cache."""
+        """Count the work that is done once for each input, with or without a cache."""
         return Work()
 
     def project(self, inputs: int = 1) -> Work:  # noqa: ARG002
@@ -148,7 +148,7 @@ class Counted(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderOnlyWork(Counted):
-    """What models without an encoder have in common."""
+    """Counts for models without an encoder."""
 
     dimensions: DecoderDimensions | UnilmDimensions
 

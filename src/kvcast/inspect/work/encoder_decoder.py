@@ -15,7 +15,7 @@ from kvcast.inspect.work.base import CacheKind, Counted, Work, pairs
 
 @dataclass(frozen=True, kw_only=True)
 class FamilySizes:
-    """What distinguishes one family's counts from another's.
+    """The sizes in which families' counts differ.
 
     Attributes:
         source: number of positions of an encoded source.

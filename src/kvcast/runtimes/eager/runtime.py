@@ -73,7 +73,7 @@ class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
         own: Sequence[Tensor],
         encoded: Sequence[Tensor],
     ) -> Sequence[Tensor]:
-        """Return what `kvcast.models.programs.whisper.Decode` does, on the CPU, without the caches.
+        """Return the results of `models.programs.whisper.WhisperDecode` but for caches, on the CPU.
 
         The first is the logits fp32 [rows, p, vocab]. The self caches `own` are written.
         """

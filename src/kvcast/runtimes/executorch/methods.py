@@ -46,7 +46,7 @@ class Methods:
             raise KvcastError(f"{path} is no ExecuTorch program; export it again") from None
 
     def check(self, manifest: Manifest) -> None:
-        """Raise KvcastError unless the methods are what a bundle's manifest says."""
+        """Raise KvcastError unless the methods match the bundle's manifest."""
         with naming(self._path):
             check_programs(
                 manifest,
@@ -67,7 +67,7 @@ class Methods:
         return [tuple(metadata.input_tensor_meta(i).sizes()) for i in range(metadata.num_inputs())]
 
     def _described(self, name: str, graph: Graph) -> ProgramFile:
-        """Return what a method says of its arguments, which have no names of their own."""
+        """Return a method's description of its arguments, which have no names of their own."""
         if name not in self._program.method_names:
             raise KvcastError(
                 f"{self._path} has no method {name}, as bundle.json says; export it again"

@@ -1,4 +1,4 @@
-"""What ExecuTorch's packages say to their own developers, kept off a user's terminal."""
+"""Keeps messages of ExecuTorch's packages to their developers off a user's terminal."""
 
 import logging
 import warnings

@@ -1,4 +1,4 @@
-"""What exporters need to know of each program: example arguments, dynamic shapes, names.
+"""Signatures of programs for exporters: example arguments, dynamic shapes, names.
 
 Every size that callers vary is dynamic: rows, new positions, capacities. All targets share this
 module; it knows the programs' signatures and no target.
@@ -27,7 +27,7 @@ _CAPACITIES = {"linear": 9, "ring": 11}
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """A program and what exporters need to know of it.
+    """A program and its signature.
 
     Attributes:
         program: the module to export, with kvcast's operators.

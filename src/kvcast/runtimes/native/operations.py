@@ -1,4 +1,4 @@
-"""What each operation of a program is in instructions of the interpreter.
+"""Compiles each operation to interpreter instructions.
 
 A program's operations have the names and arguments of PyTorch's and kvcast's operators
 (`kvcast/models/ops/attention.py`); those that the lowering fused have keywords in addition. A

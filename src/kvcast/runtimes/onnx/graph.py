@@ -22,7 +22,7 @@ _DTYPES = {
 
 
 class OnnxGraph:
-    """What kvcast uses of `onnxruntime.InferenceSession`."""
+    """kvcast's part of `onnxruntime.InferenceSession`."""
 
     def __init__(self, path: Path, options: Any) -> None:
         self.path = path
@@ -46,16 +46,16 @@ class OnnxGraph:
         return results
 
     def run_with_iobinding(self, binding: Any) -> None:
-        """Run over what was bound."""
+        """Run over the bound arrays."""
         with naming(self.path):
             self._session.run_with_iobinding(binding)
 
     def inputs(self) -> dict[str, Argument]:
-        """Return what the graph says that it takes."""
+        """Return the graph's declared inputs."""
         return dict(map(_argument, self._session.get_inputs()))
 
     def outputs(self) -> dict[str, Argument]:
-        """Return what the graph says that it gives."""
+        """Return the graph's declared outputs."""
         return dict(map(_argument, self._session.get_outputs()))
 
 

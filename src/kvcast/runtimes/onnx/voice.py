@@ -25,7 +25,7 @@ class VoiceGraph:
         self._session = onnx_session(path, _ONE_THREAD)
 
     def listener(self) -> "VoiceListener":
-        """Return what listens to one recording."""
+        """Return a detector for one recording."""
         return VoiceListener(self._session)
 
 

@@ -1,4 +1,4 @@
-"""What the turns of a session say: words of which hypotheses agree while they last, then the rest.
+"""Transcribes a session's turns: words on which hypotheses agree while they last, then the rest.
 
 The sound of a turn comes in on one thread and is heard on another, which may take its time. Knows
 no protocol, and not where turns begin and end.
@@ -48,7 +48,7 @@ class Asker:
 
 
 class SpokenTurn:
-    """The sound of what becomes an item, on its way to who hears it.
+    """The sound of one turn, which becomes an item of the conversation.
 
     Attributes:
         item: its id.
@@ -102,7 +102,7 @@ class SpokenTurn:
 
 @dataclass(frozen=True)
 class TurnUpdate:
-    """What is new of a turn: some more text, and whether that is all."""
+    """New text of a turn: some more text, and whether that is all."""
 
     turn: SpokenTurn
     delta: str
@@ -110,7 +110,7 @@ class TurnUpdate:
 
 
 class TurnTranscriber:
-    """Hears turns one after the other."""
+    """Transcribes turns one after the other."""
 
     def __init__(
         self, opening: Callable[[TranscriptionSettings], Stretch], step: float = STEP
@@ -140,14 +140,14 @@ class TurnTranscriber:
 
     @property
     def ready(self) -> bool:
-        """Whether there is something to be heard now."""
+        """Whether sound waits to be transcribed."""
         if not self._turns:
             return False
         turn = self._turns[0]
         return turn.ended or turn.dropped or turn.waiting + self._unheard >= self._step
 
     def hear(self) -> list[TurnUpdate]:
-        """Hear what waits of the first turn, and return what is new. Takes a while."""
+        """Transcribe the waiting sound of the first turn; returns its new text. Takes a while."""
         turn = self._turns[0]
         samples, silence = turn.take()
         text = ""

@@ -150,7 +150,7 @@ class _Talk:
                 await self._slow_down()
 
     async def _slow_down(self) -> None:
-        """Wait for what is being heard, if much waits."""
+        """Wait for the transcription, if much sound waits."""
         heard = self._heard
         if self._session.waiting > _MUCH and heard is not self._in_vain:
             with anyio.move_on_after(_PATIENCE):
@@ -191,7 +191,7 @@ class _Talk:
 
 
 async def _close(websocket: WebSocket, error: Exception, code: int) -> None:
-    """Tell a client what is wrong, and leave."""
+    """Send a client an error, and close."""
     told = failure(error)
     await websocket.send_text(encoded(told))
     reason = told["error"]["message"].encode()[:_LONGEST_REASON]

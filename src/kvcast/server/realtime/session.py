@@ -66,7 +66,7 @@ def _named(kind: str) -> str:
 
 
 class Session:
-    """What a client and the server have told each other.
+    """The state of one client's connection.
 
     `receive` and `hear` may run on two threads at once.
 
@@ -120,17 +120,17 @@ class Session:
 
     @property
     def ready(self) -> bool:
-        """Whether there is something to be heard now."""
+        """Whether sound waits to be transcribed."""
         return self._hearing.ready
 
     def hear(self) -> list[Event]:
-        """Hear what came, and return what it says. Takes a while."""
+        """Transcribe the waiting sound, and return the events. Takes a while."""
         news = self._hearing.hear()
         self.transcripts += [heard.turn.text for heard in news if heard.done]
         return [event for heard in news for event in _spoken(heard)]
 
     def receive(self, message: str) -> list[Event]:
-        """Take an event of the client, and return what there is to be told at once."""
+        """Take an event of the client, and return the events that answer it at once."""
         self._news, cause = [], None
         try:
             document = parsed(message)
@@ -186,7 +186,7 @@ class Session:
             self._endpoints = self._detecting()
 
     def _detecting(self) -> Endpoints | None:
-        """Return what finds turns; None if the client does."""
+        """Return the turn detector; None if the client does."""
         detection = self._audio.turn_detection
         self._kept = np.empty(0, np.float32)
         if detection is None:
@@ -268,7 +268,7 @@ class Session:
         self._endpoints = self._detecting()
 
     def _add_rest(self, turn: SpokenTurn) -> None:
-        """Add what is held back on the way to a turn."""
+        """Add the rest of the resampled sound to a turn."""
         rest = self._sound.finish()
         if self._endpoints is not None:
             followed = [piece for piece, _ in self._endpoints.follow(rest)]
@@ -308,7 +308,7 @@ def _milliseconds(samples: int) -> int:
 
 
 def _spoken(heard: TurnUpdate) -> list[Event]:
-    """Return the events of what is new of a turn."""
+    """Return the events for new text of a turn."""
     turn = heard.turn
     place = {"item_id": turn.item, "content_index": 0}
     events = [event(f"{_TEXT}.delta", **place, delta=heard.delta)] if heard.delta else []

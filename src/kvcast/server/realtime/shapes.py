@@ -1,4 +1,4 @@
-"""What clients may send, checked, and how a session is described to them.
+"""The models of clients' events, and the description of a session.
 
 Knows neither sound nor models.
 """
@@ -40,7 +40,7 @@ class AudioFormat(_Shape):
 
 
 class TranscriptionSettings(_Shape):
-    """By which model, and what it is told beforehand."""
+    """The model that transcribes, its language and prompt."""
 
     model: str | None = None
     language: str | None = None
@@ -64,7 +64,7 @@ class AudioInput(_Shape):
     turn_detection: TurnDetection | None = TurnDetection()
 
     def updated(self, given: "AudioInput") -> Self:
-        """Return it with what is set in another one; a format is replaced as a whole."""
+        """Return it with the fields set in another one; a format is replaced as a whole."""
         changed: dict[str, Any] = {}
         for name in given.model_fields_set:
             value, before = getattr(given, name), getattr(self, name)
@@ -106,7 +106,7 @@ _S = TypeVar("_S", bound=_Shape)
 
 
 def shaped(shape: type[_S], document: Any, place: str = "") -> _S:
-    """Return what a client sent as what it should be; raises ApiError for the first mistake."""
+    """Return a client's object as the given model; raises ApiError for the first mistake."""
     try:
         return shape.model_validate(document)
     except ValidationError as error:

@@ -34,7 +34,7 @@ class RecordingFile:
 
     @classmethod
     def of(cls, path: str, seen: os.stat_result) -> "RecordingFile":
-        """Return what was seen of a file."""
+        """Return a file's size and time of change."""
         return cls(path=path, size=seen.st_size, mtime_ns=seen.st_mtime_ns)
 
 
@@ -48,7 +48,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a folder holds.
+    """The recordings, links and problems in a folder.
 
     Attributes:
         recordings: in the order of their paths, folder by folder.

@@ -1,4 +1,4 @@
-"""What a folder run has done, on disk after every recording, whenever the process ends.
+"""The journal of a folder run: synced after every recording.
 
 A folder `.kvcast` in the output folder holds three things:
 
@@ -42,7 +42,7 @@ _SEAL = re.compile(rb',"check":"([0-9a-f]{64})"\}\Z')
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What became of a recording.
+    """A recording's outcome.
 
     Attributes:
         path: of the recording, in its folder, as `Recording` has it; so are size and mtime_ns.

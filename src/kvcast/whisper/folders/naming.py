@@ -1,4 +1,4 @@
-"""What the transcripts of a folder's recordings are called: no two share a file.
+"""Names of the transcripts of a folder's recordings: no two share a file.
 
 A transcript lies where its recording does, below the other folder: `talks/a.mp3` becomes
 `talks/a.txt`. Where recordings of one folder differ in their extension alone, each keeps its
@@ -50,5 +50,5 @@ def _stem(path: str) -> str:
 
 
 def folded(name: str) -> str:
-    """Return what is the same for names that some file systems take for the same."""
+    """Return an equal key for names that some file systems take for the same."""
     return unicodedata.normalize("NFC", name).casefold()

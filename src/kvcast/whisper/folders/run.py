@@ -70,7 +70,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What a run over a folder came to; `seconds` is the time that transcribing took."""
+    """The summary of a run over a folder; `seconds` is the time that transcribing took."""
 
     folder: str
     output_dir: str
@@ -88,7 +88,7 @@ class Summary:
         return sum(one.duration or 0.0 for one in self.files if one.status == status)
 
     def document(self) -> dict[str, Any]:
-        """Return what docs/folder.schema.json describes."""
+        """Return the document that docs/folder.schema.json describes."""
         return {
             "format": SUMMARY_FORMAT,
             "version": SUMMARY_VERSION,
@@ -109,7 +109,7 @@ class Summary:
 def opened_run(
     folder: Path, output: Path, params: FolderParams, *, options: str
 ) -> Iterator["FolderRun"]:
-    """Hold the output folder and find out what there is to do.
+    """Lock the output folder and list the recordings to transcribe.
 
     Args:
         folder: of the recordings.
@@ -127,7 +127,7 @@ def opened_run(
 
 
 class FolderRun:
-    """The recordings of a folder, and what becomes of each.
+    """One run over a folder: its recordings and their outcomes.
 
     Attributes:
         found: what the folder holds.
@@ -179,7 +179,7 @@ class FolderRun:
             yield QueuedRecording(recording=one, source=str(self._folder / one.path)).as_it_is()
 
     def finish(self, outcome: Outcome, render: Render) -> Result:
-        """Save the transcripts of a recording, then record what became of it.
+        """Save the transcripts of a recording, then record its outcome.
 
         Raises InputOutputError if the journal cannot be written. Everything else is the
         recording's failure.
@@ -280,7 +280,7 @@ class FolderRun:
 
 
 def told(error: Exception) -> str:
-    """Return what an error says, in one line."""
+    """Return an error's message in one line."""
     if isinstance(error, KvcastError):
         return str(error)
     return in_one_line(f"internal error ({type(error).__name__}: {error})")

@@ -53,7 +53,7 @@ class RecordingOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a job: either is given."""
+    """The outcome of a job: either is given."""
 
     job: QueuedRecording
     heard: RecordingOutcome | None = None
