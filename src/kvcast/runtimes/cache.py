@@ -285,14 +285,14 @@ def _ranged(places: Sequence[int], groups: Sequence[Sequence[int]]) -> list[int]
 
     Members that are within their group's range stay, and so do all others if their place is free.
     """
-    found: dict[int, int] = {}
+    placed: dict[int, int] = {}
     first = 0
     for group in groups:
-        found |= _placed(places, group, range(first, first + len(group)))
+        placed |= _placed(places, group, range(first, first + len(group)))
         first += len(group)
-    others = [member for member in range(len(places)) if member not in found]
-    found |= _placed(places, others, range(first, len(places)))
-    return [found[member] for member in range(len(places))]
+    others = [member for member in range(len(places)) if member not in placed]
+    placed |= _placed(places, others, range(first, len(places)))
+    return [placed[member] for member in range(len(places))]
 
 
 def _placed(places: Sequence[int], members: Sequence[int], span: range) -> Mapping[int, int]:

@@ -122,15 +122,15 @@ def _hidden(manifest: Manifest, program: str, rows: int | None) -> Argument:
 def _check_arguments(
     path: Path,
     promised: Sequence[str],
-    found: Mapping[str, Argument],
+    declared: Mapping[str, Argument],
     known: Mapping[str, Argument],
 ) -> None:
-    """Raise KvcastError unless the arguments found are those promised, and are what is known."""
-    if set(promised) != set(found):
-        odd = min(set(promised) ^ set(found))
+    """Raise KvcastError unless the declared arguments are those promised, with known types and sizes."""
+    if set(promised) != set(declared):
+        odd = min(set(promised) ^ set(declared))
         where = "bundle.json" if odd in promised else "the file"
         raise KvcastError(f"{path} does not fit bundle.json: only {where} has {odd}; export again")
-    for name, argument in found.items():
+    for name, argument in declared.items():
         expected = known.get(name)
         if expected is None:
             raise KvcastError(f"{path} has {name}, which this kvcast does not know; export again")

@@ -73,8 +73,8 @@ def compile_tiny() -> dict[str, str]:
 
     Raises KvcastError where there is no compiler or it fails.
     """
-    found = find_compiler()
-    if found is None:
+    compiler = find_compiler()
+    if compiler is None:
         raise KvcastError("compiling needs g++: install it (Debian: apt install g++)")
     with tempfile.TemporaryDirectory(prefix="kvcast-") as folder:
         source = Path(folder) / "tiny.cpp"
@@ -83,16 +83,16 @@ def compile_tiny() -> dict[str, str]:
         # g++ prints its full version for the first, clang++ for the second.
         version_flags = ["-dumpfullversion", "-dumpversion"]
         try:
-            for words in ([found, str(source), *output], [found, *version_flags]):
+            for words in ([compiler, str(source), *output], [compiler, *version_flags]):
                 done = subprocess.run(  # noqa: S603 - the user's compiler
                     words, capture_output=True, text=True, check=True, timeout=_SECONDS
                 )
         except subprocess.CalledProcessError as error:
             said = error.stderr.strip().splitlines() or ["it gives no reason"]
-            raise KvcastError(f"{found} cannot compile C++ here: {said[0]}") from None
+            raise KvcastError(f"{compiler} cannot compile C++ here: {said[0]}") from None
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise KvcastError(f"{found} does not run: {error}") from None
-    return {Path(found).name: done.stdout.strip()}
+            raise KvcastError(f"{compiler} does not run: {error}") from None
+    return {Path(compiler).name: done.stdout.strip()}
 
 
 def _check(correct: bool) -> None:

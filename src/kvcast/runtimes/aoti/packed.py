@@ -38,14 +38,14 @@ class PackedWeights:
         """
         self.words: dict[str, Tensor] = {}
         self._kept: list[Any] = []
-        found = {name: match for name in constants if (match := _WORDS.fullmatch(name))}
-        if not found:
+        matches = {name: match for name in constants if (match := _WORDS.fullmatch(name))}
+        if not matches:
             return
-        if {match["version"] for match in found.values()} != {OPERATORS}:
+        if {match["version"] for match in matches.values()} != {OPERATORS}:
             raise KvcastError("it was compiled for another version of kvcast")
         machine = Machine(threads)
         stored = {name: part.numpy() for name, part in tensors.items() if "_packed" in name}
-        for constant, match in found.items():
+        for constant, match in matches.items():
             words = _MAKERS[match["kind"]](self, machine, stored, match["name"])
             self.words[constant] = torch.from_numpy(words).view(1, -1)
 
@@ -58,8 +58,8 @@ class PackedWeights:
     def _experts(self, machine: Machine, tensors: Tensors, name: str) -> NDArray[Any]:
         experts = packed_experts(machine, tensors, name)
         self._kept.append(experts)
-        one, count = experts.matrices[0], len(experts.matrices)
-        sizes = one.format, one.outputs, one.inputs
+        first, count = experts.matrices[0], len(experts.matrices)
+        sizes = first.format, first.outputs, first.inputs
         return machine.describe(*sizes, experts.addresses, count)
 
 

@@ -49,9 +49,9 @@ class PackedMatrices:
         for node in list(module.graph.nodes):
             if node.target in _FORMS:
                 with module.graph.inserting_before(node):
-                    found = _FORMS[node.target](self, module, node)
-                if found is not None:
-                    node.replace_all_uses_with(found)
+                    replacement = _FORMS[node.target](self, module, node)
+                if replacement is not None:
+                    node.replace_all_uses_with(replacement)
         module.graph.eliminate_dead_code()
         module.recompile()
 
@@ -117,20 +117,20 @@ def graph_roles(exported: torch.export.ExportedProgram, outputs: Sequence[str]) 
     module = exported.module(check_guards=False)
     if not isinstance(module, GraphModule):
         raise TypeError("torch.export gave no graph module")
-    found: dict[Any, set[str]] = {target: set() for target in (*_WEIGHT_OF, _MIXTURE)}
+    readers: dict[Any, set[str]] = {target: set() for target in (*_WEIGHT_OF, _MIXTURE)}
     routers: set[str] = set()
     for node in module.graph.nodes:
         if node.target in _WEIGHT_OF:
-            found[node.target].add(_name(node.args[_WEIGHT_OF[node.target]]))
+            readers[node.target].add(_name(node.args[_WEIGHT_OF[node.target]]))
         elif node.target is _MIXTURE:
-            found[_MIXTURE].update(map(_name, node.args[_EXPERTS]))
+            readers[_MIXTURE].update(map(_name, node.args[_EXPERTS]))
             routers.update(_multiplied(node.args[_ROUTED]))
     (output,) = module.graph.find_nodes(op="output")
     results = dict(zip(outputs, torch.utils._pytree.tree_leaves(output.args[0]), strict=True))
     return Roles(
-        products=found[_LINEAR] | found[_MIXTURE],
-        convolutions=found[_CONVOLUTION],
-        tables=found[_EMBEDDING],
+        products=readers[_LINEAR] | readers[_MIXTURE],
+        convolutions=readers[_CONVOLUTION],
+        tables=readers[_EMBEDDING],
         heads=set(_multiplied(results[_LOGITS])) if _LOGITS in results else set(),
         routers=routers,
     )

@@ -39,8 +39,8 @@ def searched(matrix: NDArray[np.float32], weights: NDArray[np.float32] | None = 
             rows = slice(first, first + _AT_ONCE)
             x_ib = np.ascontiguousarray(matrix[rows, columns].T)
             with np.errstate(all="ignore"):  # numbers that halves cannot hold, and infinite ones
-                found, scales[rows, block], least[rows, block] = _searched(x_ib, weights_i1)
-            codes[rows, columns] = found.T
+                block_codes, scales[rows, block], least[rows, block] = _searched(x_ib, weights_i1)
+            codes[rows, columns] = block_codes.T
     return Blocks(codes=codes, scales=scales, least=least)
 
 
@@ -68,11 +68,11 @@ def _searched(
         fits = spread > 0
         slope = np.divide(BLOCK * products - ones * total, spread, out=width, where=fits)
         start = (total - slope * ones) / BLOCK
-        one = _coded(x_ib, weights_i1, slope, np.where(fits, start, lowest))
-        better = one[-1] < error
-        codes = np.where(better, one[0], codes)
-        scales, best = np.where(better, one[1], scales), np.where(better, one[2], best)
-        error = np.minimum(error, one[3])
+        candidate = _coded(x_ib, weights_i1, slope, np.where(fits, start, lowest))
+        better = candidate[-1] < error
+        codes = np.where(better, candidate[0], codes)
+        scales, best = np.where(better, candidate[1], scales), np.where(better, candidate[2], best)
+        error = np.minimum(error, candidate[3])
     return codes.astype(np.uint8), scales.astype(np.float16), best.astype(np.float16)
 
 
@@ -84,8 +84,8 @@ def _coded(
 ) -> tuple[NDArray[np.float32], ...]:
     """Round to codes; return them, the scales and least values as halves hold them, the error."""
     scales, least = (
-        one.clip(-_LARGEST, _LARGEST).astype(np.float16).astype(np.float32)
-        for one in (scales, least)
+        numbers.clip(-_LARGEST, _LARGEST).astype(np.float16).astype(np.float32)
+        for numbers in (scales, least)
     )
     shifted = x_ib - least
     codes = np.divide(shifted, scales, out=np.zeros_like(shifted), where=scales > 0)

@@ -64,8 +64,8 @@ def calibrate(programs: DecoderPrograms, blocks_of: BlocksOf, on_phase: OnPhase)
         for name, matrix in programs.decode.decoder.named_modules(prefix="decoder")
         if isinstance(matrix, nn.Linear) and name != "decoder.head"
     }
-    divisible = {name: one for name, one in whole.items() if one.in_features % BLOCK == 0}
-    matrices = {name: one for name, one in divisible.items() if blocks_of(name) is None}
+    divisible = {name: matrix for name, matrix in whole.items() if matrix.in_features % BLOCK == 0}
+    matrices = {name: matrix for name, matrix in divisible.items() if blocks_of(name) is None}
     record = {"calibrated": len(matrices), "kept": len(divisible) - len(matrices)}
     if not matrices:
         on_phase("calibrating nothing")
@@ -76,13 +76,14 @@ def calibrate(programs: DecoderPrograms, blocks_of: BlocksOf, on_phase: OnPhase)
     with _squares(matrices) as squares:
         decode_from_the_start(programs, tokens_rs)
 
-    def found(name: str) -> Blocks | None:
+    def calibrated_blocks_of(name: str) -> Blocks | None:
         if name not in matrices:
             return blocks_of(name)
         return searched(matrices[name].weight.numpy(), _weights(squares[name]).numpy())
 
     return Calibrated(
-        blocks_of=found, record={**record, "tokens": tokens_rs.numel(), "seed": _SEED}
+        blocks_of=calibrated_blocks_of,
+        record={**record, "tokens": tokens_rs.numel(), "seed": _SEED},
     )
 
 

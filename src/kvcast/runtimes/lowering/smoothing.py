@@ -61,8 +61,8 @@ def _largest_inputs(decoder: Decoder) -> Iterator[dict[nn.Linear, Tensor]]:
     largest: dict[nn.Linear, Tensor] = {}
 
     def watch(matrix: nn.Linear, arguments: tuple[Tensor]) -> None:
-        found = arguments[0].abs().flatten(0, -2).amax(dim=0)
-        largest[matrix] = torch.maximum(largest[matrix], found) if matrix in largest else found
+        peaks = arguments[0].abs().flatten(0, -2).amax(dim=0)
+        largest[matrix] = torch.maximum(largest[matrix], peaks) if matrix in largest else peaks
 
     hooks = [matrix.register_forward_pre_hook(watch) for _, matrix in _pairs(decoder)]
     try:

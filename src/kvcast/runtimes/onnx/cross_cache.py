@@ -63,8 +63,8 @@ def _quantize_outputs(graph: ir.Graph, layer: int) -> None:
     # QuantizeLinear per channel takes 26 ms; multiplying first and using one scale takes 1 ms.
     inverse = ir.node("Reciprocal", scale.outputs)
     scaled = ir.node("Mul", [projection, inverse.outputs[0]])
-    one = constant(graph, f"cross_one_{layer}", np.array(1, np.float32))
-    codes = ir.node("QuantizeLinear", [scaled.outputs[0], one], {"output_dtype": ir.DataType.INT8})
+    unit = constant(graph, f"cross_one_{layer}", np.array(1, np.float32))
+    codes = ir.node("QuantizeLinear", [scaled.outputs[0], unit], {"output_dtype": ir.DataType.INT8})
     halves = ir.node("Split", [scale.outputs[0]], {"axis": 2, "num_outputs": 2}, num_outputs=2)
     added = [high, low, negated, magnitude, divided, scale, inverse, scaled, codes, halves]
     graph.insert_before(split, added)
@@ -125,12 +125,12 @@ def _shared_inputs(graph: ir.Graph, cache: ir.Value) -> _Shared:
     """
     first, positions = _reader(cache), _size(cache, 2)
     none = constant(graph, "no_positions", np.zeros(1, np.int64))
-    one = constant(graph, "one_position", np.ones(1, np.int64))
+    single = constant(graph, "one_position", np.ones(1, np.int64))
     axis = constant(graph, "position_axis", np.ones(1, np.int64))
     most = constant(graph, "few_positions", np.array([_MANY], np.int64))
     queries = ir.node("Shape", [first.inputs[0]], {"start": 1, "end": 2})
     many = ir.node("Greater", [queries.outputs[0], most])
-    taken = ir.node("Where", [many.outputs[0], one, queries.outputs[0]])
+    taken = ir.node("Where", [many.outputs[0], single, queries.outputs[0]])
     no_keys = ir.node("Slice", [first.inputs[0], none, none, axis])
     batch = ir.node("Shape", [cache], {"start": 0, "end": 1})
     position = ir.tensor(np.array([positions - 1], np.int32))

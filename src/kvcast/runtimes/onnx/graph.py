@@ -63,7 +63,10 @@ def check_graphs(manifest: Manifest, graphs: Mapping[str, OnnxGraph]) -> None:
     """Raise KvcastError unless graphs, by their names in the manifest, are what that says."""
     check_programs(
         manifest,
-        {name: ProgramFile(one.path, one.inputs(), one.outputs()) for name, one in graphs.items()},
+        {
+            name: ProgramFile(graph.path, graph.inputs(), graph.outputs())
+            for name, graph in graphs.items()
+        },
         rows=None,
         cache=lambda layer: (None, layer.heads, None, layer.head_dim),
     )

@@ -61,8 +61,8 @@ def products_saturate() -> bool:
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(_PRODUCT, options, providers=["CPUExecutionProvider"])
     largest = {"x": np.full((1, 2), 255, np.uint8), "w": np.full((2, 1), 127, np.int8)}
-    ((found,),) = session.run(None, largest)[0].tolist()
-    return bool(found != 2 * 255 * 127)
+    ((product,),) = session.run(None, largest)[0].tolist()
+    return bool(product != 2 * 255 * 127)
 
 
 @dataclass(frozen=True)
