@@ -125,7 +125,7 @@ def _check_arguments(
     declared: Mapping[str, Argument],
     known: Mapping[str, Argument],
 ) -> None:
-    """Raise KvcastError unless the declared arguments are those promised, with known types and sizes."""
+    """Raise KvcastError unless declared arguments are those promised, with known types."""
     if set(promised) != set(declared):
         odd = min(set(promised) ^ set(declared))
         where = "bundle.json" if odd in promised else "the file"
