@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.runtimes.base import Float32, Int64
-from kvcast.runtimes.cache import Cache, CachedRuntime
+from kvcast.runtimes.cache import CachedRuntime, CacheHandle
 from kvcast.runtimes.memory import Layer, TurningRing
 
 CAPACITY = 24
@@ -37,14 +37,16 @@ class Keeper(CachedRuntime):
     def make(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         return np.zeros(shape, dtype)
 
-    def encode(self, cache: Cache, slots: Sequence[int], *source: NDArray[Any]) -> Cache:
+    def encode(
+        self, cache: CacheHandle, slots: Sequence[int], *source: NDArray[Any]
+    ) -> CacheHandle:
         cache.vacate(slots)
         cache.memory.fill(slots, source)
         return cache
 
     @override
     def run(
-        self, tokens: Sequence[Int64], cache: Cache, rows: list[int], positions: Sequence[int]
+        self, tokens: Sequence[Int64], cache: CacheHandle, rows: list[int], positions: Sequence[int]
     ) -> Float32:
         plan = cache.plan(rows, tokens)
         self.calls.append(len(plan.runs))
@@ -131,12 +133,14 @@ def test_rows_read_their_own_past_and_input_wherever_they_lie(data: st.DataObjec
                 assert runtime.calls[-1] == len(sizes)
 
 
-def served(runtime: Keeper, cache: Cache, rows: list[int]) -> Cache:
+def served(runtime: Keeper, cache: CacheHandle, rows: list[int]) -> CacheHandle:
     """One step of rows."""
     return runtime.decode([np.array([1])] * len(rows), cache, rows)[1]
 
 
-def places_after(runtime: Keeper, cache: Cache, rows: list[int]) -> tuple[Cache, list[int]]:
+def places_after(
+    runtime: Keeper, cache: CacheHandle, rows: list[int]
+) -> tuple[CacheHandle, list[int]]:
     cache = served(runtime, cache, rows)
     return cache, list(cache.memory.places)
 

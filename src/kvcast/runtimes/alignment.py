@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from kvcast.runtimes.attention_by_token import attention_by_token
 from kvcast.runtimes.base import Alignment, Asked, EncoderDecoderOf, Float32, Int64
-from kvcast.runtimes.cache import Cache
+from kvcast.runtimes.cache import CacheHandle
 from kvcast.runtimes.dtw import first_frames
 
 _NONE = np.empty(0, np.float32)
@@ -22,8 +22,8 @@ _SHARED = 1 << 18
 """Products of more multiplications than this are shared by OpenBLAS's threads."""
 
 
-class AligningRuntime(EncoderDecoderOf[Cache]):
-    """What runtimes over `Cache` share; each runs its program and knows how its keys are stored.
+class AligningRuntime(EncoderDecoderOf[CacheHandle]):
+    """Alignment for runtimes over `CacheHandle`; each runs its program and knows its keys' layout.
 
     Attributes:
         alignment_heads: (layer, head) in the order of the program's queries; none if it gives none.
@@ -34,7 +34,7 @@ class AligningRuntime(EncoderDecoderOf[Cache]):
 
     @abstractmethod
     def read(
-        self, tokens_s: Int64, cache: Cache, row: int, asked: Asked | None
+        self, tokens_s: Int64, cache: CacheHandle, row: int, asked: Asked | None
     ) -> tuple[Float32, Float32]:
         """Run the program as `decode` does, on one row.
 
@@ -44,7 +44,7 @@ class AligningRuntime(EncoderDecoderOf[Cache]):
 
     @override
     def align(
-        self, tokens_s: Int64, cache: Cache, row: int, asked: Asked | None = None
+        self, tokens_s: Int64, cache: CacheHandle, row: int, asked: Asked | None = None
     ) -> Alignment:
         if not self.alignment_heads:
             raise ValueError("the model has no alignment heads")
@@ -53,7 +53,7 @@ class AligningRuntime(EncoderDecoderOf[Cache]):
         return Alignment(self.scores(queries_sx, cache, row), probabilities_p)
 
     @abstractmethod
-    def scores(self, queries_sx: Float32, cache: Cache, row: int) -> Float32:
+    def scores(self, queries_sx: Float32, cache: CacheHandle, row: int) -> Float32:
         """Return scaled products of queries [s, heads * d] and a row's keys, [heads, s, t]."""
 
 
@@ -62,7 +62,7 @@ class NumpyAligningRuntime(AligningRuntime):
 
     @abstractmethod
     def query(
-        self, tokens_s: Int64, cache: Cache, row: int, positions: Sequence[int]
+        self, tokens_s: Int64, cache: CacheHandle, row: int, positions: Sequence[int]
     ) -> tuple[Float32, Float32]:
         """Run the program as `decode` does, on one row.
 
@@ -72,7 +72,7 @@ class NumpyAligningRuntime(AligningRuntime):
 
     @override
     def read(
-        self, tokens_s: Int64, cache: Cache, row: int, asked: Asked | None
+        self, tokens_s: Int64, cache: CacheHandle, row: int, asked: Asked | None
     ) -> tuple[Float32, Float32]:
         positions = [-1] if asked is None else asked.positions
         logits_pv, queries_sx = self.query(tokens_s, cache, row, positions)
@@ -80,11 +80,11 @@ class NumpyAligningRuntime(AligningRuntime):
         return probabilities_p, queries_sx
 
     @abstractmethod
-    def cross_keys(self, cache: Cache, row: int, layer: int, heads: Sequence[int]) -> Float32:
+    def cross_keys(self, cache: CacheHandle, row: int, layer: int, heads: Sequence[int]) -> Float32:
         """Return a layer's keys of heads for the input that a row reads, fp32 [heads, t, d]."""
 
     @override
-    def scores(self, queries_sx: Float32, cache: Cache, row: int) -> Float32:
+    def scores(self, queries_sx: Float32, cache: CacheHandle, row: int) -> Float32:
         queries_hsd = queries_sx.reshape(len(queries_sx), len(self.alignment_heads), -1)
         queries_hsd = queries_hsd.transpose(1, 0, 2)
         queries_hsd = queries_hsd * np.float32(queries_hsd.shape[-1] ** -0.5)

@@ -91,7 +91,7 @@ class CallPlan:
 
 
 @dataclass(frozen=True)
-class Cache:
+class CacheHandle:
     """A handle: what the rows in memory hold, and the input that each of them reads."""
 
     memory: Memory = field(repr=False)
@@ -301,8 +301,8 @@ def _placed(places: Sequence[int], members: Sequence[int], span: range) -> Mappi
     return {member: staying[member] if member in staying else next(free) for member in members}
 
 
-class CachedRuntime(ABC, RuntimeOf[Cache]):
-    """A runtime over `Cache`; subclasses allocate memory and run programs.
+class CachedRuntime(ABC, RuntimeOf[CacheHandle]):
+    """A runtime over `CacheHandle`; subclasses allocate memory and run programs.
 
     Attributes:
         longest: upper limit of a cache's capacity; None for no limit.
@@ -321,7 +321,7 @@ class CachedRuntime(ABC, RuntimeOf[Cache]):
 
     @abstractmethod
     def run(
-        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
+        self, tokens: Tokens, cache: CacheHandle, rows: list[int], positions: Sequence[int]
     ) -> Float32:
         """Run the program on new tokens of rows; returns logits as `decode` does.
 
@@ -342,45 +342,49 @@ class CachedRuntime(ABC, RuntimeOf[Cache]):
         )
 
     @override
-    def new_cache(self, rows: int, capacity: int, inputs: int = 0) -> Cache:
+    def new_cache(self, rows: int, capacity: int, inputs: int = 0) -> CacheHandle:
         if self.longest is not None:
             capacity = min(capacity, self.longest)
         memory = Memory(self.layers(capacity), rows, self.slots(inputs), self.make)
-        return Cache(memory, History.empty(rows, capacity), (_NONE,) * rows)
+        return CacheHandle(memory, History.empty(rows, capacity), (_NONE,) * rows)
 
     @override
     def decode(
         self,
         tokens: Tokens,
-        cache: Cache,
+        cache: CacheHandle,
         rows: Sequence[int] | None = None,
         positions: Sequence[int] = (-1,),
-    ) -> tuple[Float32, Cache]:
+    ) -> tuple[Float32, CacheHandle]:
         taking_part = list(range(len(cache.reads)) if rows is None else rows)
         grown = cache.append(taking_part, tokens)
         return self.run(tokens, cache, taking_part, positions), grown
 
     @override
-    def reorder(self, cache: Cache, parents: Sequence[int]) -> Cache:
+    def reorder(self, cache: CacheHandle, parents: Sequence[int]) -> CacheHandle:
         return cache.reorder(parents)
 
     @override
-    def fork(self, cache: Cache, parents: Sequence[int], capacity: int | None = None) -> Cache:
+    def fork(
+        self, cache: CacheHandle, parents: Sequence[int], capacity: int | None = None
+    ) -> CacheHandle:
         forked = self.new_cache(len(parents), capacity or cache.capacity)
         return forked.adopt(range(len(parents)), cache, parents)
 
     @override
     def adopt(
-        self, cache: Cache, rows: Sequence[int], other: Cache, parents: Sequence[int]
-    ) -> Cache:
+        self, cache: CacheHandle, rows: Sequence[int], other: CacheHandle, parents: Sequence[int]
+    ) -> CacheHandle:
         return cache.adopt(rows, other, parents)
 
     @override
     def reset(
-        self, cache: Cache, rows: Sequence[int], inputs: Sequence[int] | None = None
-    ) -> Cache:
+        self, cache: CacheHandle, rows: Sequence[int], inputs: Sequence[int] | None = None
+    ) -> CacheHandle:
         return cache.reset(rows, inputs)
 
     @override
-    def truncate(self, cache: Cache, rows: Sequence[int], lengths: Sequence[int]) -> Cache:
+    def truncate(
+        self, cache: CacheHandle, rows: Sequence[int], lengths: Sequence[int]
+    ) -> CacheHandle:
         return cache.truncate(rows, lengths)

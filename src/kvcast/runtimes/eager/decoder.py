@@ -11,7 +11,7 @@ import torch
 from typing_extensions import override
 
 from kvcast.runtimes.base import Float32, Tokens
-from kvcast.runtimes.cache import Cache
+from kvcast.runtimes.cache import CacheHandle
 from kvcast.runtimes.eager.runtime import TorchRuntime, pairs
 from kvcast.runtimes.memory import Layer, TurningRing
 
@@ -48,7 +48,7 @@ class EagerDecoderOnly(TorchRuntime):
     @override
     @torch.inference_mode()
     def run(
-        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
+        self, tokens: Tokens, cache: CacheHandle, rows: list[int], positions: Sequence[int]
     ) -> Float32:
         plan = cache.plan(rows, tokens)
         order = [i for run in plan.runs for i in run.index]

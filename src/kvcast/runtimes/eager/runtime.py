@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int64, Tokens
-from kvcast.runtimes.cache import Cache, CachedRuntime, Run
+from kvcast.runtimes.cache import CachedRuntime, CacheHandle, Run
 from kvcast.runtimes.memory import Layer
 
 LayerCache = tuple[Tensor, Tensor]
@@ -81,7 +81,9 @@ class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
 
     @override
     @torch.inference_mode()
-    def encode(self, cache: Cache, slots: Sequence[int], *source: NDArray[Any]) -> Cache:
+    def encode(
+        self, cache: CacheHandle, slots: Sequence[int], *source: NDArray[Any]
+    ) -> CacheHandle:
         cache.vacate(slots)
         # Copies: a cache keeps lengths, and the caller's arrays may become something else.
         first, *given = (torch.from_numpy(np.array(part, order="C")) for part in source)
@@ -91,7 +93,7 @@ class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
     @override
     @torch.inference_mode()
     def run(
-        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
+        self, tokens: Tokens, cache: CacheHandle, rows: list[int], positions: Sequence[int]
     ) -> Float32:
         plan = cache.plan(rows, tokens)
         logits = [self._results(tokens, cache, rows, positions, run)[0] for run in plan.runs]
@@ -100,7 +102,7 @@ class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
     @override
     @torch.inference_mode()
     def query(
-        self, tokens_s: Int64, cache: Cache, row: int, positions: Sequence[int]
+        self, tokens_s: Int64, cache: CacheHandle, row: int, positions: Sequence[int]
     ) -> tuple[Float32, Float32]:
         (run,) = cache.plan([row], [tokens_s]).runs
         logits, queries = self._results([tokens_s], cache, [row], positions, run)
@@ -108,14 +110,19 @@ class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
 
     @override
     @torch.inference_mode()
-    def cross_keys(self, cache: Cache, row: int, layer: int, heads: Sequence[int]) -> Float32:
+    def cross_keys(self, cache: CacheHandle, row: int, layer: int, heads: Sequence[int]) -> Float32:
         slots = cache.memory.slots
         key_htd: Tensor = slots.parts[2 * layer][slots.places[cache.input_of(row)]]
         chosen: Float32 = key_htd[list(heads)].float().cpu().numpy()
         return chosen
 
     def _results(
-        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int], run: Run
+        self,
+        tokens: Tokens,
+        cache: CacheHandle,
+        rows: list[int],
+        positions: Sequence[int],
+        run: Run,
     ) -> Sequence[Tensor]:
         own, encoded = cache.memory.views(run.places, run.slots)
         return self.decode_tokens(

@@ -19,7 +19,7 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
 from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int64, Tokens
-from kvcast.runtimes.cache import Cache, CachedRuntime
+from kvcast.runtimes.cache import CachedRuntime, CacheHandle
 from kvcast.runtimes.executorch.methods import DecodeMethod, Methods
 from kvcast.runtimes.memory import Layer, Make, Slots, TurningRing
 
@@ -59,23 +59,23 @@ class ExecutorchRuntime(CachedRuntime):
 
     @override
     def run(
-        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
+        self, tokens: Tokens, cache: CacheHandle, rows: list[int], positions: Sequence[int]
     ) -> Float32:
         logits_rpv = self._decode.logits(len(rows), len(positions))
         for row, new, logits_pv in zip(rows, tokens, logits_rpv, strict=True):
             self._decode.run(*self.row(new, cache, row), positions, logits_pv)
         return logits_rpv
 
-    def row(self, tokens_s: Int64, cache: Cache, row: int) -> tuple[Int64, int, list[Tensor]]:
+    def row(self, tokens_s: Int64, cache: CacheHandle, row: int) -> tuple[Int64, int, list[Tensor]]:
         """Return what `decode` takes of a row: new tokens, how many came before, and caches."""
         caches = [*self._cells(cache, row), *self.encoded(cache, row)]
         return tokens_s, int(cache.lengths[row]), caches
 
-    def encoded(self, cache: Cache, row: int) -> Sequence[Tensor]:  # noqa: ARG002
+    def encoded(self, cache: CacheHandle, row: int) -> Sequence[Tensor]:  # noqa: ARG002
         """Return what `decode` takes of the input that a row reads."""
         return ()
 
-    def _cells(self, cache: Cache, row: int) -> list[Tensor]:
+    def _cells(self, cache: CacheHandle, row: int) -> list[Tensor]:
         bound = cache.memory.bound
         if row not in bound:
             bound[row] = [cell[row] for cell in cache.memory.cells]
@@ -118,7 +118,9 @@ class ExecutorchEncoderDecoder(ExecutorchRuntime, NumpyAligningRuntime):
         return _SeparateSlots(count, self.make)
 
     @override
-    def encode(self, cache: Cache, slots: Sequence[int], *source: NDArray[Any]) -> Cache:
+    def encode(
+        self, cache: CacheHandle, slots: Sequence[int], *source: NDArray[Any]
+    ) -> CacheHandle:
         cache.vacate(slots)
         first, *lengths = source
         inputs = []
@@ -137,13 +139,13 @@ class ExecutorchEncoderDecoder(ExecutorchRuntime, NumpyAligningRuntime):
         return cache
 
     @override
-    def encoded(self, cache: Cache, row: int) -> Sequence[Tensor]:
+    def encoded(self, cache: CacheHandle, row: int) -> Sequence[Tensor]:
         parts: Sequence[Tensor] = cache.memory.slots.parts[cache.input_of(row)]
         return parts
 
     @override
     def query(
-        self, tokens_s: Int64, cache: Cache, row: int, positions: Sequence[int]
+        self, tokens_s: Int64, cache: CacheHandle, row: int, positions: Sequence[int]
     ) -> tuple[Float32, Float32]:
         (logits_pv,) = self._decode.logits(1, len(positions))
         width = len(self.alignment_heads) * self._head_dim
@@ -152,7 +154,7 @@ class ExecutorchEncoderDecoder(ExecutorchRuntime, NumpyAligningRuntime):
         return logits_pv, queries_sx
 
     @override
-    def cross_keys(self, cache: Cache, row: int, layer: int, heads: Sequence[int]) -> Float32:
+    def cross_keys(self, cache: CacheHandle, row: int, layer: int, heads: Sequence[int]) -> Float32:
         key_hdt = self.encoded(cache, row)[2 * layer][list(heads)]
         key_htd: Float32 = key_hdt.transpose(1, 2).float().numpy()
         return key_htd

@@ -21,7 +21,7 @@ from kvcast.families.caches import CacheLayers
 from kvcast.machine.memory import growing_zeros
 from kvcast.runtimes.alignment import AligningRuntime
 from kvcast.runtimes.base import Asked, Float32, Int32, Int64, Tokens
-from kvcast.runtimes.cache import Cache, CachedRuntime, Run
+from kvcast.runtimes.cache import CachedRuntime, CacheHandle, Run
 from kvcast.runtimes.exclusive import ForkSafeLock
 from kvcast.runtimes.memory import LastingSlots, Layer, Memory, Slots, TurningRing
 from kvcast.runtimes.native.alignment import (
@@ -234,7 +234,7 @@ class NativeRuntime(CachedRuntime):
 
     @override
     def run(
-        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
+        self, tokens: Tokens, cache: CacheHandle, rows: list[int], positions: Sequence[int]
     ) -> Float32:
         plan = cache.plan(rows, tokens)
         if len(positions) > 1 or not plan.is_step:
@@ -252,7 +252,7 @@ class NativeRuntime(CachedRuntime):
     def _chunk(
         self,
         tokens: Tokens,
-        cache: Cache,
+        cache: CacheHandle,
         rows: list[int],
         positions: Sequence[int],
         run: Run,
@@ -328,7 +328,9 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         return LastingSlots(count, self.make)
 
     @override
-    def encode(self, cache: Cache, slots: Sequence[int], *source: NDArray[Any]) -> Cache:
+    def encode(
+        self, cache: CacheHandle, slots: Sequence[int], *source: NDArray[Any]
+    ) -> CacheHandle:
         cache.vacate(slots)
         memory, given = cache.memory, dict(zip(self._encode.inputs, source, strict=True))
         size = (self._cross.heads, self._positions(source[0]), _line(self._cross))
@@ -374,7 +376,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
 
     @override
     def read(
-        self, tokens_s: Int64, cache: Cache, row: int, asked: Asked | None
+        self, tokens_s: Int64, cache: CacheHandle, row: int, asked: Asked | None
     ) -> tuple[Float32, Float32]:
         """Run the program without its last product: logits of many positions are many bytes."""
         (run,) = cache.plan([row], [tokens_s]).runs
@@ -392,7 +394,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
             self.interpreter.run(Call(probabilities_plan(*last)))
         return probabilities_p, queries_rsx[0]
 
-    def _keys(self, cache: Cache, row: int, layer: int, head: int) -> NDArray[Any]:
+    def _keys(self, cache: CacheHandle, row: int, layer: int, head: int) -> NDArray[Any]:
         """Return a head's keys as the cache has them, [t, a position's line]."""
         slots = cache.memory.slots
         parts = dict(zip(self.encoded, slots.parts, strict=True))
@@ -400,7 +402,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         return keys
 
     @override
-    def scores(self, queries_sx: Float32, cache: Cache, row: int) -> Float32:
+    def scores(self, queries_sx: Float32, cache: CacheHandle, row: int) -> Float32:
         keys = [self._keys(cache, row, layer, head) for layer, head in self.alignment_heads]
         scores_hst = _room_for_scores(cache.memory, (len(keys), len(queries_sx), len(keys[0])))
         self.interpreter.run(Call(scores_plan(queries_sx, keys, scores_hst)))

@@ -18,7 +18,7 @@ from kvcast.families.caches import CacheLayers
 from kvcast.machine.memory import growing_zeros
 from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
-from kvcast.runtimes.cache import Cache, CachedRuntime, Run
+from kvcast.runtimes.cache import CachedRuntime, CacheHandle, Run
 from kvcast.runtimes.memory import CompactedRing, Layer, Memory
 from kvcast.runtimes.onnx.graph import OnnxGraph, check_graphs
 from kvcast.runtimes.onnx.session import StepBuffers, bind, onnx_session, ort_value
@@ -69,7 +69,7 @@ class OnnxRuntime(CachedRuntime):
 
     @override
     def run(
-        self, tokens: Tokens, cache: Cache, rows: list[int], positions: Sequence[int]
+        self, tokens: Tokens, cache: CacheHandle, rows: list[int], positions: Sequence[int]
     ) -> Float32:
         plan = cache.plan(rows, tokens)
         if len(positions) > 1 or not plan.is_step:
@@ -88,7 +88,7 @@ class OnnxRuntime(CachedRuntime):
     def _chunk(
         self,
         tokens: Tokens,
-        cache: Cache,
+        cache: CacheHandle,
         rows: list[int],
         positions: Sequence[int],
         run: Run,
@@ -199,7 +199,9 @@ class OnnxEncoderDecoder(OnnxRuntime, NumpyAligningRuntime):
         self._head_dim = manifest.cache_layers("linear").head_dim
 
     @override
-    def encode(self, cache: Cache, slots: Sequence[int], *source: NDArray[Any]) -> Cache:
+    def encode(
+        self, cache: CacheHandle, slots: Sequence[int], *source: NDArray[Any]
+    ) -> CacheHandle:
         cache.vacate(slots)
         # Copies: a cache keeps lengths, and the caller's arrays may become something else.
         given = [np.array(part, order="C") for part in source]
@@ -213,7 +215,7 @@ class OnnxEncoderDecoder(OnnxRuntime, NumpyAligningRuntime):
 
     @override
     def query(
-        self, tokens_s: Int64, cache: Cache, row: int, positions: Sequence[int]
+        self, tokens_s: Int64, cache: CacheHandle, row: int, positions: Sequence[int]
     ) -> tuple[Float32, Float32]:
         (run,) = cache.plan([row], [tokens_s]).runs
         new, width = len(tokens_s), len(self.alignment_heads) * self._head_dim
@@ -228,7 +230,7 @@ class OnnxEncoderDecoder(OnnxRuntime, NumpyAligningRuntime):
         )
         return logits_rpv[0], queries_rsx[0]
 
-    def _kept_logits(self, cache: Cache, positions: int) -> Float32:
+    def _kept_logits(self, cache: CacheHandle, positions: int) -> Float32:
         """Return memory for logits that is kept for the next time.
 
         Fresh pages would cost more than the product that fills them, so there is room for as many
@@ -241,7 +243,7 @@ class OnnxEncoderDecoder(OnnxRuntime, NumpyAligningRuntime):
         return logits_rpv
 
     @override
-    def cross_keys(self, cache: Cache, row: int, layer: int, heads: Sequence[int]) -> Float32:
+    def cross_keys(self, cache: CacheHandle, row: int, layer: int, heads: Sequence[int]) -> Float32:
         slots = cache.memory.slots
         place = slots.places[cache.input_of(row)]
         parts = dict(zip(self.encoded, slots.parts, strict=True))
