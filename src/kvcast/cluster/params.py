@@ -66,7 +66,7 @@ class ReplicaParams(Params):
         Option(
             group=CLUSTER,
             help="with --ray, processes that hold the models, each with --threads cores: a number, "
-            "or MIN-MAX, between which requests under way decide",
+            "or MIN-MAX, between which the number of running requests decides",
             check=_Replicas(),
             metavar="N|MIN-MAX",
         ),

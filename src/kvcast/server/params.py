@@ -51,7 +51,7 @@ class EngineParams(Params):
         int,
         Option(
             group=ENGINE,
-            help="about how many tokens of prompts are read before texts under way go on",
+            help="about how many prompt tokens are prefilled before running texts go on",
             check=Bounds(least=1, most=100_000),
         ),
     ] = 256
@@ -82,7 +82,7 @@ class ServeParams(EngineParams):
         float,
         Option(
             group=LIMITS,
-            help="after SIGTERM, seconds in which requests under way may end",
+            help="after SIGTERM, seconds in which running requests may end",
             check=Bounds(least=0, most=86_400),
             metavar="SECONDS",
         ),

@@ -290,7 +290,7 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
         bool,
         Option(
             group=RECOGNITION,
-            help="hear where the language changes, and decode each part in its own",
+            help="detect where the language changes, and decode each language span in its own",
         ),
     ] = False
     draft: Annotated[str | DraftModel | None, draft_option(SEARCH)] = None
@@ -493,8 +493,8 @@ class LiveParams(TranscribeParams):
         float,
         Option(
             group=LIVE,
-            help="seconds of new sound after which an utterance is heard again; more takes less "
-            "work, and text settles later",
+            help="seconds of new sound after which the streaming window is decoded again; more "
+            "takes less work, and text settles later",
             check=Bounds(least=0.1, most=10),
             metavar="SECONDS",
         ),
@@ -503,8 +503,8 @@ class LiveParams(TranscribeParams):
         int,
         Option(
             group=LIVE,
-            help="hearings in a row that must begin with a word before it is settled; fewer settle "
-            "it earlier, and more of them wrong",
+            help="successive hypotheses that must begin with a word before it is settled; fewer "
+            "settle it earlier, and more of them wrong",
             check=Bounds(least=2, most=10),
             metavar="N",
         ),
@@ -568,7 +568,7 @@ class FolderParams(Params):
         int,
         Option(
             group=FOLDERS,
-            help="recordings under way at once; the model is in memory once",
+            help="recordings transcribed at once; the model is in memory once",
             check=Bounds(least=1, most=256),
         ),
     ] = 1
