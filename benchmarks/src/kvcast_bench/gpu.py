@@ -211,7 +211,7 @@ def variants(
 
 
 def _conditional(decode: nn.Module, positions: int) -> nn.Module:
-    """Return `programs.whisper.Decode` over the same weights with torch.cond on a flag.
+    """Return `programs.whisper.WhisperDecode` over the same weights with torch.cond on a flag.
 
     Its cross-attention is `kvcast.conditional`'s, which takes an encoder's output [1, t, width] in
     place of a cross cache's key and value. The first call projects it and later ones read what that

@@ -57,7 +57,7 @@ def open_audio(source: AudioInput, name: str | None = None) -> AudioSource:
         source: a path, "-" for standard input, a binary file object (read from its start; it
             stays open), or an array [samples] of mono 16 kHz sound: floats with full scale 1.0, or
             signed integers with their type's full scale.
-        name: what messages call it; by default its own name.
+        name: its name in messages; by default its own name.
 
     Raises:
         InputMissingError: there is no such file.
@@ -174,7 +174,7 @@ def resampled(blocks: Iterable[NDArray[np.float32]], rate: int) -> Iterator[NDAr
 def _open_binary(
     source: str | os.PathLike[str] | BinaryIO, opened: contextlib.ExitStack
 ) -> tuple[str, BinaryIO]:
-    """Return the source's name in messages and a binary file; put what is opened on the stack."""
+    """Return the source's name in messages and a binary file; put opened files on the stack."""
     if source == "-":
         if sys.stdin is None:
             raise InputOutputError("standard input is closed")

@@ -255,7 +255,7 @@ class SpokenWindows(MelWindows):
             audio: the recording; closed when this is.
             n_mels: number of mel bands.
             listener: a new one, which tells speech from other sound.
-            params: what is speech.
+            params: the parameters of the detection.
             clips: parts of the recording that may be heard, in order and disjoint.
 
         Raises:

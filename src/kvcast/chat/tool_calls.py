@@ -63,7 +63,7 @@ class ToolForm:
     call: str
 
     def parser(self, names: Collection[str]) -> "ToolCallParser":
-        """Return a parser for one text; what calls no tool of these names is content."""
+        """Return a parser for one text; a call of any other tool is content."""
         return ToolCallParser(self, names)
 
     def enforced(self, tools: Sequence[Mapping[str, Any]]) -> tuple[EnforcedCall, ...]:
@@ -156,7 +156,8 @@ def _terms(text: str, markers: Sequence[str], special: Mapping[str, int]) -> str
 class ToolCallParser:
     """Tells content from calls in one text, however it is split into pieces.
 
-    White space around calls is left out. What only looks like a call is content, as it was written.
+    White space around calls is left out. Text that only looks like a call is content, as it was
+    written.
     """
 
     def __init__(self, form: ToolForm, names: Collection[str]) -> None:
@@ -171,7 +172,7 @@ class ToolCallParser:
         self._called: re.Match[str] | None = None
 
     def push(self, piece: str) -> list[str | ToolCall]:
-        """Take a piece; return what is certain now."""
+        """Take a piece; return the parts that are certain now."""
         self._text += piece
         return self._told(final=False)
 
@@ -290,7 +291,7 @@ def _refuse(constant: str) -> NoReturn:
 class _JsonEnd:
     """Finds where a JSON object or list ends, in a text that grows; looks at each character once.
 
-    What is no JSON has an end where its brackets are even.
+    Invalid JSON ends where its brackets are even.
     """
 
     _OUTSIDE = re.compile(r'["{}\[\]]')

@@ -45,7 +45,7 @@ def emit(text: str) -> None:
     A terminal is shown control characters as escapes: a model, or who made its files, may have put
     them there. Files and pipes get the text as it is.
 
-    Raises ClosedPipeError or OutputStreamError; what was not written yet is dropped.
+    Raises ClosedPipeError or OutputStreamError; unwritten output is dropped.
     """
     if sys.stdout is None:
         raise OutputStreamError("standard output is closed; give --output-dir or open it")

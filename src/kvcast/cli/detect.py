@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Listen to every input and return the exit code; raises what concerns all of them."""
+    """Listen to every input and return the exit code; raises errors that concern all of them."""
     recordings.check(args)
     params = keywords(args, LanguageParams)
     watcher = progress(quiet=args.quiet)

@@ -71,7 +71,7 @@ def _is_folder(source: str) -> bool:
 
 
 def run(folder: Path, args: argparse.Namespace) -> int:
-    """Transcribe a folder and return the exit code; raises what concerns all recordings."""
+    """Transcribe a folder and return the exit code; raises errors that concern all recordings."""
     from kvcast.whisper.folders.run import opened_run
 
     outputs = Outputs.chosen(
@@ -115,7 +115,7 @@ def run(folder: Path, args: argparse.Namespace) -> int:
 
 
 class _Course:
-    """Collects how the files of a folder end, and says why those fail that do."""
+    """Collects the results of a folder's files, and reports failures."""
 
     def __init__(
         self,

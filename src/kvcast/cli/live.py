@@ -136,7 +136,7 @@ class Intake:
         """Return all bytes that wait, with the times of their arrival; none when it is over.
 
         Raises:
-            InputOutputError: the stream cannot be read; first, what was read is returned.
+            InputOutputError: the stream cannot be read; first, samples that were read are returned.
 
         """
         with self._changed:
@@ -148,7 +148,7 @@ class Intake:
         return taken
 
     def stop(self) -> None:
-        """Read no more; what was read can still be taken."""
+        """Read no more; samples that were read can still be taken."""
         with self._changed:
             self.was_stopped = True
             self._changed.notify_all()

@@ -22,7 +22,7 @@ def opened(
     *,
     task: "Task | None" = None,
 ) -> "OpenedModel":
-    """Load a model, with a command's options; says what was opened on trust, unless quiet.
+    """Load a model, with a command's options; names a package opened on trust, unless quiet.
 
     The model must be for `task`, if one is named. `on_phase` is called with the phases of an
     export, if the model must be exported first.
@@ -43,7 +43,7 @@ def for_actor(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def drafted_by(args: argparse.Namespace, on_phase: OnPhase = ignore_phase, *, task: "Task") -> Any:
-    """Return what `--draft` names as Python takes it: a loaded model for a model's name.
+    """Return the value of `--draft` as Python takes it: a loaded model for a model's name.
 
     The model is opened with the options of the larger one.
     """

@@ -23,7 +23,7 @@ class Progress(Protocol):
     """Progress that a command reports."""
 
     def waiting(self, message: str) -> AbstractContextManager[Callable[[str], None]]:
-        """Show that something of unknown length is going on.
+        """Show work of unknown length.
 
         Yields what shows, behind the message, which part of it has begun.
         """
@@ -38,7 +38,7 @@ class Progress(Protocol):
         """Show one bar for several inputs of `size` bytes together."""
 
     def hidden(self) -> AbstractContextManager[None]:
-        """Take the bar off the terminal while something is printed there."""
+        """Take the bar off the terminal while text is printed there."""
 
     def aside(self) -> AbstractContextManager[None]:
         """Take the bar off the terminal while a line is written to standard error."""

@@ -1,4 +1,4 @@
-"""SIGTERM ends a command as Ctrl-C does: what is under way is cleaned up. Knows no command."""
+"""SIGTERM ends a command as Ctrl-C does: unfinished work is cleaned up. Knows no command."""
 
 import signal
 import threading

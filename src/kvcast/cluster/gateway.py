@@ -56,7 +56,7 @@ class Gateway:
     """An application that others compute."""
 
     def __init__(self, ask: Ask, timeout: float) -> None:
-        """Take who is asked, and for how many seconds an answer may not begin."""
+        """Take the application to ask, and the seconds within which an answer must begin."""
         self._ask = ask
         self._timeout = timeout
         self._under: set[asyncio.Future[None]] = set()

@@ -1,7 +1,7 @@
 """kvcast's application on a cluster's Ray Serve, which others may use as well.
 
 One command at a time serves from a cluster. It owns an actor that Ray ends with it, however it
-ends; what a killed command left is the next one's to remove. Serve is begun where it does not
+ends; the next command removes a killed one's application. Serve is begun where it does not
 run, and ended by who began it unless others have applications there. Knows no deployment.
 """
 
@@ -27,7 +27,7 @@ _PATIENCE = 30.0
 
 @contextlib.contextmanager
 def leased(params: ServeParams) -> Iterator[None]:
-    """Have Ray Serve listen at an address meanwhile; what is served there then is removed.
+    """Have Ray Serve listen at an address meanwhile; its application is removed then.
 
     Raises:
         UsageError: another command serves, or Serve runs elsewhere, or for others.

@@ -53,8 +53,8 @@ def mapped(
 
     Raises:
         UsageError: the cluster has no room for a process.
-        KvcastError: what Ray fails at.
-        Exception: what `make` or the function raises.
+        KvcastError: failures of Ray.
+        Exception: errors of `make` or of the function.
 
     """
     import ray.data

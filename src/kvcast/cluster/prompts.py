@@ -23,7 +23,7 @@ def answered(
     """Yield the answer to each prompt, in order.
 
     Args:
-        make: is called once in each process; returns what answers several prompts.
+        make: is called once in each process; returns the function that answers several prompts.
         prompts: of which each is answered once.
         keys: of each prompt its call and what it says, for `packed`.
         together: prompts that are answered in one call, at least, where there are so many.

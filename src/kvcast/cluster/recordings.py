@@ -35,7 +35,7 @@ def transcribed(
         jobs: the recordings; all machines see them at the same path.
         actors: processes at most.
         cores: of each.
-        on_runtime: is told what runs the model, before each outcome.
+        on_runtime: is called with the model's runtime, before each outcome.
 
     Raises as `kvcast.cluster.mapping.mapped`.
 

@@ -168,7 +168,7 @@ class Gateways:
         """Begin after the replicas, which are no concern of it."""
 
     async def drain(self, seconds: float) -> None:
-        """Refuse what comes, and return when nothing is under way."""
+        """Refuse new requests, and return when none is running."""
         await self.app.drain(seconds)
 
 
@@ -198,7 +198,7 @@ class Guarded:
         await self._app(scope, receive, send)
 
     async def drain(self, seconds: float) -> None:
-        """Refuse what comes, and return when nothing is under way, or after so long."""
+        """Refuse new requests, and return when none is running, or after so long."""
         await self._gateway.drain(seconds)
 
 
@@ -267,7 +267,7 @@ def _check_room(least: int, cores: int) -> None:
 
 
 def _run(application: Any) -> None:
-    """Deploy the application; raises KvcastError with what a replica failed at."""
+    """Deploy the application; raises KvcastError with a replica's failure."""
     from ray import serve as ray_serve
 
     try:

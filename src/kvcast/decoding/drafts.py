@@ -24,7 +24,7 @@ class Paired:
     Attributes:
         runtime: runs the model.
         family: the kind of model; those of one kind read the same prompts and inputs.
-        vocabulary: what its tokens say.
+        vocabulary: the text of its tokens.
         tokens: number of tokens to choose from; tables may be padded.
         longest: most positions of a sequence.
         chunk: most tokens of a prompt that it reads in one call; None is all.
@@ -47,7 +47,7 @@ class Paired:
 def speculations(draft: Any, larger: Paired) -> Speculations | None:
     """Return drafts for a model, or None without `draft`.
 
-    Raises UsageError for what cannot draft for it.
+    Raises UsageError for a model that cannot draft for it.
     """
     if draft is None:
         return None

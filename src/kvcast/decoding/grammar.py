@@ -108,7 +108,7 @@ def _checked(what: str, schema: JsonSchema) -> dict[str, Any]:
 def _prepared(what: str, part: Any) -> Any:
     """Return a part of a schema so that the library keeps it to the letter.
 
-    Raises UsageError for what it would not keep.
+    Raises UsageError for keywords that it would not keep.
     """
     if isinstance(part, list):
         return [_prepared(what, subschema) for subschema in part]

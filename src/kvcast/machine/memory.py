@@ -1,6 +1,6 @@
 """Memory: how much of it a process may still take, and arrays that take it as they are written.
 
-Knows nothing of what it is for.
+Knows no use of it.
 """
 
 import contextlib

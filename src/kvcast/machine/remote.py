@@ -97,7 +97,7 @@ class Local(Remote):
 
     @override
     def close(self) -> None:
-        """Leave the object to whoever else has it."""
+        """Release the object."""
 
 
 def _one_line(error: Exception) -> str:

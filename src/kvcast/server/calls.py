@@ -50,7 +50,7 @@ class Calls:
         Args:
             request: whose body was read.
             function: reads it, and calls its argument from time to time.
-            discard: takes what was read for nobody.
+            discard: takes a recording that nobody waits for.
 
         """
         return await self._attended(request, self._recordings, function, discard)

@@ -27,7 +27,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parsed(content: bytes | str) -> Any:
-    """Return a document; raises ValueError, which says what is wrong with it.
+    """Return a document; raises ValueError with the reason.
 
     Lone surrogates and numbers that are not finite are no JSON, and no answer could repeat them.
     """

@@ -108,7 +108,7 @@ def _kinds(error: BaseException) -> Iterator[Any]:
 
 
 def api_error(error: BaseException) -> ApiError:
-    """Return how a client is told of an error; what is no client's fault is logged."""
+    """Return how a client is told of an error; errors of the server are logged."""
     if isinstance(error, ApiError):
         return error
     made = next(_kinds(error), None)

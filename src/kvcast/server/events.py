@@ -58,7 +58,7 @@ async def streamed(
         told: the events of an item.
         end: the events of the result, and of how many of its prompt's tokens were found.
 
-    Raises what the job raises before its first item, and GoneError.
+    Raises the job's errors before its first item, and GoneError.
 
     """
     first = await calls.unless_gone(request, job.arrived(), job.cancel)

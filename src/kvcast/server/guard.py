@@ -251,7 +251,7 @@ class _Body:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        """Receive the next part; raises ApiError for what is refused."""
+        """Receive the next part; raises ApiError for a refused body."""
         if self.whole:
             return await self._receive()
         left = self._began + self._seconds - time.monotonic()

@@ -1,6 +1,6 @@
 """Metrics for Prometheus.
 
-What vLLM measures, too, has vLLM's names, so that dashboards made for it work; the rest begins with
+Metrics that vLLM has, too, have vLLM's names, so that its dashboards work; the rest begins with
 `kvcast:`. Knows no endpoint.
 """
 

@@ -32,7 +32,7 @@ class State:
     async def write(
         self, request: Request, served: Served, prompt: Callable[[], Any], options: dict[str, Any]
     ) -> Job[Any, Any]:
-        """Begin texts; raises what makes the prompt raises, and as `Calls.begin`."""
+        """Begin texts; raises the errors of the prompt's maker, and as `Calls.begin`."""
         job = await self.calls.begin(request, served.engine, prompt, options)
         self.metrics.watch(served.name, job)
         return job

@@ -54,7 +54,7 @@ class SpokenTurn:
         item: its id.
         asked: how it is transcribed.
         samples: so far.
-        text: so far; what was told of it never changes.
+        text: so far; deltas never change.
         dropped: whether nobody wants it any more.
         error: why it has no text, or no more of it.
 
@@ -118,7 +118,7 @@ class TurnTranscriber:
         """Prepare.
 
         Args:
-            opening: returns what hears as a client asks for it.
+            opening: returns the stretch that a client's settings ask for.
             step: seconds of new sound that are worth a hypothesis.
 
         """
@@ -130,7 +130,7 @@ class TurnTranscriber:
         self._asked: TranscriptionSettings | None = None
 
     def add(self, turn: SpokenTurn) -> None:
-        """Let a turn be heard, after those before it."""
+        """Queue a turn, after the turns before it."""
         self._turns.append(turn)
 
     @property

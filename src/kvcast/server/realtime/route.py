@@ -93,7 +93,7 @@ class _Ears:
         self.give_up = self._asker.give_up
 
     def open(self, asked: TranscriptionSettings) -> Stretch:
-        """Return what hears as a client asks for it; raises for what cannot be served."""
+        """Return the stretch that a client's settings ask for; raises for what cannot be served."""
         served = self._models.listening(asked.model or self.model)
         params = LiveParams(
             language=asked.language or None,
@@ -126,7 +126,7 @@ class _Talk:
         self._in_vain: anyio.Event | None = None
 
     async def run(self, give_up: Callable[[], None]) -> None:
-        """Go on until the client leaves; `give_up` ends what is being heard then."""
+        """Go on until the client leaves; `give_up` ends a running transcription then."""
         await self._send([self._session.greeting])
         async with anyio.create_task_group() as tasks:
 

@@ -85,11 +85,9 @@ class Session:
     ) -> None:
         """Begin.
 
-        Args:
-            opening: returns what hears as a client asks for it; raises for what cannot be served.
-            listener: returns what tells speech from other sound.
-            model: that is used until the client names another.
-            longest: seconds of a turn.
+        Args: opening: returns the stretch that a client's settings ask for; raises for what cannot
+        be served. listener: returns the detector of speech. model: that is used until the client
+        names another. longest: seconds of a turn.
 
         """
         self._opening = opening

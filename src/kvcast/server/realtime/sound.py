@@ -53,7 +53,7 @@ class SessionSound:
         return self._resampled(samples / _FULL_SCALE)
 
     def finish(self) -> Samples:
-        """Return the resampler's rest of the sound so far; what comes next is other sound."""
+        """Return the resampler's rest of the sound so far; the next samples begin another sound."""
         rest = self._resampled(np.empty(0, np.float32), last=True)
         self._held, self._resampler = b"", self._opened()
         return rest

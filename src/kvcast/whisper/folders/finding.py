@@ -52,7 +52,7 @@ class Found:
 
     Attributes:
         recordings: in the order of their paths, folder by folder.
-        problems: what could not be looked at.
+        problems: files and folders that could not be read.
         links: links to folders, which were not followed.
         older: how many recordings were left out because they are not newer.
 
@@ -127,7 +127,7 @@ def instant_ns(newer: str) -> int:
 def _paths(
     folder: Path, recursive: bool, besides: Path, problems: list[Problem], links: list[str]
 ) -> Iterator[str]:
-    """Yield the paths of all files; adds what could not be read, and links to folders."""
+    """Yield the paths of all files; adds unreadable folders, and links to folders."""
     relative = _relative_to(folder)
 
     def unreadable(error: OSError) -> None:

@@ -114,7 +114,7 @@ def opened_run(
     Args:
         folder: of the recordings.
         output: for the transcripts; exists.
-        params: which recordings to take, and whether those done before are kept.
+        params: the choice of recordings, and whether finished ones are kept.
         options: stands for all options that decide what a transcript holds.
 
     Raises:
@@ -130,11 +130,11 @@ class FolderRun:
     """One run over a folder: its recordings and their outcomes.
 
     Attributes:
-        found: what the folder holds.
+        found: the folder's contents.
         waiting: recordings that are to be transcribed, in order.
-        kept: results of those that need not be.
-        problems: results of what could not be looked at.
-        tried_again: how many of those that wait have failed before.
+        kept: results of recordings that are kept.
+        problems: results of files and folders that could not be read.
+        tried_again: how many of the waiting ones have failed before.
         damaged: lines of the journal that could not be read.
 
     """
