@@ -229,7 +229,7 @@ def test_a_recording_that_was_only_touched_is_kept_and_looked_into_once(model, f
     os.utime(folder / "a.wav", ns=(1, 1))
     assert transcribe(folder, "--resume", "-q") == 0
     assert model.taken(folder) == []
-    monkeypatch.setattr("kvcast.whisper.folders.run.Recording.at", None)
+    monkeypatch.setattr("kvcast.whisper.folders.run.RecordingFile.at", None)
     (folder / "a.wav").write_text("b")  # as large, and as old: taken for the same
     os.utime(folder / "a.wav", ns=(1, 1))
     assert transcribe(folder, "--resume", "-q") == 0
