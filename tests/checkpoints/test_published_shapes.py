@@ -21,7 +21,7 @@ FINE_TUNED = replace(
 )
 ENGLISH_FINE_TUNED = replace(FINE_TUNED, n_mels=80, languages=0)
 SHAPES = {**PUBLISHED, "fine-tuned": FINE_TUNED, "fine-tuned.en": ENGLISH_FINE_TUNED}
-QUICK = ("distil-small.en", "fine-tuned", "fine-tuned.en")
+QUICK = ("fine-tuned", "fine-tuned.en")
 
 
 def tokenizer_of(checkpoint: WhisperCheckpoint) -> WhisperTokenizer:

@@ -35,6 +35,14 @@ def _no_gradients():
         yield
 
 
+# torch.export takes seconds a model: the one with sources of one length, and one with a mask.
+export_few = pytest.mark.parametrize(
+    "stock",
+    ["whisper", "t5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bart", "marian"))],
+    indirect=True,
+)
+
+
 @pytest.fixture(scope="module", params=sorted(MODELS))
 def stock(request):
     return random_model(request.param)
@@ -75,6 +83,7 @@ def test_fewer_rows_and_shorter_sources_than_there_is_place_for(stock, swapped):
         assert_as_stock(Decoder(*swapped), stock, sources(positions=5))
 
 
+@export_few
 def test_an_exported_program_has_its_reset(stock, exported):
     program = exported.module()
     assert_as_stock(program, stock, sources())
@@ -83,6 +92,7 @@ def test_an_exported_program_has_its_reset(stock, exported):
         assert_as_stock(program, stock, sources(positions=5))
 
 
+@export_few
 def test_an_exported_program_projects_in_one_branch_alone(exported):
     graph = exported.graph_module
     conditionals = [node for node in graph.graph.nodes if str(node.target) == "cond"]
@@ -106,6 +116,7 @@ def test_a_missing_reset_is_an_error(swapped):
         run(steps()[0], second, SAME)
 
 
+@export_few
 def test_a_missing_reset_gives_an_exported_programs_rows_nan(stock, exported):
     run = exported.module()
     first, second = sources()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from kit.dimensions import SMALL
 from kit.models import family_name, random_programs
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.packages import describe_packages
@@ -22,6 +23,7 @@ from kvcast.checkpoints.source import locate
 from kvcast.loading.families import family_of
 from kvcast.loading.opening import _exported_once
 from kvcast.loading.params import LoadParams
+from kvcast.runtimes.onnx import lower_whisper
 from kvcast.runtimes.target import BuildOptions, LoweringJob
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import BundlePrecision
@@ -109,6 +111,21 @@ def write(
         )
         describe_packages(staging, manifest)
         return seal(staging, manifest)
+
+
+def int8_cross_caches() -> Path:
+    """Return SMALL's bundle of which only the cross caches are int8; nobody may change it.
+
+    int8 matrices have one scale for all that they multiply, which would hide what caches do.
+    """
+
+    def make(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            for function in ("quantize_matrices", "quantize_table"):
+                patch.setattr(lower_whisper, function, lambda *_, **__: None)
+            write(random_programs(SMALL), folder, "int8")
+
+    return once("onnx-int8-cross-caches", make)
 
 
 def exported(model: str, runtime: str = "onnx", **precision: str) -> Path:

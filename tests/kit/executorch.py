@@ -29,8 +29,10 @@ MODELS: Mapping[str, Any] = {
     "decoder": MIXED,
     "unilm": replace(ROFORMER, layers=1),
 }
-# Its difference from the other is two lines of a lowering.
-CROSS_BIASED = pytest.param("cross-biased t5", marks=pytest.mark.slow)
+# Lowering takes seconds: an encoder-decoder and a decoder are lowered always, the others seldom.
+T5, CROSS_BIASED, UNILM = (
+    pytest.param(name, marks=pytest.mark.slow) for name in ("t5", "cross-biased t5", "unilm")
+)
 
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "executorch"

@@ -91,8 +91,15 @@ def fond_of_added_tokens(shape: Shape, words: list[int]) -> "torch.nn.Module":
     return model
 
 
-@pytest.mark.parametrize("languages", [0, 100])
-@pytest.mark.parametrize("layout", ["hugging_face", "ctranslate2"])
+@pytest.mark.parametrize(
+    ("layout", "languages"),
+    [
+        ("hugging_face", 0),
+        ("ctranslate2", 100),
+        pytest.param("hugging_face", 100, marks=pytest.mark.slow),
+        pytest.param("ctranslate2", 0, marks=pytest.mark.slow),
+    ],
+)
 def test_added_words_are_heard_and_nothing_else_that_was_added(
     tmp_path: Path, languages: int, layout: str
 ):

@@ -18,6 +18,8 @@ SEARCHES = {
     "beam 5 without timestamps": DecodingOptions(beam=5, timestamps=False),
 }
 
+SLOW = [("001", "greedy"), ("005", "beam 5 without timestamps")]
+
 
 def first_window(samples: Samples) -> Float32:
     with open_features(samples, 80) as windows:
@@ -48,11 +50,11 @@ def forced(
     ("recording", "search"),
     [
         ("004", "beam 5"),
-        pytest.param("example", "beam 5", marks=pytest.mark.slow),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in product(["001", "004", "005"], SEARCHES)
-            if case != ("004", "beam 5")
+            pytest.param(*case, marks=pytest.mark.soak)
+            for case in product(["001", "004", "005", "example"], SEARCHES)
+            if case not in [("004", "beam 5"), *SLOW]
         ),
     ],
 )

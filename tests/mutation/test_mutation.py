@@ -14,8 +14,9 @@ from mutation.runner import OUTCOMES, Case, run
 from mutation.whole import FORMATS
 
 SEED = 20_260
+CASES = 60
 # Packages that were not opened before are opened in a child process, which imports torch.
-CASES = {"pte": 4, "pte manifest": 15, "pt2": 4, "pt2 weights": 3, "pt2 manifest": 12}
+FEWER = {"pte": 3, "pte manifest": 6, "pt2": 3, "pt2 weights": 3, "pt2 manifest": 6}
 SECONDS = 300  # for a machine that is busy: what hangs does so for ever
 
 
@@ -32,10 +33,12 @@ def outcomes(name: str, cases: int) -> list[Case]:
     return list(run(name, samples, SEED, range(cases), SECONDS))
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "times", [pytest.param(1, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_damaged_file_is_read_or_refused_in_one_line(name: str):
-    cases = outcomes(name, CASES.get(name, 300))
+def test_a_damaged_file_is_read_or_refused_in_one_line(name: str, times: int):
+    cases = outcomes(name, times * FEWER.get(name, CASES))
     assert [case for case in cases if not case.well] == []
     found = {case.outcome for case in cases}
     assert "refused" in found

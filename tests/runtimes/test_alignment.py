@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.bundles import open_folder, opened, write
+from kit.bundles import int8_cross_caches, open_folder, opened
 from kit.dimensions import SMALL, SMALL_T5
 from kit.encoded import encoded, random_tokens, stepped
 from kit.executorch import WHISPER
@@ -13,7 +13,6 @@ from kit.models import random_programs, speech, text
 from kit.openai_whisper import centred, openai_attention
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Asked, EncoderDecoder, Float32, Int64
-from kvcast.runtimes.onnx import lower_whisper as onnx_whisper
 
 TOLERANCE = 1e-3
 RUNTIMES = {
@@ -118,12 +117,9 @@ def test_scores_are_eagers_as_they_are(name: str, runtime: EncoderDecoder):
     np.testing.assert_allclose(*scores, atol=TOLERANCE)
 
 
-def test_int8_keys_give_their_channels_back(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+def test_int8_keys_give_their_channels_back():
     """Only cross caches are int8 here, of inputs whose channels differ, in slots apart."""
-    for function in ("quantize_matrices", "quantize_table"):
-        monkeypatch.setattr(onnx_whisper, function, lambda *_, **__: None)
-    write(random_programs(SMALL), tmp_path / "bundle", "int8")
-    runtime, eager = open_folder(tmp_path / "bundle"), opened(SMALL, runtime="eager")
+    runtime, eager = open_folder(int8_cross_caches()), opened(SMALL, runtime="eager")
     features = speech(3, 10)[0] * np.array([0.05, 1, 10], np.float32)[:, None, None]
     (tokens_s,) = random_tokens(1, 12, seed=11)
     cache = runtime.new_cache(3, 32, inputs=3)

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kit.bundles import opened
 from kit.dimensions import SMALL, SMALL_T5
 from kit.encoded import VOCAB, Source, encoded, one_of
+from kit.examples import EXAMPLES, EXAMPLES_OF_INT8
 from kit.models import Subject, speech, text
 from kvcast.runtimes.base import EncoderDecoder
 
@@ -155,12 +156,12 @@ def _sources(subject: Subject) -> list[Source]:
     return [subject.source(batch, seed) for seed in range(3) for batch in BATCHES]
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", EXAMPLES)
 def test_cache_follows_recomputation(subject: Subject, examples: int) -> None:
     _drive(subject.runtime, _sources(subject), examples)
 
 
-@pytest.mark.parametrize("examples", [4, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", EXAMPLES_OF_INT8)
 @pytest.mark.parametrize("dimensions", [SMALL, SMALL_T5], ids=["whisper", "t5"])
 def test_int8_caches_follow_recomputation_as_well(dimensions: Any, examples: int) -> None:
     """On kvcast's own kernels a row does not round otherwise for its neighbours."""

@@ -27,21 +27,18 @@ from kvcast.runtimes.aoti import lowering as aoti
 from kvcast.runtimes.aoti.runtime import in_torchs_memory
 from kvcast.runtimes.base import Float32
 
-pytestmark = pytest.mark.slow  # compiling takes long
-
 # Sizes that are awkward for all kernels.
 RANDOM: Mapping[str, Any] = {
     "whisper": replace(SMALL, decoder_layers=1, vocab_size=301, alignment_heads=((0, 2),)),
     "decoder": replace(GEMMA3, windows=(5,), vocab_size=161),
     "unilm": replace(ROFORMER, layers=1, vocab_size=161),
 }
+# Compiling takes long. Of int4, which is in kvcast's own kernels, test_aoti_packed holds products.
 CASES = [
-    ("decoder", "int8"),
-    ("whisper", "int8"),
-    ("t5", "int8"),
-    ("unilm", "none"),
-    ("decoder", "int4"),
+    pytest.param(case, marks=pytest.mark.slow)
+    for case in (("decoder", "int8"), ("whisper", "int8"), ("t5", "int8"), ("unilm", "none"))
 ]
+CASES += [pytest.param(("decoder", "int4"), marks=pytest.mark.soak)]
 
 
 @dataclass(frozen=True)

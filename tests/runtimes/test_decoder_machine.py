@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kit.bundles import opened
 from kit.dimensions import GEMMA3
+from kit.examples import EXAMPLES, EXAMPLES_OF_INT8
 from kvcast.runtimes.base import Runtime
 
 VOCAB, CAPACITY, ROWS = 160, 40, 3
@@ -105,13 +106,13 @@ class DecoderMachine(RuleBasedStateMachine):
             np.testing.assert_allclose(row_logits, whole[0], atol=1e-4)
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("name", ["eager", "onnx", "native"])
 def test_no_sequence_of_calls_leads_to_other_logits(name, examples):
     drive(opened(GEMMA3, runtime=name), opened(GEMMA3, runtime="eager"), examples)
 
 
-@pytest.mark.parametrize("examples", [4, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", EXAMPLES_OF_INT8)
 def test_int8_caches_hold_what_they_were_given(examples):
     """On kvcast's own kernels chunks and neighbours round alike: a fresh cache is the reference."""
     runtime = opened(GEMMA3, runtime="native", cache="int8")

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 import kvcast
-from kit.bundles import exported
+from kit.bundles import bundle, exported
+from kit.dimensions import SMALL
 from kit.written_dates import dates_split, write_date
 from kvcast.bundle.manifest import MANIFEST, read_bundle
 from kvcast.bundle.packages import read_on_trust
@@ -20,34 +21,41 @@ from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def compiled():
+    return bundle(SMALL, runtime="aoti")
+
+
+@pytest.fixture
+def compiled_demo():
     return exported("demo-t5", "aoti", quantize="none")
 
 
-def test_a_compiled_bundle_is_proven_and_writes_the_right_dates(compiled):
-    record = read_bundle(compiled).verification
+@pytest.mark.slow
+def test_a_compiled_bundle_is_proven_and_writes_the_right_dates(compiled_demo):
+    record = read_bundle(compiled_demo).verification
     assert record["tokens_equal"] == record["tokens"] > 0
     _, held_back = dates_split()
     days = held_back[:: len(held_back) // 40]
-    model = kvcast.load(compiled, threads=1)
+    model = kvcast.load(compiled_demo, threads=1)
     for beam in (1, 3):
         texts = model.generate([write_date(day, "{d} {month} {y}") for day in days], beam=beam)
         assert [text.text for text in texts] == [day.isoformat() for day in days]
 
 
-def test_what_is_trusted_runs_and_is_told(compiled, tmp_path, capsys):
-    unvouched = shutil.copytree(compiled, tmp_path / "unvouched")
+@pytest.mark.slow
+def test_what_is_trusted_runs_and_is_told(compiled_demo, tmp_path, capsys):
+    unvouched = shutil.copytree(compiled_demo, tmp_path / "unvouched")
     (unvouched / MANIFEST).unlink()
     described = read_on_trust(unvouched / PACKAGE)
-    assert described == replace(read_bundle(compiled), verification={})
+    assert described == replace(read_bundle(compiled_demo), verification={})
     words = ["generate", "3 March 2021", "--trust", "--model"]
     for model in (unvouched, unvouched / PACKAGE):
         assert main([*words, str(model)]) == 0
         printed = capsys.readouterr()
         assert printed.out == "2021-03-03\n"
         assert "model.pt2 is opened on trust: there is no bundle.json to verify it" in printed.err
-    assert main([*words, str(compiled), "--quantize", "none"]) == 0
+    assert main([*words, str(compiled_demo), "--quantize", "none"]) == 0
     assert "trust" not in capsys.readouterr().err
 
 
@@ -109,7 +117,7 @@ def test_without_a_cuda_device_nothing_that_was_compiled_for_one_is_loaded(compi
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     manifest = replace(read_bundle(compiled), device="cuda")
     with pytest.raises(KvcastError, match="compiled for a CUDA device, and there is none here"):
-        TARGETS["aoti"].open("t5", compiled, manifest, 1)
+        TARGETS["aoti"].open("whisper", compiled, manifest, 1)
 
 
 def test_quantised_matrices_on_a_cuda_device_are_refused_before_a_model_is_looked_for(tmp_path):

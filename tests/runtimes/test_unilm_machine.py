@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kit.bundles import opened
 from kit.dimensions import ROFORMER
+from kit.examples import EXAMPLES
 from kit.models import random_programs
 from kvcast.models.programs.unilm import UnilmPrograms
 from kvcast.runtimes.base import Runtime
@@ -96,7 +97,7 @@ class UnilmMachine(RuleBasedStateMachine):
             np.testing.assert_allclose(row_logits[0], self.programs.whole(*pasts)[-1], atol=1e-4)
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("name", ["eager", "onnx", "native"])
 def test_no_sequence_of_calls_leads_to_other_logits(name, examples):
     class Machine(UnilmMachine):

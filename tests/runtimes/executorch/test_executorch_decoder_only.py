@@ -99,6 +99,7 @@ def test_the_caller_in_cpp_writes_the_same_tokens(tmp_path: Path) -> None:
     assert list(map(int, done.stdout.split())) == expected[: min([steps, *ends])]
 
 
+@pytest.mark.slow
 def test_a_unilm_writes_and_embeds_as_eager_does() -> None:
     runtime, eager = (opened(MODELS["unilm"], runtime=name) for name in ("executorch", "eager"))
     sources = [np.arange(9), np.array([3, 1, 4])]

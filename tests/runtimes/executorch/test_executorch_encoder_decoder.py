@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kit.bundles import NEEDED, SPECIAL_TOKENS, bundle, opened
 from kit.encoded import encoded, random_tokens, stepped, whole
-from kit.executorch import CROSS_BIASED, FILE, MODELS, WHISPER, built
+from kit.executorch import CROSS_BIASED, FILE, MIXED, MODELS, T5, WHISPER, built
 from kit.models import speech, text
 from kvcast.bundle.manifest import MANIFEST, read_bundle
 from kvcast.bundle.packages import read_on_trust
@@ -31,7 +31,7 @@ _SOURCES: dict[str, Callable[[int, int], Sequence[NDArray[Any]]]] = {
 }
 
 
-@pytest.fixture(params=["whisper", "t5", CROSS_BIASED])
+@pytest.fixture(params=["whisper", T5, CROSS_BIASED])
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -234,7 +234,7 @@ def _changed(content: bytes) -> bytes:
 
 
 def _foreign(content: bytes) -> bytes:
-    return (bundle(MODELS["t5"], runtime="executorch") / FILE).read_bytes()[: len(content)]
+    return (bundle(MIXED, runtime="executorch") / FILE).read_bytes()[: len(content)]
 
 
 @pytest.mark.parametrize("damage", [_cut, _changed, _foreign])
@@ -266,6 +266,7 @@ def test_a_file_that_is_none_of_executorchs_is_one_line(tmp_path: Path) -> None:
         Methods(path, threads=1)
 
 
+@pytest.mark.slow
 def test_a_source_that_is_too_long_is_one_line() -> None:
     long = np.zeros((1, 600), np.int64), np.array([600], np.int32)
     with pytest.raises(KvcastError, match="600 tokens and the bundle takes up to 512"):

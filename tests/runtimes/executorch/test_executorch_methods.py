@@ -13,7 +13,7 @@ import pytest
 from kit.bundles import SPECIAL_TOKENS, bundle, opened, write
 from kit.dimensions import GEMMA3, MIXTRAL
 from kit.encoded import encoded
-from kit.executorch import CROSS_BIASED, FILE, MIXED, MODELS, WHISPER
+from kit.executorch import CROSS_BIASED, FILE, MIXED, MODELS, T5, UNILM, WHISPER
 from kit.models import random_programs, speech
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
@@ -81,7 +81,9 @@ def _calls(plan: Any) -> list[tuple[str, list[int]]]:
     "name",
     [
         "whisper",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("t5", "decoder", "unilm")),
+        T5,
+        pytest.param("decoder", marks=pytest.mark.slow),
+        UNILM,
         CROSS_BIASED,
     ],
 )
@@ -106,7 +108,7 @@ def test_a_step_copies_no_cache_and_projects_none(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", ["whisper", "t5", CROSS_BIASED])
+@pytest.mark.parametrize("name", ["whisper", T5, CROSS_BIASED])
 def test_a_step_multiplies_by_each_cross_cache_once_and_does_nothing_else_with_it(
     name: str, tmp_path: Path
 ) -> None:
@@ -153,7 +155,7 @@ def test_a_ring_has_a_window_and_a_chunk_of_slots_however_long_the_text() -> Non
     assert linear.shape_dynamism == TensorShapeDynamism.DYNAMIC_BOUND
 
 
-@pytest.mark.parametrize("name", ["whisper", "t5", "decoder"])
+@pytest.mark.parametrize("name", ["whisper", T5, "decoder"])
 def test_a_caller_finds_what_it_must_know_in_the_file_in_the_bundle_and_on_the_page(
     name: str,
 ) -> None:

@@ -29,7 +29,7 @@ from runtimes.native.guarded import guarded
 SETS = instruction_sets()
 DIMS = st.sampled_from([2, 8, 16, 20, 34, 48, 64, 80, 96, 128])
 NUMBERS = st.sampled_from([np.float32, np.float16, np.int8])
-few = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 each_set = pytest.mark.parametrize("instructions", SETS)
 

@@ -1,6 +1,7 @@
 """The same bits whichever compiler made the library; instruction sets of other processors.
 
-Those run under qemu, which has processors with and without each of the extensions.
+Those run under qemu, which has processors with and without each of the extensions. Each compiler
+takes half a minute for the library and the emulator is slow, so the slow part has one of both.
 """
 
 import platform
@@ -11,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from runtimes.native.drivers import compile_programs
-
-pytestmark = pytest.mark.slow
 
 PROGRAMS = ("driver.cpp", "oracle.cpp", "operations_oracle.cpp")
 
@@ -57,6 +56,7 @@ def held(*command: str | Path, trials: int) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_every_instruction_set_has_a_digest(expected: dict[str, str]) -> None:
     assert "plain" in expected
     # It has AVX2's floats, and integers are exact in all sets.
@@ -65,13 +65,17 @@ def test_every_instruction_set_has_a_digest(expected: dict[str, str]) -> None:
     assert len(set(others)) == len(others)
 
 
+@pytest.mark.parametrize(
+    "trials", [pytest.param(20, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.soak)]
+)
 def test_every_instruction_set_agrees_with_plain(
-    programs: list[Path], expected: dict[str, str]
+    trials: int, programs: list[Path], expected: dict[str, str]
 ) -> None:
     for oracle in programs[1:]:
-        assert held(oracle, trials=100) == list(expected)
+        assert held(oracle, trials=trials) == list(expected)
 
 
+@pytest.mark.soak
 def test_another_compiler_that_optimises_less_gives_the_same_bits(
     expected: dict[str, str], tmp_path: Path
 ) -> None:
@@ -79,12 +83,14 @@ def test_another_compiler_that_optimises_less_gives_the_same_bits(
     assert digests(driver) == expected
 
 
+@pytest.mark.slow
 @needs_qemu
 def test_arm_gives_the_same_bits(expected: dict[str, str], arm_digests: dict[str, str]) -> None:
     assert arm_digests["plain"] == expected["plain"]
     assert arm_digests["neon"] == arm_digests["neon_i8mm"]
 
 
+@pytest.mark.soak
 @needs_qemu
 def test_another_compiler_gives_the_same_bits_on_arm(
     arm_digests: dict[str, str], tmp_path: Path
@@ -96,20 +102,22 @@ def test_another_compiler_gives_the_same_bits_on_arm(
 
 @needs_qemu
 @pytest.mark.parametrize(
-    ("processor", "sets"),
+    ("processor", "sets", "trials"),
     [
-        ("cortex-a72", ["plain"]),
-        ("neoverse-n1", ["plain", "neon"]),
-        ("max", ["plain", "neon", "neon_i8mm"]),
+        pytest.param("max", ["plain", "neon", "neon_i8mm"], 3, marks=pytest.mark.slow),
+        pytest.param("cortex-a72", ["plain"], 15, marks=pytest.mark.soak),
+        pytest.param("neoverse-n1", ["plain", "neon"], 15, marks=pytest.mark.soak),
+        pytest.param("max", ["plain", "neon", "neon_i8mm"], 15, marks=pytest.mark.soak),
     ],
 )
 def test_an_arm_processor_takes_what_it_has_and_agrees_with_plain(
-    arm_programs: list[Path], processor: str, sets: list[str]
+    arm_programs: list[Path], processor: str, sets: list[str], trials: int
 ) -> None:
     for oracle in arm_programs[1:]:
-        assert held("qemu-aarch64", "-cpu", processor, oracle, trials=15) == sets
+        assert held("qemu-aarch64", "-cpu", processor, oracle, trials=trials) == sets
 
 
+@pytest.mark.slow
 @needs_qemu
 @needs_x86
 def test_a_processor_without_avx_gives_the_same_bits(
@@ -120,6 +128,7 @@ def test_a_processor_without_avx_gives_the_same_bits(
     assert found == {"plain": expected["plain"]}
 
 
+@pytest.mark.slow
 @needs_qemu
 @needs_x86
 @pytest.mark.parametrize(

@@ -15,6 +15,11 @@ from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
 from kvcast.runtimes.native.programs import Program
 from kvcast.runtimes.targets import TARGETS
 
+# Gemma's layers do all that Llama's do.
+each_decoder = pytest.mark.parametrize(
+    "name",
+    [pytest.param("llama", marks=pytest.mark.slow), "gemma", "one long head", "mixtral"],
+)
 SOURCES = {SMALL: speech, SMALL_T5: text}
 DECODERS = {
     "llama": LLAMA,
@@ -74,7 +79,7 @@ def test_inputs_and_rows_beside_it_change_nothing(
         np.testing.assert_array_equal(in_chunks(runtime, alone, given[row], 0, 9), together[row])
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@each_decoder
 def test_chunks_change_nothing(name: str, precision: dict[str, str]) -> None:
     runtime: Runtime = opened(DECODERS[name], runtime="native", **precision)
     tokens_s = np.random.default_rng(1).integers(0, 160, 40)
@@ -97,7 +102,7 @@ def test_threads_change_nothing(precision: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("quantize", "most"), [("int8", 0.05), ("int4", 0.5)])
-@pytest.mark.parametrize("name", DECODERS)
+@each_decoder
 def test_quantised_stays_near_fp32(name: str, quantize: str, most: float) -> None:
     runtimes = [opened(DECODERS[name], scheme, "native") for scheme in ("none", quantize)]
     tokens_s = np.random.default_rng(3).integers(0, 160, 30)
@@ -107,7 +112,7 @@ def test_quantised_stays_near_fp32(name: str, quantize: str, most: float) -> Non
     assert 0 < np.median(error_s) < most
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@each_decoder
 def test_int8_caches_stay_near_fp32(name: str) -> None:
     runtimes = [opened(DECODERS[name], runtime="native", cache=cache) for cache in ("fp32", "int8")]
     tokens_s = np.random.default_rng(3).integers(0, 160, 30)

@@ -7,23 +7,29 @@ import pytest
 
 from runtimes.native.drivers import compile_programs
 
-pytestmark = pytest.mark.slow
-
 DRIVER, ORACLES = "driver.cpp", ("oracle.cpp", "operations_oracle.cpp")
-TRIALS = "12"
+
+
+ADDRESSES = "address,undefined,float-cast-overflow"
 
 
 @pytest.mark.parametrize(
-    ("sanitizers", "oracles"),
-    [("address,undefined,float-cast-overflow", ORACLES), ("thread", ORACLES[1:])],
+    ("sanitizers", "oracles", "seeds", "trials"),
+    [
+        pytest.param(ADDRESSES, ORACLES, "0", 4, marks=pytest.mark.slow),
+        pytest.param(ADDRESSES, ORACLES, "01", 12, marks=pytest.mark.soak),
+        pytest.param("thread", ORACLES[1:], "01", 12, marks=pytest.mark.soak),
+    ],
 )
-def test_nothing_is_found(sanitizers: str, oracles: tuple[str, ...], tmp_path: Path) -> None:
+def test_nothing_is_found(
+    sanitizers: str, oracles: tuple[str, ...], seeds: str, trials: int, tmp_path: Path
+) -> None:
     options = ("-g1", "-O1", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all")
     driver, *others = compile_programs(("g++", *options), tmp_path, (DRIVER, *oracles))
-    for seed in ("0", "1"):
+    for seed in seeds:
         assert said(driver, seed) == ["done"]
         for oracle in others:
-            assert said(oracle, seed, TRIALS)[0] == "plain"
+            assert said(oracle, seed, str(trials))[0] == "plain"
 
 
 def said(*command: str | Path) -> list[str]:

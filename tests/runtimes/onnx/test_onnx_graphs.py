@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from kit import bundles
-from kit.bundles import open_folder, opened, write
+from kit.bundles import int8_cross_caches, open_folder, opened
 from kit.dimensions import SMALL
 from kit.encoded import encoded, random_tokens, stepped, whole
 from kit.models import random_programs
@@ -18,7 +18,6 @@ from kvcast.bundle.manifest import ALIGNMENT_QUERIES
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.models.programs.whisper import WhisperPrograms
 from kvcast.runtimes.base import Float32
-from kvcast.runtimes.onnx import lower_whisper as onnx_whisper
 from kvcast.runtimes.onnx.quantize import to_int8_columns
 from kvcast.runtimes.onnx.runtime import OnnxEncoderDecoder
 
@@ -152,12 +151,8 @@ def test_graphs_carry_no_paths(bundle: Path) -> None:
 
 
 @pytest.fixture
-def cross_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OnnxEncoderDecoder:
-    """Only its cross caches are int8: int8 matrices have one scale for all that they multiply."""
-    for function in ("quantize_matrices", "quantize_table"):
-        monkeypatch.setattr(onnx_whisper, function, lambda *_, **__: None)
-    write(random_programs(SMALL), tmp_path / "bundle", "int8")
-    return open_folder(tmp_path / "bundle")
+def cross_runtime() -> OnnxEncoderDecoder:
+    return open_folder(int8_cross_caches())
 
 
 def test_many_queries_read_an_int8_cache_as_few_do(cross_runtime: OnnxEncoderDecoder) -> None:

@@ -113,7 +113,11 @@ def correlations(programs, candidate):
 )
 @pytest.mark.parametrize(
     ("quantize", "cache", "least"),
-    [("int8", "fp32", 0.99), ("int4", "fp32", 0.8), ("none", "int8", 0.99)],
+    [
+        ("int8", "fp32", 0.99),
+        pytest.param("int4", "fp32", 0.8, marks=pytest.mark.slow),
+        pytest.param("none", "int8", 0.99, marks=pytest.mark.slow),
+    ],
 )
 def test_quantised_models_follow_fp32(dimensions, quantize, cache, least):
     candidate = opened(dimensions, quantize, cache=cache)
