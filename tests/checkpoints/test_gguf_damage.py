@@ -17,7 +17,8 @@ from kvcast.errors import InputOutputError
 
 # Memory that reading may take beyond the file's size; a wrong header could ask for any amount.
 ROOM = 8 << 20
-LIES = [0, 1, 33, 2**32 - 1, 2**40, 2**64 - 1]
+LIES = [0, 33, 2**64 - 1]
+MORE_LIES = [1, 2**32 - 1, 2**40]
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +109,14 @@ def numbers_in_header(contents):
     return places
 
 
-def test_every_number_that_lies_is_read_or_one_line_and_takes_no_memory(whole, tmp_path):
+@pytest.mark.parametrize("lies", [LIES, pytest.param(MORE_LIES, marks=pytest.mark.slow)], ids=str)
+def test_every_number_that_lies_is_read_or_one_line_and_takes_no_memory(whole, tmp_path, lies):
     contents, _ = whole
     refused = 0
     tracemalloc.start()
     try:
         for place, size in numbers_in_header(contents):
-            for lie in LIES:
+            for lie in lies:
                 changed = bytearray(contents)
                 changed[place : place + size] = (lie % 2 ** (8 * size)).to_bytes(size, "little")
                 tracemalloc.reset_peak()
@@ -122,7 +124,7 @@ def test_every_number_that_lies_is_read_or_one_line_and_takes_no_memory(whole, t
                 assert tracemalloc.get_traced_memory()[1] < ROOM, (place, lie)
     finally:
         tracemalloc.stop()
-    assert refused > 500
+    assert refused > 200
 
 
 def header(*parts, tensors=0, values=0):

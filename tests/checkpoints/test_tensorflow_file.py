@@ -135,7 +135,7 @@ def test_every_flipped_byte_of_an_index_is_noticed(tmp_path):
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.data())
 def test_changed_bytes_under_right_checksums_are_read_or_one_line(tmp_path, data):

@@ -30,7 +30,7 @@ def _panic(_: Path) -> None:
 
 
 def _take_memory(_: Path) -> None:
-    np.ones(1 << 30, np.uint8)
+    np.ones(1 << 28, np.uint8)
 
 
 _USES: Mapping[str, Callable[[Path], object]] = {
@@ -43,6 +43,6 @@ _USES: Mapping[str, Callable[[Path], object]] = {
     "memory": _take_memory,
 }
 FORMATS = {
-    name: Format("failing", _make, damaged_bytes, "file", use, room=1 << 29)  # type: ignore[arg-type]
+    name: Format("failing", _make, damaged_bytes, "file", use, room=1 << 27)  # type: ignore[arg-type]
     for name, use in _USES.items()
 }

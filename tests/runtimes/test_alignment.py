@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from kit.bundles import int8_cross_caches, open_folder, opened
-from kit.dimensions import SMALL, SMALL_T5
+from kit.dimensions import SHALLOW, SMALL, SMALL_T5
 from kit.encoded import encoded, random_tokens, stepped
-from kit.executorch import WHISPER
 from kit.models import random_programs, speech, text
 from kit.openai_whisper import centred, openai_attention
 from kvcast.errors import KvcastError
@@ -18,8 +17,8 @@ TOLERANCE = 1e-3
 RUNTIMES = {
     "eager": (SMALL, "eager"),
     "onnx": (SMALL, "onnx"),
-    "aoti": (SMALL, "aoti"),
-    "executorch": (WHISPER, "executorch"),
+    "aoti": (SHALLOW, "aoti"),
+    "executorch": (SHALLOW, "executorch"),
     "native": (SMALL, "native"),
 }
 

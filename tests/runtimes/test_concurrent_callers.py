@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from kit.bundles import bundle, open_folder, opened
-from kit.dimensions import LLAMA, MISTRAL, MIXTRAL, QWEN3
-from kit.executorch import WHISPER
+from kit.dimensions import LLAMA, MISTRAL, MIXTRAL, QWEN3, SHALLOW
 from kit.models import Subject, speech
 from kvcast.runtimes.base import EncoderDecoder
 
@@ -51,7 +50,7 @@ def test_callers_do_not_disturb_each_other(subject: Subject):
 
 @pytest.mark.slow
 def test_callers_of_executorch_do_not_disturb_each_other():
-    check(opened(WHISPER, runtime="executorch"), [speech(1 + n % 2, n) for n in range(CALLERS)])
+    check(opened(SHALLOW, runtime="executorch"), [speech(1 + n % 2, n) for n in range(CALLERS)])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

@@ -8,7 +8,7 @@ import pytest
 
 import kvcast
 from kit.bundles import bundle, exported
-from kit.dimensions import SMALL
+from kit.dimensions import SHALLOW
 from kit.written_dates import dates_split, write_date
 from kvcast.bundle.manifest import MANIFEST, read_bundle
 from kvcast.bundle.packages import read_on_trust
@@ -23,7 +23,7 @@ from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
 
 @pytest.fixture
 def compiled():
-    return bundle(SMALL, runtime="aoti")
+    return bundle(SHALLOW, runtime="aoti")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from torch._inductor import config
 from torch._inductor.codegen import cpp
 
 from kit.bundles import bundle
-from kit.dimensions import GEMMA3, SMALL
+from kit.dimensions import GEMMA3, SHALLOW
 from kit.models import random_programs
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.writing import seal
@@ -51,12 +51,12 @@ def written(module: nn.Module, arguments: tuple[Any, ...]) -> str:
 
 @pytest.fixture(scope="module")
 def small_programs():
-    return random_programs(SMALL)
+    return random_programs(SHALLOW)
 
 
 @pytest.fixture(scope="module")
 def compiled_small():
-    return bundle(SMALL, runtime="aoti")
+    return bundle(SHALLOW, runtime="aoti")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Step:
 
 @pytest.fixture(scope="module")
 def whisper_step() -> Step:
-    programs = random_programs(replace(SMALL, decoder_layers=1, alignment_heads=()))
+    programs = random_programs(SHALLOW)
     return Step.lower(signatures.whisper(programs)["decode"])
 
 
@@ -108,7 +108,7 @@ def ring_step() -> Step:
     return Step.lower(signatures.decoder(random_programs(GEMMA3))["decode"])
 
 
-@pytest.fixture(params=["whisper_step", "ring_step"])
+@pytest.fixture(params=["whisper_step", pytest.param("ring_step", marks=pytest.mark.slow)])
 def source(request):
     return request.getfixturevalue(request.param).source
 
@@ -118,6 +118,7 @@ def test_no_step_copies_a_cache(source):
     assert not COPIES.findall(source)
 
 
+@pytest.mark.slow
 def test_a_steps_mask_lies_as_its_logits_do(ring_step):
     """Otherwise loops over both would transpose blocks, one value at a time for one token."""
     assert ".exp()" in ring_step.source
@@ -195,6 +196,7 @@ def test_a_step_writes_its_caches_and_nothing_else(whisper_step):
     assert {operator for operator, _ in whisper_step.written} == {"placeholder"}
 
 
+@pytest.mark.slow
 def test_layers_share_the_mask_of_their_window(ring_step):
     masks = ring_step.operators.count(torch.ops.prims.copy_strided.default)
     assert masks == len(set(GEMMA3.windows)) < GEMMA3.layers

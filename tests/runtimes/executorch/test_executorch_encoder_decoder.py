@@ -11,8 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from kit.bundles import NEEDED, SPECIAL_TOKENS, bundle, opened
+from kit.dimensions import SHALLOW
 from kit.encoded import encoded, random_tokens, stepped, whole
-from kit.executorch import CROSS_BIASED, FILE, MIXED, MODELS, T5, WHISPER, built
+from kit.executorch import CROSS_BIASED, FILE, MIXED, MODELS, T5, built
 from kit.models import speech, text
 from kvcast.bundle.manifest import MANIFEST, read_bundle
 from kvcast.bundle.packages import read_on_trust
@@ -45,12 +46,12 @@ def pair(name: str) -> tuple[EncoderDecoder, EncoderDecoder]:
 
 @pytest.fixture(scope="module")
 def whisper() -> EncoderDecoder:
-    return opened(WHISPER, runtime="executorch")
+    return opened(SHALLOW, runtime="executorch")
 
 
 @pytest.fixture(scope="module")
 def eager() -> EncoderDecoder:
-    return opened(WHISPER, runtime="eager")
+    return opened(SHALLOW, runtime="eager")
 
 
 def _written(
@@ -241,7 +242,7 @@ def _foreign(content: bytes) -> bytes:
 def test_another_file_than_was_exported_is_refused_before_it_is_loaded(
     damage: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
-    copy = shutil.copytree(bundle(WHISPER, runtime="executorch"), tmp_path / "copy")
+    copy = shutil.copytree(bundle(SHALLOW, runtime="executorch"), tmp_path / "copy")
     assert read_bundle(copy)
     model = copy / FILE
     model.write_bytes(damage(model.read_bytes()))
@@ -250,7 +251,7 @@ def test_another_file_than_was_exported_is_refused_before_it_is_loaded(
 
 
 def test_a_file_without_a_manifest_describes_itself_beside_what_runs(tmp_path: Path) -> None:
-    folder = bundle(WHISPER, runtime="executorch")
+    folder = bundle(SHALLOW, runtime="executorch")
     unvouched = shutil.copytree(folder, tmp_path / "unvouched")
     (unvouched / MANIFEST).unlink()
     assert read_on_trust(unvouched / FILE) == read_bundle(folder)
@@ -284,7 +285,7 @@ def test_the_caller_in_cpp_transcribes_as_python_does(
         features.astype("<f4").tofile(paths[-1])
         expected.append(_text(eager, features))
     done = subprocess.run(
-        [caller, bundle(WHISPER, runtime="executorch") / FILE, *paths],
+        [caller, bundle(SHALLOW, runtime="executorch") / FILE, *paths],
         capture_output=True,
         text=True,
         check=True,

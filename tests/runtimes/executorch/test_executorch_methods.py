@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from kit.bundles import SPECIAL_TOKENS, bundle, opened, write
-from kit.dimensions import GEMMA3, MIXTRAL
+from kit.dimensions import GEMMA3, MIXTRAL, SHALLOW
 from kit.encoded import encoded
-from kit.executorch import CROSS_BIASED, FILE, MIXED, MODELS, T5, UNILM, WHISPER
+from kit.executorch import CROSS_BIASED, FILE, MIXED, MODELS, T5, UNILM
 from kit.models import random_programs, speech
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
@@ -180,7 +180,7 @@ def test_whispers_file_tells_the_shape_of_features_and_the_decoders_which_caches
     None
 ):
     facts = [_facts(name) for name in ("whisper", "decoder")]
-    assert (facts[0]["mel_bins"], facts[0]["mel_frames"]) == (80, 2 * WHISPER.source_positions)
+    assert (facts[0]["mel_bins"], facts[0]["mel_frames"]) == (80, 2 * SHALLOW.source_positions)
     assert [fact["rings"] for fact in facts] == [[0], [1, 0]]
 
 

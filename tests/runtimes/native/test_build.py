@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -331,9 +332,10 @@ def test_a_cache_that_cannot_be_written_is_named(
     assert "set KVCAST_CACHE" in refused("cannot write")
 
 
+# It links no sooner than the test lets it.
 SLOW_COMPILER = """#!/bin/sh
-case "$*" in *--version*) echo slow 1;; *-shared*) echo >> {log}; sleep 1; exec g++ "$@";;
-*) exec g++ "$@";; esac
+case "$*" in *-shared*) echo >> {log}; while [ ! -e {go} ]; do sleep 0.05; done;; esac
+exec g++ "$@"
 """
 OPENS = """
 import sys
@@ -348,21 +350,26 @@ print(build.open_library().kvcast_abi())
 def test_several_processes_compile_once_and_a_killed_one_leaves_nothing_that_counts(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, slow = tmp_path / "linked", tmp_path / "slow++"
-    slow.write_text(SLOW_COMPILER.format(log=log))
+    log, slow, go = (tmp_path / name for name in ("linked", "slow++", "go"))
+    slow.write_text(SLOW_COMPILER.format(log=log, go=go))
     slow.chmod(0o755)
     monkeypatch.setenv("CXX", str(slow))
 
     def start() -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-c", OPENS, sources], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", OPENS, sources],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
 
     killed = start()
     while not log.exists():
+        assert killed.poll() is None
         time.sleep(0.01)
-    killed.kill()
+    os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
+    go.touch()
     assert find_library() is None
     assert kept(sources) == [".lock", ".part"]
     answers = [process.communicate()[0] for process in [start() for _ in range(4)]]

@@ -48,6 +48,7 @@ def logits_here() -> NDArray[np.float32]:
     platform.machine() != "x86_64" or not shutil.which("qemu-x86_64"),
     reason="needs qemu-user, and a Python for x86",
 )
+@pytest.mark.slow
 def test_a_processor_without_vnni_gives_the_same_logits(tmp_path: Path) -> None:
     np.save(tmp_path / "tokens.npy", TOKENS)
     files = [bundle(LLAMA, "int8"), tmp_path / "tokens.npy", tmp_path / "logits.npy"]
