@@ -10,6 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+from typing_extensions import override
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 # Whoever tests shares the cores, with other workers or other programs: more threads, or ones that
 # wait by spinning, take them from others, and small models are slower with them.
@@ -40,6 +43,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if by_hand:
             config.hook.pytest_deselected(items=by_hand)
             items[:] = [item for item in items if not item.get_closest_marker("soak")]
+
+
+class _Together(LoadFileScheduling):
+    """Gives files to workers, and all that import ExecuTorch to one: importing takes seconds."""
+
+    @override
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return str(Path(file).parent) if "/executorch/" in file else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    return _Together(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:
