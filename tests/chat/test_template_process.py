@@ -102,7 +102,10 @@ def test_memory_and_text_have_limits(name: str):
 @pytest.mark.parametrize("name", HANGS)
 def test_time_has_a_limit(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kvcast.chat.templates, "SECONDS", 1.0)
-    assert "it takes more than 1 seconds" in failure(HANGS[name])
+    told = failure(HANGS[name])
+    # On a fast processor nested lists fill the memory before the time is over.
+    filled = name == "nested" and "it takes too much memory" in told
+    assert filled or "it takes more than 1 seconds" in told
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.exclusive import exclusive
 from kvcast.runtimes.targets import TARGETS
 
-FORKS, SECONDS = 20, 60
+FORKS, SECONDS = 20, 600
 
 
 def decoded(runtime, steps: int) -> list[int]:

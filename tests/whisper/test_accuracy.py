@@ -51,20 +51,24 @@ def test_so_is_the_default_of_the_multilingual_model(load: Load, recordings):
 # tiny.en +0.63 in batches of 8 and -0.43 one after the other (from 7.3 and 9.4), base -0.35 and
 # -0.08 (from 9.7 and 13.5); with the first alone 0.00, -3.50, -0.23 and +3.26. 0.2 points are less
 # than can be told apart here.
-BEGINNINGS = {8: 6, None: 3}
 MOST = {8: 1.0, None: 3.0}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("batch", [8, None])
+@pytest.mark.parametrize(
+    ("batch", "beginnings"),
+    [
+        pytest.param(8, 1, marks=pytest.mark.slow),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in ((8, 6), (None, 3))),
+    ],
+)
 @pytest.mark.parametrize("model", ["demo", "demo-base"])
 def test_int8_makes_hardly_more_errors_than_full_precision_over_218_seconds(
-    model: str, batch: int | None, load: Load, recordings
+    model: str, batch: int | None, beginnings: int, load: Load, recordings
 ):
     found = {}
     for quantize in ("none", "int8"):
         opened = load(model, runtime="native", quantize=quantize)
-        counts = [errors(opened, recordings, batch, begin) for begin in range(BEGINNINGS[batch])]
+        counts = [errors(opened, recordings, batch, begin) for begin in range(beginnings)]
         found[quantize] = 100 * np.mean(counts) / WORDS
         print(f"{model}, batch {batch}, {quantize}: {counts}, {found[quantize]:.2f} %")
     assert found["int8"] - found["none"] <= MOST[batch]

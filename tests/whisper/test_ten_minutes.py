@@ -1,4 +1,4 @@
-"""Ten minutes of real speech: in a batch and with drafts, what each recording gives alone."""
+"""Minutes of real speech: in a batch and with drafts, what each recording gives alone."""
 
 from collections import Counter
 from typing import Any
@@ -14,10 +14,18 @@ from kvcast.whisper.batch import Batch
 from kvcast.whisper.params import TranscribeParams
 from kvcast.whisper.transcription import Transcription
 
-pytestmark = pytest.mark.slow
 OPTIONS: dict[str, Any] = {"language": "en", "temperature": 0.0}
-LEAST = {"int8": 500, "three layers of four": 50, "ngram": 20}
-"""Drafted tokens that are accepted, at least."""
+LEAST = {"int8": 50, "three layers of four": 5, "ngram": 2}
+"""Drafted tokens that are accepted, at least, a minute."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(2, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.soak)],
+    ids=lambda minutes: f"{minutes} minutes",
+)
+def minutes(request: pytest.FixtureRequest) -> int:
+    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +34,15 @@ def model(load: Load) -> kvcast.WhisperModel:
 
 
 @pytest.fixture(scope="module")
-def several(recordings: dict[str, Samples]) -> list[Samples]:
-    """Pieces of 5 to 90 s that begin anywhere."""
+def several(recordings: dict[str, Samples], minutes: int) -> list[Samples]:
+    """Pieces of 5 to 40 or 90 s that begin anywhere."""
     whole = np.concatenate([recordings["spoken"], recordings["example"]])
     rng = np.random.default_rng(0)
     pieces: list[Samples] = []
-    while sum(map(len, pieces)) < 10 * 60 * 16000:
+    longest = 90 if minutes == 10 else 40
+    while sum(map(len, pieces)) < minutes * 60 * 16000:
         begin = rng.integers(len(whole) - 5 * 16000)
-        pieces.append(whole[begin : begin + rng.integers(5, 90) * 16000])
+        pieces.append(whole[begin : begin + rng.integers(5, longest) * 16000])
     return pieces
 
 
@@ -59,7 +68,7 @@ def _all_drafts_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_all_drafts_are_checked")
 @pytest.mark.parametrize("draft", ["int8", "three layers of four", "ngram"])
-def test_they_are_the_same_with_drafts(draft, model, several, alone, load: Load, tmp_path):
+def test_they_are_the_same_with_drafts(draft, model, several, minutes, alone, load: Load, tmp_path):
     drafters = {
         "int8": lambda: load("demo"),
         "three layers of four": lambda: kvcast.load(
@@ -76,12 +85,14 @@ def test_they_are_the_same_with_drafts(draft, model, several, alone, load: Load,
         accepted += drafted.draft.accepted
         rejected += drafted.draft.proposed - drafted.draft.accepted
     print(f"{draft}: {accepted} drafted tokens accepted, {rejected} rejected")
-    assert accepted > LEAST[draft]
-    assert rejected > 20
+    assert accepted > LEAST[draft] * minutes
+    assert rejected > 2 * minutes
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_on_the_native_runtime_recordings_may_arrive_at_any_time(seed, several, load: Load):
+def test_on_the_native_runtime_recordings_may_arrive_at_any_time(
+    seed, several, minutes, load: Load
+):
     model = load("demo", runtime="native", quantize="none")
     params = TranscribeParams(batch=5, **OPTIONS)
     batch = Batch(model.decoder(*model.attempts(params), windows=5), 5)
@@ -105,6 +116,7 @@ def test_on_the_native_runtime_recordings_may_arrive_at_any_time(seed, several, 
             if transcription.over:
                 del under_way[index]
     print(f"steps with so many windows at once: {sorted(together.items())}")
-    assert {1, 3, 5} <= together.keys()
+    assert {1, 3} <= together.keys()
+    assert max(together) >= (5 if minutes == 10 else 4)
     alone = [list(model.transcribe(one, batch=1, **OPTIONS)) for one in several]
     assert told([found[index] for index in range(len(several))]) == told(alone)
