@@ -19,10 +19,10 @@ from kvcast.errors import KvcastError
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_demos.py"
 DEMOS = ("demo-t5", "demo-unilm")
 RUNTIMES = [
-    ("onnx", "int8"),
+    ("native", "int8"),
     *(
         pytest.param(settings, marks=pytest.mark.slow)
-        for settings in (("eager", "none"), ("onnx", "none"), ("onnx", "int4"))
+        for settings in (("eager", "none"), ("onnx", "none"), ("onnx", "int8"), ("onnx", "int4"))
     ),
 ]
 # Least share of right answers.
