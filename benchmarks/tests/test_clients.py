@@ -39,13 +39,15 @@ class Script(BaseHTTPRequestHandler):
         elif self.path == "/quiet":
             lines = [json.dumps({"text": ""})]
         elif self.path == "/broken":
-            lines = [f"data: {json.dumps(one)}\n\n" for one in (chunk("a"), {"error": "no room"})]
+            lines = [
+                f"data: {json.dumps(event)}\n\n" for event in (chunk("a"), {"error": "no room"})
+            ]
         elif self.path == "/silent":
             lines = ["data: [DONE]\n\n"]
         else:
             asked = json.loads(body)["prompt"]
             events = [chunk(asked), chunk(""), chunk("!"), {"choices": [], "usage": USAGE}]
-            lines = [*(f"data: {json.dumps(one)}\n\n" for one in events), "data: [DONE]\n\n"]
+            lines = [*(f"data: {json.dumps(event)}\n\n" for event in events), "data: [DONE]\n\n"]
         whole = "".join(lines).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(whole)))

@@ -38,17 +38,17 @@ def uncompiled(module, arguments):
 
 
 def ways(subject: RandomModel) -> dict[str, GpuVariant]:
-    found = variants("x", subject, uncompiled, dtype="fp32")
-    return {variant.name: variant for variant in found}
+    listed = variants("x", subject, uncompiled, dtype="fp32")
+    return {variant.name: variant for variant in listed}
 
 
 def test_every_variant_writes_what_the_eager_programs_write(subject: RandomModel):
     expected = written_eagerly(subject.decode, subject.begun, NEW)
     assert len(set(expected)) > 3  # a text that says something
-    found = ways(subject)
+    by_name = ways(subject)
     # Without a graph, what one would replay.
-    library = replace(found["x-graphs-library"], is_graph=False)
-    for variant in (*found.values(), library):
+    library = replace(by_name["x-graphs-library"], is_graph=False)
+    for variant in (*by_name.values(), library):
         if variant.unfit() is not None:
             continue
         with torch.no_grad():

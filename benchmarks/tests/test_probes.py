@@ -47,10 +47,10 @@ def test_the_clock_tells_encode_prefill_step_and_reorder_apart():
         {"part": "step", "rows": 4, "new": 1, "held": 3, "asked": 1},
     ]
     parts = ("encode", "prefill", "step", "reorder", "loop")
-    found = clock.answer(parts, 1.0)
-    assert list(found) == ["whole", *parts, "calls"]
-    assert all(found[part] > 0 for part in parts)
-    assert sum(found[part] for part in parts) == found["whole"] == pytest.approx(1.0)
+    seconds = clock.answer(parts, 1.0)
+    assert list(seconds) == ["whole", *parts, "calls"]
+    assert all(seconds[part] > 0 for part in parts)
+    assert sum(seconds[part] for part in parts) == seconds["whole"] == pytest.approx(1.0)
 
 
 def test_a_later_chunk_of_a_prompt_is_prefill():

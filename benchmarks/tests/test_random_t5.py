@@ -16,9 +16,11 @@ from tiny_models import TINY_T5_CONFIG as CONFIG
 
 def test_kvcast_reads_what_is_written(tmp_path):
     write_t5(CONFIG, tmp_path / "model")
-    found = open_checkpoint(tmp_path / "model")
-    assert found.dimensions == TINY
-    assert {name: tensor.shape for name, tensor in found.tensors.items()} == tensor_shapes(TINY)
+    checkpoint = open_checkpoint(tmp_path / "model")
+    assert checkpoint.dimensions == TINY
+    assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == tensor_shapes(
+        TINY
+    )
 
 
 def test_words_are_tokens_and_a_source_ends(tmp_path):

@@ -42,11 +42,11 @@ def spoken(folder: Path, name: str, seconds: int, text: str | None) -> Path:
 
 def test_files_are_joined_in_their_order_and_so_are_their_references(tmp_path: Path):
     paths = [spoken(tmp_path, "b", 1, "first"), spoken(tmp_path, "a", 2, "second")]
-    found = read_recordings([str(path) for path in paths], [p.with_suffix(".txt") for p in paths])
-    [samples] = found["recordings"]
+    read = read_recordings([str(path) for path in paths], [p.with_suffix(".txt") for p in paths])
+    [samples] = read["recordings"]
     assert len(samples) == 3 * 16000
-    assert found["audio"] == {"name": "b.wav a.wav", "recordings": 1, "seconds": 3}
-    assert found["references"] == ["first\nsecond"]
+    assert read["audio"] == {"name": "b.wav a.wav", "recordings": 1, "seconds": 3}
+    assert read["references"] == ["first\nsecond"]
     assert read_recordings([str(paths[0])], [])["references"] is None
 
 
@@ -54,10 +54,10 @@ def test_a_folder_has_a_recording_for_each_file_with_a_text(tmp_path: Path):
     spoken(tmp_path, "b", 2, "second")
     spoken(tmp_path, "a", 1, "first")
     spoken(tmp_path, "c", 1, None)
-    found = read_recordings([str(tmp_path)], [])
-    assert [len(samples) for samples in found["recordings"]] == [16000, 32000]
-    assert found["audio"] == {"name": tmp_path.name, "recordings": 2, "seconds": 3}
-    assert found["references"] == ["first", "second"]
+    read = read_recordings([str(tmp_path)], [])
+    assert [len(samples) for samples in read["recordings"]] == [16000, 32000]
+    assert read["audio"] == {"name": tmp_path.name, "recordings": 2, "seconds": 3}
+    assert read["references"] == ["first", "second"]
 
 
 def test_a_folder_comes_alone_and_has_texts(tmp_path: Path):

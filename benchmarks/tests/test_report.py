@@ -63,11 +63,11 @@ class Canned(Runner):
 
     @contextmanager
     def loaded(self, backends: Sequence[Backend]) -> Iterator[tuple[list[Loaded], dict[str, str]]]:
-        here = [one for one in backends if one.name not in self.absent]
+        here = [backend for backend in backends if backend.name not in self.absent]
         reasons = dict.fromkeys(self.absent, "not installed: pip install missing")
         nowhere: Any = None
         facts = {"versions": {"one": "1.0"}, "import_seconds": 0.5, "load_seconds": 0.25}
-        yield [Loaded(one, facts, nowhere) for one in here], reasons
+        yield [Loaded(backend, facts, nowhere) for backend in here], reasons
 
     def turns(
         self, loaded: Sequence[Loaded], trials: Sequence[Any], method: str = "run"
@@ -76,29 +76,33 @@ class Canned(Runner):
         return [
             (
                 trial,
-                {one.backend.name: act(trial, one) for one in loaded if one.backend.takes(trial)},
+                {
+                    player.backend.name: act(trial, player)
+                    for player in loaded
+                    if player.backend.takes(trial)
+                },
             )
             for trial in trials
         ]
 
-    def _result(self, trial: Mapping[str, Any], one: Loaded) -> Result:
+    def _result(self, trial: Mapping[str, Any], player: Loaded) -> Result:
         metrics = self.workload.metrics[trial["measure"]]
         factor = 1.5 if trial.get("source") == 32 else 1
         answers = [
             dict.fromkeys(metrics, factor * s)
             | {
                 "tokens": [7],
-                "texts": [" a c" if one.backend.name == "slow" else "A b. "],
+                "texts": [" a c" if player.backend.name == "slow" else "A b. "],
                 "peak_bytes": 10**7,
             }
-            for s in self.seconds[one.backend.name]
+            for s in self.seconds[player.backend.name]
         ]
-        failure = "its process ended" if one.backend.name == "ill" else None
+        failure = "its process ended" if player.backend.name == "ill" else None
         return Result(answers, [0.0] * len(answers), 0, failure)
 
-    def _broken_down(self, trial: Mapping[str, Any], one: Loaded) -> Result:
+    def _broken_down(self, trial: Mapping[str, Any], player: Loaded) -> Result:
         answer = {"whole": sum(self.parts.values()), **self.parts, "calls": self.calls}
-        failure = "its process ended" if one.backend.name == self.broken else None
+        failure = "its process ended" if player.backend.name == self.broken else None
         return Result([answer] * 2, [0.0] * 2, 0, failure)
 
     def rates(self, step_bytes: int) -> dict[str, float] | None:
@@ -133,7 +137,7 @@ def calls(kind: str, rows: int) -> list[dict[str, Any]]:
     ]
 
 
-def found(workload: Any, floor: bool = True, rows: int = 1) -> dict[str, Any]:
+def measured(workload: Any, floor: bool = True, rows: int = 1) -> dict[str, Any]:
     kind = workload.name
     backends = [
         Scripted(name="kvcast-int8", precision="int8", arithmetic=INT8),
@@ -157,7 +161,7 @@ def found(workload: Any, floor: bool = True, rows: int = 1) -> dict[str, Any]:
         model="demo",
         runner=runner,
         backends=backends,
-        references=lambda one: {"kvcast": f"kvcast-{one.precision}"},
+        references=lambda backend: {"kvcast": f"kvcast-{backend.precision}"},
         needed=["kvcast-int8"],
     )
     return measure(benchmark)
@@ -184,18 +188,18 @@ def cells(text: str, *first: str) -> list[str]:
 @everybody
 @pytest.mark.parametrize("floor", [True, False])
 def test_the_object_keeps_its_schema(kind: str, floor: bool):
-    jsonschema.validate(json.loads(json.dumps(found(WORKLOADS[kind], floor))), SCHEMA)
+    jsonschema.validate(json.loads(json.dumps(measured(WORKLOADS[kind], floor))), SCHEMA)
 
 
 @pytest.mark.parametrize("change", [{"version": 1}, {"rows": [{"backend": "a"}]}, {"more": 1}])
 def test_the_schema_refuses_what_is_no_such_object(change: dict[str, Any]):
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**found(SPEECH), **change}, SCHEMA)
+        jsonschema.validate({**measured(SPEECH), **change}, SCHEMA)
 
 
 @everybody
 def test_medians_are_compared_within_the_run_and_the_precision(kind: str):
-    whole = found(WORKLOADS[kind])
+    whole = measured(WORKLOADS[kind])
     metric = WORKLOADS[kind].metrics[whole["rows"][0]["trial"]["measure"]][0]
     ours, slow, odd = (
         row(whole, name)["metrics"][metric] for name in ("kvcast-int8", "slow", "odd")
@@ -212,34 +216,34 @@ def test_medians_are_compared_within_the_run_and_the_precision(kind: str):
 def test_nothing_is_compared_with_what_took_no_time(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(SECONDS, "kvcast-int8", [0.0, 0.0, 0.1])
     monkeypatch.setattr(Speech, "facts", lambda *_: {})
-    whole = found(SPEECH)
+    whole = measured(SPEECH)
     jsonschema.validate(json.loads(json.dumps(whole)), SCHEMA)
     assert row(whole, "slow")["metrics"]["transcribe"]["times"] == {"kvcast": None}
     assert "0.700" in render(whole, SPEECH.tables())
 
 
 def test_facts_of_each_kind():
-    spoken = row(found(SPEECH), "slow")
+    spoken = row(measured(SPEECH), "slow")
     speed = 2.5 / spoken["metrics"]["transcribe"]["median"]
     assert spoken["facts"] == {"word_error": 0.5, "speed": speed, "text": "a c"}
-    unknown = found(replace(SPEECH, references=None))
+    unknown = measured(replace(SPEECH, references=None))
     assert row(unknown, "slow")["facts"]["word_error"] is None
-    text = row(found(CAUSAL), "kvcast-int8")["facts"]
+    text = row(measured(CAUSAL), "kvcast-int8")["facts"]
     assert text == {"tokens": [7], "tokens_per_second": 20}
-    target = row(found(SEQ2SEQ), "kvcast-int8")["facts"]
+    target = row(measured(SEQ2SEQ), "kvcast-int8")["facts"]
     assert target["tokens_per_second"] == pytest.approx(2 * 3 / 0.2)
     assert target["over_first_length"] is None
-    longer = row(found(SEQ2SEQ), "kvcast-int8", source=32)["facts"]
+    longer = row(measured(SEQ2SEQ), "kvcast-int8", source=32)["facts"]
     assert longer["over_first_length"] == pytest.approx(1.5)
 
 
 def test_shares_counts_and_fractions_come_from_the_breakdown():
-    whole = found(SEQ2SEQ, rows=2)
-    entry = next(one for one in whole["breakdown"] if one["trial"]["source"] == 16)
+    whole = measured(SEQ2SEQ, rows=2)
+    entry = next(row for row in whole["breakdown"] if row["trial"]["source"] == 16)
     assert entry["metrics"]["reorder"] == {"median": 1.0, "share": 0.1}
     assert entry["facts"]["steps"] == 2
     assert entry["facts"]["inputs"] == 2
-    held = {part: one for part, one in entry["metrics"].items() if "floor" in one}
+    held = {part: metric for part, metric in entry["metrics"].items() if "floor" in metric}
     assert list(held) == ["whole", "encode", "prefill", "step"]
     assert (held["step"]["calls"], held["step"]["median"]) == (2, 2.0)
     cost = partial(INT8.cost, stored=Seq2seq.stored, width=TINY_T5.width)
@@ -258,7 +262,7 @@ def test_shares_counts_and_fractions_come_from_the_breakdown():
 
 
 def test_steps_at_a_position_are_held_against_their_floor():
-    whole = found(CAUSAL)
+    whole = measured(CAUSAL)
     far = row(whole, "kvcast-int8", measure="position")["metrics"]["step"]
     cost = INT8.cost(DecoderWork(dimensions=TINY).call(32, 1), Causal.stored, TINY.width)
     assert far["floor"] == pytest.approx(cost.bytes / 2e9)
@@ -269,14 +273,14 @@ def test_steps_at_a_position_are_held_against_their_floor():
 def test_a_window_lowers_the_floor():
     narrow = Scripted(name="ring", window=4)
     trial = CAUSAL.trials()[-1]
-    whole, ring = (CAUSAL.work(trial, one)["step"] for one in (Scripted(), narrow))
+    whole, ring = (CAUSAL.work(trial, backend)["step"] for backend in (Scripted(), narrow))
     assert whole.held - ring.held == 2 * 2 * TINY.kv_heads * TINY.head_dim * (32 - 3)
 
 
 @everybody
 def test_the_tables_show_every_backend_without_terminal_codes(kind: str):
     workload = WORKLOADS[kind]
-    text = render(found(workload), workload.tables())
+    text = render(measured(workload), workload.tables())
     assert "\x1b" not in text
     places = {"speech": ["1"], "causal": ["4"], "seq2seq": ["2", "4"]}[kind]
     middle = "0.700" if kind == "speech" else "700.00"
@@ -289,7 +293,7 @@ def test_the_tables_show_every_backend_without_terminal_codes(kind: str):
 
 
 def test_steps_are_compared_over_the_lengths_of_sources():
-    text = render(found(SEQ2SEQ), SEQ2SEQ.tables())
+    text = render(measured(SEQ2SEQ), SEQ2SEQ.tables())
     table = text[text.index("one source at a time") :]
     short, long = (cells(table, "kvcast-int8", "int8", length) for length in ("8", "32"))
     assert short[-4:] == ["1.00", "10", "0.25", "0.50"]
@@ -299,11 +303,11 @@ def test_steps_are_compared_over_the_lengths_of_sources():
 @everybody
 def test_without_a_floor_the_report_says_what_it_needs(kind: str):
     workload = WORKLOADS[kind]
-    assert "kvcast[export]" in render(found(workload, floor=False), workload.tables())
+    assert "kvcast[export]" in render(measured(workload, floor=False), workload.tables())
 
 
 def test_a_busy_machine_is_marked():
-    crowded = found(SPEECH)
+    crowded = measured(SPEECH)
     crowded["rows"][0]["others"] = 0.4
     text = render(crowded, SPEECH.tables())
     assert "0.200 *" in text

@@ -36,9 +36,9 @@ def test_everybody_has_a_process_and_answers_in_turn():
     backends = [Scripted(name="a"), Scripted(name="b", missing=1)]
     with runner(Far).loaded(backends) as (loaded, absent):
         assert absent == {}
-        assert len({one.remote.pid for one in loaded}) == 2
-        assert all(one.facts["load_seconds"] >= 0 for one in loaded)
-        assert all(one.facts["import_seconds"] > 0 for one in loaded)
+        assert len({player.remote.pid for player in loaded}) == 2
+        assert all(player.facts["load_seconds"] >= 0 for player in loaded)
+        assert all(player.facts["import_seconds"] > 0 for player in loaded)
         assert loaded[0].facts["versions"].keys() == {"numpy"}
         results = runner(Far).turns(loaded, CAUSAL.trials())
     assert [trial["rows"] for trial, _ in results] == [1, 2, 1]  # the last repeats itself
@@ -56,7 +56,7 @@ def test_who_cannot_take_part_says_why():
         Scripted(name="here"),
     ]
     with runner().loaded(backends) as (loaded, absent):
-        assert [one.backend.name for one in loaded] == ["here"]
+        assert [player.backend.name for player in loaded] == ["here"]
     assert absent == {
         "missing": "not installed: pip install no-such-package",
         "unfit": "needs another model",
@@ -95,8 +95,8 @@ class Timed(Scripted):
 
 def test_a_breakdown_is_a_turn_with_a_clock_around_the_runtime():
     with runner(runs=3).loaded([Timed(name="ours")]) as (loaded, _):
-        found = runner(runs=3).turns(loaded, CAUSAL.trials(), "break_down")
-    for _, by_name in found:
+        results = runner(runs=3).turns(loaded, CAUSAL.trials(), "break_down")
+    for _, by_name in results:
         result = by_name["ours"]
         assert len(result.answers) == 3
         assert result.last.keys() == {"whole", "prefill", "step", "loop", "calls"}

@@ -112,12 +112,12 @@ async def _all_asked(url: str, posts: Sequence[Sequence[Post]]) -> Served:
         start, used = time.perf_counter(), time.process_time()
         heard = await asyncio.gather(*(_asked(session, own) for own in posts))
         seconds, used = time.perf_counter() - start, time.process_time() - used
-    answers = [one.read() for client in heard for one in client]
+    answers = [answer.read() for client in heard for answer in client]
     return Served(seconds=seconds, processor=used, answers=answers)
 
 
 async def _asked(session: "ClientSession", posts: Sequence[Post]) -> list[_Heard]:
-    found = []
+    heard = []
     for post in posts:
         body, sent = post.body(), time.perf_counter()
         headers = {} if post.file is not None else {"content-type": "application/json"}
@@ -125,6 +125,6 @@ async def _asked(session: "ClientSession", posts: Sequence[Post]) -> list[_Heard
             if not response.ok:
                 told = " ".join((await response.text()).split())[:_SHOWN]
                 raise KvcastError(f"answered with status {response.status}: {told}")
-            pieces = [(time.perf_counter(), one) async for one in response.content.iter_any()]
-        found.append(_Heard(sent, pieces))
-    return found
+            pieces = [(time.perf_counter(), piece) async for piece in response.content.iter_any()]
+        heard.append(_Heard(sent, pieces))
+    return heard

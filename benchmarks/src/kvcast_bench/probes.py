@@ -63,13 +63,13 @@ class Timed:
 
     def __getattr__(self, name: str) -> Any:
         """Return what the object has, timed if it is a part's method."""
-        found = getattr(self._timed, name)
+        attribute = getattr(self._timed, name)
         if name not in self._parts:
-            return found
+            return attribute
 
         def method(*arguments: Any, **keywords: Any) -> Any:
             with self._clock.part(self._parts[name]):
-                return found(*arguments, **keywords)
+                return attribute(*arguments, **keywords)
 
         return method
 

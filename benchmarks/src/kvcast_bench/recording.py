@@ -64,8 +64,8 @@ def read_recordings(sources: Sequence[str], references: Sequence[Path]) -> dict[
 def _spoken_files(folder: Path) -> list[Path]:
     """List the files of a folder that have a text beside them."""
     others = sorted(path for path in folder.iterdir() if path.suffix != ".txt" and path.is_file())
-    if found := [path for path in others if path.with_suffix(".txt").is_file()]:
-        return found
+    if spoken := [path for path in others if path.with_suffix(".txt").is_file()]:
+        return spoken
     raise InputMissingError(
         f"{folder} holds no recording with a text beside it, such as a.wav and a.txt"
     )

@@ -17,14 +17,14 @@ from kvcast_bench.workload import Table
 BUSY = 0.05
 """Share of the machine that others may use before a figure is marked."""
 
-Found = Mapping[str, Any]
+Document = Mapping[str, Any]
 """The JSON object, or a part of it."""
 
 _WIDE = 300
 _LIMITS = ("calls", "least ms", "measured ms", "fraction", "a call ms")
 
 
-def render(found: Found, tables: Sequence[Table]) -> str:
+def render(document: Document, tables: Sequence[Table]) -> str:
     """Return lines and tables as one text."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     console = Console(
@@ -34,45 +34,45 @@ def render(found: Found, tables: Sequence[Table]) -> str:
         soft_wrap=True,
     )
     with console.capture() as shown:
-        for part in _parts(found, tables):
+        for part in _parts(document, tables):
             console.print(part, markup=False)
     return "\n".join(line.rstrip() for line in shown.get().splitlines())
 
 
-def _parts(found: Found, tables: Sequence[Table]) -> Iterator[str | Drawn]:
-    settings = "; ".join(f"{name} {_said(value)}" for name, value in found["settings"].items())
-    yield f"kvcast bench {found['benchmark']}, model {found['model']}: {settings}"
+def _parts(document: Document, tables: Sequence[Table]) -> Iterator[str | Drawn]:
+    settings = "; ".join(f"{name} {_said(value)}" for name, value in document["settings"].items())
+    yield f"kvcast bench {document['benchmark']}, model {document['model']}: {settings}"
     yield "medians after a warm-up, backends in turns, each with the machine to itself"
-    machine = found["machine"]
+    machine = document["machine"]
     yield (
         f"{machine['cpu']} ({' '.join(machine['instructions'])}), {machine['cores']} cores, "
         f"{machine['system']}, Python {machine['python']}"
     )
-    for backend in found["backends"]:
+    for backend in document["backends"]:
         versions = ", ".join(f"{name} {v}" for name, v in backend["versions"].items())
         yield f"{backend['name']}: {versions}; {backend['dtype']}; {backend['settings']}"
-    for absent in found["absent"]:
+    for absent in document["absent"]:
         yield f"{absent['name']}: {absent['reason']}"
     for table in tables:
         if table.line is not None:
             yield f"\n{table.line}"
-        yield _measured(found, table)
-    yield from _remarks(found)
+        yield _measured(document, table)
+    yield from _remarks(document)
     places = {field: head for table in tables for head, field in table.places.items()}
-    if found["breakdown"]:
-        yield _breakdown(found, places)
-    if found["rates"] is None:
+    if document["breakdown"]:
+        yield _breakdown(document, places)
+    if document["rates"] is None:
         yield "no floor: it needs onnx: pip install 'kvcast[export]'"
         return
-    if found["breakdown"]:
-        yield _floors(found, places, tables)
-    yield from map(_rates, found["rates"])
+    if document["breakdown"]:
+        yield _floors(document, places, tables)
+    yield from map(_rates, document["rates"])
 
 
 def _said(value: object) -> str:
     """Spell a setting for people."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_said(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {_said(part)}" for name, part in value.items())
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -81,9 +81,9 @@ def _shown(value: float | None, number: str = ".2f", factor: float = 1) -> str:
     return "-" if value is None else format(value * factor, number)
 
 
-def _measured(found: Found, table: Table) -> Drawn:
-    backends = {backend["name"]: backend for backend in found["backends"]}
-    rows = [row for row in found["rows"] if row["trial"] in table.trials]
+def _measured(document: Document, table: Table) -> Drawn:
+    backends = {backend["name"]: backend for backend in document["backends"]}
+    rows = [row for row in document["rows"] if row["trial"] in table.trials]
     if table.by_backend:
         rows.sort(key=lambda row: list(backends).index(row["backend"]))
     metrics = [row["metrics"][name] for row in rows if "metrics" in row for name in table.metrics]
@@ -102,7 +102,9 @@ def _measured(found: Found, table: Table) -> Drawn:
     return drawn
 
 
-def _cells(row: Found, backend: Found, table: Table, compared: Sequence[str]) -> Iterator[str]:
+def _cells(
+    row: Document, backend: Document, table: Table, compared: Sequence[str]
+) -> Iterator[str]:
     for name in table.metrics:
         metric = row["metrics"][name]
         middle, *ends = (
@@ -118,11 +120,11 @@ def _cells(row: Found, backend: Found, table: Table, compared: Sequence[str]) ->
     yield from (_shown(backend[f"{name}_seconds"]) for name in ("load", "import"))
 
 
-def _breakdown(found: Found, places: Found) -> Drawn:
+def _breakdown(document: Document, places: Document) -> Drawn:
     """Show kvcast's time by part: medians, and shares of the whole."""
-    parts = list(found["breakdown"][0]["metrics"])
+    parts = list(document["breakdown"][0]["metrics"])
     drawn = _table("kvcast's time, ms", "of", *places.values(), *parts, "inputs", "steps")
-    for row in found["breakdown"]:
+    for row in document["breakdown"]:
         of, metrics = _of(row, places), row["metrics"].values()
         first, *others = (_shown(metric["median"], ".1f", 1000) for metric in metrics)
         counts = (str(row["facts"][count]) for count in ("inputs", "steps"))
@@ -131,19 +133,19 @@ def _breakdown(found: Found, places: Found) -> Drawn:
     return drawn
 
 
-def _floors(found: Found, places: Found, tables: Sequence[Table]) -> Drawn:
+def _floors(document: Document, places: Document, tables: Sequence[Table]) -> Drawn:
     """Show what each part could take at least, and each measured row that has a limit.
 
     The last column says what cross keys would cost if each step computed them again.
     """
     drawn = _table("floor", "of", *places.values(), *_LIMITS, "cross keys again ms")
-    for row in found["breakdown"]:
-        held = {part: one for part, one in row["metrics"].items() if "calls" in one}
+    for row in document["breakdown"]:
+        held = {part: metric for part, metric in row["metrics"].items() if "calls" in metric}
         for part in sorted(held, key="whole".__eq__):  # the whole comes last
             again = row["facts"].get("cross_keys_again") if part == "step" else None
             drawn.add_row(part, *_of(row, places), *_limit(held[part]), _shown(again, factor=1000))
     for table in tables:
-        for row in found["rows"] if table.limit else ():
+        for row in document["rows"] if table.limit else ():
             for metric in row.get("metrics", {}).values() if row["trial"] in table.trials else ():
                 if "floor" in metric:
                     name = table.limit.format(**row["trial"])
@@ -151,11 +153,11 @@ def _floors(found: Found, places: Found, tables: Sequence[Table]) -> Drawn:
     return drawn
 
 
-def _of(row: Found, places: Found) -> list[str]:
+def _of(row: Document, places: Document) -> list[str]:
     return [row["backend"], *(str(row["trial"].get(field, "")) for field in places)]
 
 
-def _limit(held: Found) -> list[str]:
+def _limit(held: Document) -> list[str]:
     return [
         str(held["calls"]),
         *(_shown(held[which], ".1f", 1000) for which in ("floor", "median")),
@@ -164,30 +166,31 @@ def _limit(held: Found) -> list[str]:
     ]
 
 
-def _rates(found: Found) -> str:
+def _rates(document: Document) -> str:
     """Say what the machine can do: memory and products, or a device's memory."""
-    rates, step = found["rates"], f"a step's {found['step_bytes'] / 1e6:.0f} MB"
+    rates, step = document["rates"], f"a step's {document['step_bytes'] / 1e6:.0f} MB"
     if "copy" in rates:
         return (
             f"{step}; the device's memory, in this run: copies {rates['copy'] / 1e9:.0f} GB/s "
             f"(read and written), reads {rates['read'] / 1e9:.0f} GB/s"
         )
     return (
-        f"{found['of']}: this machine, in this run: reads {rates['read'] / 1e9:.1f} GB/s, {step} "
-        f"again and again {rates['read_again'] / 1e9:.1f} GB/s; multiplies at "
+        f"{document['of']}: this machine, in this run: "
+        f"reads {rates['read'] / 1e9:.1f} GB/s, "
+        f"{step} again and again {rates['read_again'] / 1e9:.1f} GB/s; multiplies at "
         f"{rates['int8'] / 1e12:.2f} (int8) and {rates['fp32'] / 1e12:.2f} (fp32) "
         "tera-operations a second"
     )
 
 
-def _mark(row: Found) -> str:
+def _mark(row: Document) -> str:
     """Mark what was measured while others were busy."""
     return " *" if row["others"] > BUSY or row["unsettled"] else ""
 
 
-def _remarks(found: Found) -> Iterator[str]:
+def _remarks(document: Document) -> Iterator[str]:
     """Say what the marks mean, where there are any."""
-    rows = [row for row in (*found["rows"], *found["breakdown"]) if "failure" not in row]
+    rows = [row for row in (*document["rows"], *document["breakdown"]) if "failure" not in row]
     worst = max((row["others"] for row in rows), default=0.0)
     if worst > BUSY:
         yield (

@@ -45,15 +45,15 @@ class Floors:
         if self._step_bytes and not self._measured:
             return None
         return [
-            {"of": of, "step_bytes": round(self._step_bytes[of]), "rates": best_of(found)}
-            for of, found in self._measured.items()
+            {"of": of, "step_bytes": round(self._step_bytes[of]), "rates": best_of(rates)}
+            for of, rates in self._measured.items()
         ]
 
     def measure_rates(self) -> None:
         """Measure the machine."""
         for of, step_bytes in self._step_bytes.items():
-            if (found := self._measure(round(step_bytes))) is not None:
-                self._measured.setdefault(of, []).append(found)
+            if (rates := self._measure(round(step_bytes))) is not None:
+                self._measured.setdefault(of, []).append(rates)
 
     def least(self, backend: Backend, trial: Trial) -> Mapping[str, float]:  # noqa: ARG002
         """Return the least seconds of each metric of a trial that has a floor."""
@@ -93,7 +93,7 @@ def measure(benchmark: Benchmark, floors: Floors | None = None) -> dict[str, Any
     with runner.loaded(benchmark.backends) as (loaded, absent):
         _check_present(benchmark, absent)
         results = runner.turns(loaded, trials)
-        ours = [one for one in loaded if one.backend.name in benchmark.needed]
+        ours = [player for player in loaded if player.backend.name in benchmark.needed]
         broken_down = [trial for trial in trials if trial["measure"] == workload.broken_down]
         breakdowns = runner.turns(ours, broken_down, "break_down") if ours else []
     floors.measure_rates()
@@ -112,19 +112,22 @@ def measure(benchmark: Benchmark, floors: Floors | None = None) -> dict[str, Any
         },
         "machine": machine_facts(),
         "backends": [
-            {**{name: getattr(one.backend, name) for name in _DESCRIBED}, **one.facts}
-            for one in loaded
+            {
+                **{name: getattr(player.backend, name) for name in _DESCRIBED},
+                **player.facts,
+            }
+            for player in loaded
         ],
         "absent": [{"name": name, "reason": reason} for name, reason in absent.items()],
         "rows": [
-            _row(benchmark, one.backend, trial, results, floors)
+            _row(benchmark, player.backend, trial, results, floors)
             for trial, by_name in results
-            for one in loaded
-            if one.backend.name in by_name
+            for player in loaded
+            if player.backend.name in by_name
         ],
         "breakdown": [
-            _broken_down(benchmark, one.backend, trial, by_name[one.backend.name], floors)
-            for one in ours
+            _broken_down(benchmark, player.backend, trial, by_name[player.backend.name], floors)
+            for player in ours
             for trial, by_name in breakdowns
         ],
         "rates": floors.rates,

@@ -45,19 +45,19 @@ class Runner:
     @contextmanager
     def loaded(self, backends: Sequence[Backend]) -> Iterator[tuple[list[Loaded], dict[str, str]]]:
         """Give the backends that are loaded, and why each of the others is not."""
-        found: list[Loaded] = []
+        loaded: list[Loaded] = []
         absent: dict[str, str] = {}
         with ExitStack() as stack:
             for backend in backends:
                 try:
                     reason = _unfit(backend)
                     if reason is None:
-                        found.append(self._load(backend, stack))
+                        loaded.append(self._load(backend, stack))
                 except KvcastError as error:
                     reason = f"failed: {error}"
                 if reason is not None:
                     absent[backend.name] = reason
-            yield found, absent
+            yield loaded, absent
 
     def turns(
         self, loaded: Sequence[Loaded], trials: Sequence[Trial], method: str = "run"
@@ -66,13 +66,15 @@ class Runner:
 
         `method` is the Worker's: what a turn is.
         """
-        gate = IdleGate([pid for one in loaded for pid in (one.remote.pid, *one.processes)])
+        gate = IdleGate(
+            [pid for player in loaded for pid in (player.remote.pid, *player.processes)]
+        )
         results: Results = []
         for trial in trials:
             players = {
-                one.backend.name: partial(one.remote.call, method, trial=dict(trial))
-                for one in loaded
-                if one.backend.takes(trial)
+                player.backend.name: partial(player.remote.call, method, trial=dict(trial))
+                for player in loaded
+                if player.backend.takes(trial)
             }
             what = ", ".join(f"{name} {value}" for name, value in trial.items())
             results.append((trial, take_turns(players, gate, runs=self.runs, what=what)))
@@ -87,10 +89,10 @@ class Runner:
         width = self.workload.counted({}).width
         with self._hosted(Rates(self.threads)) as remote:
             IdleGate([remote.pid]).settle()
-            found: dict[str, float] = remote.call(
+            rates: dict[str, float] = remote.call(
                 "measure", working_set=step_bytes, tokens=tokens, width=width
             )
-            return found
+            return rates
 
     def _load(self, backend: Backend, stack: ExitStack) -> Loaded:
         worker = Worker(self.workload, backend)

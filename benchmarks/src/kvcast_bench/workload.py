@@ -110,8 +110,8 @@ class Workload(Protocol):
 def timed(act: Callable[[], ResultT]) -> tuple[float, ResultT]:
     """Return the seconds that something takes, and what comes of it."""
     start = time.perf_counter()
-    found = act()
-    return time.perf_counter() - start, found
+    result = act()
+    return time.perf_counter() - start, result
 
 
 def random_tokens(rows: int, length: int, vocab_size: int) -> list[Tokens]:

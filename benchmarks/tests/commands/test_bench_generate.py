@@ -33,16 +33,16 @@ def test_kvcast_alone_is_measured(
     own_cache(monkeypatch, tmp_path / "cache")
     options = ["--window", "4", "--runs", "1", "--quantize", "int8", "--peers"]
     assert main(["bench", "generate", "--model", model, *SMALL, *options]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
     schema = json.loads((ROOT / "docs" / "bench.schema.json").read_text(encoding="utf-8"))
-    jsonschema.validate(found, schema)
-    assert [one["name"] for one in found["backends"]] == ["kvcast-int8", NGRAM, RING]
+    jsonschema.validate(document, schema)
+    assert [entry["name"] for entry in document["backends"]] == ["kvcast-int8", NGRAM, RING]
     ours, drafted, ring = (
-        [row for row in found["rows"] if row["backend"] == name]
+        [row for row in document["rows"] if row["backend"] == name]
         for name in ("kvcast-int8", NGRAM, RING)
     )
     trials = [row["trial"] for row in ours]
-    assert [(one["measure"], one["rows"], one["prompt"]) for one in trials] == [
+    assert [(entry["measure"], entry["rows"], entry["prompt"]) for entry in trials] == [
         ("text", 1, 6),
         ("text", 2, 6),
         ("repeated", 1, 6),
@@ -53,9 +53,9 @@ def test_kvcast_alone_is_measured(
     assert ours[0]["facts"]["tokens"] == ours[1]["facts"]["tokens"]
     assert [row["trial"]["measure"] for row in ring] == ["position"]
     assert ring[0]["metrics"]["step"]["floor"] < ours[3]["metrics"]["step"]["floor"]
-    assert [row["backend"] for row in found["breakdown"]] == ["kvcast-int8"] * 2
-    for row in found["breakdown"]:
-        whole, *parts = (one["median"] for one in row["metrics"].values())
+    assert [row["backend"] for row in document["breakdown"]] == ["kvcast-int8"] * 2
+    for row in document["breakdown"]:
+        whole, *parts = (entry["median"] for entry in row["metrics"].values())
         assert whole == pytest.approx(sum(parts))
         assert row["facts"]["steps"] == 2
 
@@ -77,12 +77,12 @@ def test_kvcast_alone_is_measured_with_a_t5(
     own_cache(monkeypatch, tmp_path / "cache")
     options = ["--beam", "1", "2", "--lengths", "6", "9", "--runs", "1", "--quantize", "none"]
     assert main(["bench", "generate", "--model", t5, *SOURCES, *options, "--peers"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
     schema = json.loads((ROOT / "docs" / "bench.schema.json").read_text(encoding="utf-8"))
-    jsonschema.validate(found, schema)
-    assert [one["name"] for one in found["backends"]] == ["kvcast-fp32"]
-    trials = [row["trial"] for row in found["rows"]]
-    assert [(one["rows"], one["beams"], one["source"]) for one in trials] == [
+    jsonschema.validate(document, schema)
+    assert [entry["name"] for entry in document["backends"]] == ["kvcast-fp32"]
+    trials = [row["trial"] for row in document["rows"]]
+    assert [(entry["rows"], entry["beams"], entry["source"]) for entry in trials] == [
         (1, 1, 6),
         (1, 2, 6),
         (2, 1, 6),
@@ -90,14 +90,14 @@ def test_kvcast_alone_is_measured_with_a_t5(
         (1, 1, 9),  # one source of 6 tokens, greedy, is there already
     ]
     # A row does not depend on its neighbours.
-    tokens = [row["facts"]["tokens"] for row in found["rows"]]
+    tokens = [row["facts"]["tokens"] for row in document["rows"]]
     assert tokens[:2] == tokens[2:4]
-    for row in found["breakdown"]:
-        whole, *parts = (one["median"] for one in row["metrics"].values())
+    for row in document["breakdown"]:
+        whole, *parts = (entry["median"] for entry in row["metrics"].values())
         assert whole == pytest.approx(sum(parts))
         assert row["facts"]["steps"] == 2
         assert row["metrics"]["encode"]["floor"] > 0
-    assert len(found["breakdown"]) == 5
+    assert len(document["breakdown"]) == 5
 
 
 @pytest.mark.parametrize(

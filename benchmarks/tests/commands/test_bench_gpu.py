@@ -48,23 +48,23 @@ def measured() -> tuple[dict[str, Any], Any]:
 
 
 @pytest.fixture(scope="module")
-def found(measured: tuple[dict[str, Any], Any]) -> dict[str, Any]:
+def document(measured: tuple[dict[str, Any], Any]) -> dict[str, Any]:
     return measured[0]
 
 
-def rows(found: dict[str, Any], model: str) -> list[dict[str, Any]]:
-    return [row for row in found["rows"] if row["trial"]["model"] == model]
+def rows(document: dict[str, Any], model: str) -> list[dict[str, Any]]:
+    return [row for row in document["rows"] if row["trial"]["model"] == model]
 
 
 @pytest.mark.slow
-def test_the_document_is_valid_and_says_what_was_measured(found: dict[str, Any]):
-    jsonschema.validate(json.loads(json.dumps(found)), SCHEMA)
-    names = [row["backend"] for row in found["rows"]]
+def test_the_document_is_valid_and_says_what_was_measured(document: dict[str, Any]):
+    jsonschema.validate(json.loads(json.dumps(document)), SCHEMA)
+    names = [row["backend"] for row in document["rows"]]
     assert names == ["speech-recompute", "speech-cond", "speech-programs", "text-programs"]
-    assert {absent["name"] for absent in found["absent"]} == {
+    assert {absent["name"] for absent in document["absent"]} == {
         f"{model}-{variant}" for model in MODELS for variant in ("graphs", "graphs-library")
     }
-    for row in found["rows"]:
+    for row in document["rows"]:
         step = row["metrics"]["step"]
         assert row["facts"]["agreeing"] == 3
         assert len(step["all"]) == 2
@@ -72,11 +72,11 @@ def test_the_document_is_valid_and_says_what_was_measured(found: dict[str, Any])
 
 
 @pytest.mark.slow
-def test_the_limit_is_bytes_over_the_best_rate(found: dict[str, Any]):
-    assert [rates["of"] for rates in found["rates"]] == list(MODELS)
-    for rates in found["rates"]:
+def test_the_limit_is_bytes_over_the_best_rate(document: dict[str, Any]):
+    assert [rates["of"] for rates in document["rates"]] == list(MODELS)
+    for rates in document["rates"]:
         floor = rates["step_bytes"] / max(rates["rates"].values())
-        for row in rows(found, rates["of"]):
+        for row in rows(document, rates["of"]):
             step = row["metrics"]["step"]
             assert step["floor"] == pytest.approx(floor, rel=1e-4)
             assert step["fraction"] == pytest.approx(step["floor"] / step["median"])

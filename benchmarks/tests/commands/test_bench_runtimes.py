@@ -60,18 +60,18 @@ def test_a_whisper_and_its_recomputing_baseline_are_measured(
     monkeypatch.setattr(runner, "find_spec", lambda _: None)  # the machine's rates take long
     words = ["--runtimes", "eager", "--quantize", "fp32", "bf16", "--position", "5"]
     assert main(["bench", "runtimes", CARD, "--model", whisper, *SHORT, *words]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    jsonschema.validate(found, SCHEMA)
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    jsonschema.validate(document, SCHEMA)
     names = ["eager-fp32", "eager-fp32-recompute"]
-    assert [one["name"] for one in found["backends"]] == names
-    trials = [row["trial"]["measure"] for row in found["rows"]]
+    assert [backend["name"] for backend in document["backends"]] == names
+    trials = [row["trial"]["measure"] for row in document["rows"]]
     assert trials == ["step", "step", "encode", "encode", "transcribe", "transcribe"]
-    cached_text, text = (row["facts"]["text"] for row in found["rows"][-2:])
+    cached_text, text = (row["facts"]["text"] for row in document["rows"][-2:])
     assert text == cached_text
-    for row in found["rows"]:
+    for row in document["rows"]:
         ((_, metric),) = row["metrics"].items()
         assert metric["median"] > 0
-    assert found["absent"] == [
+    assert document["absent"] == [
         {"name": name, "reason": EAGER} for name in ("eager-bf16", "eager-bf16-recompute")
     ]
 
@@ -83,9 +83,9 @@ def test_a_decoder_only_model_is_measured_on_several_runtimes(
 ):
     words = ["--runtimes", "eager", "onnx", "--quantize", "fp32", "--prompt", "8", "--new", "4"]
     assert main(["bench", "runtimes", "--model", chat, *SHORT, *words]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    jsonschema.validate(found, SCHEMA)
-    eager, onnx = found["rows"]
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    jsonschema.validate(document, SCHEMA)
+    eager, onnx = document["rows"]
     assert (eager["backend"], onnx["backend"]) == ("eager-fp32", "onnx-fp32")
     # The same weights, so the same tokens.
     assert eager["facts"]["tokens"] == onnx["facts"]["tokens"]

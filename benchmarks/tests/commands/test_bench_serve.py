@@ -29,12 +29,15 @@ def test_kvcast_alone_is_measured(
     own_cache(monkeypatch, tmp_path / "cache")
     options = ["--clients", "1", "3", "--quantize", "none", "--baseline", "engine", "--peers"]
     assert main(["bench", "serve", "--model", model, *SMALL, *options]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
     schema = json.loads((ROOT / "docs" / "bench.schema.json").read_text(encoding="utf-8"))
-    jsonschema.validate(found, schema)
-    assert [one["name"] for one in found["backends"]] == ["kvcast-fp32", "kvcast-fp32-engine"]
-    served = [row for row in found["rows"] if row["backend"] == "kvcast-fp32"]
-    (engine,) = (row for row in found["rows"] if row["backend"] != "kvcast-fp32")
+    jsonschema.validate(document, schema)
+    assert [backend["name"] for backend in document["backends"]] == [
+        "kvcast-fp32",
+        "kvcast-fp32-engine",
+    ]
+    served = [row for row in document["rows"] if row["backend"] == "kvcast-fp32"]
+    (engine,) = (row for row in document["rows"] if row["backend"] != "kvcast-fp32")
     assert [row["trial"]["clients"] for row in served] == [1, 3]
     alone, many = served
     # In fp32 the server writes what the engine writes.
@@ -45,7 +48,7 @@ def test_kvcast_alone_is_measured(
     for row in served:
         assert row["facts"]["first_p50"] <= row["facts"]["first_p99"]
         assert row["peak_bytes"] > 1e7
-    assert found["rates"] == []
+    assert document["rates"] == []
 
 
 @pytest.mark.slow
@@ -57,12 +60,12 @@ def test_clips_of_a_recording_are_measured(
     words = ["--reference", str(recording.with_suffix(".txt")), "--model", "demo", "--threads", "1"]
     words += ["--clients", "1", "3", "--runs", "1", "--quantize", "int8", "--peers"]
     assert main(["bench", "serve", str(recording), *words]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
     schema = json.loads((ROOT / "docs" / "bench.schema.json").read_text(encoding="utf-8"))
-    jsonschema.validate(found, schema)
-    assert found["settings"]["clips"] == 3
-    alone, all_clips = found["rows"]
-    assert [row["trial"]["clients"] for row in found["rows"]] == [1, 3]
+    jsonschema.validate(document, schema)
+    assert document["settings"]["clips"] == 3
+    alone, all_clips = document["rows"]
+    assert [row["trial"]["clients"] for row in document["rows"]] == [1, 3]
     assert "dashwood" in alone["facts"]["text"].lower()
     assert all_clips["facts"]["word_error"] < 0.1
 

@@ -22,21 +22,21 @@ def test_kvcast_alone_is_measured(
     monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
     assert main(["bench", "transcribe", AUDIO, "--reference", TEXT, *ALONE]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    found = json.loads(last)
+    document = json.loads(last)
     schema = json.loads((ROOT / "docs" / "bench.schema.json").read_text(encoding="utf-8"))
-    jsonschema.validate(found, schema)
-    (ours,) = found["backends"]
-    (row,) = found["rows"]
+    jsonschema.validate(document, schema)
+    (ours,) = document["backends"]
+    (row,) = document["rows"]
     assert ours["name"] == row["backend"] == "kvcast"
-    assert found["settings"]["audio"] == {
+    assert document["settings"]["audio"] == {
         "name": "sense-and-sensibility.flac",
         "recordings": 1,
         "seconds": 24.73,
     }
     assert row["facts"]["word_error"] < 0.05
     assert 50e6 < row["peak_bytes"] < 1e9
-    (broken,) = found["breakdown"]
-    whole, *parts = (one["median"] for one in broken["metrics"].values())
+    (broken,) = document["breakdown"]
+    whole, *parts = (metric["median"] for metric in broken["metrics"].values())
     assert whole == pytest.approx(sum(parts))
     assert broken["facts"]["steps"] > 50
     assert broken["metrics"]["encode"]["floor"] > 0

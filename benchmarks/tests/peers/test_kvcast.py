@@ -40,10 +40,10 @@ class Silent:
 
 @pytest.fixture
 def ours():
-    found = Kvcast(CausalModel(folder="", threads=1), "eager", "fp32")
+    backend = Kvcast(CausalModel(folder="", threads=1), "eager", "fp32")
     programs: DecoderPrograms = random_programs(TINY)
-    found.engine = TextModel(EagerDecoderOnly(programs), Silent(), TINY)
-    return found
+    backend.engine = TextModel(EagerDecoderOnly(programs), Silent(), TINY)
+    return backend
 
 
 def likeliest(model: TextModel, prompt: list[int], new: int) -> list[int]:

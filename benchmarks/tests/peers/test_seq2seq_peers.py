@@ -72,9 +72,9 @@ def test_tokens_equal_kvcasts_in_fp32(name, beams, random, ours, tmp_path, monke
         pytest.skip(f"{peer.packages[0]} wants an environment of its own")
     peer.load()
     sources = random_tokens(ROWS, SOURCE, ours.dimensions.vocab_size)
-    found = peer.write(sources, beams, TARGET)
-    assert found == kvcast(ours).write(sources, beams, TARGET)
-    assert len({tuple(target) for target in found}) == 2
+    targets = peer.write(sources, beams, TARGET)
+    assert targets == kvcast(ours).write(sources, beams, TARGET)
+    assert len({tuple(target) for target in targets}) == 2
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -84,9 +84,9 @@ def test_end_tokens_are_held_back(beams, ours):
     [[first, *_], _] = kvcast(ours).write(sources, 1, TARGET)
     tokenizer = Silent(ours.dimensions.vocab_size, (first,))
     ending = T5Model(ours.runtime, tokenizer, ours.dimensions)
-    found = kvcast(ending).write(sources, beams, TARGET)
-    assert [len(target) for target in found] == [6, 6]
-    assert not np.any(np.array(found) == first)
+    targets = kvcast(ending).write(sources, beams, TARGET)
+    assert [len(target) for target in targets] == [6, 6]
+    assert not np.any(np.array(targets) == first)
 
 
 def test_peers_that_cannot_read_the_folder_say_why(tmp_path):

@@ -44,8 +44,8 @@ def exported(programs, runtime, numbers, folder):
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_eager_logits_equal_the_cached_ones(programs, batch):
-    found = logits_of(EagerEncoderDecoder(recomputing(programs, "eager")), batch)
-    np.testing.assert_array_equal(found, logits_of(EagerEncoderDecoder(programs), batch))
+    logits = logits_of(EagerEncoderDecoder(recomputing(programs, "eager")), batch)
+    np.testing.assert_array_equal(logits, logits_of(EagerEncoderDecoder(programs), batch))
 
 
 # Compiling for AOTInductor would take longer than all the rest.
@@ -54,9 +54,9 @@ def test_eager_logits_equal_the_cached_ones(programs, batch):
 def test_exported_logits_equal_the_cached_ones(programs, runtime, tmp_path):
     if runtime == "executorch":
         pytest.importorskip("executorch")
-    found = logits_of(exported(programs, runtime, FP32, tmp_path))
+    logits = logits_of(exported(programs, runtime, FP32, tmp_path))
     expected = logits_of(EagerEncoderDecoder(programs))
-    np.testing.assert_allclose(found, expected, atol=1e-3)
+    np.testing.assert_allclose(logits, expected, atol=1e-3)
 
 
 @pytest.mark.slow

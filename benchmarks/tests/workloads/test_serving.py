@@ -56,10 +56,10 @@ def test_prompts_share_their_beginning_and_nothing_else():
 
 
 def test_everybody_has_the_same_prompts():
-    one, other = Fake(), Fake()
-    for fake in (one, other):
+    first, other = Fake(), Fake()
+    for fake in (first, other):
         TEXTS.run(fake, {"measure": "texts", "clients": 3})
-    assert one.asked == other.asked
+    assert first.asked == other.asked
 
 
 def test_throughput_and_waits_of_texts():
@@ -99,8 +99,8 @@ def sounding(*seconds: float) -> np.ndarray:
     The first sample of a part tells its number.
     """
     parts = []
-    for number, one in enumerate(seconds):
-        part = np.ones(round(one * RATE), np.float32)
+    for number, length in enumerate(seconds):
+        part = np.ones(round(length * RATE), np.float32)
         part[-RATE // 10 :] = 0
         part[: RATE // 10] = number
         parts.append(part)

@@ -107,7 +107,7 @@ def test_who_writes_less_than_was_asked_fails():
 
 def test_a_trial_that_is_asked_for_twice_is_done_once():
     both = replace(SEQ2SEQ, batch=[1], beam=[1, 2], lengths=[5, 9])
-    assert [(one["rows"], one["beams"], one["source"]) for one in both.trials()] == [
+    assert [(trial["rows"], trial["beams"], trial["source"]) for trial in both.trials()] == [
         (1, 1, 5),
         (1, 2, 5),
         (1, 1, 9),
@@ -115,10 +115,10 @@ def test_a_trial_that_is_asked_for_twice_is_done_once():
 
 
 def test_random_tokens_are_the_same_for_everybody_and_for_any_number_of_rows():
-    one, three = random_tokens(1, 8, 100), random_tokens(3, 8, 100)
-    assert one == three[:1]
+    single, three = random_tokens(1, 8, 100), random_tokens(3, 8, 100)
+    assert single == three[:1]
     assert len({tuple(row) for row in three}) == 3
-    assert random_tokens(1, 4, 100)[0] == one[0][:4]
+    assert random_tokens(1, 4, 100)[0] == single[0][:4]
     assert max(max(row) for row in random_tokens(3, 8, 5)) < 5
 
 

@@ -85,24 +85,24 @@ def written(request, tmp_path_factory) -> tuple[str, Path]:
 
 def test_sizes_filters_and_vocabulary_are_the_models(written):
     kind, path = written
-    found = read_ggml(path)
-    assert found.sizes == (51864, 1500, 384, 6, 4, 448, 384, 6, 4, 80, FILE_KINDS[kind])
-    assert np.array_equal(found.filters, mel_filters(80).T)
-    assert len(found.words) == 50256
-    assert found.words[:1] == [b"!"]
-    assert found.words[262] == b" the"
-    assert len(set(found.words)) == 50256
+    file = read_ggml(path)
+    assert file.sizes == (51864, 1500, 384, 6, 4, 448, 384, 6, 4, 80, FILE_KINDS[kind])
+    assert np.array_equal(file.filters, mel_filters(80).T)
+    assert len(file.words) == 50256
+    assert file.words[:1] == [b"!"]
+    assert file.words[262] == b" the"
+    assert len(set(file.words)) == 50256
 
 
 def test_every_tensor_reads_back_as_it_was(written, checkpoint):
     kind, path = written
-    found = read_ggml(path)
+    file = read_ggml(path)
     expected = dict(openai_tensors(checkpoint.tensors))
-    assert found.tensors.keys() == expected.keys()
+    assert file.tensors.keys() == expected.keys()
     for name, tensor in expected.items():
-        ours = found.tensors[name].astype(np.float32).reshape(tensor.shape)
+        ours = file.tensors[name].astype(np.float32).reshape(tensor.shape)
         whole = tensor.astype(np.float32)
-        if found.kinds[name] == 8:
+        if file.kinds[name] == 8:
             # Half a step, and what fp16 takes from the scale of 127 steps.
             step = np.abs(whole.reshape(-1, 32)).max(axis=1, keepdims=True) / 127
             error = np.abs(ours - whole).reshape(-1, 32)
@@ -111,7 +111,7 @@ def test_every_tensor_reads_back_as_it_was(written, checkpoint):
             assert np.array_equal(ours, whole), name
     matrices = {name for name, tensor in expected.items() if tensor.ndim == 2}
     matrices -= {"encoder.positional_embedding", "decoder.positional_embedding"}
-    quantised = {name for name, code in found.kinds.items() if code == 8}
+    quantised = {name for name, code in file.kinds.items() if code == 8}
     assert quantised == (matrices if kind == "q8_0" else set())
 
 

@@ -15,14 +15,14 @@ QWEN2 = replace(TINY, architecture="qwen2", qkv_bias=True)
 QWEN3 = replace(TINY, architecture="qwen3", query_key_norm=True, tied=False)
 
 
-@pytest.mark.parametrize("dimensions", [TINY, QWEN2, QWEN3], ids=lambda one: one.architecture)
+@pytest.mark.parametrize("dimensions", [TINY, QWEN2, QWEN3], ids=lambda model: model.architecture)
 def test_a_model_read_back_is_the_same(dimensions, tmp_path):
     checkpoint = tiny_checkpoint(dimensions)
     write_gguf(checkpoint, "F32", tmp_path / "model.gguf")
-    found, tensors = read_model(read_gguf(tmp_path / "model.gguf"), "it")
+    read_back, tensors = read_model(read_gguf(tmp_path / "model.gguf"), "it")
     # The file's numbers are of single precision.
-    assert found.norm_eps == pytest.approx(dimensions.norm_eps)
-    assert replace(found, norm_eps=dimensions.norm_eps) == dimensions
+    assert read_back.norm_eps == pytest.approx(dimensions.norm_eps)
+    assert replace(read_back, norm_eps=dimensions.norm_eps) == dimensions
     assert tensors.keys() == checkpoint.tensors.keys()
     for name, tensor in checkpoint.tensors.items():
         np.testing.assert_array_equal(tensors[name], tensor)

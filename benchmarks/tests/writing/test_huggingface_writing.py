@@ -27,32 +27,34 @@ QWEN3 = replace(TINY, architecture="qwen3", query_key_norm=True, tied=False)
 MISTRAL = replace(TINY, architecture="mistral", windows=(7, 7))
 
 
-def assert_same_tensors(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same_tensors(written, expected):
+    assert written.keys() == expected.keys()
     for name, tensor in expected.items():
-        np.testing.assert_array_equal(found[name], tensor)
+        np.testing.assert_array_equal(written[name], tensor)
 
 
 @pytest.mark.parametrize("dimensions", [TINY, QWEN2, QWEN3, MISTRAL], ids=model_type)
 def test_a_decoder_read_back_is_the_same(dimensions, tmp_path):
     checkpoint = tiny_checkpoint(dimensions)
     write_huggingface(checkpoint, tmp_path / "model")
-    found = open_checkpoint(tmp_path / "model")
-    assert found.dimensions == dimensions
-    assert json.loads(found.text["tokenizer.json"]) == json.loads(checkpoint.text["tokenizer.json"])
-    assert json.loads(found.text["text.json"]) == json.loads(checkpoint.text["text.json"])
-    assert_same_tensors(found.tensors, checkpoint.tensors)
+    written = open_checkpoint(tmp_path / "model")
+    assert written.dimensions == dimensions
+    assert json.loads(written.text["tokenizer.json"]) == json.loads(
+        checkpoint.text["tokenizer.json"]
+    )
+    assert json.loads(written.text["text.json"]) == json.loads(checkpoint.text["text.json"])
+    assert_same_tensors(written.tensors, checkpoint.tensors)
 
 
 @pytest.mark.parametrize("languages", [(), (5, 6)], ids=["english", "multilingual"])
 def test_a_whisper_read_back_is_the_same(languages, tmp_path):
     checkpoint = random_checkpoint(languages)
     write_huggingface(checkpoint, tmp_path / "model")
-    found = open_checkpoint(tmp_path / "model")
-    assert found.dimensions == checkpoint.dimensions
-    assert found.generation == checkpoint.generation
-    assert json.loads(found.tokenizer_json) == json.loads(checkpoint.tokenizer_json)
-    assert_same_tensors(found.tensors, checkpoint.tensors)
+    written = open_checkpoint(tmp_path / "model")
+    assert written.dimensions == checkpoint.dimensions
+    assert written.generation == checkpoint.generation
+    assert json.loads(written.tokenizer_json) == json.loads(checkpoint.tokenizer_json)
+    assert_same_tensors(written.tensors, checkpoint.tensors)
 
 
 def test_transformers_computes_the_same_from_a_decoder(tmp_path):
@@ -77,8 +79,8 @@ def test_transformers_gets_exactly_the_tensors_of_its_whisper(tmp_path):
     with torch.device("meta"):
         model = WhisperModel(config)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = transformers_tensors(checkpoint.tensors)
-    assert {name: tensor.shape for name, tensor in found} == shapes
+    written = transformers_tensors(checkpoint.tensors)
+    assert {name: tensor.shape for name, tensor in written} == shapes
 
 
 def test_models_that_a_configuration_does_not_describe_are_told_apart():

@@ -135,6 +135,6 @@ def compare(command: str, args: argparse.Namespace, workload: Workload, **asked:
     return shown(measure(benchmark), workload.tables())
 
 
-def shown(found: Mapping[str, Any], tables: Sequence[Table]) -> str:
+def shown(document: Mapping[str, Any], tables: Sequence[Table]) -> str:
     """Return tables and, as the last line, the JSON object."""
-    return f"{render(found, tables)}\n{json.dumps(found, ensure_ascii=False)}\n"
+    return f"{render(document, tables)}\n{json.dumps(document, ensure_ascii=False)}\n"

@@ -83,8 +83,8 @@ def run(args: argparse.Namespace) -> str:
     for other in others:
         if isinstance(other, LlamaServer):
             other.size(args.slots, workload.prompt + workload.new + _OVER)
-    ours = [KvcastServer(one) for one in own]
-    engines = [KvcastEngine(one) for one in own if args.baseline]
+    ours = [KvcastServer(backend) for backend in own]
+    engines = [KvcastEngine(backend) for backend in own if args.baseline]
     runner = Runner(workload=workload, threads=args.threads, runs=args.runs)
     benchmark = Benchmark(
         name="serve",

@@ -77,19 +77,24 @@ def run(args: argparse.Namespace) -> str:
     ]
     ways = [Way(batch=batch, vad=vad) for batch in args.batch for vad in (False, True)]
     ways += [Way(words=True)] if args.word_timestamps else []
-    origins = {one.going(way).name: one.name for one in plain for way in ways if one.goes(way)}
+    origins = {
+        program.going(way).name: program.name
+        for program in plain
+        for way in ways
+        if program.goes(way)
+    }
     return compare(
         "transcribe",
         args,
         speech,
         backends=[
             backend
-            for one in plain
-            for backend in (one, *(one.going(way) for way in ways if one.goes(way)))
+            for program in plain
+            for backend in (program, *(program.going(way) for way in ways if program.goes(way)))
         ],
-        references=lambda one: {
+        references=lambda program: {
             "kvcast": _KVCAST,
-            **({"plain": origins.get(one.name, one.name)} if ways else {}),
+            **({"plain": origins.get(program.name, program.name)} if ways else {}),
         },
         needed=[_KVCAST],
     )

@@ -78,7 +78,7 @@ class CausalCTranslate2(_CTranslate2, Continuer):
                 ticks.tick()
             return False
 
-        found = self.engine.generate_batch(
+        results = self.engine.generate_batch(
             self._spelled(prompts),
             beam_size=1,
             sampling_topk=1,
@@ -87,7 +87,7 @@ class CausalCTranslate2(_CTranslate2, Continuer):
             include_prompt_in_result=False,
             callback=on_token,
         )
-        return [list(result.sequences_ids[0]) for result in found]
+        return [list(result.sequences_ids[0]) for result in results]
 
 
 class Seq2seqCTranslate2(_CTranslate2, Writer):
@@ -99,14 +99,14 @@ class Seq2seqCTranslate2(_CTranslate2, Writer):
 
     @override
     def write(self, sources: Sequence[Tokens], beams: int, tokens: int) -> list[Tokens]:
-        found = self.engine.translate_batch(
+        results = self.engine.translate_batch(
             self._spelled(sources),
             beam_size=beams,
             min_decoding_length=tokens,
             max_decoding_length=tokens,
             max_input_length=0,
         )
-        return [[self._tokens[word] for word in result.hypotheses[0]] for result in found]
+        return [[self._tokens[word] for word in result.hypotheses[0]] for result in results]
 
 
 class FasterWhisper(Backend, Transcriber):
@@ -122,8 +122,8 @@ class FasterWhisper(Backend, Transcriber):
 
     @override
     def unfit(self) -> str | None:
-        found = (Path(self.model.folder) / "model.bin").is_file()
-        return None if found else "needs a CTranslate2 folder"
+        results = (Path(self.model.folder) / "model.bin").is_file()
+        return None if results else "needs a CTranslate2 folder"
 
     @override
     def goes(self, way: Way) -> bool:

@@ -145,7 +145,9 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
         if self.way.batch is None:
             return super().transcribe_all(recordings, language, beam)
         options = self._options(language, beam)
-        return [_text(found) for found in self.engine.transcribe_all(list(recordings), **options)]
+        return [
+            _text(segments) for segments in self.engine.transcribe_all(list(recordings), **options)
+        ]
 
     def _options(self, language: str, beam: int) -> dict[str, Any]:
         way = {"batch": self.way.batch, "vad": self.way.vad, "word_timestamps": self.way.words}
@@ -244,8 +246,8 @@ def _text(segments: Iterable[Any]) -> str:
 
 
 def _texts(model: Any, prompts: Sequence[Tokens], **keywords: Any) -> list[Tokens]:
-    found = model.generate_each(prompts, batch=len(prompts), **keywords)
-    return [list(text.tokens) for [text] in found]
+    texts = model.generate_each(prompts, batch=len(prompts), **keywords)
+    return [list(text.tokens) for [text] in texts]
 
 
 class _Clocked:

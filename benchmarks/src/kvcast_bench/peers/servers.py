@@ -307,8 +307,8 @@ def _version() -> str:
     if (server := _llama_server()) is None:
         return ""
     told = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
-    found = re.search(r"version: (.*)", told.stderr + told.stdout)
-    return found[1] if found else ""
+    version = re.search(r"version: (.*)", told.stderr + told.stdout)
+    return version[1] if version else ""
 
 
 def _wav(samples: Samples) -> bytes:

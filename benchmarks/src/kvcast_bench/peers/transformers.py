@@ -52,9 +52,11 @@ class CausalTransformers(_Transformers, Continuer):
         with torch.inference_mode():
             tokens = torch.tensor(prompts)
             for _ in range(new):
-                found = self.engine(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
-                cache = found.past_key_values
-                tokens = found.logits[:, -1].argmax(-1, keepdim=True)
+                output = self.engine(
+                    tokens, past_key_values=cache, use_cache=True, logits_to_keep=1
+                )
+                cache = output.past_key_values
+                tokens = output.logits[:, -1].argmax(-1, keepdim=True)
                 chosen.append(tokens)
                 ticks.tick()
         texts: list[Tokens] = torch.cat(chosen, dim=1).tolist()

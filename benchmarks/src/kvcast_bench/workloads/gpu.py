@@ -79,17 +79,19 @@ class GpuSteps(Workload):
     def tables(self) -> Sequence[Table]:
         return [
             Table(
-                trials=[{"measure": STEPS, "model": name, "prompt": one.prompt, "new": one.new}],
+                trials=[
+                    {"measure": STEPS, "model": name, "prompt": model.prompt, "new": model.new}
+                ],
                 metrics={STEP: "ms a token"},
                 number=".3f",
-                line=f"{name}: {one.new} steps after {one.prompt} tokens",
+                line=f"{name}: {model.new} steps after {model.prompt} tokens",
                 floors=True,
                 facts={
                     "tokens/s": ("tokens_per_second", ".0f"),
                     "same tokens": ("agreeing", ".0f"),
                 },
             )
-            for name, one in self.models.items()
+            for name, model in self.models.items()
         ]
 
     @override

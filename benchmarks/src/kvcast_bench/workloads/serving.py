@@ -56,12 +56,12 @@ class _Serving(Workload):
     def rated(self) -> tuple[Work, int]:
         raise NotImplementedError  # a server's work has no floor
 
-    def _facts(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _facts(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return what is said of every server: of all runs together."""
         return {
-            **_percentiles("first", [one for answer in found for one in answer["firsts"]]),
-            "clients_share": sum(answer["processor"] for answer in found)
-            / sum(answer["seconds"] for answer in found),
+            **_percentiles("first", [first for answer in answers for first in answer["firsts"]]),
+            "clients_share": sum(answer["processor"] for answer in answers)
+            / sum(answer["seconds"] for answer in answers),
         }
 
 
@@ -140,10 +140,10 @@ class ServedTexts(_Serving):
         answers = served.answers
         return {
             TOKEN: served.seconds / sum(answer.tokens for answer in answers),
-            GAP: mean((one.last - one.first) / (one.tokens - 1) for one in answers),
+            GAP: mean((answer.last - answer.first) / (answer.tokens - 1) for answer in answers),
             **_times(served),
-            "between": [gap for one in answers for gap in np.diff(one.times).tolist()],
-            "prompt_tokens": mean(one.prompt_tokens for one in answers),
+            "between": [gap for answer in answers for gap in np.diff(answer.times).tolist()],
+            "prompt_tokens": mean(answer.prompt_tokens for answer in answers),
             "cached_tokens": _mean_if_known(answers),
             "text": answers[0].text,
         }
@@ -154,7 +154,9 @@ class ServedTexts(_Serving):
         return {
             "tokens_per_second": 1 / median(result.series(TOKEN)),
             **self._facts(result.answers),
-            **_percentiles("between", [gap for one in result.answers for gap in one["between"]]),
+            **_percentiles(
+                "between", [gap for answer in result.answers for gap in answer["between"]]
+            ),
             "prompt_tokens": result.last["prompt_tokens"],
             "cached_tokens": result.last["cached_tokens"],
             "text": result.last["text"],
@@ -269,7 +271,7 @@ class ServedSpeech(_Serving):
         ]
 
     def _clips(self) -> list[Samples]:
-        return [clip for one in self.recordings for clip in _cut(one, self.clip)]
+        return [clip for recording in self.recordings for clip in _cut(recording, self.clip)]
 
 
 def _cut(samples: Samples, seconds: int) -> Iterator[Samples]:
@@ -295,7 +297,7 @@ def _times(served: Served) -> dict[str, Any]:
 
 
 def _mean_if_known(answers: Sequence[Answer]) -> float | None:
-    known = [one.cached_tokens for one in answers if one.cached_tokens is not None]
+    known = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
     return mean(known) if known else None
 
 
