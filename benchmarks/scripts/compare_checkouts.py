@@ -13,16 +13,15 @@ first.
 """
 
 import argparse
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from kvcast.machine.remote import Remote
+from kvcast_bench.checkout import Subject
 from kvcast_bench.idle import IdleGate
 from kvcast_bench.recording import read_recordings
 from kvcast_bench.turns import Result, take_turns
@@ -32,49 +31,9 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "sense-and-sensibility.flac"
 PROMPT, NEW, VOCABULARY = 512, 128, 49152
 SPEECH = [("transcribe", {"beam": beam}, ("transcribe",)) for beam in (1, 5)]
-TEXT = [("generate", {}, ("first token", "step"))]
+TEXT = [("generate", {"new": NEW}, ("first token", "step"))]
 TRIALS = {"demo": SPEECH, "demo-base": SPEECH, "demo-chat": TEXT}
 """Of each model: a method of `Subject`, its arguments, and the metrics of its answer."""
-
-
-class Subject:
-    """A model in a process that imports one checkout's kvcast, through its public API alone."""
-
-    def __init__(self, model: str, threads: int, inputs: Mapping[str, Any]) -> None:
-        self._model, self._threads, self._inputs = model, threads, inputs
-        self._opened: Any = None
-
-    def load(self) -> str:
-        """Open the model; return the folder that kvcast was imported from."""
-        import kvcast
-
-        self._opened = kvcast.load(self._model, quantize="int8", threads=self._threads)
-        return str(Path(kvcast.__file__).parent)
-
-    def transcribe(self, beam: int) -> dict[str, Any]:
-        """Turn the recording into text."""
-        start = time.perf_counter()
-        segments = self._opened.transcribe(
-            self._inputs["samples"],
-            language="en",
-            beam=beam,
-            temperature=0.0,
-            condition_on_previous_text=False,
-        )
-        output = "".join(segment.text for segment in segments)
-        return {"transcribe": time.perf_counter() - start, "output": output}
-
-    def generate(self) -> dict[str, Any]:
-        """Continue the prompt greedily."""
-        text = self._opened.generate(
-            self._inputs["prompt"], max_new_tokens=NEW, min_new_tokens=NEW, temperature=0.0
-        )
-        timings = text.timings
-        return {
-            "first token": timings.first_token,
-            "step": timings.per_token,
-            "output": list(text.tokens),
-        }
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -125,8 +84,7 @@ def opened(subject: Subject, checkout: Path, cache: Path, threads: int) -> Remot
     pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     source = checkout / "src"
     environment = {
-        # This file is imported by name there.
-        "PYTHONPATH": f"{source}:{ROOT / 'benchmarks/src'}:{Path(__file__).parent}",
+        "PYTHONPATH": f"{source}:{ROOT / 'benchmarks/src'}",
         "KVCAST_CACHE": str(cache),
         **dict.fromkeys(pools, str(threads)),
     }
@@ -153,7 +111,4 @@ def rows(what: str, metric: str, results: Mapping[str, Result]) -> Iterator[str]
 
 
 if __name__ == "__main__":
-    # By its name, so that other processes can open what this one pickles.
-    import compare_checkouts
-
-    compare_checkouts.main()
+    main()

@@ -12,7 +12,8 @@ FINDS_THIS = {"PYTHONPATH": os.pathsep.join(sys.path)}
 class Far:
     """Held by `kvcast.machine.remote` in another process."""
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, ballast: bytes = b"") -> None:
+        self._ballast = ballast
         self._total = start
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,11 +1,15 @@
 """Objects in other processes: what they answer, and how they fail."""
 
+from pathlib import Path
+
 import psutil
 import pytest
 
+import kvcast
 from kit.far import FINDS_THIS, Far
 from kvcast.machine.remote import Local, Remote, RemoteError
 
+SOURCE = Path(kvcast.__file__).parents[1]
 ENVIRONMENT = {**FINDS_THIS, "MARK": "far"}
 
 
@@ -27,9 +31,15 @@ def test_an_error_is_one_line_and_the_object_lives_on():
         assert remote.call("add", number=1) == 2
 
 
-def test_an_object_that_cannot_be_made_is_an_error():
+@pytest.mark.parametrize("ballast", [0, 2**22], ids=["small", "larger than pipes"])
+def test_an_object_that_cannot_be_made_is_an_error(ballast: int):
     with pytest.raises(RemoteError, match=r"^ValueError: start is negative$"):
-        far(-1)
+        Remote(Far(-1, bytes(ballast)), ENVIRONMENT)
+
+
+def test_an_object_of_a_module_that_is_not_there_is_an_error():
+    with pytest.raises(RemoteError, match=r"^ModuleNotFoundError: No module named 'kit'$"):
+        Remote(Far(1, bytes(2**22)), {"PYTHONPATH": str(SOURCE)})
 
 
 def test_a_process_that_ends_is_an_error_with_its_last_words():

@@ -13,6 +13,7 @@ object of what they answered, and the *renderer* tables of that.
     clients      what asks servers over HTTP
     models       what is measured, and files that peers are fed with
     writing      files of Hugging Face, GGUF and ggml, for peers
+    checkout     a model of some checkout's kvcast
     idle         when a turn may begin
     device       what a device of torch's is and how fast it reads memory
 

@@ -18,6 +18,8 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError
 
+_CHUNK = 2**20
+
 
 class RemoteError(KvcastError):
     """The object raised, or its process ended."""
@@ -126,6 +128,9 @@ def serve() -> None:
             answer = pickle.dumps((None, _one_line(error)))
         answers.write(answer)
         answers.flush()
+        # The near side may still be writing what could not be read; its answer comes after that.
+        while served is None and requests.read(_CHUNK):
+            pass
 
 
 if __name__ == "__main__":
