@@ -32,7 +32,7 @@ from transformers import (
 )
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from written_dates import dates_split, paraphrase, written
+from kit.written_dates import dates_split, paraphrase, written
 
 WIDTH, HEADS = 128, 4
 # Label of positions to ignore in training; factor on the cosines in the pooler's loss.
