@@ -86,6 +86,7 @@ def opened(subject: Subject, checkout: Path, cache: Path, threads: int) -> Remot
     environment = {
         "PYTHONPATH": f"{source}:{ROOT / 'benchmarks/src'}",
         "KVCAST_CACHE": str(cache),
+        "HF_HUB_OFFLINE": "1",
         **dict.fromkeys(pools, str(threads)),
     }
     remote = Remote(subject, environment)

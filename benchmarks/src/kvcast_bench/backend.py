@@ -1,4 +1,4 @@
-"""What a program must be able to do to take part, and what all of them are given.
+"""The protocols of programs that take part, and their common inputs.
 
 Knows no program, no workload and no process.
 """
@@ -43,16 +43,16 @@ class Backend:
     packages: Sequence[str] = field(default=(), init=False)
     # numbers of processes that it began when it was loaded, and that do the work
     processes: Sequence[int] = field(default=(), init=False)
-    # what is imported before a model can be loaded
+    # imported before a model can be loaded
     modules: Sequence[str] = field(default=(), init=False)
-    # what was chosen where it differs from the program's defaults, in words
+    # choices that differ from the program's defaults, in words
     settings: str = field(default="", init=False)
 
     def unfit(self) -> str | None:
         """Say why it cannot take this model, or None."""
         return self.model.unfit()
 
-    def takes(self, trial: Trial) -> bool:  # noqa: ARG002 - whoever is choosy overrides it
+    def takes(self, trial: Trial) -> bool:  # noqa: ARG002 - a choosy backend overrides it
         """Tell whether it takes part in a trial."""
         return True
 
@@ -67,7 +67,7 @@ class Backend:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """What a program is asked to do beside turning speech into text."""
+    """Options of a transcription: batch, voice activity filter, word timestamps."""
 
     batch: int | None = None  # windows to decode at once; None is one after the other
     vad: bool = False  # look for speech first, and leave out the rest
@@ -75,7 +75,7 @@ class Way:
 
     @property
     def suffix(self) -> str:
-        """What names of backends end with."""
+        """The end of a backend's name."""
         marks = {f"-batch{self.batch}": self.batch, "-vad": self.vad, "-words": self.words}
         return "".join(mark for mark, is_set in marks.items() if is_set)
 
@@ -97,7 +97,7 @@ class Transcriber(Protocol):
     settings: str
     way: Way = Way()
 
-    def goes(self, way: Way) -> bool:  # noqa: ARG002 - whoever has more ways overrides it
+    def goes(self, way: Way) -> bool:  # noqa: ARG002 - a program with more ways overrides it
         """Tell whether it can transcribe this way."""
         return False
 

@@ -1,4 +1,4 @@
-"""What a device of torch's is, how long it works, and how fast it reads its memory.
+"""Facts of a torch device, the time of its work, and the rate of its memory.
 
 Knows nothing of models.
 """

@@ -296,7 +296,7 @@ def measure_on(
 
 
 class _MemoryFloors(Floors):
-    """What steps read over the rate of the device's memory."""
+    """Bytes that a step reads over the rate of the device's memory."""
 
     def __init__(self, workload: GpuSteps, device: str, copied: int) -> None:
         read = {trial["model"]: workload.step_bytes(trial) for trial in workload.trials()}

@@ -1,4 +1,4 @@
-"""The idle gate: nobody begins a turn before the machine is quiet, and what others use is measured.
+"""The idle gate: a turn begins when the machine is idle, and the load of others is measured.
 
 The thread pools of OpenMP and ONNX Runtime spin for a while after their work is done, to be ready
 for more. A turn that begins too early shares its cores with the turn before. So a turn begins only

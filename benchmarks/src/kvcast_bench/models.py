@@ -33,7 +33,7 @@ class Model:
     modules: ClassVar[Sequence[str]] = ()
 
     def checkpoint(self) -> Any:
-        """Open the weights that everybody uses."""
+        """Open the weights that all backends use."""
         return open_checkpoint(Path(self.folder))
 
     def made(self, what: str, make: Callable[[Path], object], packages: Sequence[str] = ()) -> Path:

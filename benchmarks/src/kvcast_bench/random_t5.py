@@ -30,7 +30,7 @@ _PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     },
 }
 RANDOM = tuple(_PUBLISHED)
-"""What such models are called."""
+"""The beginning of such models' names."""
 
 # Raised when the files are written differently.
 _FILES = 3

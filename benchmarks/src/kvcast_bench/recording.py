@@ -1,6 +1,6 @@
-"""What a benchmark of speech is given: recordings, what is spoken in them, and word error.
+"""Inputs of a benchmark of speech: recordings, their references, and word error.
 
-Word error follows a simple normalisation that is the same for everybody: lower case; the titles
+Word error follows a simple normalisation, the same for all programs: lower case; the titles
 Mr., Mrs. and Dr. spelled out as they are spoken; apostrophes inside words dropped, all other marks
 become spaces. Numbers stay as they are written. Knows no model.
 """

@@ -28,7 +28,7 @@ _DESCRIBED = ("name", "precision", "dtype", "settings")
 
 
 class Floors:
-    """What a machine could do at best: rates, measured before and after everything.
+    """A machine's limits: rates, measured before and after the benchmark.
 
     `measure` makes them, or None, for each name in `step_bytes`: the bytes that a step reads.
     """
@@ -66,12 +66,12 @@ class Floors:
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """What a command asks for."""
+    """A command's request: model, runner, backends and ratios."""
 
     name: str  # of the command
     model: str  # as the user called it
     runner: Runner
-    backends: Sequence[Backend]  # who is asked for, in order
+    backends: Sequence[Backend]  # in the order of the tables
     # By label, the names of those that a backend is compared with.
     references: Callable[[Any], Mapping[str, str]] = lambda _: {}
     # Names of kvcast's backends, of which one must take part, and whose time is broken down. Where
@@ -84,7 +84,7 @@ def measure(benchmark: Benchmark, floors: Floors | None = None) -> dict[str, Any
     """Measure, and return the object, of numbers, strings, lists and objects alone.
 
     `floors` are those of a device other than the processor. Raises KvcastError with the first
-    reason where nobody who is needed can take part.
+    reason where none of the needed backends can take part.
     """
     runner, workload = benchmark.runner, benchmark.runner.workload
     floors = floors or ProcessorFloors(benchmark)

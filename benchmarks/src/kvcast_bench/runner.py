@@ -1,7 +1,7 @@
 """Backends in processes of their own, one turn at a time.
 
-The side of a measurement that touches processes: who can take part, who is loaded, who is quiet.
-Knows neither what a turn is about nor what is shown of it.
+Checks whether backends can take part, loads them, and waits until they are idle. Knows neither the
+contents of a turn nor how results are shown.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,9 +34,9 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True)
 class Runner:
-    """Who measures how often."""
+    """Runs a workload: loads backends in processes and lets them take turns."""
 
-    workload: Workload  # what is measured
+    workload: Workload  # the trials
     threads: int  # for each program
     runs: int  # of each trial, after one to warm up
     # where backends live: each in a process of its own, or all in this one
@@ -112,7 +112,7 @@ class Runner:
         return Loaded(backend, facts, remote, remote.call("processes"))
 
     def _hosted(self, served: object) -> Remote:
-        # Nobody looks for a hub, and nobody's OpenMP or BLAS takes more threads than it was given.
+        # Nothing asks the hub, and no OpenMP or BLAS takes more threads than its backend was given.
         pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         return self.host(served, {**dict.fromkeys(pools, str(self.threads)), "HF_HUB_OFFLINE": "1"})
 

@@ -1,4 +1,4 @@
-"""What a server must be able to do to take part, and what its clients report.
+"""The protocols of servers that take part, and their clients' reports.
 
 A client sends its next request when the last one is answered: a closed loop. Knows no protocol, no
 server and no process.
@@ -13,7 +13,7 @@ from kvcast_bench.backend import Samples
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a client was given for one request; times are of one clock, in seconds."""
+    """The answer to one request; times are of one clock, in seconds."""
 
     sent: float
     times: Sequence[float]  # when each piece that has text came
@@ -24,18 +24,18 @@ class Answer:
 
     @property
     def first(self) -> float:
-        """How long it waited for the first piece."""
+        """Seconds until the first piece."""
         return self.times[0] - self.sent
 
     @property
     def last(self) -> float:
-        """How long it waited for the last piece."""
+        """Seconds until the last piece."""
         return self.times[-1] - self.sent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What all clients report."""
+    """The answers to all clients of a turn."""
 
     seconds: float  # from the first request to the last answer
     processor: float  # seconds of a processor that the clients themselves used

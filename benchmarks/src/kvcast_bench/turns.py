@@ -12,7 +12,7 @@ from kvcast.errors import KvcastError
 from kvcast_bench.idle import IdleGate
 
 Trial = Mapping[str, Any]
-"""What is to be done in a turn, the same for everybody; `measure` says what kind of thing it is."""
+"""The task of a turn, the same for all backends; `measure` names its kind."""
 Answer = Mapping[str, Any]
 """Seconds by metric, and whatever else a workload wants to know of a turn."""
 

@@ -1,4 +1,4 @@
-"""What is measured of one kind of model: the protocol that every workload meets.
+"""The protocol of workloads: trials, metrics and tables of one kind of model.
 
 A workload lists trials, does one on a loaded backend and times it, counts what the trial
 multiplies and reads, and says what tables show of it. Knows no process and draws nothing.
@@ -36,13 +36,13 @@ class Table:
     metrics: Mapping[str, str]  # title of each metric
     factor: float = 1000  # metrics are shown times that
     number: str = ".2f"  # how they are written
-    line: str | None = None  # what stands above
+    line: str | None = None  # above the table
     # title of a column and the field of trials that it shows
     places: Mapping[str, str] = field(default_factory=dict)
     # title of a column, the fact and how it is written
     facts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     floors: bool = False  # whether each metric's floor is shown
-    limit: str = ""  # what the floors' table calls these rows, if they stand there too
+    limit: str = ""  # name of these rows in the floors' table, if they stand there too
     # whether rows of one backend stand together, and not those of one trial
     by_backend: bool = False
 
@@ -51,8 +51,8 @@ class Workload(Protocol):
     """One kind of model. Can be pickled: it is on both sides of a pipe."""
 
     name: ClassVar[str]  # in the JSON object
-    kind: ClassVar[str] = ""  # what its models are called
-    model: ClassVar[type[Model]] = Model  # what backends are given
+    kind: ClassVar[str] = ""  # name of its models, in the plural
+    model: ClassVar[type[Model]] = Model  # of the model that backends are given
     options: ClassVar[Numbers] = {}  # of a command, which are its own
     words: ClassVar[Mapping[str, Any]] = {}  # own options that are no numbers, with their defaults
     # by measure, what is timed; seconds are in the answers under these names
@@ -71,7 +71,7 @@ class Workload(Protocol):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What was the same for everybody, for the JSON object."""
+        """Settings that all backends share, for the JSON object."""
 
     @property
     def rated(self) -> tuple[Work, int]:
@@ -115,7 +115,7 @@ def timed(act: Callable[[], ResultT]) -> tuple[float, ResultT]:
 
 
 def random_tokens(rows: int, length: int, vocab_size: int) -> list[Tokens]:
-    """Return rows of random tokens, the same for everybody.
+    """Return rows of random tokens, the same for all backends.
 
     What a token costs does not depend on which it is, and a row does not depend on how many there
     are.

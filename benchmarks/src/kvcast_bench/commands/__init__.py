@@ -123,8 +123,8 @@ def peers(args: argparse.Namespace, workload: Workload, model: Model) -> list[Ba
     """Return the peers that are asked for; raises UsageError for those of another workload."""
     here = _PEERS[workload.name]
     names = list(here) if args.peers is None else args.peers
-    if strangers := [name for name in names if name not in here]:
-        raise UsageError(f"{strangers[0]} takes no {workload.kind}: peers are {', '.join(here)}")
+    if others := [name for name in names if name not in here]:
+        raise UsageError(f"{others[0]} takes no {workload.kind}: peers are {', '.join(here)}")
     return [here[name](model=model) for name in names]
 
 

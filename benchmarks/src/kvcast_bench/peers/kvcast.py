@@ -103,7 +103,7 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
 
     @property
     def bundled(self) -> BundlePrecision:
-        """What the runtime makes of the precision; raises UsageError where it has no such one."""
+        """The runtime's form of the precision; raises UsageError where it has none."""
         return runtimes.RUNTIMES[self.runtime].choose_precision(self.asked)
 
     @override

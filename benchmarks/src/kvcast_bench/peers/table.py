@@ -1,4 +1,4 @@
-"""Who takes part in what: a row for each program with each of its kinds of numbers.
+"""The peers of each workload: a row for each program with each of its kinds of numbers.
 
 Imports none of the other programs' packages.
 """

@@ -1,1 +1,1 @@
-"""What is measured of each kind of model, one file each; see `kvcast_bench.workload`."""
+"""Workloads, one file for each kind of model; see `kvcast_bench.workload`."""
