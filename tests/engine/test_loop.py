@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -178,11 +179,12 @@ def test_beams_that_change_place_are_reordered_within_their_input():
 DRAWS = 20_000
 
 
-def frequencies(temperature: float, seed: int = 0) -> np.ndarray:
+@cache
+def frequencies(temperature: float) -> np.ndarray:
     """How often each token is drawn first, by so many samples of one input."""
     generation, _ = run(
         lambda number, written: np.array([2, 1, 0, -np.inf, 1.5, -1], np.float32),
-        Sampling(temperature, DRAWS, (seed,)),
+        Sampling(temperature, DRAWS, (0,)),
         max_new_tokens=1,
     )
     drawn = [(*candidate.tokens, EOT)[0] for candidate in generation.candidates[0]]
@@ -204,7 +206,7 @@ def test_a_higher_temperature_spreads_the_draws():
     def spread(temperature: float) -> float:
         return 1 - (frequencies(temperature) ** 2).sum()
 
-    assert spread(0.1) < spread(0.5) < spread(1.0) < spread(4.0)
+    assert spread(0.3) < spread(1.0) < spread(3.0)
 
 
 def test_one_seed_gives_one_result_and_another_seed_another():
