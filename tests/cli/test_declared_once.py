@@ -16,12 +16,13 @@ from kvcast.cli import export, generate, main, transcribe
 from kvcast.cli.arguments import Parser
 from kvcast.decoding.params import SAMPLING
 from kvcast.errors import UsageError
-from kvcast.loading import doctor, params
+from kvcast.loading import doctor
 from kvcast.loading.params import ExportParams, LoadParams
 from kvcast.options import Bounds, Option, keywords_of
 from kvcast.runtimes.onnx.target import OnnxTarget
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest, RuntimeInfo
+from kvcast.text import params
 from kvcast.text.params import PromptParams
 
 ROOT = Path(__file__).parents[2]
