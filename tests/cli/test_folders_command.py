@@ -480,7 +480,8 @@ def start(folder: Path, *words: str, **settings) -> subprocess.Popen:
 def test_a_signal_keeps_what_is_finished_and_says_how_to_go_on(
     number: signal.Signals, code: int, workers: int, folder, out
 ):
-    pause = os.environ | {"KVCAST_PAUSE": "0.3"}
+    # The others last so much longer than a busy machine takes to send the signal.
+    pause = os.environ | {"KVCAST_PAUSE": "1"}
     process = start(folder, "--workers", str(workers), env=pause)
     while not (out / "a.txt").exists():
         assert process.poll() is None

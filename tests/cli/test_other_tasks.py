@@ -48,6 +48,6 @@ def test_a_checkpoint(
 
 def test_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.wav").touch()
-    folder = bundle(LLAMA)
+    folder = bundle(LLAMA, runtime="native")
     assert main(["transcribe", str(tmp_path / "a.wav"), "--model", str(folder), "-q"]) == 2
     assert capsys.readouterr() == ("", f"kvcast: {folder} {WRITES}\n")

@@ -3,7 +3,7 @@
 import importlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -38,8 +38,19 @@ def chromium(*arguments: str) -> Iterator[Any]:
 
 
 @contextmanager
-def visit(browser: Any, url: str, path: str = "/", **options: Any) -> Iterator[Any]:
-    """Open a page; in the end nothing may have come from elsewhere or been against its policy."""
+def visit(
+    browser: Any,
+    url: str,
+    path: str = "/",
+    *,
+    answers: Mapping[str, Mapping[str, Any]] | None = None,
+    **options: Any,
+) -> Iterator[Any]:
+    """Open a page; in the end nothing may have come from elsewhere or been against its policy.
+
+    Requests whose URL matches a key of `answers` are answered by it, as `Route.fulfill` takes it,
+    and the server never sees them.
+    """
     context = browser.new_context(**{"locale": "en-GB", "accept_downloads": True} | options)
     context.set_default_timeout(GUARDING)
     page = context.new_page()
@@ -48,6 +59,8 @@ def visit(browser: Any, url: str, path: str = "/", **options: Any) -> Iterator[A
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", lambda said: faults.append(said.text) if "Policy" in said.text else None)
+    for pattern, answer in (answers or {}).items():
+        page.route(pattern, _fulfilling(answer))
     page.goto(url + path)
     page.wait_for_selector("[role=tabpanel]:not([hidden]), #trouble:not([hidden]), dialog[open]")
     try:
@@ -55,7 +68,11 @@ def visit(browser: Any, url: str, path: str = "/", **options: Any) -> Iterator[A
     finally:
         context.close()
     assert not faults
-    assert [one for one in asked if not one.startswith((url, f"blob:{url}"))] == []
+    assert [address for address in asked if not address.startswith((url, f"blob:{url}"))] == []
+
+
+def _fulfilling(answer: Mapping[str, Any]) -> Callable[[Any], None]:
+    return lambda route: route.fulfill(**answer)
 
 
 def posted(page: Any, path: str) -> list[Any]:
