@@ -10,7 +10,7 @@ import pytest
 from kit.dimensions import GEMMA3, LLAMA, MISTRAL, ROFORMER, SMALL_T5
 from kit.engine_models import model, prompt
 from kvcast import Engine
-from kvcast.text.engine import TextDelta
+from kvcast.text.caller import TextDelta
 
 RUNTIMES = ["native", "onnx"]
 OPTIONS: list[dict[str, Any]] = [

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kit.scripted_runtime import Script, ScriptedRuntime, random_script, windows
-from kvcast.engine.loop import Loop
 from kvcast.engine.requests import Prompt
+from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import UsageError
 from kvcast.whisper.strategies import (
     BeamSearch,
@@ -52,7 +52,7 @@ def run(
         for prompt, window in zip(prompts, windows(*range(len(prompts))), strict=True)
     ]
     rows = strategy.width * len(prompts)
-    for _ in Loop(runtime, rows=rows, capacity=448, inputs=len(prompts)).run(requests):
+    for _ in Scheduler(runtime, rows=rows, capacity=448, inputs=len(prompts)).run(requests):
         pass
     candidates = [request.search.candidates() for request in requests]
     return Found(candidates, [request.probed_v for request in requests]), runtime

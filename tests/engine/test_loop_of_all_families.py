@@ -1,7 +1,7 @@
 """What a request writes does not depend on who comes, stays, leaves or is cancelled beside it.
 
-Requests of each family arrive at random steps at a loop of few rows; those that run to their ends
-write what they write alone.
+Callers of each family arrive at random steps at a scheduler of few rows; requests that run to their
+ends write what they write alone.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,14 @@ from kit.bundles import opened
 from kit.dimensions import GEMMA3, LLAMA, SIMBERT, SMALL, SMALL_T5
 from kit.tokenizers import Numbers
 from kvcast.decoding.params import SamplingParams
-from kvcast.engine.loop import Loop
+from kvcast.engine.callers import RequestList
 from kvcast.engine.requests import Prefix, Prompt, Request, compute
+from kvcast.engine.scheduler import Scheduler
 from kvcast.text.requests import SampledText, SearchedTexts, TextRequest, TextSpec
 from kvcast.text.sources import Source
 from kvcast.text.texts import StoppingCriteria, Stopwatch
-from kvcast.whisper.decoding import Features
 from kvcast.whisper.filters import SuppressBlank
+from kvcast.whisper.requests import Features
 from kvcast.whisper.strategies import BeamSearch, Greedy, Sampling, SearchRequest, Strategy
 
 CAPACITY, ROWS = 24, 5
@@ -153,10 +154,10 @@ def alone(name: str, runtime: str) -> tuple[Subject, list[tuple[Any, list[float]
     expected = []
     for begin in subject.requests:
         request = begin()
-        loop = Loop(
+        scheduler = Scheduler(
             subject.runtime, rows=request.width, capacity=CAPACITY, inputs=min(1, subject.inputs)
         )
-        for _ in loop.run([request]):
+        for _ in scheduler.run([request]):
             pass
         expected.append(numbers(request))
     return subject, expected
@@ -179,7 +180,7 @@ def check(
     chunk: int,
 ) -> None:
     subject, expected = alone(name, runtime)
-    loop = Loop(
+    scheduler = Scheduler(
         subject.runtime,
         rows=rows,
         capacity=CAPACITY,
@@ -192,18 +193,19 @@ def check(
     for which, later, patience in arrivals:
         number = which % len(subject.requests)
         request = subject.requests[number]()
+        caller = RequestList([request])
         arrival += later
-        events.setdefault(arrival, []).append(lambda request=request: loop.add(request))
+        events.setdefault(arrival, []).append(lambda caller=caller: scheduler.add(caller))
         if patience is None:
             kept.append((request, number))
         else:
             leaving = events.setdefault(arrival + patience, [])
-            leaving.append(lambda request=request: loop.cancel(request))
+            leaving.append(lambda caller=caller: scheduler.remove(caller))
     step = 0
-    while events or not loop.idle:
+    while events or not scheduler.idle:
         for event in events.pop(step, []):
             event()
-        loop.step()
+        scheduler.step()
         step += 1
     for request, number in kept:
         assert request.done

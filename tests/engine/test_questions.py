@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import CancelledError
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from kvcast import Engine
 from kvcast.audio.decode import open_audio
 from kvcast.audio.features import window_features
 from kvcast.engine import DeadlineError
+from kvcast.engine.callers import Policy
 from kvcast.errors import InputMissingError, UsageError
-from kvcast.whisper.alignment import AlignmentJob
-from kvcast.whisper.decoding import DecodingOptions, Features, WindowJob
+from kvcast.whisper.decoding import DecodingOptions, DecodingResult
+from kvcast.whisper.requests import Features
+from kvcast.whisper.token_times import TokenTimes
+from kvcast.whisper.windows import WindowRequests
 
 RECORDING = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
 
@@ -36,25 +40,46 @@ def samples() -> NDArray[np.float32]:
         source.close()
 
 
-def question(samples: NDArray[np.float32], seconds: float, **options: Any) -> WindowJob:
+@dataclass(frozen=True)
+class Question:
+    """A window, and how to decode it; each `policy` asks it anew."""
+
+    requests: WindowRequests
+    window: Features
+    options: DecodingOptions
+
+    def policy(self) -> Policy[DecodingResult]:
+        return self.requests.decode(self.window, self.options)
+
+
+def asked(model: Any, samples: NDArray[np.float32], seconds: float, **options: Any) -> Question:
     window = Features(window_features(samples[: round(seconds * 16_000)], 80))
-    return WindowJob(window=window, options=DecodingOptions(language="en", **options))
+    return Question(model.requests, window, DecodingOptions(language="en", **options))
+
+
+def question(
+    model: Any, samples: NDArray[np.float32], seconds: float, **options: Any
+) -> Policy[DecodingResult]:
+    return asked(model, samples, seconds, **options).policy()
 
 
 def test_answers_are_those_of_the_model_alone(model: Any, samples: NDArray[np.float32]):
-    jobs = [question(samples, seconds) for seconds in (3, 7, 12)]
-    jobs.append(question(samples, 5, beam=3))
+    questions = [asked(model, samples, seconds) for seconds in (3, 7, 12)]
+    questions.append(asked(model, samples, 5, beam=3))
     alone = model.decoder(DecodingOptions(beam=3))
-    expected = [alone.answer(job) for job in jobs]
+    expected = [alone.answer(each.policy()) for each in questions]
     text = [token for token in expected[2].tokens if token < model.tokenizer.eot]
-    places = AlignmentJob(
-        window=jobs[2].window, language="en", task="transcribe", text=text, frames=600
-    )
+
+    def places() -> Policy[TokenTimes]:
+        return model.requests.align(
+            questions[2].window, text, language="en", task="transcribe", frames=600
+        )
+
     with Engine(model, rows=4) as engine:
-        asked = [engine.submit(job) for job in jobs]
-        assert [job.result(60) for job in asked] == expected
-        begins_n = engine.submit(places).result(60).begins_n
-        assert begins_n.tolist() == alone.answer(places).begins_n.tolist()
+        jobs = [engine.submit(each.policy()) for each in questions]
+        assert [job.result(60) for job in jobs] == expected
+        begins_n = engine.submit(places()).result(60).begins_n
+        assert begins_n.tolist() == alone.answer(places()).begins_n.tolist()
         assert len(begins_n) == len(text) + 1
         status = engine.status()
         assert status.finished == {"stop": 5}
@@ -69,7 +94,7 @@ def test_tokens_of_recordings_are_counted_as_windows_end(model: Any, samples: ND
         long = engine.submit(np.tile(samples, 20), best_of=1)
         heard = next(iter(long))
         # One that follows in the same step, so that the step before is over.
-        engine.submit(question(samples, 3)).result(60)
+        engine.submit(question(model, samples, 3)).result(60)
         counted = engine.status().generated_tokens
         assert not long.done()
         assert counted > alone + len(heard.tokens)
@@ -88,7 +113,7 @@ def test_a_question_waits_neither_for_recordings_nor_in_the_queue(
             engine.submit(long, best_of=1) for _ in range(3)
         ]  # one waits; the queue is full
         until(lambda: engine.status().running == 2)
-        answer = engine.submit(question(samples, 3)).result(60)
+        answer = engine.submit(question(model, samples, 3)).result(60)
         status = engine.status()
         assert "Dashwood" in answer.text
         assert (status.running, status.waiting, status.finished) == (2, 1, {"stop": 1})
@@ -119,7 +144,7 @@ def test_what_takes_long_to_open_holds_up_nobody(
         with pytest.raises(DeadlineError):
             late.result(60)
         assert engine.status().busy == []
-        assert "Dashwood" in engine.submit(question(samples, 3)).result(60).text
+        assert "Dashwood" in engine.submit(question(model, samples, 3)).result(60).text
         given_up.cancel()
         with pytest.raises(CancelledError):
             given_up.result(60)
@@ -137,11 +162,11 @@ def test_a_question_that_cannot_be_answered_is_the_callers(
 ):
     with Engine(model, rows=2) as engine:
         with pytest.raises(UsageError, match="cannot translate"):
-            engine.submit(question(samples, 3, task="translate")).result(60)
-        given_up = [engine.submit(question(samples, 12)) for _ in range(8)]
+            engine.submit(question(model, samples, 3, task="translate")).result(60)
+        given_up = [engine.submit(question(model, samples, 12)) for _ in range(8)]
         for one in given_up:
             one.cancel()
         with pytest.raises(CancelledError):
             given_up[-1].result(60)
-        assert engine.submit(question(samples, 3)).result(60).text
+        assert engine.submit(question(model, samples, 3)).result(60).text
         assert engine.status().running == 0

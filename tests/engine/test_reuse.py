@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from kit.letters import END, FIRST, VOCAB
 from kit.recomputing_runtime import RecomputingRuntime, random_model
-from kvcast.engine.loop import Loop
-from kvcast.engine.prefix_cache import WORTH_COPYING, HeldTokens, Match
+from kit.scheduled import added, drain
+from kvcast.engine.prefix_cache import WORTH_COPYING, Match, PrefixCache
+from kvcast.engine.scheduler import Scheduler
 from kvcast.text.requests import SampledText
 from text.test_text_loop import outcome, prompts, request, run
 
@@ -20,11 +21,13 @@ CAPACITY = 80
 
 def reusing(
     rows: int = 2, chunk: int = 512, turn: int | None = None
-) -> tuple[Loop, RecomputingRuntime]:
+) -> tuple[Scheduler, RecomputingRuntime]:
     runtime = RecomputingRuntime(RANDOM)
-    held = HeldTokens(rows, CAPACITY)
-    loop = Loop(runtime, rows=rows, capacity=CAPACITY, chunk=chunk, turn=turn, held=held)
-    return loop, runtime
+    prefixes = PrefixCache(rows, CAPACITY)
+    scheduler = Scheduler(
+        runtime, rows=rows, capacity=CAPACITY, chunk=chunk, turn=turn, prefixes=prefixes
+    )
+    return scheduler, runtime
 
 
 def alone(one: SampledText) -> tuple:
@@ -40,13 +43,13 @@ def fed(runtime: RecomputingRuntime) -> int:
 
 
 def test_the_next_turn_of_a_conversation_feeds_only_what_is_new():
-    loop, runtime = reusing()
+    scheduler, runtime = reusing()
     first = request(long_prompt(20), max_new_tokens=6, ends=())
-    list(loop.run([first]))
+    list(scheduler.run([first]))
     said = [*long_prompt(20), *first.text.tokens]
     runtime.calls.clear()
     second = request([*said, 7, 8], max_new_tokens=3, ends=())
-    list(loop.run([second]))
+    list(scheduler.run([second]))
     # The last token of a text is chosen and never fed.
     assert second.reused == len(said) - 1
     assert runtime.calls[0] == {0: [said[-1], 7, 8]}
@@ -55,16 +58,16 @@ def test_the_next_turn_of_a_conversation_feeds_only_what_is_new():
 
 
 def test_a_prefix_in_a_row_that_is_being_written_is_copied():
-    loop, runtime = reusing()
+    scheduler, runtime = reusing()
     system = long_prompt(30)
     one = request([*system, 5, 6], max_new_tokens=30, ends=())
     other = request([*system, 9], max_new_tokens=4, ends=())
-    loop.add(one)
-    loop.step()
-    loop.step()
-    loop.add(other)
+    added(scheduler, one)
+    scheduler.step()
+    scheduler.step()
+    added(scheduler, other)
     runtime.calls.clear()
-    list(loop.run([]))
+    drain(scheduler)
     assert other.reused == 30
     assert runtime.adopted == [[1]]
     assert {1: [9]} in runtime.calls
@@ -73,10 +76,10 @@ def test_a_prefix_in_a_row_that_is_being_written_is_copied():
 
 
 def test_what_prompts_of_the_same_moment_have_in_common_is_computed_once():
-    loop, runtime = reusing(rows=4)
+    scheduler, runtime = reusing(rows=4)
     system = long_prompt(40)
     several = [request([*system, i + FIRST], max_new_tokens=3, ends=()) for i in range(4)]
-    list(loop.run(several))
+    list(scheduler.run(several))
     assert [one.reused for one in several] == [0, 40, 40, 40]
     for i, one in enumerate(several):
         assert outcome(one) == alone(request([*system, i + FIRST], max_new_tokens=3, ends=()))
@@ -84,50 +87,50 @@ def test_what_prompts_of_the_same_moment_have_in_common_is_computed_once():
 
 
 def test_the_longest_unused_row_is_overwritten():
-    loop, _ = reusing(rows=3)
+    scheduler, _ = reusing(rows=3)
     texts = [long_prompt(10, seed) for seed in range(4)]
     for text in texts:
-        list(loop.run([request(text, max_new_tokens=1, ends=())]))
+        list(scheduler.run([request(text, max_new_tokens=1, ends=())]))
     again = [request([*text, 5], max_new_tokens=1, ends=()) for text in texts]
     for one in (again[3], again[2], again[1]):
-        list(loop.run([one]))
+        list(scheduler.run([one]))
         assert one.reused == 10
-    list(loop.run([again[0]]))
+    list(scheduler.run([again[0]]))
     assert again[0].reused == 0
 
 
 def test_little_in_common_with_another_row_is_computed_again():
-    loop, runtime = reusing(rows=2)
+    scheduler, runtime = reusing(rows=2)
     short = long_prompt(WORTH_COPYING - 1)
-    list(loop.run([request([*short, *long_prompt(30, 1)], max_new_tokens=1, ends=())]))
+    list(scheduler.run([request([*short, *long_prompt(30, 1)], max_new_tokens=1, ends=())]))
     other = request([*short, 5], max_new_tokens=1, ends=())
-    list(loop.run([other]))
+    list(scheduler.run([other]))
     assert other.reused == 0
     assert not runtime.adopted
 
 
 def test_a_cancelled_text_leaves_what_was_read_of_it():
-    loop, _ = reusing(rows=1)
+    scheduler, _ = reusing(rows=1)
     one = request(long_prompt(20), max_new_tokens=50, ends=())
-    loop.add(one)
-    loop.step()
-    loop.cancel(one)
-    assert loop.idle
+    caller = added(scheduler, one)
+    scheduler.step()
+    scheduler.remove(caller)
+    assert scheduler.idle
     again = request([*long_prompt(20), 5], max_new_tokens=2, ends=())
-    list(loop.run([again]))
+    list(scheduler.run([again]))
     assert again.reused == 20
     assert outcome(again) == alone(request([*long_prompt(20), 5], max_new_tokens=2, ends=()))
 
 
 def test_a_turn_bounds_what_is_read_before_those_that_write_go_on():
-    loop, runtime = reusing(rows=3, chunk=8, turn=8)
+    scheduler, runtime = reusing(rows=3, chunk=8, turn=8)
     writing = request([5], max_new_tokens=20, ends=())
-    loop.add(writing)
-    loop.step()
+    added(scheduler, writing)
+    scheduler.step()
     for seed in (1, 2):
-        loop.add(request(long_prompt(24, seed), max_new_tokens=2, ends=()))
+        added(scheduler, request(long_prompt(24, seed), max_new_tokens=2, ends=()))
     runtime.calls.clear()
-    list(loop.run([]))
+    drain(scheduler)
     for call, following in zip(runtime.calls, runtime.calls[1:], strict=False):
         read = sum(len(tokens) for tokens in call.values() if len(tokens) > 1)
         assert read <= 8
@@ -139,7 +142,7 @@ def test_a_turn_bounds_what_is_read_before_those_that_write_go_on():
 @given(data=st.data())
 def test_no_text_depends_on_what_rows_held_before(data: st.DataObject):
     rows, turn = data.draw(st.integers(1, 4)), data.draw(st.sampled_from([None, 3, 20]))
-    loop, _ = reusing(rows=rows, chunk=data.draw(st.integers(1, 9)), turn=turn)
+    scheduler, _ = reusing(rows=rows, chunk=data.draw(st.integers(1, 9)), turn=turn)
     stems = [long_prompt(24, seed) for seed in range(2)]
     written: list[tuple[SampledText, SampledText]] = []
     for _ in range(data.draw(st.integers(1, 8))):
@@ -151,19 +154,19 @@ def test_no_text_depends_on_what_rows_held_before(data: st.DataObject):
         ends: Sequence[int] = data.draw(st.sampled_from([(), (END, 3, 4)]))
         pair = [request(prompt, max_new_tokens=9, ends=tuple(ends)) for _ in range(2)]
         written.append((pair[0], pair[1]))
-        loop.add(pair[0])
+        caller = added(scheduler, pair[0])
         for _ in range(data.draw(st.integers(0, 5))):
-            loop.step()
+            scheduler.step()
         if data.draw(st.booleans()) and data.draw(st.booleans()) and not pair[0].done:
-            loop.cancel(pair[0])
+            scheduler.remove(caller)
             written.pop()
-    list(loop.run([]))
+    drain(scheduler)
     for one, expected in written:
         assert outcome(one) == alone(expected)
 
 
 def test_rows_match_from_their_beginning_and_only_what_they_hold():
-    held = HeldTokens(3, 40)
+    held = PrefixCache(3, 40)
     held.feed([0, 1], [np.arange(30), np.arange(20)])
     tokens_s = np.arange(25)
     assert held.common(tokens_s) == [25, 20, 0]
@@ -179,6 +182,6 @@ def test_many_prompts_are_as_without_reuse(rows: int):
     expected = [
         alone(request(prompt, stream=i, temperature=1.0)) for i, prompt in enumerate(prompts(9))
     ]
-    loop, _ = reusing(rows=rows, chunk=3)
-    list(loop.run(several))
+    scheduler, _ = reusing(rows=rows, chunk=3)
+    list(scheduler.run(several))
     assert [outcome(one) for one in several] == expected

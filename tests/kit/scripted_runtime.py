@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kit.recomputing_runtime import Recomputed, RecomputingRuntime, Written
 from kvcast.runtimes.base import Alignment, Asked
-from kvcast.whisper.decoding import Features
+from kvcast.whisper.requests import Features
 
 Script = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
 """Input's number and all its tokens so far, prompt included, to logits [vocab]."""

@@ -13,10 +13,15 @@ import numpy as np
 
 from kit.dimensions import LEAST_WHISPER
 from kit.openai_whisper import openai_tokenizer_json
+from kit.scripted_runtime import ScriptedRuntime
 from kvcast.audio.timeline import Part, Timeline
+from kvcast.engine.callers import Policy
+from kvcast.engine.requests import OVER, Continuations, Prompt, Request
+from kvcast.engine.scheduler import Scheduler
 from kvcast.runtimes.base import Float32
-from kvcast.whisper.decoding import DecodingOptions, DecodingResult, Features, WindowJob
+from kvcast.whisper.decoding import DecodingOptions, DecodingResult
 from kvcast.whisper.model import WhisperModel
+from kvcast.whisper.requests import Features
 from kvcast.whisper.tokenizer import WhisperTokenizer
 
 ENGLISH = replace(LEAST_WHISPER, vocab_size=51864)
@@ -90,9 +95,22 @@ class NumberedWindows:
         self.closed = True
 
 
+class OneStep(Request):
+    """Is over after one step."""
+
+    def __init__(self, window: Features) -> None:
+        super().__init__(Prompt(np.zeros(1, np.int64), input=window), capacity=1)
+
+    def advance(self, logits_rv: Float32) -> Continuations:
+        return OVER
+
+
 @dataclass
 class ScriptedDecoder:
-    """Stands in for `WindowDecoder`; notes where and how each window was decoded."""
+    """Stands in for `WindowDecoder` and its requests, which take one step.
+
+    It notes where and how each window was decoded.
+    """
 
     script: Sequence[Heard]
     calls: list[tuple[Any, DecodingOptions, list[int]]] = field(default_factory=list)
@@ -101,44 +119,50 @@ class ScriptedDecoder:
     prompt_languages: list[str | None] = field(default_factory=list)
     place: Callable[[Float32], Any] = place
     spoken: Callable[[int], str] = lambda _: "en"
-    """The language of a stretch that begins at this frame."""
+    """The language of the sound that begins at this frame."""
 
     def __post_init__(self) -> None:
         self._results: Iterator[Heard] = iter(self.script)
-        self._finished: list[tuple[WindowJob, DecodingResult]] = []
+        self.requests = self
+        runtime = ScriptedRuntime(lambda *_: np.zeros(1, np.float32))
+        self.scheduler = Scheduler(runtime, rows=1, capacity=448, inputs=1, requests=1)
 
     @property
     def encoded(self) -> int:
         """How many different windows there were."""
         return len(set(self.heard))
 
-    def submit(self, job: WindowJob) -> None:
-        self.heard.append(job.window)
-        self.prompt_languages.append(job.prompt_language)
-        self.calls.append((self.place(job.window.features_mt), job.options, list(job.prompt)))
+    def decode(
+        self,
+        window: Features,
+        options: DecodingOptions,
+        *,
+        prompt: Sequence[int],
+        prompt_language: str | None,
+        stream: int,
+    ) -> Policy[DecodingResult]:
+        del stream
+        self.heard.append(window)
+        self.prompt_languages.append(prompt_language)
+        self.calls.append((self.place(window.features_mt), options, list(prompt)))
         heard = next(self._results, LAST)
         result = DecodingResult(
-            language=job.options.language or heard.language,
+            language=options.language or heard.language,
             tokens=heard.tokens,
             text=self.tokenizer.decode(heard.tokens).strip(),
             avg_logprob=heard.avg_logprob,
             no_speech_prob=heard.no_speech_prob,
-            temperature=job.options.temperature,
+            temperature=options.temperature,
             compression_ratio=heard.compression_ratio,
             repetition=heard.repetition,
         )
-        self._finished.append((job, result))
+        yield OneStep(window)
+        return result
 
-    def detect_languages(self, windows: Sequence[Features]) -> list[dict[str, float]]:
-        said = [self.spoken(self.place(window.features_mt)[0]) for window in windows]
-        return [{code: 0.8 if code == one else 0.1 for code in ("en", "de", "fr")} for one in said]
-
-    def step(self) -> list[tuple[WindowJob, DecodingResult]]:
-        finished, self._finished = self._finished, []
-        return finished
-
-    def cancel(self, job: WindowJob) -> None:
-        self._finished = [pair for pair in self._finished if pair[0] is not job]
+    def languages(self, window: Features) -> Policy[dict[str, float]]:
+        spoken = self.spoken(self.place(window.features_mt)[0])
+        yield OneStep(window)
+        return {code: 0.8 if code == spoken else 0.1 for code in ("en", "de", "fr")}
 
 
 class NoRuntime:

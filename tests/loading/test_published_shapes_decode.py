@@ -14,8 +14,9 @@ from kit.own_cache import own_cache
 from kit.published_shapes import PUBLISHED, Shape, ctranslate2, hugging_face, random_whisper
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.errors import KvcastError
-from kvcast.whisper.decoding import DecodingOptions, Features
+from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.model import WhisperModel
+from kvcast.whisper.requests import Features
 
 SMALL = replace(PUBLISHED["large-v3-turbo"], encoder_layers=2, decoder_layers=1, heads=4)
 # Depth adds time and little that differs: one decoder has layers with two digits, the others have a

@@ -11,8 +11,8 @@ from kit.letters import Letters
 from kit.recomputing_runtime import RecomputingRuntime, in_transformers, tiny_llama
 from kvcast.decoding.numerics import log_softmax
 from kvcast.decoding.params import SamplingParams
-from kvcast.engine.loop import Loop
 from kvcast.engine.requests import Prefix, Prompt, compute
+from kvcast.engine.scheduler import Scheduler
 from kvcast.text.requests import Hypothesis, SearchedTexts, TextSpec
 from kvcast.text.texts import StoppingCriteria, Stopwatch
 
@@ -76,7 +76,7 @@ def ours(
     read = [Prompt(np.array(prompt, np.int64), prefix=prefix) for prompt in prompts]
     searches = requests(read, options, ends, penalty, steps, least)
     rows, capacity = len(prompts) * options["beam"], max(one.capacity for one in searches)
-    for _ in Loop(runtime, rows=rows, capacity=capacity, chunk=3).run(searches):
+    for _ in Scheduler(runtime, rows=rows, capacity=capacity, chunk=3).run(searches):
         pass
     return [one.hypotheses for one in searches]
 

@@ -18,8 +18,8 @@ from kit.recomputing_runtime import (
 )
 from kvcast.decoding.numerics import log_softmax
 from kvcast.decoding.params import SamplingParams
-from kvcast.engine.loop import Loop
 from kvcast.engine.requests import Prefix, Prompt, compute
+from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError
 from kvcast.text.requests import SampledText, TextSpec
 from kvcast.text.texts import LENGTH, STOP, StoppingCriteria, Stopwatch
@@ -63,9 +63,9 @@ def outcome(one: SampledText) -> tuple[Any, ...]:
 
 def loop_for(
     runtime: RecomputingRuntime, requests: Sequence[SampledText], rows: int, chunk: int = 512
-) -> Loop:
+) -> Scheduler:
     capacity = max((one.capacity for one in requests), default=1)
-    return Loop(runtime, rows=min(rows, len(requests)), capacity=capacity, chunk=chunk)
+    return Scheduler(runtime, rows=min(rows, len(requests)), capacity=capacity, chunk=chunk)
 
 
 def run(

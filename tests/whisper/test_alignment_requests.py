@@ -1,4 +1,4 @@
-"""A window's text is aligned among what else the loop does, over the input that it was heard in."""
+"""A window's text is aligned beside other requests, over the input that it was heard in."""
 
 import numpy as np
 import pytest
@@ -8,14 +8,14 @@ from kit.dimensions import SMALL
 from kit.encoded import random_tokens
 from kit.models import random_programs, speech
 from kit.openai_whisper import openai_attention
+from kit.scheduled import added, drain
 from kit.scripted_runtime import ScriptedRuntime, random_script, windows
-from kvcast.engine.loop import Loop
 from kvcast.engine.requests import Prompt
+from kvcast.engine.scheduler import Scheduler
 from kvcast.runtimes.attention_by_token import attention_by_token
 from kvcast.runtimes.base import Float32
 from kvcast.runtimes.dtw import first_frames
-from kvcast.whisper.alignment import AlignmentRequest
-from kvcast.whisper.decoding import Features
+from kvcast.whisper.requests import AlignmentRequest, Features
 from kvcast.whisper.strategies import BeamSearch, Greedy, SearchRequest, Strategy
 
 VOCAB, EOT = 12, 7
@@ -50,7 +50,7 @@ def test_probabilities_are_of_text_after_what_came_before():
     runtime, (window,) = scripted(), windows(5)
     text = [1, 6, 2]
     request = AlignmentRequest(window, START, text, frames=2, eot=EOT, among_v=AMONG)
-    assert list(Loop(runtime, rows=1, capacity=448, inputs=1).run([request])) == [request]
+    assert list(Scheduler(runtime, rows=1, capacity=448, inputs=1).run([request])) == [request]
     assert request.done
     assert runtime.aligned == [(5, (*START, *text, EOT))]
     for i, token in enumerate(text):
@@ -65,7 +65,7 @@ def test_words_that_fine_tuning_added_are_text():
     runtime, (window,), added = scripted(), windows(5), [9, 11]
     text = [1, 11, 9, 2]
     request = AlignmentRequest(window, START, text, frames=2, eot=EOT, among_v=among(VOCAB, *added))
-    list(Loop(runtime, rows=1, capacity=448, inputs=1).run([request]))
+    list(Scheduler(runtime, rows=1, capacity=448, inputs=1).run([request]))
     for i, token in enumerate(text):
         logits_v = runtime.script(5, (*START, *text[:i])).astype(float)
         weights_v = np.exp(logits_v[[*range(EOT), *added]])
@@ -75,23 +75,23 @@ def test_words_that_fine_tuning_added_are_text():
 
 def test_an_input_that_is_still_in_its_slot_is_not_encoded_again():
     runtime, (one, other) = scripted(), windows(0, 1)
-    loop = Loop(runtime, rows=2, capacity=448, inputs=2)
-    list(loop.run([searched(one, Greedy(), 3), searched(other, Greedy(), 3)]))
+    scheduler = Scheduler(runtime, rows=2, capacity=448, inputs=2)
+    list(scheduler.run([searched(one, Greedy(), 3), searched(other, Greedy(), 3)]))
     aligned = [
         AlignmentRequest(window, START, [1], frames=2, eot=EOT, among_v=AMONG)
         for window in (other, one)
     ]
-    list(loop.run(aligned))
+    list(scheduler.run(aligned))
     assert runtime.encoded == [[0], [1]]
     assert [number for number, _ in runtime.aligned] == [1, 0]
 
 
 def test_an_input_that_left_its_slot_is_encoded_again():
     runtime, (one, other) = scripted(), windows(0, 1)
-    loop = Loop(runtime, rows=1, capacity=448, inputs=1)
-    list(loop.run([searched(one, Greedy(), 3), searched(other, Greedy(), 3)]))
+    scheduler = Scheduler(runtime, rows=1, capacity=448, inputs=1)
+    list(scheduler.run([searched(one, Greedy(), 3), searched(other, Greedy(), 3)]))
     request = AlignmentRequest(one, START, [1], frames=2, eot=EOT, among_v=AMONG)
-    list(loop.run([request]))
+    list(scheduler.run([request]))
     assert runtime.encoded == [[0], [1], [0]]
     assert request.attention_st[0, 0] == 0
 
@@ -100,22 +100,21 @@ def test_an_input_that_left_its_slot_is_encoded_again():
 def test_what_else_is_written_does_not_notice(strategy: Strategy):
     """Alignments wait for a row, come and go, and their rows are others' again."""
     alone = searched(windows(0)[0], strategy, 12)
-    list(Loop(scripted(), rows=strategy.width, capacity=448, inputs=1).run([alone]))
+    list(Scheduler(scripted(), rows=strategy.width, capacity=448, inputs=1).run([alone]))
     runtime, (zero, one) = scripted(), windows(0, 1)
     among = searched(zero, strategy, 12)
     later = searched(one, Greedy(), 4)
     aligned = [
         AlignmentRequest(one, START, [i], frames=2, eot=EOT, among_v=AMONG) for i in range(4)
     ]
-    loop = Loop(runtime, rows=strategy.width + 1, capacity=448, inputs=2)
-    loop.add(among)
+    scheduler = Scheduler(runtime, rows=strategy.width + 1, capacity=448, inputs=2)
+    added(scheduler, among)
     for request in aligned[:2]:
-        loop.step()
-        loop.add(request)
+        scheduler.step()
+        added(scheduler, request)
     for request in (later, *aligned[2:]):
-        loop.add(request)
-    while not loop.idle:
-        loop.step()
+        added(scheduler, request)
+    drain(scheduler)
     assert all(request.done for request in (among, later, *aligned))
     assert among.search.candidates() == alone.search.candidates()
     assert [tokens for _, tokens in runtime.aligned] == [(*START, i, EOT) for i in range(4)]
@@ -134,8 +133,8 @@ def test_a_model_gives_openais_attention_and_probabilities(runtime: str):
     window = Features(features_mt)
     among_v = np.where(np.arange(SMALL.vocab_size) < eot, 0, -np.inf).astype(np.float32)
     request = AlignmentRequest(window, start, text.tolist(), frames=9, eot=eot, among_v=among_v)
-    loop = Loop(opened(SMALL, runtime=runtime), rows=2, capacity=32, inputs=2)
-    list(loop.run([request]))
+    scheduler = Scheduler(opened(SMALL, runtime=runtime), rows=2, capacity=32, inputs=2)
+    list(scheduler.run([request]))
     scores_hst, logits_sv = openai_attention(
         random_programs(SMALL), features_mt, np.array([*start, *text, eot])
     )

@@ -1,6 +1,6 @@
 """Windows decoded together give, recording by recording, what they give one by one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,18 +9,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.scripted_runtime import ScriptedRuntime
 from kit.scripted_windows import NumberedWindows, frames, place, tokenizer
+from kvcast.engine.callers import Policy
+from kvcast.engine.requests import OVER, Continuations, Prompt, Request
+from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import InputOutputError, UsageError
 from kvcast.runtimes.base import Float32
-from kvcast.whisper.batch import Batch
-from kvcast.whisper.decoding import DecodingOptions, DecodingResult, WindowJob
-from kvcast.whisper.excerpts import QuietEnding, excerpts, quiet_frame
+from kvcast.whisper.decoding import DecodingOptions, DecodingResult
+from kvcast.whisper.excerpts import Excerpt, first_excerpt, quiet_frame
 from kvcast.whisper.params import TranscribeParams
+from kvcast.whisper.requests import Features
 from kvcast.whisper.segments import Window
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast.whisper.transcription import Segment, Transcription
+from kvcast.whisper.window_end import QuietEnd
 
 BEGIN = 50363
+
+
+class PacedRequest(Request):
+    """Takes so many steps."""
+
+    def __init__(self, window: Features, steps: int) -> None:
+        super().__init__(Prompt(np.zeros(1, np.int64), input=window), capacity=steps)
+        self.left = steps
+
+    def advance(self, logits_rv: Float32) -> Continuations:
+        self.left -= 1
+        return Continuations([0], [0], [0]) if self.left else OVER
 
 
 @dataclass
@@ -29,24 +46,17 @@ class PacedDecoder:
 
     most: int
     tokenizer: WhisperTokenizer = field(default_factory=tokenizer)
-    under_way: list[tuple[WindowJob, int]] = field(default_factory=list)
 
-    def submit(self, job: WindowJob) -> None:
-        assert len(self.under_way) < self.most
-        first, _ = place(job.window.features_mt)
-        self.under_way.append((job, 1 + first * 7 // 100 % 5))
+    def __post_init__(self) -> None:
+        runtime = ScriptedRuntime(lambda *_: np.zeros(1, np.float32))
+        self.scheduler = Scheduler(runtime, rows=self.most, capacity=448, inputs=self.most)
 
-    def step(self) -> list[tuple[WindowJob, DecodingResult]]:
-        going = [(job, left - 1) for job, left in self.under_way]
-        self.under_way = [(job, left) for job, left in going if left]
-        return [(job, self._result(job)) for job, left in going if not left]
-
-    def cancel(self, job: WindowJob) -> None:
-        self.under_way = [pair for pair in self.under_way if pair[0] is not job]
-
-    def _result(self, job: WindowJob) -> DecodingResult:
-        first, length = place(job.window.features_mt)
-        doubtful = first % 3 == 0 and job.options.temperature == 0
+    def decode(
+        self, window: Features, options: DecodingOptions, **_: Any
+    ) -> Policy[DecodingResult]:
+        first, length = place(window.features_mt)
+        yield PacedRequest(window, 1 + first * 7 // 100 % 5)
+        doubtful = first % 3 == 0 and options.temperature == 0
         tokens = (BEGIN, 1000 + first % 1000, BEGIN + 50, BEGIN + 50, 50 + length % 100)
         return DecodingResult(
             language="en",
@@ -54,7 +64,7 @@ class PacedDecoder:
             text="",
             avg_logprob=-2.0 if doubtful else -0.1,
             no_speech_prob=0.0,
-            temperature=job.options.temperature,
+            temperature=options.temperature,
             compression_ratio=1.0,
         )
 
@@ -65,12 +75,23 @@ ATTEMPTS = [DecodingOptions(temperature=t) for t in (0.0, 0.4)]
 def together(
     recordings: Sequence[Any], batch: int | None, decoder: PacedDecoder
 ) -> list[Transcription]:
-    group = Batch(decoder, batch or 1)
-    params = TranscribeParams(batch=batch)
     return [
-        Transcription(group, lambda one=one: one, attempts=ATTEMPTS, params=params)
-        for one in recordings
+        transcription(decoder, lambda recording=recording: recording, batch, index)
+        for index, recording in enumerate(recordings)
     ]
+
+
+def transcription(
+    decoder: PacedDecoder, opening: Callable[[], Any], batch: int | None, priority: int
+) -> Transcription:
+    return Transcription(
+        decoder.scheduler,
+        decoder,
+        opening,
+        attempts=ATTEMPTS,
+        params=TranscribeParams(batch=batch),
+        priority=priority,
+    )
 
 
 def alone(content_frames: int, batch: int | None = 1) -> list[Segment]:
@@ -84,7 +105,7 @@ def test_each_recording_gives_what_it_gives_alone(lengths: list[int], batch: int
     decoder = PacedDecoder(batch)
     found = [list(one) for one in together(recordings, batch, decoder)]
     assert found == [alone(length) for length in lengths]
-    assert not decoder.under_way
+    assert decoder.scheduler.busy == []
     assert all(recording.closed for recording in recordings)
     for segments in found:
         assert [segment.id for segment in segments] == list(range(len(segments)))
@@ -146,10 +167,9 @@ def test_one_that_cannot_be_opened_fails_when_it_is_taken():
     def missing() -> Any:
         raise InputOutputError("no such file")
 
-    group = Batch(PacedDecoder(2), 2)
-    params = TranscribeParams(batch=2)
-    one = Transcription(group, missing, attempts=ATTEMPTS, params=params)
-    other = Transcription(group, lambda: NumberedWindows(400), attempts=ATTEMPTS, params=params)
+    decoder = PacedDecoder(2)
+    one = transcription(decoder, missing, 2, 0)
+    other = transcription(decoder, lambda: NumberedWindows(400), 2, 1)
     assert list(other) == alone(400)
     with pytest.raises(InputOutputError, match="no such file"):
         next(one)
@@ -162,7 +182,7 @@ def test_one_that_is_closed_leaves_its_place_to_others():
     next(first)
     first.close()
     assert recording.closed
-    assert not decoder.under_way
+    assert decoder.scheduler.busy == []
     assert list(first) == []
     assert list(second) == alone(5000)
 
@@ -188,6 +208,14 @@ def test_an_impossible_batch_is_refused_in_one_line(batch: Any):
     assert "\n" not in str(error.value)
 
 
+def excerpts(sound: Any, clip: tuple[int, int], joints: Sequence[int] = ()) -> list[Excerpt]:
+    cut, (seek, end) = [], clip
+    while seek < end:
+        cut.append(first_excerpt(sound, (seek, end), joints))
+        seek = cut[-1].end
+    return cut
+
+
 @given(
     clip=st.tuples(st.integers(0, 4000), st.integers(1, 12_000)),
     pauses=st.lists(st.integers(0, 15_000), max_size=8),
@@ -206,7 +234,7 @@ def test_excerpts_have_no_gaps_and_fill_windows(clip: tuple[int, int], pauses: l
             found_mt[:, : part_mt.shape[1]] = part_mt
             return found_mt
 
-    cut = list(excerpts(Sound(), (start, end)))
+    cut = excerpts(Sound(), (start, end))
     assert [one.first for one in cut] == [start, *(one.end for one in cut[:-1])]
     assert cut[-1].end == end
     for one in cut:
@@ -229,7 +257,7 @@ def test_a_recording_is_cut_first_where_something_was_left_out():
             window_mt[:, 2600:2640] = -1  # of every window, so quiet places are elsewhere
             return window_mt
 
-    cut = list(excerpts(Sound(), (0, 9000), joints=(5, 20.5, 22.5, 50.1, 85)))
+    cut = excerpts(Sound(), (0, 9000), joints=(500, 2050, 2250, 5010, 8500))
     assert [one.end for one in cut] == [2250, 5010, *(one.end for one in cut[2:])]
     assert all(one.end not in (500, 2050, 8500) for one in cut)
     assert not cut[0].window_mt[:, 2250:].any()
@@ -259,7 +287,7 @@ def result(*tokens: int, complete: bool = True) -> DecodingResult:
 
 
 def test_a_text_that_has_ended_ends_with_its_excerpt():
-    ending, window = QuietEnding(BEGIN), Window(4000, 2500)
+    ending, window = QuietEnd(BEGIN), Window(4000, 2500)
     cut = (BEGIN, 50, BEGIN + 40, BEGIN + 40, 51)
     assert ending.tokens(result(*cut), window) == (*cut, BEGIN + 1250)
     assert ending.tokens(result(*cut, complete=False), window) == cut
@@ -270,7 +298,7 @@ def test_a_text_that_has_ended_ends_with_its_excerpt():
 
 
 def test_segments_that_begin_in_an_excerpt_are_finished_in_it():
-    options = QuietEnding(BEGIN).options(DecodingOptions(), Window(4000, 2500))
+    options = QuietEnd(BEGIN).options(DecodingOptions(), Window(4000, 2500))
     assert options.latest_start == 24
     eot = tokenizer().eot
     *_, rule = options.filters(tokenizer())

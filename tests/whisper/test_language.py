@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 
-from kvcast.whisper.decoding import Features
-from kvcast.whisper.detection import detect
+from kit.scheduled import at_once, result_of
+from kvcast.engine.callers import Policy
+from kvcast.whisper import detection
+from kvcast.whisper.detection import DetectedLanguage
 from kvcast.whisper.params import LanguageParams
+from kvcast.whisper.requests import Features
 
 
 @dataclass
@@ -28,15 +32,18 @@ class Sounds:
 
 @dataclass
 class Listener:
-    """Stands in for `WindowDecoder`; says for each window in turn what is spoken there."""
+    """Stands in for `WindowRequests`; says for each window in turn what is spoken there."""
 
     script: Sequence[dict[str, float]]
     heard: list[int] = field(default_factory=list)
 
-    def detect_languages(self, windows: Sequence[Features]) -> list[dict[str, float]]:
-        [window] = windows
+    def languages(self, window: Features) -> Policy[dict[str, float]]:
         self.heard.append(int(window.features_mt[0, 0]) - 1)
-        return [self.script[len(self.heard) - 1]]
+        return at_once(self.script[len(self.heard) - 1])
+
+
+def detect(*given: Any) -> DetectedLanguage:
+    return result_of(detection.detect(*given))
 
 
 CLEAR = {"en": 0.1, "de": 0.8, "fr": 0.1}

@@ -10,8 +10,10 @@ from kit.openai_whisper import openai_tokenizer_json
 from kit.scripted_runtime import ScriptedRuntime, windows
 from kvcast.decoding.filters import SuppressTokens
 from kvcast.errors import UsageError
-from kvcast.whisper.decoding import DecodingOptions, WindowDecoder, compression_ratio
+from kvcast.whisper.decoding import DecodingOptions
+from kvcast.whisper.requests import compression_ratio
 from kvcast.whisper.tokenizer import WhisperTokenizer
+from kvcast.whisper.windows import WindowDecoder
 
 
 @cache

@@ -10,7 +10,8 @@ from kit.encoded import encoded
 from kit.recordings import Load, Samples
 from kvcast.audio.features import open_features
 from kvcast.runtimes.base import EncoderDecoder, Float32
-from kvcast.whisper.decoding import DecodingOptions, DecodingResult, Features
+from kvcast.whisper.decoding import DecodingOptions, DecodingResult
+from kvcast.whisper.requests import Features
 
 SEARCHES = {
     "greedy": DecodingOptions(),

@@ -1,4 +1,4 @@
-"""The loop with each search finds the candidates that openai-whisper's token decoders find.
+"""The scheduler with each search finds the candidates that openai-whisper's token decoders find.
 
 Both follow the same scripted logits; openai-whisper's decoders are driven by its main loop's rule.
 """
@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kit.scripted_runtime import Script, ScriptedRuntime, random_script, windows
-from kvcast.engine.loop import Loop
 from kvcast.engine.requests import Prompt
+from kvcast.engine.scheduler import Scheduler
 from kvcast.whisper.strategies import (
     BeamSearch,
     Candidate,
@@ -80,8 +80,10 @@ def our_candidates(
         for window in windows(*inputs)
     ]
     count = len(requests)
-    loop = Loop(ScriptedRuntime(script), rows=count * strategy.width, capacity=448, inputs=count)
-    for _ in loop.run(requests):
+    scheduler = Scheduler(
+        ScriptedRuntime(script), rows=count * strategy.width, capacity=448, inputs=count
+    )
+    for _ in scheduler.run(requests):
         pass
     return [request.search.candidates() for request in requests]
 

@@ -10,7 +10,6 @@ from test_whisper_drafts import shallower
 import kvcast
 from kit.recordings import Load, Samples, told
 from kvcast.decoding.speculation import Ledger
-from kvcast.whisper.batch import Batch
 from kvcast.whisper.params import TranscribeParams
 from kvcast.whisper.transcription import Transcription
 
@@ -95,26 +94,31 @@ def test_on_the_native_runtime_recordings_may_arrive_at_any_time(
 ):
     model = load("demo", runtime="native", quantize="none")
     params = TranscribeParams(batch=5, **OPTIONS)
-    batch = Batch(model.decoder(*model.attempts(params), windows=5), 5)
+    attempts = model.attempts(params)
+    decoder = model.decoder(*attempts, windows=5)
     rng = np.random.default_rng(seed)
     waiting = rng.permutation(len(several)).tolist()
-    under_way: dict[int, Transcription] = {}
+    running: dict[int, Transcription] = {}
     found: dict[int, list[Any]] = {index: [] for index in waiting}
     together = Counter()
-    while waiting or under_way:
-        if waiting and (not under_way or rng.random() < 0.02):
+    while waiting or running:
+        if waiting and (not running or rng.random() < 0.02):
             for index in waiting[: rng.integers(1, 4)]:
-                under_way[index] = model.recording(
-                    batch, model.opening(several[index], params), params
+                running[index] = Transcription(
+                    decoder.scheduler,
+                    decoder.requests,
+                    model.opening(several[index], params),
+                    attempts=attempts,
+                    params=params,
                 )
                 waiting.remove(index)
-        batch.step()
-        together[len(batch.under_way)] += 1
-        for index, transcription in list(under_way.items()):
-            while (segment := transcription.take()) is not None:
+        decoder.scheduler.step()
+        together[sum(one.rows > 0 for one in decoder.scheduler.callers)] += 1
+        for index, transcription in list(running.items()):
+            while (segment := transcription.take_segment()) is not None:
                 found[index].append(segment)
-            if transcription.over:
-                del under_way[index]
+            if transcription.over and not transcription.waiting:
+                del running[index]
     print(f"steps with so many windows at once: {sorted(together.items())}")
     assert {1, 3} <= together.keys()
     assert max(together) >= (5 if minutes == 10 else 4)

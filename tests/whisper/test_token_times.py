@@ -15,8 +15,7 @@ from hypothesis.extra.numpy import arrays
 from kvcast.runtimes.attention_by_token import attention_by_token
 from kvcast.runtimes.base import Alignment
 from kvcast.runtimes.dtw import first_frames
-from kvcast.whisper.alignment import AlignmentRequest
-from kvcast.whisper.decoding import Features
+from kvcast.whisper.requests import AlignmentRequest, Features
 
 timing = importlib.import_module("whisper.timing")
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from kit.scripted_windows import Heard, NumberedWindows, ScriptedDecoder, scripted_model, tokenizer
 from kvcast.errors import UsageError
-from kvcast.whisper.batch import Batch
 from kvcast.whisper.decoding import DecodingOptions
+from kvcast.whisper.long_form import initial_tokens
 from kvcast.whisper.params import LiveParams, TranscribeParams
-from kvcast.whisper.passage import initial_tokens
 from kvcast.whisper.transcription import Transcription, clipped_frames
 
 
@@ -20,7 +19,8 @@ def transcription(
     decoder: ScriptedDecoder, windows: NumberedWindows, **changes: Any
 ) -> Transcription:
     parts = {"attempts": [DecodingOptions()], "params": TranscribeParams()}
-    return Transcription(Batch(decoder, 1), lambda: windows, **(parts | changes)).open()
+    found = Transcription(decoder.scheduler, decoder, lambda: windows, **(parts | changes))
+    return found.open()
 
 
 def one_line(error: pytest.ExceptionInfo[UsageError]) -> str:
@@ -104,7 +104,7 @@ def test_closing_before_the_first_segment_releases_the_recording():
 
 def test_a_failure_while_decoding_releases_the_recording():
     class Fails(ScriptedDecoder):
-        def step(self) -> Any:
+        def decode(self, *_: Any, **__: Any) -> Any:
             raise UsageError("no")
 
     windows = NumberedWindows(6000)

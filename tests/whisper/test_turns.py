@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvcast.whisper.turns import AHEAD, Turns, piece_frames
+from kit.scheduled import at_once, result_of
+from kvcast.whisper.language_spans import AHEAD, LanguageSpans, piece_frames
 
 LANGUAGES = ("en", "de", "fr")
 QUIET = 0.1
@@ -61,13 +63,16 @@ class Spoken:
         rest = (1 - self.sure) / 2
         return {code: self.sure if i == best else rest for i, code in enumerate(LANGUAGES)}
 
+    def hear(self, window_mt: NDArray[np.float32]) -> Any:
+        return at_once(self.detect(window_mt))
+
 
 def all_turns(spoken: Spoken) -> list[tuple[int, int, str]]:
     """First frame, end and language, one after the other."""
-    turns = Turns(spoken, (0, spoken.frames), spoken.detect)
+    turns = LanguageSpans(spoken, (0, spoken.frames), spoken.hear)
     seek, found = 0, []
     while seek < spoken.frames:
-        turn = turns.at(seek)
+        turn = result_of(turns.at(seek))
         assert turn.end > seek
         if found and found[-1][2] == turn.language:
             found[-1] = (found[-1][0], turn.end, turn.language)
@@ -109,13 +114,13 @@ def test_a_doubtful_piece_is_in_a_neighbours_language() -> None:
         found = clear(window_mt)
         return {"fr": 0.4, "en": 0.3, "de": 0.3} if found["fr"] > 0.5 else found
 
-    turns = Turns(spoken, (0, spoken.frames), detect)
-    assert {turns.at(seek).language for seek in range(0, spoken.frames, 50)} == {"en"}
+    turns = LanguageSpans(spoken, (0, spoken.frames), lambda window_mt: at_once(detect(window_mt)))
+    assert {result_of(turns.at(seek)).language for seek in range(0, spoken.frames, 50)} == {"en"}
 
 
 def test_no_more_is_heard_than_is_needed() -> None:
     spoken = Spoken([("en", 60_000)])
-    Turns(spoken, (0, spoken.frames), spoken.detect).at(0)
+    result_of(LanguageSpans(spoken, (0, spoken.frames), spoken.hear).at(0))
     assert sum(spoken.heard) < AHEAD + 3 * 1600
 
 
@@ -129,9 +134,9 @@ def test_whatever_is_spoken_every_moment_has_a_language(turns, seeks) -> None:
     spoken = Spoken(turns)
     found = all_turns(spoken)
     assert found[-1][1] == spoken.frames
-    again = Turns(spoken, (0, spoken.frames), spoken.detect)
+    again = LanguageSpans(spoken, (0, spoken.frames), spoken.hear)
     for seek in sorted(int(share * (spoken.frames - 1)) for share in seeks):
-        turn = again.at(seek)
+        turn = result_of(again.at(seek))
         assert turn.end > seek
         assert turn.end == spoken.frames or turn.end - seek >= 100
 

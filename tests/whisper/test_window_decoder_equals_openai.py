@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from kit.openai_whisper import openai_tokenizer, openai_tokenizer_json
 from kit.scripted_runtime import Script, ScriptedRuntime, windows
-from kvcast.whisper.decoding import DecodingOptions, DecodingResult, WindowDecoder
+from kvcast.whisper.decoding import DecodingOptions, DecodingResult
 from kvcast.whisper.tokenizer import WhisperTokenizer
+from kvcast.whisper.windows import WindowDecoder
 
 # openai-whisper sorts torch tensors with NumPy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")

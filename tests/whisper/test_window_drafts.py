@@ -10,7 +10,8 @@ from kit.scripted_runtime import ScriptedRuntime, windows
 from kvcast.decoding import drafters
 from kvcast.decoding.drafters import ModelDrafting
 from kvcast.decoding.speculation import Ledger, Speculations
-from kvcast.whisper.decoding import DecodingOptions, WindowDecoder
+from kvcast.whisper.decoding import DecodingOptions
+from kvcast.whisper.windows import WindowDecoder
 
 
 @pytest.mark.parametrize("drafter", [0, 1], ids=["itself", "another"])

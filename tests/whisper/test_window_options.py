@@ -29,9 +29,12 @@ from transformers import (
 )
 
 from kit.openai_whisper import openai_tokenizer
+from kit.scheduled import drain
 from kit.scripted_runtime import Script, ScriptedRuntime, windows
+from kvcast.engine.callers import PolicyList
 from kvcast.errors import KvcastError, UsageError
-from kvcast.whisper.decoding import DecodingOptions, DecodingResult, WindowDecoder, WindowJob
+from kvcast.whisper.decoding import DecodingOptions, DecodingResult
+from kvcast.whisper.windows import WindowDecoder
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")
 
@@ -261,28 +264,19 @@ def test_other_texts_are_as_without_the_check(seed: int):
         assert checked == decoded(script, stop_repetition=False, **search)
 
 
-def test_without_a_language_each_job_is_decoded_in_its_own():
+def test_without_a_language_each_window_is_decoded_in_its_own():
     script = speech(True, 2)
     tokenizer = our_tokenizer(True)
     decoder = WindowDecoder(ScriptedRuntime(script), tokenizer, 448, rows=2, windows=2)
-    jobs = [
-        WindowJob(window=window, options=DecodingOptions(max_new_tokens=3))
-        for window in windows(*range(6))
-    ]
-    for job in jobs:
-        decoder.submit(job)
-    results: dict[WindowJob, DecodingResult] = {}
-    while len(results) < len(jobs):
-        results.update(decoder.step())
+    several = windows(*range(6))
+    results = decoder.decode(several, DecodingOptions(max_new_tokens=3))
     alone = WindowDecoder(ScriptedRuntime(script), tokenizer, 448)
-    for job in jobs:
-        [found] = alone.detect_languages([job.window])
+    for window, result in zip(several, results, strict=True):
+        [found] = alone.detect_languages([window])
         language = max(found, key=found.__getitem__)
-        [expected] = alone.decode(
-            [job.window], DecodingOptions(max_new_tokens=3, language=language)
-        )
-        assert results[job] == expected
-    assert len({result.language for result in results.values()}) > 1
+        [expected] = alone.decode([window], DecodingOptions(max_new_tokens=3, language=language))
+        assert result == expected
+    assert len({result.language for result in results}) > 1
 
 
 @pytest.mark.parametrize(("of_prompt", "read"), [(None, True), ("haw", False), ("its own", True)])
@@ -299,31 +293,34 @@ def test_a_prompt_in_another_language_is_not_read(of_prompt: str | None, read: b
     [found] = decoder.detect_languages([window])
     own = max(found, key=found.__getitem__)
     assert own != "haw"
-    job = WindowJob(
-        window=window,
-        options=DecodingOptions(max_new_tokens=1),
-        prompt=(50, 51),
-        prompt_language=own if of_prompt == "its own" else of_prompt,
+    decoder.answer(
+        decoder.requests.decode(
+            window,
+            DecodingOptions(max_new_tokens=1),
+            prompt=(50, 51),
+            prompt_language=own if of_prompt == "its own" else of_prompt,
+        )
     )
-    decoder.submit(job)
-    while not decoder.step():
-        pass
     assert ((tokenizer.sot_prev, 50, 51) == seen[-1][:3]) == read
 
 
-def test_a_job_can_be_cancelled_while_its_language_is_heard():
-    decoder = WindowDecoder(ScriptedRuntime(speech(True, 2)), our_tokenizer(True), 448)
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_window_can_be_cancelled_while_its_language_is_heard_and_after(steps: int):
+    decoder = WindowDecoder(ScriptedRuntime(speech(True, 2)), our_tokenizer(True), 448, rows=2)
     first, second = (
-        WindowJob(window=window, options=DecodingOptions(max_new_tokens=3))
+        PolicyList([decoder.requests.decode(window, DecodingOptions(max_new_tokens=3))])
         for window in windows(1, 2)
     )
-    decoder.submit(first)
-    decoder.submit(second)
-    decoder.cancel(first)
-    finished: list[WindowJob] = []
-    while not finished:
-        finished += [job for job, _ in decoder.step()]
-    assert finished == [second]
+    decoder.scheduler.add(first)
+    decoder.scheduler.add(second)
+    for _ in range(steps):
+        decoder.scheduler.step()
+    assert not first.over
+    decoder.scheduler.remove(first)
+    drain(decoder.scheduler)
+    assert not first.results
+    [result] = second.results.values()
+    assert decoder.decode([*windows(2)], DecodingOptions(max_new_tokens=3)) == [result]
 
 
 def test_damaged_numbers_are_no_language():

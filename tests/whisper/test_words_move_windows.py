@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import kvcast.whisper.voice
 from kit.openai_whisper import openai_tokenizer
+from kit.scheduled import at_once
 from kit.scripted_openai import ScriptedWhisper
 from kit.scripted_windows import (
     Heard,
@@ -26,7 +27,6 @@ from kit.scripted_windows import (
     scripted_model,
     stands_still,
 )
-from kvcast.whisper.alignment import AlignmentJob
 from kvcast.whisper.token_times import TokenTimes
 from kvcast.whisper.transcription import Segment
 
@@ -72,13 +72,15 @@ def their_alignment(
 class TimingDecoder(ScriptedDecoder):
     """Also says when tokens begin."""
 
-    def submit(self, job: Any) -> None:
+    def decode(self, *given: Any, **options: Any) -> Any:
         if len(self.calls) > MOST_WINDOWS:
             raise UnfitError
-        if isinstance(job, AlignmentJob):
-            self._finished.append((job, scripted_times(job.text, job.frames).padded(len(job.text))))
-        else:
-            super().submit(job)
+        return super().decode(*given, **options)
+
+    def align(self, window: Any, text: Sequence[int], *, frames: int, **_: Any) -> Any:
+        if len(self.calls) > MOST_WINDOWS:
+            raise UnfitError
+        return at_once(scripted_times(text, frames).padded(len(text)))
 
 
 class PatientWhisper(ScriptedWhisper):

@@ -6,20 +6,25 @@ request for the same input finds it encoded. Knows neither runtimes nor what req
 
 from collections.abc import Sequence
 
-from kvcast.engine.prefix_cache import HeldTokens
+from kvcast.engine.prefix_cache import PrefixCache
 from kvcast.engine.requests import Input, Request
 
 
 class Admission:
     """Free rows and slots."""
 
-    def __init__(self, rows: int, slots: int, held: HeldTokens | None = None) -> None:
-        self._held = held
+    def __init__(self, rows: int, slots: int, prefixes: PrefixCache | None = None) -> None:
+        self._prefixes = prefixes
         self._free = list(range(rows))  # the longest free first
         self._unread = list(range(slots))  # slots that no request reads, the longest unread first
         self._readers = [0] * slots
         self._inputs: dict[int, Input] = {}
         self._encoded: set[int] = set()
+
+    @property
+    def has_free_rows(self) -> bool:
+        """Whether there is a row without a request."""
+        return bool(self._free)
 
     def admit(self, request: Request) -> tuple[list[int], int | None] | None:
         """Give a request its rows, ascending, and its slot; None if there is no room."""
@@ -52,9 +57,9 @@ class Admission:
         return {slot: self._inputs[slot] for slot in slots}
 
     def _rows_for(self, request: Request) -> list[int]:
-        if self._held is None:
+        if self._prefixes is None:
             return sorted(self._free)[: request.width]
-        first = self._held.row_for(request.prompt.sequence, self._free)
+        first = self._prefixes.row_for(request.prompt.sequence, self._free)
         others = [row for row in self._free if row != first][: request.width - 1]
         return sorted([first, *others])
 

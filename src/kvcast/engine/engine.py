@@ -1,7 +1,8 @@
-"""The engine: one thread that owns a model and goes on with what many callers asked for.
+"""The engine: one thread that owns a model and its scheduler, and serves many callers.
 
-Callers leave messages; the thread takes them between two steps. So nothing but this thread ever
-touches rows and caches. Knows neither families of models nor how texts are decoded.
+Clients leave messages; the thread takes them between two steps. So nothing but this thread ever
+touches rows and caches. Knows neither families of models nor how texts are decoded, and not which
+request runs next.
 """
 
 import logging
@@ -11,12 +12,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Never, Protocol, Self, TypeVar
 
+from kvcast.engine.callers import JobCaller, Totals
 from kvcast.engine.jobs import ClosedError, DeadlineError, Job, queue_full, wake
 from kvcast.engine.memory import ROWS
 from kvcast.engine.openings import Openings
-from kvcast.engine.worker import Prepared, Task, Worker
+from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError, UsageError
 from kvcast.machine.memory import available_bytes
 
@@ -35,14 +38,20 @@ _LOG = logging.getLogger(__name__)
 class Model(Protocol):
     """What `kvcast.load` returns."""
 
-    def worker(self, rows: int, budget: int, chunk: int) -> Worker:
-        """Return what runs the model's jobs, over a cache of its own.
+    def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
+        """Return what runs requests, over a cache of its own.
 
         Args:
             rows: most texts, beams or windows at once.
             budget: bytes that the cache may take.
             chunk: about how many positions of prompts are computed between two steps.
 
+        """
+
+    def caller(self, given: Any, options: Mapping[str, Any], scheduler: Scheduler) -> JobCaller:
+        """Return a caller for this scheduler, on any thread.
+
+        Raises UsageError for what cannot be served.
         """
 
 
@@ -54,7 +63,7 @@ class Status:
         rows: of the cache.
         capacity: positions of a row.
         cache_bytes: that the cache takes when it is full.
-        running: jobs that have begun.
+        running: jobs that have begun: a request of theirs was taken on.
         waiting: jobs that have not.
         queue: most jobs that may wait.
         busy: rows that are in use.
@@ -83,20 +92,12 @@ class Status:
 
 
 @dataclass(eq=False)
-class _Asked:
-    """A job that has not begun, or has."""
-
-    job: Job[Any, Any]
-    deadline: float
-    prepared: Prepared
-    task: Task | None = field(default=None)
-
-
-@dataclass(frozen=True)
-class _Call(Prepared):
+class _Call:
     """A function that is called between two steps."""
 
     function: Callable[[], Any]
+    job: Job[Any, Any] = field(init=False)
+    deadline: float = _NEVER
 
 
 class Engine:
@@ -136,16 +137,15 @@ class Engine:
                 raise UsageError(f"{name} must be {least} or more, not {value}")
         self.model = model
         budget = share_of_memory() if cache_memory is None else cache_memory
-        self._make: Callable[[], Worker] = lambda: model.worker(rows, budget, chunk)
-        self._worker = self._make()
+        self._make: Callable[[], Scheduler] = lambda: model.scheduler(rows, budget, chunk)
+        self._scheduler = self._make()
+        self._totals = Totals()
         self._queue = queue
         self._changed = threading.Condition()
         self._mail: deque[Callable[[], None]] = deque()
-        self._waiting: deque[_Asked] = deque()
-        self._calls: deque[_Asked] = deque()
-        self._openings = Openings()
-        self._running: dict[Task, _Asked] = {}
-        self._unfinished: dict[Job[Any, Any], _Asked] = {}
+        self._calls: deque[_Call] = deque()
+        self._openings = Openings(self._scheduler.rows)
+        self._unfinished: dict[Job[Any, Any], JobCaller | _Call] = {}
         self._finished: Counter[str] = Counter()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="kvcast-engine", daemon=True)
@@ -155,9 +155,9 @@ class Engine:
         """Ask for something; returns at once, from any thread.
 
         Args:
-            given: what the model's `generate` or `transcribe` takes, one of it; or a
-                `kvcast.whisper.decoding.Job`, a question about one window, which does not wait
-                for the recordings before it.
+            given: what the model's `generate` or `transcribe` takes, one of it; or a question
+                about one window, a policy as `kvcast.whisper.windows.WindowRequests` has them,
+                which does not wait for the recordings before it.
             deadline: seconds from now after which the job fails.
             options: keywords of `generate` or `transcribe`.
 
@@ -172,10 +172,10 @@ class Engine:
 
         """
         self._check_open()
-        prepared = self._worker.prepare(given, options)
-        return self._enter(
-            prepared, deadline, self._begin if prepared.at_once else self._waiting.append
-        )
+        caller = self.model.caller(given, options, self._scheduler)
+        caller.totals = self._totals
+        begin = self._open if caller.opens else self._begin
+        return self._enter(caller, deadline, partial(begin, caller), at_once=caller.priority < 0)
 
     def run(self, function: Callable[[], T], *, deadline: float | None = None) -> Job[Never, T]:
         """Call a function between two steps, on the thread that owns the model.
@@ -189,25 +189,26 @@ class Engine:
             ClosedError: the engine takes no more.
 
         """
-        return self._enter(_Call(function), deadline, self._calls.append)
+        call = _Call(function)
+        return self._enter(call, deadline, partial(self._calls.append, call))
 
     def status(self) -> Status:
         """Return what the engine does now."""
-        worker = self._worker
-        running = len(self._running)
+        scheduler, totals = self._scheduler, self._totals
+        running = sum(caller.began for caller in scheduler.callers)
         return Status(
-            rows=worker.sizes.rows,
-            capacity=worker.sizes.capacity,
-            cache_bytes=worker.sizes.bytes,
+            rows=scheduler.rows,
+            capacity=scheduler.capacity,
+            cache_bytes=scheduler.cache_bytes,
             running=running,
             waiting=max(0, len(self._unfinished) - running),
             queue=self._queue,
-            busy=worker.busy,
-            held=worker.held,
-            prompt_tokens=worker.prompt_tokens,
-            cached_tokens=worker.cached_tokens,
-            generated_tokens=worker.generated_tokens,
-            audio_seconds=worker.audio_seconds,
+            busy=scheduler.busy,
+            held=scheduler.lengths,
+            prompt_tokens=totals.prompt_tokens,
+            cached_tokens=totals.cached_tokens,
+            generated_tokens=totals.generated_tokens,
+            audio_seconds=totals.audio_seconds,
             finished=dict(self._finished),
         )
 
@@ -242,23 +243,27 @@ class Engine:
             raise ClosedError("the engine is closed and takes no more requests")
 
     def _enter(
-        self, prepared: Prepared, deadline: float | None, begin: Callable[[_Asked], None]
+        self,
+        entry: JobCaller | _Call,
+        deadline: float | None,
+        begin: Callable[[], None],
+        *,
+        at_once: bool = False,
     ) -> Job[Any, Any]:
-        """Leave a job for the thread, which does this with it."""
-        job: Job[Any, Any] = Job(self._cancel)
-        last = _NEVER if deadline is None else time.monotonic() + deadline
-        asked = _Asked(job, last, prepared)
+        """Leave a caller or a call for the thread, which does this with it."""
+        job = entry.job = Job[Any, Any](self._cancel)
+        entry.deadline = _NEVER if deadline is None else time.monotonic() + deadline
 
         def enter() -> None:
             if job in self._unfinished:  # and its deadline has not passed already
-                begin(asked)
+                begin()
 
         with self._changed:
             self._check_open()
-            is_full = len(self._unfinished) >= self._queue + self._worker.sizes.rows
-            if is_full and not prepared.at_once:
+            is_full = len(self._unfinished) >= self._queue + self._scheduler.rows
+            if is_full and not at_once:
                 raise queue_full(self._queue)
-            self._unfinished[job] = asked
+            self._unfinished[job] = entry
             self._mail.append(enter)
             self._changed.notify()
         return job
@@ -294,16 +299,14 @@ class Engine:
             for _ in range(len(self._mail)):  # others may leave more meanwhile
                 self._mail.popleft()()
             self._expire()
-            while self._next_may_begin:
-                self._open(self._waiting.popleft())
             if self._calls:
                 self._call(self._calls.popleft())
-            if not self._worker.idle:
+            if not self._scheduler.idle:
                 self._step()
 
     def _wait(self) -> bool:
         """Wait for something to do; return whether there will be more."""
-        if self._calls or self._next_may_begin or not self._worker.idle:
+        if self._calls or not self._scheduler.idle:
             return True
         with self._changed:
             while not self._mail:
@@ -315,97 +318,77 @@ class Engine:
 
     def _patience(self) -> float | None:
         """Return the seconds until the next deadline; None if there is none."""
-        first = min((one.deadline for one in self._unfinished.values()), default=_NEVER)
+        first = min((entry.deadline for entry in self._unfinished.values()), default=_NEVER)
         return None if first == _NEVER else max(0.0, first - time.monotonic())
 
-    @property
-    def _next_may_begin(self) -> bool:
-        return bool(self._waiting) and self._worker.has_room(self._openings.count)
-
-    def _call(self, asked: _Asked) -> None:
-        assert isinstance(asked.prepared, _Call)
+    def _call(self, call: _Call) -> None:
         try:
-            result = asked.prepared.function()
-        except Exception as error:  # whatever it is, it is the caller's
-            self._end(asked.job, "error", error)
+            result = call.function()
+        except Exception as error:  # whatever it is, it is the client's
+            self._end(call.job, "error", error)
         else:
-            self._forget(asked.job, "stop")
-            asked.job.finish(result)
-            wake([asked.job])
+            self._forget(call.job, "stop")
+            call.job.finish(result)
+            wake([call.job])
 
-    def _open(self, asked: _Asked) -> None:
-        """Begin a job, once what it needs is open; that may take long, and others go on."""
-        if asked.prepared.opens:
-            self._openings.begin(
-                asked.prepared.open, lambda error: self._leave(lambda: self._opened(asked, error))
-            )
-        else:
-            self._begin(asked)
+    def _open(self, caller: JobCaller) -> None:
+        """Let a caller open what it needs, on another thread: that may take long."""
+        self._openings.add(caller, lambda error: self._leave(lambda: self._opened(caller, error)))
 
-    def _opened(self, asked: _Asked, error: Exception | None) -> None:
-        self._openings.count -= 1
-        if asked.job not in self._unfinished:  # somebody gave up
-            asked.prepared.close()
+    def _opened(self, caller: JobCaller, error: Exception | None) -> None:
+        if caller.job not in self._unfinished:  # somebody gave up
+            caller.close()
         elif error is not None:
-            self._end(asked.job, "error", error)
+            self._end(caller.job, "error", error)
         else:
-            self._begin(asked)
+            self._begin(caller)
 
-    def _begin(self, asked: _Asked) -> None:
-        try:
-            asked.task = self._worker.begin(asked.prepared, asked.job)
-        except Exception as error:  # it is this job's
-            self._end(asked.job, "error", error)
-        else:
-            self._running[asked.task] = asked
+    def _begin(self, caller: JobCaller) -> None:
+        self._scheduler.add(caller)
 
     def _step(self) -> None:
         try:
-            news = self._worker.step()
+            news = self._scheduler.step()
         except Exception as error:
             self._start_anew(error)
             return
-        for task in news:
-            if (how := task.end()) is not None:
-                del self._running[task]
+        callers = [caller for caller in news if isinstance(caller, JobCaller)]
+        for caller in callers:
+            if (how := caller.ending) is not None:
                 # First, so that whoever has the result finds the engine done with it.
-                self._forget(task.job, how)
-                task.settle()
-        wake([task.job for task in news])
+                self._forget(caller.job, how)
+                caller.settle()
+        wake([caller.job for caller in callers])
 
     def _start_anew(self, error: Exception) -> None:
-        """Fail all that is under way: the state of rows and caches is unknown after an error."""
-        _LOG.exception("a step failed; all jobs under way end with an error")
+        """Fail all that has begun: the state of rows and caches is unknown after an error."""
+        _LOG.exception("a step failed; all jobs that have begun end with an error")
         failure = error if isinstance(error, KvcastError) else KvcastError("the model failed")
-        before = self._worker
-        for task, asked in list(self._running.items()):
-            del self._running[task]
-            self._forget(asked.job, "error")
-            asked.job.fail(failure)
-            wake([asked.job])
-        self._worker = self._make()
-        for name in ("prompt_tokens", "cached_tokens", "generated_tokens", "audio_seconds"):
-            setattr(self._worker, name, getattr(before, name))
+        before, self._scheduler = self._scheduler, self._make()
+        for caller in before.callers:
+            if not caller.began:
+                self._scheduler.add(caller)
+            elif isinstance(caller, JobCaller):
+                self._end(caller.job, "error", failure)
 
     def _expire(self) -> None:
         """Fail the jobs whose deadline has passed."""
         now = time.monotonic()
-        for job, asked in list(self._unfinished.items()):
-            if asked.deadline <= now:
+        for job, entry in list(self._unfinished.items()):
+            if entry.deadline <= now:
                 late = DeadlineError("the request was not done by its deadline")
                 self._end(job, "deadline", late)
 
     def _end(self, job: Job[Any, Any], how: str, error: BaseException) -> None:
         """End a job that waits or runs; nothing happens if it is over."""
-        asked = self._unfinished.get(job)
-        if asked is None:
+        entry = self._unfinished.get(job)
+        if entry is None:
             return
-        if asked.task is not None:
-            del self._running[asked.task]
-            self._worker.cancel(asked.task)
-        for waiting in (self._waiting, self._calls):
-            if asked in waiting:
-                waiting.remove(asked)
+        if isinstance(entry, JobCaller):
+            self._scheduler.remove(entry)
+            entry.close()
+        elif entry in self._calls:
+            self._calls.remove(entry)
         # As in `_step`: first, so that whoever is told finds the engine done with it.
         self._forget(job, how)
         job.fail(error)
@@ -414,8 +397,9 @@ class Engine:
     def _forget(self, job: Job[Any, Any], how: str) -> None:
         self._finished[how] += 1
         with self._changed:
-            del self._unfinished[job]
+            entry = self._unfinished.pop(job)
             self._changed.notify_all()
+        self._openings.over(entry)
 
 
 def share_of_memory(beside: Iterable[Engine] = ()) -> int:
@@ -423,5 +407,5 @@ def share_of_memory(beside: Iterable[Engine] = ()) -> int:
 
     Caches take their memory as they are filled: what the others may take yet is not left.
     """
-    promised = sum(one.status().cache_bytes for one in set(beside))
+    promised = sum(engine.status().cache_bytes for engine in set(beside))
     return max(0, available_bytes() - promised) // _SHARE

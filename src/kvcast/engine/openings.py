@@ -1,39 +1,58 @@
-"""What jobs need before they begin, opened beside the engine's thread: reading an hour takes long.
+"""Opens what callers need before they begin, beside the engine's thread.
 
-Threads are daemons, so that a process need not wait for what nobody wants any more. Knows neither
-what is opened nor what becomes of it.
+Reading an hour of sound takes long. Only as many are open at once as may soon begin, the first come
+first. Threads are daemons, so that a process need not wait for what nobody wants any more. Knows
+neither what is opened nor what becomes of it.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable
+from typing import TypeAlias
 
-_AT_ONCE = 2
+from kvcast.engine.callers import JobCaller
+
+_THREADS = 2
 """Each takes a processor, and steps go on meanwhile."""
+
+Told: TypeAlias = Callable[[Exception | None], None]
 
 
 class Openings:
-    """Openings under way.
+    """Callers that wait to be opened, and the number of those that are open. For one thread."""
 
-    Attributes:
-        count: those begun, until whoever began them counts them off.
+    def __init__(self, most: int) -> None:
+        """Open so many at once."""
+        self._most = most
+        self._waiting: deque[tuple[JobCaller, Told]] = deque()
+        self._open: set[JobCaller] = set()
+        self._turns = threading.Semaphore(_THREADS)
 
-    """
+    def add(self, caller: JobCaller, told: Told) -> None:
+        """Open a caller when its turn comes; another thread tells what went wrong, if it did."""
+        self._waiting.append((caller, told))
+        self._go_on()
 
-    def __init__(self) -> None:
-        self.count = 0
-        self._turns = threading.Semaphore(_AT_ONCE)
+    def over(self, caller: object) -> None:
+        """Note that a caller is over, so that the next has its turn."""
+        self._open = {each for each in self._open if each is not caller}
+        self._waiting = deque(pair for pair in self._waiting if pair[0] is not caller)
+        self._go_on()
 
-    def begin(self, opening: Callable[[], None], told: Callable[[Exception | None], None]) -> None:
-        """Open on another thread, which then tells what went wrong, if anything did."""
-        self.count += 1
+    def _go_on(self) -> None:
+        while self._waiting and len(self._open) < self._most:
+            caller, told = self._waiting.popleft()
+            self._open.add(caller)
+            work = threading.Thread(
+                target=self._work, args=(caller, told), name="kvcast-opening", daemon=True
+            )
+            work.start()
 
-        def work() -> None:
-            with self._turns:
-                try:
-                    opening()
-                except Exception as error:  # it is the job's
-                    told(error)
-                else:
-                    told(None)
-
-        threading.Thread(target=work, name="kvcast-opening", daemon=True).start()
+    def _work(self, caller: JobCaller, told: Told) -> None:
+        with self._turns:
+            try:
+                caller.open()
+            except Exception as error:  # it is the caller's
+                told(error)
+            else:
+                told(None)

@@ -23,8 +23,8 @@ class Match(NamedTuple):
     length: int
 
 
-class HeldTokens:
-    """What rows were fed and still hold."""
+class PrefixCache:
+    """The tokens that rows were fed and still hold."""
 
     def __init__(self, rows: int, capacity: int) -> None:
         """Begin with empty rows of up to `capacity` tokens."""
@@ -107,8 +107,8 @@ class HeldTokens:
         return best if best.length else None
 
 
-def in_common(one: Int64, other: Int64) -> int:
+def in_common(tokens_s: Int64, other_s: Int64) -> int:
     """Return how many tokens two sequences begin with alike."""
-    most = min(len(one), len(other))
-    differs = one[:most] != other[:most]
+    most = min(len(tokens_s), len(other_s))
+    differs = tokens_s[:most] != other_s[:most]
     return int(differs.argmax()) if differs.any() else most

@@ -1,8 +1,8 @@
 """Requests: what is written token by token, whatever the family of models.
 
-A request has one row of a cache, or several that a search follows. `kvcast.engine.loop` feeds its
-prompt, hands it logits, and lets its rows go on as it says. Knows a runtime's caches, and nothing
-of what tokens mean.
+A request has one row of a cache, or several that a search follows. `kvcast.engine.scheduler` feeds
+its prompt, hands it logits, and lets its rows go on as it says. Knows a runtime's caches, and
+nothing of the meaning of tokens.
 """
 
 from abc import ABC, abstractmethod
@@ -187,12 +187,12 @@ class Request(ABC):
         width: most rows that it ever has.
         capacity: most positions that a row will hold; the last token need not be fed.
         probe: offset into the prompt's tokens whose logits it wants, too.
-        probed_v: these logits [vocab], set by the loop when it has read so far.
+        probed_v: these logits [vocab], set by the scheduler when it has read so far.
         drafts: what it may choose next, guessed; None for no guesses. Only asked while the request
             has one row.
-        reused: tokens of the prompt that were in the cache already; the loop sets it.
-        error: what went wrong while it chose, which ended it; the loop sets it.
-        done: whether it is over; the loop sets it.
+        reused: tokens of the prompt that were in the cache already; the scheduler sets it.
+        error: what went wrong while it chose, which ended it; the scheduler sets it.
+        done: whether it is over; the scheduler sets it.
 
     """
 
@@ -213,7 +213,7 @@ class Request(ABC):
         """Read the prompt in a call of its own, if logits are not all that is wanted of it.
 
         The row is empty, reads the prompt's input, and stays so. Returns whether that was all;
-        otherwise the loop feeds the prompt.
+        otherwise the scheduler feeds the prompt.
         """
         return False
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvcast.engine.callers import Caller
 from kvcast.engine.requests import OVER, Continuations, Request
 from kvcast.runtimes.base import Float32, Int64
 
@@ -16,8 +17,9 @@ class Running:
 
     Attributes:
         request: which.
+        caller: whose.
         rows: of the cache, by the request's own numbers, ascending.
-        held: those of them that are still its own.
+        owned: those of them that it still has.
         live: those that are fed; the first one alone reads the prompt.
         numbers: of live rows; None before it has chosen for the first time.
         next: what live rows are fed next, once the prompt is read.
@@ -25,9 +27,10 @@ class Running:
 
     """
 
-    def __init__(self, request: Request, rows: list[int], slot: int | None) -> None:
+    def __init__(self, request: Request, caller: Caller, rows: list[int], slot: int | None) -> None:
         self.request = request
-        self.rows = self.held = rows
+        self.caller = caller
+        self.rows = self.owned = rows
         self.live = rows[:1]
         self.numbers: list[int] | None = None
         self.next: list[int] = []
@@ -94,9 +97,9 @@ class Batch:
     """
 
     def __init__(self, requests: Sequence[Running]) -> None:
-        self.rows = sorted(row for one in requests for row in one.live)
+        self.rows = sorted(row for each in requests for row in each.live)
         place_of = {row: place for place, row in enumerate(self.rows)}
-        self.members = [(one, _places([place_of[row] for row in one.live])) for one in requests]
+        self.members = [(each, _places([place_of[row] for row in each.live])) for each in requests]
         self.tokens_r1: Int64 = np.empty((len(self.rows), 1), np.int64)
 
 

@@ -28,7 +28,7 @@ from kvcast.server.writing import (
     shape,
     usage,
 )
-from kvcast.text.engine import TextDelta
+from kvcast.text.caller import TextDelta
 from kvcast.text.texts import TextGeneration
 
 

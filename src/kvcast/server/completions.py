@@ -29,7 +29,7 @@ from kvcast.server.writing import (
     spelled,
     usage,
 )
-from kvcast.text.engine import TextDelta
+from kvcast.text.caller import TextDelta
 from kvcast.text.texts import TextGeneration
 
 

@@ -27,7 +27,7 @@ from kvcast.server.writing import (
     logprobs,
     structure,
 )
-from kvcast.text.engine import TextDelta
+from kvcast.text.caller import TextDelta
 from kvcast.text.texts import TextGeneration
 
 _STORED = ("previous_response_id", "conversation", "background")

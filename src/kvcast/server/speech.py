@@ -19,11 +19,10 @@ from kvcast.server.recordings import Recordings, UploadedRecording
 from kvcast.server.served import Served
 from kvcast.server.state import State
 from kvcast.server.writing import finite
-from kvcast.whisper.engine import Transcript
 from kvcast.whisper.languages import LANGUAGES
 from kvcast.whisper.params import SubtitleParams
 from kvcast.whisper.subtitles import write_srt, write_vtt
-from kvcast.whisper.transcription import Segment
+from kvcast.whisper.transcription import Segment, Transcript
 
 Granularity = Literal["word", "segment"]
 _Flag = Annotated[bool | None, Field()]

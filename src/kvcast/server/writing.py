@@ -13,7 +13,7 @@ import numpy as np
 from kvcast.server.errors import ApiError
 from kvcast.server.requests import Sampled, Shaped
 from kvcast.server.served import COMPLETION, SPEECH, TEXT2TEXT, Served
-from kvcast.text.engine import TextDelta
+from kvcast.text.caller import TextDelta
 from kvcast.text.texts import TextGeneration
 
 NOT_WRITING = {SPEECH: "turns recordings into text: use /v1/audio/transcriptions"}

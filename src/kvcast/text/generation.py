@@ -1,4 +1,4 @@
-"""Generating texts, whatever the family: prompts in, requests to the loop, texts out.
+"""Generating texts, whatever the family: prompts in, requests to a scheduler, texts out.
 
 What families differ in, how a prompt is understood and read, `kvcast.text.model` and
 `kvcast.text.sources` say. Knows no checkpoint and no bundle.
@@ -6,22 +6,27 @@ What families differ in, how a prompt is understood and read, `kvcast.text.model
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import repeat
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 
 from kvcast.decoding.drafts import Paired, speculations
 from kvcast.decoding.params import SamplingParams
 from kvcast.decoding.speculation import Speculations
-from kvcast.engine.loop import Loop
-from kvcast.engine.requests import Prompt, Request
+from kvcast.engine.callers import RequestList
+from kvcast.engine.memory import fitting
+from kvcast.engine.prefix_cache import PrefixCache
+from kvcast.engine.requests import Prompt
+from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError, UsageError
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import Int64, Runtime
+from kvcast.runtimes.exclusive import exclusive
 from kvcast.text.grammars import Grammars
 from kvcast.text.params import PromptParams
 from kvcast.text.requests import SampledText, SearchedTexts, TextRequest, TextSpec
@@ -29,7 +34,7 @@ from kvcast.text.texts import StoppingCriteria, Stopwatch, TextGeneration
 from kvcast.tokenizers.base import TextTokenizer
 
 if TYPE_CHECKING:
-    from kvcast.engine.worker import Worker
+    from kvcast.text.caller import TextCaller
 
 TextPrompt: TypeAlias = str | Sequence[int]
 """Text, or token ids that are taken as they are."""
@@ -93,25 +98,31 @@ class Limits:
 class TextPieces(Iterator[str]):
     """Pieces of one text, generated while they are taken; can be taken once."""
 
-    def __init__(self, request: SampledText, progress: Iterator[Request]) -> None:
+    def __init__(self, request: SampledText, scheduler: Scheduler) -> None:
         self._request = request
-        self._pieces = self._taken(progress)
+        self._caller = RequestList([request])
+        self._scheduler = scheduler
+        self._shown = 0
+        scheduler.add(self._caller)
 
     def __next__(self) -> str:
         """Generate until some text is certain."""
-        return next(self._pieces)
+        pieces = self._request.text.pieces
+        while True:
+            while self._shown < len(pieces):
+                self._shown += 1
+                if piece := pieces[self._shown - 1]:
+                    return piece
+            if self._caller.error is not None:
+                raise self._caller.error
+            if self._caller.over:
+                raise StopIteration
+            self._scheduler.step()
 
     @property
     def result(self) -> TextGeneration:
         """The whole, once the last piece was taken; raises KvcastError before."""
         return self._request.generations()[0]
-
-    def _taken(self, progress: Iterator[Request]) -> Iterator[str]:
-        shown = 0
-        pieces = self._request.text.pieces
-        for _ in progress:
-            yield from filter(None, pieces[shown:])
-            shown = len(pieces)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,10 +182,10 @@ class GenerationTask:
         """Return the pieces of one text; raises as `each`."""
         watch, drafts = Stopwatch(), speculations(params.draft, self.paired)
         request = SampledText(self._spec(prompt, params, watch, drafts))
-        return TextPieces(request, self._loop([request.spec], params).run([request]))
+        return TextPieces(request, self._scheduler([request.spec], params))
 
     def requests(self, tokens: Int64, params: SamplingParams) -> list[TextRequest]:
-        """Return requests for the texts of one prompt, for a loop that others share.
+        """Return requests for the texts of one prompt, for a scheduler that others share.
 
         Each reads the prompt itself, or finds it in a row. Raises as `each`.
         """
@@ -183,6 +194,14 @@ class GenerationTask:
         if params.beam > 1:
             return [SearchedTexts(spec)]
         return [SampledText(spec, stream) for stream in range(params.n)]
+
+    def within(self, capacity: int) -> Self:
+        """Return it as it writes into rows of this capacity."""
+        limits = self.limits
+        if capacity >= limits.sequence:
+            return self
+        longest = limits.prompt if self.encodes else min(limits.prompt, capacity - 1)
+        return replace(self, limits=replace(limits, sequence=capacity, prompt=longest))
 
     @cached_property
     def paired(self) -> Paired:
@@ -243,10 +262,15 @@ class GenerationTask:
                 yield from groups[-1]
 
         done = 0
-        for _ in self._loop(specs, params).run(requests()):
+        scheduler, caller = self._scheduler(specs, params), RequestList(requests())
+        scheduler.add(caller)
+        while not caller.over:
+            scheduler.step()
             while done < len(groups) and all(request.done for request in groups[done]):
                 yield [text for request in groups[done] for text in request.generations()]
                 done += 1
+        if caller.error is not None:
+            raise caller.error
 
     def _requests(self, spec: TextSpec, first: int) -> list[TextRequest]:
         params = spec.params
@@ -257,10 +281,10 @@ class GenerationTask:
             spec = replace(spec, prompt=spec.prompt.shared(self.runtime, chunk))
         return [SampledText(spec, stream) for stream in range(first, first + params.n)]
 
-    def _loop(self, specs: Sequence[TextSpec], params: SamplingParams) -> Loop:
+    def _scheduler(self, specs: Sequence[TextSpec], params: SamplingParams) -> Scheduler:
         texts = len(specs) * (params.n if params.beam == 1 else 1)
         encodes = specs[0].prompt.input is not None
-        return Loop(
+        return Scheduler(
             self.runtime,
             rows=min(params.batch, texts) * params.beam,
             capacity=max(spec.capacity for spec in specs),
@@ -285,11 +309,45 @@ class TextGenerator(ABC):
         """The model as one that drafts for another, or that another drafts for."""
         return self.generation.paired
 
-    def worker(self, rows: int, budget: int, chunk: int) -> "Worker":
-        """Return what runs this model's jobs in an engine; see `kvcast.engine.engine.Model`."""
-        from kvcast.text.engine import TextWorker
+    def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
+        """Return what an engine runs texts with; see `kvcast.engine.engine.Model`."""
+        generation = self.generation
+        sizes = fitting(
+            generation.runtime.row_bytes,
+            longest=generation.limits.sequence,
+            rows=rows,
+            budget=budget,
+            fixed=self.input_bytes,
+        )
+        return Scheduler(
+            generation.runtime,
+            rows=sizes.rows,
+            capacity=sizes.capacity,
+            inputs=sizes.rows if generation.encodes else 0,
+            chunk=chunk if generation.chunk else None,
+            turn=chunk,
+            # A source is read in both directions: nothing of it serves another one.
+            prefixes=PrefixCache(sizes.rows, sizes.capacity) if generation.continues else None,
+            cache_bytes=sizes.bytes,
+        )
 
-        return TextWorker(self, rows, budget, chunk)
+    def caller(
+        self, given: TextPrompt, options: Mapping[str, Any], scheduler: Scheduler
+    ) -> "TextCaller":
+        """Return the texts of a prompt as an engine's caller; raises as `generate`."""
+        from kvcast.text.caller import TextCaller
+
+        params = PromptParams(**options)
+        if params.beam > scheduler.rows:
+            raise UsageError(f"beam must be at most {scheduler.rows}, the rows of the engine")
+        tokens = self.prompt_tokens(given, params)
+        requests = self.generation.within(scheduler.capacity).requests(tokens, params)
+
+        def finished(texts: list[TextGeneration]) -> list[TextGeneration]:
+            with exclusive(self.runtime):
+                return self.finished(given, texts, params)
+
+        return TextCaller(requests, params, finished)
 
     @keywords_of(PromptParams)
     def generate(
@@ -314,7 +372,12 @@ class TextGenerator(ABC):
                 too long, and token ids that the model does not have.
 
         """
-        return as_asked(self._each, prompt, params)
+        alone = is_one_prompt(prompt)
+        prompts: Sequence[Any] = [prompt] if alone else prompt
+        generations: list[Any] = []
+        for texts in self._each(prompts, params):
+            generations.append(texts if params.n > 1 else texts[0])
+        return generations[0] if alone else generations
 
     @keywords_of(PromptParams)
     def generate_each(
@@ -359,21 +422,11 @@ class TextGenerator(ABC):
     ) -> Iterator[list[TextGeneration]]:
         tokens = [self.prompt_tokens(prompt, params) for prompt in prompts]
         each = self.generation.each(tokens, params)
-        return (
-            self.finished(prompt, texts, params)
-            for prompt, texts in zip(prompts, each, strict=True)
-        )
+        return map(self.finished, prompts, each, repeat(params))
 
 
-def as_asked(
-    each: Callable[[Sequence[TextPrompt], Any], Iterator[list[TextGeneration]]],
-    prompt: TextPrompt | Sequence[TextPrompt],
-    params: SamplingParams,
-) -> TextGeneration | list[Any]:
-    """Return a text where one was asked for, a list where several were."""
-    alone = isinstance(prompt, str) or (
+def is_one_prompt(prompt: TextPrompt | Sequence[TextPrompt]) -> bool:
+    """Tell one prompt from several."""
+    return isinstance(prompt, str) or (
         len(prompt) > 0 and all(isinstance(token, Integral) for token in prompt)
     )
-    prompts: Sequence[Any] = [prompt] if alone else prompt
-    found: list[Any] = [texts if params.n > 1 else texts[0] for texts in each(prompts, params)]
-    return found[0] if alone else found

@@ -28,7 +28,7 @@ from kvcast.text.generation import (
     TextGenerator,
     TextPieces,
     TextPrompt,
-    as_asked,
+    is_one_prompt,
 )
 from kvcast.text.grammars import Grammars
 from kvcast.text.params import PromptParams
@@ -168,11 +168,12 @@ class TextSession:
         self, rest: TextPrompt | Sequence[TextPrompt] = "", *, params: SamplingParams
     ) -> TextGeneration | list[Any]:
         """Continue prefix and rest, or several rests; see `TextModel.generate`."""
-        return as_asked(
-            lambda rests, params: self._generation.each(list(map(self._tokens, rests)), params),
-            rest,
-            params,
-        )
+        alone = is_one_prompt(rest)
+        rests: Sequence[Any] = [rest] if alone else rest
+        generations: list[Any] = []
+        for texts in self._generation.each([self._tokens(each) for each in rests], params):
+            generations.append(texts if params.n > 1 else texts[0])
+        return generations[0] if alone else generations
 
     @keywords_of(SamplingParams)
     def stream(self, rest: TextPrompt = "", *, params: SamplingParams) -> TextPieces:

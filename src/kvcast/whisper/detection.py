@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvcast.whisper.decoding import Features, WindowDecoder
+from kvcast.engine.callers import Policy
 from kvcast.whisper.languages import LANGUAGES
 from kvcast.whisper.params import LanguageParams
+from kvcast.whisper.requests import Features
 from kvcast.whisper.segments import WINDOW_FRAMES
 from kvcast.whisper.sound import Windows
+from kvcast.whisper.windows import WindowRequests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,9 @@ class DetectedLanguage:
         return LANGUAGES[self.language].title()
 
 
-def detect(decoder: WindowDecoder, recording: Windows, params: LanguageParams) -> DetectedLanguage:
+def detect(
+    requests: WindowRequests, recording: Windows, params: LanguageParams
+) -> Policy[DetectedLanguage]:
     """Listen to windows of 30 seconds until one leaves no doubt.
 
     A window leaves no doubt if a language is more probable than the threshold. If none does, the
@@ -58,10 +62,10 @@ def detect(decoder: WindowDecoder, recording: Windows, params: LanguageParams) -
         seek = (heard - 1) * WINDOW_FRAMES
         frames = max(min(WINDOW_FRAMES, recording.content_frames - seek), 1)  # also of no speech
         features_mt = recording.window(seek) if seek else recording.first_window()
-        [found] = decoder.detect_languages([Features(features_mt)])
-        if max(found.values()) > params.language_detection_threshold:
-            return _ranked(found, heard, recording.notices)
-        totals.update({code: frames * probability for code, probability in found.items()})
+        probabilities = yield from requests.languages(Features(features_mt))
+        if max(probabilities.values()) > params.language_detection_threshold:
+            return _ranked(probabilities, heard, recording.notices)
+        totals.update({code: frames * value for code, value in probabilities.items()})
         weight += frames
         if seek + WINDOW_FRAMES >= recording.content_frames:
             break

@@ -3,18 +3,14 @@
 An excerpt fits into a window of the encoder. Knows no model and no tokens but timestamps.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
-from kvcast.whisper.decoding import DecodingOptions, DecodingResult
-from kvcast.whisper.passage import Ending
-from kvcast.whisper.segments import FRAMES_PER_SECOND, FRAMES_PER_TIMESTAMP, Window
+from kvcast.whisper.segments import FRAMES_PER_SECOND
 from kvcast.whisper.sound import Sound
-from kvcast.whisper.tokenizer import timestamps_from
 
 _LONGEST = 28 * FRAMES_PER_SECOND
 """Frames of 10 ms. Whisper takes a full window for one that ends within a sentence, and stops
@@ -22,9 +18,6 @@ before that; two seconds of nothing tell it that nobody goes on."""
 
 _SHORTEST = 18 * FRAMES_PER_SECOND
 """Every excerpt costs the encoder a whole window, so none is cut earlier than this frame."""
-
-_REMNANT = 1.0
-"""Seconds before the end in which no segment begins: it is the pause in which the cut lies."""
 
 _PAUSE_FRAMES = 25
 """Loudness is a mean over so many frames of 10 ms: more than a stop consonant, less than a word."""
@@ -49,33 +42,22 @@ class Excerpt(Sound):
         return found_mt
 
 
-def excerpts(
-    sound: Sound,
-    clip: tuple[int, int],
-    joints: Sequence[float] = (),
-    *,
-    stop: Callable[[int], int] | None = None,
-) -> Iterator[Excerpt]:
-    """Cut frames `clip[0]` to `clip[1]` of a recording into excerpts, in order and without gaps.
+def first_excerpt(sound: Sound, clip: tuple[int, int], joints: Sequence[int] = ()) -> Excerpt:
+    """Cut the first excerpt off frames `clip[0]` to `clip[1]` of a recording.
 
-    Where something was left out, at `joints` in seconds, it is cut first. An excerpt that begins
-    at a frame ends no later than `stop` says.
+    Where something was left out, at the frames `joints`, it is cut first.
     """
-    joined = [round(joint * FRAMES_PER_SECOND) for joint in joints]
-    seek, last = clip
-    while seek < last:
-        end = last if stop is None else stop(seek)
-        window_mt = sound.window(seek, end)
-        frames = end - seek
-        if frames > _LONGEST:
-            # What is left must not be too short to be understood.
-            earliest = min(_SHORTEST, max(frames - _LONGEST, _LONGEST // 2))
-            latest = min(_LONGEST, frames - _SHORTEST // 2)
-            near = [frame - seek for frame in joined if earliest <= frame - seek <= latest]
-            frames = near[-1] if near else quiet_frame(window_mt, earliest, latest)
-            window_mt[:, frames:] = 0
-        yield Excerpt(seek, seek + frames, window_mt)
-        seek += frames
+    seek, end = clip
+    window_mt = sound.window(seek, end)
+    frames = end - seek
+    if frames > _LONGEST:
+        # What is left must not be too short to be understood.
+        earliest = min(_SHORTEST, max(frames - _LONGEST, _LONGEST // 2))
+        latest = min(_LONGEST, frames - _SHORTEST // 2)
+        near = [frame - seek for frame in joints if earliest <= frame - seek <= latest]
+        frames = near[-1] if near else quiet_frame(window_mt, earliest, latest)
+        window_mt[:, frames:] = 0
+    return Excerpt(seek, seek + frames, window_mt)
 
 
 def quiet_frame(window_mt: NDArray[np.float32], earliest: int, latest: int) -> int:
@@ -85,35 +67,3 @@ def quiet_frame(window_mt: NDArray[np.float32], earliest: int, latest: int) -> i
     limit = smooth_t.min() + _NEARLY * np.ptp(smooth_t)
     [quiet] = np.nonzero(smooth_t <= limit)
     return earliest + int(quiet[-1]) + _PAUSE_FRAMES // 2
-
-
-@dataclass(frozen=True)
-class QuietEnding(Ending):
-    """Excerpts end where it is quiet, so nobody goes on.
-
-    OpenAI's rules leave what follows the last timestamp to the next window. An excerpt has none, so
-    the model must finish what it begins, and a text that it ends ends with the excerpt.
-    """
-
-    timestamp_begin: int
-
-    @override
-    def options(self, options: DecodingOptions, window: Window) -> DecodingOptions:
-        return replace(options, latest_start=max(0.0, window.duration - _REMNANT))
-
-    @override
-    def tokens(self, result: DecodingResult, window: Window) -> Sequence[int]:
-        tokens = result.tokens
-        timestamps = timestamps_from(self.timestamp_begin)
-        timed = [token in timestamps for token in tokens]
-        if not any(timed) or not result.complete:
-            return tokens
-        if timed[-2:] == [True, True]:  # a segment in the remnant
-            return tokens[:-1]
-        if timed[-1]:
-            return tokens
-        return (*tokens, self.timestamp_begin + window.frames // FRAMES_PER_TIMESTAMP)
-
-    @override
-    def resumed(self, after_words: int, after_timestamps: int) -> int:
-        return after_timestamps

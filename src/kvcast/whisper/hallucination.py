@@ -24,7 +24,7 @@ _NEAR = 2.0
 
 
 @dataclass(frozen=True)
-class Heard:
+class Kept:
     """The segments kept of a window, and the frame at which the next window begins.
 
     `skipped`: it counts as not heard at all.
@@ -36,18 +36,18 @@ class Heard:
 
 
 def without_hallucinations(
-    heard: Heard,
+    kept: Kept,
     window: Window,
     *,
     threshold: float,
     complete: bool,
     last_speech: float,
     content_frames: int,
-) -> Heard:
+) -> Kept:
     """Drop spans that are probably made up and stand in silence, and go on after the silence.
 
     Args:
-        heard: the window's spans with words, and where to go on otherwise.
+        kept: the window's spans with words, and where to go on otherwise.
         window: where it lies.
         threshold: seconds that are a silence.
         complete: whether the window ends with a lone timestamp: nobody speaks after it.
@@ -56,15 +56,15 @@ def without_hallucinations(
 
     """
     silence = _Silence(window, threshold, last_speech)
-    seek = heard.seek if complete else silence.after_last_word(heard)
-    if (late := silence.before_made_up_start(heard.spans)) is not None:
-        return Heard([], late, skipped=True)
-    for index, span in enumerate(heard.spans):
-        if silence.surrounds(heard.spans, index):
+    seek = kept.seek if complete else silence.after_last_word(kept)
+    if (late := silence.before_made_up_start(kept.spans)) is not None:
+        return Kept([], late, skipped=True)
+    for index, span in enumerate(kept.spans):
+        if silence.surrounds(kept.spans, index):
             again = round(max(window.start + 1, span.start) * FRAMES_PER_SECOND)
             over = content_frames / FRAMES_PER_SECOND - span.end < threshold
-            return Heard(heard.spans[:index], content_frames if over else again)
-    return Heard(heard.spans, seek)
+            return Kept(kept.spans[:index], content_frames if over else again)
+    return Kept(kept.spans, seek)
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ class _Silence:
         """Of a full window, however much of it is sound."""
         return (self.window.seek + WINDOW_FRAMES) / FRAMES_PER_SECOND
 
-    def after_last_word(self, heard: Heard) -> int:
+    def after_last_word(self, kept: Kept) -> int:
         """Return where to go on: at a silence after the last word, or else after the window."""
-        end = end_of_speech(heard.spans)
+        end = end_of_speech(kept.spans)
         if end is None or end <= self.window.start:
-            return heard.seek
+            return kept.seek
         if self._end - end > self.threshold:
             return round(end * FRAMES_PER_SECOND)
         return self.window.seek + self.window.frames

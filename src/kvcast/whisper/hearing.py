@@ -14,21 +14,16 @@ from typing_extensions import override
 
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.features import window_features
+from kvcast.engine.callers import Policy
 from kvcast.whisper.agreement import Place, Unit, units
-from kvcast.whisper.alignment import AlignmentJob
-from kvcast.whisper.decoding import (
-    DecodingOptions,
-    DecodingResult,
-    Features,
-    Job,
-    WindowJob,
-)
+from kvcast.whisper.decoding import DecodingOptions, DecodingResult
 from kvcast.whisper.fallback import is_silence, rejection
+from kvcast.whisper.long_form import PROMPT_RESET_TEMPERATURE
 from kvcast.whisper.params import TranscribeParams
-from kvcast.whisper.passage import PROMPT_RESET_TEMPERATURE
+from kvcast.whisper.requests import Features
 from kvcast.whisper.stretch import Hearing, Hypothesis
 from kvcast.whisper.token_times import FRAMES_PER_SECOND, TokenTimes
-from kvcast.whisper.tokenizer import WhisperTokenizer
+from kvcast.whisper.windows import WindowRequests
 from kvcast.whisper.word_split import TokenWord, split_words
 
 
@@ -44,10 +39,9 @@ class WhisperHearing(Hearing):
 
     def __init__(
         self,
-        answer: Callable[[Job], Any],
+        answer: Callable[[Policy[Any]], Any],
         *,
-        tokenizer: WhisperTokenizer,
-        room: int,
+        requests: WindowRequests,
         n_mels: int,
         attempts: Sequence[DecodingOptions],
         params: TranscribeParams,
@@ -55,17 +49,16 @@ class WhisperHearing(Hearing):
         """Prepare.
 
         Args:
-            answer: the model; returns what it finds out about a window.
-            tokenizer: of the model.
-            room: most tokens of a window's text.
+            answer: runs a policy about a window to its end, and returns its result.
+            requests: makes the requests of windows.
             n_mels: mel bands of its input.
             attempts: how to decode first, and after each rejection; one at least.
             params: thresholds of rejections and of silence.
 
         """
         self._answer = answer
-        self._tokenizer = tokenizer
-        self._room = room
+        self._requests = requests
+        self._tokenizer = requests.tokenizer
         self._n_mels = n_mels
         self._attempts = attempts
         self._params = params
@@ -81,7 +74,7 @@ class WhisperHearing(Hearing):
     @property
     @override
     def room(self) -> int:
-        return self._room
+        return self._requests.room
 
     @override
     def keep_language(self) -> None:
@@ -102,10 +95,18 @@ class WhisperHearing(Hearing):
         written: Sequence[Unit],
         thoroughly: bool,
     ) -> Hypothesis:
+        begin = self._tokenizer.timestamp_begin
         language = None if self._detects else self._language
         for options in self._attempts if thoroughly else self._attempts[:1]:
-            asked = self._job(heard, replace(options, language=language), prompt, written)
-            result: DecodingResult = self._answer(asked)
+            result: DecodingResult = self._answer(
+                self._requests.decode(
+                    heard.features,
+                    replace(options, language=language),
+                    prompt=tuple(prompt),
+                    written=tuple(token for unit in written for token in unit.spelled(begin)),
+                    stream=self._heard,
+                )
+            )
             self._language = language = result.language
             if rejection(result, self._params) is None:
                 break
@@ -123,14 +124,15 @@ class WhisperHearing(Hearing):
         ends = list(accumulate(len(unit.tokens) for unit in units))
         if not text:
             return [Place(0, 1.0) for _ in units]
-        asked = AlignmentJob(
-            window=heard.features,
-            language=self._language,
-            task=self._params.task,
-            text=text,
-            frames=heard.frames,
+        times: TokenTimes = self._answer(
+            self._requests.align(
+                heard.features,
+                text,
+                language=self._language,
+                task=self._params.task,
+                frames=heard.frames,
+            )
         )
-        times: TokenTimes = self._answer(asked)
         return [
             Place(
                 int(times.begins_n[end]),
@@ -138,22 +140,6 @@ class WhisperHearing(Hearing):
             )
             for unit, end in zip(units, ends, strict=True)
         ]
-
-    def _job(
-        self,
-        heard: _Heard,
-        options: DecodingOptions,
-        prompt: Sequence[int],
-        written: Sequence[Unit],
-    ) -> WindowJob:
-        begin = self._tokenizer.timestamp_begin
-        return WindowJob(
-            window=heard.features,
-            options=options,
-            prompt=tuple(prompt),
-            written=tuple(token for unit in written for token in unit.spelled(begin)),
-            stream=self._heard,
-        )
 
     def _has_failed(self, result: DecodingResult) -> bool:
         """Tell whether the text runs in circles. Few words at the end are improbable, and fine."""

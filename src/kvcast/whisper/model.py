@@ -3,31 +3,32 @@
 Turns the options of a call into ways to decode a window. Knows no file format.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvcast.decoding.drafts import Paired, speculations
+from kvcast.engine.callers import JobCaller, Policy
+from kvcast.engine.memory import fitting
+from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import EncoderDecoder
-from kvcast.whisper.batch import Batch
-from kvcast.whisper.decoding import DecodingOptions, Job, WindowDecoder
+from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.detection import DetectedLanguage, detect
+from kvcast.whisper.long_form import initial_tokens
 from kvcast.whisper.params import LanguageParams, LiveParams, TranscribeParams, WindowParams
-from kvcast.whisper.passage import initial_tokens
 from kvcast.whisper.tokenizer import WhisperTokenizer
-from kvcast.whisper.transcription import Transcription
+from kvcast.whisper.transcription import Question, ServedRecording, Transcription
+from kvcast.whisper.windows import WindowDecoder, WindowRequests
 
 if TYPE_CHECKING:
     from kvcast.audio.decode import AudioInput
     from kvcast.audio.endpoints import Listener
     from kvcast.audio.features import MelWindows
-    from kvcast.engine.worker import Worker
     from kvcast.whisper.live import LiveTranscription
-    from kvcast.whisper.sound import Windows
     from kvcast.whisper.stretch import Stretch
 
 _WINDOW_SECONDS = 30
@@ -156,7 +157,8 @@ class WhisperModel:
         from kvcast.audio.features import open_features
 
         with open_features(audio, self.dimensions.n_mels) as recording:
-            return detect(self.decoder(DecodingOptions()), recording, params)
+            decoder = self.decoder(DecodingOptions())
+            return decoder.answer(detect(decoder.requests, recording, params))
 
     @property
     def input_bytes(self) -> int:
@@ -165,22 +167,69 @@ class WhisperModel:
         numbers = 2 * sizes.decoder_layers * sizes.d_model * sizes.source_positions
         return 4 * numbers  # in fp32; there may be narrower ones
 
-    def worker(self, rows: int, budget: int, chunk: int) -> "Worker":
-        """Return what runs this model's jobs in an engine; see `kvcast.engine.engine.Model`."""
-        from kvcast.whisper.engine import SpeechWorker
+    def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
+        """Return what an engine runs windows with; see `kvcast.engine.engine.Model`.
 
-        return SpeechWorker(self, rows, budget, chunk)
-
-    def shared_decoder(self, windows: int) -> WindowDecoder:
-        """Return a decoder that many callers share: of a row a window, one encoded at a time."""
-        return WindowDecoder(
-            self.runtime,
-            self.tokenizer,
-            self.dimensions.target_positions,
-            rows=windows,
-            windows=windows,
-            turn=self.dimensions.source_positions,
+        `chunk` counts tokens of prompts, and a window's prompt is short: windows are encoded one at
+        a time between two steps whatever it says.
+        """
+        del chunk
+        positions = self.dimensions.target_positions
+        sizes = fitting(
+            self.runtime.row_bytes,
+            longest=positions,
+            rows=rows,
+            budget=budget,
+            fixed=self.input_bytes,
         )
+        if sizes.capacity < positions:
+            raise UsageError(
+                f"a window needs rows of {positions} positions, and the cache's memory is enough "
+                f"for {sizes.capacity}: give it more"
+            )
+        return Scheduler(
+            self.runtime,
+            rows=sizes.rows,
+            capacity=positions,
+            inputs=sizes.rows,
+            turn=self.dimensions.source_positions,
+            cache_bytes=sizes.bytes,
+        )
+
+    def caller(
+        self,
+        given: "AudioInput | Policy[Any]",
+        options: Mapping[str, Any],
+        scheduler: Scheduler,
+    ) -> JobCaller:
+        """Return a recording, or a question about one window, as an engine's caller.
+
+        Raises UsageError for options that cannot be served.
+        """
+        if isinstance(given, Generator):
+            return Question(given)
+        # Fallbacks draw several texts of a window: as many as there are rows, unless it is asked.
+        drawn = min(TranscribeParams().best_of, scheduler.rows)
+        params = TranscribeParams(**{"best_of": drawn, **options})
+        if params.draft is not None:
+            raise UsageError("draft is for one caller: the rows of an engine are shared")
+        attempts = self.attempts(params)
+        if max(options.strategy().width for options in attempts) > scheduler.rows:
+            raise UsageError(
+                f"beam and best_of must be at most {scheduler.rows}, the rows of the engine"
+            )
+        return ServedRecording(
+            self.requests,
+            self.opening(given, params),
+            attempts=attempts,
+            params=_without_clips(params),
+            together=scheduler.rows,
+        )
+
+    @cached_property
+    def requests(self) -> WindowRequests:
+        """Makes requests about windows, which draft nothing."""
+        return WindowRequests(self.tokenizer, self.dimensions.target_positions)
 
     def opening(self, audio: "AudioInput", params: TranscribeParams) -> "Callable[[], MelWindows]":
         """Return what opens a recording; InputMissingError if `vad` wants what is not there."""
@@ -190,27 +239,22 @@ class WhisperModel:
             voice_listener()  # raises if it is not installed
         return partial(open_windows, audio, self.dimensions.n_mels, params)
 
-    def recording(
-        self, batch: Batch, opening: "Callable[[], Windows]", params: TranscribeParams
-    ) -> Transcription:
-        """Let a batch decode a recording; nothing is opened before its turn comes.
-
-        Raises UsageError for options that cannot be served.
-        """
-        return Transcription(
-            batch,
-            opening,
-            attempts=self.attempts(params),
-            # Windows of speech are clipped already, and have other times.
-            params=params.unclipped() if params.vad else params,
-        )
-
     def _together(
         self, audio: "Iterable[AudioInput]", params: TranscribeParams
     ) -> list[Transcription]:
-        size, attempts = params.batch or 1, self.attempts(params)
-        batch = Batch(self.decoder(*attempts, windows=size, draft=params.draft), size)
-        return [self.recording(batch, self.opening(one, params), params) for one in audio]
+        attempts = self.attempts(params)
+        decoder = self.decoder(*attempts, windows=params.batch or 1, draft=params.draft)
+        return [
+            Transcription(
+                decoder.scheduler,
+                decoder.requests,
+                self.opening(recording, params),
+                attempts=attempts,
+                params=_without_clips(params),
+                priority=index,
+            )
+            for index, recording in enumerate(audio)
+        ]
 
     @keywords_of(LiveParams)
     def live(
@@ -236,16 +280,22 @@ class WhisperModel:
 
         listener, notices = (listener, ()) if listener is not None else live_listener()
         decoder = self.decoder(*self.attempts(params), draft=params.draft)
-        stretch = self.stretch(decoder.answer, params)
+        stretch = self.stretch(decoder.answer, params, decoder.requests)
         endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
         return LiveTranscription(stretch, endpoints, step=params.step, notices=notices)
 
-    def stretch(self, answer: Callable[[Job], Any], params: LiveParams) -> "Stretch":
+    def stretch(
+        self,
+        answer: Callable[[Policy[Any]], Any],
+        params: LiveParams,
+        requests: WindowRequests | None = None,
+    ) -> "Stretch":
         """Return what hears a stream of sound, by a decoder of its own or a shared one.
 
         Args:
-            answer: returns what this model finds out about a window.
+            answer: runs a policy about a window to its end, and returns its result.
             params: options.
+            requests: makes requests; by default those that draft nothing.
 
         Raises:
             UsageError: for options that cannot be served.
@@ -256,8 +306,7 @@ class WhisperModel:
 
         hearing = WhisperHearing(
             answer,
-            tokenizer=self.tokenizer,
-            room=self.dimensions.target_positions // 2,
+            requests=requests or self.requests,
             n_mels=self.dimensions.n_mels,
             attempts=self.attempts(params),
             params=params,
@@ -280,3 +329,8 @@ class WhisperModel:
             raise UsageError("this model knows English only: leave out multilingual")
         hot = replace(cold, temperature=1.0, best_of=params.best_of, beam=1, patience=None)
         return [replace(hot if t else cold, temperature=t) for t in params.temperatures]
+
+
+def _without_clips(params: TranscribeParams) -> TranscribeParams:
+    """Return options for decoding: windows of speech are clipped already, and have other times."""
+    return params.unclipped() if params.vad else params

@@ -1,4 +1,4 @@
-"""The words of a passage, window after window, and where each next window begins because of them.
+"""The words of windows, one after another, and where each next window begins because of them.
 
 Puts together what openai/whisper's transcribe.py does if word_timestamps is set. Knows no model and
 no sound.
@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvcast.whisper.alignment import AlignmentJob
-from kvcast.whisper.decoding import DecodingResult, Features
-from kvcast.whisper.hallucination import Heard, without_hallucinations
+from kvcast.engine.callers import Policy
+from kvcast.whisper.decoding import DecodingResult
+from kvcast.whisper.hallucination import Kept, without_hallucinations
 from kvcast.whisper.params import TranscribeParams
+from kvcast.whisper.requests import Features
 from kvcast.whisper.segments import FRAMES_PER_SECOND, Span, Window, end_of_speech
 from kvcast.whisper.token_times import TokenTimes
-from kvcast.whisper.tokenizer import WhisperTokenizer
+from kvcast.whisper.windows import WindowRequests
 from kvcast.whisper.words import Punctuation, text_tokens, with_words
 
 _FRAMES_PER_ENCODED = 2
@@ -23,11 +24,11 @@ _FRAMES_PER_ENCODED = 2
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Said:
-    """What was said in a window.
+    """The text of a window.
 
     Attributes:
         window: where it lies.
-        features: what was heard.
+        features: its sound.
         result: of the decoding.
         rejections: why those before it were rejected.
         spans: of the result, in order.
@@ -46,71 +47,70 @@ class Said:
 
 
 class WordPlacing:
-    """Gives a passage's windows their words, in order."""
+    """Gives windows that follow one another their words."""
 
     def __init__(
         self,
         params: TranscribeParams,
-        tokenizer: WhisperTokenizer,
+        requests: WindowRequests,
         resumed: Callable[[int, int], int],
     ) -> None:
         """Prepare.
 
         Args:
             params: all options.
-            tokenizer: of the model.
-            resumed: returns where the next window begins, of where the last word ended and what the
-                timestamps tell, if a window is not complete.
+            requests: makes the requests of windows.
+            resumed: returns where the next window begins, given the last word's end and the
+                timestamps, if a window is not complete.
 
         """
         self._params = params
-        self._tokenizer = tokenizer
+        self._requests = requests
         self._resumed = resumed
         self._last_speech = 0.0
 
-    def job(self, said: Said) -> AlignmentJob | None:
-        """Return what is to be found out about a window; None if it has no text."""
-        text = text_tokens(said.spans, self._tokenizer)
-        if not text:
-            return None
-        return AlignmentJob(
-            window=said.features,
-            language=said.result.language,
-            task=self._params.task,
-            text=text,
-            frames=said.window.frames // _FRAMES_PER_ENCODED,
-        )
-
-    def heard(self, said: Said, times: TokenTimes, end: int) -> Heard:
-        """Return a window's spans with their words, and where to go on.
+    def place(self, said: Said, end: int) -> Policy[Kept]:
+        """Find a window's spans with their words, and where to go on.
 
         `end` is the frame after the last that is to be heard.
         """
+        times, text = _NO_TOKENS, text_tokens(said.spans, self._requests.tokenizer)
+        if text:
+            times = yield from self._requests.align(
+                said.features,
+                text,
+                language=said.result.language,
+                task=self._params.task,
+                frames=said.window.frames // _FRAMES_PER_ENCODED,
+            )
+        return self._kept(said, times, end)
+
+    def _kept(self, said: Said, times: TokenTimes, end: int) -> Kept:
         window = said.window
         spans = with_words(
             said.spans,
             times,
             window,
-            tokenizer=self._tokenizer,
+            tokenizer=self._requests.tokenizer,
             language="en" if self._params.task == "translate" else said.result.language,
             punctuation=Punctuation(
                 self._params.prepend_punctuations, self._params.append_punctuations
             ),
             last_speech=self._last_speech,
         )
-        heard = Heard(spans, self._after(spans, said))
+        kept = Kept(spans, self._after(spans, said))
         if (threshold := self._params.hallucination_silence_threshold) is not None:
-            heard = without_hallucinations(
-                heard,
+            kept = without_hallucinations(
+                kept,
                 window,
                 threshold=threshold,
                 complete=said.complete,
                 last_speech=self._last_speech,
                 content_frames=end,
             )
-        last = end_of_speech(heard.spans)
+        last = end_of_speech(kept.spans)
         self._last_speech = self._last_speech if last is None else last
-        return Heard(heard.spans, max(heard.seek, window.seek + 1), skipped=heard.skipped)
+        return Kept(kept.spans, max(kept.seek, window.seek + 1), skipped=kept.skipped)
 
     def _after(self, spans: Sequence[Span], said: Said) -> int:
         end = end_of_speech(spans)
@@ -119,5 +119,5 @@ class WordPlacing:
         return self._resumed(round(end * FRAMES_PER_SECOND), said.seek)
 
 
-NO_TOKENS = TokenTimes(np.zeros(1, np.int64), np.zeros(0, np.float32))
+_NO_TOKENS = TokenTimes(np.zeros(1, np.int64), np.zeros(0, np.float32))
 """Of a window without text."""

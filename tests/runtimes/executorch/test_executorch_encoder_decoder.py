@@ -17,8 +17,8 @@ from kit.executorch import CROSS_BIASED, FILE, MIXED, MODELS, T5, built
 from kit.models import speech, text
 from kvcast.bundle.manifest import MANIFEST, read_bundle
 from kvcast.bundle.packages import read_on_trust
-from kvcast.engine.loop import Loop
 from kvcast.engine.requests import Input, Prompt
+from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.whisper.strategies import BeamSearch, Greedy, Sampling, SearchRequest, Strategy
@@ -118,8 +118,8 @@ def test_the_decoding_loop_finds_eagers_candidates(
             )
             for i, prompt in enumerate(_PROMPT)
         ]
-        loop = Loop(runtime, rows=2 * strategy.width, capacity=32, inputs=2)
-        for _ in loop.run(requests):
+        scheduler = Scheduler(runtime, rows=2 * strategy.width, capacity=32, inputs=2)
+        for _ in scheduler.run(requests):
             pass
         found.append([request.search.candidates() for request in requests])
     for one, other in zip(*found, strict=True):

@@ -10,7 +10,6 @@ import pytest
 from kit.recordings import CARDS, Load
 from kit.scripted_windows import NumberedWindows, scripted_model
 from kvcast.errors import UsageError
-from kvcast.whisper.batch import Batch
 from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.folders.finding import RecordingFile
 from kvcast.whisper.folders.working import Outcome, QueuedRecording, transcribe_all
@@ -171,11 +170,17 @@ def test_in_a_batch_a_recording_is_looked_at_when_it_is_opened(tmp_path):
         return NumberedWindows(1000 + len(Path(source).read_bytes()))
 
     def together(sources: list[str], **_: object) -> list[Transcription]:
-        batch = Batch(model.scripted, 1)
-        attempts, params = [DecodingOptions()], TranscribeParams(batch=1)
+        decoder, params = model.scripted, TranscribeParams(batch=1)
         return [
-            Transcription(batch, partial(opened, one), attempts=attempts, params=params)
-            for one in sources
+            Transcription(
+                decoder.scheduler,
+                decoder,
+                partial(opened, source),
+                attempts=[DecodingOptions()],
+                params=params,
+                priority=index,
+            )
+            for index, source in enumerate(sources)
         ]
 
     model.transcribe_all = together

@@ -135,7 +135,10 @@ class Machine:
             given.append(np.ascontiguousarray(part, np.float32))
             addresses.append(given[-1].ctypes.data)
         addresses.append(packed.ctypes.data)
-        self._checked(self._library.kvcast_pack, format_, outputs, inputs, *addresses)
+        message = ctypes.create_string_buffer(_MESSAGE)
+        sizes = format_, outputs, inputs
+        if self._library.kvcast_pack(self._handle, *sizes, *addresses, message, _MESSAGE):
+            raise KvcastError(message.value.decode())
         return packed
 
     def describe(
@@ -165,11 +168,9 @@ class Machine:
 
     def run(self, words: NDArray[np.int64]) -> None:
         """Run a program; KvcastError for what it cannot."""
-        self._checked(self._library.kvcast_run, words.ctypes.data, len(words))
-
-    def _checked(self, function: Any, *arguments: int | None) -> None:
         message = ctypes.create_string_buffer(_MESSAGE)
-        if function(self._handle, *arguments, message, _MESSAGE):
+        run = self._library.kvcast_run
+        if run(self._handle, words.ctypes.data, len(words), message, _MESSAGE):
             raise KvcastError(message.value.decode())
 
 

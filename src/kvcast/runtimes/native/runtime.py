@@ -238,7 +238,11 @@ class NativeRuntime(CachedRuntime):
     ) -> Float32:
         plan = cache.plan(rows, tokens)
         if len(positions) > 1 or not plan.is_step:
-            logits = [self._chunk(tokens, cache, rows, positions, run) for run in plan.runs]
+            logits = []
+            for run in plan.runs:
+                chunk, call = self._chunk(tokens, cache, rows, positions, run)
+                self.interpreter.run(call)
+                logits.append(chunk.logits.copy() if run.new <= _OFTEN else chunk.logits)
             return plan.in_order(logits)
         step = self._step(cache.memory)
         if plan.bound is None:
@@ -256,8 +260,8 @@ class NativeRuntime(CachedRuntime):
         rows: list[int],
         positions: Sequence[int],
         run: Run,
-    ) -> Float32:
-        """Append several tokens to each row of a run; return logits [rows, positions, vocab]."""
+    ) -> tuple[Step, Call]:
+        """Return a call that appends several tokens to each row of a run, and its arrays."""
         memory, asked = cache.memory, len(positions)
         key = ("chunk", run.places, run.slots, run.new, asked)
         found = memory.bound.get(key)
@@ -270,8 +274,7 @@ class NativeRuntime(CachedRuntime):
         step.tokens_rs[...] = np.stack([tokens[i] for i in run.index])
         step.lengths[...] = cache.lengths[[rows[i] for i in run.index]]
         step.offsets[...] = np.asarray(positions, np.int64) % run.new
-        self.interpreter.run(call)
-        return step.logits.copy() if run.new <= _OFTEN else step.logits
+        return step, call
 
     def _step(self, memory: Memory) -> Step:
         """Return buffers of one new token for every row, by its place."""

@@ -15,9 +15,9 @@ import numpy as np
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.endpoints import BLOCK
 from kvcast.engine import Engine, Job
+from kvcast.engine.callers import Policy
 from kvcast.server.realtime.shapes import TranscriptionSettings
 from kvcast.server.realtime.sound import Samples
-from kvcast.whisper.decoding import Job as Question
 from kvcast.whisper.stretch import Settled, Stretch
 
 STEP = 1.0
@@ -33,7 +33,7 @@ class Asker:
         self._asked: Job[Any, Any] | None = None
         self._over = False
 
-    def __call__(self, engine: Engine, question: Question) -> Any:
+    def __call__(self, engine: Engine, question: Policy[Any]) -> Any:
         """Return the answer; raises as `Job.result`."""
         asked = self._asked = engine.submit(question, deadline=self._timeout)
         if self._over:  # since before there was something to give up

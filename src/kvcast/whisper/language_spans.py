@@ -1,19 +1,21 @@
 """In which language which part of a recording is spoken.
 
-A model names one language for what it hears, that of the larger or louder part, and is sure of it
-even where a third is in another. So it hears what lies between long pauses. Knows no tokens.
+A model names one language for the sound that it hears, that of the larger or louder part, and is
+sure of it even where a third is in another. So it hears the pieces between long pauses. Knows no
+tokens.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.whisper.decoding import likeliest
+from kvcast.engine.callers import Policy
 from kvcast.whisper.excerpts import quiet_frame
+from kvcast.whisper.requests import likeliest
 from kvcast.whisper.segments import FRAMES_PER_SECOND
 from kvcast.whisper.sound import Sound
 
@@ -30,16 +32,16 @@ _NEAR = 8 * FRAMES_PER_SECOND
 """So far from where a change was heard it may be."""
 
 _LEAST = 1 * FRAMES_PER_SECOND
-"""What is shorter than this is not heard alone."""
+"""Less than this is not heard alone."""
 
 _PAUSE = 0.3 * FRAMES_PER_SECOND
 """Who goes on in another language pauses for longer than this."""
 
 _QUIET = 0.25
-"""What is quiet lies in this part of the range of loudness."""
+"""Quiet frames lie in this part of the range of loudness."""
 
 _CERTAIN = 0.99
-"""So probable is no language of a piece of which another third is spoken."""
+"""Above this, the whole piece is in one language."""
 
 _DOUBTFUL = 0.5
 """A piece without a language more probable than this is in that of one of its neighbours."""
@@ -48,7 +50,7 @@ Probabilities = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Turn:
+class LanguageSpan:
     """A language, and the frame up to which it is surely spoken."""
 
     language: str
@@ -57,7 +59,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What lies before frame `end`, and how probable each language is there."""
+    """The sound before frame `end`, and how probable each language is there."""
 
     end: int
     probabilities: Probabilities
@@ -71,116 +73,114 @@ class _Piece:
         return self.probabilities[self.likeliest]
 
 
-class Turns:
+class LanguageSpans:
     """The languages of one clip; hears it once, as far as somebody asks."""
 
     def __init__(
         self,
         sound: Sound,
         clip: tuple[int, int],
-        detect: Callable[[NDArray[np.float32]], Probabilities],
+        detect: Callable[[NDArray[np.float32]], Policy[Probabilities]],
     ) -> None:
         """Prepare; nothing is heard yet.
 
         Args:
             sound: the recording.
             clip: its first frame, and the one after its last.
-            detect: returns how probable each language is in a window [n_mels, 3000].
+            detect: finds out how probable each language is in a window [n_mels, 3000].
 
         """
         self._sound = sound
-        self._first, self._end = clip
+        self._begin, self._end = clip  # of what is not in a span yet
         self._detect = detect
-        self._coming = self._corrected()
-        self._known: list[Turn] = []
+        self._heard: _Piece | None = None  # the last piece
+        self._seek = self._begin  # its end
+        self._undecided: _Piece | None = None
+        self._decided: LanguageSpan | None = None  # whose end may be corrected
+        self._known: list[LanguageSpan] = []
+        self._is_begun = self._is_over = False
 
-    def at(self, seek: int) -> Turn:
-        """Return the language from a frame on, and up to where; at least AHEAD if it goes on."""
-        self._listen(seek + AHEAD)
-        index = bisect_right(self._known, seek + _LEAST, key=lambda turn: turn.end)
+    def at(self, seek: int) -> Policy[LanguageSpan]:
+        """Find the language from a frame on, and up to where; at least AHEAD if it goes on."""
+        while not self._is_over and (not self._known or self._known[-1].end < seek + AHEAD):
+            yield from self._hear_more()
+        index = bisect_right(self._known, seek + _LEAST, key=lambda span: span.end)
         index = min(index, len(self._known) - 1)
         language = self._known[index].language
         while index + 1 < len(self._known) and self._known[index + 1].language == language:
             index += 1
         return self._known[index]
 
-    def stop(self, seek: int) -> int:
-        """Return up to where the language from a frame on is spoken, as far as it is known."""
-        return self.at(seek).end
+    def _hear_more(self) -> Policy[None]:
+        """Hear up to where another span is known: those that change end in the right pause."""
+        following = yield from self._next_decided()
+        if (span := self._decided) is not None:
+            if following is not None and following.language != span.language:
+                end = yield from self._change(span, following)
+                span = LanguageSpan(span.language, end)
+            self._known.append(span)
+            self._begin = span.end
+        self._decided, self._is_over = following, following is None
 
-    def _listen(self, until: int) -> None:
-        while not self._known or self._known[-1].end < until:
-            turn = next(self._coming, None)
-            if turn is None:
-                return
-            self._known.append(turn)
-
-    def _corrected(self) -> Iterator[Turn]:
-        """Yield pieces with their languages, which change in the right pauses."""
-        begin, held = self._first, None
-        for turn in self._decided():
-            if held is not None:
-                if turn.language != held.language:
-                    held = Turn(held.language, self._change(begin, held, turn))
-                yield held
-                begin = held.end
-            held = turn
-        if held is not None:
-            yield held
-
-    def _change(self, begin: int, before: Turn, after: Turn) -> int:
-        """Return where the language changes: between these turns, or in a longer pause nearby.
+    def _change(self, before: LanguageSpan, after: LanguageSpan) -> Policy[int]:
+        """Find where the language changes: between these spans, or in a longer pause nearby.
 
         A piece may begin or end with some seconds of the other language: it is not cut so soon.
         """
         cut = before.end
-        start, end = max(cut - _NEAR, begin), min(cut + _NEAR, after.end)
+        start, end = max(cut - _NEAR, self._begin), min(cut + _NEAR, after.end)
         window_mt = self._sound.window(start, end)
         pauses = pauses_in(window_mt, end - start, _LEAST, end - start - _LEAST)
         pause = start + max(pauses, default=(0, cut - start))[1]
         if abs(pause - cut) < _LEAST:
             return cut
-        heard = self._detect(self._sound.window(min(pause, cut), max(pause, cut)))
+        heard = yield from self._detect(self._sound.window(min(pause, cut), max(pause, cut)))
         expected, other = (before, after) if pause > cut else (after, before)
         return pause if heard[expected.language] > heard[other.language] else cut
 
-    def _decided(self) -> Iterator[Turn]:
-        """Yield pieces with their languages; a doubtful one has that of a neighbour."""
-        before: str | None = None
-        piece: _Piece | None = None
-        for following in chain(self._pieces(), [None]):
-            if piece is not None:
-                before = _language(piece, before, following)
-                yield Turn(before, piece.end)
-            piece = following
+    def _next_decided(self) -> Policy[LanguageSpan | None]:
+        """Hear the next piece and decide on its language; a doubtful one has a neighbour's.
 
-    def _pieces(self) -> Iterator[_Piece]:
-        seek, before = self._first, None
-        while seek < self._end:
-            before = self._piece(seek, before)
-            yield before
-            seek = before.end
+        None at the clip's end.
+        """
+        if not self._is_begun:
+            self._is_begun = True
+            self._undecided = yield from self._next_piece()
+        if (piece := self._undecided) is None:
+            return None
+        before = None if self._decided is None else self._decided.language
+        following = self._undecided = yield from self._next_piece()
+        return LanguageSpan(_language(piece, before, following), piece.end)
 
-    def _piece(self, seek: int, before: _Piece | None) -> _Piece:
+    def _next_piece(self) -> Policy[_Piece | None]:
         """Hear a piece: a long one only where it surely is in the language before."""
-        window_mt = self._sound.window(seek, self._end)
-        short = piece_frames(window_mt, self._end - seek, _SHORT)
+        if self._seek >= self._end:
+            return None
+        before = self._heard
+        window_mt = self._sound.window(self._seek, self._end)
+        left = self._end - self._seek
+        short = piece_frames(window_mt, left, _SHORT)
+        piece = None
         if before is not None and before.probability >= _CERTAIN:
-            long = piece_frames(window_mt, self._end - seek, _LONG)
-            piece = self._heard(window_mt, seek, long)
+            long = piece_frames(window_mt, left, _LONG)
+            piece = yield from self._piece(window_mt, long)
             is_same = piece.likeliest == before.likeliest and piece.probability >= _CERTAIN
-            if is_same or long == short:
-                return piece
-        return self._heard(window_mt, seek, short)
+            if not is_same and long != short:
+                piece = None
+        if piece is None:
+            piece = yield from self._piece(window_mt, short)
+        self._heard, self._seek = piece, piece.end
+        return piece
 
-    def _heard(self, window_mt: NDArray[np.float32], seek: int, frames: int) -> _Piece:
+    def _piece(self, window_mt: NDArray[np.float32], frames: int) -> Policy[_Piece]:
         heard_mt = window_mt.copy()
         heard_mt[:, frames:] = 0
-        return _Piece(seek + frames, self._detect(heard_mt))
+        probabilities = yield from self._detect(heard_mt)
+        return _Piece(self._seek + frames, probabilities)
 
 
 def _language(piece: _Piece, before: str | None, following: _Piece | None) -> str:
-    """Return the language of a piece, given that before it and what comes after it."""
+    """Return the language of a piece, given the one before it and the piece after it."""
     if piece.probability > _DOUBTFUL:
         return piece.likeliest
     near = [before] if before is not None else []
@@ -209,9 +209,9 @@ def pauses_in(
     window_mt: NDArray[np.float32], frames: int, earliest: int, latest: int
 ) -> list[tuple[int, int]]:
     """Return the lengths and the middles of pauses of which the middle is in these bounds."""
-    found = _runs(_quiet_frames(window_mt[:, :frames]))
-    pauses = [(end - start, (start + end) // 2) for start, end in found]
-    return [one for one in pauses if one[0] >= _PAUSE and earliest <= one[1] <= latest]
+    runs = _runs(_quiet_frames(window_mt[:, :frames]))
+    pauses = [(end - start, (start + end) // 2) for start, end in runs]
+    return [pause for pause in pauses if pause[0] >= _PAUSE and earliest <= pause[1] <= latest]
 
 
 def _quiet_frames(features_mt: NDArray[np.float32]) -> NDArray[np.bool_]:

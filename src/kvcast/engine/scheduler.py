@@ -1,0 +1,487 @@
+"""The scheduler: decides which requests run, and runs them step by step over one cache.
+
+It pulls: what waits is with its callers. A free row goes to the caller of the lowest priority
+number; of these to the one with the fewest rows; of those to the one that has waited longest. So
+rows are given out round by round, and a caller of many requests cannot keep another one waiting. A
+request that needs more rows than are free stops admission when it is its turn, until it fits.
+
+Where the runtime computes rows independently, as in fp32, what a request writes depends neither on
+the others nor on the number of rows, nor on the length of a chunk. Knows neither what tokens mean
+nor how they are chosen.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from threading import RLock
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+
+from kvcast.engine.admission import Admission
+from kvcast.engine.callers import Caller, Policy, PolicyList, RequestList
+from kvcast.engine.prefix_cache import WORTH_COPYING, PrefixCache, in_common
+from kvcast.engine.requests import OVER, Continuations, Drafts, Input, Prefix, Request
+from kvcast.engine.running import Batch, Running
+from kvcast.runtimes.base import EncoderDecoder, Float32, Runtime
+from kvcast.runtimes.exclusive import exclusive
+
+Result = TypeVar("Result")
+
+
+class _Pulled(NamedTuple):
+    """The request whose turn it is, and whose it is."""
+
+    caller: Caller
+    request: Request
+
+
+class Scheduler:
+    """Requests that run over one cache, and the callers that they come from.
+
+    Callers may be added, removed and taken further by several threads.
+
+    Attributes:
+        rows: of the cache.
+        capacity: most positions of a row.
+        cache_bytes: that the cache takes when it is full; 0 if nobody has counted.
+
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        rows: int,
+        capacity: int,
+        inputs: int = 0,
+        requests: int | None = None,
+        chunk: int | None = None,
+        turn: int | None = None,
+        prefixes: PrefixCache | None = None,
+        cache_bytes: int = 0,
+    ) -> None:
+        """Prepare; the cache is allocated when the first request begins.
+
+        Args:
+            runtime: runs the model.
+            rows: most that are decoded at once.
+            capacity: most positions of a row.
+            inputs: slots for encoded inputs, one or more if the model has an encoder.
+            requests: most that run at once; None is as many as have rows.
+            chunk: most tokens of a prompt that one call computes; None is all.
+            turn: about how many positions of prompts and inputs are computed before those that
+                decode have their turn; None is all that there are.
+            prefixes: holds the tokens of as many rows of that capacity, for a decoder-only model
+                whose prompts may go on from what rows were left with; None empties such rows.
+            cache_bytes: that the cache takes when it is full.
+
+        """
+        self.rows, self.capacity, self.cache_bytes = rows, capacity, cache_bytes
+        self._runtime = runtime
+        self._exclusive = exclusive(runtime)
+        self._lock = RLock()
+        self._inputs = inputs
+        self._most = requests or rows
+        self._chunk = chunk
+        self._turn = turn
+        self._prefixes = prefixes
+        self._admission = Admission(rows, inputs, prefixes)
+        self._callers: dict[Caller, None] = {}  # the one that has waited longest first
+        self._pulled: _Pulled | None = None  # stops admission until it fits
+        self._admitted: list[Running] = []
+        self._prefilling: list[Running] = []
+        self._decoding: list[Running] = []
+        self._batch: Batch | None = None  # of those that decode, until their rows change
+        self._prefill_is_next = True
+        self._cache: Any = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether there are no callers."""
+        return not self._callers
+
+    @property
+    def callers(self) -> list[Caller]:
+        """Those that are not over, the one that has waited longest first."""
+        return list(self._callers)
+
+    @property
+    def busy(self) -> list[int]:
+        """Rows of requests, ascending."""
+        running = (*self._admitted, *self._prefilling, *self._decoding)
+        return sorted(row for each in running for row in each.owned)
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many positions each row of the cache holds."""
+        if self._cache is None:
+            return [0] * self.rows
+        return [int(length) for length in self._cache.lengths]
+
+    def add(self, caller: Caller) -> None:
+        """Let a caller take part: its requests begin as there is room."""
+        with self._lock:
+            self._callers[caller] = None
+
+    def remove(self, caller: Caller) -> None:
+        """End a caller's requests, and ask it for no more; nothing happens if it is unknown."""
+        with self._lock:
+            self._callers.pop(caller, None)
+            if self._pulled is not None and self._pulled.caller is caller:
+                self._pulled = None
+            for phase in (self._admitted, self._prefilling, self._decoding):
+                for running in [each for each in phase if each.caller is caller]:
+                    phase.remove(running)
+                    self._drop(running, began=phase is not self._admitted)
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """Run requests to their ends, yielding each whenever it has got tokens.
+
+        Raises what goes wrong while one of them chooses.
+        """
+        caller = RequestList(requests)
+        self.add(caller)
+        try:
+            while not caller.over:
+                self.step()
+                yield from caller.advanced
+                caller.advanced.clear()
+        finally:
+            self.remove(caller)
+        if caller.error is not None:
+            raise caller.error
+
+    def results(self, *policies: Policy[Result]) -> list[Result]:
+        """Run policies to their ends, together, and return their results."""
+        caller = PolicyList(policies)
+        self.add(caller)
+        try:
+            while not caller.over:
+                self.step()
+        finally:
+            self.remove(caller)
+        if caller.error is not None:
+            raise caller.error
+        return [caller.results[policy] for policy in policies]
+
+    def step(self) -> list[Caller]:
+        """Run one step: prefill the next chunks or decode one token per row, alternating.
+
+        Returns the callers that took something, or are over.
+        """
+        with self._lock:
+            news = self._admit()
+            with self._exclusive:
+                prefills = self._prefill_is_next or not self._decoding
+                advanced: list[Running] = []
+                if self._admitted and (prefills or self._turn is None):
+                    advanced = self._begin()
+                if not advanced and self._prefilling and prefills:
+                    self._prefill_is_next = False
+                    advanced = self._prefill()
+                elif not advanced:
+                    self._prefill_is_next = True
+                    advanced = self._decode() if self._decoding else []
+            for running in advanced:
+                if running.caller in self._callers:  # and was not removed by another
+                    news[running.caller] = None
+                    self._tell(running)
+            return list(news)
+
+    def _tell(self, running: Running) -> None:
+        """Let a caller take a request; an error ends the caller, and no other."""
+        caller = running.caller
+        try:
+            caller.take(running.request)
+        except Exception as error:
+            caller.fail(error)
+        if caller.over:
+            self.remove(caller)
+
+    def _admit(self) -> dict[Caller, None]:
+        """Give out free rows, round by round; return the callers that are over."""
+        over: dict[Caller, None] = {}
+        while self._callers and self._admission.has_free_rows and self._running < self._most:
+            pulled = self._pulled or self._pull(over)
+            if pulled is None:
+                break
+            caller, request = pulled
+            place = self._admission.admit(request)
+            if place is None:
+                self._pulled = pulled
+                break
+            self._pulled = None
+            del self._callers[caller]
+            self._callers[caller] = None  # behind those that have waited longer
+            caller.rows += request.width
+            self._admitted.append(Running(request, caller, *place))
+        return over
+
+    def _pull(self, over: dict[Caller, None]) -> _Pulled | None:
+        """Take the request whose turn it is, and note the callers that have come to their ends."""
+        for caller in sorted(self._callers, key=_precedence):
+            request = None
+            try:
+                request = caller.next_request()
+                if request is not None:
+                    self._check(request)
+            except Exception as error:
+                caller.fail(error)
+            if caller.over:
+                self.remove(caller)
+                over[caller] = None
+            elif request is not None:
+                caller.began = True
+                return _Pulled(caller, request)
+        return None
+
+    def _check(self, request: Request) -> None:
+        if request.width > self.rows or request.capacity > self.capacity:
+            raise ValueError(
+                f"a request for {request.width} rows of {request.capacity} positions does not fit "
+                f"into a cache of {self.rows} rows of {self.capacity}"
+            )
+
+    @property
+    def _running(self) -> int:
+        """How many requests have rows."""
+        return len(self._admitted) + len(self._prefilling) + len(self._decoding)
+
+    def _drop(self, running: Running, *, began: bool) -> None:
+        """Free the rows of a request that was cancelled."""
+        self._batch = None
+        self._release(running, running.owned, running.slot)
+        if began and self._prefixes is None:
+            with self._exclusive:
+                self._cache = self._runtime.reset(self._cache, running.live)
+
+    def _release(self, running: Running, rows: Sequence[int], slot: int | None) -> None:
+        running.caller.rows -= len(rows)
+        self._admission.release(rows, slot)
+
+    def _begin(self) -> list[Running]:
+        """Let rows of those that were admitted read their inputs, or adopt their prefixes.
+
+        Returns those that got tokens, as their prefix was all of their prompt, and those that read
+        all that they wanted.
+        """
+        new = self._begun_now()
+        self._prefilling += new
+        if self._cache is None:
+            self._cache = self._runtime.new_cache(self.rows, self.capacity, self._inputs)
+        if inputs := self._admission.inputs_to_encode():
+            self._encode(inputs)
+        if slots := {each.rows[0]: each.slot for each in new if each.slot is not None}:
+            self._cache = self._runtime.reset(self._cache, list(slots), list(slots.values()))
+        began: list[Running] = []
+        for prefix in dict.fromkeys(each.request.prompt.prefix for each in new):
+            if prefix is not None:
+                batch = Batch([each for each in new if each.request.prompt.prefix is prefix])
+                rows = batch.rows
+                self._adopt(rows, prefix)
+                began += self._advance(batch, np.tile(prefix.logits_v, (len(rows), 1)))
+        read = [each for each in new if self._reads_at_once(each)]
+        if read:
+            self._change([(each, OVER) for each in read])
+        return began + read
+
+    def _begun_now(self) -> list[Running]:
+        """Take those that are begun in this turn from those that were admitted."""
+        new, positions = list[Running](), 0
+        while self._admitted and (self._turn is None or positions < self._turn):
+            new.append(self._admitted.pop(0))
+            if (read := new[-1].request.prompt.input) is not None:
+                positions += read.positions
+        return new
+
+    def _adopt(self, rows: list[int], prefix: Prefix) -> None:
+        """Let rows hold a computed prefix."""
+        if self._prefixes is not None:
+            for row in rows:
+                self._cut(row, 0)
+            self._prefixes.feed(rows, [prefix.tokens] * len(rows))
+        self._cache = self._runtime.adopt(self._cache, rows, prefix.cache, [0] * len(rows))
+
+    def _cut(self, row: int, length: int) -> None:
+        """Leave a row only its first positions; its tokens are known."""
+        prefixes = cast(PrefixCache, self._prefixes)
+        if length == prefixes.lengths[row]:
+            return
+        if length:
+            self._cache = self._runtime.truncate(self._cache, [row], [length])
+        else:
+            self._cache = self._runtime.reset(self._cache, [row])
+        prefixes.cut(row, length)
+
+    def _go_on_from_prefix(self, running: Running, prefixes: PrefixCache) -> None:
+        """Let a row begin with the part of its prompt that it, or another row, holds."""
+        [row] = running.live
+        tokens_s = running.request.prompt.tokens
+        shortest = [self._cache.shortest(other) for other in range(self.rows)]
+        match = prefixes.match(row, tokens_s, shortest)
+        if match is None or match.row != row:
+            self._cut(row, 0)
+        if match is None:
+            return
+        if match.row == row:
+            self._cut(row, match.length)
+        else:
+            source = self._cache
+            if match.length < prefixes.lengths[match.row]:
+                source = self._runtime.truncate(source, [match.row], [match.length])
+            self._cache = self._runtime.adopt(self._cache, [row], source, [match.row])
+            prefixes.copy(row, match.row, match.length)
+        running.skip(match.length)
+
+    def _reads_at_once(self, running: Running) -> bool:
+        return running.request.read_at_once(self._runtime, self._cache, running.rows[0])
+
+    def _encode(self, inputs: Mapping[int, Input]) -> None:
+        """Encode inputs into their slots."""
+        encoder, slots = cast(EncoderDecoder, self._runtime), list(inputs)
+        most = inputs[slots[0]].most_together or len(slots)
+        for first in range(0, len(slots), most):
+            several = slots[first : first + most]
+            source = inputs[slots[0]].batch([inputs[slot] for slot in several])
+            self._cache = encoder.encode(self._cache, several, *source)
+
+    def _prefill(self) -> list[Running]:
+        """Feed a chunk of each prompt; let those that have read everything choose."""
+        # Requests whose logits lie at the same offsets are computed in one call.
+        calls: dict[tuple[int, ...], list[Running]] = {}
+        for running in self._prefilled_now():
+            calls.setdefault(running.positions(self._chunk), []).append(running)
+        advanced: list[Running] = []
+        for positions, several in calls.items():
+            batch = Batch(several)
+            fed = {each.rows[0]: each.feed(self._chunk) for each in several}
+            tokens = [fed[row] for row in batch.rows]
+            logits_rpv, self._cache = self._runtime.decode(
+                tokens, self._cache, batch.rows, positions
+            )
+            if self._prefixes is not None:
+                self._prefixes.feed(batch.rows, tokens)
+            if len(positions) > 1:
+                for running, places in batch.members:
+                    running.request.probed_v = logits_rpv[places][0, 0].copy()
+            advanced += self._advance(batch, logits_rpv[:, -1])
+        return advanced
+
+    def _prefilled_now(self) -> list[Running]:
+        """Return those that read in this turn, the first come first."""
+        now, positions = list[Running](), 0
+        for running in self._prefilling:
+            if self._turn is not None and positions >= self._turn:
+                break
+            if self._prefixes is not None and running.fresh:
+                if self._finds_more_later(running, now):
+                    continue
+                self._go_on_from_prefix(running, self._prefixes)
+            now.append(running)
+            positions += running.chunk(self._chunk)
+        return now
+
+    def _finds_more_later(self, running: Running, now: Sequence[Running]) -> bool:
+        """Tell whether one of those that read now computes more of this prompt than rows hold."""
+        prefixes = cast(PrefixCache, self._prefixes)
+        tokens_s = running.request.prompt.tokens
+        shared = max((in_common(tokens_s, other.request.prompt.tokens) for other in now), default=0)
+        shared = min(shared, len(tokens_s) - 1)
+        return shared >= max(prefixes.common(tokens_s)) + WORTH_COPYING
+
+    def _decode(self) -> list[Running]:
+        """Feed the chosen tokens; let each request choose again."""
+        if self._batch is None:
+            self._batch = Batch(self._decoding)
+        batch = self._batch
+        for running, places in batch.members:
+            batch.tokens_r1[places, 0] = running.next
+        alone = batch.members[0][0]
+        if len(batch.rows) == 1 and alone.request.drafts is not None:
+            return self._decode_drafted(alone, alone.request.drafts)
+        logits_rpv, self._cache = self._runtime.decode(batch.tokens_r1, self._cache, batch.rows)
+        if self._prefixes is not None:
+            self._prefixes.step(batch.rows, batch.tokens_r1)
+        return self._advance(batch, logits_rpv[:, -1])
+
+    def _decode_drafted(self, running: Running, drafts: Drafts) -> list[Running]:
+        """Feed one row the token that it chose and drafts of the next; keep those that it chooses.
+
+        With several rows a call is about as expensive for each of them as for drafted tokens, and
+        rows are never wrong: so they go on without drafts.
+        """
+        [row] = running.live
+        held = int(self._cache.lengths[row])
+        room = self._cache.revocable(row, 1, running.request.capacity - held - 1)
+        drafted = list(drafts.propose(room)) if room > 0 else []
+        fed_s = np.array([*running.next, *drafted], np.int64)
+        began = time.perf_counter()
+        logits_rpv, self._cache = self._runtime.decode(
+            [fed_s], self._cache, [row], range(len(fed_s))
+        )
+        seconds = time.perf_counter() - began
+        for kept, draft in enumerate([*drafted, None], start=1):
+            chosen = running.choose(logits_rpv[:, kept - 1])
+            if chosen.tokens != [draft]:
+                break
+        drafts.called(len(fed_s), kept, seconds)
+        if self._prefixes is not None:
+            self._prefixes.feed([row], [fed_s[:kept]])
+        if kept < len(fed_s):
+            self._cache = self._runtime.truncate(self._cache, [row], [held + kept])
+        if chosen.rows != running.numbers:
+            self._change([(running, chosen)])
+        return [running]
+
+    def _advance(self, batch: Batch, logits_rv: Float32) -> list[Running]:
+        """Let those that have read everything choose; move and empty rows if they say so."""
+        advanced: list[Running] = []
+        changes: list[tuple[Running, Continuations]] = []
+        for running, places in batch.members:
+            if running.reads:
+                continue
+            chosen = running.choose(logits_rv[places])
+            if not chosen.rows == chosen.parents == running.numbers:
+                changes.append((running, chosen))
+            advanced.append(running)
+        if changes:
+            self._change(changes)
+        return advanced
+
+    def _change(self, changes: Sequence[tuple[Running, Continuations]]) -> None:
+        """Let rows continue others, or end."""
+        parents = list(range(self.rows))
+        emptied: list[int] = []
+        for running, chosen in changes:
+            for row, parent in zip(chosen.rows, chosen.parents, strict=True):
+                parents[running.rows[row]] = running.rows[parent]
+            if chosen.rows != running.numbers:
+                emptied += self._keep(running, chosen.rows)
+        if parents != list(range(len(parents))):
+            self._cache = self._runtime.reorder(self._cache, parents)
+            if self._prefixes is not None:
+                self._prefixes.reorder(parents)
+        if emptied and self._prefixes is None:
+            self._cache = self._runtime.reset(self._cache, sorted(emptied))
+
+    def _keep(self, running: Running, numbers: list[int]) -> list[int]:
+        """Leave a request only these of its rows; return those that were fed and are not now."""
+        live = [running.rows[number] for number in numbers]
+        emptied = [row for row in running.live if row not in live]
+        if len(live) < len(running.owned):
+            left = [row for row in running.owned if row not in live]
+            self._release(running, left, None if live else running.slot)
+        if running in self._prefilling:
+            self._prefilling.remove(running)
+            self._decoding.append(running)
+        if not live:
+            self._decoding.remove(running)
+        running.owned = running.live = live
+        running.numbers = numbers
+        running.request.done = not live
+        self._batch = None
+        return emptied
+
+
+def _precedence(caller: Caller) -> tuple[int, int]:
+    return caller.priority, caller.rows

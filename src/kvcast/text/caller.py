@@ -1,0 +1,143 @@
+"""A prompt and its texts as a caller in an engine: requests out, pieces of text into a job.
+
+Knows neither families of models nor runtimes.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from kvcast.engine.callers import JobCaller
+from kvcast.engine.jobs import Job
+from kvcast.engine.requests import Request
+from kvcast.text.params import PromptParams
+from kvcast.text.requests import SampledText, TextRequest
+from kvcast.text.texts import Alternatives, TextGeneration
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """What a step brought of a text.
+
+    Attributes:
+        index: which text of the prompt's n.
+        text: that is certain now, possibly none.
+        tokens: chosen, possibly none.
+        logprobs: of these tokens; None unless asked for.
+        top_logprobs: what else could have come in their places; None unless asked for.
+        finish_reason: "stop" or "length" with the last of a text; None before.
+
+    """
+
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    top_logprobs: tuple[Alternatives, ...] | None
+    finish_reason: str | None
+
+
+TextJob = Job[TextDelta, "TextGeneration | list[TextGeneration]"]
+
+
+class TextCaller(JobCaller):
+    """The texts of a prompt, each a request."""
+
+    job: TextJob
+
+    def __init__(
+        self,
+        requests: Sequence[TextRequest],
+        params: PromptParams,
+        finished: Callable[[list[TextGeneration]], list[TextGeneration]],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            requests: one for each text, or one for a beam search.
+            params: options.
+            finished: returns texts as clients get them, once all of them are over.
+
+        """
+        self._requests = list(requests)
+        self._coming = deque(self._requests)
+        self._running = len(self._requests)
+        self._params = params
+        self._finished = finished
+        self._shown = [(0, 0)] * len(self._requests)  # pieces and tokens that the job has
+        self._result: TextGeneration | list[TextGeneration] | None = None
+        self._error: Exception | None = None
+
+    @property
+    @override
+    def ending(self) -> str | None:
+        if self._error is not None:
+            return "error"
+        if self._result is None:
+            return None
+        return self._requests[0].generations()[0].finish_reason
+
+    @override
+    def next_request(self) -> Request | None:
+        if len(self._coming) == len(self._requests):
+            self.totals.prompt_tokens += self._requests[0].spec.prompt_tokens
+        return self._coming.popleft() if self._coming else None
+
+    @override
+    def take(self, request: Request) -> None:
+        if request.error is not None:
+            raise request.error
+        self.job.cached_tokens = max(self.job.cached_tokens, request.reused)
+        if isinstance(request, SampledText):  # beams compete to the end
+            self._tell(request)
+        self._running -= request.done
+        if not self._running:
+            self._finish()
+
+    @override
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self.totals.cached_tokens += self.job.cached_tokens
+
+    @override
+    def settle(self) -> None:
+        if self._error is not None:
+            self.job.fail(self._error)
+        elif self._result is not None:
+            self.job.finish(self._result)
+
+    def _tell(self, request: SampledText) -> None:
+        """Put what is new of a text into the job."""
+        index = self._requests.index(request)
+        text, (pieces, tokens) = request.text, self._shown[index]
+        params = self._params
+        self._shown[index] = len(text.pieces), len(text.tokens)
+        delta = TextDelta(
+            index,
+            "".join(text.pieces[pieces:]),
+            tuple(text.tokens[tokens:]),
+            tuple(text.logprobs[tokens:]) if params.logprobs else None,
+            tuple(text.top_logprobs[tokens:]) if params.top_logprobs else None,
+            text.finish_reason,
+        )
+        if delta.text or delta.tokens or delta.finish_reason:
+            self.job.put(delta)
+        self.totals.generated_tokens += len(delta.tokens)
+
+    def _finish(self) -> None:
+        """Make up the result."""
+        texts = [text for request in self._requests for text in request.generations()]
+        if self._params.beam > 1:
+            self.totals.generated_tokens += sum(len(text.tokens) for text in texts)
+            for index, text in enumerate(texts):
+                self.job.put(_whole(index, text))
+        texts = self._finished(texts)
+        self.totals.cached_tokens += self.job.cached_tokens
+        self._result = texts if self._params.n > 1 else texts[0]
+
+
+def _whole(index: int, text: TextGeneration) -> TextDelta:
+    top = text.top_logprobs
+    return TextDelta(index, text.text, text.tokens, text.logprobs, top, text.finish_reason)

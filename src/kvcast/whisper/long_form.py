@@ -1,0 +1,205 @@
+"""Long form: clips of a recording, decoded window by window, each after the text before.
+
+Follows `transcribe` in openai/whisper's transcribe.py: windows seek by the timestamps that were
+predicted, text conditions the next window, doubtful windows are tried again, silent ones skipped.
+Knows no file formats and no runtime, and not who else is decoded meanwhile.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvcast.decoding.speculation import DraftCounts
+from kvcast.engine.callers import Policy
+from kvcast.whisper.decoding import DecodingOptions, DecodingResult
+from kvcast.whisper.fallback import is_silence, rejection
+from kvcast.whisper.hallucination import Kept
+from kvcast.whisper.language_spans import LanguageSpan, LanguageSpans
+from kvcast.whisper.params import TranscribeParams
+from kvcast.whisper.placing import Said, WordPlacing
+from kvcast.whisper.requests import Features
+from kvcast.whisper.segments import WINDOW_FRAMES, Segment, Span, Window, ends_alone, split
+from kvcast.whisper.sound import Sound
+from kvcast.whisper.tokenizer import WhisperTokenizer
+from kvcast.whisper.window_end import OpenEnd
+from kvcast.whisper.windows import WindowRequests
+
+PROMPT_RESET_TEMPERATURE = 0.5
+"""Text that took a higher temperature is too doubtful to condition the next window."""
+
+
+class LongForm:
+    """Clips of a recording whose windows are decoded one after the other.
+
+    Attributes:
+        drafts: what became of drafted tokens, of each attempt that had some.
+        notices: for the user: from which second on, and the text.
+        segments: those that were found and not taken yet. Segments that are empty or take no time
+            are left out. Ids count from 0 within the clips.
+        over: whether everything was decoded.
+
+    """
+
+    def __init__(
+        self,
+        sound: Sound,
+        clips: Sequence[tuple[int, int]],
+        *,
+        requests: WindowRequests,
+        attempts: Sequence[DecodingOptions],
+        params: TranscribeParams,
+        end: OpenEnd | None = None,
+        spans: Sequence[LanguageSpans | None] | None = None,
+    ) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            sound: the recording, or this part of it.
+            clips: the first frame (of 10 ms) of each clip, and the one after its last; none is
+                empty.
+            requests: makes the requests of windows.
+            attempts: how to decode a window first, and after each rejection; one at least. Their
+                prefix is for the first window alone.
+            params: all other options.
+            end: knows the windows' ends.
+            spans: the languages of each clip, or None where these do not change; a window ends
+                where its language does.
+
+        """
+        self._sound = sound
+        self._clips = deque(zip(clips, spans or [None] * len(clips), strict=True))
+        self._seek = clips[0][0] if clips else 0
+        self._requests = requests
+        self._attempts = list(attempts)
+        self._params = params
+        self._end = end or OpenEnd()
+        self._prompt = initial_tokens(params, requests.tokenizer)
+        self._prompt_language: str | None = None
+        self._placing = WordPlacing(params, requests, self._end.resumed)
+        self._found = 0
+        self.drafts: list[DraftCounts] = []
+        self.notices: list[tuple[float, str]] = []
+        self.segments: deque[Segment] = deque()
+        self.over = False
+
+    def decode(self) -> Policy[None]:
+        """Decode everything."""
+        while self._clips:
+            (_, end), spans = self._clips[0]
+            span = None if spans is None else (yield from spans.at(self._seek))
+            last = end if span is None else span.end
+            yield from self._decode_window(
+                Window(self._seek, min(WINDOW_FRAMES, last - self._seek)), span
+            )
+            if self._clips:
+                yield None  # the next window may have to be waited for
+        self.over = True
+
+    def _decode_window(self, window: Window, span: LanguageSpan | None) -> Policy[None]:
+        """Find a window's segments, and go on behind it."""
+        tokenizer = self._requests.tokenizer
+        features = Features(self._sound.window(window.seek, window.seek + window.frames))
+        result, rejections = yield from self._attempt(features, window, span)
+        if self._attempts[0].prefix is not None:
+            self._attempts = [replace(options, prefix=None) for options in self._attempts]
+        if is_silence(result, self._params):
+            self._advance(window.frames)
+            return
+        if result.repetition is not None:
+            self.notices.append((window.start, f"the text {result.repetition}: cut"))
+        if self._prompt_language not in (None, result.language):
+            self._prompt.clear()
+        self._prompt_language = result.language
+        tokens = self._end.tokens(result, window)
+        segments, advance = split(tokens, window, tokenizer.timestamp_begin)
+        said = Said(
+            window=window,
+            features=features,
+            result=result,
+            rejections=rejections,
+            spans=segments,
+            complete=ends_alone(tokens, tokenizer.timestamp_begin),
+            seek=window.seek + advance,
+        )
+        if self._params.word_timestamps:
+            kept = yield from self._placing.place(said, end=self._clips[0][0][1])
+        else:
+            kept = Kept(segments, said.seek)
+        self._keep(said, kept)
+
+    def _attempt(
+        self, features: Features, window: Window, span: LanguageSpan | None
+    ) -> Policy[tuple[DecodingResult, tuple[str, ...]]]:
+        """Decode until a result is accepted; return it, and why those before were rejected."""
+        rejections: list[str] = []
+        while True:
+            options = self._attempts[len(rejections)]
+            if span is not None:
+                options = replace(options, language=span.language)
+            result = yield from self._requests.decode(
+                features,
+                self._end.options(options, window),
+                prompt=tuple(self._prompt),
+                prompt_language=self._prompt_language,
+                stream=window.seek,
+            )
+            if result.draft is not None:
+                self.drafts.append(result.draft)
+            reason = rejection(result, self._params)
+            if reason is None or len(rejections) + 1 == len(self._attempts):
+                return result, tuple(rejections)
+            rejections.append(reason)
+
+    def _keep(self, said: Said, kept: Kept) -> None:
+        self._advance(kept.seek - said.window.seek)
+        if kept.skipped:
+            return
+        for span in kept.spans:
+            text = self._text(span)
+            if text.strip() and span.start != span.end:
+                self._prompt += span.tokens
+                self.segments.append(_segment(self._found, said, span, text))
+                self._found += 1
+        if not self._conditions_next(said.result):
+            self._prompt.clear()
+
+    def _advance(self, frames: int) -> None:
+        """Go on so many frames further, or with the next clip."""
+        self._seek += frames
+        if self._seek >= self._clips[0][0][1]:
+            self._clips.popleft()
+            self._seek = self._clips[0][0][0] if self._clips else self._seek
+
+    def _conditions_next(self, result: DecodingResult) -> bool:
+        """Tell whether a window's text prompts the next window."""
+        certain = result.temperature <= PROMPT_RESET_TEMPERATURE and result.repetition is None
+        return self._params.condition_on_previous_text and certain
+
+    def _text(self, span: Span) -> str:
+        tokenizer = self._requests.tokenizer
+        return tokenizer.decode(token for token in span.tokens if tokenizer.is_text(token))
+
+
+def initial_tokens(params: TranscribeParams, tokenizer: WhisperTokenizer) -> list[int]:
+    """Return the prompt of the first window."""
+    if params.initial_prompt is None:
+        return []
+    return tokenizer.encode(" " + params.initial_prompt.strip())
+
+
+def _segment(id_: int, said: Said, span: Span, text: str) -> Segment:
+    return Segment(
+        id=id_,
+        seek=said.window.seek,
+        start=span.start,
+        end=span.end,
+        text=text,
+        tokens=span.tokens,
+        language=said.result.language,
+        temperature=said.result.temperature,
+        avg_logprob=said.result.avg_logprob,
+        compression_ratio=said.result.compression_ratio,
+        no_speech_prob=said.result.no_speech_prob,
+        fallback=said.rejections,
+        words=span.words,
+    )

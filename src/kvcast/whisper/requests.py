@@ -1,0 +1,246 @@
+"""Requests about a window of 30 seconds: its language, its text, and where its tokens lie.
+
+Knows no recordings, no fallback, and not who runs requests.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self, cast
+
+import numpy as np
+from typing_extensions import override
+
+from kvcast.decoding.numerics import softmax
+from kvcast.decoding.sampling import check_numbers
+from kvcast.decoding.speculation import Speculation, Speculations
+from kvcast.engine.requests import OVER, Continuations, Input, Prompt, Request
+from kvcast.runtimes.base import Asked, EncoderDecoder, Float32, Int64, Runtime
+from kvcast.whisper.decoding import DecodingOptions, DecodingResult
+from kvcast.whisper.filters import Continued
+from kvcast.whisper.repetition import Repetition, repetition, without_repetition
+from kvcast.whisper.strategies import Candidate, MaximumLikelihood, SearchRequest
+from kvcast.whisper.token_times import TokenTimes
+from kvcast.whisper.tokenizer import WhisperTokenizer
+from kvcast.whisper.window_prompt import WindowPrompt
+
+_SHOWN = 60
+"""Characters of a repeated text that are shown."""
+
+
+@dataclass(frozen=True, eq=False)
+class Features(Input):
+    """Log-mel features [n_mels, frames] of 30 seconds."""
+
+    features_mt: Float32
+
+    # A window alone fills the encoder's products. Several would take no less time and as many times
+    # the memory, and in int8 they would share scales.
+    most_together: ClassVar[int | None] = 1
+
+    @property
+    @override
+    def positions(self) -> int:
+        return int(self.features_mt.shape[1]) // 2
+
+    @classmethod
+    @override
+    def batch(cls, inputs: Sequence[Self]) -> tuple[Float32]:
+        return (np.stack([window.features_mt for window in inputs]),)
+
+
+class LanguageRequest(Request):
+    """Takes the probability of each language in one call."""
+
+    def __init__(self, window: Features, tokenizer: WhisperTokenizer) -> None:
+        super().__init__(Prompt(np.array([tokenizer.sot], np.int64), input=window), capacity=1)
+        self._tokenizer = tokenizer
+        self.probabilities: dict[str, float] = {}
+
+    @override
+    def advance(self, logits_rv: Float32) -> Continuations:
+        languages_rl = softmax(logits_rv[:, self._tokenizer.language_tokens])
+        check_numbers(languages_rl)
+        codes = self._tokenizer.languages
+        self.probabilities = dict(zip(codes, languages_rl[0].tolist(), strict=True))
+        return OVER
+
+
+@dataclass(frozen=True)
+class _Repetition:
+    """Tells whether the best text so far repeats itself.
+
+    No method of the request, which would hold itself, and its window until Python looks for cycles.
+    """
+
+    ranking: MaximumLikelihood
+    eot: int
+
+    def __call__(self, candidates: Sequence[Candidate]) -> bool:
+        return repetition(self.ranking.best(candidates).tokens, self.eot) is not None
+
+
+class WindowRequest(SearchRequest):
+    """Writes a window's text, or gives up if it only repeats itself."""
+
+    def __init__(
+        self,
+        window: Features,
+        options: DecodingOptions,
+        prompt: WindowPrompt,
+        *,
+        known: int,
+        language: str,
+        tokenizer: WhisperTokenizer,
+        room: int,
+        stream: int,
+        speculations: Speculations | None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            window: the sound.
+            options: how it is decoded.
+            prompt: tokens before the text.
+            known: of the text that the prompt ends with, the tokens that the result leaves out.
+            language: code.
+            tokenizer: of the model.
+            room: most tokens.
+            stream: tells the random numbers of one window from another's.
+            speculations: drafts tokens of a window that takes one row; None for no drafts.
+
+        """
+        ranking = MaximumLikelihood(options.length_penalty)
+        filters = options.filters(tokenizer)
+        if prompt.written:
+            filters = [Continued(each, prompt.written) for each in filters]
+        super().__init__(
+            Prompt(np.array(prompt.tokens, np.int64), input=window),
+            strategy=options.strategy(stream),
+            filters=filters,
+            eot=tokenizer.eot,
+            max_new_tokens=min(options.max_new_tokens or room, room),
+            probe=len(prompt.before),  # start of transcript
+            hopeless=_Repetition(ranking, tokenizer.eot) if options.stop_repetition else None,
+        )
+        self.drafts: Speculation | None = None
+        if speculations is not None and self.width == 1:
+            self.drafts = speculations.begin(self.prompt, self.capacity, filters)
+        self._options = options
+        self._language = language
+        self._prefix = prompt.written[: len(prompt.written) - known]
+        self._tokenizer = tokenizer
+        self._ranking = ranking
+
+    def result(self) -> DecodingResult:
+        """Return the text of the window."""
+        tokenizer = self._tokenizer
+        best = self._ranking.best(self.search.candidates())
+        tokens = (*self._prefix, *best.tokens)
+        again = repetition(tokens, tokenizer.eot) if self._options.stop_repetition else None
+        kept = without_repetition(tokens, again, tokenizer.timestamp_begin) if again else tokens
+        return DecodingResult(
+            language=self._language,
+            tokens=kept,
+            text=tokenizer.decode(kept).strip(),
+            avg_logprob=best.sum_logprob / (len(best.tokens) + 1),
+            no_speech_prob=float(softmax(self.probed_v[None])[0, tokenizer.no_speech]),
+            temperature=self._options.temperature,
+            compression_ratio=compression_ratio(tokenizer.decode(tokens).strip()),
+            complete=again is None and len(best.tokens) < self.max_new_tokens,
+            repetition=self._told(tokens, again) if again else None,
+            draft=None if self.drafts is None else self.drafts.counts(),
+        )
+
+    def _told(self, tokens: Sequence[int], again: Repetition) -> str:
+        text = self._tokenizer.decode(tokens[again.begin : again.end])
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        return f"repeats {json.dumps(shown, ensure_ascii=False)} {again.copies} times"
+
+
+class AlignmentRequest(Request):
+    """Aligns a text's tokens with the speech, once they are known.
+
+    They are read once more, all in one call, over the window's encoded input, which is still in its
+    slot if no other input has needed that. It finds what openai-whisper's timing.py places words in
+    time by: where each token begins in the speech that it attends to, and how probable it was.
+
+    The queries of the steps that wrote the text would save this call, but they follow a prompt and
+    timestamps, which OpenAI's do not: on read speech 5 to 15% of the words were then more than 50
+    ms away from openai-whisper's, up to 2.7 s.
+
+    Attributes:
+        attention_st: [s, frames], once it is done: how much each of the s tokens of start, text and
+            end stands out at each frame.
+        begins_n: [n + 1], once it is done: the frame at which each token of the text begins, and
+            the one at which the last ends.
+        probabilities_n: [n], once it is done: of each token of the text after those before it,
+            among the tokens of text.
+
+    """
+
+    def __init__(
+        self,
+        window: Input,
+        start: Sequence[int],
+        text: Sequence[int],
+        *,
+        frames: int,
+        eot: int,
+        among_v: Float32,
+    ) -> None:
+        """Begin.
+
+        Args:
+            window: what the text was heard in.
+            start: from start-of-transcript to no-timestamps.
+            text: [n], n >= 1; without timestamps and end. All tokens fit the model's context.
+            frames: how many of the encoder's frames are of the recording.
+            eot: the token that ends a text.
+            among_v: [vocab], 0 for tokens of text and -inf for the others.
+
+        """
+        if not text:
+            raise ValueError("there is no text to align")
+        tokens = np.array([*start, *text, eot], np.int64)
+        super().__init__(Prompt(tokens, input=window), capacity=len(tokens))
+        # A token is as probable as the one before it makes it.
+        before = range(len(start) - 1, len(tokens) - 2)
+        self._asked = Asked(before, tokens[len(start) : -1], among_v)
+        self._frames = frames
+        # The last of the start, and not the first token of the text, is what a model hears the
+        # first token with.
+        self._hearing = slice(len(start) - 1, -1)
+        self.attention_st: Float32 = np.empty((0, 0), np.float32)
+        self.begins_n: Int64 = np.empty(0, np.int64)
+        self.probabilities_n: Float32 = np.empty(0, np.float32)
+
+    @override
+    def read_at_once(self, runtime: Runtime, cache: object, row: int) -> bool:
+        aligning = cast(EncoderDecoder, runtime)
+        found = aligning.align(self.prompt.tokens, cache, row, self._asked)
+        self.attention_st = aligning.attention_by_token(found.scores_hst, self._frames)
+        self.begins_n = aligning.first_frames(self.attention_st[self._hearing])
+        self.probabilities_n = found.probabilities_p
+        return True
+
+    @override
+    def advance(self, logits_rv: Float32) -> Continuations:
+        del logits_rv
+        return OVER
+
+    def times(self) -> TokenTimes:
+        """Return where the tokens of the text begin and how probable they are."""
+        return TokenTimes(self.begins_n, self.probabilities_n)
+
+
+def likeliest(probabilities: Mapping[str, float]) -> str:
+    """Return the code with the highest probability; of equals the first."""
+    return max(probabilities, key=probabilities.__getitem__)
+
+
+def compression_ratio(text: str) -> float:
+    """Return bytes of text over bytes that zlib needs for it."""
+    encoded = text.encode()
+    return len(encoded) / len(zlib.compress(encoded))

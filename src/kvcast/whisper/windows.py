@@ -1,0 +1,231 @@
+"""Windows of 30 seconds as openai/whisper's decoding.py decodes them: policies that make requests.
+
+Puts together the prompt, the filters and the strategy that the options ask for. Knows nothing of
+recordings, seeking or fallback; a window may be decoded several times.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvcast.decoding.speculation import Speculations
+from kvcast.engine.callers import Policy, Result
+from kvcast.engine.scheduler import Scheduler
+from kvcast.errors import UsageError
+from kvcast.runtimes.base import EncoderDecoder, Float32
+from kvcast.whisper.decoding import DecodingOptions, DecodingResult
+from kvcast.whisper.requests import (
+    AlignmentRequest,
+    Features,
+    LanguageRequest,
+    WindowRequest,
+    likeliest,
+)
+from kvcast.whisper.token_times import TokenTimes
+from kvcast.whisper.tokenizer import WhisperTokenizer
+from kvcast.whisper.window_prompt import WindowPrompt
+
+
+class WindowRequests:
+    """Makes the requests of windows, for a model of this tokenizer.
+
+    Attributes:
+        tokenizer: of the model.
+
+    """
+
+    def __init__(
+        self,
+        tokenizer: WhisperTokenizer,
+        context: int,
+        speculations: Speculations | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            tokenizer: of the model.
+            context: positions of its decoder.
+            speculations: drafts tokens of windows that take one row; None for no drafts.
+
+        """
+        self.tokenizer = tokenizer
+        self._context = context
+        self._speculations = speculations
+
+    @property
+    def room(self) -> int:
+        """Most tokens of a window's own text, timestamps among them."""
+        return self._context // 2
+
+    def languages(self, window: Features) -> Policy[dict[str, float]]:
+        """Find out how probable each language is.
+
+        Raises UsageError for a model that knows English only.
+        """
+        if not self.tokenizer.is_multilingual:
+            raise UsageError("this model knows English only: there is no language to detect")
+        request = LanguageRequest(window, self.tokenizer)
+        yield request
+        return request.probabilities
+
+    def decode(
+        self,
+        window: Features,
+        options: DecodingOptions,
+        *,
+        prompt: Sequence[int] = (),
+        prompt_language: str | None = None,
+        written: Sequence[int] = (),
+        stream: int = 0,
+    ) -> Policy[DecodingResult]:
+        """Decode a window once, in one way.
+
+        Args:
+            window: the sound.
+            options: how; without a language the window's is detected first.
+            prompt: tokens of the text before; its end is kept if it is too long.
+            prompt_language: the language of that text, if it is known; a window in another does not
+                read it.
+            written: tokens of the window's own text that are known, timestamps among them. The
+                result is what follows them.
+            stream: tells the random numbers of one window from another's.
+
+        Raises:
+            UsageError: the model cannot do what the options ask for.
+
+        """
+        options.check(self.tokenizer, self._context)
+        if options.language is not None:
+            language = self.tokenizer.language_code(options.language)
+        elif self.tokenizer.is_multilingual:
+            language = likeliest((yield from self.languages(window)))
+        else:
+            language = "en"
+        whole = WindowPrompt.of(
+            options,
+            language,
+            previous=prompt if prompt_language in (None, language) else (),
+            written=written,
+            tokenizer=self.tokenizer,
+            context=self._context,
+        )
+        request = WindowRequest(
+            window,
+            options,
+            whole,
+            known=len(written),
+            language=language,
+            tokenizer=self.tokenizer,
+            room=min(self.room - len(written), self._context + 1 - len(whole.tokens)),
+            stream=stream,
+            speculations=self._speculations,
+        )
+        yield request
+        return request.result()
+
+    def align(
+        self, window: Features, text: Sequence[int], *, language: str, task: str, frames: int
+    ) -> Policy[TokenTimes]:
+        """Place the tokens of a window's text in time.
+
+        Args:
+            window: in which the text was heard.
+            text: its tokens, one or more; without timestamps.
+            language: code of the one spoken.
+            task: as the text was decoded.
+            frames: how many of the encoder's frames are of the recording.
+
+        """
+        start = self.tokenizer.sot_sequence(language, task, timestamps=False)
+        request = AlignmentRequest(
+            window,
+            start,
+            text[: self._context - len(start) - 1],
+            frames=frames,
+            eot=self.tokenizer.eot,
+            among_v=self._text_alone(),
+        )
+        yield request
+        return request.times().padded(len(text))
+
+    def _text_alone(self) -> Float32:
+        """Return 0 for tokens of text and -inf for the others, [vocab]."""
+        among_v = np.full(self.tokenizer.vocab_size, -np.inf, np.float32)
+        among_v[: self.tokenizer.eot] = 0
+        among_v[list(self.tokenizer.added_text)] = 0
+        return among_v
+
+
+class WindowDecoder:
+    """Decodes windows in the calling thread, as many together as its cache has rows for.
+
+    Windows do not depend on each other. A window stays encoded, so it can be decoded again, until
+    as many others were decoded as the cache has slots for.
+
+    Attributes:
+        requests: makes requests.
+        scheduler: runs them.
+
+    """
+
+    def __init__(
+        self,
+        runtime: EncoderDecoder,
+        tokenizer: WhisperTokenizer,
+        context: int,
+        *,
+        rows: int = 1,
+        windows: int = 1,
+        speculations: Speculations | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            runtime: runs the model.
+            tokenizer: of the model.
+            context: positions of its decoder.
+            rows: most beams or samples at once, those of all windows together.
+            windows: most windows at once.
+            speculations: drafts tokens of windows that take one row; None for no drafts.
+
+        """
+        self.requests = WindowRequests(tokenizer, context, speculations)
+        self.scheduler = Scheduler(
+            runtime, rows=rows, capacity=context, inputs=windows, requests=windows
+        )
+
+    def answer(self, policy: Policy[Result]) -> Result:
+        """Run a policy to its end."""
+        [result] = self.scheduler.results(policy)
+        return result
+
+    def detect_languages(self, windows: Sequence[Features]) -> list[dict[str, float]]:
+        """Return the probability of each language for each window."""
+        return self.scheduler.results(*map(self.requests.languages, windows))
+
+    def decode(
+        self,
+        windows: Sequence[Features],
+        options: DecodingOptions,
+        *,
+        prompt: Sequence[int] = (),
+        stream: int = 0,
+    ) -> list[DecodingResult]:
+        """Decode windows, each after the same prompt, to their ends.
+
+        Args:
+            windows: one or more.
+            options: see there; without a language each window's is detected.
+            prompt: tokens of the text before; its end is kept if it is too long.
+            stream: tells the random numbers of one window from another's.
+
+        Raises:
+            UsageError: the model cannot do what the options ask for.
+
+        """
+        return self.scheduler.results(
+            *(
+                self.requests.decode(window, options, prompt=prompt, stream=stream)
+                for window in windows
+            )
+        )
