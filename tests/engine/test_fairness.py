@@ -123,9 +123,13 @@ def test_a_lower_priority_number_goes_first():
     question.priority = -1
     shared.step()
     shared.add(question)
-    shared.step()
-    assert question.over
-    assert sum(request.done for request in waiting) < len(waiting)
+    before = sum(request.done for request in waiting)
+    steps = 0
+    while not question.over:
+        shared.step()
+        steps += 1
+    assert steps <= 2  # prefill and decoding alternate
+    assert sum(request.done for request in waiting) - before < ROWS
 
 
 class Broken(RequestList):
