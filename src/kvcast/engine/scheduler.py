@@ -201,7 +201,7 @@ class Scheduler:
     def _admit(self) -> dict[Caller, None]:
         """Give out free rows, round by round; return the callers that are over."""
         over: dict[Caller, None] = {}
-        while self._callers and self._admission.has_free_rows and self._running < self._most:
+        while self._callers and self._may_admit:
             pulled = self._pulled or self._pull(over)
             if pulled is None:
                 break
@@ -243,9 +243,10 @@ class Scheduler:
             )
 
     @property
-    def _running(self) -> int:
-        """How many requests have rows."""
-        return len(self._admitted) + len(self._prefilling) + len(self._decoding)
+    def _may_admit(self) -> bool:
+        """Whether another request may run: always one, so that callers without any get over."""
+        running = len(self._admitted) + len(self._prefilling) + len(self._decoding)
+        return not running or (self._admission.has_free_rows and running < self._most)
 
     def _drop(self, running: Running, *, began: bool) -> None:
         """Free the rows of a request that was cancelled."""
