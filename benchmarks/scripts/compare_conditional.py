@@ -103,11 +103,11 @@ def two_program_source() -> str:
     from kvcast.runtimes.aoti import lowering as aoti
     from kvcast.runtimes.aoti.inductor import compile_program
     from kvcast.runtimes.aoti.precision import Precision
-    from kvcast.runtimes.lowering import signatures
+    from kvcast.runtimes.lowering.signatures import signatures_of
 
     checkpoint = open_checkpoint(locate("demo"))
     programs = WhisperPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
-    signature = signatures.whisper(programs)["decode"]
+    signature = signatures_of(programs)["decode"]
     traced = aoti.trace_program(signature, Precision())
     files, _ = compile_program(*aoti.export_program(traced, signature, Precision(), "decode"))
     return "".join(Path(file).read_text() for file in files if file.endswith(".wrapper.cpp"))

@@ -5,8 +5,8 @@ import pytest
 
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.checkpoints.t5_huggingface import t5_dimensions
-from kvcast.checkpoints.t5_names import tensor_shapes
 from kvcast.errors import UsageError
+from kvcast.families.t5 import tensor_shapes
 from kvcast.tokenizers.opening import open_text
 from kvcast_bench import random_t5
 from kvcast_bench.random_t5 import RANDOM, random_folder, write_t5

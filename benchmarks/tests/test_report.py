@@ -16,7 +16,7 @@ from kit.dimensions import SMALL
 from kvcast.errors import KvcastError
 from kvcast.inspect.work.decoder import DecoderWork
 from kvcast.inspect.work.floor import Arithmetic
-from kvcast.inspect.work.seq2seq import T5Work
+from kvcast.inspect.work.t5 import T5Work
 from kvcast.inspect.work.whisper import WhisperWork
 from kvcast_bench.backend import Backend
 from kvcast_bench.commands.runtimes import Steps, compared

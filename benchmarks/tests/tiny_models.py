@@ -7,8 +7,7 @@ import numpy as np
 
 from kit.dimensions import LLAMA, T5_SMALL
 from kvcast.checkpoints.base import DecoderCheckpoint
-from kvcast.checkpoints.decoder_names import tensor_shapes
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder import DecoderDimensions, tensor_shapes
 from tokenizers import Tokenizer, decoders, models
 
 TINY = replace(LLAMA, vocab_size=96, max_positions=64)

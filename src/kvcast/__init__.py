@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from kvcast.loading.exporting import export_bundle
     from kvcast.loading.opening import load
     from kvcast.text.model import TextModel, TextSession
-    from kvcast.text.sources import T5Model, UnilmModel
+    from kvcast.text.t5 import T5Model
     from kvcast.text.texts import TextGeneration
+    from kvcast.text.unilm import UnilmModel
     from kvcast.whisper.detection import DetectedLanguage
     from kvcast.whisper.live import LiveTranscription
     from kvcast.whisper.model import WhisperModel
@@ -68,12 +69,12 @@ _HOMES = {
     "KvcastError": "kvcast.errors",
     "LiveTranscription": "kvcast.whisper.live",
     "Segment": "kvcast.whisper.transcription",
-    "T5Model": "kvcast.text.sources",
+    "T5Model": "kvcast.text.t5",
     "TextGeneration": "kvcast.text.texts",
     "TextModel": "kvcast.text.model",
     "TextSession": "kvcast.text.model",
     "Transcription": "kvcast.whisper.transcription",
-    "UnilmModel": "kvcast.text.sources",
+    "UnilmModel": "kvcast.text.unilm",
     "WhisperModel": "kvcast.whisper.model",
     "Word": "kvcast.whisper.segments",
     "export_bundle": "kvcast.loading.exporting",

@@ -169,7 +169,7 @@ def test_cross_caches_may_be_bounded_more_closely_than_the_model_is():
     for capacity, fits in ((1, True), (cross.capacity, True), (cross.capacity + 1, False)):
         changed = replace(manifest, cache=(own, replace(cross, capacity=capacity)))
         if fits:
-            check_manifest(changed, SMALL_T5, ())
+            check_manifest(changed, SMALL_T5)
         else:
             with pytest.raises(KvcastError, match="contradicts itself"):
-                check_manifest(changed, SMALL_T5, ())
+                check_manifest(changed, SMALL_T5)

@@ -12,15 +12,15 @@ from transformers import BertConfig, BertForMaskedLM, RoFormerConfig, RoFormerFo
 
 from checkpoints.folder_checks import one_line, outcome
 from checkpoints.tiny_tensorflow import DATA, RELEASES, WRITER, copied, variables
-from kvcast.checkpoints import t5_names, unilm_names
 from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
 from kvcast.errors import InputMissingError, InputOutputError
 from kvcast.families.t5 import T5Dimensions
+from kvcast.families.table import family_of
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.models.programs.t5 import T5Programs
 from kvcast.models.programs.unilm import UnilmPrograms
+from kvcast.runtimes.eager.prefix import EagerPrefix
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
-from kvcast.runtimes.eager.unilm import EagerUnilm
 from kvcast.spec.rotary import Rotary
 
 BERT_SIZES = {
@@ -78,8 +78,8 @@ def configured(release, tmp_path, **fields):
 def test_a_release_has_its_dimensions_its_tensors_and_its_text(release):
     checkpoint = open_checkpoint(DATA / release)
     assert checkpoint.dimensions == read_dimensions(DATA / release) == DIMENSIONS[release]
-    names = t5_names if checkpoint.family == "t5" else unilm_names
-    expected = names.tensor_shapes(checkpoint.dimensions)
+    family = family_of(checkpoint.family)
+    expected = family.tensor_shapes(checkpoint.dimensions)
     assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == expected
     about = {"end_tokens": [3], "tokenizer": "bert", "lowercase": True}
     assert json.loads(checkpoint.text["text.json"]) == {**about, "words": release == "t5-pegasus"}
@@ -139,7 +139,7 @@ def test_a_source_has_the_logits_and_the_vector_of_transformers(release):
     # The releases pool with with_pool="linear": no tanh.
     first, weights = theirs.hidden_states[-1][0, 0].numpy(), variables(release)
     pooled = first @ weights["bert/pooler/dense/kernel"] + weights["bert/pooler/dense/bias"]
-    vector = EagerUnilm(programs).embed([source])[0]
+    vector = EagerPrefix(programs).embed([source])[0]
     np.testing.assert_allclose(vector, pooled, atol=1e-4, rtol=0)
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from checkpoints.tiny_whisper import TIED, ct2_bytes, ct2_folder, ct2_variables, random_model, save
 from kit.in_transformers import demo_in_transformers
-from kvcast.checkpoints.names import tensor_shapes
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.families.whisper import tensor_shapes
 
 WHOLE = ct2_bytes(ct2_variables(), TIED)
 # The same with rows of int8, scales and fewer numbers, so that most bytes are structure.

@@ -15,10 +15,9 @@ from checkpoints.tiny_decoders import (
     tensors_by_our_names,
 )
 from checkpoints.tiny_whisper import edit_json
-from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
 from kvcast.errors import InputMissingError, InputOutputError
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder import DecoderDimensions, tensor_shapes
 from kvcast.spec.rotary import Rotary
 
 COMMON = {

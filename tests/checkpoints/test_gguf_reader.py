@@ -22,10 +22,10 @@ from kit.tiny_gguf import (
     vocabulary,
     write,
 )
-from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.checkpoints.gguf_file import read_gguf
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import InputOutputError, KvcastError, UsageError
+from kvcast.families.decoder import tensor_shapes
 from kvcast.spec.rotary import Rotary
 
 

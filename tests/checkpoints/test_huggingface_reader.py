@@ -9,9 +9,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from checkpoints.tiny_whisper import edit_json, random_model, save
-from kvcast.checkpoints.names import tensor_shapes
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.families.whisper import tensor_shapes
 
 
 def rewrite_weights(folder, change):

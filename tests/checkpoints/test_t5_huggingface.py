@@ -12,8 +12,8 @@ from checkpoints.tiny_whisper import edit_json
 from kit.dimensions import T5_SMALL
 from kit.in_transformers import SETTINGS, random_t5, save_t5, t5_tensors
 from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
-from kvcast.checkpoints.t5_names import tensor_shapes
 from kvcast.errors import InputMissingError, InputOutputError
+from kvcast.families.t5 import tensor_shapes
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 FLAN_T5_SMALL = replace(

@@ -10,8 +10,7 @@ from checkpoints.folder_checks import assert_same_tensors, one_line, rewrite_wei
 from checkpoints.tiny_unilms import MODELS, random_unilm, save_unilm, tensors_by_our_names
 from checkpoints.tiny_whisper import edit_json
 from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
-from kvcast.checkpoints.unilm_names import tensor_shapes
-from kvcast.families.unilm import UnilmDimensions
+from kvcast.families.unilm import UnilmDimensions, tensor_shapes
 from kvcast.spec.rotary import Rotary
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"

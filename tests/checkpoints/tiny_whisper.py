@@ -9,7 +9,7 @@ import numpy as np
 
 from kit.dimensions import SMALL
 from kvcast.checkpoints.base import WhisperCheckpoint
-from kvcast.checkpoints.names import tensor_shapes
+from kvcast.families.whisper import tensor_shapes
 
 KINDS = ("float32", "int8", "int16", "int32", "float16", "bfloat16")
 

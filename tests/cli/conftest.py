@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cli.cli_fakes import FakeModel
-from kvcast.loading.families import Task
+from kvcast.families.base import Task
 from kvcast.loading.opening import OpenedModel
 from kvcast.loading.params import LoadParams
 

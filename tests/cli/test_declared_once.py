@@ -122,6 +122,7 @@ def one_more_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
         title="Abacus",
         summary="beads on wires",
         extra="beads",
+        target="kvcast.runtimes.onnx.target:OnnxTarget",
         quantize=("none", "int2"),
         default_quantize="int2",
         dtypes=("fp8",),

@@ -18,7 +18,8 @@ from kvcast.decoding import drafters
 from kvcast.decoding.speculation import Ledger
 from kvcast.errors import UsageError
 from kvcast.text.model import TextModel
-from kvcast.text.sources import T5Model, UnilmModel
+from kvcast.text.t5 import T5Model
+from kvcast.text.unilm import UnilmModel
 
 CASES = [
     (GEMMA3, "onnx"),

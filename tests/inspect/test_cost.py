@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.dimensions import LLAMA, TINY_EN
-from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.errors import UsageError
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder import DecoderDimensions, tensor_shapes
 from kvcast.inspect.cost import Question, document, render
 from kvcast.inspect.machine import MachineRates
 from kvcast.inspect.sizes import counted

@@ -8,7 +8,7 @@ from kit.dimensions import SMOL, T5_SMALL, TINY_EN
 from kvcast.inspect.work.base import Work
 from kvcast.inspect.work.decoder import DecoderWork
 from kvcast.inspect.work.floor import Arithmetic, Cost
-from kvcast.inspect.work.seq2seq import T5Work
+from kvcast.inspect.work.t5 import T5Work
 from kvcast.inspect.work.whisper import WhisperWork
 from kvcast_bench.workloads.causal import Causal
 from kvcast_bench.workloads.seq2seq import Seq2seq

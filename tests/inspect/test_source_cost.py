@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from kit.dimensions import SIMBERT, T5_SMALL
-from kvcast.checkpoints import t5_names, unilm_names
 from kvcast.errors import UsageError
+from kvcast.families.t5 import T5
+from kvcast.families.unilm import UNILM
 from kvcast.inspect.cost import Question, document
 from kvcast.inspect.sizes import counted
-from kvcast.inspect.work.seq2seq import T5Work, UnilmWork
+from kvcast.inspect.work.t5 import T5Work
+from kvcast.inspect.work.unilm import UnilmWork
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 
@@ -61,7 +63,7 @@ def test_t5_small_has_its_published_size():
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_t5_multiplies_every_matrix_with_every_token(gated: bool, tied: bool):
     model = t5(gated=gated, tied=tied)
-    shapes = t5_names.tensor_shapes(model.dimensions)
+    shapes = T5.tensor_shapes(model.dimensions)
     assert model.parameters == sum(map(prod, shapes.values()))
     attention = 2 * 2 * 7 * 7 * 32
     encoder = model.encode()
@@ -105,7 +107,7 @@ def test_a_source_that_is_too_long_is_refused():
 @pytest.mark.parametrize("embedding_width", [16, 24])
 def test_a_unilm_multiplies_every_matrix_with_every_token(embedding_width: int):
     model = unilm(embedding_width=embedding_width, pooled=True)
-    shapes = unilm_names.tensor_shapes(model.dimensions)
+    shapes = UNILM.tensor_shapes(model.dimensions)
     assert model.parameters == sum(map(prod, shapes.values()))
     call = model.call(0, 5)
     assert call.keys_values + call.linear == 2 * 5 * (

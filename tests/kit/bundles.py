@@ -20,7 +20,6 @@ from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.source import locate
-from kvcast.loading.families import family_of
 from kvcast.loading.opening import _exported_once
 from kvcast.loading.params import LoadParams
 from kvcast.runtimes.onnx import lower_whisper
@@ -148,5 +147,7 @@ def open_folder(folder: Path) -> Any:
 def opened(dimensions: Any, quantize: str = "none", runtime: str = "onnx", **precision: str) -> Any:
     """Return the random model of these dimensions on a runtime: a bundle's, or eager."""
     if runtime == "eager":
-        return family_of(family_name(dimensions)).eager(random_programs(dimensions))
+        from kvcast.runtimes.eager.opening import eager_runtime
+
+        return eager_runtime(random_programs(dimensions))
     return open_folder(bundle(dimensions, quantize, runtime, **precision))

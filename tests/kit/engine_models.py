@@ -15,7 +15,8 @@ from kvcast.families.decoder import DecoderDimensions
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.text.model import TextModel
-from kvcast.text.sources import T5Model, UnilmModel
+from kvcast.text.t5 import T5Model
+from kvcast.text.unilm import UnilmModel
 from kvcast.tokenizers.decoder import TokenDecoder
 
 _KINDS: dict[type, type] = {

@@ -17,7 +17,8 @@ from kit.tokenizers import KINDS as DECODER_KINDS
 from kit.tokenizers import bert_files, spiece_files, spiece_model, text_files
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.text.model import TextModel
-from kvcast.text.sources import T5Model, UnilmModel
+from kvcast.text.t5 import T5Model
+from kvcast.text.unilm import UnilmModel
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.byt5 import ByteTokenizer
 from kvcast.tokenizers.decoder import TokenDecoder

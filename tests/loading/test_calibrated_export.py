@@ -16,7 +16,7 @@ from kvcast.checkpoints.base import DecoderCheckpoint
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.cli import main
 from kvcast.errors import UsageError
-from kvcast.loading.families import DecoderFamily
+from kvcast.loading.exporting import _check_calibration
 from kvcast.models.programs.decoder import DecoderPrograms
 from kvcast.runtimes.eager.decoder import EagerDecoderOnly
 from kvcast.runtimes.lowering import calibrated_blocks
@@ -131,7 +131,7 @@ def test_a_loaded_checkpoint_is_exported_once_and_apart_from_int4(
 
 def test_mixtures_of_experts_are_refused_before_their_weights_are_read() -> None:
     with pytest.raises(UsageError, match="mixtures of experts have no int4-calibrated"):
-        DecoderFamily().check_calibration(MIXTRAL)
+        _check_calibration("decoder", MIXTRAL)
 
 
 @pytest.mark.parametrize(

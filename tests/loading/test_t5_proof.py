@@ -9,7 +9,7 @@ from kit.bundles import opened
 from kit.dimensions import CROSS_BIASED_T5, SMALL_T5
 from kit.models import random_programs
 from kvcast.errors import KvcastError
-from kvcast.loading.proof import prove_t5
+from kvcast.loading.proof import prove
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 
 
@@ -19,7 +19,7 @@ from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 )
 def test_a_bundle_gives_what_its_model_gives_within_its_positions(dimensions, positions, tokens):
     dimensions = replace(dimensions, target_positions=positions)
-    record = prove_t5(opened(dimensions), random_programs(dimensions), exact=True)
+    record = prove(opened(dimensions), random_programs(dimensions), exact=True)
     assert record["tokens_equal"] == record["tokens"] == tokens
     assert record["max_logit_error"] < 1e-3
 
@@ -28,17 +28,17 @@ def test_a_model_whose_weights_are_no_numbers_is_refused():
     programs = random_programs(SMALL_T5)
     programs.decode.model.decoder.norm.weight[0] = np.nan
     with pytest.raises(KvcastError, match="the model's logits are not all finite"):
-        prove_t5(EagerEncoderDecoder(programs), programs, exact=False)
+        prove(EagerEncoderDecoder(programs), programs, exact=False)
 
 
 def test_a_candidate_that_gives_no_numbers_is_refused_whatever_it_promises():
     candidate = random_programs(SMALL_T5)
     candidate.decode.model.decoder.norm.weight[0] = np.nan
     with pytest.raises(KvcastError, match="logits off by up to nan"):
-        prove_t5(EagerEncoderDecoder(candidate), random_programs(SMALL_T5), exact=False)
+        prove(EagerEncoderDecoder(candidate), random_programs(SMALL_T5), exact=False)
 
 
 def test_another_models_bundle_is_refused():
     other = random_programs(SMALL_T5, seed=1)
     with pytest.raises(KvcastError, match="the exported graphs differ from the model"):
-        prove_t5(opened(SMALL_T5), other, exact=True)
+        prove(opened(SMALL_T5), other, exact=True)

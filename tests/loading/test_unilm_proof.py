@@ -8,7 +8,7 @@ from kit.bundles import opened
 from kit.dimensions import ROFORMER, UNILMS
 from kit.models import random_programs
 from kvcast.errors import KvcastError
-from kvcast.loading.proof import prove_unilm
+from kvcast.loading.proof import prove
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from kvcast.loading.proof import prove_unilm
     ids=lambda dimensions: dimensions.architecture,
 )
 def test_a_bundle_gives_what_its_model_gives(dimensions):
-    record = prove_unilm(opened(dimensions), random_programs(dimensions), exact=True)
+    record = prove(opened(dimensions), random_programs(dimensions), exact=True)
     assert record["tokens_equal"] == record["tokens"] == 56
     assert record["max_logit_error"] < 1e-4
 
@@ -27,11 +27,11 @@ def test_a_bundle_gives_what_its_model_gives(dimensions):
 @pytest.mark.parametrize("dimensions", UNILMS[1:], ids=lambda dimensions: dimensions.architecture)
 def test_a_model_of_few_positions_is_proven_within_them(dimensions, positions, tokens):
     dimensions = replace(dimensions, max_positions=positions)
-    record = prove_unilm(opened(dimensions), random_programs(dimensions), exact=True)
+    record = prove(opened(dimensions), random_programs(dimensions), exact=True)
     assert record["tokens_equal"] == record["tokens"] == tokens
 
 
 def test_another_models_bundle_is_refused():
     other = random_programs(ROFORMER, seed=1)
     with pytest.raises(KvcastError, match="the exported graphs differ from the model"):
-        prove_unilm(opened(ROFORMER), other, exact=True)
+        prove(opened(ROFORMER), other, exact=True)

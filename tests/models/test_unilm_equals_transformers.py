@@ -10,7 +10,7 @@ import pytest
 from kit.bundles import open_folder, write
 from kit.in_transformers import VOCAB, dimensions_of, oracle_run, tensors_of, transformers_model
 from kvcast.models.programs.unilm import UnilmPrograms
-from kvcast.runtimes.eager.unilm import EagerUnilm
+from kvcast.runtimes.eager.prefix import EagerPrefix
 
 KINDS = {
     "roformer": ("roformer", {"embedding_size": 48, "layer_norm_eps": 1e-12}),
@@ -43,7 +43,7 @@ def exported(models, tmp_path_factory):
 def pair(request, models):
     oracle, programs = models
     if request.param == "eager":
-        return oracle, EagerUnilm(programs)
+        return oracle, EagerPrefix(programs)
     return oracle, request.getfixturevalue("exported")
 
 

@@ -22,10 +22,11 @@ from kit.models import speech, text
 from kit.written_dates import dates_split, write_date
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.checkpoints.source import locate, open_checkpoint
-from kvcast.loading.families import family_of
+from kvcast.loading.components import programs_of
 from kvcast.runtimes.aoti import lowering as aoti
 from kvcast.runtimes.aoti.runtime import in_torchs_memory
 from kvcast.runtimes.base import Float32
+from kvcast.runtimes.eager.opening import eager_runtime
 
 # Sizes that are awkward for all kernels.
 RANDOM: Mapping[str, Any] = {
@@ -62,8 +63,8 @@ def case(request):
     family, quantize = request.param
     if family == "t5":
         folder = exported("demo-t5", "aoti", quantize="int8")
-        t5 = family_of(family)
-        return Case(family, folder, t5.eager(t5.programs(open_checkpoint(locate("demo-t5")))))
+        programs = programs_of(open_checkpoint(locate("demo-t5")))
+        return Case(family, folder, eager_runtime(programs))
     dimensions = RANDOM[family]
     folder = bundle(dimensions, quantize, "aoti", dtype="bf16", cache="bf16")
     return Case(family, folder, opened(dimensions, runtime="eager"))

@@ -12,7 +12,7 @@ from kit.letters import END, FIRST, VOCAB, Letters
 from kit.scripted_runtime import Script, random_script
 from kit.scripted_sources import ScriptedSources, number_of
 from kvcast.errors import KvcastError, UsageError
-from kvcast.text.sources import T5Model
+from kvcast.text.t5 import T5Model
 
 START, POSITIONS = 1, 24
 RANDOM = random_script(VOCAB, 0, lambda length: {END: 2.0} if length > 4 else {})

@@ -12,7 +12,7 @@ from kit.in_transformers import random_t5, t5_tensors
 from kit.tokenizers import Numbers, random_sources
 from kvcast.models.programs.t5 import T5Programs
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
-from kvcast.text.sources import T5Model
+from kvcast.text.t5 import T5Model
 
 PAD, EOS, VOCAB = 0, 1, 160
 STEPS = 10

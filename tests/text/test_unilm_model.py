@@ -19,7 +19,7 @@ from kit.tokenizers import Numbers, random_sources
 from kvcast.errors import UsageError
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.runtimes.base import Float32, Int64
-from kvcast.text.sources import UnilmModel
+from kvcast.text.unilm import UnilmModel
 
 CLS, SEP = 1, 2
 NUMBERS = Numbers(MANY, end=SEP, before=[CLS], after=[SEP])

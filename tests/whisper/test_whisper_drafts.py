@@ -13,10 +13,10 @@ import kvcast
 from kit.recordings import Load, Samples
 from kit.scripted_windows import scripted_model
 from kvcast.checkpoints.base import WhisperCheckpoint
-from kvcast.checkpoints.names import tensor_shapes
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.decoding.speculation import Ledger
 from kvcast.errors import UsageError
+from kvcast.families.whisper import tensor_shapes
 from kvcast_bench.writing.huggingface import write_huggingface
 
 

@@ -22,8 +22,8 @@ from typing_extensions import override
 
 from kvcast.conditional.cross_attention import CachedCrossAttention
 from kvcast.errors import KvcastError
-from kvcast.families.caches import CACHES
 from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.table import family_of
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.inspect.work import work_of
 from kvcast.inspect.work.floor import best_of
@@ -90,7 +90,7 @@ def random_model(timed: TimedModel, dtype: torch.dtype, device: str) -> RandomMo
     # Rotary tables get the weights' dtype, too.
     decode = decode.to(device, dtype).requires_grad_(requires_grad=False).eval()
     caches, source, given = [], None, tuple[Any, ...]()
-    for part in CACHES[family](timed.dimensions):
+    for part in family_of(family).caches(timed.dimensions):
         if part.kind == "cross":
             source = normal(1, part.capacity, part.heads * part.head_dim)
             given = (decode.decoder.project_cross(source),)

@@ -66,7 +66,7 @@ class SpeechModel(Model):
 class Seq2seqModel(Model):
     """A T5, whose folder others read as it is."""
 
-    modules = ("kvcast.text.sources",)
+    modules = ("kvcast.text.t5",)
 
     @override
     def hugging_face(self) -> Path:

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.t5_huggingface import NAMES, t5_dimensions
-from kvcast.checkpoints.t5_names import tensor_shapes
 from kvcast.checkpoints.tables import take_apart
 from kvcast.errors import UsageError
+from kvcast.families.t5 import tensor_shapes
 from kvcast_bench.models import made_once
 from kvcast_bench.writing.huggingface import write_folder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors

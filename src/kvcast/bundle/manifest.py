@@ -21,9 +21,6 @@ MANIFEST = "bundle.json"
 FORMAT = "kvcast-bundle"
 VERSION = 3
 
-ALIGNMENT_QUERIES = "alignment_queries"
-"""Whisper's `decode` gives the queries of its alignment heads under this name."""
-
 LONGEST = 4 << 20
 """The most bytes that a manifest may have; that of a model with 100 layers has a tenth of it."""
 

@@ -4,25 +4,26 @@ A manifest may be wrong although all checksums match. So its fields are compared
 before memory is allocated or a file is opened because of them. Knows no weights and no runtime.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
 from kvcast.bundle.manifest import MANIFEST, Manifest
 from kvcast.errors import KvcastError
-from kvcast.families.caches import CACHES, CacheLayers
+from kvcast.families.caches import CacheLayers
+from kvcast.families.table import family_of
 
 
-def check_manifest(manifest: Manifest, dimensions: Any, shapes: Iterable[tuple[int, ...]]) -> None:
+def check_manifest(manifest: Manifest, dimensions: Any) -> None:
     """Raise KvcastError where a manifest contradicts itself.
 
     Args:
         manifest: parsed; its files have the sizes that it states.
         dimensions: the manifest's, as the model's family reads them.
-        shapes: of the tensors of a model with these dimensions.
 
     """
-    expected = _each(CACHES[manifest.family](dimensions))
+    family = family_of(manifest.family)
+    expected = _each(family.caches(dimensions))
     layers = _each(manifest.cache)
     for layer, wanted in zip(layers, expected, strict=False):
         if not _fits(layer, wanted):
@@ -31,10 +32,10 @@ def check_manifest(manifest: Manifest, dimensions: Any, shapes: Iterable[tuple[i
             )
     if len(layers) != len(expected):
         raise _contradiction(f"it has {len(layers)} layers of caches and not {len(expected)}")
-    for program in _PROGRAMS[manifest.family](dimensions):
+    for program in family.programs(dimensions):
         manifest.graph(program)
     # Each weight takes at least 4 bits.
-    least = sum(prod(shape) for shape in shapes) // 2
+    least = sum(map(prod, family.tensor_shapes(dimensions).values())) // 2
     held = sum(record.size for record in manifest.files.values())
     if held < least:
         raise _contradiction(
@@ -59,11 +60,3 @@ def _fits(layer: CacheLayers, wanted: CacheLayers) -> bool:
 
 def _shown(layer: CacheLayers) -> str:
     return f"{layer.kind}, {layer.heads} heads of {layer.head_dim}, {layer.capacity} positions"
-
-
-_PROGRAMS: Mapping[str, Callable[[Any], tuple[str, ...]]] = {
-    "whisper": lambda _: ("encode", "decode"),
-    "t5": lambda _: ("encode", "decode"),
-    "decoder": lambda _: ("decode",),
-    "unilm": lambda dimensions: ("decode", "pool") if dimensions.pooled else ("decode",),
-}

@@ -103,7 +103,7 @@ class _WithBlocks:
 class WhisperCheckpoint(_WithBlocks):
     """A Whisper model's files.
 
-    `tensors`: canonical name to float16 or float32 array, as listed by `names.tensor_shapes`.
+    `tensors`: canonical name to float16 or float32 array, as the family lists them.
     `generation`: any of `suppress_tokens`, `begin_suppress_tokens`, `language_tokens` (lists of
     ids) and `alignment_heads` (list of [layer, head]) that the files specify.
     """
@@ -117,12 +117,17 @@ class WhisperCheckpoint(_WithBlocks):
     source: str
     content_hash: str
 
+    @property
+    def text(self) -> Mapping[str, bytes]:
+        """The tokenizer's file by its name; bundles contain it unchanged."""
+        return {"tokenizer.json": self.tokenizer_json}
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderCheckpoint(_WithBlocks):
     """A decoder-only model's files.
 
-    `tensors`: canonical name to float16 or float32 array, as `decoder_names.tensor_shapes` lists
+    `tensors`: canonical name to float16 or float32 array, as `DECODER.tensor_shapes` lists
     them, with rotary pairs in halves. `text`: name to content of the files that
     `kvcast.tokenizers.opening.open_text` reads; bundles contain them unchanged.
     """
@@ -140,7 +145,7 @@ class DecoderCheckpoint(_WithBlocks):
 class T5Checkpoint(_WithBlocks):
     """A T5's files.
 
-    `tensors`: canonical name to float16 or float32 array, as `t5_names.tensor_shapes` lists them.
+    `tensors`: canonical name to float16 or float32 array, as `T5.tensor_shapes` lists them.
     `text`: as in DecoderCheckpoint.
     """
 
@@ -157,7 +162,7 @@ class T5Checkpoint(_WithBlocks):
 class UnilmCheckpoint(_WithBlocks):
     """A UniLM generator's files.
 
-    `tensors`: canonical name to float16 or float32 array, as `unilm_names.tensor_shapes` lists
+    `tensors`: canonical name to float16 or float32 array, as `UNILM.tensor_shapes` lists
     them, with rotary pairs in halves. `text`: as in DecoderCheckpoint.
     """
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints import t5_names, unilm_names
 from kvcast.checkpoints.base import (
     CheckpointReader,
     StoredTensor,
@@ -29,8 +28,8 @@ from kvcast.checkpoints.tables import NameTable, changed, fill_evenly, halves_fr
 from kvcast.checkpoints.tensorflow_file import TensorflowTensor, read_checkpoint, shard_files
 from kvcast.checkpoints.vocabularies import BEGIN, END, token_ids
 from kvcast.errors import KvcastError
-from kvcast.families.t5 import T5Dimensions
-from kvcast.families.unilm import UnilmDimensions
+from kvcast.families.t5 import T5, T5Dimensions
+from kvcast.families.unilm import UNILM, UnilmDimensions
 from kvcast.spec.rotary import Rotary
 from kvcast.spec.sizes import MOST_LAYERS
 
@@ -218,7 +217,7 @@ def _unilm_tensors(
             for name, tensor in stored.items()
             if _ROTATED.search(name)
         }
-    shapes = unilm_names.tensor_shapes(dimensions)
+    shapes = UNILM.tensor_shapes(dimensions)
     return fill_evenly(shapes, _BERT_NAMES, stored, what, _model(dimensions.layers))
 
 
@@ -226,7 +225,7 @@ def _t5_tensors(
     dimensions: T5Dimensions, tensors: Mapping[str, TensorflowTensor], what: str
 ) -> Mapping[str, NDArray[Any]]:
     stored = _stored(tensors, (_SHARED, "encoder/", "decoder/"))
-    shapes = t5_names.tensor_shapes(dimensions)
+    shapes = T5.tensor_shapes(dimensions)
     return fill_evenly(shapes, _T5_NAMES, stored, what, _model(dimensions.encoder_layers))
 
 

@@ -31,8 +31,8 @@ from kvcast.checkpoints.base import (
     tensor_from_bytes,
     whisper_dimensions,
 )
-from kvcast.checkpoints.names import assemble, check_tied, sinusoids
 from kvcast.checkpoints.whisper_files import check_preprocessor, optional_files, tokenizer_json
+from kvcast.checkpoints.whisper_names import assemble, check_tied, sinusoids
 from kvcast.errors import InputOutputError, KvcastError
 from kvcast.families.whisper import WhisperDimensions
 

@@ -27,9 +27,9 @@ from kvcast.checkpoints.base import (
     whisper_dimensions,
 )
 from kvcast.checkpoints.decoder_huggingface import MODEL_TYPES, decoder_dimensions, read_decoder
-from kvcast.checkpoints.names import assemble, check_tied, sinusoids
 from kvcast.checkpoints.safetensors_files import read_weights, weight_files
 from kvcast.checkpoints.whisper_files import check_preprocessor, tokenizer_json
+from kvcast.checkpoints.whisper_names import assemble, check_tied, sinusoids
 from kvcast.errors import InputMissingError, KvcastError
 from kvcast.families.whisper import WhisperDimensions
 

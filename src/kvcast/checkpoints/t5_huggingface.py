@@ -13,7 +13,6 @@ from typing import Any
 
 from kvcast.checkpoints.base import StoredTensor, T5Checkpoint
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.t5_names import tensor_shapes
 from kvcast.checkpoints.tables import fill_evenly, same
 from kvcast.checkpoints.text_huggingface import (
     end_tokens,
@@ -30,7 +29,7 @@ from kvcast.checkpoints.vocabularies import (
 )
 from kvcast.checkpoints.wordpiece_huggingface import PLAIN, SEGMENTING, read_wordpiece
 from kvcast.errors import InputMissingError, KvcastError
-from kvcast.families.t5 import T5Dimensions
+from kvcast.families.t5 import T5Dimensions, tensor_shapes
 from kvcast.spec.sizes import MOST_LAYERS
 
 _COMMON = {

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import LazyTensors, StoredTensor
-from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.errors import KvcastError
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder import DecoderDimensions, tensor_shapes
 from kvcast.spec.blocks import joined
 
 # Maps a canonical name to the names in a file whose tensors, concatenated along the first axis,

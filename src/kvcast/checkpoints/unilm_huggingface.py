@@ -14,10 +14,9 @@ from typing import Any
 from kvcast.checkpoints.base import StoredTensor, UnilmCheckpoint
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.tables import changed, fill_evenly, halves_from_pairs, same
-from kvcast.checkpoints.unilm_names import tensor_shapes
 from kvcast.checkpoints.wordpiece_huggingface import SEGMENTING, read_wordpiece
 from kvcast.errors import KvcastError
-from kvcast.families.unilm import UnilmDimensions
+from kvcast.families.unilm import UnilmDimensions, tensor_shapes
 from kvcast.spec.rotary import Rotary
 from kvcast.spec.sizes import MOST_LAYERS
 

@@ -49,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
             args.model, args.output, on_phase=on_phase, **keywords(args, ExportParams)
         )
     if args.quantize == CALIBRATED and not args.quiet:
-        from kvcast.loading.exporting import told_calibration
+        from kvcast.loading.exporting import calibration_summary
 
-        console.say(told_calibration(bundle))
+        console.say(calibration_summary(bundle))
     written = sorted(path for path in bundle.rglob("*") if path.is_file())
     sizes = {path: path.stat().st_size for path in written}
     for path, size in [*sizes.items(), (bundle, sum(sizes.values()))]:

@@ -11,7 +11,7 @@ from kvcast.loading.params import LoadParams
 from kvcast.spec.phases import OnPhase, ignore_phase
 
 if TYPE_CHECKING:
-    from kvcast.loading.families import Task
+    from kvcast.families.base import Task
     from kvcast.loading.opening import OpenedModel
 
 

@@ -1,12 +1,10 @@
-"""Layout of each family's caches, whatever the target. Knows dimensions and no graphs."""
+"""Layout of caches, whatever the runtime. Knows sizes and no family."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from kvcast.errors import KvcastError
-from kvcast.families.t5 import T5Dimensions
-from kvcast.families.whisper import WhisperDimensions
 from kvcast.spec.sizes import MOST_POSITIONS, require_one_of, require_positive
 
 _KINDS = ("linear", "ring", "cross")
@@ -37,8 +35,8 @@ class CacheLayers:
             raise KvcastError("a cache is larger than any model's")
 
 
-class CacheSizes(Protocol):
-    """The dimensions of a model that determine its caches."""
+class DecoderOnlySizes(Protocol):
+    """The dimensions of a model without an encoder that determine its caches."""
 
     @property
     def windows(self) -> Sequence[int | None]:
@@ -57,7 +55,31 @@ class CacheSizes(Protocol):
         """Length of the longest sequence."""
 
 
-def of_layers(dimensions: CacheSizes) -> tuple[CacheLayers, ...]:
+class EncoderDecoderSizes(Protocol):
+    """The dimensions of a model with an encoder that determine its caches."""
+
+    @property
+    def decoder_layers(self) -> int:
+        """Number of layers of the decoder."""
+
+    @property
+    def decoder_heads(self) -> int:
+        """Number of heads of each."""
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head."""
+
+    @property
+    def source_positions(self) -> int:
+        """Length of the longest encoded source."""
+
+    @property
+    def target_positions(self) -> int:
+        """Length of the longest target."""
+
+
+def self_caches(dimensions: DecoderOnlySizes) -> tuple[CacheLayers, ...]:
     """Describe self caches, one entry per layer, in order.
 
     A ring's capacity is its window, the smallest possible.
@@ -74,7 +96,7 @@ def of_layers(dimensions: CacheSizes) -> tuple[CacheLayers, ...]:
     )
 
 
-def of_decoder(dimensions: WhisperDimensions | T5Dimensions) -> tuple[CacheLayers, ...]:
+def self_and_cross_caches(dimensions: EncoderDecoderSizes) -> tuple[CacheLayers, ...]:
     """Describe the self caches and the cross caches of a decoder over encoded sources."""
     capacities = {"linear": dimensions.target_positions, "cross": dimensions.source_positions}
     return tuple(
@@ -87,11 +109,3 @@ def of_decoder(dimensions: WhisperDimensions | T5Dimensions) -> tuple[CacheLayer
         )
         for kind, capacity in capacities.items()
     )
-
-
-CACHES: Mapping[str, Callable[[Any], tuple[CacheLayers, ...]]] = {
-    "whisper": of_decoder,
-    "t5": of_decoder,
-    "decoder": of_layers,
-    "unilm": of_layers,
-}

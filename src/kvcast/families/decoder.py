@@ -1,17 +1,26 @@
-"""The dimensions of a decoder-only model: Mistral, Llama, Qwen, Gemma 3 and Mixtral as data.
+"""Decoder-only models: Mistral, Llama, Qwen, Gemma 3 and Mixtral as data.
 
-Knows nothing of weights, text or runtimes.
+Canonical tensors are [out, in], as in torch's Linear. Query, key and value are one tensor in this
+order, and so are gate and up. RMS norms multiply by their weight as it is (Gemma's files store it
+minus one). Rotary pairs are in halves of a head. Knows no file format, weights, text or runtimes.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+import numpy as np
+
 from kvcast.errors import KvcastError
+from kvcast.families.base import PROBE_STEPS, Family, PrecisionRoles, Probe
+from kvcast.families.caches import self_caches
+from kvcast.families.programs import Program, decode_program
 from kvcast.spec.rotary import Rotary
+from kvcast.spec.runtimes import CALIBRATED
 from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
 
 ACTIVATIONS = ("silu", "gelu_tanh")
+_PROMPT, _LONGEST_PROMPT = 4, 600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,3 +132,97 @@ class DecoderDimensions:
 
 def _is_window(window: object) -> bool:
     return window is None or (type(window) is int and 1 <= window <= MOST_POSITIONS)
+
+
+def tensor_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...]]:
+    """Return every canonical name with its shape."""
+    shapes = {
+        "embedding.weight": (dimensions.vocab_size, dimensions.width),
+        "norm.weight": (dimensions.width,),
+    }
+    if not dimensions.tied:
+        shapes["head.weight"] = (dimensions.vocab_size, dimensions.width)
+    for i in range(dimensions.layers):
+        layer = _attention_shapes(dimensions) | _feed_forward_shapes(dimensions)
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+    return {f"decoder.{name}": shape for name, shape in shapes.items()}
+
+
+def _attention_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...]]:
+    width, head_dim = dimensions.width, dimensions.head_dim
+    mixed = dimensions.heads * head_dim
+    projected = mixed + 2 * dimensions.kv_heads * head_dim
+    shapes = {
+        "attention_norm.weight": (width,),
+        "attention.qkv.weight": (projected, width),
+        "attention.out.weight": (width, mixed),
+    }
+    if dimensions.qkv_bias:
+        shapes["attention.qkv.bias"] = (projected,)
+    if dimensions.out_bias:
+        shapes["attention.out.bias"] = (width,)
+    if dimensions.query_key_norm:
+        shapes["attention.query_norm.weight"] = (head_dim,)
+        shapes["attention.key_norm.weight"] = (head_dim,)
+    if dimensions.post_norms:
+        shapes["attention_post_norm.weight"] = (width,)
+    return shapes
+
+
+def _feed_forward_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...]]:
+    width, inner, experts = dimensions.width, dimensions.inner, dimensions.experts
+    shapes: dict[str, tuple[int, ...]] = {"feed_forward_norm.weight": (width,)}
+    if experts:
+        shapes["feed_forward.router.weight"] = (experts, width)
+        shapes["feed_forward.gate_up"] = (experts, 2 * inner, width)
+        shapes["feed_forward.down"] = (experts, width, inner)
+    else:
+        shapes["feed_forward.gate_up.weight"] = (2 * inner, width)
+        shapes["feed_forward.down.weight"] = (width, inner)
+    if dimensions.post_norms:
+        shapes["feed_forward_post_norm.weight"] = (width,)
+    return shapes
+
+
+def _programs(dimensions: DecoderDimensions) -> Mapping[str, Program]:
+    return {"decode": decode_program(self_caches(dimensions), ["logits"])}
+
+
+def _probe(dimensions: DecoderDimensions) -> Probe:
+    """Return prompts as long as the longest window of up to 600 positions, if there are so many.
+
+    So every step wraps around its ring. Rings of longer windows do not wrap here.
+    """
+    windows = [window for window in dimensions.windows if window and window <= _LONGEST_PROMPT]
+    most = dimensions.max_positions - PROBE_STEPS
+    length = max(min(max(windows, default=_PROMPT), most), 1)
+    generator = np.random.default_rng(0)
+    prompts = [generator.integers(0, dimensions.vocab_size, length) for _ in range(2)]
+    return Probe(prompts=prompts)
+
+
+DECODER = Family(
+    name="decoder",
+    title="a decoder-only model",
+    task="generate",
+    interface="decoder-only",
+    dimensions=DecoderDimensions,
+    positions=lambda dimensions: dimensions.max_positions,
+    caches=self_caches,
+    programs=_programs,
+    tensor_shapes=tensor_shapes,
+    precision=PrecisionRoles(
+        tables=("decoder.embedding.weight", "decoder.head.weight"),
+        outliers=("gate",),
+        smoothed=True,
+        int8_self_cache=True,
+    ),
+    probe=_probe,
+    program_class="kvcast.models.programs.decoder:DecoderPrograms",
+    model_class="kvcast.text.model:TextModel",
+    work_class="kvcast.inspect.work.decoder:DecoderWork",
+    rotary=lambda _: True,
+    calibration_problem=lambda dimensions: (
+        f"mixtures of experts have no {CALIBRATED}" if dimensions.experts else ""
+    ),
+)

@@ -1,18 +1,32 @@
-"""The dimensions of a T5: 1.0, 1.1, FLAN-T5, mT5, ByT5 and T5-PEGASUS as data.
+"""T5: 1.0, 1.1, FLAN-T5, mT5, ByT5 and T5-PEGASUS as data.
 
-Knows nothing of weights, text or runtimes.
+Canonical tensors are [out, in], as in torch's Linear. Query, key and value of self-attention are
+one tensor in this order, and so are key and value of cross-attention, and gate and up. Tables of
+relative positions are [buckets, heads]. Knows no file format, weights, text or runtimes.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
+
 from kvcast.errors import KvcastError
+from kvcast.families.base import Family, PrecisionRoles, Probe
+from kvcast.families.caches import self_and_cross_caches
+from kvcast.families.programs import (
+    Argument,
+    Program,
+    cross_argument,
+    decode_program,
+    encode_program,
+)
 from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 # Relative positions have no limit, but caches and biases need one.
 POSITIONS = 4096
+_PROBED_SOURCE = 40
 _SIZES = (
     "vocab_size",
     "width",
@@ -102,3 +116,87 @@ class T5Dimensions:
             return cls(**fields)
         except TypeError as error:
             raise KvcastError(f"not the dimensions of a T5: {error}") from None
+
+
+def tensor_shapes(dimensions: T5Dimensions) -> dict[str, tuple[int, ...]]:
+    """Return every canonical name with its shape."""
+    width, vocab = dimensions.width, dimensions.vocab_size
+    mixed = dimensions.heads * dimensions.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (vocab, width)}
+    if not dimensions.tied:
+        shapes["head.weight"] = (vocab, width)
+    for stack, layers in (
+        ("encoder", dimensions.encoder_layers),
+        ("decoder", dimensions.decoder_layers),
+    ):
+        shapes[f"{stack}.bias.weight"] = (dimensions.buckets, dimensions.heads)
+        shapes[f"{stack}.norm.weight"] = (width,)
+        attention = {
+            "self_attention_norm.weight": (width,),
+            "self_attention.qkv.weight": (3 * mixed, width),
+            "self_attention.out.weight": (width, mixed),
+        }
+        layer = attention | _feed_forward_shapes(dimensions)
+        if stack == "decoder":
+            layer |= {
+                "cross_attention_norm.weight": (width,),
+                "cross_attention.query.weight": (mixed, width),
+                "cross_attention.key_value.weight": (2 * mixed, width),
+                "cross_attention.out.weight": (width, mixed),
+            }
+        for i in range(layers):
+            shapes |= {f"{stack}.layers.{i}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def _feed_forward_shapes(dimensions: T5Dimensions) -> dict[str, tuple[int, ...]]:
+    width, inner = dimensions.width, dimensions.inner
+    up = {"gate_up": 2 * inner} if dimensions.gated else {"up": inner}
+    return {
+        "feed_forward_norm.weight": (width,),
+        **{f"feed_forward.{name}.weight": (size, width) for name, size in up.items()},
+        "feed_forward.down.weight": (width, inner),
+    }
+
+
+def _programs(dimensions: T5Dimensions) -> Mapping[str, Program]:
+    own, cross = self_and_cross_caches(dimensions)
+    source = Argument(name="source", shape=("batch", "source"), dtype="int64")
+    lengths = Argument(name="source_lengths", shape=("batch",), dtype="int32", example=(5, 3))
+    return {
+        "encode": encode_program(cross, source, lengths),
+        "decode": decode_program([own], ["logits"], cross_argument(cross, "source"), lengths),
+    }
+
+
+def _probe(dimensions: T5Dimensions) -> Probe:
+    """Return two sources of different lengths."""
+    generator = np.random.default_rng(0)
+    lengths_b = np.array([_PROBED_SOURCE, _PROBED_SOURCE // 2], np.int32)
+    source_bt = generator.integers(0, dimensions.vocab_size, (len(lengths_b), _PROBED_SOURCE))
+    return Probe(
+        prompts=[np.array([dimensions.start_token])] * len(lengths_b),
+        source=(source_bt, lengths_b),
+    )
+
+
+T5 = Family(
+    name="t5",
+    title="T5",
+    task="generate",
+    interface="encoder-decoder",
+    dimensions=T5Dimensions,
+    positions=lambda dimensions: dimensions.target_positions,
+    caches=self_and_cross_caches,
+    programs=_programs,
+    tensor_shapes=tensor_shapes,
+    precision=PrecisionRoles(
+        tables=("model.embedding.weight", "model.head.weight"), outliers=("gate", "activation")
+    ),
+    probe=_probe,
+    program_class="kvcast.models.programs.t5:T5Programs",
+    model_class="kvcast.text.t5:T5Model",
+    work_class="kvcast.inspect.work.t5:T5Work",
+    biased=True,
+    facts=lambda dimensions: {"start_tokens": [dimensions.start_token]},
+)

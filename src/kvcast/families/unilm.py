@@ -1,18 +1,26 @@
-"""The dimensions of a UniLM generator (Dong et al. 2019, arXiv:1905.03197): RoFormer, SimBERT.
+"""UniLM generators (Dong et al. 2019, arXiv:1905.03197): RoFormer, SimBERT.
 
 A BERT with a mask by which source positions see the whole source, and target positions everything
-up to themselves. Knows nothing of weights, text or runtimes.
+up to themselves. Canonical tensors are [out, in], as in torch's Linear. Query, key and value are
+one tensor in this order; rotary pairs, if any, are in halves of a head. The output head is the
+embedding. Knows no file format, weights, text or runtimes.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
+
 from kvcast.errors import KvcastError
+from kvcast.families.base import PROBE_STEPS, Family, PrecisionRoles, Probe
+from kvcast.families.caches import self_caches
+from kvcast.families.programs import Argument, Program, decode_program
 from kvcast.spec.rotary import Rotary
 from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
+_PROBED_SOURCE = 40
 _SIZES = (
     "vocab_size",
     "segments",
@@ -96,3 +104,73 @@ class UnilmDimensions:
             return cls(**{**fields, "rotary": None if rotary is None else Rotary(**rotary)})
         except (TypeError, KeyError) as error:
             raise KvcastError(f"not the dimensions of a UniLM: {error}") from None
+
+
+def tensor_shapes(dimensions: UnilmDimensions) -> dict[str, tuple[int, ...]]:
+    """Return every canonical name with its shape."""
+    width, embedded = dimensions.width, dimensions.embedding_width
+    linears = {"head.transform": (embedded, width)}
+    norms = {"embedding_norm": embedded, "head.norm": embedded}
+    if embedded != width:
+        linears["projection"] = (width, embedded)
+    if dimensions.pooled:
+        linears["pooler"] = (width, width)
+    for i in range(dimensions.layers):
+        linears |= {
+            f"layers.{i}.attention.qkv": (3 * width, width),
+            f"layers.{i}.attention.out": (width, width),
+            f"layers.{i}.feed_forward.up": (dimensions.inner, width),
+            f"layers.{i}.feed_forward.down": (width, dimensions.inner),
+        }
+        norms |= {f"layers.{i}.attention_norm": width, f"layers.{i}.feed_forward_norm": width}
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedding.weight": (dimensions.vocab_size, embedded),
+        "segments.weight": (dimensions.segments, embedded),
+        "head.bias": (dimensions.vocab_size,),
+    }
+    if dimensions.rotary is None:
+        shapes["positions.weight"] = (dimensions.max_positions, embedded)
+    for name, shape in linears.items():
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    for name, size in norms.items():
+        shapes |= {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+    return shapes
+
+
+def _programs(dimensions: UnilmDimensions) -> Mapping[str, Program]:
+    programs = {"decode": decode_program(self_caches(dimensions), ["logits", "hidden"])}
+    if dimensions.pooled:
+        hidden = Argument(name="hidden", shape=("n", dimensions.width), dtype="float32")
+        programs["pool"] = Program(arguments=(hidden,), outputs=("pooled",))
+    return programs
+
+
+def _probe(dimensions: UnilmDimensions) -> Probe:
+    """Return two sources of different lengths."""
+    most = dimensions.max_positions
+    longest = max(min(_PROBED_SOURCE, most - PROBE_STEPS), min(2, most))
+    generator = np.random.default_rng(0)
+    sources = [
+        generator.integers(0, dimensions.vocab_size, length)
+        for length in (longest, max(longest // 2, 1))
+    ]
+    return Probe(prompts=sources)
+
+
+UNILM = Family(
+    name="unilm",
+    title="UniLM",
+    task="generate",
+    interface="prefix",
+    dimensions=UnilmDimensions,
+    positions=lambda dimensions: dimensions.max_positions,
+    caches=self_caches,
+    programs=_programs,
+    tensor_shapes=tensor_shapes,
+    precision=PrecisionRoles(tables=("rows.model.embedding.weight",), int8_self_cache=True),
+    probe=_probe,
+    program_class="kvcast.models.programs.unilm:UnilmPrograms",
+    model_class="kvcast.text.unilm:UnilmModel",
+    work_class="kvcast.inspect.work.unilm:UnilmWork",
+    rotary=lambda dimensions: dimensions.rotary is not None,
+)

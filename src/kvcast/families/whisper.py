@@ -1,12 +1,27 @@
-"""The dimensions of a Whisper model, as one immutable value.
+"""Whisper as data.
 
-Knows nothing of weights, text or runtimes.
+Canonical tensors are [out, in], as in torch's Linear. Query, key and value of self-attention are
+one tensor, and so are key and value of cross-attention. The output head is the embedding. Knows no
+file format, weights, text or runtimes.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+import numpy as np
+
 from kvcast.errors import KvcastError
+from kvcast.families.base import Family, PrecisionRoles, Probe
+from kvcast.families.caches import self_and_cross_caches
+from kvcast.families.programs import (
+    ALIGNMENT_QUERIES,
+    Argument,
+    Program,
+    cross_argument,
+    decode_program,
+    encode_program,
+)
 from kvcast.spec.sizes import require_layers, require_positive
 
 Heads = tuple[tuple[int, int], ...]
@@ -89,3 +104,120 @@ def head_pairs(listed: object) -> Heads:
             raise KvcastError("alignment_heads must be a list of pairs of a layer and a head")
         pairs.append((item[0], item[1]))
     return tuple(pairs)
+
+
+def tensor_shapes(dimensions: WhisperDimensions) -> dict[str, tuple[int, ...]]:
+    """Return every canonical name with its shape."""
+    return {
+        template.format(i=i): shape
+        for template, shape in shape_templates(dimensions).items()
+        for i in layers_of(template, dimensions)
+    }
+
+
+def layers_of(template: str, dimensions: WhisperDimensions) -> range:
+    """Return the values of `{i}` in `template`; a name without layers occurs once."""
+    if "{i}" not in template:
+        return range(1)
+    encoder = template.startswith("encoder.")
+    return range(dimensions.encoder_layers if encoder else dimensions.decoder_layers)
+
+
+def shape_templates(dimensions: WhisperDimensions) -> dict[str, tuple[int, ...]]:
+    """Return shapes by template."""
+    d = dimensions.d_model
+    linears = {
+        "encoder.layers.{i}.attention.qkv": (3 * d, d),
+        "encoder.layers.{i}.attention.out": (d, d),
+        "encoder.layers.{i}.feed_forward.up": (4 * d, d),
+        "encoder.layers.{i}.feed_forward.down": (d, 4 * d),
+        "decoder.layers.{i}.self_attention.qkv": (3 * d, d),
+        "decoder.layers.{i}.self_attention.out": (d, d),
+        "decoder.layers.{i}.cross_attention.query": (d, d),
+        "decoder.layers.{i}.cross_attention.key_value": (2 * d, d),
+        "decoder.layers.{i}.cross_attention.out": (d, d),
+        "decoder.layers.{i}.feed_forward.up": (4 * d, d),
+        "decoder.layers.{i}.feed_forward.down": (d, 4 * d),
+        "encoder.conv1": (d, dimensions.n_mels, 3),
+        "encoder.conv2": (d, d, 3),
+    }
+    norms = (
+        "encoder.layers.{i}.attention_norm",
+        "encoder.layers.{i}.feed_forward_norm",
+        "encoder.norm",
+        "decoder.layers.{i}.self_attention_norm",
+        "decoder.layers.{i}.cross_attention_norm",
+        "decoder.layers.{i}.feed_forward_norm",
+        "decoder.norm",
+    )
+    return dict(_shape_items(dimensions, linears, norms))
+
+
+def _shape_items(
+    dimensions: WhisperDimensions, linears: Mapping[str, tuple[int, ...]], norms: Sequence[str]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    d = dimensions.d_model
+    for name, shape in linears.items():
+        yield f"{name}.weight", shape
+        yield f"{name}.bias", shape[:1]
+    for name in norms:
+        yield f"{name}.weight", (d,)
+        yield f"{name}.bias", (d,)
+    yield "encoder.positions", (dimensions.source_positions, d)
+    yield "decoder.embedding.weight", (dimensions.vocab_size, d)
+    yield "decoder.positions", (dimensions.target_positions, d)
+
+
+def _programs(dimensions: WhisperDimensions) -> Mapping[str, Program]:
+    own, cross = self_and_cross_caches(dimensions)
+    frames = 2 * dimensions.source_positions
+    features = Argument(
+        name="features", shape=("batch", dimensions.n_mels, frames), dtype="float32"
+    )
+    read = cross_argument(cross, dimensions.source_positions)
+    return {
+        "encode": encode_program(cross, features),
+        "decode": decode_program([own], ["logits", ALIGNMENT_QUERIES], read),
+    }
+
+
+def _probe(dimensions: WhisperDimensions) -> Probe:
+    """Return two inputs of noise with prompts of four tokens."""
+    generator = np.random.default_rng(0)
+    frames = 2 * dimensions.source_positions
+    features_bmt = generator.uniform(-1, 1, (2, dimensions.n_mels, frames))
+    return Probe(
+        prompts=list(generator.integers(0, dimensions.vocab_size, (2, 4))),
+        source=(features_bmt.astype(np.float32),),
+    )
+
+
+def _facts(dimensions: WhisperDimensions) -> Mapping[str, Any]:
+    return {
+        "mel_bins": dimensions.n_mels,
+        "mel_frames": 2 * dimensions.source_positions,
+        "alignment_layers": [layer for layer, _ in dimensions.alignment_heads],
+        "alignment_heads": [head for _, head in dimensions.alignment_heads],
+    }
+
+
+WHISPER = Family(
+    name="whisper",
+    title="Whisper",
+    task="transcribe",
+    interface="encoder-decoder",
+    dimensions=WhisperDimensions,
+    positions=lambda dimensions: dimensions.target_positions,
+    caches=self_and_cross_caches,
+    programs=_programs,
+    tensor_shapes=tensor_shapes,
+    precision=PrecisionRoles(
+        tables=("decoder.embedding.weight",), int8_cross_cache=True, fused=False
+    ),
+    probe=_probe,
+    program_class="kvcast.models.programs.whisper:WhisperPrograms",
+    model_class="kvcast.whisper.model:WhisperModel",
+    work_class="kvcast.inspect.work.whisper:WhisperWork",
+    tokenizer="kvcast.whisper.tokenizer:open_tokenizer",
+    facts=_facts,
+)

@@ -16,7 +16,7 @@ from typing import Any
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError, UsageError
 from kvcast.loading.exporting import require_export_extra
-from kvcast.loading.first_opening import open_and_call
+from kvcast.loading.smoke_test import open_and_call
 from kvcast.machine.child import ask
 from kvcast.machine.processor import available_cores, instruction_sets
 from kvcast.runtimes.self_test import SelfTestResult, double_on_torch, versions
@@ -24,7 +24,6 @@ from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.paths import cache_dir
 from kvcast.spec.runtimes import DEFAULT_RUNTIMES, RUNTIMES
 
-_OWN = "native"
 _SECONDS = 120  # a first import from a slow disk takes a while
 
 
@@ -262,8 +261,8 @@ def _ask(*question: str) -> tuple[Any, str]:
 def _runtime(name: str) -> Runtime:
     found, problem = _ask("runtime", name)
     if problem:
-        # What ails kvcast's own runtime no package cures.
-        why = problem if name == _OWN else _advised(problem, RUNTIMES[name].extra)
+        extra = RUNTIMES[name].extra
+        why = problem if extra is None else _advised(problem, extra)
         return Runtime(name=name, usable=False, versions={}, problem=why)
     return Runtime(name=name, usable=True, problem=_unproven(found["versions"]), **found)
 

@@ -7,14 +7,16 @@ by name.
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from kvcast.bundle.manifest import MANIFEST, Manifest
 from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
-from kvcast.loading.families import family_of
-from kvcast.loading.first_opening import remember_opening
+from kvcast.families.table import family_of
+from kvcast.loading.components import model_of, programs_of, special_tokens
+from kvcast.loading.isolation import remember_success
 from kvcast.loading.params import ExportParams
 from kvcast.options import keywords_of
 from kvcast.runtimes.target import BuildOptions, LoweringJob
@@ -86,11 +88,10 @@ def export_folder(
     target = TARGETS[runtime]
     on_phase("reading")
     checkpoint = open_checkpoint(source)
-    family = family_of(checkpoint.family)
     if precision.calibrated:
-        family.check_calibration(checkpoint.dimensions)
+        _check_calibration(checkpoint.family, checkpoint.dimensions)
     with staged(output, overwrite=overwrite) as folder:
-        programs = family.programs(checkpoint)
+        programs = programs_of(checkpoint)
         blocks_of, calibration = checkpoint.blocks_of, {}
         if precision.calibrated:
             from kvcast.runtimes.lowering.calibrated_blocks import calibrate
@@ -102,7 +103,7 @@ def export_folder(
             programs=programs,
             precision=precision,
             build=build,
-            special_tokens=family.special_tokens(checkpoint),
+            special_tokens=special_tokens(checkpoint),
             on_phase=on_phase,
             blocks_of=blocks_of,
         )
@@ -122,22 +123,33 @@ def export_folder(
             tools={name: version(name) for name in ("kvcast", "torch", *target.tools)},
         )
         on_phase("sealing")
-        text = family.text_files(checkpoint)
-        for file, content in text.items():
+        for file, content in checkpoint.text.items():
             (folder / file).write_bytes(content)
         describe_packages(folder, manifest)
         sealed = seal(folder, manifest)
         on_phase("proving")
         candidate = target.open(checkpoint.family, folder, sealed, 2)
         # Opened as a user will open it, so a damaged tokenizer is reported now.
-        family.model(candidate, checkpoint.dimensions, text)
-        record = family.prove(candidate, programs, exact=precision.exact)
+        model_of(candidate, checkpoint.dimensions, checkpoint.text)
+        record = _prove(candidate, programs, exact=precision.exact)
         # It has just run here.
-        remember_opening(seal(folder, replace(manifest, verification=record)))
+        remember_success(seal(folder, replace(manifest, verification=record)))
     return output
 
 
-def told_calibration(folder: Path) -> str:
+def _check_calibration(family: str, dimensions: Any) -> None:
+    """Raise UsageError for a model that `lowering.calibrated_blocks` is not made for."""
+    if problem := family_of(family).calibration_problem(dimensions):
+        raise UsageError(f"{problem}: use --quantize int4")
+
+
+def _prove(candidate: Any, programs: Any, *, exact: bool) -> dict[str, Any]:
+    from kvcast.loading.proof import prove
+
+    return prove(candidate, programs, exact=exact)
+
+
+def calibration_summary(folder: Path) -> str:
     """Tell in one line how the codes of a bundle just exported as `CALIBRATED` were found."""
     record = Manifest.from_json((folder / MANIFEST).read_text(encoding="utf-8")).calibration
     if not record["calibrated"] + record["kept"]:

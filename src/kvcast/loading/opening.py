@@ -20,9 +20,11 @@ from kvcast.bundle.staging import remove_abandoned
 from kvcast.bundle.validation import check_manifest
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import InputOutputError, KvcastError, UsageError
+from kvcast.families.base import Task
+from kvcast.families.table import family_of
+from kvcast.loading.components import model_of, programs_of, quantize_eager
 from kvcast.loading.exporting import check_export, export_folder, require_export_extra
-from kvcast.loading.families import Task, family_of
-from kvcast.loading.first_opening import check_first_opening
+from kvcast.loading.isolation import check_in_child
 from kvcast.loading.params import LoadParams
 from kvcast.machine.processor import available_cores
 from kvcast.options import keywords_of
@@ -34,10 +36,10 @@ from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision, Precisio
 
 if TYPE_CHECKING:
     from kvcast.text.model import TextModel
-    from kvcast.text.sources import T5Model, UnilmModel
+    from kvcast.text.sources import SourceTextModel
     from kvcast.whisper.model import WhisperModel
 
-Model: TypeAlias = "WhisperModel | TextModel | T5Model | UnilmModel"
+Model: TypeAlias = "WhisperModel | TextModel | SourceTextModel"
 
 _OTHER_TASK: Mapping[Task, str] = {
     "transcribe": "turns recordings into text and takes no prompt: use kvcast transcribe",
@@ -86,12 +88,12 @@ def open_model(
     params: LoadParams,
     *,
     task: Task | None = None,
-    first_opening: bool = True,
+    isolate: bool = True,
 ) -> OpenedModel:
     """Open a model as `load` does, and say what it was opened from.
 
-    A model that is for another `task` is refused, before it is exported. With `first_opening` a
-    package that was not opened on this machine before is opened in a child process first.
+    A model that is for another `task` is refused, before it is exported. With `isolate` a package
+    that was not opened on this machine before is opened in a child process first.
     """
     runtime, request = params.runtime, params.precision
     threads = params.threads or available_cores()
@@ -111,8 +113,8 @@ def open_model(
         folder, manifest = _exported_once(folder, str(model), params, task)
     _check_task(model, manifest.family, task)
     _check_request(folder, manifest, runtime, request)
-    if first_opening:
-        check_first_opening(folder, manifest, trust=params.trust)
+    if isolate:
+        check_in_child(folder, manifest, trust=params.trust)
     return OpenedModel(
         model=_open_bundle(folder, manifest, threads), runtime=manifest.runtime, on_trust=package
     )
@@ -180,9 +182,8 @@ def _check_request(
 def checked_dimensions(folder: Path, manifest: Manifest) -> Any:
     """Return the dimensions of a bundle's model; raises KvcastError if its manifest is wrong."""
     try:
-        family = family_of(manifest.family)
-        dimensions = family.dimensions(manifest.dimensions)
-        check_manifest(manifest, dimensions, family.tensor_shapes(dimensions).values())
+        dimensions = family_of(manifest.family).dimensions.from_json(manifest.dimensions)
+        check_manifest(manifest, dimensions)
     except KvcastError as error:
         raise KvcastError(f"{folder}: {error}") from None
     return dimensions
@@ -193,7 +194,7 @@ def _open_bundle(folder: Path, manifest: Manifest, threads: int) -> Model:
     # Text files lie beside the manifest, graphs in folders of their own.
     text = {name: (folder / name).read_bytes() for name in manifest.files if "/" not in name}
     runtime = _target(folder, manifest).open(manifest.family, folder, manifest, threads)
-    model: Model = family_of(manifest.family).model(runtime, dimensions, text)
+    model: Model = model_of(runtime, dimensions, text)
     return model
 
 
@@ -206,15 +207,14 @@ def _target(folder: Path, manifest: Manifest) -> Target:
 def _open_eager(folder: Path, precision: BundlePrecision, threads: int) -> Model:
     require_export_extra()
     from kvcast.runtimes.eager import torch_settings
+    from kvcast.runtimes.eager.opening import eager_runtime
 
     torch_settings.use(threads)
     checkpoint = open_checkpoint(folder)
-    family = family_of(checkpoint.family)
-    programs = family.programs(checkpoint)
+    programs = programs_of(checkpoint)
     if precision.quantize != "none":
-        family.quantize_eager(programs, precision.quantize)
-    text = family.text_files(checkpoint)
-    model: Model = family.model(family.eager(programs), checkpoint.dimensions, text)
+        quantize_eager(programs, precision.quantize)
+    model: Model = model_of(eager_runtime(programs), checkpoint.dimensions, checkpoint.text)
     return model
 
 

@@ -145,7 +145,8 @@ class RuntimeOf(Protocol[CacheT]):
     def truncate(self, cache: CacheT, rows: Sequence[int], lengths: Sequence[int]) -> CacheT:
         """Return a cache whose row `rows[i]` holds only its first `lengths[i]` positions.
 
-        The row still reads its input. Nothing is computed or copied. A UniLM's source is not cut.
+        The row still reads its input. Nothing is computed or copied. A source read as a
+        prefix is not cut.
 
         Raises:
             ValueError: a row holds fewer, or a ring has let positions go that the row would need;
@@ -214,6 +215,20 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
         """
 
 
+class PrefixRuntimeOf(RuntimeOf[CacheT], Protocol[CacheT]):
+    """A runtime whose first call on an empty row reads a whole source, whose positions see it all.
+
+    Everything after it is target. This follows from lengths, so callers drive it as any other.
+    """
+
+    def embed(self, sources: Sequence[Int64]) -> Float32:
+        """Return what the model pools of each source, fp32 [len(sources), width].
+
+        Raises KvcastError for a source that is empty or longer than the model takes.
+        """
+
+
 # Callers treat a runtime's caches as opaque.
 Runtime: TypeAlias = RuntimeOf[Any]
 EncoderDecoder: TypeAlias = EncoderDecoderOf[Any]
+PrefixRuntime: TypeAlias = PrefixRuntimeOf[Any]

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcast.bundle.manifest import ALIGNMENT_QUERIES, Manifest
+from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError, in_one_line
 from kvcast.families.caches import CacheLayers
+from kvcast.families.programs import ALIGNMENT_QUERIES
 
 Shape = tuple[int | None, ...]
 """Sizes of a tensor; None is open."""

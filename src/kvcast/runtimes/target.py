@@ -57,10 +57,9 @@ class LoweringJob:
 
     def signatures(self) -> Mapping[str, Any]:
         """Return what exporters need to know of each program, from `lowering.signatures`."""
-        from kvcast.runtimes.lowering.signatures import SIGNATURES  # which imports torch
+        from kvcast.runtimes.lowering.signatures import signatures_of  # which imports torch
 
-        found: Mapping[str, Any] = SIGNATURES[self.family](self.programs)
-        return found
+        return signatures_of(self.programs)
 
 
 class Target(Protocol):

@@ -1,23 +1,14 @@
-"""Export targets: for each runtime, how a family's programs are lowered and how bundles are opened.
-
-Each runtime has one class, so exporting and loading need no special cases.
-"""
+"""Export targets: the class of each runtime that the table of runtimes names. Knows no runtime."""
 
 from collections.abc import Mapping
 
-from kvcast.runtimes.aoti.target import AotiTarget
-from kvcast.runtimes.executorch.target import ExecutorchTarget
-from kvcast.runtimes.native.target import NativeTarget
-from kvcast.runtimes.onnx.target import OnnxTarget
 from kvcast.runtimes.target import Target
+from kvcast.spec.entry_points import imported
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.runtimes import DEFAULT_RUNTIMES, RUNTIMES, PrecisionRequest
 
 TARGETS: Mapping[str, Target] = {
-    "onnx": OnnxTarget(),
-    "aoti": AotiTarget(),
-    "executorch": ExecutorchTarget(),
-    "native": NativeTarget(),
+    name: imported(runtime.target)() for name, runtime in RUNTIMES.items() if runtime.exports
 }
 
 

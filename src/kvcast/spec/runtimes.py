@@ -1,8 +1,8 @@
 """The table of runtimes, with their names, requirements and precisions.
 
 Everything that lists runtimes or precisions reads it: loading, exporting, `doctor`, the command
-line and the documentation. The runtimes' code is in `kvcast.runtimes.targets`; this module does not
-need it.
+line and the documentation. A row names the class that exports to the runtime and opens its bundles,
+and needs none of its code.
 """
 
 from collections.abc import Mapping
@@ -54,8 +54,10 @@ class RuntimeInfo:
     Attributes:
         title: its name in sentences.
         summary: what sets it apart, in a few words.
-        extra: the extra to install for opening models, as in `kvcast[extra]`; empty: none.
-        exports: whether models are exported to bundles for it.
+        extra: the extra to install for opening models, as in `kvcast[extra]`; empty: kvcast itself
+            suffices; None: nothing to install would help.
+        target: the `kvcast.runtimes.target.Target` that exports to it, as `module:class`; empty:
+            models run without a bundle.
         compiles: whether exporting compiles native code, so that build options apply.
         native: whether its bundles can contain native code.
         quantize: quantisation schemes for weight matrices.
@@ -69,8 +71,8 @@ class RuntimeInfo:
 
     title: str
     summary: str
-    extra: str
-    exports: bool = True
+    extra: str | None
+    target: str = ""
     compiles: bool = False
     native: bool = True
     quantize: tuple[str, ...]
@@ -79,6 +81,11 @@ class RuntimeInfo:
     quantized_dtype: str = "fp32"
     caches: tuple[str, ...] = ("fp32",)
     quantized_cache: str = ""
+
+    @property
+    def exports(self) -> bool:
+        """Whether models are exported to bundles for it."""
+        return bool(self.target)
 
     def choose_precision(self, request: PrecisionRequest) -> BundlePrecision:
         """Fill in defaults; raises UsageError for a precision the runtime lacks."""
@@ -123,6 +130,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         title="ONNX Runtime",
         summary="needs no PyTorch",
         extra="",
+        target="kvcast.runtimes.onnx.target:OnnxTarget",
         native=False,
         quantize=_BLOCKS,
         default_quantize="int8",
@@ -132,6 +140,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         title="AOTInductor",
         summary="compiled with g++ for this machine",
         extra="export",
+        target="kvcast.runtimes.aoti.target:AotiTarget",
         compiles=True,
         quantize=_BLOCKS,
         default_quantize="none",
@@ -143,13 +152,15 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         title="ExecuTorch",
         summary="one file, also for phones and embedded devices",
         extra="executorch",
+        target="kvcast.runtimes.executorch.target:ExecutorchTarget",
         quantize=("none", "8da8w", "8da4w"),
         default_quantize="8da8w",
     ),
     "native": RuntimeInfo(
         title="kvcast's own kernels",
         summary="one call a step, compiled from C++ where it runs",
-        extra="",
+        extra=None,
+        target="kvcast.runtimes.native.target:NativeTarget",
         native=False,
         quantize=_BLOCKS,
         default_quantize="int8",
@@ -160,7 +171,6 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         title="eager PyTorch",
         summary="without a bundle",
         extra="export",
-        exports=False,
         quantize=("none", "int8", "int4"),
         default_quantize="none",
     ),

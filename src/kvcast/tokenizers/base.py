@@ -3,27 +3,13 @@
 Knows no file format and no model.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from kvcast.chat.conversation import Message, Tool
 from kvcast.chat.tool_calls import ToolForm
-
-if TYPE_CHECKING:
-    from kvcast.tokenizers.decoder import TokenDecoder
-
-
-class TextStream(Protocol):
-    """Turns tokens into text, one at a time."""
-
-    def push(self, token: int) -> str:
-        """Take one token; return the text that is now complete, possibly none.
-
-        Bytes of an incomplete character are held back until the rest arrives.
-        """
-
-    def finish(self) -> str:
-        """Return the bytes that were held back, with U+FFFD for those that make no character."""
+from kvcast.tokenizers.decoder import TokenDecoder
+from kvcast.tokenizers.stream import TextStream
 
 
 class TextTokenizer(Protocol):
@@ -32,7 +18,7 @@ class TextTokenizer(Protocol):
     end_tokens: tuple[int, ...]
     """Tokens that end a generation: one or more."""
 
-    decoder: "TokenDecoder | None"
+    decoder: TokenDecoder | None
     """How tokens spell bytes; None where what a token says depends on its neighbours."""
 
     @property
@@ -70,6 +56,10 @@ class TextTokenizer(Protocol):
 
     def stream(self) -> TextStream:
         """Start decoding a text token by token."""
+
+    def special_tokens(self) -> Mapping[str, Sequence[int]]:
+        """Return the tokens that start, steer and end a text, by role."""
+        return {"end_tokens": sorted(self.end_tokens)}
 
 
 class Vocabulary(Protocol):

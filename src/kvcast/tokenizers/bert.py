@@ -22,8 +22,9 @@ from kvcast.chat.templates import NO_TEMPLATE
 from kvcast.chat.tool_calls import ToolForm
 from kvcast.errors import KvcastError, UsageError
 from kvcast.spec.characters import whole_characters
-from kvcast.tokenizers.base import TextStream, TextTokenizer
+from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.huggingface import ids_of
+from kvcast.tokenizers.stream import TextStream
 from kvcast.tokenizers.word_pieces import WordPieceStream, is_special
 from tokenizers import Tokenizer
 

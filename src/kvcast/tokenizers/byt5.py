@@ -13,9 +13,10 @@ from kvcast.chat.templates import NO_TEMPLATE
 from kvcast.chat.tool_calls import ToolForm
 from kvcast.errors import KvcastError, UsageError
 from kvcast.spec.characters import whole_characters
-from kvcast.tokenizers.base import TextStream, TextTokenizer
+from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.decoder import TokenDecoder
 from kvcast.tokenizers.sentinels import SENTINEL
+from kvcast.tokenizers.stream import TextStream
 
 _END = 1
 _FIRST_BYTE = 3

@@ -13,7 +13,7 @@ from typing import Any
 from typing_extensions import override
 
 from kvcast.spec.characters import BYTES_BY_CHARACTER
-from kvcast.tokenizers.base import TextStream
+from kvcast.tokenizers.stream import TextStream
 
 SPACE_MARK = "\u2581"
 """SentencePiece's mark for a space."""

@@ -17,8 +17,9 @@ from kvcast.chat.conversation import Message, Tool, checked
 from kvcast.chat.tool_calls import MISTRAL, MISTRAL_NAMED, ToolForm
 from kvcast.errors import KvcastError, UsageError, in_one_line
 from kvcast.spec.characters import whole_characters
-from kvcast.tokenizers.base import TextStream, TextTokenizer
+from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.decoder import TokenDecoder, sentencepiece
+from kvcast.tokenizers.stream import TextStream
 
 _NO_TOOLS = "the format of this model's version knows no tools"
 _TURN = ("role", "content", "tool_calls", "tool_call_id", "name")

@@ -51,6 +51,11 @@ def open_text(files: _Files) -> TextTokenizer:
     return _mistral(files)
 
 
+def open_tokenizer(files: _Files, dimensions: object) -> TextTokenizer:  # noqa: ARG001
+    """Open a tokenizer as `open_text` does, whatever the dimensions."""
+    return open_text(files)
+
+
 # Tokenizers are imported where they are used, so that transcribing does not wait for them.
 
 

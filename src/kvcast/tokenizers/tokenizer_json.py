@@ -32,12 +32,13 @@ from kvcast.chat.templates import NO_TEMPLATE, ChatTemplate
 from kvcast.chat.tool_calls import MISTRAL, MISTRAL_NAMED, UNKNOWN_FORM, ToolForm
 from kvcast.errors import KvcastError, UsageError, in_one_line
 from kvcast.spec.characters import whole_characters
-from kvcast.tokenizers.base import TextStream, TextTokenizer
+from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.bounds import check_bounds, steps
 from kvcast.tokenizers.charsmap import check_charsmap
 from kvcast.tokenizers.decoder import TokenDecoder, read_decoder
 from kvcast.tokenizers.huggingface import ids_of
 from kvcast.tokenizers.sentinels import SENTINEL
+from kvcast.tokenizers.stream import TextStream
 from tokenizers import Tokenizer
 
 _FIRST_STAND_IN = 0x10F000  # in the last private use plane

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from typing_extensions import override
 
-from kvcast.tokenizers.base import TextStream
+from kvcast.tokenizers.stream import TextStream
 
 _CONTINUATION = "##"
 _CONTRACTIONS = frozenset(["re", "m", "s", "t", "ve", "d", "ll"])

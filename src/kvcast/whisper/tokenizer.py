@@ -6,11 +6,12 @@ audio.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from kvcast.errors import KvcastError, in_one_line
+from kvcast.errors import InputMissingError, KvcastError, in_one_line
+from kvcast.families.whisper import WhisperDimensions
 from kvcast.spec.characters import BYTES_BY_CHARACTER, whole_characters
 from kvcast.tokenizers.huggingface import ids_of
 from kvcast.whisper.languages import LANGUAGES, language_code
@@ -29,6 +30,16 @@ _NON_SPEECH = (
     *("[[", "]]", "{{", "}}", "♪♪", "♪♪♪"),
 )
 _MUSIC = "♩♪♫♬♭♮♯"
+
+
+FILE = "tokenizer.json"
+
+
+def open_tokenizer(files: Mapping[str, bytes], dimensions: WhisperDimensions) -> "WhisperTokenizer":
+    """Open the tokenizer of a bundle or checkpoint; InputMissingError if there is none."""
+    if FILE not in files:
+        raise InputMissingError(f"the bundle has no {FILE}: export it again")
+    return WhisperTokenizer(files[FILE], dimensions.vocab_size)
 
 
 class WhisperTokenizer:
@@ -184,6 +195,25 @@ class WhisperTokenizer:
         steering = {token for token in self._contents if token >= self.timestamp_end}
         unnamed = set(range(self.vocab_size)) - named
         return tuple(sorted(unnamed | steering - self._added_text))
+
+    def special_tokens(self) -> Mapping[str, Sequence[int]]:
+        """Return the tokens that start, steer and end a text, by role.
+
+        The start is for English without timestamps; another language's token replaces the second.
+        """
+        never = {*self.non_speech_tokens, *self.control_tokens, *self.unused_tokens}
+        return {
+            "start_tokens": self.sot_sequence("en", "transcribe", timestamps=False),
+            "end_tokens": [self.eot],
+            "language_tokens": self.language_tokens if self.is_multilingual else (),
+            "transcribe_tokens": [self.transcribe],
+            "translate_tokens": [self.translate],
+            "no_timestamps_tokens": [self.no_timestamps],
+            "no_speech_tokens": [self.no_speech],
+            "previous_text_tokens": [self.sot_prev],
+            "suppressed_tokens": sorted(never),
+            "blank_tokens": self.blank,  # never chosen first
+        }
 
     def token_bytes(self, token: int) -> bytes:
         """Return a token's bytes, which may be part of a character in UTF-8."""

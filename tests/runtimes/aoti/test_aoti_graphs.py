@@ -36,7 +36,7 @@ from kvcast.runtimes.aoti.inductor import (
 from kvcast.runtimes.aoti.operators import kept
 from kvcast.runtimes.aoti.precision import Precision
 from kvcast.runtimes.aoti.runtime import AotiEncoderDecoder, open_programs
-from kvcast.runtimes.lowering import signatures
+from kvcast.runtimes.lowering.signatures import Signature, signatures_of
 
 # Operators that copy a tensor or concatenate two.
 COPIES = re.compile(r"aoti_torch_(?:cpu_)?(?:copy_?|clone\w*|cat\w*|repeat\w*|expand_copy\w*)\(")
@@ -77,7 +77,7 @@ class Step:
     source: str
 
     @classmethod
-    def lower(cls, signature: signatures.Signature) -> "Step":
+    def lower(cls, signature: Signature) -> "Step":
         traced = aoti.trace_program(signature, Precision())
         module, arguments = aoti.export_program(traced, signature, Precision(), "decode")
         operators, written_nodes = [], []
@@ -100,12 +100,12 @@ class Step:
 @pytest.fixture(scope="module")
 def whisper_step() -> Step:
     programs = random_programs(SHALLOW)
-    return Step.lower(signatures.whisper(programs)["decode"])
+    return Step.lower(signatures_of(programs)["decode"])
 
 
 @pytest.fixture(scope="module")
 def ring_step() -> Step:
-    return Step.lower(signatures.decoder(random_programs(GEMMA3))["decode"])
+    return Step.lower(signatures_of(random_programs(GEMMA3))["decode"])
 
 
 @pytest.fixture(params=["whisper_step", pytest.param("ring_step", marks=pytest.mark.slow)])
@@ -219,9 +219,9 @@ def test_a_program_that_only_fits_one_size_is_refused(dynamic, fits):
         assert torch.ops.aten.mul.Tensor in {node.target for node in graph.graph.nodes}
 
 
-def product(linear: nn.Linear) -> signatures.Signature:
+def product(linear: nn.Linear) -> Signature:
     """A program of one matrix product."""
-    return signatures.Signature(
+    return Signature(
         program=linear.requires_grad_(False),
         arguments=(torch.zeros(4, linear.in_features, dtype=linear.weight.dtype),),
         sizes=({0: torch.export.Dim("rows")},),
@@ -250,7 +250,7 @@ def test_prefill_and_decode_are_two_forms_of_one_export(monkeypatch, tmp_path):
     monkeypatch.setattr(aoti, "compile_program", stop)
     precision = Precision(dtype="bf16", quantize="int8")
     with pytest.raises(StoppedError):
-        aoti.lower(signatures.decoder(programs), precision, tmp_path, on_phase=phases.append)
+        aoti.lower(signatures_of(programs), precision, tmp_path, on_phase=phases.append)
     assert len(traced) == 1
     assert phases == [
         "exporting decode",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kit.tiny_gguf import LAYERS, permuted, sizes, tensors, vocabulary, write
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import open_checkpoint
-from kvcast.loading.families import family_of
+from kvcast.loading.components import programs_of
 from kvcast.runtimes.onnx.blocks import BlockMatrix, Packed, eight_bits, packed
 from kvcast.runtimes.onnx.editing import CONTRIB
 from kvcast.runtimes.target import BuildOptions, LoweringJob
@@ -113,10 +113,9 @@ def file(kind: str, path: Path) -> Checkpoint:
 
 
 def graph_of(checkpoint: Checkpoint, quantize: str, folder: Path) -> ir.Graph:
-    family = family_of(checkpoint.family)
     job = LoweringJob(
         family=checkpoint.family,
-        programs=family.programs(checkpoint),
+        programs=programs_of(checkpoint),
         precision=BundlePrecision(quantize=quantize, dtype="fp32", cache="fp32"),
         build=BuildOptions(),
         special_tokens={},

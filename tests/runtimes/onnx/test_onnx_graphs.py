@@ -14,7 +14,7 @@ from kit.bundles import int8_cross_caches, open_folder, opened
 from kit.dimensions import SMALL
 from kit.encoded import encoded, random_tokens, stepped, whole
 from kit.models import random_programs
-from kvcast.bundle.manifest import ALIGNMENT_QUERIES
+from kvcast.families.programs import ALIGNMENT_QUERIES
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.models.programs.whisper import WhisperPrograms
 from kvcast.runtimes.base import Float32

@@ -11,7 +11,7 @@ from kit.bundles import open_folder, write
 from kit.dimensions import CROSS_BIASED_T5, SMALL_T5
 from kit.encoded import encoded, stepped
 from kit.models import text
-from kvcast.checkpoints import t5_names
+from kvcast.families.t5 import T5
 from kvcast.models.nn.quantize import quantize_linears
 from kvcast.models.programs.t5 import T5Programs
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
@@ -25,7 +25,7 @@ def programs_of(dimensions, part, size):
     generator = np.random.default_rng(0)
     tensors = {
         name: generator.normal("norm" in name, size if part in name else 0.2, shape)
-        for name, shape in t5_names.tensor_shapes(dimensions).items()
+        for name, shape in T5.tensor_shapes(dimensions).items()
     }
     return T5Programs.from_tensors(dimensions, tensors)
 

@@ -15,7 +15,7 @@ from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.models.nn.quantize import quantize_linears
 from kvcast.models.programs.unilm import UnilmPrograms
-from kvcast.runtimes.eager.unilm import EagerUnilm
+from kvcast.runtimes.eager.prefix import EagerPrefix
 
 
 def architecture(dimensions):
@@ -99,7 +99,7 @@ def correlations(programs, candidate):
     """Correlations of logits and of embeddings with those of `programs` in eager fp32."""
     generator = np.random.default_rng(1)
     source, target = (generator.integers(0, VOCAB, count) for count in (40, 20))
-    exact = EagerUnilm(programs)
+    exact = EagerPrefix(programs)
     logits = [stepped(runtime, source, target).ravel() for runtime in (exact, candidate)]
     sources = [source, target]
     vectors = [runtime.embed(sources).ravel() for runtime in (exact, candidate)]
@@ -129,7 +129,7 @@ def test_quantised_eager_models_follow_fp32(quantize):
     quantized = random_programs(SIMBERT)
     quantize_linears(quantized.decode, quantize)
     least = {"int8": 0.98, "int4": 0.8}[quantize]
-    assert min(correlations(random_programs(SIMBERT), EagerUnilm(quantized))) > least
+    assert min(correlations(random_programs(SIMBERT), EagerPrefix(quantized))) > least
 
 
 @pytest.mark.slow

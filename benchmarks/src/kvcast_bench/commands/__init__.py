@@ -13,7 +13,7 @@ from typing import Any
 
 from kvcast.checkpoints.source import locate
 from kvcast.errors import KvcastError, UsageError
-from kvcast.loading.families import dimensions_of
+from kvcast.loading.components import dimensions_of
 from kvcast_bench.backend import Backend
 from kvcast_bench.models import Model
 from kvcast_bench.peers.table import CAUSAL, SEQ2SEQ, SERVED_SPEECH, SERVED_TEXTS, SPEECH

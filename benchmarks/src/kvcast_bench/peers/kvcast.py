@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import is_bundle, read_bundle
 from kvcast.checkpoints.base import DecoderCheckpoint
-from kvcast.checkpoints.decoder_names import tensor_shapes
 from kvcast.decoding.params import NGRAM
 from kvcast.errors import KvcastError
+from kvcast.families.decoder import tensor_shapes
 from kvcast.inspect.work.floor import Arithmetic
 from kvcast.runtimes.target import BuildOptions
 from kvcast.runtimes.targets import TARGETS, default_runtime

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.writing import seal
-from kvcast.loading.families import family_of
+from kvcast.loading.components import model_of, programs_of, quantize_eager
 from kvcast.runtimes.target import BuildOptions
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import BundlePrecision
@@ -38,28 +38,28 @@ class Recomputing(Kvcast):
 
     @override
     def load(self) -> None:
-        checkpoint, family = self.model.checkpoint(), family_of("whisper")
+        checkpoint = self.model.checkpoint()
         runtime = self._eager() if self.runtime == EAGER else self._exported()
-        self.engine = family.model(runtime, checkpoint.dimensions, family.text_files(checkpoint))
+        self.engine = model_of(runtime, checkpoint.dimensions, checkpoint.text)
 
     def _exported(self) -> Any:
         folder, target = self.files(), TARGETS[self.runtime]
         return target.open("whisper", folder, read_bundle(folder), self.model.threads)
 
     def _lower(self, folder: Path) -> None:
-        programs = family_of("whisper").programs(self.model.checkpoint())
+        programs = programs_of(self.model.checkpoint())
         write_bundle(programs, self.runtime, self.bundled, folder)
 
     def _eager(self) -> Any:
         from kvcast.runtimes.eager import torch_settings
+        from kvcast.runtimes.eager.opening import eager_runtime
         from kvcast_bench.recompute.programs import recomputing
 
         torch_settings.use(self.model.threads)
-        family = family_of("whisper")
-        programs = recomputing(family.programs(self.model.checkpoint()), EAGER)
+        programs = recomputing(programs_of(self.model.checkpoint()), EAGER)
         if (quantize := PRECISIONS[self.precision]) != "none":
-            family.quantize_eager(programs, quantize)
-        return family.eager(programs)
+            quantize_eager(programs, quantize)
+        return eager_runtime(programs)
 
 
 def write_bundle(cached: Any, runtime: str, numbers: BundlePrecision, folder: Path) -> None:

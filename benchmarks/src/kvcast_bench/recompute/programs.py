@@ -14,8 +14,7 @@ from typing_extensions import override
 
 from kvcast.models.programs.whisper import WhisperDecode, WhisperEncode, WhisperPrograms
 from kvcast.models.whisper import LayerCache
-from kvcast.runtimes.lowering import signatures
-from kvcast.runtimes.lowering.signatures import Signature
+from kvcast.runtimes.lowering.signatures import Signature, signatures_of
 from kvcast.runtimes.target import LoweringJob
 
 STATES = "cross_states"
@@ -96,7 +95,7 @@ class RecomputingJob(LoweringJob):
     @override
     def signatures(self) -> Mapping[str, Signature]:
         # The cached ones', but for the states.
-        signed = signatures.whisper(self.programs)
+        signed = signatures_of(self.programs)
         encode, decode = signed["encode"], signed["decode"]
         *arguments, cross_caches = decode.arguments
         batch, _, positions, _ = cross_caches[0][0].shape

@@ -14,7 +14,7 @@ from typing_extensions import override
 from kvcast.errors import UsageError
 from kvcast.families.t5 import T5Dimensions
 from kvcast.inspect.work.base import Work
-from kvcast.inspect.work.seq2seq import T5Work
+from kvcast.inspect.work.t5 import T5Work
 from kvcast_bench.backend import Tokens
 from kvcast_bench.models import Model, Seq2seqModel
 from kvcast_bench.probes import ENCODE, LOOP, PREFILL, REORDER, STEP

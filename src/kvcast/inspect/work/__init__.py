@@ -5,26 +5,17 @@ class that meets `kvcast.inspect.work.base.Counted`; `kvcast.inspect.work.floor`
 and rates. Knows no clocks.
 """
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvcast.families.decoder import DecoderDimensions
-from kvcast.families.t5 import T5Dimensions
-from kvcast.families.unilm import UnilmDimensions
-from kvcast.families.whisper import WhisperDimensions
+from kvcast.families.table import family_with
 from kvcast.inspect.work.base import Counted
-from kvcast.inspect.work.decoder import DecoderWork
-from kvcast.inspect.work.seq2seq import T5Work, UnilmWork
-from kvcast.inspect.work.whisper import WhisperWork
-
-_COUNTED: Mapping[type, Callable[..., Counted]] = {
-    WhisperDimensions: WhisperWork,
-    DecoderDimensions: DecoderWork,
-    T5Dimensions: T5Work,
-    UnilmDimensions: UnilmWork,
-}
+from kvcast.spec.entry_points import imported
 
 
-def work_of(dimensions: Any) -> Counted:
-    """Return the counter for a model with these dimensions."""
-    return _COUNTED[type(dimensions)](dimensions=dimensions)
+def work_of(dimensions: Any, **sizes: int) -> Counted:
+    """Return what counts the work of a model with these dimensions.
+
+    `sizes` are what the family's class takes beside them.
+    """
+    counted: Counted = imported(family_with(dimensions).work_class)(dimensions=dimensions, **sizes)
+    return counted

@@ -7,8 +7,7 @@ from functools import cached_property
 
 from typing_extensions import override
 
-from kvcast.checkpoints import decoder_names
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder import DECODER, DecoderDimensions
 from kvcast.inspect.work.base import CacheKind, DecoderOnlyWork, Work, pairs
 
 
@@ -24,7 +23,7 @@ class DecoderWork(DecoderOnlyWork):
     @cached_property
     @override
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return decoder_names.tensor_shapes(self.dimensions)
+        return DECODER.tensor_shapes(self.dimensions)
 
     @property
     @override

@@ -6,8 +6,7 @@ from functools import cached_property
 
 from typing_extensions import override
 
-from kvcast.checkpoints import names
-from kvcast.families.whisper import WhisperDimensions
+from kvcast.families.whisper import WHISPER, WhisperDimensions
 from kvcast.inspect.work.base import Work
 from kvcast.inspect.work.encoder_decoder import EncoderDecoderWork, FamilySizes
 
@@ -21,7 +20,7 @@ class WhisperWork(EncoderDecoderWork):
     @cached_property
     @override
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return names.tensor_shapes(self.dimensions)
+        return WHISPER.tensor_shapes(self.dimensions)
 
     @property
     @override

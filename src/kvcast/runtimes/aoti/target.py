@@ -1,5 +1,6 @@
 """AOTInductor as a target. torch is imported inside functions. Knows no checkpoint."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError, UsageError
+from kvcast.families.base import Interface
+from kvcast.families.table import family_of
 from kvcast.machine.processor import instruction_sets
 from kvcast.runtimes.self_test import (
     SelfTestResult,
@@ -42,13 +45,12 @@ class AotiTarget(Target):
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
-        from kvcast.families.caches import CACHES
         from kvcast.runtimes.aoti import lowering as aoti
         from kvcast.runtimes.aoti.precision import Precision
         from kvcast.runtimes.lowering.smoothing import smooth
 
-        programs, precision = job.programs, job.precision
-        if (job.family, precision.quantize) == ("decoder", "int8"):
+        family, programs, precision = family_of(job.family), job.programs, job.precision
+        if family.precision.smoothed and precision.quantize == "int8":
             job.on_phase("quantising")
             smooth(programs)
         compiled = Precision(dtype=precision.dtype, quantize=precision.quantize)
@@ -61,7 +63,7 @@ class AotiTarget(Target):
             on_phase=job.on_phase,
             blocks_of=job.blocks_of,
         )
-        return graphs, aoti.cache_layers(CACHES[job.family](programs.dimensions), compiled)
+        return graphs, aoti.cache_layers(family.caches(programs.dimensions), compiled)
 
     @override
     def self_test(self) -> SelfTestResult:
@@ -86,11 +88,15 @@ class AotiTarget(Target):
                 "export the model here"
             )
         from kvcast.runtimes.aoti.decoder import AotiDecoderOnly
+        from kvcast.runtimes.aoti.prefix import AotiPrefix
         from kvcast.runtimes.aoti.runtime import AotiEncoderDecoder
-        from kvcast.runtimes.aoti.unilm import AotiUnilm
 
-        runtimes = {"decoder": AotiDecoderOnly, "unilm": AotiUnilm}
-        return runtimes.get(family, AotiEncoderDecoder)(folder, manifest, threads)
+        runtimes: Mapping[Interface, Any] = {
+            "decoder-only": AotiDecoderOnly,
+            "encoder-decoder": AotiEncoderDecoder,
+            "prefix": AotiPrefix,
+        }
+        return runtimes[family_of(family).interface](folder, manifest, threads)
 
 
 def _check_cuda(precision: BundlePrecision) -> None:

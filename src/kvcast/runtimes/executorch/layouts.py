@@ -1,28 +1,29 @@
-"""Lowers each family's programs to methods of an ExecuTorch file: what families differ in.
+"""Lowers a model's programs to methods of an ExecuTorch file.
 
-Knows the programs' signatures and the manifest's vocabulary, but no checkpoints.
+Knows the programs' signatures and the manifest's vocabulary, but no family and no checkpoints.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvcast.bundle.manifest import Graph
-from kvcast.families.caches import CACHES, CacheLayers
+from kvcast.families.base import Family
+from kvcast.families.caches import CacheLayers
 from kvcast.runtimes.executorch.lowering import Layout, export_method, facts_of, save_methods
 from kvcast.runtimes.executorch.quantize import cross_dtype, for_many_tokens
 from kvcast.runtimes.lowering.signatures import Signature
 from kvcast.spec.phases import OnPhase
 
-# Most new positions of one call.
-_CHUNK, _T5_CHUNK = 128, 16
-# Memory is planned for T5's longest source, whose bias has an entry for each pair of positions.
-_LONGEST_SOURCE = 512
+# Most new positions of one call. With a bias attention is products over the whole capacity.
+_CHUNK, _BIASED_CHUNK = 128, 16
+# Memory is planned for the longest source, whose bias has an entry for each pair of positions.
+_LONGEST_BIASED_SOURCE = 512
 
 
 def lower(
-    family: str,
+    family: Family,
     signatures: Mapping[str, Signature],
     dimensions: Any,
     quantize: str,
@@ -33,7 +34,7 @@ def lower(
     """Write `executorch/model.pte` with a method for each program under an existing folder.
 
     Args:
-        family: the programs' family.
+        family: the programs'.
         signatures: the programs, in fp32, by the names that the runtime looks up.
         dimensions: the model's.
         quantize: "none", "8da8w" or "8da4w", which leaves encoders and cross projections in int8.
@@ -48,8 +49,8 @@ def lower(
         KvcastError: attention has a soft cap, or the model has a mixture of experts.
 
     """
-    layers = _LIMITS.get(family, tuple)(CACHES[family](dimensions))
-    layout = _LAYOUTS[family](dimensions, layers)
+    layers = tuple(_limited(layer, family) for layer in family.caches(dimensions))
+    layout = _layout(family, dimensions, layers)
     methods = {}
     for name, signature in signatures.items():
         on_phase(f"exporting {name}")
@@ -60,56 +61,30 @@ def lower(
     return save_methods(methods, signatures, {**facts, **layout.facts}, folder), layers
 
 
-def _whisper(dimensions: Any, layers: Sequence[CacheLayers]) -> Layout:
-    own, _ = layers
+def _limited(layer: CacheLayers, family: Family) -> CacheLayers:
+    if layer.kind == "cross" and family.biased:
+        return replace(layer, capacity=min(layer.capacity, _LONGEST_BIASED_SOURCE))
+    return layer
+
+
+def _layout(family: Family, dimensions: Any, layers: Sequence[CacheLayers]) -> Layout:
+    longest = family.positions(dimensions)
+    # All positions of a prefix see each other, so it takes one call.
+    most = longest if family.interface == "prefix" else _BIASED_CHUNK if family.biased else _CHUNK
+    chunk = min(most, longest)
+    facts = dict(family.facts(dimensions))
+    if "source" in family.programs(dimensions)["decode"].sizes:
+        facts["longest_source"] = max(layer.capacity for layer in layers if layer.kind == "cross")
     return Layout(
-        chunk=min(_CHUNK, own.capacity),
-        self_layers=[own],
-        facts={
-            "mel_bins": dimensions.n_mels,
-            "mel_frames": 2 * dimensions.source_positions,
-            "alignment_layers": [layer for layer, _ in dimensions.alignment_heads],
-            "alignment_heads": [head for _, head in dimensions.alignment_heads],
-        },
+        chunk=chunk,
+        self_layers=[_with_chunk(layer, chunk) for layer in layers if layer.kind != "cross"],
+        longest_source=facts.get("longest_source", 0),
+        facts=facts,
     )
 
 
-def _t5(dimensions: Any, layers: Sequence[CacheLayers]) -> Layout:
-    own, cross = layers
-    return Layout(
-        chunk=min(_T5_CHUNK, own.capacity),
-        self_layers=[own],
-        longest_source=cross.capacity,
-        facts={"longest_source": cross.capacity, "start_tokens": [dimensions.start_token]},
-    )
-
-
-def _decoder(dimensions: Any, layers: Sequence[CacheLayers]) -> Layout:
-    chunk = min(_CHUNK, dimensions.max_positions)
+def _with_chunk(layer: CacheLayers, chunk: int) -> CacheLayers:
     # A chunk is written before it is read, so a ring has room for both (`kvcast.spec.ring`).
-    with_chunk = [
-        replace(layer, capacity=layer.capacity + chunk - 1) if layer.kind == "ring" else layer
-        for layer in layers
-    ]
-    return Layout(chunk=chunk, self_layers=with_chunk)
-
-
-def _unilm(dimensions: Any, layers: Sequence[CacheLayers]) -> Layout:
-    # All positions of a source see each other, so it takes one call.
-    return Layout(chunk=dimensions.max_positions, self_layers=layers)
-
-
-def _short_sources(layers: Sequence[CacheLayers]) -> tuple[CacheLayers, ...]:
-    own, cross = layers
-    return own, replace(cross, capacity=min(cross.capacity, _LONGEST_SOURCE))
-
-
-_LIMITS: Mapping[str, Callable[[Sequence[CacheLayers]], tuple[CacheLayers, ...]]] = {
-    "t5": _short_sources
-}
-_LAYOUTS: Mapping[str, Callable[[Any, Sequence[CacheLayers]], Layout]] = {
-    "whisper": _whisper,
-    "t5": _t5,
-    "decoder": _decoder,
-    "unilm": _unilm,
-}
+    if layer.kind == "ring":
+        return replace(layer, capacity=layer.capacity + chunk - 1)
+    return layer

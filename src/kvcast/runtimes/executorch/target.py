@@ -1,5 +1,6 @@
 """ExecuTorch as a target. torch is imported inside functions. Knows no checkpoint."""
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
+from kvcast.families.base import Interface
+from kvcast.families.table import family_of
 from kvcast.runtimes.self_test import SelfTestResult, versions
 from kvcast.runtimes.target import (
     BuildOptions,
@@ -35,7 +38,7 @@ class ExecutorchTarget(Target):
         from kvcast.runtimes.executorch.layouts import lower
 
         return lower(
-            job.family,
+            family_of(job.family),
             job.signatures(),
             job.programs.dimensions,
             job.precision.quantize,
@@ -59,8 +62,12 @@ class ExecutorchTarget(Target):
 
     @override
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
+        from kvcast.runtimes.executorch.prefix import ExecutorchPrefix
         from kvcast.runtimes.executorch.runtime import ExecutorchEncoderDecoder, ExecutorchRuntime
-        from kvcast.runtimes.executorch.unilm import ExecutorchUnilm
 
-        runtimes = {"decoder": ExecutorchRuntime, "unilm": ExecutorchUnilm}
-        return runtimes.get(family, ExecutorchEncoderDecoder)(folder, manifest, threads)
+        runtimes: Mapping[Interface, Any] = {
+            "decoder-only": ExecutorchRuntime,
+            "encoder-decoder": ExecutorchEncoderDecoder,
+            "prefix": ExecutorchPrefix,
+        }
+        return runtimes[family_of(family).interface](folder, manifest, threads)

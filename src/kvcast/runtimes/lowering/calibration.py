@@ -5,19 +5,31 @@ random tokens do for their ranges. Their mean squares follow the text a little m
 these the model writes one.
 """
 
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor
 
 from kvcast.errors import KvcastError
-from kvcast.models.programs.decoder import DecoderPrograms
-from kvcast.models.programs.unilm import UnilmPrograms
 
 _RANDOM_TOKENS = 256
 _LENGTH = 256
 
 
+class Programs(Protocol):
+    """A model of self caches alone; `decode` gives logits before anything else."""
+
+    @property
+    def dimensions(self) -> Any:
+        """Sizes, with those of `kvcast.families.caches.DecoderOnlySizes`."""
+
+    @property
+    def decode(self) -> Any:
+        """New tokens over caches to logits."""
+
+
 @torch.no_grad()
-def run_random_tokens(programs: DecoderPrograms | UnilmPrograms) -> list[tuple[Tensor, Tensor]]:
+def run_random_tokens(programs: Programs) -> list[tuple[Tensor, Tensor]]:
     """Decode one row of random tokens; return each layer's keys and values [1, kv_heads, s, d]."""
     dimensions = programs.dimensions
     count = min(_RANDOM_TOKENS, dimensions.max_positions)
@@ -28,7 +40,7 @@ def run_random_tokens(programs: DecoderPrograms | UnilmPrograms) -> list[tuple[T
 
 
 @torch.no_grad()
-def write_text(programs: DecoderPrograms, tokens: int, seed: int) -> Tensor:
+def write_text(programs: Programs, tokens: int, seed: int) -> Tensor:
     """Let a model write texts, each from a random token on; return int64 [rows, s].
 
     Tokens are drawn from all that the model gives, as Liu et al. 2023 do (LLM-QAT,
@@ -57,9 +69,7 @@ def write_text(programs: DecoderPrograms, tokens: int, seed: int) -> Tensor:
 
 
 @torch.no_grad()
-def decode_from_the_start(
-    programs: DecoderPrograms | UnilmPrograms, tokens_rs: Tensor
-) -> list[tuple[Tensor, Tensor]]:
+def decode_from_the_start(programs: Programs, tokens_rs: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Decode whole rows in one call; return each layer's keys and values [rows, kv_heads, s, d]."""
     rows, count = tokens_rs.shape
     caches = _caches(programs, rows, count)
@@ -67,9 +77,7 @@ def decode_from_the_start(
     return caches
 
 
-def _caches(
-    programs: DecoderPrograms | UnilmPrograms, rows: int, capacity: int
-) -> list[tuple[Tensor, Tensor]]:
+def _caches(programs: Programs, rows: int, capacity: int) -> list[tuple[Tensor, Tensor]]:
     dimensions = programs.dimensions
     shape = (rows, dimensions.kv_heads, capacity, dimensions.head_dim)
     return [(torch.zeros(shape), torch.zeros(shape)) for _ in dimensions.windows]

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.bundle.manifest import ALIGNMENT_QUERIES, Manifest
+from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
 from kvcast.families.caches import CacheLayers
+from kvcast.families.programs import ALIGNMENT_QUERIES
 from kvcast.machine.memory import growing_zeros
 from kvcast.runtimes.alignment import AligningRuntime
 from kvcast.runtimes.base import Asked, Float32, Int32, Int64, Tokens

@@ -3,6 +3,7 @@
 Knows no checkpoint.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
+from kvcast.families.base import Interface
+from kvcast.families.table import family_of
 from kvcast.runtimes.self_test import SelfTestResult, compile_tiny
 from kvcast.runtimes.target import BuildOptions, Lowered, LoweringJob, Target
 from kvcast.spec.phases import OnPhase
@@ -29,12 +32,11 @@ class NativeTarget(Target):
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
-        from kvcast.families.caches import CACHES
         from kvcast.runtimes.native.lowering import lower
 
         quantize = job.precision.quantize
         graphs = lower(job.signatures(), quantize, folder, job.on_phase, job.blocks_of)
-        layers = CACHES[job.family](job.programs.dimensions)
+        layers = family_of(job.family).caches(job.programs.dimensions)
         dtype = _DTYPES[job.precision.cache]
         return graphs, tuple(replace(layer, dtype=dtype) for layer in layers)
 
@@ -62,8 +64,12 @@ class NativeTarget(Target):
 
     @override
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
+        from kvcast.runtimes.native.prefix import NativePrefix
         from kvcast.runtimes.native.runtime import NativeEncoderDecoder, NativeRuntime
-        from kvcast.runtimes.native.unilm import NativeUnilm
 
-        runtimes = {"decoder": NativeRuntime, "unilm": NativeUnilm}
-        return runtimes.get(family, NativeEncoderDecoder)(folder, manifest, threads)
+        runtimes: Mapping[Interface, Any] = {
+            "decoder-only": NativeRuntime,
+            "encoder-decoder": NativeEncoderDecoder,
+            "prefix": NativePrefix,
+        }
+        return runtimes[family_of(family).interface](folder, manifest, threads)

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.bundle.manifest import ALIGNMENT_QUERIES, Manifest
+from kvcast.bundle.manifest import Manifest
 from kvcast.families.caches import CacheLayers
+from kvcast.families.programs import ALIGNMENT_QUERIES
 from kvcast.machine.memory import growing_zeros
 from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens

@@ -1,4 +1,4 @@
-"""UniLM bundles on ExecuTorch.
+"""Bundles of models that read a source as a prefix, on ExecuTorch.
 
 Knows methods by their names and nothing of models.
 """
@@ -15,7 +15,7 @@ from kvcast.runtimes.executorch.runtime import ExecutorchRuntime
 from kvcast.runtimes.history import check_sources
 
 
-class ExecutorchUnilm(ExecutorchRuntime):
+class ExecutorchPrefix(ExecutorchRuntime):
     """The first call of an empty row is its source."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:

@@ -1,4 +1,4 @@
-"""UniLM bundles on ONNX Runtime, without torch.
+"""Bundles of models that read a source as a prefix, on ONNX Runtime, without torch.
 
 Knows graphs by the names in the bundle's manifest and nothing of models.
 """
@@ -16,7 +16,7 @@ from kvcast.runtimes.onnx.runtime import OnnxRuntime
 from kvcast.runtimes.onnx.session import onnx_session
 
 
-class OnnxUnilm(OnnxRuntime):
+class OnnxPrefix(OnnxRuntime):
     """The first call of an empty row is its source."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:

@@ -8,8 +8,9 @@ import pytest
 from kit.own_cache import own_cache
 from kvcast.bundle.manifest import FileRecord, Graph, Manifest
 from kvcast.errors import KvcastError, UsageError
-from kvcast.loading import first_opening
-from kvcast.loading.first_opening import call_once, check_first_opening, remember_opening
+from kvcast.loading import isolation
+from kvcast.loading.isolation import check_in_child, remember_success
+from kvcast.loading.smoke_test import call_once
 from kvcast.machine.child import Answer
 
 FILE = "executorch/model.pte"
@@ -38,25 +39,25 @@ def asked(monkeypatch, tmp_path):
         questions.append((*words, seconds))
         return answers[-1]
 
-    monkeypatch.setattr(first_opening, "ask", ask)
+    monkeypatch.setattr(isolation, "ask", ask)
     return questions, answers
 
 
 def test_what_went_well_is_not_tried_again_until_it_changes(asked, tmp_path):
     questions, _ = asked
     for manifest in (MANIFEST, MANIFEST, CHANGED, CHANGED, MANIFEST):
-        check_first_opening(tmp_path, manifest, trust=False)
+        check_in_child(tmp_path, manifest, trust=False)
     assert len(questions) == 2
     name, folder, runtime, trust, seconds = questions[0]
-    assert name == "kvcast.loading.first_opening:open_and_call"
+    assert name == "kvcast.loading.smoke_test:open_and_call"
     assert (folder, runtime, trust) == (str(tmp_path), "executorch", "")
     assert seconds > 120  # it takes a while to read so much
 
 
 def test_what_was_just_exported_is_not_tried(asked, tmp_path):
     questions, _ = asked
-    remember_opening(MANIFEST)
-    check_first_opening(tmp_path, MANIFEST, trust=False)
+    remember_success(MANIFEST)
+    check_in_child(tmp_path, MANIFEST, trust=False)
     assert questions == []
 
 
@@ -65,7 +66,7 @@ def test_a_crash_or_a_hang_is_one_line_each_time(asked, tmp_path):
     answers.append(Answer(problem="its process ended with signal 11", ended=True))
     for _ in range(2):
         with pytest.raises(KvcastError, match=r"model\.pte .* ended with signal 11") as caught:
-            check_first_opening(tmp_path, MANIFEST, trust=True)
+            check_in_child(tmp_path, MANIFEST, trust=True)
         assert "\n" not in str(caught.value)
     assert questions[1][3] == "trust"
 
@@ -74,15 +75,15 @@ def test_any_other_problem_is_left_to_the_opening_here_and_not_remembered(asked,
     questions, answers = asked
     for answer in (Answer(problem="no tokenizer"), Answer(problem="cannot start None")):
         answers.append(answer)
-        check_first_opening(tmp_path, MANIFEST, trust=False)
+        check_in_child(tmp_path, MANIFEST, trust=False)
     answers.append(Answer())
-    check_first_opening(tmp_path, MANIFEST, trust=False)
-    check_first_opening(tmp_path, MANIFEST, trust=False)
+    check_in_child(tmp_path, MANIFEST, trust=False)
+    check_in_child(tmp_path, MANIFEST, trust=False)
     assert len(questions) == 3
 
 
 def test_graphs_of_onnx_runtime_are_not_tried(asked, tmp_path):
-    check_first_opening(tmp_path, replace(MANIFEST, runtime="onnx"), trust=False)
+    check_in_child(tmp_path, replace(MANIFEST, runtime="onnx"), trust=False)
     assert asked[0] == []
 
 
@@ -90,7 +91,7 @@ def test_a_cache_that_cannot_be_written_only_costs_time(asked, tmp_path, monkeyp
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "file"))
     for _ in range(2):
-        check_first_opening(tmp_path, MANIFEST, trust=False)
+        check_in_child(tmp_path, MANIFEST, trust=False)
     assert len(asked[0]) == 2
 
 

@@ -1,4 +1,4 @@
-"""A UniLM's programs run by PyTorch as they are.
+"""The programs of a model that reads its source as a prefix, run by PyTorch as they are.
 
 The programs come as an argument: this module knows their signatures and no model.
 """
@@ -16,8 +16,8 @@ from kvcast.runtimes.eager.runtime import pairs
 from kvcast.runtimes.history import check_sources
 
 
-class UniLMPrograms(DecoderPrograms, Protocol):
-    """What eager runs: see `kvcast.models.programs.unilm`."""
+class Programs(DecoderPrograms, Protocol):
+    """Programs that eager runs."""
 
     @property
     def decode(self) -> Any:
@@ -28,12 +28,12 @@ class UniLMPrograms(DecoderPrograms, Protocol):
         """First tokens' hidden states to vectors."""
 
 
-class EagerUnilm(EagerDecoderOnly):
+class EagerPrefix(EagerDecoderOnly):
     """The first call of an empty row is its source."""
 
-    _programs: UniLMPrograms
+    _programs: Programs
 
-    def __init__(self, programs: UniLMPrograms) -> None:
+    def __init__(self, programs: Programs) -> None:
         super().__init__(programs)
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""The first opening of a package of native code on this machine, in a child process.
+"""Isolates the first opening of a package of native code on this machine: in a child process.
 
 Checksums show damage and not intent: someone who changes a package can update its checksum too, and
 native code may crash or hang the process that opens it. So a package that is new to this machine is
@@ -10,27 +10,20 @@ import contextlib
 import hashlib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from kvcast.bundle.manifest import Manifest
-from kvcast.errors import KvcastError, UsageError
+from kvcast.errors import KvcastError
 from kvcast.machine.child import ask
 from kvcast.machine.processor import instruction_sets
 from kvcast.spec.paths import cache_dir
 from kvcast.spec.runtimes import is_native
 
-if TYPE_CHECKING:
-    from kvcast.loading.opening import Model
-
+_CHILD = "kvcast.loading.smoke_test:open_and_call"
 _SECONDS = 120
 _BYTES_A_SECOND = 20_000_000  # from a slow disk
-# For a chunk and a step, for a step alone, and for vocabularies without Latin letters.
-_PROMPTS = ("The quick brown fox jumps over the lazy dog. " * 4, "fox", "的")
 
 
-def check_first_opening(bundle: Path, manifest: Manifest, *, trust: bool) -> None:
+def check_in_child(bundle: Path, manifest: Manifest, *, trust: bool) -> None:
     """Raise KvcastError if a bundle's first opening crashes or does not end in time.
 
     Any other error will come up again when the caller opens the bundle. A bundle without native
@@ -41,7 +34,7 @@ def check_first_opening(bundle: Path, manifest: Manifest, *, trust: bool) -> Non
     size = sum(record.size for record in manifest.files.values())
     words = (str(bundle.absolute()), manifest.runtime, "trust" if trust else "")
     seconds = _SECONDS + size / _BYTES_A_SECOND
-    answer = ask(f"{__name__}:open_and_call", *words, seconds=seconds)
+    answer = ask(_CHILD, *words, seconds=seconds)
     if answer.ended:
         file = min(graph.file for graph in manifest.graphs.values())
         raise KvcastError(
@@ -49,10 +42,10 @@ def check_first_opening(bundle: Path, manifest: Manifest, *, trust: bool) -> Non
             f"machine before: {answer.problem}; export it again"
         )
     if not answer.problem:
-        remember_opening(manifest)
+        remember_success(manifest)
 
 
-def remember_opening(manifest: Manifest) -> None:
+def remember_success(manifest: Manifest) -> None:
     """Note that this bundle was opened and called on this machine without a problem."""
     if is_native(manifest.runtime):
         note = _note(manifest)
@@ -61,39 +54,10 @@ def remember_opening(manifest: Manifest) -> None:
             note.touch()
 
 
-def open_and_call(bundle: str, runtime: str, trust: str = "") -> None:
-    """Open a bundle and call it; raises KvcastError, or whatever a broken package raises."""
-    from kvcast.loading.opening import open_model
-    from kvcast.loading.params import LoadParams
-
-    params = LoadParams(runtime=runtime, threads=1, trust=bool(trust))
-    opened = open_model(bundle, params, first_opening=False)
-    call_once(opened.model)
-
-
-def call_once(model: "Model") -> None:
-    """Let a model generate a few tokens; raises KvcastError."""
-    if model.task == "transcribe":
-        noise = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)
-        list(
-            model.transcribe(
-                noise,
-                temperature=0,
-                max_new_tokens=2,
-                no_speech_threshold=None,
-                logprob_threshold=None,
-            )
-        )
-        return
-    for prompt in _PROMPTS:
-        with contextlib.suppress(UsageError):  # longer than the model's context, or no token at all
-            model.generate(prompt, max_new_tokens=2)
-
-
 def _note(manifest: Manifest) -> Path:
     """Return the file that notes a success; its name is a digest of all that could matter."""
     parts = [manifest.to_json(), *instruction_sets()]
-    for name in ("kvcast", "torch", "executorch"):
+    for name in manifest.tools:
         with contextlib.suppress(PackageNotFoundError):
             parts.append(f"{name} {version(name)}")
     return cache_dir() / "opened" / hashlib.sha256("\n".join(parts).encode()).hexdigest()

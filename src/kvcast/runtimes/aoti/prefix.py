@@ -1,4 +1,4 @@
-"""UniLM bundles of AOTInductor: compiled programs where eager has modules.
+"""Prefix models on AOTInductor: compiled programs where eager has modules.
 
 Knows programs by the names in the bundle's manifest and nothing of models.
 """
@@ -14,7 +14,7 @@ from typing_extensions import override
 from kvcast.bundle.manifest import Manifest
 from kvcast.runtimes.aoti.decoder import PackedProgram, Rings, RowsProgram
 from kvcast.runtimes.aoti.runtime import CompiledProgram, DecodeProgram, open_programs
-from kvcast.runtimes.eager.unilm import EagerUnilm, UniLMPrograms
+from kvcast.runtimes.eager.prefix import EagerPrefix, Programs
 from kvcast.runtimes.memory import Layer
 
 
@@ -24,7 +24,7 @@ class _Dimensions:
     max_positions: int
 
 
-class _UnilmPrograms(UniLMPrograms):
+class _PrefixPrograms(Programs):
     def __init__(
         self, programs: dict[str, CompiledProgram], manifest: Manifest, rings: Rings
     ) -> None:
@@ -54,14 +54,14 @@ class _UnilmPrograms(UniLMPrograms):
         return hidden_nx if self._pool is None else self._pool([hidden_nx], {})[0].cpu()
 
 
-class AotiUnilm(EagerUnilm):
+class AotiPrefix(EagerPrefix):
     """The first call of an empty row is its source."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         self._rings = Rings(manifest.cache)
         self.device = manifest.device
         programs = open_programs(folder, manifest, threads)
-        super().__init__(_UnilmPrograms(programs, manifest, self._rings))
+        super().__init__(_PrefixPrograms(programs, manifest, self._rings))
 
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:

@@ -1,4 +1,4 @@
-"""Counts the work of text-to-text models, T5 and UniLM. Knows neither bytes nor rates."""
+"""Work of a UniLM. Knows neither bytes nor rates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,54 +6,8 @@ from functools import cached_property
 
 from typing_extensions import override
 
-from kvcast.checkpoints import t5_names, unilm_names
-from kvcast.errors import UsageError
-from kvcast.families.t5 import T5Dimensions
-from kvcast.families.unilm import UnilmDimensions
+from kvcast.families.unilm import UNILM, UnilmDimensions
 from kvcast.inspect.work.base import CacheKind, DecoderOnlyWork, Work, pairs
-from kvcast.inspect.work.encoder_decoder import EncoderDecoderWork, FamilySizes
-
-
-@dataclass(frozen=True, kw_only=True)
-class T5Work(EncoderDecoderWork):
-    """A T5 with sources of `source` tokens; a prompt is the start of its target.
-
-    Lookups in tables of positions are not counted.
-    """
-
-    dimensions: T5Dimensions
-    source: int = 128
-
-    def __post_init__(self) -> None:
-        if self.source > self.dimensions.source_positions:
-            raise UsageError(
-                f"a source of {self.source:,} tokens is too long: the model has "
-                f"{self.dimensions.source_positions:,} positions"
-            )
-
-    @cached_property
-    @override
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return t5_names.tensor_shapes(self.dimensions)
-
-    @property
-    @override
-    def usual_prompt(self) -> int:
-        return 1  # the token that targets begin with
-
-    @cached_property
-    @override
-    def sizes(self) -> FamilySizes:
-        of, head = self.dimensions, self.dimensions.vocab_size * self.dimensions.width
-        table = of.buckets * of.heads
-        return FamilySizes(
-            source=self.source,
-            width=of.width,
-            mixed=of.heads * of.head_dim,
-            feed_forward=(3 if of.gated else 2) * of.width * of.inner,
-            encoder_weights=self.count("encoder.") - table,
-            step_weights=self.count("decoder.") - table - self.cross_weights + head,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +19,7 @@ class UnilmWork(DecoderOnlyWork):
     @cached_property
     @override
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return unilm_names.tensor_shapes(self.dimensions)
+        return UNILM.tensor_shapes(self.dimensions)
 
     @property
     @override

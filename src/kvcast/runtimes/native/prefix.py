@@ -1,4 +1,4 @@
-"""UniLM bundles on kvcast's own interpreter, without torch.
+"""Bundles of models that read a source as a prefix, on kvcast's own interpreter, without torch.
 
 Knows programs by the names in the bundle's manifest and nothing of models.
 """
@@ -14,7 +14,7 @@ from kvcast.runtimes.history import check_sources
 from kvcast.runtimes.native.runtime import NativeRuntime
 
 
-class NativeUnilm(NativeRuntime):
+class NativePrefix(NativeRuntime):
     """The first call of an empty row is its source."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:

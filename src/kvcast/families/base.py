@@ -1,0 +1,119 @@
+"""The record of a model family: all that tells it apart from others, for whoever works on models.
+
+Exporting, loading, lowering, proofs and counting ask it, so that none of them lists families. What
+needs a higher layer or a tensor library is named `module:attribute`, and imported on use by
+`kvcast.spec.entry_points`. Knows no family, no weights and no runtime.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.families.caches import CacheLayers
+from kvcast.families.programs import Program
+from kvcast.spec.runtimes import CALIBRATED
+
+Task: TypeAlias = Literal["transcribe", "generate"]
+"""What a model is for, by the name of the command that uses it."""
+
+Interface: TypeAlias = Literal["encoder-decoder", "decoder-only", "prefix"]
+"""How a runtime is driven, see `kvcast.runtimes.base`.
+
+"prefix": decoder-only, but the first call on an empty row takes the whole source, whose positions
+see each other; such a model also embeds sources.
+"""
+
+PROBE_STEPS = 28
+"""How many tokens a proof generates, if the model has as many positions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionRoles:
+    """Roles of matrices and caches that decide on the precision they may have.
+
+    Attributes:
+        tables: names of the tables of tokens, as programs have them; quantised in blocks of 8 bits.
+        outliers: whose results have a few huge values, of "gate" and "activation": matrices that
+            read them are quantised in blocks.
+        smoothed: whether norms are smoothed before matrices become int8 (SmoothQuant).
+        int8_self_cache: whether self caches may be int8.
+        int8_cross_cache: whether cross caches may be int8.
+        fused: whether a graph may have packed projections and norms with residuals fused.
+
+    """
+
+    tables: tuple[str, ...]
+    outliers: tuple[Literal["gate", "activation"], ...] = ()
+    smoothed: bool = False
+    int8_self_cache: bool = False
+    int8_cross_cache: bool = False
+    fused: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Inputs of a proof.
+
+    Attributes:
+        prompts: tokens [s] of each row.
+        source: what `encode` takes, with one entry a row; empty without an encoder.
+
+    """
+
+    prompts: Sequence[NDArray[np.int64]]
+    source: tuple[NDArray[Any], ...] = ()
+
+
+def _not_calibrated(_: Any) -> str:
+    return f"only decoder-only models have {CALIBRATED}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One family. Functions take the family's dimensions.
+
+    Attributes:
+        name: as manifests and checkpoints have it.
+        title: its name in sentences.
+        task: what its models are for.
+        interface: how a runtime of its models is driven.
+        dimensions: the class of its dimensions, with `from_json`.
+        positions: length of the longest sequence; of the longest target with an encoder.
+        caches: layout of the caches.
+        programs: signature of each program.
+        tensor_shapes: canonical names of all tensors, with their shapes.
+        precision: roles of matrices and caches.
+        probe: inputs of the proof.
+        program_class: has the programs as attributes, and `from_tensors(dimensions, tensors)`.
+        tokenizer: opens a tokenizer; a function of text files by name, and the dimensions.
+        model_class: what users call; takes a runtime, a tokenizer and the dimensions.
+        work_class: counts operations and numbers read.
+        rotary: whether positions are rotary.
+        biased: whether self-attention adds a bias that differs from head to head.
+        calibration_problem: why codes of int4 cannot be calibrated; empty if they can.
+        facts: what callers that read only a file of programs need to know, beside sizes.
+
+    """
+
+    name: str
+    title: str
+    task: Task
+    interface: Interface
+    dimensions: type[Any]
+    positions: Callable[[Any], int]
+    caches: Callable[[Any], tuple[CacheLayers, ...]]
+    programs: Callable[[Any], Mapping[str, Program]]
+    tensor_shapes: Callable[[Any], dict[str, tuple[int, ...]]]
+    precision: PrecisionRoles
+    probe: Callable[[Any], Probe]
+    program_class: str
+    model_class: str
+    work_class: str
+    tokenizer: str = "kvcast.tokenizers.opening:open_tokenizer"
+    rotary: Callable[[Any], bool] = field(default=lambda _: False)
+    biased: bool = False
+    calibration_problem: Callable[[Any], str] = _not_calibrated
+    facts: Callable[[Any], Mapping[str, Any]] = field(default=lambda _: {})

@@ -1,0 +1,113 @@
+"""Signatures of programs as data: arguments with their shapes, and the names of results.
+
+A size that callers vary has a name in a shape: "rows", "new", "asked", "capacity", "ring", "batch",
+"source", "n". Knows no family and no tensor library.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvcast.families.caches import CacheLayers
+
+Shape = tuple[int | str, ...]
+"""Sizes of a tensor; a name stands for a size that callers vary."""
+
+ALIGNMENT_QUERIES = "alignment_queries"
+"""The result of `decode` that has the queries of alignment heads, in models with such heads."""
+
+_CAPACITIES = {"linear": "capacity", "ring": "ring"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """A tensor that a program takes; `example` are values that it may have, zeros if empty."""
+
+    name: str
+    shape: Shape
+    dtype: str
+    example: tuple[int, ...] = ()
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shape alone."""
+        return (self.shape,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheArgument:
+    """A key and a value for each layer, in fp32; `shapes` has one shape a layer."""
+
+    name: str
+    shapes: tuple[Shape, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """The arguments of one program and the names of its flattened results, in order."""
+
+    arguments: tuple[Argument | CacheArgument, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the flattened arguments."""
+        return [name for argument in self.arguments for name in _names(argument)]
+
+    @property
+    def sizes(self) -> set[str]:
+        """Names of the sizes that callers vary."""
+        shapes = [shape for argument in self.arguments for shape in argument.shapes]
+        return {size for shape in shapes for size in shape if isinstance(size, str)}
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of the self caches, each once, sorted: "linear", "ring"."""
+        return sorted(kind for kind, size in _CAPACITIES.items() if size in self.sizes)
+
+
+def _names(argument: Argument | CacheArgument) -> Sequence[str]:
+    if isinstance(argument, Argument):
+        return [argument.name]
+    return cache_names(argument.name, len(argument.shapes))
+
+
+def cache_names(prefix: str, layers: int) -> list[str]:
+    """Name every layer's key and value."""
+    return [f"{prefix}_{part}_{i}" for i in range(layers) for part in ("key", "value")]
+
+
+def decode_program(
+    caches: Sequence[CacheLayers],
+    results: Sequence[str],
+    *inputs: Argument | CacheArgument,
+) -> Program:
+    """Return a program that appends tokens to self caches and gives `results` and the caches.
+
+    `inputs` are the arguments that it takes beside them.
+    """
+    shapes = tuple(
+        ("rows", layers.heads, _CAPACITIES[layers.kind], layers.head_dim)
+        for layers in caches
+        for _ in range(layers.layers)
+    )
+    return Program(
+        arguments=(
+            Argument(name="tokens", shape=("rows", "new"), dtype="int64"),
+            Argument(name="lengths", shape=("rows",), dtype="int32"),
+            Argument(name="offsets", shape=("asked",), dtype="int64", example=(0, 2)),
+            CacheArgument(name="past", shapes=shapes),
+            *inputs,
+        ),
+        outputs=(*results, *cache_names("present", len(shapes))),
+    )
+
+
+def encode_program(cross: CacheLayers, *inputs: Argument) -> Program:
+    """Return a program that gives the cross caches of every layer of the decoder."""
+    return Program(arguments=inputs, outputs=tuple(cache_names("cross", cross.layers)))
+
+
+def cross_argument(cross: CacheLayers, positions: int | str) -> CacheArgument:
+    """Return the cross caches that `decode` reads, of sources of that many positions."""
+    shape = ("batch", cross.heads, positions, cross.head_dim)
+    return CacheArgument(name="cross", shapes=(shape,) * cross.layers)

@@ -1,0 +1,34 @@
+"""The table of model families."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvcast.errors import KvcastError
+from kvcast.families.base import Family
+from kvcast.families.decoder import DECODER
+from kvcast.families.t5 import T5
+from kvcast.families.unilm import UNILM
+from kvcast.families.whisper import WHISPER
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family
+    for family in (
+        WHISPER,
+        DECODER,
+        T5,
+        UNILM,
+    )
+}
+
+
+def family_of(name: str) -> Family:
+    """Return a family by the name that checkpoints and manifests give; KvcastError if unknown."""
+    if name not in FAMILIES:
+        raise KvcastError(f"this kvcast knows no {name} models: update it, or export again")
+    return FAMILIES[name]
+
+
+def family_with(dimensions: Any) -> Family:
+    """Return the family of a model with these dimensions."""
+    kind = type(dimensions)
+    return next(family for family in FAMILIES.values() if family.dimensions is kind)

@@ -1,0 +1,68 @@
+"""Builds the parts of a model that its family's record names, and finds a model's dimensions.
+
+torch, and everything that needs it, is imported by the classes' own modules: only exporting and the
+eager runtime use it. Knows no family.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle
+from kvcast.checkpoints.base import Checkpoint, Dimensions
+from kvcast.checkpoints.source import read_dimensions
+from kvcast.errors import InputOutputError, KvcastError
+from kvcast.families.table import family_of, family_with
+from kvcast.spec.entry_points import imported
+
+
+def programs_of(checkpoint: Checkpoint) -> Any:
+    """Build a checkpoint's programs, in fp32."""
+    programs = imported(family_of(checkpoint.family).program_class)
+    return programs.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+
+
+def quantize_eager(programs: Any, quantize: str) -> None:
+    """Replace the programs' linear layers with weight-only quantised ones, in place."""
+    from kvcast.models.nn.quantize import quantize_linears
+
+    for name in family_with(programs.dimensions).programs(programs.dimensions):
+        quantize_linears(getattr(programs, name), quantize)
+
+
+def special_tokens(checkpoint: Checkpoint) -> Mapping[str, Sequence[int]]:
+    """Return the tokens that start, steer and end a text, by role."""
+    tokens: Mapping[str, Sequence[int]] = _tokenizer(
+        checkpoint.dimensions, checkpoint.text
+    ).special_tokens()
+    return tokens
+
+
+def model_of(runtime: Any, dimensions: Any, text: Mapping[str, bytes]) -> Any:
+    """Return the model that users call; `text` are its tokenizer's files by name."""
+    model_class = imported(family_with(dimensions).model_class)
+    return model_class(runtime, _tokenizer(dimensions, text), dimensions)
+
+
+def _tokenizer(dimensions: Any, text: Mapping[str, bytes]) -> Any:
+    return imported(family_with(dimensions).tokenizer)(text, dimensions)
+
+
+def dimensions_of(path: Path) -> Dimensions:
+    """Return the dimensions of the model in a bundle, a checkpoint or a configuration's folder.
+
+    The weights may be missing. Raises KvcastError with one line.
+    """
+    if not is_bundle(path):
+        return read_dimensions(path)
+    # Not `read_bundle`, which would read all weights for their checksums.
+    try:
+        manifest = Manifest.from_json((path / MANIFEST).read_text(encoding="utf-8"))
+        dimensions: Dimensions = family_of(manifest.family).dimensions.from_json(
+            manifest.dimensions
+        )
+    except (OSError, UnicodeDecodeError):
+        raise InputOutputError(f"{path / MANIFEST} cannot be read: export it again") from None
+    except KvcastError as error:
+        raise type(error)(f"{path}: {error}") from None
+    return dimensions

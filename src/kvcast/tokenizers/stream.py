@@ -1,0 +1,16 @@
+"""Text that arrives token by token. Knows no vocabulary."""
+
+from typing import Protocol
+
+
+class TextStream(Protocol):
+    """Turns tokens into text, one at a time."""
+
+    def push(self, token: int) -> str:
+        """Take one token; return the text that is now complete, possibly none.
+
+        Bytes of an incomplete character are held back until the rest arrives.
+        """
+
+    def finish(self) -> str:
+        """Return what was held back, with U+FFFD for bytes that make no character."""
