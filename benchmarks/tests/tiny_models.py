@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from kit.dimensions import LLAMA, T5_SMALL
-from kvcast.checkpoints.base import DecoderCheckpoint
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.decoder import DecoderDimensions, tensor_shapes
 from tokenizers import Tokenizer, decoders, models
 
@@ -38,13 +38,13 @@ TINY_T5_CONFIG = {
 }
 
 
-def tiny_checkpoint(dimensions: DecoderDimensions = TINY) -> DecoderCheckpoint:
+def tiny_checkpoint(dimensions: DecoderDimensions = TINY) -> Checkpoint:
     rng = np.random.default_rng(0)
     words = {f"w{token}": token for token in range(dimensions.vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.decoder = decoders.ByteLevel()
     about = {"end_tokens": [1], "bos_token": "", "eos_token": "w1"}
-    return DecoderCheckpoint(
+    return Checkpoint(
         dimensions=dimensions,
         tensors={
             name: rng.standard_normal(shape, np.float32)

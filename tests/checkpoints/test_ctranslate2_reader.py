@@ -303,12 +303,12 @@ def test_the_packaged_model_survives_the_way_through_transformers_unchanged(tmp_
         "alignment_heads": tuple(map(tuple, original.generation["alignment_heads"])),
     }
     folder = save(demo_in_transformers(original), tmp_path / "huggingface", max_shard_size="30MB")
-    (folder / "tokenizer.json").write_bytes(original.tokenizer_json)
+    (folder / "tokenizer.json").write_bytes(original.text["tokenizer.json"])
     again = open_checkpoint(folder)
     assert again.dimensions == original.dimensions
     assert set(again.tensors) == set(original.tensors)
     for name, tensor in original.tensors.items():
         assert tensor.dtype == again.tensors[name].dtype == np.float16
         np.testing.assert_array_equal(tensor, again.tensors[name])
-    assert len(json.loads(original.tokenizer_json)["model"]["vocab"]) > 50_000
+    assert len(json.loads(original.text["tokenizer.json"])["model"]["vocab"]) > 50_000
     assert original.generation["alignment_heads"][0] == [1, 0]

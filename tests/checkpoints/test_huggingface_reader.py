@@ -104,7 +104,7 @@ def test_dimensions_and_generation_come_from_the_configuration_files(folder):
         "language_tokens": [9, 10],
         "alignment_heads": [[0, 1], [2, 3]],
     }
-    assert checkpoint.tokenizer_json == b"{}"
+    assert checkpoint.text["tokenizer.json"] == b"{}"
     assert checkpoint.family == "whisper"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kit.openai_whisper import openai_tokenizer
 from kit.published_shapes import PUBLISHED, Shape, ctranslate2, hugging_face, random_whisper
-from kvcast.checkpoints.base import WhisperCheckpoint
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.whisper.tokenizer import WhisperTokenizer
 
@@ -24,8 +24,8 @@ SHAPES = {**PUBLISHED, "fine-tuned": FINE_TUNED, "fine-tuned.en": ENGLISH_FINE_T
 QUICK = ("fine-tuned", "fine-tuned.en")
 
 
-def tokenizer_of(checkpoint: WhisperCheckpoint) -> WhisperTokenizer:
-    return WhisperTokenizer(checkpoint.tokenizer_json, checkpoint.dimensions.vocab_size)
+def tokenizer_of(checkpoint: Checkpoint) -> WhisperTokenizer:
+    return WhisperTokenizer(checkpoint.text["tokenizer.json"], checkpoint.dimensions.vocab_size)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.dimensions import SMALL
-from kvcast.checkpoints.base import WhisperCheckpoint
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.whisper import tensor_shapes
 
 KINDS = ("float32", "int8", "int16", "int32", "float16", "bfloat16")
@@ -56,7 +56,7 @@ def save(model, folder: Path, **options) -> Path:
     return folder
 
 
-def random_checkpoint(languages=()) -> WhisperCheckpoint:
+def random_checkpoint(languages=()) -> Checkpoint:
     """A Whisper whose tensors are random, but for the biases of keys, which are zero."""
     dimensions = replace(
         SMALL,
@@ -80,10 +80,10 @@ def random_checkpoint(languages=()) -> WhisperCheckpoint:
     texts = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>"]
     tokenizer = {"added_tokens": [{"id": 3 + at, "content": text} for at, text in enumerate(texts)]}
     generation = {"suppress_tokens": [1, 2], "alignment_heads": [[0, 1]]}
-    return WhisperCheckpoint(
+    return Checkpoint(
         dimensions=dimensions,
         tensors=tensors,
-        tokenizer_json=json.dumps(tokenizer).encode(),
+        text={"tokenizer.json": json.dumps(tokenizer).encode()},
         generation=generation | ({"language_tokens": list(languages)} if languages else {}),
         source="a test",
         content_hash="0",

@@ -32,7 +32,7 @@ def hugging_face_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hub") / "whisper-tiny.en"
     checkpoint = open_checkpoint(locate("demo"))
     demo_in_transformers(checkpoint).save_pretrained(folder)
-    (folder / "tokenizer.json").write_bytes(checkpoint.tokenizer_json)
+    (folder / "tokenizer.json").write_bytes(checkpoint.text["tokenizer.json"])
     return folder
 
 

@@ -22,7 +22,7 @@ from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.source import locate
 from kvcast.loading.opening import _exported_once
 from kvcast.loading.params import LoadParams
-from kvcast.runtimes.onnx import lower_whisper
+from kvcast.runtimes.onnx import lower
 from kvcast.runtimes.target import BuildOptions, LoweringJob
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import BundlePrecision
@@ -121,7 +121,7 @@ def int8_cross_caches() -> Path:
     def make(folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             for function in ("quantize_matrices", "quantize_table"):
-                patch.setattr(lower_whisper, function, lambda *_, **__: None)
+                patch.setattr(lower, function, lambda *_, **__: None)
             write(random_programs(SMALL), folder, "int8")
 
     return once("onnx-int8-cross-caches", make)

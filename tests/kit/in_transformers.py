@@ -24,7 +24,7 @@ from transformers import (
 
 import tokenizers
 from kit.dimensions import ROFORMER
-from kvcast.checkpoints.base import WhisperCheckpoint
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.spec.rotary import Rotary
@@ -32,7 +32,7 @@ from kvcast_bench.writing.huggingface import transformers_tensors
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 
-def demo_in_transformers(checkpoint: WhisperCheckpoint) -> WhisperForConditionalGeneration:
+def demo_in_transformers(checkpoint: Checkpoint) -> WhisperForConditionalGeneration:
     """Return the packaged model as transformers' module, in fp16 as it is stored."""
     config = WhisperConfig(
         vocab_size=51864,

@@ -19,7 +19,7 @@ from whisper.model import ModelDimensions, disable_sdpa
 from whisper.tokenizer import Tokenizer, get_tokenizer
 
 import whisper
-from kvcast.checkpoints.base import WhisperCheckpoint
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.models.programs.whisper import WhisperPrograms
 from kvcast.runtimes.base import Float32, Int64
@@ -117,7 +117,7 @@ _OUTSIDE = {
 class Oracle:
     """One model; asked twice the same, it remembers."""
 
-    def __init__(self, checkpoint: WhisperCheckpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         self._model = openai_model(checkpoint.dimensions, checkpoint.tensors)
         openai_tokenizer(self._model.is_multilingual)
         self._transcripts: dict[str, dict[str, Any]] = {}

@@ -12,7 +12,7 @@ from kit.dimensions import MIXTRAL
 from kit.own_cache import own_cache
 from kit.tiny_gguf import permuted, sizes, tensors, tiny_llama, vocabulary, write
 from kvcast.bundle.manifest import read_bundle
-from kvcast.checkpoints.base import DecoderCheckpoint
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.cli import main
 from kvcast.errors import UsageError
@@ -41,7 +41,7 @@ def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrated_blocks, "_TOKENS", 256)
 
 
-def programs_of(checkpoint: DecoderCheckpoint) -> DecoderPrograms:
+def programs_of(checkpoint: Checkpoint) -> DecoderPrograms:
     return DecoderPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
 
 

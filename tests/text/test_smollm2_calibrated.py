@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import kvcast
-from kvcast.checkpoints.base import DecoderCheckpoint
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.runtimes.lowering import calibrated_blocks
 from kvcast.spec.blocks import no_blocks
@@ -37,7 +37,7 @@ def in_pairs(size: int, random: np.random.Generator) -> Matrix:
     return turned
 
 
-def rotated(checkpoint: DecoderCheckpoint) -> DecoderCheckpoint:
+def rotated(checkpoint: Checkpoint) -> Checkpoint:
     """The same model in other channels; the head is no longer the table."""
     sizes, random = checkpoint.dimensions, np.random.default_rng(7)
     found = {name: np.array(tensor, np.float64) for name, tensor in checkpoint.tensors.items()}

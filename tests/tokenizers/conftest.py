@@ -25,7 +25,7 @@ def pair(request: pytest.FixtureRequest) -> Pair:
                 checkpoint = open_checkpoint(locate(name))
             except InputMissingError as error:
                 pytest.skip(str(error))
-            return _pair(checkpoint.tokenizer_json, checkpoint.dimensions.vocab_size, 99)
+            return _pair(checkpoint.text["tokenizer.json"], checkpoint.dimensions.vocab_size, 99)
 
 
 def _pair(tokenizer_json: bytes, vocab_size: int, num_languages: int) -> Pair:

@@ -11,7 +11,7 @@ from whisper.model import ModelDimensions, Whisper
 from checkpoints.tiny_whisper import random_checkpoint
 from kvcast.audio.decode import open_audio
 from kvcast.audio.mel import mel_filters
-from kvcast.checkpoints.base import WhisperCheckpoint
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import KvcastError
 from kvcast_bench.models import SpeechModel
@@ -70,7 +70,7 @@ def read_ggml(path: Path) -> Ggml:
 
 
 @pytest.fixture(scope="module")
-def checkpoint() -> WhisperCheckpoint:
+def checkpoint() -> Checkpoint:
     return open_checkpoint(locate("demo"))
 
 

@@ -6,18 +6,16 @@ Knows no file format.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.alignment import alignment_heads
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
-from kvcast.families.decoder import DecoderDimensions
-from kvcast.families.t5 import T5Dimensions
-from kvcast.families.unilm import UnilmDimensions
+from kvcast.families.table import family_with
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.spec.blocks import Blocks, BlocksOf, no_blocks
 
@@ -93,90 +91,33 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _WithBlocks:
-    """`blocks_of`: the codes that files have for a matrix, by its canonical name."""
+class Checkpoint:
+    """A model's files.
 
+    Attributes:
+        dimensions: those of the model's family.
+        tensors: canonical name to float16 or float32 array, as the family lists them.
+        text: name to content of the tokenizer's files, which bundles contain unchanged.
+        source: the reader's format.
+        content_hash: SHA-256 of the files.
+        generation: any of `suppress_tokens`, `begin_suppress_tokens`, `language_tokens` (lists of
+            ids) and `alignment_heads` (list of [layer, head]) that the files specify.
+        blocks_of: the codes that files have for a matrix, by its canonical name.
+
+    """
+
+    dimensions: Any
+    tensors: Mapping[str, NDArray[Any]]
+    text: Mapping[str, bytes]
+    source: str
+    content_hash: str
+    generation: Mapping[str, Any] = field(default_factory=dict)
     blocks_of: BlocksOf = no_blocks
 
-
-@dataclass(frozen=True, kw_only=True)
-class WhisperCheckpoint(_WithBlocks):
-    """A Whisper model's files.
-
-    `tensors`: canonical name to float16 or float32 array, as the family lists them.
-    `generation`: any of `suppress_tokens`, `begin_suppress_tokens`, `language_tokens` (lists of
-    ids) and `alignment_heads` (list of [layer, head]) that the files specify.
-    """
-
-    family: ClassVar[str] = "whisper"
-
-    dimensions: WhisperDimensions
-    tensors: Mapping[str, NDArray[Any]]
-    tokenizer_json: bytes
-    generation: Mapping[str, Any]
-    source: str
-    content_hash: str
-
     @property
-    def text(self) -> Mapping[str, bytes]:
-        """The tokenizer's file by its name; bundles contain it unchanged."""
-        return {"tokenizer.json": self.tokenizer_json}
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderCheckpoint(_WithBlocks):
-    """A decoder-only model's files.
-
-    `tensors`: canonical name to float16 or float32 array, as `DECODER.tensor_shapes` lists
-    them, with rotary pairs in halves. `text`: name to content of the files that
-    `kvcast.tokenizers.opening.open_text` reads; bundles contain them unchanged.
-    """
-
-    family: ClassVar[str] = "decoder"
-
-    dimensions: DecoderDimensions
-    tensors: Mapping[str, NDArray[Any]]
-    text: Mapping[str, bytes]
-    source: str
-    content_hash: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class T5Checkpoint(_WithBlocks):
-    """A T5's files.
-
-    `tensors`: canonical name to float16 or float32 array, as `T5.tensor_shapes` lists them.
-    `text`: as in DecoderCheckpoint.
-    """
-
-    family: ClassVar[str] = "t5"
-
-    dimensions: T5Dimensions
-    tensors: Mapping[str, NDArray[Any]]
-    text: Mapping[str, bytes]
-    source: str
-    content_hash: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnilmCheckpoint(_WithBlocks):
-    """A UniLM generator's files.
-
-    `tensors`: canonical name to float16 or float32 array, as `UNILM.tensor_shapes` lists
-    them, with rotary pairs in halves. `text`: as in DecoderCheckpoint.
-    """
-
-    family: ClassVar[str] = "unilm"
-
-    dimensions: UnilmDimensions
-    tensors: Mapping[str, NDArray[Any]]
-    text: Mapping[str, bytes]
-    source: str
-    content_hash: str
-
-
-Dimensions = WhisperDimensions | DecoderDimensions | T5Dimensions | UnilmDimensions
-Checkpoint = WhisperCheckpoint | DecoderCheckpoint | T5Checkpoint | UnilmCheckpoint
+    def family(self) -> str:
+        """Name of the model's family."""
+        return family_with(self.dimensions).name
 
 
 @dataclass(frozen=True, kw_only=True)

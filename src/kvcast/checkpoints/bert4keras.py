@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import (
+    Checkpoint,
     CheckpointReader,
     StoredTensor,
-    T5Checkpoint,
-    UnilmCheckpoint,
     read_json_object,
     require_file,
 )
@@ -269,7 +268,7 @@ def _text(vocabulary: Path, end_token: int, words: bool) -> dict[str, bytes]:
     return {"vocab.txt": vocabulary.read_bytes(), "text.json": json.dumps(about).encode()}
 
 
-def _read(folder: Path, content_hash: str) -> T5Checkpoint | UnilmCheckpoint:
+def _read(folder: Path, content_hash: str) -> Checkpoint:
     path, index, vocabulary = _config(folder), _index(folder), _vocabulary(folder)
     config = Fields(values=read_json_object(path), what=str(path))
     for name in _OTHERS:
@@ -280,7 +279,7 @@ def _read(folder: Path, content_hash: str) -> T5Checkpoint | UnilmCheckpoint:
     source = f"bert4keras folder {folder}"
     if _SHARED in tensors:
         t5 = _t5_dimensions(config, ids[BEGIN])
-        return T5Checkpoint(
+        return Checkpoint(
             dimensions=t5,
             tensors=_t5_tensors(t5, tensors, str(index)),
             # Its tokenizer looks words of jieba's up first (the release's finetune.py).
@@ -291,7 +290,7 @@ def _read(folder: Path, content_hash: str) -> T5Checkpoint | UnilmCheckpoint:
     if _WORDS not in tensors:
         raise KvcastError(f"{index} has neither {_WORDS} nor {_SHARED}: it is not a BERT or a T5")
     unilm = _unilm_dimensions(config, tensors)
-    return UnilmCheckpoint(
+    return Checkpoint(
         dimensions=unilm,
         tensors=_unilm_tensors(unilm, tensors, str(index)),
         text=_text(vocabulary, ids[END], words=False),

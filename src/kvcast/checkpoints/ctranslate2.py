@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import (
+    Checkpoint,
     CheckpointReader,
     StoredTensor,
-    WhisperCheckpoint,
     generation_settings,
     map_file,
     read_json_object,
@@ -278,7 +278,7 @@ def _dimensions(variables: Mapping[str, Variable], named: object, what: str) -> 
     )
 
 
-def _read_whisper(folder: Path, model: ModelFile, content_hash: str) -> WhisperCheckpoint:
+def _read_whisper(folder: Path, model: ModelFile, content_hash: str) -> Checkpoint:
     what = str(folder / "model.bin")
     config = folder / "config.json"
     fields = read_json_object(config) if config.is_file() else {}
@@ -290,22 +290,22 @@ def _read_whisper(folder: Path, model: ModelFile, content_hash: str) -> WhisperC
     head = stored.pop(_HEAD, None)
     if head is not None and model.variables[_HEAD] is not model.variables[_EMBEDDING]:
         check_tied(head, stored[_EMBEDDING], what)
-    return WhisperCheckpoint(
+    return Checkpoint(
         dimensions=dimensions,
         tensors=assemble(dimensions, _NAMES, stored, what),
-        tokenizer_json=tokenizer_json(folder),
+        text={"tokenizer.json": tokenizer_json(folder)},
         generation=generation,
         source=f"CTranslate2 folder {folder}",
         content_hash=content_hash,
     )
 
 
-_FAMILIES: Mapping[str, Callable[[Path, ModelFile, str], WhisperCheckpoint]] = {
+_FAMILIES: Mapping[str, Callable[[Path, ModelFile, str], Checkpoint]] = {
     "WhisperSpec": _read_whisper
 }
 
 
-def _read(folder: Path, content_hash: str) -> WhisperCheckpoint:
+def _read(folder: Path, content_hash: str) -> Checkpoint:
     model = parse_model_file(folder / "model.bin")
     family = _FAMILIES.get(model.specification)
     if family is None:

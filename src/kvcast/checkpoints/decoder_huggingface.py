@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.base import DecoderCheckpoint, StoredTensor
+from kvcast.checkpoints.base import Checkpoint, StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.rotary_huggingface import FULL, SLIDING, read_rotary
 from kvcast.checkpoints.tables import changed, fill_decoder, same
@@ -205,7 +205,7 @@ def read_decoder(
     config: Mapping[str, Any],
     stored: Mapping[str, StoredTensor],
     content_hash: str,
-) -> DecoderCheckpoint:
+) -> Checkpoint:
     """Return the checkpoint for a `config` whose model_type is one of MODEL_TYPES.
 
     `stored` maps the names in the files to tensors. Raises KvcastError with one line for an
@@ -222,7 +222,7 @@ def read_decoder(
             del stored["lm_head.weight"]
         else:
             dimensions = replace(dimensions, tied=False)
-    return DecoderCheckpoint(
+    return Checkpoint(
         dimensions=dimensions,
         tensors=fill_decoder(dimensions, kind.names, stored, str(folder)),
         text=_text(folder, config),

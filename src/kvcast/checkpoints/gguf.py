@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.base import CheckpointReader, DecoderCheckpoint, LazyTensors, StoredTensor
+from kvcast.checkpoints.base import Checkpoint, CheckpointReader, LazyTensors, StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gguf_file import GgufFile, GgufTensor, read_gguf
 from kvcast.checkpoints.gguf_text import read_text
@@ -143,7 +143,7 @@ ARCHITECTURES: Mapping[str, _Architecture] = {
 }
 
 
-def _read(source: Path, content_hash: str) -> DecoderCheckpoint:
+def _read(source: Path, content_hash: str) -> Checkpoint:
     path = _file(source)
     file = read_gguf(path)
     dimensions, tensors = read_model(file, str(path))
@@ -151,7 +151,7 @@ def _read(source: Path, content_hash: str) -> DecoderCheckpoint:
     tokens = len(file.values["tokenizer.ggml.tokens"])
     if tokens > dimensions.vocab_size:
         raise KvcastError(f"{path}: {tokens} tokens do not fit {dimensions.vocab_size} embeddings")
-    return DecoderCheckpoint(
+    return Checkpoint(
         dimensions=dimensions,
         tensors=tensors,
         blocks_of=tensors.blocks_of,

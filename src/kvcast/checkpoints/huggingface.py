@@ -15,12 +15,7 @@ from kvcast.checkpoints import t5_huggingface, unilm_huggingface
 from kvcast.checkpoints.base import (
     Checkpoint,
     CheckpointReader,
-    DecoderCheckpoint,
-    Dimensions,
     StoredTensor,
-    T5Checkpoint,
-    UnilmCheckpoint,
-    WhisperCheckpoint,
     generation_settings,
     read_json_object,
     require_file,
@@ -132,7 +127,7 @@ def _dimensions(config: Mapping[str, Any], what: str) -> WhisperDimensions:
     return whisper_dimensions(what, config.get("alignment_heads"), model, **sizes)
 
 
-def _read_whisper(folder: Path, config: Mapping[str, Any], content_hash: str) -> WhisperCheckpoint:
+def _read_whisper(folder: Path, config: Mapping[str, Any], content_hash: str) -> Checkpoint:
     generation = _generation(folder, config)
     named = {"alignment_heads": generation.get("alignment_heads")}
     dimensions = _dimensions({**config, **named}, str(folder / "config.json"))
@@ -148,10 +143,10 @@ def _read_whisper(folder: Path, config: Mapping[str, Any], content_hash: str) ->
     head = stored.pop(_HEAD, None)
     if head is not None and _EMBEDDING in stored:
         check_tied(head, stored[_EMBEDDING], str(folder))
-    return WhisperCheckpoint(
+    return Checkpoint(
         dimensions=dimensions,
         tensors=assemble(dimensions, NAMES, stored, str(folder)),
-        tokenizer_json=tokenizer_json(folder),
+        text={"tokenizer.json": tokenizer_json(folder)},
         generation=generation,
         source=f"Hugging Face folder {folder}",
         content_hash=content_hash,
@@ -174,18 +169,18 @@ def _generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     return generation_settings(fields, _GENERATION, str(path))
 
 
-def _read_decoder(folder: Path, config: Mapping[str, Any], content_hash: str) -> DecoderCheckpoint:
+def _read_decoder(folder: Path, config: Mapping[str, Any], content_hash: str) -> Checkpoint:
     _tokenizer_json(folder)
     stored = read_weights(_weight_files(folder))
     return read_decoder(folder, config, stored, content_hash)
 
 
-def _read_t5(folder: Path, config: Mapping[str, Any], content_hash: str) -> T5Checkpoint:
+def _read_t5(folder: Path, config: Mapping[str, Any], content_hash: str) -> Checkpoint:
     stored = read_weights(_weight_files(folder))
     return t5_huggingface.read_t5(folder, config, stored, content_hash)
 
 
-def _read_unilm(folder: Path, config: Mapping[str, Any], content_hash: str) -> UnilmCheckpoint:
+def _read_unilm(folder: Path, config: Mapping[str, Any], content_hash: str) -> Checkpoint:
     # Old BERTs store position_ids (0, 1, 2, ...) among their weights.
     stored = read_weights(_weight_files(folder), ignored="position_ids")
     return unilm_huggingface.read_unilm(folder, config, stored, content_hash)
@@ -205,7 +200,7 @@ _FAMILIES: Mapping[str, Callable[[Path, Mapping[str, Any], str], Checkpoint]] = 
     **dict.fromkeys(t5_huggingface.MODEL_TYPES, _read_t5),
     **dict.fromkeys(unilm_huggingface.MODEL_TYPES, _read_unilm),
 }
-_CONFIGURED: Mapping[str, Callable[[Mapping[str, Any], str], Dimensions]] = {
+_CONFIGURED: Mapping[str, Callable[[Mapping[str, Any], str], Any]] = {
     "whisper": _dimensions,
     **dict.fromkeys(MODEL_TYPES, decoder_dimensions),
     **dict.fromkeys(t5_huggingface.MODEL_TYPES, t5_huggingface.t5_dimensions),
@@ -213,7 +208,7 @@ _CONFIGURED: Mapping[str, Callable[[Mapping[str, Any], str], Dimensions]] = {
 }
 
 
-def read_dimensions(config_path: Path) -> Dimensions | None:
+def read_dimensions(config_path: Path) -> Any:
     """Read a config.json alone; None for one without a model_type, as CTranslate2's is."""
     config = read_json_object(config_path)
     kind = config.get("model_type")

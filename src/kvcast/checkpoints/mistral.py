@@ -12,8 +12,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import (
+    Checkpoint,
     CheckpointReader,
-    DecoderCheckpoint,
     StoredTensor,
     read_json_object,
     require_file,
@@ -162,12 +162,12 @@ def read_dimensions(params_path: Path) -> DecoderDimensions:
     return _dimensions(Fields(values=read_json_object(params_path), what=str(params_path)))
 
 
-def _read(folder: Path, content_hash: str) -> DecoderCheckpoint:
+def _read(folder: Path, content_hash: str) -> Checkpoint:
     dimensions = read_dimensions(folder / "params.json")
     tokenizer = _tokenizer(folder)
     # These tokenizers know which tokens end a generation.
     about = {"end_tokens": [], "bos_token": "", "eos_token": ""}
-    return DecoderCheckpoint(
+    return Checkpoint(
         dimensions=dimensions,
         tensors=_tensors(folder, dimensions),
         text={tokenizer.name: tokenizer.read_bytes(), "text.json": json.dumps(about).encode()},

@@ -6,9 +6,10 @@ Knows which formats and packaged models there are, and nothing of their contents
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from kvcast.checkpoints import bert4keras, ctranslate2, gguf, huggingface, mistral, packaged
-from kvcast.checkpoints.base import Checkpoint, CheckpointReader, Dimensions
+from kvcast.checkpoints.base import Checkpoint, CheckpointReader
 from kvcast.checkpoints.hub import download, is_hub_id
 from kvcast.checkpoints.refused import refuse_file, refuse_folder, refuse_name
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
@@ -78,7 +79,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return _reader_of(path).read(path, fingerprint(path))
 
 
-def read_dimensions(path: Path) -> Dimensions:
+def read_dimensions(path: Path) -> Any:
     """Read the dimensions of the model in a folder or GGUF file; a configuration is enough."""
     with _os_errors_as_ours():
         if (path / "config.json").is_file():

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvcast.checkpoints.base import StoredTensor, T5Checkpoint
+from kvcast.checkpoints.base import Checkpoint, StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.tables import fill_evenly, same
 from kvcast.checkpoints.text_huggingface import (
@@ -117,7 +117,7 @@ NAMES: Mapping[str, Sequence[str]] = {
 
 def read_t5(
     folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor], content_hash: str
-) -> T5Checkpoint:
+) -> Checkpoint:
     """Read a model whose model_type is one of MODEL_TYPES.
 
     Raises KvcastError, naming the file, for what kvcast's T5 does not support and for tensors that
@@ -128,7 +128,7 @@ def read_t5(
     # Configurations are often wrong about the head, so the weights decide.
     dimensions = replace(dimensions, tied=_HEAD not in stored)
     layers = f"{dimensions.encoder_layers} and {dimensions.decoder_layers} layers"
-    return T5Checkpoint(
+    return Checkpoint(
         dimensions=dimensions,
         tensors=fill_evenly(
             tensor_shapes(dimensions),

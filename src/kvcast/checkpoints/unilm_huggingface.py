@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvcast.checkpoints.base import StoredTensor, UnilmCheckpoint
+from kvcast.checkpoints.base import Checkpoint, StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.tables import changed, fill_evenly, halves_from_pairs, same
 from kvcast.checkpoints.wordpiece_huggingface import SEGMENTING, read_wordpiece
@@ -85,7 +85,7 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 
 def read_unilm(
     folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor], content_hash: str
-) -> UnilmCheckpoint:
+) -> Checkpoint:
     """Read a model whose model_type is one of MODEL_TYPES.
 
     Raises KvcastError, naming the file, for a model without a masked-LM head, for what kvcast's
@@ -97,7 +97,7 @@ def read_unilm(
     dimensions = replace(dimensions, pooled="pooler.dense.weight" in stored)
     if dimensions.rotary is not None:
         stored = _rotated_in_halves(stored, dimensions, str(folder))
-    return UnilmCheckpoint(
+    return Checkpoint(
         dimensions=dimensions,
         tensors=fill_evenly(
             tensor_shapes(dimensions),

@@ -1,9 +1,9 @@
 """Reads one head's relative position bias from a T5's checkpoint. Knows no file format."""
 
 from kvcast.bundle.manifest import is_bundle
-from kvcast.checkpoints.base import T5Checkpoint
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
+from kvcast.families.t5 import T5Dimensions
 from kvcast.inspect.bias import Bias
 
 
@@ -13,7 +13,7 @@ def bias_of(model: str, head: int) -> Bias:
     if is_bundle(located):
         raise UsageError(f"{model} is a bundle: give the checkpoint that it was exported from")
     checkpoint = open_checkpoint(located)
-    if not isinstance(checkpoint, T5Checkpoint):
+    if not isinstance(checkpoint.dimensions, T5Dimensions):
         raise KvcastError(
             f"{model} is a {checkpoint.family} model: only a T5 has a relative position bias"
         )

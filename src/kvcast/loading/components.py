@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle
-from kvcast.checkpoints.base import Checkpoint, Dimensions
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import read_dimensions
 from kvcast.errors import InputOutputError, KvcastError
 from kvcast.families.table import family_of, family_with
@@ -48,7 +48,7 @@ def _tokenizer(dimensions: Any, text: Mapping[str, bytes]) -> Any:
     return imported(family_with(dimensions).tokenizer)(text, dimensions)
 
 
-def dimensions_of(path: Path) -> Dimensions:
+def dimensions_of(path: Path) -> Any:
     """Return the dimensions of the model in a bundle, a checkpoint or a configuration's folder.
 
     The weights may be missing. Raises KvcastError with one line.
@@ -58,9 +58,7 @@ def dimensions_of(path: Path) -> Dimensions:
     # Not `read_bundle`, which would read all weights for their checksums.
     try:
         manifest = Manifest.from_json((path / MANIFEST).read_text(encoding="utf-8"))
-        dimensions: Dimensions = family_of(manifest.family).dimensions.from_json(
-            manifest.dimensions
-        )
+        dimensions = family_of(manifest.family).dimensions.from_json(manifest.dimensions)
     except (OSError, UnicodeDecodeError):
         raise InputOutputError(f"{path / MANIFEST} cannot be read: export it again") from None
     except KvcastError as error:

@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import override
 
 from kvcast.bundle.manifest import is_bundle, read_bundle
-from kvcast.checkpoints.base import DecoderCheckpoint
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.decoding.params import NGRAM
 from kvcast.errors import KvcastError
 from kvcast.families.decoder import tensor_shapes
@@ -227,7 +227,7 @@ class KvcastRing(Kvcast):
         )
 
 
-def windowed(checkpoint: DecoderCheckpoint, window: int) -> DecoderCheckpoint:
+def windowed(checkpoint: Checkpoint, window: int) -> Checkpoint:
     """Return a Mistral of a checkpoint's sizes and matrices, with a window in each layer."""
     dimensions = replace(
         checkpoint.dimensions,

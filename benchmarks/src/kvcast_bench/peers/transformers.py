@@ -143,7 +143,7 @@ class WhisperTransformers(_Transformers, Transcriber):
         library: Any = transformers  # much of it is untyped
         checkpoint = self.model.checkpoint()
         sizes = checkpoint.dimensions
-        self._tokenizer = WhisperTokenizer(checkpoint.tokenizer_json, sizes.vocab_size)
+        self._tokenizer = WhisperTokenizer(checkpoint.text["tokenizer.json"], sizes.vocab_size)
         self.engine.generation_config = library.GenerationConfig(**_rules(self._tokenizer))
         self._extractor = library.WhisperFeatureExtractor(feature_size=sizes.n_mels)
 

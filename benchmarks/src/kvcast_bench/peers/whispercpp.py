@@ -62,7 +62,7 @@ class WhisperCpp(Backend, Transcriber):
         """Fill `folder` with the ggml file."""
         checkpoint = self.model.checkpoint()
         sizes = checkpoint.dimensions
-        tokenizer = WhisperTokenizer(checkpoint.tokenizer_json, sizes.vocab_size)
+        tokenizer = WhisperTokenizer(checkpoint.text["tokenizer.json"], sizes.vocab_size)
         write_ggml(
             checkpoint,
             self.kind,

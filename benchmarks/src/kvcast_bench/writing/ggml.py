@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.base import WhisperCheckpoint
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.whisper import WhisperDimensions
 from kvcast_bench.writing.huggingface import Tensors, transformers_tensors
 
@@ -53,7 +53,7 @@ _OPENAI = (
 
 
 def write_ggml(
-    checkpoint: WhisperCheckpoint,
+    checkpoint: Checkpoint,
     kind: str,
     path: Path,
     *,

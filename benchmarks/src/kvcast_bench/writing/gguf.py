@@ -12,14 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from kvcast.checkpoints.base import DecoderCheckpoint
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.gguf import ARCHITECTURES, NAMES, is_rotated
 from kvcast.checkpoints.tables import pairs_from_halves, take_apart
 from kvcast_bench.writing.huggingface import model_type
 
 
 def write_gguf(
-    checkpoint: DecoderCheckpoint, kind: str, path: Path, text: Mapping[str, Any] | None = None
+    checkpoint: Checkpoint,
+    kind: str,
+    path: Path,
+    text: Mapping[str, Any] | None = None,
 ) -> None:
     """Write `checkpoint`, which must be `is_like_llama` without windows, to `path`.
 

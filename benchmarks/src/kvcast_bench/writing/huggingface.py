@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints import huggingface
-from kvcast.checkpoints.base import DecoderCheckpoint, WhisperCheckpoint
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.decoder_huggingface import NAMES, SIZES, decoder_dimensions
 from kvcast.checkpoints.tables import take_apart
 from kvcast.errors import KvcastError
@@ -26,7 +26,7 @@ TOKENIZER = "tokenizer.json"
 _HEAD = "lm_head.weight"
 
 
-def write_huggingface(checkpoint: DecoderCheckpoint | WhisperCheckpoint, folder: Path) -> None:
+def write_huggingface(checkpoint: Checkpoint, folder: Path) -> None:
     """Fill `folder`, which is made unless it exists.
 
     A decoder-only model must be `is_like_llama` and have a tokenizer.json.
@@ -92,7 +92,7 @@ def _decoder_config(dimensions: DecoderDimensions) -> dict[str, Any]:
     }
 
 
-def _write_decoder(checkpoint: DecoderCheckpoint, folder: Path) -> None:
+def _write_decoder(checkpoint: Checkpoint, folder: Path) -> None:
     dimensions, about = checkpoint.dimensions, json.loads(checkpoint.text["text.json"])
     end = (about["end_tokens"] or [0])[0]
     special = {name: about[name] for name in ("bos_token", "eos_token") if about[name]}
@@ -107,8 +107,8 @@ def _write_decoder(checkpoint: DecoderCheckpoint, folder: Path) -> None:
     )
 
 
-def _write_whisper(checkpoint: WhisperCheckpoint, folder: Path) -> None:
-    sizes, tokenizer = checkpoint.dimensions, json.loads(checkpoint.tokenizer_json)
+def _write_whisper(checkpoint: Checkpoint, folder: Path) -> None:
+    sizes, tokenizer = checkpoint.dimensions, json.loads(checkpoint.text["tokenizer.json"])
     texts = {added["id"]: added["content"] for added in tokenizer["added_tokens"]}
     ids = {text: token for token, text in texts.items()}
     special = {f"{role}_token_id": ids["<|endoftext|>"] for role in ("bos", "eos", "pad")}

@@ -9,12 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from typing_extensions import override
-
-from kvcast.families.decoder import DecoderDimensions
-from kvcast.families.unilm import UnilmDimensions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,17 +147,19 @@ class Counted(Protocol):
 class DecoderOnlyWork(Counted):
     """Counts for models without an encoder."""
 
-    dimensions: DecoderDimensions | UnilmDimensions
+    dimensions: Any
 
     @property
     @override
     def most_positions(self) -> int:
-        return self.dimensions.max_positions
+        most: int = self.dimensions.max_positions
+        return most
 
     @property
     @override
     def width(self) -> int:
-        return self.dimensions.width
+        width: int = self.dimensions.width
+        return width
 
 
 def pairs(length: int, window: int | None) -> int:

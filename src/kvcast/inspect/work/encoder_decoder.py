@@ -5,11 +5,10 @@ Knows neither bytes nor rates.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from typing_extensions import override
 
-from kvcast.families.t5 import T5Dimensions
-from kvcast.families.whisper import WhisperDimensions
 from kvcast.inspect.work.base import CacheKind, Counted, Work, pairs
 
 
@@ -41,7 +40,7 @@ class FamilySizes:
 class EncoderDecoderWork(Counted):
     """An encoder and a decoder, each of layers that are alike; `dimensions` are the family's."""
 
-    dimensions: WhisperDimensions | T5Dimensions
+    dimensions: Any
 
     @property
     def sizes(self) -> FamilySizes:
@@ -56,7 +55,8 @@ class EncoderDecoderWork(Counted):
     @property
     @override
     def most_positions(self) -> int:
-        return self.dimensions.target_positions
+        most: int = self.dimensions.target_positions
+        return most
 
     @override
     def encode(self, inputs: int = 1) -> Work:
