@@ -6,17 +6,15 @@ Knows no file format.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.alignment import alignment_heads
-from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.errors import InputMissingError, InputOutputError
 from kvcast.families.table import family_with
-from kvcast.families.whisper import WhisperDimensions
 from kvcast.spec.blocks import Blocks, BlocksOf, no_blocks
 
 # NumPy dtype of each kind; bfloat16, which NumPy lacks, is read as its bits.
@@ -128,20 +126,6 @@ class CheckpointReader:
     detect: Callable[[Path], bool]
     files: Callable[[Path], Sequence[Path]]
     read: Callable[[Path, str], Checkpoint]
-
-
-def whisper_dimensions(
-    what: str, named: object, model: str = "", **sizes: Any
-) -> WhisperDimensions:
-    """Return the dimensions; raises KvcastError, naming `what`, for impossible ones.
-
-    `named` and `model` are what files say of alignment heads; see `alignment_heads`.
-    """
-    try:
-        dimensions = WhisperDimensions(**sizes)
-        return replace(dimensions, alignment_heads=alignment_heads(dimensions, named, model))
-    except KvcastError as error:
-        raise KvcastError(f"{what}: {error}") from None
 
 
 def require_file(path: Path, advice: str) -> Path:

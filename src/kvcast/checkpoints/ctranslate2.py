@@ -29,10 +29,9 @@ from kvcast.checkpoints.base import (
     map_file,
     read_json_object,
     tensor_from_bytes,
-    whisper_dimensions,
 )
 from kvcast.checkpoints.whisper_files import check_preprocessor, optional_files, tokenizer_json
-from kvcast.checkpoints.whisper_names import assemble, check_tied, sinusoids
+from kvcast.checkpoints.whisper_names import assemble, check_tied, sinusoids, whisper_dimensions
 from kvcast.errors import InputOutputError, KvcastError
 from kvcast.families.whisper import WhisperDimensions
 

@@ -19,12 +19,11 @@ from kvcast.checkpoints.base import (
     generation_settings,
     read_json_object,
     require_file,
-    whisper_dimensions,
 )
 from kvcast.checkpoints.decoder_huggingface import MODEL_TYPES, decoder_dimensions, read_decoder
 from kvcast.checkpoints.safetensors_files import read_weights, weight_files
 from kvcast.checkpoints.whisper_files import check_preprocessor, tokenizer_json
-from kvcast.checkpoints.whisper_names import assemble, check_tied, sinusoids
+from kvcast.checkpoints.whisper_names import assemble, check_tied, sinusoids, whisper_dimensions
 from kvcast.errors import InputMissingError, KvcastError
 from kvcast.families.whisper import WhisperDimensions
 

@@ -1,16 +1,36 @@
-"""Fills Whisper's canonical tensors by a table of names. Knows no file format."""
+"""Makes a Whisper's dimensions, and fills its tensors by a table of names.
+
+Knows no file format.
+"""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcast.checkpoints.alignment import alignment_heads
 from kvcast.checkpoints.base import LazyTensors, StoredTensor
 from kvcast.checkpoints.tables import Entry, NameTable, fill, same
 from kvcast.errors import KvcastError
 from kvcast.families.whisper import WhisperDimensions, layers_of, shape_templates
 
 SOURCE_POSITIONS = 1500
+
+
+def whisper_dimensions(
+    what: str, named: object, model: str = "", **sizes: Any
+) -> WhisperDimensions:
+    """Return the dimensions; raises KvcastError, naming `what`, for impossible ones.
+
+    `named` and `model` are what files say of alignment heads; see `alignment_heads`.
+    """
+    try:
+        dimensions = WhisperDimensions(**sizes)
+        return replace(dimensions, alignment_heads=alignment_heads(dimensions, named, model))
+    except KvcastError as error:
+        raise KvcastError(f"{what}: {error}") from None
 
 
 def assemble(
