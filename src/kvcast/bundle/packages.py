@@ -22,8 +22,9 @@ from kvcast.bundle.manifest import (
     stays_inside,
 )
 from kvcast.errors import KvcastError
+from kvcast.spec.runtimes import RUNTIMES
 
-PACKAGES = ("aoti/model.pt2", "executorch/model.pte")
+PACKAGES = tuple(runtime.package for runtime in RUNTIMES.values() if runtime.package)
 """Files of a bundle that can contain native code; they always have these names."""
 _RECORD = "extra/kvcast.json"  # where a .pt2 keeps additional files
 _MADE = (1980, 1, 1, 0, 0, 0)  # ZIP's first day: a fixed date makes equal packages equal bytes

@@ -59,7 +59,7 @@ class RuntimeInfo:
         target: the `kvcast.runtimes.target.Target` that exports to it, as `module:class`; empty:
             models run without a bundle.
         compiles: whether exporting compiles native code, so that build options apply.
-        native: whether its bundles can contain native code.
+        package: the file of its bundles that can contain native code; empty if none can.
         quantize: quantisation schemes for weight matrices.
         default_quantize: the default scheme.
         dtypes: dtypes of everything that is not quantised; the first is the default with "none".
@@ -74,7 +74,7 @@ class RuntimeInfo:
     extra: str | None
     target: str = ""
     compiles: bool = False
-    native: bool = True
+    package: str = ""
     quantize: tuple[str, ...]
     default_quantize: str
     dtypes: tuple[str, ...] = ("fp32",)
@@ -131,7 +131,6 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         summary="needs no PyTorch",
         extra="",
         target="kvcast.runtimes.onnx.target:OnnxTarget",
-        native=False,
         quantize=_BLOCKS,
         default_quantize="int8",
         caches=("fp32", "int8"),
@@ -141,6 +140,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         summary="compiled with g++ for this machine",
         extra="export",
         target="kvcast.runtimes.aoti.target:AotiTarget",
+        package="aoti/model.pt2",
         compiles=True,
         quantize=_BLOCKS,
         default_quantize="none",
@@ -153,6 +153,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         summary="one file, also for phones and embedded devices",
         extra="executorch",
         target="kvcast.runtimes.executorch.target:ExecutorchTarget",
+        package="executorch/model.pte",
         quantize=("none", "8da8w", "8da4w"),
         default_quantize="8da8w",
     ),
@@ -161,7 +162,6 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         summary="one call a step, compiled from C++ where it runs",
         extra=None,
         target="kvcast.runtimes.native.target:NativeTarget",
-        native=False,
         quantize=_BLOCKS,
         default_quantize="int8",
         caches=("fp32", "fp16", "int8"),
@@ -189,4 +189,4 @@ def exported() -> tuple[str, ...]:
 
 def is_native(name: str) -> bool:
     """Tell whether a runtime's bundles can contain native code; those of an unknown one can."""
-    return name not in RUNTIMES or RUNTIMES[name].native
+    return name not in RUNTIMES or bool(RUNTIMES[name].package)
