@@ -260,7 +260,7 @@ def test_instructions_are_explained(instructions, bf16, int8):
 
 
 def test_a_version_other_than_the_proven_one_is_told():
-    assert doctor._unproven({"onnxruntime": "1.2.3"}).startswith(
+    assert doctor._untested({"onnxruntime": "1.2.3"}).startswith(
         "onnxruntime 1.2.3 is not a tested version ("
     )
-    assert doctor._unproven({"g++": "12"}) == ""
+    assert doctor._untested({"g++": "12"}) == ""

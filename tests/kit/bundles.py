@@ -20,7 +20,7 @@ from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.source import locate
-from kvcast.loading.opening import _exported_once
+from kvcast.loading.opening import export_once
 from kvcast.loading.params import LoadParams
 from kvcast.runtimes.onnx import lower
 from kvcast.runtimes.target import BuildOptions, LoweringJob
@@ -133,7 +133,7 @@ def exported(model: str, runtime: str = "onnx", **precision: str) -> Path:
     Raises InputMissingError if the model is not installed.
     """
     params = LoadParams(runtime=runtime, **precision)
-    folder, _ = _exported_once(locate(model), model, params, None)
+    folder, _ = export_once(locate(model), model, params, None)
     return folder
 
 

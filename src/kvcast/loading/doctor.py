@@ -16,7 +16,6 @@ from typing import Any
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError, UsageError
 from kvcast.loading.exporting import require_export_extra
-from kvcast.loading.smoke_test import open_and_call
 from kvcast.machine.child import ask
 from kvcast.machine.processor import available_cores, instruction_sets
 from kvcast.runtimes.self_test import SelfTestResult, double_on_torch, versions
@@ -136,8 +135,8 @@ class Findings:
     @property
     def well(self) -> bool:
         """Whether the runtime that is the default works, and the bundle if one was given."""
-        defaults = [one for one in self.runtimes if one.name in DEFAULT_RUNTIMES]
-        works = any(one.usable for one in defaults) and not self.library.stops
+        defaults = [runtime for runtime in self.runtimes if runtime.name in DEFAULT_RUNTIMES]
+        works = any(runtime.usable for runtime in defaults) and not self.library.stops
         return works and not (self.bundle and self.bundle.problem)
 
 
@@ -166,7 +165,9 @@ def examine(bundle: str | None = None) -> Findings:
         cuda = pool.submit(_cuda)
         parts = [pool.submit(_part, *part) for part in _PARTS]
         return Findings(
-            runtimes=[_with_exporters(one.result(), exporters.result()[1]) for one in runtimes],
+            runtimes=[
+                _with_exporters(runtime.result(), exporters.result()[1]) for runtime in runtimes
+            ],
             processor=processor(instruction_sets()),
             library=library.result(),
             cuda=cuda.result(),
@@ -207,9 +208,9 @@ def _self_test(name: str) -> dict[str, Any]:
 
 
 def _self_test_eager() -> SelfTestResult:
-    found = versions("torch", "safetensors")
+    installed = versions("torch", "safetensors")
     double_on_torch()
-    return SelfTestResult(versions=found)
+    return SelfTestResult(versions=installed)
 
 
 def _import_all(*modules: str) -> dict[str, str]:
@@ -228,18 +229,25 @@ def _native_library() -> dict[str, Any]:
     from kvcast.runtimes.native.build import check_compiler, find_library
     from kvcast.runtimes.native.library import chosen_instructions, instruction_sets
 
-    found = find_library()
-    if found is None:
+    library = find_library()
+    if library is None:
         check_compiler()
         return {"origin": "none"}
-    origin = "shipped" if found.shipped else "compiled"
+    origin = "shipped" if library.shipped else "compiled"
     sets, problem = instruction_sets(), ""
     try:
         chosen = chosen_instructions()
         sets = [chosen, *(name for name in sets if name != chosen)]
     except UsageError as error:
         problem = str(error)
-    return {"origin": origin, "path": str(found.path), "instructions": sets, "problem": problem}
+    return {"origin": origin, "path": str(library.path), "instructions": sets, "problem": problem}
+
+
+def _open_and_call(bundle: str, runtime: str) -> None:
+    # Imports all readers, which the other answers must not depend on.
+    from kvcast.loading.smoke_test import open_and_call
+
+    open_and_call(bundle, runtime)
 
 
 _ANSWERS: Mapping[str, Callable[..., Any]] = {
@@ -248,7 +256,7 @@ _ANSWERS: Mapping[str, Callable[..., Any]] = {
     "part": _import_all,
     "cuda": _cuda_devices,
     "library": _native_library,
-    "bundle": open_and_call,
+    "bundle": _open_and_call,
 }
 
 
@@ -259,12 +267,12 @@ def _ask(*question: str) -> tuple[Any, str]:
 
 
 def _runtime(name: str) -> Runtime:
-    found, problem = _ask("runtime", name)
+    result, problem = _ask("runtime", name)
     if problem:
         extra = RUNTIMES[name].extra
         why = problem if extra is None else _advised(problem, extra)
         return Runtime(name=name, usable=False, versions={}, problem=why)
-    return Runtime(name=name, usable=True, problem=_unproven(found["versions"]), **found)
+    return Runtime(name=name, usable=True, problem=_untested(result["versions"]), **result)
 
 
 def _with_exporters(runtime: Runtime, problem: str) -> Runtime:
@@ -279,15 +287,16 @@ def _advised(problem: str, extra: str) -> str:
     return problem + advice
 
 
-def _unproven(found: Mapping[str, str]) -> str:
+def _untested(installed: Mapping[str, str]) -> str:
     """Name packages whose version kvcast does not ask for, and so was not tested with."""
     from packaging.requirements import Requirement
 
     required = [Requirement(text) for text in requires("kvcast") or ()]
     other = [
-        f"{one.name} {found[one.name]} is not a tested version ({one.specifier})"
-        for one in required
-        if one.name in found and not one.specifier.contains(found[one.name], prereleases=True)
+        f"{package.name} {installed[package.name]} is not a tested version ({package.specifier})"
+        for package in required
+        if package.name in installed
+        and not package.specifier.contains(installed[package.name], prereleases=True)
     ]
     return "; ".join(dict.fromkeys(other))
 

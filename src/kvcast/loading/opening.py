@@ -97,7 +97,7 @@ def open_model(
     """
     runtime, request = params.runtime, params.precision
     threads = params.threads or available_cores()
-    place = _place(model)
+    place = _located(model)
     folder = bundle_of(place)
     package = unvouched_package(place, runtime)
     if package is not None:
@@ -110,7 +110,7 @@ def open_model(
         _check_task(model, open_checkpoint(folder).family, task)
         return OpenedModel(model=_open_eager(folder, precision, threads), runtime=runtime)
     else:
-        folder, manifest = _exported_once(folder, str(model), params, task)
+        folder, manifest = export_once(folder, str(model), params, task)
     _check_task(model, manifest.family, task)
     _check_request(folder, manifest, runtime, request)
     if isolate:
@@ -130,7 +130,7 @@ def model_digest(model: str | Path, params: LoadParams) -> str:
         KvcastError: the model cannot be found or read; the message is one line.
 
     """
-    place = _place(model)
+    place = _located(model)
     folder = bundle_of(place)
     package = unvouched_package(place, params.runtime)
     if package is None and not is_bundle(folder):
@@ -142,7 +142,7 @@ def model_digest(model: str | Path, params: LoadParams) -> str:
         raise InputOutputError(f"cannot read {file}: {error.strerror}") from None
 
 
-def _place(model: str | Path) -> Path:
+def _located(model: str | Path) -> Path:
     """Return the file or folder that a user's name of a model means."""
     return Path(model) if is_package(Path(model)) else locate(str(model))
 
@@ -228,11 +228,11 @@ def _quantize(manifest: Manifest) -> str:
 
 def _cache(manifest: Manifest) -> str:
     """Return the precision of a bundle's self caches; a manifest without any is found out later."""
-    own = next((one.dtype for one in manifest.cache if one.kind != "cross"), "float32")
-    return _CACHES[own]
+    dtypes = (layers.dtype for layers in manifest.cache if layers.kind != "cross")
+    return _CACHES[next(dtypes, "float32")]
 
 
-def _exported_once(
+def export_once(
     checkpoint: Path, name: str, params: LoadParams, task: Task | None
 ) -> tuple[Path, Manifest]:
     """Return a checkpoint's bundle in the cache folder, exporting it if it is not there yet."""

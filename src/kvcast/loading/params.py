@@ -14,7 +14,7 @@ from kvcast.spec.runtimes import RUNTIMES, THE_DEFAULT, PrecisionRequest, export
 LOADING = "model and runtime"
 
 
-def _used(names: Sequence[str], attribute: str) -> tuple[str, ...]:
+def _values(names: Sequence[str], attribute: str) -> tuple[str, ...]:
     """Return every value that one of these runtimes has, in order."""
     values = [value for name in names for value in getattr(RUNTIMES[name], attribute)]
     return tuple(dict.fromkeys(values))
@@ -28,14 +28,14 @@ def _by_runtime(names: Sequence[str], attribute: str) -> str:
     return ", ".join(f"{value} on {' and '.join(having)}" for value, having in values.items())
 
 
-def _told(names: Sequence[str]) -> str:
-    """Tell what each of these runtimes is and needs."""
-    words = []
+def _described(names: Sequence[str]) -> str:
+    """Describe each of these runtimes and its needs."""
+    described = []
     for name in names:
         runtime = RUNTIMES[name]
         needs = f"needs kvcast[{runtime.extra}]" if runtime.extra else ""
-        words.append(", ".join(filter(None, [runtime.title, runtime.summary, needs])))
-    return "; ".join(f"{name}: {told}" for name, told in zip(names, words, strict=True))
+        described.append(", ".join(filter(None, [runtime.title, runtime.summary, needs])))
+    return "; ".join(f"{name}: {words}" for name, words in zip(names, described, strict=True))
 
 
 def _offering(names: Sequence[str], attribute: str) -> str:
@@ -46,7 +46,7 @@ def _offering(names: Sequence[str], attribute: str) -> str:
 def _runtime(names: Callable[[], Sequence[str]], means: str, default: str) -> Option:
     return Option(
         group=LOADING,
-        help=lambda: f"{means} ({_told(names())})",
+        help=lambda: f"{means} ({_described(names())})",
         check=Choice(names),
         default=default,
     )
@@ -56,7 +56,7 @@ def _quantize(names: Callable[[], Sequence[str]], before: str = "") -> Option:
     return Option(
         group=LOADING,
         help="weight quantisation",
-        check=Choice(lambda: _used(names(), "quantize")),
+        check=Choice(lambda: _values(names(), "quantize")),
         default=lambda: before + _by_runtime(names(), "default_quantize"),
     )
 
@@ -67,7 +67,7 @@ def _dtype(names: Callable[[], Sequence[str]], before: str = "") -> Option:
         help=lambda: (
             f"dtype of everything that is not quantised, on {_offering(names(), 'dtypes')}"
         ),
-        check=Choice(lambda: _used(names(), "dtypes")),
+        check=Choice(lambda: _values(names(), "dtypes")),
         default=f"{before}fp32, or bf16 if weights are quantised",
     )
 
@@ -76,7 +76,7 @@ def _cache(names: Callable[[], Sequence[str]], before: str = "") -> Option:
     return Option(
         group=LOADING,
         help=lambda: f"dtype of a text model's self caches, on {_offering(names(), 'caches')}",
-        check=Choice(lambda: _used(names(), "caches")),
+        check=Choice(lambda: _values(names(), "caches")),
         default=f"{before}fp32",
     )
 

@@ -67,14 +67,14 @@ class AotiTarget(Target):
 
     @override
     def self_test(self) -> SelfTestResult:
-        found = versions("torch", "safetensors")
+        installed = versions("torch", "safetensors")
         double_on_torch()
         import torch.export.pt2_archive._package  # noqa: F401 - opens packages
 
         try:
-            return SelfTestResult(versions=found | compile_tiny())
+            return SelfTestResult(versions=installed | compile_tiny())
         except KvcastError as error:
-            return SelfTestResult(versions=found, no_export=str(error))
+            return SelfTestResult(versions=installed, no_export=str(error))
 
     @override
     def processor(self) -> tuple[str, ...]:

@@ -49,12 +49,12 @@ class ExecutorchTarget(Target):
 
     @override
     def self_test(self) -> SelfTestResult:
-        found = versions("executorch", "torch")
+        installed = versions("executorch", "torch")
         from kvcast.runtimes.executorch.methods import open_runtime
 
         if "XnnpackBackend" not in open_runtime().backend_registry.registered_backend_names:
             raise KvcastError("this ExecuTorch lacks XNNPACK: pip install 'kvcast[executorch]'")
-        return SelfTestResult(versions=found)
+        return SelfTestResult(versions=installed)
 
     @override
     def processor(self) -> tuple[str, ...]:

@@ -43,9 +43,9 @@ class OnnxTarget(Target):
 
     @override
     def self_test(self) -> SelfTestResult:
-        found = versions("onnxruntime")
+        installed = versions("onnxruntime")
         double_on_onnx()
-        return SelfTestResult(versions=found)
+        return SelfTestResult(versions=installed)
 
     @override
     def processor(self) -> tuple[str, ...]:
