@@ -107,10 +107,11 @@ def _multiplies_source(product: ir.Node) -> bool:
 
 
 def _save(graphs: dict[str, ir.Model], aliases: dict[str, str], folder: Path) -> dict[str, Graph]:
-    decode = save_graph(graphs.pop("decode"), folder, f"{FOLDER}/decode.onnx", aliases)
+    decode = save_graph(graphs["decode"], folder, f"{FOLDER}/decode.onnx", aliases)
     others = {
         # Programs may share a table, as encoders and decoders do.
         name: save_graph(graph, folder, f"{FOLDER}/{name}.onnx", {}, beside=decode.file)
         for name, graph in graphs.items()
+        if name != "decode"
     }
     return {"decode": decode, **others}
