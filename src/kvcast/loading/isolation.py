@@ -15,6 +15,7 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
 from kvcast.machine.child import ask
 from kvcast.machine.processor import instruction_sets
+from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.paths import cache_dir
 from kvcast.spec.runtimes import is_native
 
@@ -57,7 +58,8 @@ def remember_success(manifest: Manifest) -> None:
 def _note(manifest: Manifest) -> Path:
     """Return the file that notes a success; its name is a digest of all that could matter."""
     parts = [manifest.to_json(), *instruction_sets()]
-    for name in manifest.tools:
+    target = TARGETS.get(manifest.runtime)
+    for name in ("kvcast", "torch", *(target.tools if target else ())):
         with contextlib.suppress(PackageNotFoundError):
             parts.append(f"{name} {version(name)}")
     return cache_dir() / "opened" / hashlib.sha256("\n".join(parts).encode()).hexdigest()
