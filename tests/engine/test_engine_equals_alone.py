@@ -62,13 +62,13 @@ def test_texts_of_many_callers(dimensions: Any, runtime: str):
     with Engine(one, rows=5, chunk=8) as engine, ThreadPoolExecutor(4) as callers:
         jobs = list(callers.map(lambda pair: engine.submit(pair[0], **pair[1]), asked))
         for job, text in zip(jobs, expected, strict=True):
-            close(job.result(timeout=120), text)
+            close(job.result(timeout=600), text)
         status = engine.status()
         cached = status.cached_tokens
         # Once more, in another order: much of it is there.
         again = [engine.submit(tokens, **options) for tokens, options in reversed(asked)]
         for job, text in zip(again, reversed(expected), strict=True):
-            close(job.result(timeout=120), text)
+            close(job.result(timeout=600), text)
         assert engine.status().cached_tokens > cached > 0
     assert status.running == status.waiting == 0
     assert status.prompt_tokens == sum(len(tokens) for tokens, _ in asked)
@@ -83,7 +83,7 @@ def test_answers_to_sources_of_many_callers(dimensions: Any, runtime: str):
     with Engine(one, rows=5, chunk=8) as engine:
         jobs = [engine.submit(tokens, **options) for tokens, options in asked]
         for job, text in zip(jobs, expected, strict=True):
-            close(job.result(timeout=120), text)
+            close(job.result(timeout=600), text)
             assert job.cached_tokens == 0
 
 
@@ -118,7 +118,7 @@ def test_cancelled_neighbours_change_nothing():
                 pass
             doomed.cancel()
         for job, text in kept:
-            close(job.result(timeout=120), text)
+            close(job.result(timeout=600), text)
     finished = engine.status().finished  # of a closed engine: the last may have been under way
     assert finished["cancelled"] > 0
     assert sum(finished.values()) == 2 * len(asked)

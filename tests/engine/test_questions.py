@@ -77,8 +77,8 @@ def test_answers_are_those_of_the_model_alone(model: Any, samples: NDArray[np.fl
 
     with Engine(model, rows=4) as engine:
         jobs = [engine.submit(each.policy()) for each in questions]
-        assert [job.result(60) for job in jobs] == expected
-        begins_n = engine.submit(places()).result(60).begins_n
+        assert [job.result(600) for job in jobs] == expected
+        begins_n = engine.submit(places()).result(600).begins_n
         assert begins_n.tolist() == alone.answer(places()).begins_n.tolist()
         assert len(begins_n) == len(text) + 1
         status = engine.status()
@@ -88,19 +88,19 @@ def test_answers_are_those_of_the_model_alone(model: Any, samples: NDArray[np.fl
 
 def test_tokens_of_recordings_are_counted_as_windows_end(model: Any, samples: NDArray[np.float32]):
     with Engine(model, rows=2) as engine:
-        expected = engine.submit(samples, best_of=1).result(60)
+        expected = engine.submit(samples, best_of=1).result(600)
         alone = engine.status().generated_tokens
         assert alone == sum(len(segment.tokens) for segment in expected.segments)
         long = engine.submit(np.tile(samples, 20), best_of=1)
         heard = next(iter(long))
         # One that follows in the same step, so that the step before is over.
-        engine.submit(question(model, samples, 3)).result(60)
+        engine.submit(question(model, samples, 3)).result(600)
         counted = engine.status().generated_tokens
         assert not long.done()
         assert counted > alone + len(heard.tokens)
         long.cancel()
         with pytest.raises(CancelledError):
-            long.result(60)
+            long.result(600)
         assert engine.status().generated_tokens >= counted
 
 
@@ -113,7 +113,7 @@ def test_a_question_waits_neither_for_recordings_nor_in_the_queue(
             engine.submit(long, best_of=1) for _ in range(3)
         ]  # one waits; the queue is full
         until(lambda: engine.status().running == 2)
-        answer = engine.submit(question(model, samples, 3)).result(60)
+        answer = engine.submit(question(model, samples, 3)).result(600)
         status = engine.status()
         assert "Dashwood" in answer.text
         assert (status.running, status.waiting, status.finished) == (2, 1, {"stop": 1})
@@ -142,18 +142,18 @@ def test_what_takes_long_to_open_holds_up_nobody(
         late = engine.submit("slow", deadline=0.05)
         given_up = engine.submit("slow")
         with pytest.raises(DeadlineError):
-            late.result(60)
+            late.result(600)
         assert engine.status().busy == []
-        assert "Dashwood" in engine.submit(question(model, samples, 3)).result(60).text
+        assert "Dashwood" in engine.submit(question(model, samples, 3)).result(600).text
         given_up.cancel()
         with pytest.raises(CancelledError):
-            given_up.result(60)
+            given_up.result(600)
         opened.set()
-        heard = engine.submit(samples, best_of=1).result(60)
+        heard = engine.submit(samples, best_of=1).result(600)
         assert "Dashwood" in "".join(one.text for one in heard.segments)
         missing = engine.submit("nowhere.wav")
         with pytest.raises(InputMissingError):
-            missing.result(60)
+            missing.result(600)
     assert len(closed) == 2
 
 
@@ -162,11 +162,11 @@ def test_a_question_that_cannot_be_answered_is_the_callers(
 ):
     with Engine(model, rows=2) as engine:
         with pytest.raises(UsageError, match="cannot translate"):
-            engine.submit(question(model, samples, 3, task="translate")).result(60)
+            engine.submit(question(model, samples, 3, task="translate")).result(600)
         given_up = [engine.submit(question(model, samples, 12)) for _ in range(8)]
         for one in given_up:
             one.cancel()
         with pytest.raises(CancelledError):
-            given_up[-1].result(60)
-        assert engine.submit(question(model, samples, 3)).result(60).text
+            given_up[-1].result(600)
+        assert engine.submit(question(model, samples, 3)).result(600).text
         assert engine.status().running == 0
