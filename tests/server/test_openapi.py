@@ -1,4 +1,4 @@
-"""Requests made up from the OpenAPI document: nothing makes the server fail."""
+"""The OpenAPI document: bounds are those of options, and no request made up from it fails."""
 
 import contextlib
 from typing import Any
@@ -13,6 +13,7 @@ from schemathesis.generation import GenerationMode
 from kit.dimensions import ROFORMER, SMALL_T5
 from kit.engine_models import model
 from kit.letters_models import saying
+from kvcast.text.params import PromptParams
 from server.serving import serving
 
 REQUESTS = 2000
@@ -48,6 +49,20 @@ def asked(url: str, mode: GenerationMode, each: int) -> int:
         with contextlib.suppress(Unsatisfiable):
             send()
     return count
+
+
+def test_each_bound_is_a_value_that_its_option_takes():
+    options = {option.name: option for option in PromptParams.declared()}
+    del options["seed"]  # OpenAI's may be negative
+    with serving({"chat": saying("a")}) as server:
+        bodies = httpx.get(f"{server.url}/openapi.json").json()["components"]["schemas"]
+    names = []
+    for name, field in bodies["ChatRequest"]["properties"].items():
+        for kind in field.get("anyOf", ()):
+            for bound in {"minimum", "maximum"} & kind.keys() if name in options else ():
+                options[name].check(options[name].kind(kind[bound]))
+                names.append(name)
+    assert {"temperature", "top_k", "presence_penalty", "n", "top_logprobs"} <= set(names)
 
 
 @pytest.mark.slow

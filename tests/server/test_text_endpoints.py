@@ -265,6 +265,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], str | None, str | None, str]] = {
     "prompts": ("completions", {"prompt": [[1]] * 257}, "prompt", None, "at most 256"),
     "messages": ("chat/completions", {"messages": [{}] * 5000}, "messages", None, "at most 4096"),
     "a bias": ("chat/completions", CHAT | {"logit_bias": {"a": 1}}, "logit_bias.a", None, "match"),
+    "top_k": ("completions", {"prompt": "a", "top_k": 0}, "top_k", None, "or equal to 1"),
     "metadata": (
         "responses",
         {"input": "a", "metadata": dict.fromkeys("abcdefghijklmnopqrst", "")},

@@ -59,9 +59,11 @@ def draft_option(group: str) -> Option:
     )
 
 
-class _Biases(Check):
-    _bounds = Bounds(least=-100, most=100)
+BIAS = Bounds(least=-100, most=100)
+"""Bounds of what is added to a token's score."""
 
+
+class _Biases(Check):
     @override
     def problem(self, value: Any, kind: type) -> str | None:
         try:
@@ -70,7 +72,7 @@ class _Biases(Check):
             return f"must be token ids with numbers, such as 11:-100,13:2.5, not {value!r}"
         if negative := [token for token in biases if token < 0]:
             return f"names token {negative[0]}: ids begin at 0"
-        problems = ((t, self._bounds.problem(bias, float)) for t, bias in biases.items())
+        problems = ((t, BIAS.problem(bias, float)) for t, bias in biases.items())
         return next((f"of token {t} {problem}" for t, problem in problems if problem), None)
 
 
@@ -182,8 +184,8 @@ class SamplingParams(Params):
         str | Mapping[int, float] | None,
         Option(
             group=SAMPLING,
-            help="what is added to the scores of tokens, from -100 to 100: id:number,id:number,… "
-            "(in Python also a mapping)",
+            help=f"what is added to the scores of tokens, {BIAS}: id:number,id:number,… (in Python "
+            "also a mapping)",
             check=_Biases(),
             metavar="ID:X[,ID:X…]",
         ),

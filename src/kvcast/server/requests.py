@@ -1,13 +1,18 @@
 """What clients may ask of models that write texts: the fields of OpenAI's requests, and a few more.
 
-What a field means beyond its type, `kvcast.loading.params` says and checks. Lists have bounds, and
-their first mistake is enough: whoever checks many values holds up everybody else. Knows no engine.
+The bounds of an option of `generate` are those that `kvcast.text.params` declares, narrowed where a
+server must limit what others can ask of it. Lists have bounds, and their first mistake is enough:
+checking many values holds up everybody else. Knows no engine.
 """
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from kvcast.decoding.params import BIAS
+from kvcast.options import Bounds, Text
+from kvcast.text.params import PromptParams
 
 MOST_STOPS = 16
 MOST_TEXTS = 128
@@ -20,10 +25,43 @@ MOST_TOKENS = 1 << 20
 MOST_SOURCES = 256
 MOST_EMBEDDED = 2048
 MOST_METADATA = 16
+_OPTIONS = {option.name: option for option in PromptParams.declared()}
+
+
+def _within(bounds: Bounds, kind: type, *, least: float | None = None, most: float | None) -> Any:
+    """Return bounds as pydantic has them, none wider than `least` and `most`."""
+    lowest = [bound for bound in (bounds.least, least) if bound is not None]
+    highest = [bound for bound in (bounds.most, most) if bound is not None]
+    return Field(
+        ge=max(lowest, default=None),
+        le=min(highest, default=None),
+        gt=bounds.above,
+        allow_inf_nan=False if kind is float else None,
+    )
+
+
+def _number(name: str, *, least: float | None = None, most: float | None = None) -> Any:
+    """Return the bounds of an option, a number."""
+    option = _OPTIONS[name]
+    if not isinstance(option.option.check, Bounds):
+        raise TypeError(f"{name} is no number within bounds")
+    return _within(option.option.check, option.kind, least=least, most=most)
+
+
+def _text(name: str, *, most: int) -> Any:
+    """Return the bounds of an option, a text of at most so many characters."""
+    check = _OPTIONS[name].option.check
+    if not isinstance(check, Text):
+        raise TypeError(f"{name} is no text")
+    return Field(min_length=1 if check.filled else None, max_length=most)
+
+
 _ID = r"^-?[0-9]{1,9}$"
 _TokenId = Annotated[str, Field(pattern=_ID)]
-_Finite = Annotated[float, Field(allow_inf_nan=False)]
-_Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+_Bias = Annotated[float, _within(BIAS, float, most=None)]
+_Stop = Annotated[str, _text("stop", most=1000)]
+_MaxTokens = Annotated[int, _number("max_new_tokens")]
+_TopLogprobs = Annotated[int, _number("top_logprobs", most=MOST_TOP_LOGPROBS)]
 _Source = Annotated[str, Field(min_length=1)]
 _Object: TypeAlias = dict[str, Any]
 
@@ -88,20 +126,14 @@ class Body(BaseModel):
 class Sampled(Body):
     """How texts are written."""
 
-    temperature: Annotated[_Finite, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[_Finite, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    min_p: Annotated[_Finite, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[_Finite, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[_Finite, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[_Finite, Field(gt=0, le=100)] | None = None
-    logit_bias: (
-        Annotated[
-            dict[_TokenId, Annotated[_Finite, Field(ge=-100, le=100)]],
-            Field(max_length=MOST_BIASES),
-        ]
-        | None
-    ) = None
+    temperature: Annotated[float, _number("temperature", most=2)] | None = None
+    top_p: Annotated[float, _number("top_p")] | None = None
+    top_k: Annotated[int, _number("top_k", most=2**31 - 1)] | None = None
+    min_p: Annotated[float, _number("min_p")] | None = None
+    presence_penalty: Annotated[float, _number("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, _number("frequency_penalty")] | None = None
+    repetition_penalty: Annotated[float, _number("repetition_penalty", most=100)] | None = None
+    logit_bias: Annotated[dict[_TokenId, _Bias], Field(max_length=MOST_BIASES)] | None = None
     stop: (
         Annotated[
             Annotated[_Stop, Tag(_TEXT)]
@@ -111,15 +143,12 @@ class Sampled(Body):
         | None
     ) = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_TEXTS)] | None = None
+    n: Annotated[int, _number("n", most=MOST_TEXTS)] | None = None
 
     def sampling(self) -> dict[str, Any]:
         """Return the keywords of `generate` that were given."""
-        names = (
-            *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-            *("repetition_penalty", "logit_bias", "stop", "n"),
-        )
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        asked = ((name, getattr(self, name)) for name in Sampled.model_fields.keys() & _OPTIONS)
+        given = {name: value for name, value in asked if value is not None}
         return given | ({} if self.seed is None else {"seed": self.seed % 2**31})
 
 
@@ -149,7 +178,7 @@ class Shaped(Sampled):
     """Texts that may have to have a form."""
 
     response_format: ResponseFormat | None = None
-    regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+    regex: Annotated[str, _text("regex", most=10_000)] | None = None
 
 
 class ChatRequest(Shaped):
@@ -158,12 +187,12 @@ class ChatRequest(Shaped):
     messages: Annotated[
         list[_Object], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     ]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: _MaxTokens | None = None
+    max_completion_tokens: _MaxTokens | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    top_logprobs: _TopLogprobs | None = None
     tools: _Tools | None = None
     tool_choice: _ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -173,10 +202,10 @@ class CompletionRequest(Shaped):
     """OpenAI's completions; a prompt is text or tokens, or several of them."""
 
     prompt: _Prompt
-    max_tokens: Annotated[int, Field(ge=1)] | None = 16
+    max_tokens: _MaxTokens | None = 16
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    logprobs: _TopLogprobs | None = None
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
@@ -194,9 +223,9 @@ class Text2TextRequest(Sampled):
         ],
         _ONE_OR_SEVERAL,
     ]
-    beam: Annotated[int, Field(ge=1, le=1024)] | None = None
-    length_penalty: Annotated[_Finite, Field(ge=-10, le=10)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    beam: Annotated[int, _number("beam", most=1024)] | None = None
+    length_penalty: Annotated[float, _number("length_penalty", least=-10, most=10)] | None = None
+    max_tokens: _MaxTokens | None = None
     stream: bool | None = None
 
 
@@ -244,13 +273,13 @@ class ResponsesRequest(Sampled):
         _ONE_OR_SEVERAL,
     ]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: _MaxTokens | None = None
     stream: bool | None = None
     text: TextOptions | None = None
     tools: _Tools | None = None
     tool_choice: _ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    top_logprobs: _TopLogprobs | None = None
     include: Annotated[list[str], Field(max_length=64, fail_fast=True)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=MOST_METADATA)] | None = None
     previous_response_id: str | None = None
