@@ -70,7 +70,7 @@ class ScriptedRuntime(RecomputingRuntime):
         """Those of the only head as they are, so that they can be told apart."""
         return scores_hst[0, :, :frames]
 
-    def first_frames(self, weights_nt: NDArray[np.float32]) -> NDArray[np.int64]:
+    def dtw(self, weights_nt: NDArray[np.float32]) -> NDArray[np.int64]:
         """Each row begins at a frame of its own."""
         return np.arange(len(weights_nt))
 

@@ -14,7 +14,7 @@ from kvcast.engine.requests import Prompt
 from kvcast.engine.scheduler import Scheduler
 from kvcast.runtimes.attention_by_token import attention_by_token
 from kvcast.runtimes.base import Float32
-from kvcast.runtimes.dtw import first_frames
+from kvcast.runtimes.dtw import dtw
 from kvcast.whisper.requests import AlignmentRequest, Features
 from kvcast.whisper.strategies import BeamSearch, Greedy, SearchRequest, Strategy
 
@@ -140,7 +140,7 @@ def test_a_model_gives_openais_attention_and_probabilities(runtime: str):
     )
     np.testing.assert_allclose(request.attention_st, attention_by_token(scores_hst, 9), atol=0.01)
     heard_nt = request.attention_st[len(start) - 1 : -1]
-    assert request.begins_n.tolist() == first_frames(heard_nt).tolist()
+    assert request.begins_n.tolist() == dtw(heard_nt).tolist()
     # As `find_alignment` in openai-whisper's timing.py; no-timestamps is not in its sot_sequence.
     weights = np.exp(logits_sv[len(start) - 1 :, :eot].astype(float))
     expected = (weights / weights.sum(axis=1, keepdims=True))[np.arange(len(text)), text]

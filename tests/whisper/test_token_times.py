@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 from kvcast.runtimes.attention_by_token import attention_by_token
 from kvcast.runtimes.base import Alignment
-from kvcast.runtimes.dtw import first_frames
+from kvcast.runtimes.dtw import dtw
 from kvcast.whisper.requests import AlignmentRequest, Features
 
 timing = importlib.import_module("whisper.timing")
@@ -33,7 +33,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(timing, name, getattr(timing, name).py_func)
 
 
-def their_first_frames(weights_nt: np.ndarray) -> list[int]:
+def their_dtw(weights_nt: np.ndarray) -> list[int]:
     rows, frames = timing.dtw(-torch.from_numpy(weights_nt))
     jumps = np.pad(np.diff(rows), (1, 0), constant_values=1).astype(bool)
     return frames[jumps].tolist()
@@ -54,20 +54,20 @@ def random_scores(heads: int, tokens: int, frames: int, seed: int) -> np.ndarray
 @given(weights_nt=arrays(np.float32, SHAPES, elements=WEIGHTS | TIED))
 @settings(deadline=None)
 def test_each_row_begins_where_their_path_enters_it(weights_nt):
-    assert first_frames(weights_nt).tolist() == their_first_frames(weights_nt)
+    assert dtw(weights_nt).tolist() == their_dtw(weights_nt)
 
 
 @given(weights_nt=arrays(np.float32, SHAPES, elements=TIED))
 @settings(deadline=None)
 def test_of_paths_that_cost_the_same_theirs_is_taken(weights_nt):
-    assert first_frames(weights_nt).tolist() == their_first_frames(weights_nt)
+    assert dtw(weights_nt).tolist() == their_dtw(weights_nt)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(224, 1500), (30, 1500), (224, 100)])
 def test_whole_windows_take_their_path(shape):
     weights_nt = np.random.default_rng(7).standard_normal(shape).astype(np.float32)
-    assert first_frames(weights_nt).tolist() == their_first_frames(weights_nt)
+    assert dtw(weights_nt).tolist() == their_dtw(weights_nt)
 
 
 @given(shape=SHAPES, seed=st.integers(0, 2**32 - 1))
@@ -82,7 +82,7 @@ def test_no_other_monotonic_path_has_a_greater_sum(shape, seed):
         for frame in range(frames):
             before = max(best[row, frame], best[row, frame + 1], best[row + 1, frame])
             best[row + 1, frame + 1] = before + weights_nt[row, frame]
-    begins = [*first_frames(weights_nt).tolist(), frames - 1]
+    begins = [*dtw(weights_nt).tolist(), frames - 1]
     total = 0.0
     for row, (begin, end) in enumerate(pairwise(begins)):
         # A path may leave a row at the frame at which it enters the next, or at the one before.
@@ -115,12 +115,12 @@ def test_frames_to_which_all_tokens_attend_alike_count_nothing():
 @pytest.mark.parametrize("frames", [0, 1])
 def test_a_recording_of_a_frame_is_aligned_to_it(frames):
     attention_st = attention_by_token(random_scores(2, 6, 9, 1), frames)
-    assert first_frames(attention_st[1:-1]).tolist() == [0, 0, 0, 0]
+    assert dtw(attention_st[1:-1]).tolist() == [0, 0, 0, 0]
 
 
 def test_scores_without_a_number_end_in_some_times():
     """A broken model's: the search must not run for ever."""
-    found = first_frames(np.full((3, 5), np.nan, np.float32))
+    found = dtw(np.full((3, 5), np.nan, np.float32))
     assert len(found) == 3
 
 
@@ -132,7 +132,7 @@ def test_the_text_begins_with_the_token_that_hears_it():
     runtime: Any = SimpleNamespace(
         align=lambda *_: Alignment(scores_hst, np.array([0.5, 0.6, 0.7], np.float32)),
         attention_by_token=attention_by_token,
-        first_frames=first_frames,
+        dtw=dtw,
     )
     window = Features(np.zeros((1, 1), np.float32))
     request = AlignmentRequest(

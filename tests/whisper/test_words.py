@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kit.openai_whisper import openai_tokenizer, openai_tokenizer_json
 from kvcast.runtimes.attention_by_token import attention_by_token
-from kvcast.runtimes.dtw import first_frames
+from kvcast.runtimes.dtw import dtw
 from kvcast.whisper.segments import Span, Window
 from kvcast.whisper.token_times import TokenTimes
 from kvcast.whisper.tokenizer import WhisperTokenizer
@@ -113,7 +113,7 @@ def both(
     np.testing.assert_allclose(attention_st[BEFORE - 1 : -1], weights_nt, atol=1e-5)
     ours = with_words(
         spans,
-        TokenTimes(first_frames(weights_nt), likely(logits_sv, tokens)),
+        TokenTimes(dtw(weights_nt), likely(logits_sv, tokens)),
         window,
         tokenizer=TOKENIZER,
         language=language,

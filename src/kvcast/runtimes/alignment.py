@@ -14,7 +14,7 @@ from typing_extensions import override
 from kvcast.runtimes.attention_by_token import attention_by_token
 from kvcast.runtimes.base import Alignment, Asked, EncoderDecoderOf, Float32, Int64
 from kvcast.runtimes.cache import CacheHandle
-from kvcast.runtimes.dtw import first_frames
+from kvcast.runtimes.dtw import dtw
 
 _NONE = np.empty(0, np.float32)
 
@@ -104,8 +104,8 @@ class NumpyAligningRuntime(AligningRuntime):
         return attention_by_token(scores_hst, frames)
 
     @override
-    def first_frames(self, weights_nt: Float32) -> Int64:
-        return first_frames(weights_nt)
+    def dtw(self, weights_nt: Float32) -> Int64:
+        return dtw(weights_nt)
 
 
 def _probabilities(logits_pv: Float32, asked: Asked) -> Float32:

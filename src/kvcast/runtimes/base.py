@@ -201,7 +201,7 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
 
         """
 
-    def first_frames(self, weights_nt: Float32) -> Int64:
+    def dtw(self, weights_nt: Float32) -> Int64:
         """Return the frame at which each row begins on the best monotonic path, [n], ascending.
 
         The path leads from the first frame of the first row to the last frame of the last, in

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from kvcast.runtimes.base import Float32, Int64
 
 
-def first_frames(weights_nt: Float32) -> Int64:
+def dtw(weights_nt: Float32) -> Int64:
     """Return the frame at which each row begins on the best monotonic path, [n], ascending.
 
-    `kvcast.runtimes.base.EncoderDecoderOf.first_frames` says which that is.
+    `kvcast.runtimes.base.EncoderDecoderOf.dtw` says which that is.
 
     The cost of a path that enters row n at frame i and goes on to frame j is what it cost until it
     entered, less the row's sum before i, plus its sum up to j. So the best entry for each j is a

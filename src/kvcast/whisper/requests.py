@@ -221,7 +221,7 @@ class AlignmentRequest(Request):
         aligning = cast(EncoderDecoder, runtime)
         found = aligning.align(self.prompt.tokens, cache, row, self._asked)
         self.attention_st = aligning.attention_by_token(found.scores_hst, self._frames)
-        self.begins_n = aligning.first_frames(self.attention_st[self._hearing])
+        self.begins_n = aligning.dtw(self.attention_st[self._hearing])
         self.probabilities_n = found.probabilities_p
         return True
 

@@ -392,13 +392,13 @@ void hold_words(Machine& with, Machine& oracle, Random& random) {
   for (size_t i = 0; i < scores.size(); i++) CHECK(near(scores[i], expected_scores[i], 1e-5f));
 
   Floats weights(static_cast<size_t>(tokens) * frames), expected_weights(weights.size());
-  stand_out(with, {heads, tokens, positions, frames, expected_scores.data(), weights.data()});
-  stand_out(oracle, {heads, tokens, positions, frames, expected_scores.data(), expected_weights.data()});
+  attention_by_token(with, {heads, tokens, positions, frames, expected_scores.data(), weights.data()});
+  attention_by_token(oracle, {heads, tokens, positions, frames, expected_scores.data(), expected_weights.data()});
   CHECK(same_bits(weights.data(), expected_weights.data(), weights.size() * sizeof(float)));
 
   Guarded<int64_t> first(tokens), expected_first(tokens);
-  first_frames(with, {tokens, frames, weights.data(), first.data()});
-  first_frames(oracle, {tokens, frames, weights.data(), expected_first.data()});
+  dtw(with, {tokens, frames, weights.data(), first.data()});
+  dtw(oracle, {tokens, frames, weights.data(), expected_first.data()});
   CHECK(same_bits(first.data(), expected_first.data(), tokens * sizeof(int64_t)));
 
   const Format format = any_format(random);

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
 from kvcast.runtimes.attention_by_token import attention_by_token
-from kvcast.runtimes.dtw import first_frames
+from kvcast.runtimes.dtw import dtw
 from kvcast.runtimes.native.alignment import (
-    first_frames_plan,
+    attention_by_token_plan,
+    dtw_plan,
     probabilities_plan,
     scores_plan,
-    standing_out_plan,
 )
 from kvcast.runtimes.native.building import Matrix as Packed
 from kvcast.runtimes.native.building import Plan
@@ -90,7 +90,7 @@ def test_tokens_stand_out_as_in_numpy(heads, tokens, positions, padding, seed):
         found = []
         for threads in (1, 3):
             out_st = guarded(np.full((tokens, positions), np.nan, np.float32))
-            run(machine(threads, name), standing_out_plan(guarded(scores_hst), out_st))
+            run(machine(threads, name), attention_by_token_plan(guarded(scores_hst), out_st))
             found.append(out_st)
         # Where all tokens attend almost alike, the division makes rounding errors larger.
         np.testing.assert_allclose(found[0], wanted_st, atol=1e-3)
@@ -101,7 +101,7 @@ def test_no_token_stands_out_where_all_attend_alike():
     scores_hst = np.zeros((2, 4, 9), np.float32)
     for name in all_instructions():
         out_st = np.ones((4, 9), np.float32)
-        run(machine(2, name), standing_out_plan(scores_hst, out_st))
+        run(machine(2, name), attention_by_token_plan(scores_hst, out_st))
         assert not out_st.any()
 
 
@@ -110,7 +110,7 @@ def test_scores_without_a_number_do_no_harm():
     scores_hst = np.full((2, 4, 70), np.nan, np.float32)
     for name in all_instructions():
         out_st = guarded(np.ones((4, 70), np.float32))
-        run(machine(2, name), standing_out_plan(scores_hst, out_st))
+        run(machine(2, name), attention_by_token_plan(scores_hst, out_st))
 
 
 @given(
@@ -126,15 +126,15 @@ def test_rows_begin_where_they_do_in_numpy(rows, frames, values, seed):
     weights_nt = guarded((weights_nt / np.float32(values)).astype(np.float32))
     for name in all_instructions():
         begins_n = guarded(np.full(rows, -1, np.int64))
-        run(machine(2, name), first_frames_plan(weights_nt, begins_n))
-        assert begins_n.tolist() == first_frames(weights_nt).tolist()
+        run(machine(2, name), dtw_plan(weights_nt, begins_n))
+        assert begins_n.tolist() == dtw(weights_nt).tolist()
 
 
 def test_rows_without_a_number_begin_somewhere():
     """A broken model's."""
     begins_n = guarded(np.full(3, -1, np.int64))
     weights_nt = guarded(np.full((3, 5), np.nan, np.float32))
-    run(machine(2, "plain"), first_frames_plan(weights_nt, begins_n))
+    run(machine(2, "plain"), dtw_plan(weights_nt, begins_n))
     assert ((begins_n >= 0) & (begins_n < 5)).all()
 
 

@@ -33,9 +33,11 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not 
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A library of one function, with cache and package folders of its own."""
+    """A library without kernels, with cache and package folders of its own."""
     folder = tmp_path / "src"
     folder.mkdir()
+    for name in ("schema.cpp", "export.hpp", "instructions.def"):
+        shutil.copy(compiler.SOURCES / name, folder)
     (folder / "one.cpp").write_text(SOURCE % ABI)
     (folder / "none.hpp").write_text("")
     monkeypatch.setattr(build, "SOURCES", folder)
@@ -69,7 +71,7 @@ def test_the_first_use_compiles_and_the_next_does_not(sources: Path) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("changed", ["one.cpp", "none.hpp"])
+@pytest.mark.parametrize("changed", ["one.cpp", "none.hpp", "instructions.def"])
 def test_other_sources_are_another_library(sources: Path, changed: str) -> None:
     before = library_path()
     with (sources / changed).open("a") as file:
@@ -239,9 +241,37 @@ def test_a_library_of_another_version_is_refused(sources: Path) -> None:
     refused(f"functions of version {ABI + 1} and not {ABI}")
 
 
+@needs_compiler
+@pytest.mark.parametrize(
+    ("words", "swapped"),
+    [
+        (
+            "FIELD(int, heads)\n            FIELD(int, tokens)",
+            "FIELD(int, tokens) FIELD(int, heads)",
+        ),
+        (
+            "FIELD(size_t, stride) FIELD(size_t, head_stride)",
+            "FIELD(size_t, head_stride) FIELD(size_t, stride)",
+        ),
+        ("VALUE(LT, 7) VALUE(GE, 8)", "VALUE(LT, 8) VALUE(GE, 7)"),
+        ("FIELD(int, heads)", ""),
+    ],
+)
+def test_a_library_that_reads_words_in_another_order_is_refused(
+    sources: Path, words: str, swapped: str
+) -> None:
+    definition = sources / "instructions.def"
+    text = definition.read_text()
+    assert words in text
+    definition.write_text(text.replace(words, swapped, 1))
+    refused("reads other instructions")
+
+
 def cut_off(path: Path) -> None:
-    """The process that opened it would be killed."""
-    os.truncate(path, path.stat().st_size // 2)
+    """A process that opened it would be killed; this one may have opened the file before."""
+    half = path.read_bytes()[: path.stat().st_size // 2]
+    path.unlink()
+    path.write_bytes(half)
 
 
 def change(path: Path) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.runtimes.native.building import Builder, Matrix, Plan
-from kvcast.runtimes.native.instructions import Operation, Word
-from kvcast.runtimes.native.operations import factors
+from kvcast.runtimes.native.instructions import Operation
+from kvcast.runtimes.native.operations import factors, flat
 from kvcast.runtimes.native.values import Value
 
 Float32 = NDArray[np.float32]
@@ -32,29 +32,45 @@ def scores_plan(queries_sx: Float32, keys: Sequence[NDArray[Any]], scores_hst: F
     head_dim = queries_sx.shape[1] // heads
     number = Value.of(keys[0]).dtype
     builder = Builder()
-    addresses = np.array([one.ctypes.data for one in keys], np.int64)
-    words: list[Word] = [heads, tokens, positions, head_dim]
-    words += [builder.outer(queries_sx).address, queries_sx.shape[1], head_dim**-0.5, int(number)]
-    words += [builder.outer(addresses).address, builder.outer(scores_hst).address]
+    addresses = np.array([lines.ctypes.data for lines in keys], np.int64)
     builder.kept += keys
-    builder.emit(Operation.ALIGNMENT_SCORES, *words)
+    builder.emit(
+        Operation.ALIGNMENT_SCORES,
+        heads=heads,
+        tokens=tokens,
+        positions=positions,
+        head_dim=head_dim,
+        query=flat(builder.lines(builder.outer(queries_sx))),
+        scale=head_dim**-0.5,
+        number=int(number),
+        keys=builder.outer(addresses).address,
+        out=builder.outer(scores_hst).address,
+    )
     return builder.plan()
 
 
-def standing_out_plan(scores_hst: Float32, attention_st: Float32) -> Plan:
+def attention_by_token_plan(scores_hst: Float32, attention_st: Float32) -> Plan:
     """Return the call that fills `attention_st` [s, frames] from scores [heads, s, t]."""
     builder = Builder()
-    frames = attention_st.shape[1]
-    given, found = (builder.outer(one).address for one in (scores_hst, attention_st))
-    builder.emit(Operation.STAND_OUT, *scores_hst.shape, frames, given, found)
+    heads, tokens, positions = scores_hst.shape
+    builder.emit(
+        Operation.ATTENTION_BY_TOKEN,
+        heads=heads,
+        tokens=tokens,
+        positions=positions,
+        frames=attention_st.shape[1],
+        scores=builder.outer(scores_hst).address,
+        out=builder.outer(attention_st).address,
+    )
     return builder.plan()
 
 
-def first_frames_plan(weights_nt: Float32, begins_n: Int64) -> Plan:
-    """Return the call that fills `begins_n` with where rows of `weights_nt`, contiguous, begin."""
+def dtw_plan(weights_nt: Float32, begins_n: Int64) -> Plan:
+    """Return the call that fills `begins_n` with the first frames of rows of `weights_nt`."""
     builder = Builder()
-    given, found = (builder.outer(one).address for one in (weights_nt, begins_n))
-    builder.emit(Operation.FIRST_FRAMES, *weights_nt.shape, given, found)
+    rows, frames = weights_nt.shape
+    weights, out = builder.outer(weights_nt).address, builder.outer(begins_n).address
+    builder.emit(Operation.DTW, rows=rows, frames=frames, weights=weights, out=out)
     return builder.plan()
 
 
@@ -76,8 +92,13 @@ def probabilities_plan(
 
     """
     builder = Builder()
-    words: list[Word] = [*matrix.words, len(tokens_p)]
-    words += factors(builder, builder.lines(builder.outer(hidden_pd)), matrix)
-    words += [builder.outer(one).address for one in (tokens_p, among_v, probabilities_p)]
-    builder.emit(Operation.TOKEN_PROBABILITIES, *words)
+    builder.emit(
+        Operation.TOKEN_PROBABILITIES,
+        matrix=matrix.words,
+        rows=len(tokens_p),
+        **factors(builder, builder.lines(builder.outer(hidden_pd)), matrix),
+        tokens=builder.outer(tokens_p).address,
+        among=builder.outer(among_v).address,
+        out=builder.outer(probabilities_p).address,
+    )
     return builder.plan()

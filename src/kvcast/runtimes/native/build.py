@@ -29,9 +29,10 @@ from kvcast.runtimes.native.compiler import (
     sources_digest,
 )
 from kvcast.runtimes.native.records import Fields, contents, is_whole, read_record, write_record
+from kvcast.runtimes.native.schema import SCHEMA
 from kvcast.spec.paths import cache_dir
 
-ABI = 2
+ABI = 3
 """What `kvcast_abi` returns of a library that this version of kvcast can call."""
 
 SHIPPED = Path(__file__).parent / "lib"
@@ -64,6 +65,9 @@ def _loaded(found: Library | None, on_compile: Callable[[], None]) -> ctypes.CDL
     try:
         library = ctypes.CDLL(str(path))
         number = library.kvcast_abi()
+        if number == ABI:
+            library.kvcast_schema.restype = ctypes.c_char_p
+            schema = library.kvcast_schema().decode()
     except (OSError, AttributeError) as error:
         elsewhere = f"remove {path}, or set KVCAST_CACHE to a folder from which libraries may run"
         raise LibraryMissingError(
@@ -74,6 +78,8 @@ def _loaded(found: Library | None, on_compile: Callable[[], None]) -> ctypes.CDL
         raise LibraryMissingError(
             f"{path} has functions of version {number} and not {ABI}: install kvcast anew"
         )
+    if schema != SCHEMA.text:
+        raise LibraryMissingError(f"{path} reads other instructions: install kvcast anew")
     return library
 
 

@@ -5,6 +5,7 @@ instructions are there, those that are not needed at the same time in the same p
 interpreter's instructions and no operation of a program.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -13,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.runtimes.native.instructions import (
+    LAYOUTS,
+    STRUCTS,
     Address,
     Dtype,
     Element,
@@ -20,6 +23,7 @@ from kvcast.runtimes.native.instructions import (
     Operation,
     Storage,
     Word,
+    Words,
     bits,
     padded,
 )
@@ -43,8 +47,13 @@ class Matrix:
 
     @property
     def words(self) -> list[Word]:
-        """How instructions name it."""
-        return [int(self.format), self.outputs, self.inputs, self.tiles.ctypes.data]
+        """The struct that instructions take."""
+        return STRUCTS["Matrix"].words(
+            format=int(self.format),
+            outputs=self.outputs,
+            inputs=self.inputs,
+            tiles=self.tiles.ctypes.data,
+        )
 
 
 @dataclass(frozen=True)
@@ -57,16 +66,21 @@ class Experts:
     @classmethod
     def of(cls, matrices: Sequence[Matrix]) -> Self:
         """Return one matrix or more; ValueError for those that are not alike."""
-        if len({(one.format, one.outputs, one.inputs) for one in matrices}) != 1:
+        if len({(matrix.format, matrix.outputs, matrix.inputs) for matrix in matrices}) != 1:
             raise ValueError("an expert does not fit the others")
-        addresses = [one.tiles.ctypes.data for one in matrices]
+        addresses = [matrix.tiles.ctypes.data for matrix in matrices]
         return cls(matrices, np.array(addresses, np.int64))
 
     @property
     def words(self) -> list[Word]:
-        """How instructions name them."""
-        one = self.matrices[0]
-        return [int(one.format), one.outputs, one.inputs, self.addresses.ctypes.data]
+        """The struct that instructions take."""
+        first = self.matrices[0]
+        return STRUCTS["Stack"].words(
+            format=int(first.format),
+            outputs=first.outputs,
+            inputs=first.inputs,
+            tiles=self.addresses.ctypes.data,
+        )
 
 
 @dataclass(frozen=True)
@@ -99,11 +113,9 @@ class Plan:
 
 @dataclass
 class _Result:
-    """Where an instruction can put its result as int8 as well, or instead."""
+    """An instruction that can put its result as int8 as well, or instead."""
 
     instruction: Instruction
-    out: int  # place of the word of the float result
-    to: int  # place of the word of the rounded one
     rows: int
     width: int
 
@@ -119,11 +131,9 @@ class Builder:
     _rounded: dict[tuple[Storage, int, int, int, int], Storage] = field(default_factory=dict)
     _results: dict[Storage, _Result] = field(default_factory=dict)
 
-    def emit(self, operation: Operation, *words: Word) -> Instruction:
+    def emit(self, code: Operation, /, **fields: Words) -> None:
         """Add an instruction."""
-        one = Instruction(operation, list(words))
-        self.instructions.append(one)
-        return one
+        self.instructions.append(Instruction(code, LAYOUTS[code].words(**fields)))
 
     def outer(self, array: NDArray[Any]) -> Value:
         """Return an array as a value."""
@@ -144,12 +154,9 @@ class Builder:
     def may_be_rounded(self, value: Value, rows: int, width: int) -> None:
         """Tell that the last instruction can give its result, [rows, width], rounded as well.
 
-        The result is a storage of its own, and the instruction's last words are where it lies, its
-        stride, and where it lies rounded.
+        The result, `out`, is a storage of its own; `rounded_out` is not there yet.
         """
-        last = self.instructions[-1]
-        end = len(last.words)
-        self._results[value.storage] = _Result(last, end - 3, end - 1, rows, width)
+        self._results[value.storage] = _Result(self.instructions[-1], rows, width)
 
     def rounded(self, lines: Lines) -> Word:
         """Return where lines lie as int8."""
@@ -160,10 +167,16 @@ class Builder:
             result = self._results.get(storage)
             alike = result is not None and (result.rows, result.width) == key[2:4]
             if result is not None and alike and lines.value.fills_storage:
-                result.instruction.words[result.to] = Address(to)
+                result.instruction.replace("rounded_out", Address(to))
             else:
-                words = (lines.value.address, lines.stride, lines.rows, lines.width, Address(to))
-                self.emit(Operation.ROUND, *words)
+                self.emit(
+                    Operation.ROUND,
+                    x=lines.value.address,
+                    stride=lines.stride,
+                    rows=lines.rows,
+                    width=lines.width,
+                    rounded_out=Address(to),
+                )
         return Address(self._rounded[key])
 
     def lines(self, value: Value) -> Lines:
@@ -198,19 +211,20 @@ class Builder:
 
     def elements(self, operation: Element, out: Value, *inputs: Value) -> None:
         """Compute `out` elementwise; inputs are repeated to its sizes."""
-        given = (out, *inputs)
-        repeated = [out.strides, *(one.broadcast(out.sizes) for one in inputs)]
+        repeated = [out.strides, *(value.broadcast(out.sizes) for value in inputs)]
         sizes, strides = _joined(out.sizes, repeated)
         if len(sizes) > _DIMS:
             raise ValueError(f"an elementwise operation over {len(sizes)} axes")
-        arrays: list[list[Word]] = [
-            [one.address, int(one.dtype), *padded(steps, _DIMS, 0)]
-            for one, steps in zip(given, strides, strict=True)
+        first, *others = [
+            _array(value, steps) for value, steps in zip((out, *inputs), strides, strict=True)
         ]
-        words: list[Word] = [int(operation), *padded(sizes, _DIMS, 1), *arrays[0], len(inputs)]
-        for array in arrays[1:]:
-            words += array
-        self.emit(Operation.ELEMENTS, *words)
+        self.emit(
+            Operation.ELEMENTS,
+            operation=int(operation),
+            sizes=padded(sizes, _DIMS, 1),
+            out=first,
+            inputs=[len(others), *itertools.chain.from_iterable(others)],
+        )
 
     def plan(self) -> Plan:
         """Lay out the arena, and write the words."""
@@ -222,10 +236,10 @@ class Builder:
         for one in self.instructions:
             words += [int(one.operation), len(one.words)]
             for word in one.words:
-                if isinstance(word, float):
-                    words.append(bits(word))
-                elif isinstance(word, int):
+                if isinstance(word, int):
                     words.append(word)
+                elif isinstance(word, float):
+                    words.append(bits(word))
                 elif word.storage.address is not None:
                     storage = self._lies_in.get(word.storage, word.storage)
                     of_arguments.get(storage, []).append(len(words))
@@ -251,9 +265,14 @@ class Builder:
             for storage in one.storages():
                 readers[storage] = readers.get(storage, 0) + 1
         for storage, result in self._results.items():
-            is_rounded = result.instruction.words[result.to] != NOTHING
+            is_rounded = result.instruction.word("rounded_out") != NOTHING
             if is_rounded and readers.get(storage) == 1 and storage.address is None:
-                result.instruction.words[result.out] = NOTHING
+                result.instruction.replace("out", NOTHING)
+
+
+def _array(value: Value, strides: Sequence[int]) -> list[Word]:
+    steps = padded(strides, _DIMS, 0)
+    return STRUCTS["Array"].words(data=value.address, dtype=int(value.dtype), strides=steps)
 
 
 def _joined(
@@ -282,19 +301,22 @@ def _joined(
 def _laid_out(instructions: Sequence[Instruction]) -> tuple[dict[Storage, int], int]:
     """Give every storage without an address a place; return the places and the bytes in all."""
     last: dict[Storage, int] = {}
-    for i, one in enumerate(instructions):
-        for storage in one.storages():
-            if storage.address is None:
-                last[storage] = i
+    in_arena = [
+        [storage for storage in instruction.storages() if storage.address is None]
+        for instruction in instructions
+    ]
+    for i, storages in enumerate(in_arena):
+        for storage in storages:
+            last[storage] = i
     places: dict[Storage, int] = {}
     free: list[tuple[int, int]] = []  # first and end
     end = 0
     ending: dict[int, list[Storage]] = {}
     for storage, i in last.items():
         ending.setdefault(i, []).append(storage)
-    for i, one in enumerate(instructions):
-        for storage in one.storages():
-            if storage.address is not None or storage in places:
+    for i, storages in enumerate(in_arena):
+        for storage in storages:
+            if storage in places:
                 continue
             size = -(-max(storage.size, 1) // _ALIGNMENT) * _ALIGNMENT
             fitting = [gap for gap in free if gap[1] - gap[0] >= size]

@@ -106,13 +106,13 @@ def _programs(command: Sequence[str]) -> list[str]:
 
 
 def sources_digest(sources: Path) -> str:
-    """Return a digest of all sources' names and contents; empty if there are none."""
-    files = sorted((*sources.glob("*.cpp"), *sources.glob("*.hpp")))
+    """Return a digest of all sources' names and contents; empty if there is nothing to compile."""
+    files = sorted(path for ending in ("cpp", "hpp", "def") for path in sources.glob(f"*.{ending}"))
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.name}\n{path.stat().st_size}\n".encode())
         digest.update(path.read_bytes())
-    return digest.hexdigest() if files else ""
+    return digest.hexdigest() if any(path.suffix == ".cpp" for path in files) else ""
 
 
 def compile_library(compiler: Compiler, sources: Path, library: Path, log: Path) -> None:

@@ -1,18 +1,23 @@
-"""The instructions of the interpreter: their numbers, and the words that each takes.
+"""The instructions of the interpreter: their codes, and the words of each.
 
-Words are written in the order in which `src/program.cpp` reads them. An operand that lies in the
-arena is an `Address`, whose word is known once the arena has been laid out.
+`src/instructions.def` has the fields of each instruction, which are given here by their names; the
+numbers of this module's enumerations are compared with it on import. An operand in the arena is an
+`Address`, whose word is known once the arena has been laid out.
 """
 
+import itertools
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
+from operator import itemgetter
 from typing import TypeAlias
+
+from kvcast.runtimes.native.schema import SCHEMA, Fields
 
 
 class Operation(IntEnum):
-    """Numbers as in program.cpp."""
+    """Codes, in the order of instructions.def."""
 
     PRODUCT = 0
     ROUND = 1
@@ -28,13 +33,13 @@ class Operation(IntEnum):
     MIXTURE = 11
     STORE = 12
     ALIGNMENT_SCORES = 13
-    STAND_OUT = 14
+    ATTENTION_BY_TOKEN = 14
     TOKEN_PROBABILITIES = 15
-    FIRST_FRAMES = 16
+    DTW = 16
 
 
 class Dtype(IntEnum):
-    """Numbers as in elements.hpp; those of what caches hold as in kernels.hpp too."""
+    """What an array or a cache holds: `Dtype` and `Number` of instructions.def."""
 
     F32 = 0
     F16 = 1
@@ -54,7 +59,7 @@ SCALE_BYTES = 4
 
 
 class Element(IntEnum):
-    """Elementwise operations; numbers as in elements.hpp."""
+    """Elementwise operations."""
 
     COPY = 0
     ADD = 1
@@ -75,7 +80,7 @@ class Element(IntEnum):
 
 
 class Activation(IntEnum):
-    """What follows a product; numbers as in products.hpp."""
+    """What follows a product."""
 
     NONE = 0
     GELU = 1
@@ -110,16 +115,63 @@ class Address:
 Word: TypeAlias = int | float | Address
 
 
+Words: TypeAlias = Word | Sequence[Word]
+"""One field: a word, or the words of a struct."""
+
+_SIZES = {"Dims": 4, "Axes": 3, "Arrays": None}
+
+
+def _size(type_: str) -> int | None:
+    """Return the number of a field's words; None where it varies."""
+    if type_ in SCHEMA.structs:
+        return sum(_size(member) or 0 for _, member in SCHEMA.structs[type_])
+    return _SIZES.get(type_, 1)
+
+
+class Layout:
+    """The fields of a struct or an instruction, in order."""
+
+    def __init__(self, owner: str, fields: Fields) -> None:
+        self._owner = owner
+        names = [name for name, _ in fields]
+        self._sizes = [_size(type_) for _, type_ in fields]
+        self._values = itemgetter(*names)
+        firsts = itertools.accumulate((size or 0 for size in self._sizes), initial=0)
+        self.places = dict(zip(names, firsts, strict=False))
+
+    def words(self, /, **fields: Words) -> list[Word]:
+        """Return the words of all fields; raises KeyError or ValueError where one is wrong."""
+        if len(fields) != len(self._sizes):
+            raise ValueError(f"{self._owner} has the fields {', '.join(self.places)}")
+        words: list[Word] = []
+        for value, size in zip(self._values(fields), self._sizes, strict=True):
+            if size == 1:
+                words.append(value)
+                continue
+            words += value
+            if size is not None and len(value) != size:
+                raise ValueError(f"a field of {self._owner} has {len(value)} words and not {size}")
+        return words
+
+
 @dataclass
 class Instruction:
     """One instruction; its words may still be changed."""
 
     operation: Operation
-    words: list[Word] = field(default_factory=list)
+    words: list[Word]
 
-    def storages(self) -> Iterable[Storage]:
-        """Return what it reads and writes."""
-        return (word.storage for word in self.words if isinstance(word, Address))
+    def word(self, name: str) -> Word:
+        """Return the word of a field."""
+        return self.words[LAYOUTS[self.operation].places[name]]
+
+    def replace(self, name: str, word: Word) -> None:
+        """Change the word of a field."""
+        self.words[LAYOUTS[self.operation].places[name]] = word
+
+    def storages(self) -> list[Storage]:
+        """Return the storages that it reads and writes."""
+        return [word.storage for word in self.words if isinstance(word, Address)]
 
 
 def bits(value: float) -> int:
@@ -131,3 +183,19 @@ def bits(value: float) -> int:
 def padded(values: Sequence[int], count: int, filler: int) -> list[int]:
     """Return values with filler in front, `count` in all."""
     return [filler] * (count - len(values)) + list(values)
+
+
+def _check_numbers(enum: type[IntEnum], *shared: Mapping[str, int]) -> None:
+    """Raise ValueError for an enumeration that is not what C++ has."""
+    expected = {name: number for members in shared for name, number in members.items()}
+    if {member.name: int(member) for member in enum} != expected:
+        raise ValueError(f"{enum.__name__} is not as in instructions.def")
+
+
+_check_numbers(Operation, {name: code for code, name in enumerate(SCHEMA.instructions)})
+_check_numbers(Dtype, SCHEMA.enums["Dtype"], SCHEMA.enums["Number"])
+_check_numbers(Element, SCHEMA.enums["Element"])
+_check_numbers(Activation, SCHEMA.enums["Activation"])
+
+STRUCTS = {name: Layout(name, fields) for name, fields in SCHEMA.structs.items()}
+LAYOUTS = {code: Layout(code.name, SCHEMA.instructions[code.name]) for code in Operation}

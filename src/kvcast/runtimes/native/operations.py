@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from kvcast.runtimes.native.building import NOTHING, Builder, Experts, Matrix
 from kvcast.runtimes.native.instructions import (
     SCALE_BYTES,
+    STRUCTS,
     Activation,
     Dtype,
     Element,
@@ -64,23 +65,30 @@ def _product(
     gated: bool = False,
 ) -> None:
     """Multiply lines of exactly the matrix's inputs; `out` is contiguous."""
-    given = factors(builder, lines, matrix)
-    added: tuple[Word, Word] = (NOTHING, 0)
-    if residual is not None:
-        others = builder.lines(residual)
-        added = (others.value.address, others.stride)
-    words: list[Word] = [*matrix.words, lines.rows, *given]
-    words += [int(Activation[activation.upper()]), int(gated), *added]
-    builder.emit(Operation.PRODUCT, *words, out.address, out.sizes[-1], NOTHING)
+    x = factors(builder, lines, matrix)
+    added = None if residual is None else builder.lines(residual)
+    builder.emit(
+        Operation.PRODUCT,
+        matrix=matrix.words,
+        rows=lines.rows,
+        **x,
+        activation=int(Activation[activation.upper()]),
+        gated=int(gated),
+        residual=NOTHING if added is None else added.value.address,
+        residual_stride=0 if added is None else added.stride,
+        out=out.address,
+        out_stride=out.sizes[-1],
+        rounded_out=NOTHING,
+    )
     if out.fills_storage:
         builder.may_be_rounded(out, lines.rows, out.sizes[-1])
 
 
-def factors(builder: Builder, lines: Lines, matrix: Matrix) -> tuple[Word, Word, Word]:
-    """Return lines as a product with the matrix reads them."""
+def factors(builder: Builder, lines: Lines, matrix: Matrix) -> dict[str, Word]:
+    """Return the fields of lines that a product with the matrix reads."""
     if matrix.format == Format.F32:
-        return lines.value.address, lines.stride, NOTHING
-    return NOTHING, 0, builder.rounded(lines)
+        return {"x": lines.value.address, "stride": lines.stride, "rounded_x": NOTHING}
+    return {"x": NOTHING, "stride": 0, "rounded_x": builder.rounded(lines)}
 
 
 def _mixture_of_experts(
@@ -92,9 +100,21 @@ def _mixture_of_experts(
     _expect((up.inputs, up.outputs) == (width, 2 * last.inputs), "experts' inputs")
     _expect(last.outputs == width and logits.sizes == (tokens, experts), "experts' outputs")
     out = Value.fresh(x.sizes, Dtype.F32)
-    words: list[Word] = [tokens, experts, each, *_flat(builder.lines(logits))]
-    words += [*gate_up.words, *down.words, *factors(builder, builder.lines(x), up)]
-    builder.emit(Operation.MIXTURE, *words, int(Activation.SILU), out.address, width)
+    lines = builder.lines(logits)
+    builder.emit(
+        Operation.MIXTURE,
+        tokens=tokens,
+        experts=experts,
+        each=each,
+        logits=lines.value.address,
+        logits_stride=lines.stride,
+        gate_up=gate_up.words,
+        down=down.words,
+        **factors(builder, builder.lines(x), up),
+        activation=int(Activation.SILU),
+        out=out.address,
+        out_stride=width,
+    )
     return out
 
 
@@ -132,7 +152,7 @@ def _layer_norm(
 ) -> Value:
     _expect(bias.shape == x.sizes[-1:] and bias.dtype == np.float32, "a norm's bias")
     shift = builder.outer(bias).address
-    return _norm(builder, Operation.LAYER_NORM, x, gain, shift, epsilon)
+    return _norm(builder, Operation.LAYER_NORM, x, gain, epsilon, bias=shift)
 
 
 def _rms_norm(builder: Builder, x: Value, gain: NDArray[Any], epsilon: float) -> Value:
@@ -140,14 +160,29 @@ def _rms_norm(builder: Builder, x: Value, gain: NDArray[Any], epsilon: float) ->
 
 
 def _norm(
-    builder: Builder, operation: Operation, x: Value, gain: NDArray[Any], *others: Word
+    builder: Builder,
+    operation: Operation,
+    x: Value,
+    gain: NDArray[Any],
+    epsilon: float,
+    **bias: Word,
 ) -> Value:
     _expect(gain.shape == x.sizes[-1:] and gain.dtype == np.float32, "a norm's gain")
     lines = builder.lines(x)
     out = Value.fresh(x.sizes, Dtype.F32)
-    words: list[Word] = [lines.value.address, lines.stride, lines.rows, lines.width]
-    words += [builder.outer(gain).address, *others, out.address, lines.width, NOTHING]
-    builder.emit(operation, *words)
+    builder.emit(
+        operation,
+        x=lines.value.address,
+        stride=lines.stride,
+        rows=lines.rows,
+        width=lines.width,
+        gain=builder.outer(gain).address,
+        **bias,
+        epsilon=float(epsilon),
+        out=out.address,
+        out_stride=lines.width,
+        rounded_out=NOTHING,
+    )
     builder.may_be_rounded(out, lines.rows, lines.width)
     return out
 
@@ -156,11 +191,20 @@ def _gated(builder: Builder, gate: Value, up: Value, *, activation: str) -> Valu
     _expect(gate.sizes == up.sizes, "a gate")
     gates, ups = builder.lines(gate), builder.lines(up)
     if gates.stride != ups.stride:
-        gates, ups = (builder.lines(builder.copied(one, Dtype.F32)) for one in (gate, up))
+        gates, ups = (builder.lines(builder.copied(half, Dtype.F32)) for half in (gate, up))
     out = Value.fresh(gate.sizes, Dtype.F32)
-    words: list[Word] = [gates.value.address, ups.value.address, gates.stride, gates.rows]
-    words += [gates.width, int(Activation[activation.upper()]), out.address, gates.width, NOTHING]
-    builder.emit(Operation.GATED, *words)
+    builder.emit(
+        Operation.GATED,
+        gate=gates.value.address,
+        up=ups.value.address,
+        stride=gates.stride,
+        rows=gates.rows,
+        width=gates.width,
+        activation=int(Activation[activation.upper()]),
+        out=out.address,
+        out_stride=gates.width,
+        rounded_out=NOTHING,
+    )
     builder.may_be_rounded(out, gates.rows, gates.width)
     return out
 
@@ -170,11 +214,16 @@ def _embedding(builder: Builder, table: "Matrix | NDArray[Any]", ids: Value) -> 
     count = prod(ids.sizes)
     if isinstance(table, Matrix):
         out = Value.fresh((*ids.sizes, table.inputs), Dtype.F32)
-        words: list[Word] = [*table.words, index.address, count, out.address, table.inputs]
-        builder.emit(Operation.EMBEDDING, *words)
+        builder.emit(
+            Operation.EMBEDDING,
+            table=table.words,
+            ids=index.address,
+            count=count,
+            out=_flat_words(out.address, table.inputs),
+        )
         return out
-    found = _gather(builder, builder.outer(table), 0, index, count)
-    return found.unflattened(0, ids.sizes)
+    gathered = _gather(builder, builder.outer(table), 0, index, count)
+    return gathered.unflattened(0, ids.sizes)
 
 
 def _index_select(builder: Builder, x: Value | NDArray[Any], axis: int, index: Any) -> Value:
@@ -194,9 +243,16 @@ def _gather(builder: Builder, x: Value, axis: int, index: Value, count: int) -> 
     three = builder.flattened(three, axis + 1, -1) if after else three.unsqueezed(-1)
     three = builder.flattened(three, 0, axis - 1) if before else three.unsqueezed(0)
     sizes = (three.sizes[0], count, three.sizes[2])
-    out_strides = (count * sizes[2], sizes[2], 1)
-    words: list[Word] = [*sizes, index.address, limit, three.address, *three.strides]
-    builder.emit(Operation.GATHER, *words, out.address, *out_strides)
+    builder.emit(
+        Operation.GATHER,
+        sizes=sizes,
+        index=index.address,
+        limit=limit,
+        x=three.address,
+        strides=three.strides,
+        out=out.address,
+        out_strides=(count * sizes[2], sizes[2], 1),
+    )
     return out
 
 
@@ -226,15 +282,29 @@ def _self_attention(
     _expect_angles(cosines, sines, head_dim // 2)
     _expect_bias(bias, (rows, width // head_dim, new, capacity))
     out = Value.fresh(query.sizes, Dtype.F32)
-    words: list[Word] = [rows, new, width // head_dim, key_heads, head_dim, capacity]
-    for given in (query, key, value):
-        words += _flat(builder.lines(given))
-    words += [*_heads(key_cache), *_heads(value_cache), lengths.address]
-    words += [float(scale), float(softcap), window, int(causal)]
-    for table in (cosines, sines):
-        words.append(NOTHING if table is None else builder.outer(table).address)
-    words += [*_bias(builder, bias), out.address, width]
-    builder.emit(Operation.SELF_ATTENTION, *words)
+    builder.emit(
+        Operation.SELF_ATTENTION,
+        rows=rows,
+        new_positions=new,
+        heads=width // head_dim,
+        key_heads=key_heads,
+        head_dim=head_dim,
+        capacity=capacity,
+        query=flat(builder.lines(query)),
+        key=flat(builder.lines(key)),
+        value=flat(builder.lines(value)),
+        key_cache=_heads(key_cache),
+        value_cache=_heads(value_cache),
+        lengths=lengths.address,
+        scale=float(scale),
+        softcap=float(softcap),
+        window=window,
+        causal=int(causal),
+        cosines=NOTHING if cosines is None else builder.outer(cosines).address,
+        sines=NOTHING if sines is None else builder.outer(sines).address,
+        bias=_bias(builder, bias),
+        out=_flat_words(out.address, width),
+    )
     return out
 
 
@@ -255,10 +325,22 @@ def _cross_attention(
     _expect_lengths(lengths, inputs)
     _expect_bias(bias, (rows, heads, new, positions))
     out = Value.fresh(query.sizes, Dtype.F32)
-    words: list[Word] = [inputs, rows // inputs * new, heads, head_dim, positions]
-    words += [*_flat(builder.lines(query)), *_heads(key), *_heads(value), _or_none(lengths)]
-    words += [float(scale), *_bias(builder, bias), new, out.address, width]
-    builder.emit(Operation.CROSS_ATTENTION, *words)
+    builder.emit(
+        Operation.CROSS_ATTENTION,
+        inputs=inputs,
+        queries_each=rows // inputs * new,
+        heads=heads,
+        head_dim=head_dim,
+        positions=positions,
+        query=flat(builder.lines(query)),
+        key=_heads(key),
+        value=_heads(value),
+        lengths=_or_none(lengths),
+        scale=float(scale),
+        bias=_bias(builder, bias),
+        new_positions=new,
+        out=_flat_words(out.address, width),
+    )
     return out
 
 
@@ -279,11 +361,21 @@ def _encoder_attention(
     _expect_lengths(lengths, inputs)
     _expect_bias(bias, (inputs, heads, positions, positions))
     out = Value.fresh(query.sizes, Dtype.F32)
-    words: list[Word] = [inputs, positions, heads, width // heads]
-    for given in (query, key, value):
-        words += _flat(builder.lines(given))
-    words += [_or_none(lengths), float(scale), *_bias(builder, bias), int(exact)]
-    builder.emit(Operation.WHOLE_ATTENTION, *words, out.address, width)
+    builder.emit(
+        Operation.WHOLE_ATTENTION,
+        inputs=inputs,
+        positions=positions,
+        heads=heads,
+        head_dim=width // heads,
+        query=flat(builder.lines(query)),
+        key=flat(builder.lines(key)),
+        value=flat(builder.lines(value)),
+        lengths=_or_none(lengths),
+        scale=float(scale),
+        bias=_bias(builder, bias),
+        exact=int(exact),
+        out=_flat_words(out.address, width),
+    )
     return out
 
 
@@ -317,7 +409,20 @@ def stored(builder: Builder, x: Value, to: Value) -> None:
     _expect(_is_cache(to) and _cache_sizes(to) == x.sizes, "keys of an input")
     if x.dtype != Dtype.F32 or (x.sizes[-1] != 1 and x.strides[-1] != 1):
         x = builder.copied(x, Dtype.F32)
-    builder.emit(Operation.STORE, *x.sizes, x.address, *x.strides[:3], *_heads(to))
+    count, heads, positions, head_dim = x.sizes
+    stride, head_stride, position_stride = x.strides[:3]
+    builder.emit(
+        Operation.STORE,
+        count=count,
+        heads=heads,
+        positions=positions,
+        head_dim=head_dim,
+        x=x.address,
+        stride=stride,
+        head_stride=head_stride,
+        position_stride=position_stride,
+        to=_heads(to),
+    )
 
 
 def _cache_sizes(cache: Value) -> tuple[int, ...]:
@@ -332,12 +437,20 @@ def _is_cache(cache: Value) -> bool:
     return is_known and cache.strides[2:] == (cache.sizes[3], 1)
 
 
-def _flat(lines: Lines) -> list[Word]:
-    return [lines.value.address, lines.stride]
+def flat(lines: Lines) -> list[Word]:
+    """Return lines as the struct that instructions take."""
+    return _flat_words(lines.value.address, lines.stride)
+
+
+def _flat_words(data: Word, stride: int) -> list[Word]:
+    return STRUCTS["Flat"].words(data=data, stride=stride)
 
 
 def _heads(cache: Value) -> list[Word]:
-    return [cache.address, int(cache.dtype), cache.strides[0], cache.strides[1]]
+    stride, head_stride = cache.strides[:2]
+    return STRUCTS["Heads"].words(
+        data=cache.address, number=int(cache.dtype), stride=stride, head_stride=head_stride
+    )
 
 
 def _or_none(value: Value | None) -> Word:
@@ -345,12 +458,15 @@ def _or_none(value: Value | None) -> Word:
 
 
 def _bias(builder: Builder, bias: Value | None) -> list[Word]:
+    layout = STRUCTS["Bias"]
     if bias is None:
-        return [NOTHING, 0, 0, 0]
+        return layout.words(data=NOTHING, stride=0, head_stride=0, query_stride=0)
     if bias.strides[-1] != 1 or bias.dtype != Dtype.F32:
         bias = builder.copied(bias, Dtype.F32)
-    strides = bias.broadcast(bias.sizes)
-    return [bias.address, *strides[:3]]
+    stride, head_stride, query_stride, _ = bias.broadcast(bias.sizes)
+    return layout.words(
+        data=bias.address, stride=stride, head_stride=head_stride, query_stride=query_stride
+    )
 
 
 def _pointwise(element: Element, dtype: Dtype | None = None) -> Callable[..., Value]:

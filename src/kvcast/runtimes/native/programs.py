@@ -8,6 +8,7 @@ constants, with no size fixed that callers vary. It is written by
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -49,6 +50,12 @@ class Step:
     arguments: Sequence[Any] = ()
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        """The nodes among the arguments: each plan asks for them."""
+        given = leaves((self.arguments, self.keywords))
+        return frozenset(leaf.name for leaf in given if isinstance(leaf, Node))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
@@ -86,8 +93,7 @@ class Program:
         for step in reversed(self.steps):
             if step.name in wanted or step.operation in _WRITES:
                 kept.append(step)
-                read = leaves((step.arguments, step.keywords))
-                wanted |= {one.name for one in read if isinstance(one, Node)}
+                wanted |= step.reads
         return kept[::-1]
 
     def plan(

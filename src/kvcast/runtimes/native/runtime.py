@@ -26,10 +26,10 @@ from kvcast.runtimes.cache import CachedRuntime, CacheHandle, Run
 from kvcast.runtimes.exclusive import ForkSafeLock
 from kvcast.runtimes.memory import LastingSlots, Layer, Memory, Slots, TurningRing
 from kvcast.runtimes.native.alignment import (
-    first_frames_plan,
+    attention_by_token_plan,
+    dtw_plan,
     probabilities_plan,
     scores_plan,
-    standing_out_plan,
 )
 from kvcast.runtimes.native.building import Experts, Matrix, Plan
 from kvcast.runtimes.native.instructions import SCALE_BYTES
@@ -416,13 +416,13 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
     def attention_by_token(self, scores_hst: Float32, frames: int) -> Float32:
         _, tokens, positions = scores_hst.shape
         attention_st = np.empty((tokens, max(1, min(frames, positions))), np.float32)
-        self.interpreter.run(Call(standing_out_plan(scores_hst, attention_st)))
+        self.interpreter.run(Call(attention_by_token_plan(scores_hst, attention_st)))
         return attention_st
 
     @override
-    def first_frames(self, weights_nt: Float32) -> Int64:
+    def dtw(self, weights_nt: Float32) -> Int64:
         begins_n = np.empty(len(weights_nt), np.int64)
-        self.interpreter.run(Call(first_frames_plan(weights_nt, begins_n)))
+        self.interpreter.run(Call(dtw_plan(weights_nt, begins_n)))
         return begins_n
 
 

@@ -160,9 +160,9 @@ void gather(Machine& machine, const Gather& g) {
   machine.threads.run(static_cast<int>((lines + each - 1) / each), [&](int part) {
     for (int64_t line = part * each; line < std::min(lines, (part + 1) * each); line++) {
       const int64_t i = line / g.sizes[1], j = line % g.sizes[1];
-      const float* from = g.in + i * g.in_strides[0] + g.index[j] * g.in_strides[1];
+      const float* from = g.x + i * g.strides[0] + g.index[j] * g.strides[1];
       float* to = g.out + i * g.out_strides[0] + j * g.out_strides[1];
-      for (int64_t k = 0; k < g.sizes[2]; k++) to[k * g.out_strides[2]] = from[k * g.in_strides[2]];
+      for (int64_t k = 0; k < g.sizes[2]; k++) to[k * g.out_strides[2]] = from[k * g.strides[2]];
     }
   });
 }

@@ -120,12 +120,12 @@ void mix_experts(Machine& machine, const Mixture& of) {
   for (int expert = 0; expert < of.experts; expert++) {
     const int first = routes.first[expert], count = routes.first[expert + 1] - first;
     if (count == 0) continue;
-    product(machine, of.gate_up.of(expert), count, in, first, hidden);
+    product(machine, matrix_of(of.gate_up, expert), count, in, first, hidden);
     const Rounded codes = gated_lines.codes(0);
     float* floats = gated_lines.floats(0);
     gated(machine, hidden, hidden + inner, 2 * static_cast<size_t>(inner), count, inner, of.activation, floats, inner,
           floats ? nullptr : &codes);
-    product(machine, of.down.of(expert), count, gated_lines, 0, answers.floats(first));
+    product(machine, matrix_of(of.down, expert), count, gated_lines, 0, answers.floats(first));
   }
   for_rows(machine, of.tokens, width, [&](int token) {
     float* out = of.out + token * of.out_stride;

@@ -8,16 +8,10 @@
 
 namespace kvcast {
 
-// Matrices [n, k] of one format, one for each expert.
-struct Stack {
-  Format format;
-  int outputs, inputs;
-  const int64_t* tiles;  // [experts], addresses
-
-  Matrix of(int expert) const {
-    return {format, outputs, inputs, reinterpret_cast<const uint8_t*>(static_cast<uintptr_t>(tiles[expert]))};
-  }
-};
+inline Matrix matrix_of(const Stack& stack, int expert) {
+  const auto tiles = reinterpret_cast<const uint8_t*>(static_cast<uintptr_t>(stack.tiles[expert]));
+  return {stack.format, stack.outputs, stack.inputs, tiles};
+}
 
 // kvcast::mixture_of_experts: x through gate and up, the gate's activation times up, and down; times the
 // softmax over the logits of the experts that were chosen, summed from the highest on. Of equally high ones

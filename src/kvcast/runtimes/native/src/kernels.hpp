@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "instructions.hpp"
+
 namespace kvcast {
 
 constexpr int BLOCK = 64;       // inputs that share a scale of a row, and outputs of a tile
@@ -32,14 +34,6 @@ struct Rounded {
   }
 };
 
-// How a matrix [n, k] is stored in a bundle. Scales and least values are floats; k / GROUP is rounded up.
-enum class Format : int32_t {
-  F32 = 0,         // float [n, k]
-  INT8 = 1,        // int8 [n, k], scales [n]
-  INT8_BLOCK = 2,  // int8 [n, k], scales [n, k / GROUP]
-  INT4_MIN = 3,    // 0..15, the even one of two in a byte's low half: [n, k / 2 rounded up];
-                   // scales [n, k / GROUP], then the values of code 0 [n, k / GROUP]
-};
 constexpr int FORMATS = 4;
 
 // Some outputs of a stored matrix, up to BLOCK.
@@ -72,8 +66,6 @@ struct Tiles {
   int most_rows = MOST_ROWS;  // of `multiply`; up to MOST_TILE_ROWS
 };
 
-enum class Activation : int32_t { NONE = 0, GELU = 1, GELU_TANH = 2, SILU = 3, RELU = 4, TANH = 5 };
-
 // What happens to a row's results of one tile: the activation, then + residual; stored and rounded.
 struct Ending {
   Activation activation;
@@ -105,10 +97,7 @@ struct Rows {
   void (*gate)(Activation, const float* gate, const float* up, int count, float* out);
 };
 
-// How caches hold the d numbers of a position. INT8: d codes, and after them the scale, a float: -127 .. 127
-// times it. A position of zeros has the scale 0, and so has a cache of zeros.
-enum class Number : int32_t { F32 = 0, F16 = 1, INT8 = 5 };
-
+// Bytes of a position of a cache.
 constexpr size_t line_bytes(Number number, int head_dim) {
   const size_t d = head_dim;
   return number == Number::F32 ? d * sizeof(float) : number == Number::F16 ? d * sizeof(uint16_t) : d + sizeof(float);

@@ -4,15 +4,10 @@
 #include <exception>
 
 #include "environment.hpp"
+#include "export.hpp"
 #include "operators.hpp"
 #include "products.hpp"
 #include "program.hpp"
-
-#if defined(_WIN32)
-#define EXPORT extern "C" __declspec(dllexport)
-#else
-#define EXPORT extern "C" __attribute__((visibility("default")))
-#endif
 
 using namespace kvcast;
 
@@ -60,7 +55,7 @@ struct kvcast_machine : Machine {
 };
 
 // Changes whenever an older caller would misunderstand.
-EXPORT int kvcast_abi() { return 2; }
+EXPORT int kvcast_abi() { return 3; }
 
 // The name of the i-th instruction set that runs here, fastest first; null past the last.
 EXPORT const char* kvcast_instructions(int i) {

@@ -7,13 +7,6 @@
 
 namespace kvcast {
 
-// A matrix [n, k], packed in tiles of BLOCK outputs.
-struct Matrix {
-  Format format;
-  int outputs, inputs;
-  const uint8_t* tiles;
-};
-
 size_t packed_bytes(const Instructions&, Format, int outputs, int inputs);
 
 // codes and scales as the format has them (scales null for F32), bias [n] (null: zeros) to tiles.

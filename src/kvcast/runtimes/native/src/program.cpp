@@ -25,29 +25,6 @@ class Words {
     left_--;
     return *words_++;
   }
-  operator int() {
-    const int64_t word = take();
-    if (word < std::numeric_limits<int>::min() || word > std::numeric_limits<int>::max())
-      throw std::invalid_argument("a number of an instruction is too large");
-    return static_cast<int>(word);
-  }
-  operator int64_t() { return take(); }
-  operator size_t() { return static_cast<size_t>(take()); }
-  operator bool() { return take() != 0; }
-  operator float() {
-    const int64_t bits = take();
-    double value;
-    std::memcpy(&value, &bits, sizeof value);
-    return static_cast<float>(value);
-  }
-  template <class T>
-  operator T*() {
-    return reinterpret_cast<T*>(static_cast<uintptr_t>(take()));
-  }
-  template <class Enum, class = std::enable_if_t<std::is_enum<Enum>::value>>
-  operator Enum() {
-    return static_cast<Enum>(take());
-  }
 
   void end() const {
     if (left_ != 0) throw std::invalid_argument("an instruction is too long");
@@ -58,298 +35,181 @@ class Words {
   size_t left_;
 };
 
-// Members are read in the order of a braced list, which C++ guarantees.
-Matrix matrix(Words& w) { return {w, w, w, w}; }
-Stack stack(Words& w) { return {w, w, w, w}; }
-Flat flat(Words& w) { return {w, w}; }
-Heads heads(Words& w) { return {w, w, w, w}; }
-Bias bias(Words& w) { return {w, w, w, w}; }
+void read(Words& words, int& to) {
+  const int64_t word = words.take();
+  if (word < std::numeric_limits<int>::min() || word > std::numeric_limits<int>::max())
+    throw std::invalid_argument("a number of an instruction is too large");
+  to = static_cast<int>(word);
+}
+
+void read(Words& words, int64_t& to) { to = words.take(); }
+void read(Words& words, size_t& to) { to = static_cast<size_t>(words.take()); }
+void read(Words& words, bool& to) { to = words.take() != 0; }
+
+void read(Words& words, float& to) {
+  const int64_t bits = words.take();
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  to = static_cast<float>(value);
+}
+
+template <class T>
+void read(Words& words, T*& to) {
+  to = reinterpret_cast<T*>(static_cast<uintptr_t>(words.take()));
+}
+
+template <class Enum, class = std::enable_if_t<std::is_enum<Enum>::value>>
+void read(Words& words, Enum& to) {
+  to = static_cast<Enum>(words.take());
+}
+
+template <size_t COUNT>
+void read(Words& words, int64_t (&to)[COUNT]) {
+  for (int64_t& number : to) read(words, number);
+}
+
+#define FIELD(TYPE, NAME) read(words, to.NAME);
+#define ENUM(NAME, VALUES)
+#define STRUCT(NAME, FIELDS) \
+  void read(Words& words, NAME& to) { FIELDS }
+#define INSTRUCTION(CODE, NAME, FIELDS)
+#include "instructions.def"
+#undef STRUCT
+#undef INSTRUCTION
+
+void read(Words& words, Arrays& to) {
+  read(words, to.count);
+  if (to.count < 1 || to.count > MOST_ARRAYS)
+    throw std::invalid_argument("an elementwise operation takes one to three arrays");
+  for (int i = 0; i < to.count; i++) read(words, to.items[i]);
+}
+
+#define STRUCT(NAME, FIELDS)
+#define INSTRUCTION(CODE, NAME, FIELDS) \
+  void read(Words& words, NAME& to) { FIELDS }
+#include "instructions.def"
+#undef FIELD
+#undef INSTRUCTION
 
 // Where rounded rows lie; none for address 0.
 struct MaybeRounded {
   Rounded value;
   bool there;
 
-  MaybeRounded(Words& w, int rows, int inputs) {
-    uint8_t* data = w;
-    there = data != nullptr;
-    value = there ? rounded(data, rows, inputs) : Rounded{};
-  }
+  MaybeRounded(uint8_t* data, int rows, int inputs)
+      : value(data != nullptr ? rounded(data, rows, inputs) : Rounded{}), there(data != nullptr) {}
   const Rounded* pointer() const { return there ? &value : nullptr; }
 };
 
-void product(Machine& machine, Words& w) {
-  Product one{};
-  one.matrix = matrix(w);
-  one.rows = w;
-  one.x = w;
-  one.stride = w;
-  one.in = MaybeRounded(w, one.rows, one.matrix.inputs).value;
-  one.activation = w;
-  one.gated = w;
-  if (one.gated && one.matrix.outputs % (2 * BLOCK) != 0) throw std::invalid_argument("a gate is not of whole tiles");
-  one.residual = w;
-  one.residual_stride = w;
-  one.out = w;
-  one.out_stride = w;
-  const MaybeRounded to(w, one.rows, one.matrix.outputs / (one.gated ? 2 : 1));
-  one.to = to.pointer();
-  w.end();
-  multiply(machine, one);
+void execute(Machine& machine, const ProductWords& w) {
+  if (w.gated && w.matrix.outputs % (2 * BLOCK) != 0) throw std::invalid_argument("a gate is not of whole tiles");
+  const MaybeRounded to(w.rounded_out, w.rows, w.matrix.outputs / (w.gated ? 2 : 1));
+  Product product{};
+  product.matrix = w.matrix;
+  product.rows = w.rows;
+  product.x = w.x;
+  product.stride = w.stride;
+  product.in = MaybeRounded(w.rounded_x, w.rows, w.matrix.inputs).value;
+  product.activation = w.activation;
+  product.gated = w.gated;
+  product.residual = w.residual;
+  product.residual_stride = w.residual_stride;
+  product.out = w.out;
+  product.out_stride = w.out_stride;
+  product.to = to.pointer();
+  multiply(machine, product);
 }
 
-void round(Machine& machine, Words& w) {
-  const float* x = w;
-  const size_t stride = w;
-  const int rows = w, inputs = w;
-  const MaybeRounded to(w, rows, inputs);
-  w.end();
-  round_rows(machine, x, stride, rows, inputs, to.value);
+void execute(Machine& machine, const RoundWords& w) {
+  round_rows(machine, w.x, w.stride, w.rows, w.width, MaybeRounded(w.rounded_out, w.rows, w.width).value);
 }
 
-void layer_norm(Machine& machine, Words& w) {
-  const float* x = w;
-  const size_t stride = w;
-  const int rows = w, width = w;
-  const float *gain = w, *shift = w, epsilon = w;
-  float* out = w;
-  const size_t out_stride = w;
-  const MaybeRounded to(w, rows, width);
-  w.end();
-  kvcast::layer_norm(machine, x, stride, rows, width, gain, shift, epsilon, out, out_stride, to.pointer());
+void execute(Machine& machine, const LayerNormWords& w) {
+  const MaybeRounded to(w.rounded_out, w.rows, w.width);
+  layer_norm(machine, w.x, w.stride, w.rows, w.width, w.gain, w.bias, w.epsilon, w.out, w.out_stride, to.pointer());
 }
 
-void rms_norm(Machine& machine, Words& w) {
-  const float* x = w;
-  const size_t stride = w;
-  const int rows = w, width = w;
-  const float *gain = w, epsilon = w;
-  float* out = w;
-  const size_t out_stride = w;
-  const MaybeRounded to(w, rows, width);
-  w.end();
-  kvcast::rms_norm(machine, x, stride, rows, width, gain, epsilon, out, out_stride, to.pointer());
+void execute(Machine& machine, const RmsNormWords& w) {
+  const MaybeRounded to(w.rounded_out, w.rows, w.width);
+  rms_norm(machine, w.x, w.stride, w.rows, w.width, w.gain, w.epsilon, w.out, w.out_stride, to.pointer());
 }
 
-void gated(Machine& machine, Words& w) {
-  const float *gate = w, *up = w;
-  const size_t stride = w;
-  const int rows = w, width = w;
-  const Activation activation = w;
-  float* out = w;
-  const size_t out_stride = w;
-  const MaybeRounded to(w, rows, width);
-  w.end();
-  kvcast::gated(machine, gate, up, stride, rows, width, activation, out, out_stride, to.pointer());
+void execute(Machine& machine, const GatedWords& w) {
+  const MaybeRounded to(w.rounded_out, w.rows, w.width);
+  gated(machine, w.gate, w.up, w.stride, w.rows, w.width, w.activation, w.out, w.out_stride, to.pointer());
 }
 
-void embedding(Machine& machine, Words& w) {
-  const Matrix table = matrix(w);
-  const int64_t* ids = w;
-  const int count = w;
-  const Flat out = flat(w);
-  w.end();
-  for (int i = 0; i < count; i++) {
-    if (ids[i] < 0 || ids[i] >= table.outputs) throw std::out_of_range("a token is past the vocabulary");
-    unpack_row(machine.with, table, static_cast<int>(ids[i]), out.data + i * out.stride);
+void execute(Machine& machine, const EmbeddingWords& w) {
+  for (int i = 0; i < w.count; i++) {
+    if (w.ids[i] < 0 || w.ids[i] >= w.table.outputs) throw std::out_of_range("a token is past the vocabulary");
+    unpack_row(machine.with, w.table, static_cast<int>(w.ids[i]), w.out.data + i * w.out.stride);
   }
 }
 
-Array array(Words& w) {
-  Array one{};
-  one.data = static_cast<uint8_t*>(w);
-  one.dtype = w;
-  for (int64_t& stride : one.strides) stride = w;
-  return one;
+void execute(Machine& machine, const ElementsWords& w) {
+  elementwise(machine, w.operation, w.sizes, w.out, w.inputs.items, w.inputs.count);
 }
 
-void elements(Machine& machine, Words& w) {
-  const Element operation = w;
-  int64_t sizes[DIMS];
-  for (int64_t& size : sizes) size = w;
-  const Array out = array(w);
-  const int count = w;
-  if (count < 1 || count > 3) throw std::invalid_argument("an elementwise operation takes one to three arrays");
-  Array inputs[3] = {};
-  for (int i = 0; i < count; i++) inputs[i] = array(w);
-  w.end();
-  elementwise(machine, operation, sizes, out, inputs, count);
+void execute(Machine& machine, const Gather& w) { gather(machine, w); }
+void execute(Machine& machine, const SelfAttention& w) { self_attention(machine, w); }
+void execute(Machine& machine, const CrossAttention& w) { cross_attention(machine, w); }
+void execute(Machine& machine, const WholeAttention& w) { whole_attention(machine, w); }
+void execute(Machine& machine, const Storing& w) { store(machine, w); }
+
+void execute(Machine& machine, const MixtureWords& w) {
+  if (w.each < 1 || w.each > w.experts) throw std::invalid_argument("a token goes through one expert to all");
+  Mixture mixture{};
+  mixture.tokens = w.tokens;
+  mixture.experts = w.experts;
+  mixture.each = w.each;
+  mixture.logits = w.logits;
+  mixture.logits_stride = w.logits_stride;
+  mixture.gate_up = w.gate_up;
+  mixture.down = w.down;
+  mixture.x = w.x;
+  mixture.stride = w.stride;
+  mixture.in = MaybeRounded(w.rounded_x, w.tokens, w.gate_up.inputs).value;
+  mixture.activation = w.activation;
+  mixture.out = w.out;
+  mixture.out_stride = w.out_stride;
+  mix_experts(machine, mixture);
 }
 
-void gathering(Machine& machine, Words& w) {
-  Gather one{};
-  for (int64_t& size : one.sizes) size = w;
-  one.index = w;
-  one.limit = w;
-  one.in = w;
-  for (int64_t& stride : one.in_strides) stride = w;
-  one.out = w;
-  for (int64_t& stride : one.out_strides) stride = w;
-  w.end();
-  gather(machine, one);
+void execute(Machine& machine, const AlignmentScores& w) { alignment_scores(machine, w); }
+
+void execute(Machine& machine, const AttentionByToken& w) {
+  if (w.frames < 1 || w.frames > w.positions) throw std::invalid_argument("frames are one to all positions");
+  attention_by_token(machine, w);
 }
 
-void cached_attention(Machine& machine, Words& w) {
-  SelfAttention one{};
-  one.rows = w;
-  one.new_positions = w;
-  one.heads = w;
-  one.key_heads = w;
-  one.head_dim = w;
-  one.capacity = w;
-  one.query = flat(w);
-  one.key = flat(w);
-  one.value = flat(w);
-  one.key_cache = heads(w);
-  one.value_cache = heads(w);
-  one.lengths = w;
-  one.scale = w;
-  one.softcap = w;
-  one.window = w;
-  one.causal = w;
-  one.cosines = w;
-  one.sines = w;
-  one.bias = bias(w);
-  one.out = flat(w);
-  w.end();
-  self_attention(machine, one);
+void execute(Machine& machine, const TokenProbabilitiesWords& w) {
+  for (int m = 0; m < w.rows; m++)
+    if (w.tokens[m] < 0 || w.tokens[m] >= w.matrix.outputs) throw std::out_of_range("a token is past the vocabulary");
+  const Operand in = {w.x, w.stride, MaybeRounded(w.rounded_x, w.rows, w.matrix.inputs).value};
+  token_probabilities(machine, {w.matrix, w.rows, in, w.tokens, w.among, w.out});
 }
 
-void input_attention(Machine& machine, Words& w) {
-  CrossAttention one{};
-  one.inputs = w;
-  one.queries_each = w;
-  one.heads = w;
-  one.head_dim = w;
-  one.positions = w;
-  one.query = flat(w);
-  one.key = heads(w);
-  one.value = heads(w);
-  one.lengths = w;
-  one.scale = w;
-  one.bias = bias(w);
-  one.new_positions = w;
-  one.out = flat(w);
-  w.end();
-  cross_attention(machine, one);
+void execute(Machine& machine, const Dtw& w) {
+  if (w.frames < 1) throw std::invalid_argument("frames are one or more");
+  dtw(machine, w);
 }
 
-void encoder_attention(Machine& machine, Words& w) {
-  WholeAttention one{};
-  one.inputs = w;
-  one.positions = w;
-  one.heads = w;
-  one.head_dim = w;
-  one.query = flat(w);
-  one.key = flat(w);
-  one.value = flat(w);
-  one.lengths = w;
-  one.scale = w;
-  one.bias = bias(w);
-  one.exact = w;
-  one.out = flat(w);
-  w.end();
-  whole_attention(machine, one);
+template <class Instruction>
+void run(Machine& machine, Words& words) {
+  Instruction instruction{};
+  read(words, instruction);
+  words.end();
+  execute(machine, instruction);
 }
 
-void storing(Machine& machine, Words& w) {
-  Storing one{};
-  one.count = w;
-  one.heads = w;
-  one.positions = w;
-  one.head_dim = w;
-  one.x = w;
-  one.stride = w;
-  one.head_stride = w;
-  one.position_stride = w;
-  one.to = heads(w);
-  w.end();
-  store(machine, one);
-}
-
-void mixture(Machine& machine, Words& w) {
-  Mixture one{};
-  one.tokens = w;
-  one.experts = w;
-  one.each = w;
-  if (one.each < 1 || one.each > one.experts) throw std::invalid_argument("a token goes through one expert to all");
-  one.logits = w;
-  one.logits_stride = w;
-  one.gate_up = stack(w);
-  one.down = stack(w);
-  one.x = w;
-  one.stride = w;
-  one.in = MaybeRounded(w, one.tokens, one.gate_up.inputs).value;
-  one.activation = w;
-  one.out = w;
-  one.out_stride = w;
-  w.end();
-  mix_experts(machine, one);
-}
-
-void scoring(Machine& machine, Words& w) {
-  AlignmentScores one{};
-  one.heads = w;
-  one.tokens = w;
-  one.positions = w;
-  one.head_dim = w;
-  one.query = flat(w);
-  one.scale = w;
-  one.number = w;
-  one.keys = w;
-  one.out = w;
-  w.end();
-  alignment_scores(machine, one);
-}
-
-void standing_out(Machine& machine, Words& w) {
-  StandingOut one{};
-  one.heads = w;
-  one.tokens = w;
-  one.positions = w;
-  one.frames = w;
-  if (one.frames < 1 || one.frames > one.positions) throw std::invalid_argument("frames are one to all positions");
-  one.scores = w;
-  one.out = w;
-  w.end();
-  stand_out(machine, one);
-}
-
-void warping(Machine& machine, Words& w) {
-  FirstFrames one{};
-  one.rows = w;
-  one.frames = w;
-  if (one.frames < 1) throw std::invalid_argument("frames are one or more");
-  one.weights = w;
-  one.out = w;
-  w.end();
-  first_frames(machine, one);
-}
-
-void likelihoods(Machine& machine, Words& w) {
-  TokenProbabilities one{};
-  one.matrix = matrix(w);
-  one.rows = w;
-  one.in.x = w;
-  one.in.stride = w;
-  one.in.rounded = MaybeRounded(w, one.rows, one.matrix.inputs).value;
-  one.tokens = w;
-  one.among = w;
-  one.out = w;
-  w.end();
-  for (int m = 0; m < one.rows; m++)
-    if (one.tokens[m] < 0 || one.tokens[m] >= one.matrix.outputs)
-      throw std::out_of_range("a token is past the vocabulary");
-  token_probabilities(machine, one);
-}
-
-// By number, as in kvcast/runtimes/native/instructions.py.
+#define INSTRUCTION(CODE, NAME, FIELDS) run<NAME>,
 constexpr void (*OPERATIONS[])(Machine&, Words&) = {
-    product,   round,     layer_norm,       rms_norm,        gated,            embedding,
-    elements,  gathering, cached_attention, input_attention, encoder_attention,
-    mixture,   storing,   scoring,          standing_out,     likelihoods,
-    warping,
+#include "instructions.def"
 };
+#undef ENUM
+#undef STRUCT
+#undef INSTRUCTION
+
 constexpr int64_t COUNT = sizeof OPERATIONS / sizeof *OPERATIONS;
 
 }  // namespace
@@ -358,12 +218,12 @@ void run_program(Machine& machine, const int64_t* program, size_t words) {
   const int64_t* const end = program + words;
   while (program < end) {
     if (end - program < 2) throw std::invalid_argument("a program ends within an instruction");
-    const int64_t number = program[0], length = program[1];
+    const int64_t code = program[0], length = program[1];
     program += 2;
-    if (number < 0 || number >= COUNT) throw std::invalid_argument("an instruction is unknown");
+    if (code < 0 || code >= COUNT) throw std::invalid_argument("an instruction is unknown");
     if (length < 0 || length > end - program) throw std::invalid_argument("a program ends within an instruction");
-    Words w(program, static_cast<size_t>(length));
-    OPERATIONS[number](machine, w);
+    Words instruction(program, static_cast<size_t>(length));
+    OPERATIONS[code](machine, instruction);
     program += length;
   }
 }

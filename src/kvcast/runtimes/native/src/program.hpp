@@ -1,8 +1,7 @@
 // The interpreter: a program is a stream of instructions with all sizes, strides and addresses filled in.
 //
 // An instruction is its number, how many words follow, and these words: integers and addresses as they are,
-// floats as the bits of a double. kvcast/runtimes/native/instructions.py writes them in the order in which program.cpp
-// reads them.
+// floats as the bits of a double. instructions.def has them all; Python writes them and program.cpp reads them by it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
