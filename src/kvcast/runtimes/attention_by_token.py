@@ -61,7 +61,7 @@ class _Smoothing:
     def __init__(self, frames: int) -> None:
         self._frames = frames
         windows = (frames + 1) // 2
-        # Of the frames with their mirrored ends, those at even and at odd places.
+        # The frames, with their mirrored ends, at even and at odd places.
         self._halves_2rp = np.zeros((2, _ROWS_AT_ONCE, windows + 3), np.float32)
         self._room_nrp = np.empty((8, _ROWS_AT_ONCE, windows + 2), np.float32)
 
@@ -87,7 +87,7 @@ class _Smoothing:
             total_rw += medians_rw
 
     def _medians(self, even_rp: Float32, odd_rp: Float32) -> tuple[Float32, Float32]:
-        """Return those of windows that begin at even places and of those at odd ones."""
+        """Return the medians of windows that begin at even places, and at odd places."""
         low, high, *room = self._room_nrp[:, : len(even_rp)]
         a, b, c, d, e, f = (part[:, :-2] for part in room)
         np.minimum(odd_rp[:, :-1], even_rp[:, 1:], out=low)

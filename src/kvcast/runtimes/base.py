@@ -22,7 +22,7 @@ Tokens: TypeAlias = Sequence[Int64] | Int64
 
 
 class Asked(NamedTuple):
-    """Tokens whose probabilities are to be found."""
+    """Tokens whose probabilities are asked for."""
 
     positions: Sequence[int]
     """[p]: offsets of the tokens that come before them, as in `RuntimeOf.decode`."""

@@ -1,4 +1,4 @@
-"""The cache of every runtime: what its rows hold, which inputs they read, and who shares a call.
+"""The cache of every runtime: its rows, the inputs that they read, and calls that rows share.
 
 A runtime allocates memory and runs programs. Everything else is implemented here, once: reset,
 reorder, fork, adopt, and how rows are divided among calls.
@@ -136,7 +136,7 @@ class CacheHandle:
         return replace(self, history=self.history.truncate(rows, lengths))
 
     def reorder(self, parents: Sequence[int]) -> Self:
-        """Copy what differs; return the handle whose row i continues row `parents[i]`."""
+        """Copy the differences; return the handle whose row i continues row `parents[i]`."""
         reads = self._same(tuple([self.reads[parent] for parent in parents]))
         history, moves = self.history.reorder(parents)
         if moves:
@@ -187,7 +187,7 @@ class CacheHandle:
         return plan
 
     def _turned(self, history: History, rows: Sequence[int]) -> History:
-        """Return what rows hold, given that rings let their oldest positions go."""
+        """Return the positions that rows hold, given that rings let their oldest go."""
         if not self.memory.has_rings:
             return history
         held = history.lengths[list(rows)].tolist()

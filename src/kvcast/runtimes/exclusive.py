@@ -36,7 +36,7 @@ class ForkSafeLock:
 
 
 def exclusive(runtime: Any) -> ForkSafeLock:
-    """Return the lock of a runtime, the same one for all who ask."""
+    """Return the lock of a runtime, the same one for all callers."""
     held = vars(runtime)
     # Only the first caller makes one; of two at once, both get the one that was set first.
     lock: ForkSafeLock = held.get(_NAME) or held.setdefault(_NAME, ForkSafeLock())

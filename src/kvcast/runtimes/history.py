@@ -107,7 +107,7 @@ class History:
         return kept
 
     def reorder(self, parents: Sequence[int]) -> tuple[Self, Moves | None]:
-        """Let row i continue row `parents[i]`; return what to copy, None if nothing."""
+        """Let row i continue row `parents[i]`; return the copies to make, None for none."""
         rows = len(self.lengths)
         if len(parents) != rows:
             raise KvcastError(f"{rows} rows cannot become {len(parents)} in place")

@@ -90,7 +90,7 @@ class Slots:
         self.places = list(range(count))
         self.parts: list[Array] = []
         self._make = make
-        # Of what each slot holds.
+        # Positions in each slot.
         self._shapes: dict[int, list[tuple[int, ...]]] = {}
 
     def vacate(self, slots: Sequence[int]) -> bool:
@@ -171,7 +171,7 @@ class Slots:
 
 
 class LastingSlots(Slots):
-    """Slots whose arrays outlast what they hold, so that plans with their addresses do, too."""
+    """Slots whose arrays are kept, so that plans with their addresses stay valid."""
 
     @override
     def vacate(self, slots: Sequence[int]) -> bool:

@@ -1,4 +1,4 @@
-"""A bundle's files on a runtime: what does not fit the manifest, or fails, is a line that names it.
+"""Opens a bundle's files on a runtime: an error is one line that names the file.
 
 Checksums tell damage and not whether a file is what its manifest says: both may have been changed
 and sealed again. So a program's own arguments are compared with what the manifest promises before

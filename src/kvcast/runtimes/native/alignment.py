@@ -1,6 +1,6 @@
-"""Plans that find how tokens attend to speech, and how likely they are, for all models.
+"""Plans of the calls that align tokens and speech, for all models.
 
-`src/alignment.hpp` says what the instructions compute. Knows no cache and no runtime.
+`src/instructions.def` describes the instructions. Knows no cache and no runtime.
 """
 
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ def probabilities_plan(
     among_v: Float32,
     probabilities_p: Float32,
 ) -> Plan:
-    """Return the call that fills `probabilities_p` with those of tokens among some.
+    """Return the call that fills `probabilities_p` with the probabilities of tokens among some.
 
     Args:
         hidden_pd: [p, d], what the vocabulary's matrix is multiplied with; contiguous.

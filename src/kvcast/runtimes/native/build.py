@@ -33,7 +33,7 @@ from kvcast.runtimes.native.schema import SCHEMA
 from kvcast.spec.paths import cache_dir
 
 ABI = 3
-"""What `kvcast_abi` returns of a library that this version of kvcast can call."""
+"""The result of `kvcast_abi` of a library that this version of kvcast can call."""
 
 SHIPPED = Path(__file__).parent / "lib"
 LIBRARY, RECORD = f"libkvcast{SUFFIX}", "libkvcast.json"
@@ -60,7 +60,7 @@ def open_library(on_compile: Callable[[], None] = lambda: None) -> ctypes.CDLL:
 
 
 def _loaded(found: Library | None, on_compile: Callable[[], None]) -> ctypes.CDLL:
-    """Load a library that was found, or else compile one and load it."""
+    """Load an existing library, or else compile one and load it."""
     path, shipped = (found.path, found.shipped) if found else (_compile(on_compile), False)
     try:
         library = ctypes.CDLL(str(path))
@@ -140,7 +140,7 @@ def write_shipped(folder: Path, log: Path) -> None:
 
 
 def _fields(library: Path, sources: str) -> Fields:
-    """Return what is recorded of a library that was just compiled."""
+    """Return the record of a library that was just compiled."""
     return {"sources": sources, "abi": ABI, **contents(library)}
 
 
@@ -193,7 +193,7 @@ def _record(library: Path) -> Path:
 
 
 def _log(library: Path) -> Path:
-    """Return the file with what a compiler said, if it failed."""
+    """Return the file with the messages of a compiler that failed."""
     return library.with_suffix(".log")
 
 
@@ -221,7 +221,7 @@ def _compile(on_compile: Callable[[], None]) -> Path:
 
 @contextmanager
 def _only_compiler(path: Path) -> Iterator[None]:
-    """Wait while another process compiles the same library; remove what a killed one left."""
+    """Wait while another process compiles the same library; remove the folders of killed ones."""
     from filelock import FileLock
 
     path.parent.parent.mkdir(parents=True, exist_ok=True)

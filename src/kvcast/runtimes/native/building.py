@@ -1,4 +1,4 @@
-"""Builds the instructions of one call: what operations emit, and where everything lies.
+"""Builds the instructions of one call, and lays out its memory.
 
 Sizes and outer addresses are known. Storages without an address are laid out in an arena once all
 instructions are there, those that are not needed at the same time in the same place. Knows the
@@ -33,7 +33,7 @@ from kvcast.runtimes.native.values import Lines, Value, lines_of
 _DIMS = 4
 _ALIGNMENT = 64
 NOTHING = 0
-"""The address of what is not there."""
+"""The address of an array that is not there."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Experts:
 
     @classmethod
     def of(cls, matrices: Sequence[Matrix]) -> Self:
-        """Return one matrix or more; ValueError for those that are not alike."""
+        """Return one matrix or more; ValueError if their formats or shapes differ."""
         if len({(matrix.format, matrix.outputs, matrix.inputs) for matrix in matrices}) != 1:
             raise ValueError("an expert does not fit the others")
         addresses = [matrix.tiles.ctypes.data for matrix in matrices]
@@ -141,7 +141,7 @@ class Builder:
         return Value.of(array)
 
     def argument(self, array: NDArray[Any]) -> Value:
-        """Return an array of the call as a value; those of other calls may take its place."""
+        """Return an array of the call as a value; arrays of other calls may take its place."""
         value = Value.of(array)
         self._arguments.append(value.storage)
         return value
@@ -336,7 +336,7 @@ def _laid_out(instructions: Sequence[Instruction]) -> tuple[dict[Storage, int], 
 
 
 def _freed(free: list[tuple[int, int]], first: int, stop: int) -> list[tuple[int, int]]:
-    """Add a gap, joined with those beside it."""
+    """Add a gap, joined with its neighbours."""
     joined = []
     for gap in free:
         if gap[1] == first:

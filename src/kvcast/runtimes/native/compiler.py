@@ -152,7 +152,7 @@ def compile_library(compiler: Compiler, sources: Path, library: Path, log: Path)
 
 
 def _problem(command: Sequence[str]) -> str:
-    """Start a compiler; returns what is wrong with it, empty if it runs."""
+    """Start a compiler; returns the problem, empty if it runs."""
     try:
         subprocess.run(  # noqa: S603 - the user's compiler
             [*command, "--version"],
@@ -170,7 +170,7 @@ def _problem(command: Sequence[str]) -> str:
 
 
 def _told(command: Sequence[str]) -> str:
-    """Run a compiler; returns the command and what it said if it failed, else nothing."""
+    """Run a compiler; returns the command and its messages if it failed, else nothing."""
     done = subprocess.run(  # noqa: S603 - the user's compiler
         command,
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Joins operations that the interpreter does in one instruction: what follows a product, and gates.
+"""Joins operations that the interpreter does in one instruction: products with their epilogues.
 
 Knows operations by their names and no model.
 """
@@ -31,7 +31,7 @@ def fused(steps: Sequence[Step], sizes: Sizes, outputs: Iterable[str]) -> list[S
 
 
 _Rule = Callable[[Step, Mapping[str, Step], Sizes], tuple[Step, Sequence[str]] | None]
-"""Returns what replaces a step, and the steps that nothing else may read: they go."""
+"""Returns the replacement of a step, and the steps that only it reads: they go."""
 
 
 def _applied(
@@ -69,7 +69,7 @@ def _activation(
 def _residual(
     step: Step, by_name: Mapping[str, Step], sizes: Sizes
 ) -> tuple[Step, Sequence[str]] | None:
-    """Let a product add to what is there."""
+    """Let a product add its results to a residual."""
     if step.operation != "add" or len(step.arguments) != 2:
         return None
     for other, added in (step.arguments, step.arguments[::-1]):
@@ -104,7 +104,7 @@ def _gate(step: Step, by_name: Mapping[str, Step], _: Sizes) -> tuple[Step, Sequ
 def _gated_product(
     step: Step, by_name: Mapping[str, Step], _: Sizes
 ) -> tuple[Step, Sequence[str]] | None:
-    """Let a product whose results are a gate and what it is for end with that."""
+    """Let a product whose results are a gate and the gated half end with the gating."""
     if step.operation != "gated":
         return None
     halves = [_step(one, by_name) for one in step.arguments]

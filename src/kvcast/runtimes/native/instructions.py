@@ -39,7 +39,7 @@ class Operation(IntEnum):
 
 
 class Dtype(IntEnum):
-    """What an array or a cache holds: `Dtype` and `Number` of instructions.def."""
+    """Kinds of numbers in arrays and caches: `Dtype` and `Number` of instructions.def."""
 
     F32 = 0
     F16 = 1
@@ -55,7 +55,7 @@ class Dtype(IntEnum):
 
 
 SCALE_BYTES = 4
-"""What follows the codes of a position in an int8 cache: their scale, a float."""
+"""Bytes of the scale, a float, after the codes of a position in an int8 cache."""
 
 
 class Element(IntEnum):
@@ -80,7 +80,7 @@ class Element(IntEnum):
 
 
 class Activation(IntEnum):
-    """What follows a product."""
+    """Activations after a product."""
 
     NONE = 0
     GELU = 1
@@ -186,7 +186,7 @@ def padded(values: Sequence[int], count: int, filler: int) -> list[int]:
 
 
 def _check_numbers(enum: type[IntEnum], *shared: Mapping[str, int]) -> None:
-    """Raise ValueError for an enumeration that is not what C++ has."""
+    """Raise ValueError if an enumeration differs from that of C++."""
     expected = {name: number for members in shared for name, number in members.items()}
     if {member.name: int(member) for member in enum} != expected:
         raise ValueError(f"{enum.__name__} is not as in instructions.def")

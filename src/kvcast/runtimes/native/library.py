@@ -1,4 +1,4 @@
-"""The compiled library's functions, and what calls them: a machine with threads and instructions.
+"""The compiled library's functions, and their caller: a machine with threads and instructions.
 
 Declares what `src/library.cpp` exports. Knows nothing of programs' meaning.
 """
@@ -20,7 +20,7 @@ CHOICE = "KVCAST_INSTRUCTIONS"
 """The environment variable that names the instruction set to use."""
 
 DESCRIPTION = 8
-"""How many words describe a packed matrix to what calls kvcast's operators; see operators.hpp."""
+"""Words that describe a packed matrix to callers of kvcast's operators; see operators.hpp."""
 
 _MESSAGE = 256
 _ALIGNMENT = 64
@@ -156,7 +156,7 @@ class Machine:
         return words
 
     def _take(self, size: int) -> NDArray[np.uint8]:
-        """Return bytes beside those of the matrices before, so that they lie in huge pages.
+        """Return bytes beside those of earlier matrices, so that they lie in huge pages.
 
         NumPy asks for such pages for large arrays alone; two threads read a quarter faster from
         them.

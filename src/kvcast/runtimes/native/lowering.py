@@ -269,7 +269,7 @@ def _stored(
     quantize: str,
     blocks_of: BlocksOf,
 ) -> dict[str, NDArray[Any]]:
-    """Return what the weights' file holds of programs' constants."""
+    """Return the tensors of programs' constants in the weights' file."""
     convolved = {name for program in programs.values() for name in program.matrices("conv1d")}
     read = {one for program in programs.values() for one in program.constants()}
     names = {one.name for one in read} | {one.bias for one in read if one.bias is not None}

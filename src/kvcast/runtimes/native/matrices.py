@@ -15,20 +15,20 @@ from kvcast.runtimes.native.library import Format, Machine
 from kvcast.spec.blocks import BLOCK
 
 CODES, SCALES, LEAST = ".codes", ".scales", ".least"
-"""What follows the name of a quantised matrix, of its parts."""
+"""Suffixes of the names of a quantised matrix's parts."""
 
 BIAS = ".bias"
 OPERATORS = "1"
 """The version of operators.hpp."""
 
 MATRIX, EXPERTS = f".matrix_{OPERATORS}", f".experts_{OPERATORS}"
-"""What follows it in compiled programs: the words of a matrix, or of one for each expert."""
+"""Suffix in compiled programs: the words of a matrix, or of one for each expert."""
 
 Tensors = Mapping[str, NDArray[Any]]
 
 
 def packed_matrix(machine: Machine, tensors: Tensors, name: str, bias: str | None = None) -> Matrix:
-    """Pack a matrix with its bias; ValueError or KeyError for what does not fit."""
+    """Pack a matrix with its bias; ValueError or KeyError for tensors that do not fit."""
     format_, codes, scales, inputs = _stored(tensors, name)
     added = None if bias is None else tensors[bias]
     if added is not None and (added.dtype != np.float32 or added.shape != (len(codes),)):
@@ -37,7 +37,7 @@ def packed_matrix(machine: Machine, tensors: Tensors, name: str, bias: str | Non
 
 
 def packed_experts(machine: Machine, tensors: Tensors, name: str) -> Experts:
-    """Pack a matrix for each expert; ValueError or KeyError for what does not fit."""
+    """Pack a matrix for each expert; ValueError or KeyError for tensors that do not fit."""
     parts = {
         name + part: tensors[name + part]
         for part in ("", CODES, SCALES, LEAST)
@@ -54,7 +54,7 @@ def packed_experts(machine: Machine, tensors: Tensors, name: str) -> Experts:
 def _stored(
     tensors: Tensors, name: str
 ) -> tuple[Format, NDArray[Any], NDArray[np.float32] | None, int]:
-    """Return a matrix's format, codes, scales and inputs; ValueError for what does not fit."""
+    """Return a matrix's format, codes, scales and inputs; ValueError if they do not fit."""
     if name in tensors:
         codes = _checked(tensors, name, np.float32, (None, None))
         return Format.F32, codes, None, codes.shape[1]
@@ -77,7 +77,7 @@ def _stored(
 def _checked(
     tensors: Tensors, name: str, dtype: Any, shape: tuple[int | None, ...]
 ) -> NDArray[Any]:
-    """Return a tensor, which the library reads as it is told; sizes of None are open."""
+    """Return a tensor of these sizes; None allows any. The library reads it unchecked."""
     found = tensors[name]
     fits = found.ndim == len(shape) and all(
         size > 0 if wanted is None else size == wanted

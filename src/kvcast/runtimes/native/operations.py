@@ -234,7 +234,7 @@ def _index_select(builder: Builder, x: Value | NDArray[Any], axis: int, index: A
 
 
 def _gather(builder: Builder, x: Value, axis: int, index: Value, count: int) -> Value:
-    """Select along an axis; those before it and those after it each are joined to one."""
+    """Select along an axis; the axes before and after it are each joined to one."""
     if x.dtype != Dtype.F32:
         x = builder.copied(x, Dtype.F32)
     before, limit, after = x.sizes[:axis], x.sizes[axis], x.sizes[axis + 1 :]
@@ -380,7 +380,7 @@ def _encoder_attention(
 
 
 def _expect(fits: bool, what: str) -> None:
-    """Raise ValueError: a program comes from a file, and instructions read what they are told."""
+    """Raise ValueError: programs come from files, and instructions do not check addresses."""
     if not fits:
         raise ValueError(f"{what} do not fit")
 

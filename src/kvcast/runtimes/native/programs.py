@@ -172,7 +172,7 @@ def _put(builder: Builder, found: Value, wanted: Value) -> None:
 
 
 def leaves(given: Any) -> Iterator[Any]:
-    """Yield what lists and mappings of arguments hold."""
+    """Yield the leaves of nested lists and mappings of arguments."""
     if isinstance(given, Mapping):
         given = list(given.values())
     if isinstance(given, list | tuple):

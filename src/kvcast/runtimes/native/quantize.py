@@ -43,7 +43,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """What a program does with its matrices, by their names.
+    """The uses of a program's matrices, by their names.
 
     Attributes:
         products: those it multiplies with, and all experts'.
@@ -62,7 +62,7 @@ class Roles:
 
 
 def roles_of(program: Program) -> Roles:
-    """Return what a program does with its matrices."""
+    """Return the uses of a program's matrices."""
     return Roles(
         products=program.matrices("linear") | program.matrices(_EXPERTS),
         convolutions=program.matrices("conv1d"),
@@ -102,7 +102,7 @@ def kinds(programs: Mapping[str, Roles], quantize: str) -> dict[str, Kind]:
 def stored(
     name: str, matrix: NDArray[np.float32], kind: Kind, blocks_of: BlocksOf
 ) -> dict[str, NDArray[Any]]:
-    """Return what the weights' file holds of a matrix [outputs, inputs], or one for each expert.
+    """Return the tensors, in the weights' file, of a matrix [outputs, inputs] or one an expert.
 
     The checkpoint's own codes are kept: those of 8 bits always, those of 4 with int4.
 

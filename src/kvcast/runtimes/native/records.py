@@ -12,7 +12,7 @@ Fields = Mapping[str, object]
 
 
 def contents(library: Path) -> Fields:
-    """Return what tells a library that was cut off or changed from a whole one."""
+    """Return the fields by which a damaged library is recognised."""
     data = library.read_bytes()
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 

@@ -40,9 +40,9 @@ from kvcast.runtimes.opening import naming
 
 _NEW = ("tokens", "lengths", "offsets")
 _LOGITS = "logits"
-# Of self-attention's arguments, those with cosines and sines.
+# The places of cosines and sines among self-attention's arguments.
 _ANGLES = slice(9, 11)
-# Plans of calls with up to so many new tokens recur: steps, and those that check drafts.
+# Plans of calls with up to so many new tokens recur: steps, and checks of drafts.
 _OFTEN = 16
 # Plans that are kept for calls of the same sizes over other arrays.
 _PLANS = 64
@@ -57,7 +57,7 @@ class Call:
 
 
 class Weights:
-    """What a bundle's programs read, packed for a machine."""
+    """The constants of a bundle's programs, packed for a machine."""
 
     def __init__(self, path: Path, machine: Machine, programs: Sequence[Program]) -> None:
         from safetensors.numpy import load_file
@@ -93,7 +93,7 @@ _MAKERS: Mapping[str, Callable[[Weights, Constant], Any]] = {
     "conv1d": Weights.matrix,
     "mixture_of_experts": Weights.experts,
 }
-"""What the matrices of an operation become."""
+"""How the matrices of an operation are packed."""
 
 
 class Interpreter:
@@ -130,7 +130,7 @@ class Interpreter:
         return min(map(len, tables), default=None)
 
     def last_product(self, name: str, output: str) -> tuple[str, Matrix]:
-        """Return what a program's last product reads, by its name, and the matrix."""
+        """Return the input of a program's last product, by its name, and its matrix."""
         rows, matrix = self.programs[name].last_product(output).arguments
         table: Matrix = self._constants[matrix]
         return rows.name, table
@@ -159,7 +159,7 @@ class Interpreter:
         return Call(plan.of(list(arrays.values())))
 
     def run(self, call: Call) -> None:
-        """Run what was planned."""
+        """Run a planned call."""
         plan = call.plan
         with self._lock:
             if len(self._arena) < plan.arena:
@@ -182,7 +182,7 @@ class Step:
 
     @property
     def given(self) -> Sequence[NDArray[Any]]:
-        """What the call reads, but for caches."""
+        """The inputs of the call, but for caches."""
         return self.tokens_rs, self.lengths, self.offsets
 
 
@@ -317,7 +317,7 @@ class NativeRuntime(CachedRuntime):
 
 
 class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
-    """`encode`, and `decode` over what it gave."""
+    """`encode`, and `decode` over its results."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         super().__init__(folder, manifest, threads)
@@ -369,7 +369,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
     def _encoding(
         self, room: Mapping[str, NDArray[Any]], kept: Mapping[str, NDArray[Any]]
     ) -> Encoding:
-        """Plan a call of `encode` that writes what `decode` reads, by name, to arrays."""
+        """Plan a call of `encode` that writes the inputs of `decode`, by name, to arrays."""
         inputs = {name: kept[name] if name in kept else room[name] for name in self._encode.inputs}
         outputs = {name: kept[name] for name in self._encode.outputs}
         return Encoding(inputs, outputs, self.interpreter.call("encode", inputs, outputs))

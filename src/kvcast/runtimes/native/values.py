@@ -1,6 +1,6 @@
 """Values of a program under planning: strided views of storages, with all sizes known.
 
-Knows what torch's views do to sizes and strides, and nothing of instructions.
+Knows how torch's views change sizes and strides, and no instruction.
 """
 
 import itertools
