@@ -1,9 +1,9 @@
 """Where each token of a window begins, from how much it stands out at each frame, in NumPy.
 
 The dynamic time warping of openai/whisper's timing.py, for runtimes without a kernel for it, and
-the oracle of that kernel. A token is placed at once: where its row is entered best is a running minimum
-over sums. Sums are fp64, with openai-whisper's choice among ties; its own fp32 sums chose the same
-frames on all recordings tried. Knows no runtime.
+the oracle of that kernel. A token is placed at once: where its row is entered best is a running
+minimum over sums. Sums are fp64, with openai-whisper's choice among ties; its own fp32 sums chose
+the same frames on all recordings tried. Knows no runtime.
 """
 
 import numpy as np

@@ -267,17 +267,21 @@ def test_a_library_that_reads_words_in_another_order_is_refused(
     refused("reads other instructions")
 
 
-def cut_off(path: Path) -> None:
-    """A process that opened it would be killed; this one may have opened the file before."""
-    half = path.read_bytes()[: path.stat().st_size // 2]
+def replace(path: Path, content: bytes) -> None:
+    """Write another file: this process may have opened the one that is there."""
     path.unlink()
-    path.write_bytes(half)
+    path.write_bytes(content)
+
+
+def cut_off(path: Path) -> None:
+    """The process that opened it would be killed."""
+    replace(path, path.read_bytes()[: path.stat().st_size // 2])
 
 
 def change(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
-    path.write_bytes(content)
+    replace(path, content)
 
 
 def lose_its_record(path: Path) -> None:

@@ -1,14 +1,32 @@
-// What follows a part's scores: softmax, and values mixed by it.
+// A part's scores of many queries, and what follows them: softmax, and values mixed by it.
 //
 // Each instruction set includes this where its own instructions are allowed, so it includes nothing itself and
 // defines nothing that two files could share. The file that includes it has
 //   AT_ONCE: queries that share values;
 //   pitch<T>(head_dim): numbers from one line to the next; after codes lies their scale;
+//   score_keys<T, QUERIES, DIM>(key, count, head_dim, query, scores): scores of up to 4 queries;
 //   share(scores, first, last, bias, softcap): scores of one query become shares;
 //   mix_rows<T, ROWS>(value, count, head_dim, shares, mixed): mixed [ROWS, width] += shares x values.
 #pragma once
 
-// Of positions first .. last of a part, over its stretches.
+// Scores of queries against keys [count, d]. DIM is d; 0: any.
+template <class T, int DIM>
+void score_queries(const T* key, int count, int head_dim, const float* query, int queries, float* scores) {
+  const int width = padded(head_dim);
+  while (queries > 0) {
+    const int now = std::min(queries, 4);
+    const auto take = now == 1   ? score_keys<T, 1, DIM>
+                      : now == 2 ? score_keys<T, 2, DIM>
+                      : now == 3 ? score_keys<T, 3, DIM>
+                                 : score_keys<T, 4, DIM>;
+    take(key, count, head_dim, query, scores);
+    query += now * width;
+    scores += now * SCORES;
+    queries -= now;
+  }
+}
+
+// Of positions first .. last of a part, over its two runs of neighbours.
 template <class T, int ROWS>
 void mix_range(const Part& part, int first, int last, const float* shares, float* mixed) {
   for (int i = 0, at = part.begin; i < 2; at += part.counts[i++]) {

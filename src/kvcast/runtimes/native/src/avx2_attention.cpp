@@ -104,30 +104,6 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
   }
 }
 
-template <class T, int DIM>
-void score_stretch(const T* key, int count, int head_dim, const float* query, int queries, float* scores) {
-  const int width = padded(head_dim);
-  while (queries > 0) {
-    const int now = std::min(queries, 4);
-    const auto take = now == 1   ? score_keys<T, 1, DIM>
-                      : now == 2 ? score_keys<T, 2, DIM>
-                      : now == 3 ? score_keys<T, 3, DIM>
-                                 : score_keys<T, 4, DIM>;
-    take(key, count, head_dim, query, scores);
-    query += now * width;
-    scores += now * SCORES;
-    queries -= now;
-  }
-}
-
-template <class T>
-void score(const Part& part, float* scores) {
-  for (int i = 0, at = part.begin; i < 2; at += part.counts[i++]) {
-    const auto take = part.head_dim == 64 ? score_stretch<T, 64> : score_stretch<T, 0>;
-    take(static_cast<const T*>(part.keys[i]), part.counts[i], part.head_dim, part.query, part.queries, scores + at);
-  }
-}
-
 // tanh to 2e-7.
 INLINE __m256 tanh(__m256 x) {
   const __m256 one = _mm256_set1_ps(1.f), two = _mm256_set1_ps(2.f), square = _mm256_mul_ps(x, x);
@@ -201,6 +177,14 @@ void mix_rows(const T* value, int count, int head_dim, const float* shares, floa
 }
 
 #include "attention_parts.hpp"
+
+template <class T>
+void score(const Part& part, float* scores) {
+  for (int i = 0, at = part.begin; i < 2; at += part.counts[i++]) {
+    const auto take = part.head_dim == 64 ? score_queries<T, 64> : score_queries<T, 0>;
+    take(static_cast<const T*>(part.keys[i]), part.counts[i], part.head_dim, part.query, part.queries, scores + at);
+  }
+}
 
 void attend(const Part& part, float* scores, Softmax* softmax, float* mixed) {
   const Scales scales(part);

@@ -126,7 +126,7 @@ struct Softmax {
 struct Part {
   int head_dim, queries;
   Number key_number, value_number;
-  const void *keys[2], *values[2];  // [counts[i], d]: two stretches of neighbouring positions
+  const void *keys[2], *values[2];  // [counts[i], d]: two runs of neighbouring positions
   int counts[2];
   int begin;                // the first of them, counted in the part
   const float* query;       // [n, padded(d)], times the scale, zeros past d

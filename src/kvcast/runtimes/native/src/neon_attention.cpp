@@ -87,33 +87,6 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
   }
 }
 
-template <class T, int DIM>
-void score_stretch(const T* key, int count, int head_dim, const float* query, int queries, float* scores) {
-  const int width = padded(head_dim);
-  while (queries > 0) {
-    const int now = std::min(queries, 4);
-    const auto take = now == 1   ? score_keys<T, 1, DIM>
-                      : now == 2 ? score_keys<T, 2, DIM>
-                      : now == 3 ? score_keys<T, 3, DIM>
-                                 : score_keys<T, 4, DIM>;
-    take(key, count, head_dim, query, scores);
-    query += now * width;
-    scores += now * SCORES;
-    queries -= now;
-  }
-}
-
-template <class T>
-void score(const Part& part, float* scores) {
-  const auto take = part.head_dim == 64 ? score_stretch<T, 64> : score_stretch<T, 0>;
-  const auto score_one = [&](int i, int at) {
-    take(static_cast<const T*>(part.keys[i]), part.counts[i], part.head_dim, part.query, part.queries, scores + at);
-  };
-  // Not a loop: GCC 12 for ARM takes one to write nothing, and leaves calls of this out.
-  score_one(0, part.begin);
-  score_one(1, part.begin + part.counts[0]);
-}
-
 // tanh to 2e-7.
 INLINE float32x4_t tanh(float32x4_t x) {
   const float32x4_t one = vdupq_n_f32(1.f), square = vmulq_f32(x, x);
@@ -188,6 +161,17 @@ void mix_rows(const T* value, int count, int head_dim, const float* shares, floa
 }
 
 #include "attention_parts.hpp"
+
+template <class T>
+void score(const Part& part, float* scores) {
+  const auto take = part.head_dim == 64 ? score_queries<T, 64> : score_queries<T, 0>;
+  const auto score_one = [&](int i, int at) {
+    take(static_cast<const T*>(part.keys[i]), part.counts[i], part.head_dim, part.query, part.queries, scores + at);
+  };
+  // Not a loop: GCC 12 for ARM takes one to write nothing, and leaves calls of this out.
+  score_one(0, part.begin);
+  score_one(1, part.begin + part.counts[0]);
+}
 
 void attend(const Part& part, float* scores, Softmax* softmax, float* mixed) {
   const Scales scales(part);

@@ -55,11 +55,11 @@ template <class Work>
 void each(const Part& part, Number number, const void* const lines[2], Work&& work) {
   float numbers[LANES];
   int position = part.begin;
-  for (int stretch = 0; stretch < 2; stretch++)
-    for (int t = 0; t < part.counts[stretch]; t++, position++)
+  for (int run = 0; run < 2; run++)
+    for (int t = 0; t < part.counts[run]; t++, position++)
       for (int d = 0; d < part.head_dim; d += LANES) {
         const int count = std::min(LANES, part.head_dim - d);
-        load(static_cast<const uint8_t*>(lines[stretch]) + t * line_bytes(number, part.head_dim), number, part.head_dim,
+        load(static_cast<const uint8_t*>(lines[run]) + t * line_bytes(number, part.head_dim), number, part.head_dim,
              d, count, numbers);
         work(position, numbers, d, count);
       }
