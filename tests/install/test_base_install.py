@@ -1,8 +1,8 @@
 """The base install: transcribes, generates and serves from bundles where there is no torch."""
 
 import os
+import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,33 +11,28 @@ from pathlib import Path
 import httpx
 import pytest
 
+from install.wheels import ROOT, Install
 from kit.bundles import exported
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
+LOCKED = ("-c", ROOT / "requirements.lock")
 EXAMPLE = ROOT / "examples/sense-and-sensibility.flac"
 EXPORT_ONLY = ("torch", "onnx", "onnxscript", "transformers")
 
 
 @pytest.fixture(scope="module")
-def base_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base_python(install: Install, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A second virtual environment with nothing but kvcast's base dependencies."""
-    return with_kvcast(tmp_path_factory.mktemp("base-install"), str(ROOT))
+    return install(tmp_path_factory.mktemp("base-install"), *LOCKED)
 
 
 @pytest.fixture(scope="module")
-def server_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def server_python(
+    install: Install, base_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """What an image has: the base dependencies, and the server's."""
-    return with_kvcast(tmp_path_factory.mktemp("server-install"), f"{ROOT}[server]")
-
-
-def with_kvcast(folder: Path, what: str) -> Path:
-    """Make a virtual environment with that, and return its Python."""
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    python = folder / "venv/bin/python"
-    lock = ROOT / "requirements.lock"
-    subprocess.run([python, "-m", "pip", "install", "-q", "-c", lock, what], check=True)
-    return python
+    folder = tmp_path_factory.mktemp("server-install")
+    return install(folder, *LOCKED, extras="[server]", beside=base_python)
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +40,14 @@ def bundle() -> Path:
     return exported("demo")
 
 
+def kvcast(python: Path) -> list[str | Path]:
+    """Return the command of the installed package, whatever PYTHONPATH names."""
+    return [python, "-E", "-m", "kvcast"]
+
+
 def run(python: Path, *words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [python, "-m", "kvcast", *words],
+        [*kvcast(python), *words],
         capture_output=True,
         text=True,
         check=False,
@@ -59,7 +59,7 @@ def run(python: Path, *words: str | Path, **environment: str) -> subprocess.Comp
 def serving(python: Path, model: Path, log: Path) -> Iterator[str]:
     """Serve a model, and yield where."""
     with log.open("w") as written:
-        words = [python, "-m", "kvcast", "serve", model, "--port", "0", "--threads", "1"]
+        words = [*kvcast(python), "serve", model, "--port", "0", "--threads", "1"]
         process = subprocess.Popen(words, stdout=written, stderr=written)
         try:
             while "http://" not in log.read_text() and process.poll() is None:
@@ -111,6 +111,16 @@ def test_a_bundle_generates_without_torch(base_python: Path) -> None:
     chat = run(base_python, "generate", *words, "--chat", "What is the capital of France?")
     assert (chat.returncode, chat.stderr) == (0, "")
     assert "Paris" in chat.stdout
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+def test_a_model_runs_with_the_library_of_a_wheel(base_python: Path, tmp_path: Path) -> None:
+    bundle = exported("demo-t5", runtime="native", quantize="int8")
+    words = ("generate", "--quiet", "--model", bundle, "3 March 2021")
+    without_a_compiler = {"PATH": "/nonexistent", "CXX": "false", "KVCAST_CACHE": str(tmp_path)}
+    done = run(base_python, *words, **without_a_compiler)
+    assert (done.stdout, done.stderr) == ("2021-03-03\n", "")
+    assert not (tmp_path / "native").exists()
 
 
 def test_a_checkpoint_says_what_exporting_needs(base_python: Path, tmp_path: Path) -> None:

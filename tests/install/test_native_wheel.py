@@ -1,30 +1,20 @@
 """The wheel ships the native library, and what it does where there is no compiler."""
 
-import os
 import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from kit.bundles import exported
+from install.wheels import ROOT, Install, build_wheel
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed"),
 ]
-ROOT = Path(__file__).parents[2]
 OPENS = ROOT / "tests/runtimes/native/open_installed.py"
 LIBRARY = "kvcast/runtimes/native/lib/libkvcast.so"
-PIP = (sys.executable, "-m", "pip")
-
-
-def wheel(folder: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
-    words = (*PIP, "wheel", "-q", "--no-deps", "-w", folder, ROOT)
-    environ = os.environ | environment
-    return subprocess.run(words, capture_output=True, text=True, check=False, env=environ)
 
 
 def run(python: Path, *words: str | Path, cache: Path) -> "subprocess.CompletedProcess[str]":
@@ -35,32 +25,16 @@ def run(python: Path, *words: str | Path, cache: Path) -> "subprocess.CompletedP
     )
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel with the library."""
-    folder = tmp_path_factory.mktemp("wheel")
-    done = wheel(folder, KVCAST_NATIVE="required")
-    assert done.returncode == 0, done.stderr
-    [file] = folder.glob("*.whl")
-    return file
-
-
-def installed(built: Path, folder: Path, *options: str | Path) -> Path:
-    """Install the wheel into an environment of its own; returns its Python."""
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    python = folder / "venv/bin/python"
-    subprocess.run([python, "-m", "pip", "install", "-q", *options, built], check=True)
-    return python
-
-
-def test_a_wheel_with_the_library_opens_it_without_a_compiler(built: Path, tmp_path: Path) -> None:
-    assert "-py3-none-linux_" in built.name
-    with zipfile.ZipFile(built) as archive:
+def test_a_wheel_with_the_library_opens_it_without_a_compiler(
+    wheel: Path, install: Install, tmp_path: Path
+) -> None:
+    assert "-py3-none-linux_" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert LIBRARY in names
     assert "kvcast/runtimes/native/src/library.cpp" in names
     assert "kvcast/runtimes/native/src/kernels.hpp" in names
-    python = installed(built, tmp_path, "--no-deps")
+    python = install(tmp_path, "--no-deps")
     opened = run(python, OPENS, cache=tmp_path)
     assert (opened.returncode, opened.stderr) == (0, "")
     assert opened.stdout.split()[0].endswith(LIBRARY)
@@ -81,22 +55,13 @@ def test_a_wheel_with_the_library_opens_it_without_a_compiler(built: Path, tmp_p
     assert "CXX=false does not run" in run(python, "-c", code, cache=tmp_path).stderr
 
 
-def test_a_model_runs_with_the_library_of_a_wheel(built: Path, tmp_path: Path) -> None:
-    bundle = exported("demo-t5", runtime="native", quantize="int8")
-    python = installed(built, tmp_path, "-c", ROOT / "requirements.lock")
-    words = ("-m", "kvcast", "generate", "--quiet", "--model", bundle, "3 March 2021")
-    done = run(python, *words, cache=tmp_path)
-    assert (done.stdout, done.stderr) == ("2021-03-03\n", "")
-    assert not (tmp_path / "native").exists()
-
-
 def test_without_a_compiler_the_wheel_is_pure(tmp_path: Path) -> None:
-    done = wheel(tmp_path, CXX="false")
+    done = build_wheel(tmp_path, CXX="false")
     assert done.returncode == 0, done.stderr
     [file] = tmp_path.glob("*.whl")
     assert file.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(file) as archive:
         assert LIBRARY not in archive.namelist()
-    done = wheel(tmp_path / "required", CXX="false", KVCAST_NATIVE="required")
+    done = build_wheel(tmp_path / "required", CXX="false", KVCAST_NATIVE="required")
     assert done.returncode != 0
     assert "CXX=false does not run" in done.stderr
