@@ -1,6 +1,6 @@
 """Sound whose words are known, and a model that hears them imperfectly.
 
-A sample's value is its step of 20 ms, counted from 1, so a stretch of sound says where it lies.
+A sample's value is its step of 20 ms, counted from 1, so a window of sound says where it lies.
 """
 
 import random
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.endpoints import BLOCK
 from kvcast.whisper.agreement import Place, Unit
-from kvcast.whisper.stretch import LONGEST, Hearing, Hypothesis
+from kvcast.whisper.streaming_window import LONGEST, Hypothesis, Recognizer
 
 STEP = 320
 RATE = SAMPLE_RATE
@@ -71,12 +71,12 @@ def listener(words: Sequence[Word]):
 
 
 @dataclass
-class ScriptedHearing(Hearing):
+class ScriptedHearing(Recognizer):
     """Hears every word that is over, and guesses at the end; notes what it cost.
 
     Attributes:
         words: all that is said.
-        late: samples at the end of a stretch in which words are not understood yet.
+        late: samples at the end of a window in which words are not understood yet.
         failures: hypotheses from here on that run in circles, unless decoded thoroughly.
         breaks: hypotheses that end where a second segment begins, without a word of it.
         jitter: how far times between words are off, in steps.

@@ -14,7 +14,7 @@ from kit.scripted_hearing import ScriptedHearing, Word, listener, seconds, sound
 from kvcast.audio.endpoints import Endpoints
 from kvcast.errors import UsageError
 from kvcast.whisper.live import Delays, LiveTranscription, Update
-from kvcast.whisper.stretch import LONGEST, Stretch
+from kvcast.whisper.streaming_window import LONGEST, StreamingWindow
 
 RATE = 16_000
 
@@ -30,11 +30,11 @@ class Clock:
 
 def opened(
     hearing: ScriptedHearing, *, step: float = 1.0, conditions: bool = True, agreement: int = 2
-) -> tuple[LiveTranscription, Stretch, Clock]:
-    stretch = Stretch(hearing, prompt=(), conditions=conditions, agreement=agreement)
+) -> tuple[LiveTranscription, StreamingWindow, Clock]:
+    window = StreamingWindow(hearing, prompt=(), conditions=conditions, agreement=agreement)
     clock = Clock()
     endpoints = Endpoints(listener(hearing.words), threshold=0.5, pause=0.6)
-    return LiveTranscription(stretch, endpoints, step=step, clock=clock), stretch, clock
+    return LiveTranscription(window, endpoints, step=step, clock=clock), window, clock
 
 
 def length(words: Sequence[Word]) -> int:
@@ -43,14 +43,14 @@ def length(words: Sequence[Word]) -> int:
 
 def fed(hearing: ScriptedHearing, chunks: Sequence[int], **options: Any) -> list[Update]:
     """Feed all sound in pieces of these lengths, over and over, in real time."""
-    live, stretch, clock = opened(hearing, **options)
+    live, window, clock = opened(hearing, **options)
     updates: list[Update] = []
     at, number, total = 0, 0, length(hearing.words)
     while at < total:
         end = min(at + chunks[number % len(chunks)], total)
         clock.now = seconds(end)
         updates += live.feed(sound(at, end))
-        assert stretch.end - stretch.start <= LONGEST
+        assert window.end - window.start <= LONGEST
         at, number = end, number + 1
     updates += live.finish()
     assert live.duration == seconds(total)
@@ -145,13 +145,13 @@ def test_text_that_shall_not_condition_is_no_prompt():
 def test_silence_costs_nothing():
     words = speech(10)
     hearing = ScriptedHearing(words)
-    live, stretch, _ = opened(hearing)
+    live, window, _ = opened(hearing)
     live.feed(sound(0, words[-1].end + RATE))
     decoded = hearing.decoded
     for second in range(600):
         start = words[-1].end + (1 + second) * RATE
         assert live.feed(sound(start, start + RATE)) == []
-        assert stretch.end - stretch.start <= RATE // 2
+        assert window.end - window.start <= RATE // 2
     assert live.finish() == []
     assert hearing.decoded == decoded
 
@@ -170,9 +170,9 @@ def test_what_is_no_sound_is_refused():
 
 
 def test_integers_are_scaled():
-    live, stretch, _ = opened(ScriptedHearing(speech(1)))
+    live, window, _ = opened(ScriptedHearing(speech(1)))
     live.feed(np.full(512, -(2**15), np.int16))
-    assert stretch.end == 512
+    assert window.end == 512
 
 
 @pytest.mark.parametrize("agreement", [2, 3, 5])
@@ -253,7 +253,7 @@ def test_half_an_hour_takes_the_memory_and_the_work_of_a_minute(
     words = speech(5600, pause_every=pause_every, segment_every=segment_every)
     assert length(words) > 30 * 60 * RATE
     hearing = ScriptedHearing(words)
-    live, stretch, clock = opened(hearing)
+    live, window, clock = opened(hearing)
     held: list[int] = []
     work: list[int] = []
     settled: list[str] = []
@@ -265,7 +265,7 @@ def test_half_an_hour_takes_the_memory_and_the_work_of_a_minute(
         clock.now = seconds(at + RATE // 4)
         heard = live.feed(sound(at, min(at + RATE // 4, length(words))))
         settled += [update.settled for update in heard]
-        assert stretch.end - stretch.start <= LONGEST
+        assert window.end - window.start <= LONGEST
     tracemalloc.stop()
     settled += [update.settled for update in live.finish()]
     assert "".join(settled) == "".join(word.text for word in words)

@@ -1,7 +1,7 @@
 """LocalAgreement: the words with which successive hypotheses of the same sound begin.
 
 LocalAgreement-n of Macháček, Dabre and Bojar, "Turning Whisper into Real-Time Transcription System"
-(arXiv:2307.14743): words that n successive hypotheses of a growing stretch of sound begin with are
+(arXiv:2307.14743): words that n successive hypotheses of a growing window of sound begin with are
 settled. Later hypotheses may spell settled words in other ways; what follows these is found by the
 least changes of letters. Knows no sound and no model.
 """
@@ -34,7 +34,7 @@ class Unit:
     """A word, and the timestamps that precede it.
 
     Attributes:
-        stamps: in steps of 20 ms from the beginning of the stretch: the end of the segment before
+        stamps: in steps of 20 ms from the beginning of the window: the end of the segment before
             it, if that is known, and the start of its own; none within a segment.
         tokens: of the word; none after the last one.
         text: of the word, with its space.
@@ -58,7 +58,7 @@ class Unit:
         return self.begins_segment and not self.tokens
 
     def later(self, stamps: int) -> Self:
-        """Return it as it is in a stretch that begins so many steps later."""
+        """Return it as it is in a window that begins so many steps later."""
         place = self.place and self.place._replace(end=max(0, self.place.end - stamps))
         own = tuple(max(0, stamp - stamps) for stamp in self.stamps)
         return replace(self, stamps=own, place=place)

@@ -221,6 +221,6 @@ def _quiet_frames(features_mt: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 def _runs(chosen_t: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return the stretches of frames that are chosen: the first, and the one after the last."""
+    """Return the runs of frames that are chosen: the first, and the one after the last."""
     edges = np.flatnonzero(np.diff(chosen_t, prepend=False, append=False))
     return [(int(start), int(end)) for start, end in list(pairwise(edges))[::2]]

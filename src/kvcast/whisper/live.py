@@ -1,9 +1,9 @@
 """Transcription of sound that is still arriving.
 
 Sound of an utterance is heard again every `step` seconds, and what successive hypotheses agree on
-is settled (`kvcast.whisper.stretch`). A pause ends the utterance and settles the rest. Memory
-and work per second of sound are bounded: 30 s of sound at most are held and decoded at a time.
-Reads no stream and knows no terminal.
+is settled (`kvcast.whisper.streaming_window`). A pause ends the utterance and settles the rest.
+Memory and work per second of sound are bounded: 30 s of sound at most are held and decoded at a
+time. Reads no stream and knows no terminal.
 """
 
 import time
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from kvcast.audio.decode import SAMPLE_RATE, ArrayAudio
 from kvcast.audio.endpoints import BLOCK, Change, Endpoints
 from kvcast.audio.stream import SoundStream
-from kvcast.whisper.stretch import Settled, Stretch
+from kvcast.whisper.streaming_window import Settled, StreamingWindow
 
 __all__ = ["Delays", "LiveSegment", "LiveTranscription", "SoundStream", "Update"]
 
@@ -117,7 +117,7 @@ class LiveTranscription:
 
     def __init__(
         self,
-        stretch: Stretch,
+        window: StreamingWindow,
         endpoints: Endpoints,
         *,
         step: float,
@@ -127,7 +127,7 @@ class LiveTranscription:
         """Wait for sound.
 
         Args:
-            stretch: hears and settles.
+            window: hears and settles.
             endpoints: finds utterances.
             step: seconds of new sound that are worth a hypothesis.
             notices: what a user should know of all this.
@@ -136,7 +136,7 @@ class LiveTranscription:
         """
         self.delays = Delays()
         self.notices = notices
-        self._stretch = stretch
+        self._window = window
         self._endpoints = endpoints
         # Sound comes from the endpoints in whole blocks.
         self._step = round(step * SAMPLE_RATE) // BLOCK * BLOCK
@@ -154,7 +154,7 @@ class LiveTranscription:
     @property
     def language(self) -> str:
         """Code of the language: asked for, or as far as it is detected."""
-        return self._stretch.language
+        return self._window.language
 
     def feed(self, samples: NDArray[Any]) -> list[Update]:
         """Transcribe more sound, and return the updates.
@@ -185,9 +185,9 @@ class LiveTranscription:
             if change is Change.BEGIN:
                 self._is_speech = True
             elif change is Change.END:
-                updates += self._end(self._stretch.end - self._endpoints.pause)
-        if self._is_speech and self._stretch.end - self._stretch.heard_to >= self._step:
-            updates += self._updates(self._stretch.listen())
+                updates += self._end(self._window.end - self._endpoints.pause)
+        if self._is_speech and self._window.end - self._window.heard_to >= self._step:
+            updates += self._updates(self._window.listen())
         return updates
 
     def finish(self) -> list[Update]:
@@ -195,29 +195,29 @@ class LiveTranscription:
         updates = self.update()
         if self._is_speech:
             updates += self._hear(self._endpoints.finish())
-            updates += self._end(self._stretch.end)
+            updates += self._end(self._window.end)
         return updates
 
     def _hear(self, piece: NDArray[np.float32]) -> list[Update]:
         """Add sound of one utterance, or of the silence between two."""
         if not self._is_speech:
-            self._stretch.skip(piece, _BEFORE)
+            self._window.skip(piece, _BEFORE)
             return []
         updates: list[Update] = []
         while len(piece):
-            if not self._stretch.room:
-                updates += self._updates(self._stretch.make_room())
-            room = self._stretch.room
-            self._stretch.append(piece[:room])
+            if not self._window.room:
+                updates += self._updates(self._window.make_room())
+            room = self._window.room
+            self._window.append(piece[:room])
             piece = piece[room:]
         return updates
 
     def _end(self, speech_end: int) -> list[Update]:
         """Settle an utterance whose speaker stopped at a sample."""
         self._is_speech = False
-        words = self._stretch.conclude(speech_end)
+        words = self._window.conclude(speech_end)
         updates = self._updates(words, end=speech_end / SAMPLE_RATE)
-        self._stretch.keep_last(min(_BEFORE, self._stretch.end - speech_end))
+        self._window.keep_last(min(_BEFORE, self._window.end - speech_end))
         return updates
 
     def _updates(self, words: Sequence[Settled], end: float | None = None) -> list[Update]:
@@ -227,8 +227,8 @@ class LiveTranscription:
         text = ""
         for word in words:
             ended = word.started if word.ended is None else word.ended
-            if ended is None and self._stretch.start / SAMPLE_RATE > self._lines.overdue:
-                ended = self._stretch.start / SAMPLE_RATE
+            if ended is None and self._window.start / SAMPLE_RATE > self._lines.overdue:
+                ended = self._window.start / SAMPLE_RATE
             if ended is not None and (segment := self._lines.close(ended)):
                 updates.append(Update(settled=text, segment=segment))
                 text = ""
@@ -237,8 +237,8 @@ class LiveTranscription:
                 text += word.text
         if end is not None:  # even without a segment: nothing follows what was interim
             updates.append(Update(settled=text, segment=self._lines.close(end)))
-        elif text or self._stretch.supposed:
-            updates.append(Update(settled=text, interim=self._stretch.supposed))
+        elif text or self._window.supposed:
+            updates.append(Update(settled=text, interim=self._window.supposed))
         return updates
 
 

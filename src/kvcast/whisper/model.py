@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kvcast.audio.endpoints import Listener
     from kvcast.audio.features import MelWindows
     from kvcast.whisper.live import LiveTranscription
-    from kvcast.whisper.stretch import Stretch
+    from kvcast.whisper.streaming_window import StreamingWindow
 
 _WINDOW_SECONDS = 30
 _POSITIONS_PER_SECOND = 50  # two frames of 10 ms become one position of the encoder
@@ -280,16 +280,16 @@ class WhisperModel:
 
         listener, notices = (listener, ()) if listener is not None else live_listener()
         decoder = self.decoder(*self.attempts(params), draft=params.draft)
-        stretch = self.stretch(decoder.answer, params, decoder.requests)
+        window = self.streaming_window(decoder.answer, params, decoder.requests)
         endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
-        return LiveTranscription(stretch, endpoints, step=params.step, notices=notices)
+        return LiveTranscription(window, endpoints, step=params.step, notices=notices)
 
-    def stretch(
+    def streaming_window(
         self,
         answer: Callable[[Policy[Any]], Any],
         params: LiveParams,
         requests: WindowRequests | None = None,
-    ) -> "Stretch":
+    ) -> "StreamingWindow":
         """Return what hears a stream of sound, by a decoder of its own or a shared one.
 
         Args:
@@ -301,18 +301,18 @@ class WhisperModel:
             UsageError: for options that cannot be served.
 
         """
-        from kvcast.whisper.hearing import WhisperHearing
-        from kvcast.whisper.stretch import Stretch
+        from kvcast.whisper.recognizer import WhisperRecognizer
+        from kvcast.whisper.streaming_window import StreamingWindow
 
-        hearing = WhisperHearing(
+        recognizer = WhisperRecognizer(
             answer,
             requests=requests or self.requests,
             n_mels=self.dimensions.n_mels,
             attempts=self.attempts(params),
             params=params,
         )
-        return Stretch(
-            hearing,
+        return StreamingWindow(
+            recognizer,
             prompt=initial_tokens(params, self.tokenizer),
             conditions=params.condition_on_previous_text,
             agreement=params.agreement,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Sound(Protocol):
-    """What a passage reads."""
+    """The sound of a recording, or a part of it."""
 
     def window(self, seek: int, end: int | None = None) -> Float32:
         """Return the encoder's input [n_mels, 3000] from frame `seek`, zeros from `end` on."""

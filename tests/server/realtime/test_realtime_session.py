@@ -14,7 +14,7 @@ from kit.scripted_hearing import RATE, ScriptedHearing, Word, listener, sound, s
 from kvcast.errors import UsageError
 from kvcast.server.realtime.session import Session
 from kvcast.server.realtime.shapes import TranscriptionSettings
-from kvcast.whisper.stretch import Stretch
+from kvcast.whisper.streaming_window import StreamingWindow
 from server.realtime.talking import told_before
 
 FULL_SCALE = 2**15
@@ -36,15 +36,15 @@ class Client:
         words: Sequence[Word] = (),
         *,
         longest: float = 600.0,
-        opening: Callable[[TranscriptionSettings], Stretch] | None = None,
+        opening: Callable[[TranscriptionSettings], StreamingWindow] | None = None,
     ) -> None:
         self.opened: list[TranscriptionSettings] = []
 
-        def open_scripted(asked: TranscriptionSettings) -> Stretch:
+        def open_scripted(asked: TranscriptionSettings) -> StreamingWindow:
             self.opened.append(asked)
             if asked.language == "xx":
                 raise UsageError("there is no language xx")
-            return Stretch(Scripted(words), prompt=(), conditions=True, agreement=2)
+            return StreamingWindow(Scripted(words), prompt=(), conditions=True, agreement=2)
 
         self.session = Session(
             opening or open_scripted, lambda: listener(words), model="scripted", longest=longest
@@ -229,8 +229,8 @@ def test_a_turn_that_fails_leaves_the_next_one_alone():
                 raise RuntimeError("/secret/path")
             return super().decode(heard, **options)
 
-    def opening(_: TranscriptionSettings) -> Stretch:
-        return Stretch(Breaking(words), prompt=(), conditions=True, agreement=2)
+    def opening(_: TranscriptionSettings) -> StreamingWindow:
+        return StreamingWindow(Breaking(words), prompt=(), conditions=True, agreement=2)
 
     client = Client(words, opening=opening)
     middle = (words[19].end + words[20].start) // 2

@@ -18,7 +18,7 @@ from kvcast.engine import Engine, Job
 from kvcast.engine.callers import Policy
 from kvcast.server.realtime.shapes import TranscriptionSettings
 from kvcast.server.realtime.sound import Samples
-from kvcast.whisper.stretch import Settled, Stretch
+from kvcast.whisper.streaming_window import Settled, StreamingWindow
 
 STEP = 1.0
 """Seconds of new sound that are worth a hypothesis, as in `kvcast transcribe --live`."""
@@ -113,12 +113,12 @@ class TurnTranscriber:
     """Transcribes turns one after the other."""
 
     def __init__(
-        self, opening: Callable[[TranscriptionSettings], Stretch], step: float = STEP
+        self, opening: Callable[[TranscriptionSettings], StreamingWindow], step: float = STEP
     ) -> None:
         """Prepare.
 
         Args:
-            opening: returns the stretch that a client's settings ask for.
+            opening: returns the window that a client's settings ask for.
             step: seconds of new sound that are worth a hypothesis.
 
         """
@@ -126,7 +126,7 @@ class TurnTranscriber:
         # Sound of turns that are detected comes in whole blocks.
         self._step = round(step * SAMPLE_RATE) // BLOCK * BLOCK
         self._turns: deque[SpokenTurn] = deque()
-        self._stretch: Stretch | None = None
+        self._window: StreamingWindow | None = None
         self._asked: TranscriptionSettings | None = None
 
     def add(self, turn: SpokenTurn) -> None:
@@ -158,7 +158,7 @@ class TurnTranscriber:
                 turn.error = error
         dropped = turn.dropped  # another thread sets it, at any time
         if turn.error is not None or dropped:
-            self._stretch = None  # it may have heard half of a turn
+            self._window = None  # it may have heard half of a turn
         if dropped:
             self._turns.popleft()
             return []
@@ -171,25 +171,25 @@ class TurnTranscriber:
 
     @property
     def _unheard(self) -> int:
-        """Samples that the stretch has, and no hypothesis heard."""
-        stretch = self._stretch
-        return 0 if stretch is None else stretch.end - stretch.heard_to
+        """Samples that the window has, and no hypothesis heard."""
+        window = self._window
+        return 0 if window is None else window.end - window.heard_to
 
     def _words(self, turn: SpokenTurn, samples: Samples, silence: int | None) -> list[Settled]:
-        stretch = self._stretch
-        if stretch is None or self._asked != turn.asked:
-            stretch = self._stretch = self._opening(turn.asked)
+        window = self._window
+        if window is None or self._asked != turn.asked:
+            window = self._window = self._opening(turn.asked)
             self._asked = turn.asked
         words: list[Settled] = []
         while len(samples):
-            if not stretch.room:
-                words += stretch.make_room()
-            room = stretch.room
-            stretch.append(samples[:room])
+            if not window.room:
+                words += window.make_room()
+            room = window.room
+            window.append(samples[:room])
             samples = samples[room:]
         if silence is not None:
-            words += stretch.conclude(stretch.end - silence)
-            stretch.keep_last(0)
-        elif stretch.end - stretch.heard_to >= self._step:
-            words += stretch.listen()
+            words += window.conclude(window.end - silence)
+            window.keep_last(0)
+        elif window.end - window.heard_to >= self._step:
+            words += window.listen()
         return words

@@ -19,7 +19,7 @@ from kvcast.server.realtime.shapes import TranscriptionSettings
 from kvcast.server.served import SPEECH, Models
 from kvcast.server.state import State
 from kvcast.whisper.params import LiveParams
-from kvcast.whisper.stretch import Stretch
+from kvcast.whisper.streaming_window import StreamingWindow
 from kvcast.whisper.voice import live_listener
 
 SUBPROTOCOL = "realtime"
@@ -92,8 +92,8 @@ class _Ears:
         self._asker = Asker(state.limits.timeout)
         self.give_up = self._asker.give_up
 
-    def open(self, asked: TranscriptionSettings) -> Stretch:
-        """Return the stretch that a client's settings ask for; raises for what cannot be served."""
+    def open(self, asked: TranscriptionSettings) -> StreamingWindow:
+        """Return the window that a client's settings ask for; raises for what cannot be served."""
         served = self._models.listening(asked.model or self.model)
         params = LiveParams(
             language=asked.language or None,
@@ -101,8 +101,10 @@ class _Ears:
             # Fallbacks draw several texts of a window, of which each needs a row.
             best_of=min(LiveParams().best_of, served.engine.status().rows),
         )
-        stretch: Stretch = served.model.stretch(partial(self._asker, served.engine), params)
-        return stretch
+        window: StreamingWindow = served.model.streaming_window(
+            partial(self._asker, served.engine), params
+        )
+        return window
 
 
 class _Talk:

@@ -28,7 +28,7 @@ from kvcast.server.realtime.shapes import (
     shaped,
 )
 from kvcast.server.realtime.sound import Samples, SessionSound
-from kvcast.whisper.stretch import Stretch
+from kvcast.whisper.streaming_window import StreamingWindow
 
 Event: TypeAlias = dict[str, Any]
 
@@ -77,7 +77,7 @@ class Session:
 
     def __init__(
         self,
-        opening: Callable[[TranscriptionSettings], Stretch],
+        opening: Callable[[TranscriptionSettings], StreamingWindow],
         listener: Callable[[], Listener],
         *,
         model: str,
@@ -85,7 +85,7 @@ class Session:
     ) -> None:
         """Begin.
 
-        Args: opening: returns the stretch that a client's settings ask for; raises for what cannot
+        Args: opening: returns the window that a client's settings ask for; raises for what cannot
         be served. listener: returns the detector of speech. model: that is used until the client
         names another. longest: seconds of a turn.
 

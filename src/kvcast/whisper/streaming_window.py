@@ -62,8 +62,8 @@ class Hypothesis:
     conditions_next: bool = True
 
 
-class Hearing(Protocol):
-    """The model, as a stretch of sound needs it."""
+class Recognizer(Protocol):
+    """The model, as a window of sound needs it."""
 
     @property
     def language(self) -> str:
@@ -111,7 +111,7 @@ class Settled:
     spoken: float | None
 
 
-class Stretch:
+class StreamingWindow:
     """A window that moves along the sound.
 
     Attributes:
@@ -121,12 +121,12 @@ class Stretch:
     """
 
     def __init__(
-        self, hearing: Hearing, *, prompt: Sequence[int], conditions: bool, agreement: int
+        self, recognizer: Recognizer, *, prompt: Sequence[int], conditions: bool, agreement: int
     ) -> None:
         """Begin without sound.
 
         Args:
-            hearing: the model.
+            recognizer: the model.
             prompt: tokens of text that precedes all.
             conditions: whether settled text prompts what comes later.
             agreement: successive hypotheses that have to begin with a word before it is settled;
@@ -134,7 +134,7 @@ class Stretch:
 
         """
         self.start = self.heard_to = 0
-        self._hearing = hearing
+        self._recognizer = recognizer
         self._prompt = list(prompt)
         self._conditions = conditions
         self._sound = np.empty(LONGEST, np.float32)
@@ -159,7 +159,7 @@ class Stretch:
     @property
     def language(self) -> str:
         """Code of the language."""
-        return self._hearing.language
+        return self._recognizer.language
 
     @property
     def supposed(self) -> str:
@@ -276,11 +276,11 @@ class Stretch:
     def _crowded(self) -> bool:
         """Whether the settled words leave the decoder little room for more."""
         tokens = sum(len(unit.stamps) + len(unit.tokens) for unit in self._settled)
-        return tokens > self._hearing.room // 2
+        return tokens > self._recognizer.room // 2
 
     def _hypothesis(self, *, thoroughly: bool) -> Hypothesis:
         """Decode the whole window, and return the words after the settled ones."""
-        heard = self._hearing.listen(self._sound[: self._length])
+        heard = self._recognizer.listen(self._sound[: self._length])
         self.heard_to = self.end
         found = self._decode(heard, written=(), thoroughly=thoroughly)
         if found.doubtful and not thoroughly:
@@ -305,19 +305,19 @@ class Stretch:
         """Return a hypothesis whose units have places; `said` is what precedes them."""
         if not any(unit.tokens for unit in found.units):
             return found
-        places = self._hearing.places(heard, [*said, *found.units])[len(said) :]
+        places = self._recognizer.places(heard, [*said, *found.units])[len(said) :]
         placed = zip(found.units, places, strict=True)
         return replace(found, units=[replace(unit, place=place) for unit, place in placed])
 
     def _decode(self, heard: Any, *, written: Sequence[Unit], thoroughly: bool) -> Hypothesis:
-        return self._hearing.decode(
+        return self._recognizer.decode(
             heard, prompt=self._prompt, written=written, thoroughly=thoroughly
         )
 
     def _settle(self, units: Sequence[Unit]) -> list[Settled]:
         found = list(map(self._as_settled, units))
         if any(word.text for word in found):
-            self._hearing.keep_language()
+            self._recognizer.keep_language()
         self._settled += units
         return found
 
@@ -382,4 +382,4 @@ class Stretch:
             self._prompt.clear()
             return
         self._prompt += [token for unit in units for token in unit.tokens]
-        del self._prompt[: -self._hearing.room]
+        del self._prompt[: -self._recognizer.room]

@@ -21,7 +21,7 @@ from kvcast.whisper.fallback import is_silence, rejection
 from kvcast.whisper.long_form import PROMPT_RESET_TEMPERATURE
 from kvcast.whisper.params import TranscribeParams
 from kvcast.whisper.requests import Features
-from kvcast.whisper.stretch import Hearing, Hypothesis
+from kvcast.whisper.streaming_window import Hypothesis, Recognizer
 from kvcast.whisper.token_times import FRAMES_PER_SECOND, TokenTimes
 from kvcast.whisper.windows import WindowRequests
 from kvcast.whisper.word_split import TokenWord, split_words
@@ -34,7 +34,7 @@ class _Heard(NamedTuple):
     frames: int
 
 
-class WhisperHearing(Hearing):
+class WhisperRecognizer(Recognizer):
     """Decodes the window anew for every hypothesis."""
 
     def __init__(
