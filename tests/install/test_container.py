@@ -4,6 +4,7 @@ No image is built here; a bundle's server is run as the image runs it.
 """
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -209,7 +210,7 @@ def test_the_image_tells_whether_its_server_lives(tmp_path: Path) -> None:
     check = json.loads(only("HEALTHCHECK").split("CMD ")[1])
     assert check[0] == "python"
     words = json.loads(only("CMD"))
-    serve = [*words[2 : words.index("--port")], "demo-t5", "--runtime", "onnx", "--threads", "1"]
+    serve = [*words[2 : words.index("--port")], "demo-t5", "--threads", "1"]
     environment = {"KVCAST_API_KEY": "secret"}
     with serving(*serve, environment=environment) as running:
         port = running.url.rsplit(":", 1)[1]
@@ -230,6 +231,8 @@ def test_a_wheel_is_made_of_what_is_copied(tmp_path: Path) -> None:
         target, one = source / name, ROOT / name
         shutil.copytree(one, target) if one.is_dir() else shutil.copy(one, target)
     words = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, source]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    # Compiling proves nothing more: a wheel without the library would pass as well.
+    pure = os.environ | {"KVCAST_NATIVE": "none"}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=pure)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("kvcast-*.whl"))
