@@ -41,6 +41,7 @@ class MistralTokenizer(TextTokenizer):
         Raises KvcastError if mistral-common is not installed or refuses the file.
         """
         try:
+            from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
             from mistral_common.tokens.tokenizers.mistral import MistralTokenizer as Theirs
         except ImportError:
             raise KvcastError(_needs_extra(name)) from None
@@ -59,7 +60,9 @@ class MistralTokenizer(TextTokenizer):
         markers = () if self._form is None else self._form.markers
         shown = {token: text.encode() for text, token in self.control_tokens(markers).items()}
         token_bytes = (
-            self._tokenizer.id_to_byte_piece
+            partial(
+                self._tokenizer.id_to_byte_piece, special_token_policy=SpecialTokenPolicy.IGNORE
+            )
             if name == _TEKKEN
             else partial(_sentencepiece_bytes, self._tokenizer)
         )
