@@ -7,7 +7,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # What has no folder of its own in the source.
 OTHERS = {
-    "kit": "what tests share",
     "install": "the installed program, its documentation and this layout",
     "gpu": "what needs a CUDA device",
     "mutation": "damaged files of every format",
