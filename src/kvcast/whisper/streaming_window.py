@@ -282,37 +282,32 @@ class StreamingWindow:
         """Decode the whole window, and return the words after the settled ones."""
         heard = self._recognizer.listen(self._sound[: self._length])
         self.heard_to = self.end
-        found = self._decode(heard, written=(), thoroughly=thoroughly)
-        if found.doubtful and not thoroughly:
-            self._proven = False
-            return found
-        found = self._placed(heard, (), found)
-        count = continued(self._settled, found.units)
-        if count is None or (thoroughly and self._adds_nothing(found.units[count:])):
-            # It says something else, or may have stopped before the settled words were over.
-            found = self._decode(heard, written=self._settled, thoroughly=thoroughly)
-            found = self._placed(heard, self._settled, found)
-        else:
-            found = replace(found, units=found.units[count:])
-        self._proven = thoroughly or not found.doubtful
-        return found
+        hypothesis = self._decode(heard, written=(), thoroughly=thoroughly)
+        if thoroughly or not hypothesis.doubtful:
+            count = continued(self._settled, hypothesis.units)
+            if count is None or (thoroughly and self._adds_nothing(hypothesis.units[count:])):
+                # It says something else, or may have stopped before the settled words were over.
+                hypothesis = self._decode(heard, written=self._settled, thoroughly=thoroughly)
+            else:
+                hypothesis = replace(hypothesis, units=hypothesis.units[count:])
+        self._proven = thoroughly or not hypothesis.doubtful
+        return hypothesis
 
     def _adds_nothing(self, units: Sequence[Unit]) -> bool:
         """Tell whether no word follows the settled ones, of which there are some."""
         return bool(self._settled) and not any(unit.tokens for unit in units)
 
-    def _placed(self, heard: Any, said: Sequence[Unit], found: Hypothesis) -> Hypothesis:
-        """Return a hypothesis whose units have places; `said` is what precedes them."""
-        if not any(unit.tokens for unit in found.units):
-            return found
-        places = self._recognizer.places(heard, [*said, *found.units])[len(said) :]
-        placed = zip(found.units, places, strict=True)
-        return replace(found, units=[replace(unit, place=place) for unit, place in placed])
-
     def _decode(self, heard: Any, *, written: Sequence[Unit], thoroughly: bool) -> Hypothesis:
-        return self._recognizer.decode(
+        """Return the text that follows the written units, with places where it is of use."""
+        hypothesis = self._recognizer.decode(
             heard, prompt=self._prompt, written=written, thoroughly=thoroughly
         )
+        is_failure = hypothesis.doubtful and not thoroughly  # nothing of it settles
+        if is_failure or not any(unit.tokens for unit in hypothesis.units):
+            return hypothesis
+        places = self._recognizer.places(heard, [*written, *hypothesis.units])[len(written) :]
+        placed = zip(hypothesis.units, places, strict=True)
+        return replace(hypothesis, units=[replace(unit, place=place) for unit, place in placed])
 
     def _settle(self, units: Sequence[Unit]) -> list[Settled]:
         found = list(map(self._as_settled, units))
