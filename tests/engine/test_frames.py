@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 import kvcast
+from kvcast.cli import main
+from kvcast.loading import opening
+from kvcast.loading.params import LoadParams
 
 RECORDING = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
 
@@ -67,6 +70,20 @@ def test_a_token_of_a_recording(counted: Callable[[Any], Counting], beam: int):
     assert stack[0] == "Transcription.__next__"
     assert len(stack) <= 7, stack
     assert len(max(counting.stacks, key=len)) <= 12  # windows are encoded and aligned, too
+
+
+def test_a_token_of_the_command_line(
+    counted: Callable[[Any], Counting], monkeypatch: pytest.MonkeyPatch
+):
+    options = {"quantize": "none", "threads": 1, "runtime": "native"}
+    opened = opening.open_model("demo", LoadParams(**options))
+    monkeypatch.setattr(opening, "open_model", lambda *_, **__: opened)
+    counting = counted(opened.model)
+    words = ["--model", "demo", "--clip-end", "6", "--quiet", str(RECORDING)]
+    assert main(["transcribe", *words]) == 0
+    stack = deepest(counting, "Scheduler._decode", "Scheduler._prefill")
+    assert stack[0] == "main"
+    assert len(stack) <= 12, stack
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 2}, {"n": 2, "temperature": 1.0}], ids=str)

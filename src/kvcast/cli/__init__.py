@@ -95,7 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.prepare_output()
     try:
         with terminable():
-            return _run(normalise(sys.argv[1:] if argv is None else argv))
+            args = _parsed(normalise(sys.argv[1:] if argv is None else argv))
+            run: Callable[[Namespace], int] = args.run
+            return run(args)
     except console.ClosedPipeError as left:
         return left.exit_code
     except KeyboardInterrupt:
@@ -108,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return console.report(error)
 
 
-def _run(words: list[str]) -> int:
+def _parsed(words: list[str]) -> Namespace:
+    """Return the arguments of a command, of which `run` runs it; only its options are declared."""
     parser = Parser(prog="kvcast", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"kvcast {kvcast.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -120,5 +123,4 @@ def _run(words: list[str]) -> int:
     args = parser.parse_args(words)
     if asked_for is None:
         raise UsageError(f"a command is missing: {', '.join(COMMANDS)}; see kvcast --help")
-    run: Callable[[Namespace], int] = args.run
-    return run(args)
+    return args

@@ -3,13 +3,12 @@
 Knows how the output options combine. Knows nothing of models and audio.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from kvcast.cli import console, files
-from kvcast.cli.progress import Progress
 from kvcast.errors import UsageError
 from kvcast.saving import prepare_folder, save
 from kvcast.whisper import writers
@@ -59,15 +58,10 @@ class Outputs:
         printed = "json" if json else None if quiet else "text"
         return cls(printed=printed, saved=saved, folder=output_dir, subtitles=subtitles)
 
-    def show(self, segments: "Iterable[Segment]", progress: Progress) -> None:
-        """Take every segment; print each as it is found, where the printed format can do so."""
-        if self.printed not in writers.STREAMED:
-            for _ in segments:
-                pass
-            return
-        for piece in writers.STREAMED[self.printed](segments, self.subtitles):
-            with progress.hidden():
-                console.emit(piece)
+    def pieces(self, segments: "Iterable[Segment]") -> Iterator[str]:
+        """Return the printed text as segments come: all of them are taken, whatever the format."""
+        write = writers.STREAMED.get(self.printed or "", _no_pieces)
+        return write(segments, self.subtitles)
 
     def rendered(self, transcript: writers.Transcript) -> dict[str, str]:
         """Return the content of every file to save, by the file's extension."""
@@ -84,6 +78,13 @@ class Outputs:
                 save(self.folder / f"{name}.{extension}", text)
         if self.printed == "json":
             console.emit(writers.render("json", transcript))
+
+
+def _no_pieces(segments: "Iterable[Segment]", _: SubtitleParams) -> Iterator[str]:
+    """Take the segments for a format that is printed at the end, or not at all."""
+    for _segment in segments:
+        pass
+    return iter(())
 
 
 def _printed_alone(chosen: str | None, *, json: bool, several: bool) -> str:

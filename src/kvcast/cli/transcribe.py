@@ -163,7 +163,9 @@ def _show(
             yield segment
 
     with watcher.measuring(shown(source), transcription.duration):
-        outputs.show(watched(), watcher)
+        for piece in outputs.pieces(watched()):
+            with watcher.hidden():
+                console.emit(piece)
     transcript = Transcript(
         source=source,
         model=args.model,
