@@ -14,12 +14,12 @@ from cli.cli_fakes import SEGMENTS, FakeSegment
 from kvcast.audio.timeline import Part
 from kvcast.whisper.params import SubtitleParams
 from kvcast.whisper.segments import Word
-from kvcast.whisper.writers import STREAMED, Transcript, render
+from kvcast.whisper.writers import STREAMED, TranscriptDocument, render
 
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs" / "transcript.schema.json").read_text(encoding="utf-8")
 )
-TRANSCRIPT = Transcript(
+TRANSCRIPT = TranscriptDocument(
     source="talk.wav",
     model="demo",
     runtime="onnx",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kit.dimensions import LLAMA, TINY_EN
 from kvcast.errors import UsageError
 from kvcast.families.decoder import DecoderDimensions, tensor_shapes
-from kvcast.inspect.cost import Question, document, render
+from kvcast.inspect.cost import CostQuery, document, render
 from kvcast.inspect.machine import MachineRates
 from kvcast.inspect.sizes import counted
 from kvcast.inspect.units import duration, prefixed, size
@@ -32,7 +32,7 @@ def decoder(**changes: object) -> DecoderDimensions:
 
 
 def test_mistral_7b_saves_2_68e16_flop_over_10_000_tokens_by_keeping_keys_and_values():
-    found = document("mistral", MISTRAL, Question(prompt=1, new=10_000), None)
+    found = document("mistral", MISTRAL, CostQuery(prompt=1, new=10_000), None)
     cached, recomputed = (found["calls"]["all"][way]["flop"] for way in ("cached", "recomputed"))
     saved = recomputed["keys_values"] - cached["keys_values"]
     assert saved == pytest.approx(2.68e16, rel=2e-3)
@@ -42,7 +42,7 @@ def test_mistral_7b_saves_2_68e16_flop_over_10_000_tokens_by_keeping_keys_and_va
 
 
 def test_recomputing_all_of_mistral_7b_costs_7_0e17_flop():
-    found = document("mistral", MISTRAL, Question(prompt=1, new=10_000), None)
+    found = document("mistral", MISTRAL, CostQuery(prompt=1, new=10_000), None)
     flop = found["calls"]["all"]["recomputed"]["flop"]
     assert flop["keys_values"] + flop["linear"] == pytest.approx(7.0e17, rel=5e-3)
 
@@ -53,7 +53,7 @@ def test_mistral_7b_has_its_published_size_in_either_layout():
 
 
 def test_turbo_recomputes_113_times_the_rest_of_its_decoder_for_cross_keys_and_values():
-    step = document("turbo", TURBO, Question(prompt=1, new=2), None)["calls"]["next"]
+    step = document("turbo", TURBO, CostQuery(prompt=1, new=2), None)["calls"]["next"]
     cross = step["recomputed"]["flop"]["cross_keys_values"]
     rest = step["cached"]["flop"]["total"]
     assert step["cached"]["flop"]["cross_keys_values"] == 0
@@ -64,16 +64,16 @@ def test_turbo_recomputes_113_times_the_rest_of_its_decoder_for_cross_keys_and_v
 
 
 def test_turbos_cross_keys_and_values_take_29_3_mib_in_bf16():
-    found = document("turbo", TURBO, Question(prompt=4, new=100), None)
+    found = document("turbo", TURBO, CostQuery(prompt=4, new=100), None)
     (cross,) = (kind for kind in found["cache"] if kind["kind"] == "cross")
     assert (cross["layers"], cross["positions"]) == (4, 1500)
     assert cross["bytes"] / 2**20 == pytest.approx(29.3, abs=0.01)
 
 
 def test_the_published_figures_are_printed():
-    mistral = render(document("mistral", MISTRAL, Question(prompt=1, new=10_000), None))
+    mistral = render(document("mistral", MISTRAL, CostQuery(prompt=1, new=10_000), None))
     assert "Not projecting keys and values again saves 26.8 PFLOP" in mistral
-    turbo = render(document("turbo", TURBO, Question(prompt=4, new=100), None))
+    turbo = render(document("turbo", TURBO, CostQuery(prompt=4, new=100), None))
     assert "29.3 MiB" in turbo
     assert "39.3 G" in turbo
 
@@ -161,7 +161,7 @@ def test_a_call_takes_the_longer_of_reading_and_multiplying():
 
 
 def test_times_are_the_sums_of_their_calls():
-    model, question = DecoderWork(dimensions=decoder()), Question(prompt=5, new=3)
+    model, question = DecoderWork(dimensions=decoder()), CostQuery(prompt=5, new=3)
     machine = MachineRates(bandwidth=1e3, rate=1e4)
     found = document("m", model, question, machine)["calls"]
     works = [model.call(0, 5), model.call(5, 1), model.call(6, 1)]
@@ -177,7 +177,7 @@ def test_times_are_the_sums_of_their_calls():
 
 def test_bytes_follow_what_a_number_is_said_to_take():
     model = DecoderWork(dimensions=decoder())
-    question = Question(prompt=5, new=2, bytes_per_weight=0.5, bytes_per_cached=4.0)
+    question = CostQuery(prompt=5, new=2, bytes_per_weight=0.5, bytes_per_cached=4.0)
     told = document("m", model, question, None)["calls"]["next"]["cached"]
     work = model.call(5, 1)
     assert told["bytes"] == {"weights": work.weights / 2, "cache": work.cached * 4}
@@ -186,7 +186,7 @@ def test_bytes_follow_what_a_number_is_said_to_take():
 
 
 def test_a_single_new_token_is_the_first_call_alone():
-    found = document("m", TURBO, Question(prompt=448, new=1), None)
+    found = document("m", TURBO, CostQuery(prompt=448, new=1), None)
     assert found["calls"]["next"] is found["calls"]["last"] is None
     assert found["calls"]["all"] == found["calls"]["first"]
     assert "next" not in render(found)
@@ -195,11 +195,11 @@ def test_a_single_new_token_is_the_first_call_alone():
 def test_a_sequence_longer_than_the_model_is_refused():
     message = "a prompt of 448 tokens and 2 new ones take 449 positions, and the model has 448"
     with pytest.raises(UsageError, match=message):
-        document("m", TURBO, Question(prompt=448, new=2), None)
+        document("m", TURBO, CostQuery(prompt=448, new=2), None)
 
 
 def test_the_document_is_json_and_all_parts_are_in_it():
-    found = document("m", TURBO, Question(prompt=4, new=2), MachineRates(bandwidth=1e9, rate=1e9))
+    found = document("m", TURBO, CostQuery(prompt=4, new=2), MachineRates(bandwidth=1e9, rate=1e9))
     assert json.loads(json.dumps(found)) == found
     flop = found["calls"]["all"]["recomputed"]["flop"]
     assert flop.keys() == {*PARTS, "total"}
@@ -213,7 +213,7 @@ def test_the_document_is_json_and_all_parts_are_in_it():
 
 
 def test_tables_line_up():
-    found = document("m", TURBO, Question(prompt=4, new=2), MachineRates(bandwidth=1e9, rate=1e9))
+    found = document("m", TURBO, CostQuery(prompt=4, new=2), MachineRates(bandwidth=1e9, rate=1e9))
     table = render(found).split("\n\n")[2].splitlines()
     assert {len(line) for line in table} == {len(table[0])}
     assert table[-1].startswith("least time")

@@ -11,7 +11,7 @@ from kit.dimensions import SIMBERT, T5_SMALL
 from kvcast.errors import UsageError
 from kvcast.families.t5 import T5
 from kvcast.families.unilm import UNILM
-from kvcast.inspect.cost import Question, document
+from kvcast.inspect.cost import CostQuery, document
 from kvcast.inspect.sizes import counted
 from kvcast.inspect.work.t5 import T5Work
 from kvcast.inspect.work.unilm import UnilmWork
@@ -89,7 +89,7 @@ def test_a_t5_reads_each_weight_once_but_for_what_is_looked_up(tied: bool):
 def test_what_keeping_a_t5s_cross_keys_is_worth_grows_with_the_source():
     steps = []
     for source in (10, 20):
-        found = document("t5", t5(source=source), Question(prompt=1, new=3), None)
+        found = document("t5", t5(source=source), CostQuery(prompt=1, new=3), None)
         steps.append(found["calls"]["next"])
         (cross,) = (kind for kind in found["cache"] if kind["kind"] == "cross")
         assert (cross["positions"], cross["layers"]) == (source, 3)
@@ -132,7 +132,7 @@ def test_a_unilm_attends_where_its_mask_says():
 
 
 def test_a_unilms_whole_cost_is_one_cache_for_source_and_target():
-    found = document("unilm", unilm(), Question(prompt=5, new=3), None)
+    found = document("unilm", unilm(), CostQuery(prompt=5, new=3), None)
     (cache,) = found["cache"]
     assert (cache["kind"], cache["layers"], cache["positions"]) == ("linear", 3, 7)
     assert cache["bytes"] == 2 * 3 * 2 * 24 * 7

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kit.recomputing_runtime import Recomputed, RecomputingRuntime, Written
-from kvcast.runtimes.base import Alignment, Asked
+from kvcast.runtimes.base import Alignment, TokenProbabilityQuery
 from kvcast.whisper.requests import Features
 
 Script = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
@@ -51,7 +51,7 @@ class ScriptedRuntime(RecomputingRuntime):
         return [int(features_mt.flat[0]) for features_mt in features_bmt]
 
     def align(
-        self, tokens_s: NDArray[np.int64], cache: Recomputed, row: int, asked: Asked
+        self, tokens_s: NDArray[np.int64], cache: Recomputed, row: int, asked: TokenProbabilityQuery
     ) -> Alignment:
         """The only head's scores of a token are the input's number and the token."""
         assert not cache.written[row]

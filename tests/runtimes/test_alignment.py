@@ -11,7 +11,7 @@ from kit.encoded import encoded, random_tokens, stepped
 from kit.models import random_programs, speech, text
 from kit.openai_whisper import centred, openai_attention
 from kvcast.errors import KvcastError
-from kvcast.runtimes.base import Asked, EncoderDecoder, Float32, Int64
+from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, TokenProbabilityQuery
 
 TOLERANCE = 1e-3
 RUNTIMES = {
@@ -45,11 +45,11 @@ def openais(name: str, features_mt: Float32, tokens_s: Int64) -> tuple[Float32, 
     return openai_attention(random_programs(RUNTIMES[name][0]), features_mt, tokens_s)
 
 
-def asked(name: str, tokens_s: Int64) -> Asked:
+def asked(name: str, tokens_s: Int64) -> TokenProbabilityQuery:
     """Every token but the first, among two thirds of the vocabulary and themselves."""
     vocab_v = np.arange(RUNTIMES[name][0].vocab_size)
     among_v = np.where((vocab_v % 3 > 0) | np.isin(vocab_v, tokens_s), 0, -np.inf)
-    return Asked(range(len(tokens_s) - 1), tokens_s[1:], among_v.astype(np.float32))
+    return TokenProbabilityQuery(range(len(tokens_s) - 1), tokens_s[1:], among_v.astype(np.float32))
 
 
 def assert_as_openai(name: str, found: Any, features_mt: Float32, tokens_s: Int64) -> None:
@@ -102,7 +102,7 @@ def test_tokens_after_others_are_aligned_as_all_of_them(name: str, runtime: Enco
     source, (tokens_s,) = speech(1, 6), random_tokens(1, 10, seed=7)
     whole = runtime.align(tokens_s, encoded(runtime, source), 0, asked(name, tokens_s))
     _, cache = runtime.decode([tokens_s[:4]], encoded(runtime, source))
-    among = Asked(range(5), tokens_s[5:], asked(name, tokens_s).among_v)
+    among = TokenProbabilityQuery(range(5), tokens_s[5:], asked(name, tokens_s).among_v)
     rest = runtime.align(tokens_s[4:], cache, 0, among)
     np.testing.assert_allclose(rest.scores_hst, whole.scores_hst[:, 4:], atol=TOLERANCE)
     np.testing.assert_allclose(rest.probabilities_p, whole.probabilities_p[4:], rtol=TOLERANCE)

@@ -13,7 +13,7 @@ from kvcast.decoding.numerics import log_softmax
 from kvcast.decoding.params import SamplingParams
 from kvcast.engine.requests import Prefix, Prompt, compute
 from kvcast.engine.scheduler import Scheduler
-from kvcast.text.requests import Hypothesis, SearchedTexts, TextSpec
+from kvcast.text.requests import BeamHypothesis, SearchedTexts, TextSpec
 from kvcast.text.texts import StoppingCriteria, Stopwatch
 
 PAD, EOS = 0, 11
@@ -71,7 +71,7 @@ def ours(
     steps: int = STEPS,
     least: int = 0,
     prefix: Prefix | None = None,
-) -> list[list[Hypothesis]]:
+) -> list[list[BeamHypothesis]]:
     """Search all at once."""
     read = [Prompt(np.array(prompt, np.int64), prefix=prefix) for prompt in prompts]
     searches = requests(read, options, ends, penalty, steps, least)
@@ -114,7 +114,9 @@ def theirs(
     return list(zip(sequences, found.sequences_scores.tolist(), strict=True))
 
 
-def assert_equal(found: list[Hypothesis], expected: list[tuple[tuple[int, ...], float]]) -> None:
+def assert_equal(
+    found: list[BeamHypothesis], expected: list[tuple[tuple[int, ...], float]]
+) -> None:
     assert [hypothesis.tokens for hypothesis in found] == [tokens for tokens, _ in expected]
     scores = [hypothesis.score for hypothesis in found]
     assert scores == pytest.approx([score for _, score in expected], abs=1e-4, rel=1e-6)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvcast.errors import InputMissingError, InputOutputError
 from kvcast.families.table import family_with
-from kvcast.spec.blocks import Blocks, BlocksOf, no_blocks
+from kvcast.spec.blocks import BlocksOf, CodedMatrix, no_blocks
 
 # NumPy dtype of each kind; bfloat16, which NumPy lacks, is read as its bits.
 _KINDS: Mapping[str, np.dtype[Any]] = {
@@ -37,7 +37,7 @@ class StoredTensor:
 
     shape: tuple[int, ...]
     read: Callable[[], NDArray[Any]]
-    blocks: Callable[[], Blocks] | None = None
+    blocks: Callable[[], CodedMatrix] | None = None
 
 
 def tensor_from_bytes(
@@ -81,7 +81,7 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
     def __len__(self) -> int:
         return len(self._parts)
 
-    def blocks_of(self, name: str) -> Blocks | None:
+    def blocks_of(self, name: str) -> CodedMatrix | None:
         """Return a matrix's own codes; None where the file has none of them."""
         parts = self._parts.get(name, ())
         read = parts[0].blocks if len(parts) == 1 else None

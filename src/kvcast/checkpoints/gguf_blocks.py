@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.spec.blocks import BLOCK, Blocks, rounded
+from kvcast.spec.blocks import BLOCK, CodedMatrix, rounded
 
 Bytes = NDArray[np.uint8]
 _HALF = 2
@@ -28,7 +28,7 @@ _SCALES = 12  # bytes of a Q4_K's scales
 
 def read_blocks(
     kind: str, raw: Bytes, shape: tuple[int, ...], numbers: Callable[[], NDArray[Any]]
-) -> Blocks:
+) -> CodedMatrix:
     """Return a matrix of this GGML type as blocks.
 
     Q8_0, Q4_0 and Q4_1 are exact. The scales and least values of Q4_K are products that become
@@ -39,7 +39,7 @@ def read_blocks(
     outputs, inputs = shape
     with np.errstate(all="ignore"):  # a damaged scale may be anything
         codes, scales, least = _READERS[kind](raw.reshape(outputs, -1))
-    return Blocks(
+    return CodedMatrix(
         codes=codes.reshape(shape),
         scales=scales.reshape(outputs, inputs // BLOCK),
         least=None if least is None else least.reshape(outputs, inputs // BLOCK),

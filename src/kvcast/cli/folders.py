@@ -26,12 +26,12 @@ from kvcast.errors import InputMissingError, UsageError
 from kvcast.loading.params import LoadParams
 from kvcast.spec.phases import ignore_phase
 from kvcast.whisper.params import FOLDERS, FolderParams, SubtitleParams, TranscribeParams
-from kvcast.whisper.writers import Transcript
+from kvcast.whisper.writers import TranscriptDocument
 
 if TYPE_CHECKING:
     from kvcast.cluster.recordings import Opened
     from kvcast.whisper.folders.run import FolderRun, Result, Summary
-    from kvcast.whisper.folders.working import Outcome, QueuedRecording, RecordingOutcome, Watch
+    from kvcast.whisper.folders.working import FolderTranscript, Outcome, QueuedRecording, Watch
 
 Begin: TypeAlias = "Callable[[Watch], Generator[Outcome]]"
 """Begins to transcribe; takes what is told how far each recording is."""
@@ -152,7 +152,7 @@ class _Course:
             model, self._runtime = recordings.load(self._args, on_phase)
         yield lambda watch: transcribe_all(
             model,
-            self._work.jobs(),
+            self._work.queue(),
             self._args.workers,
             options=keywords(self._args, TranscribeParams),
             watch=watch,
@@ -173,7 +173,7 @@ class _Course:
                 held.enter_context(connected(args.ray))
             yield lambda _: transcribed(
                 functools.partial(opened_on_cluster, for_actor(args)),
-                self._work.jobs(),
+                self._work.queue(),
                 actors=args.actors,
                 cores=args.threads or 1,
                 on_runtime=run_by,
@@ -187,14 +187,16 @@ class _Course:
         with self._watcher.covering(
             len(waiting), sum(recording.size for recording in waiting)
         ) as bar:
-            outcomes = begin(lambda job, share: bar.reached(job.source, share * job.recording.size))
+            outcomes = begin(
+                lambda queued, share: bar.reached(queued.source, share * queued.recording.size)
+            )
             try:
                 with closing(outcomes):
                     for outcome in outcomes:
                         self.ended(self._work.finish(outcome, self._render))
                         finished += 1
-                        bar.finished(outcome.job.source, outcome.job.recording.size)
-                        self._tell(outcome.job, outcome.heard)
+                        bar.finished(outcome.queued.source, outcome.queued.recording.size)
+                        self._tell(outcome.queued, outcome.transcript)
             except (KeyboardInterrupt, Terminated):
                 console.say(
                     f"{finished} of {len(waiting)} recordings are finished; the same command with "
@@ -216,28 +218,28 @@ class _Course:
             files=tuple(sorted(self._results, key=lambda result: PurePosixPath(result.path).parts)),
         )
 
-    def _render(self, source: str, heard: "RecordingOutcome") -> dict[str, str]:
+    def _render(self, source: str, transcript: "FolderTranscript") -> dict[str, str]:
         return self._outputs.rendered(
-            Transcript(
+            TranscriptDocument(
                 source=source,
                 model=self._args.model,
                 runtime=self._runtime or "",
                 task=self._args.task,
-                language=heard.language,
-                duration=heard.duration,
-                notices=heard.notices,
-                segments=heard.segments,
-                skipped=heard.skipped,
-                draft=heard.draft,
+                language=transcript.language,
+                duration=transcript.duration,
+                notices=transcript.notices,
+                segments=transcript.segments,
+                skipped=transcript.skipped,
+                draft=transcript.draft,
             )
         )
 
-    def _tell(self, job: "QueuedRecording", heard: "RecordingOutcome | None") -> None:
-        if heard is None or self._args.quiet:
+    def _tell(self, queued: "QueuedRecording", transcript: "FolderTranscript | None") -> None:
+        if transcript is None or self._args.quiet:
             return
-        for notice in heard.notices:
+        for notice in transcript.notices:
             with self._watcher.aside():
-                console.say(notice, about=job.source)
+                console.say(notice, about=queued.source)
 
 
 def opened_on_cluster(args: argparse.Namespace) -> "Opened":
@@ -264,7 +266,7 @@ def _fingerprint(args: argparse.Namespace, outputs: Outputs) -> str:
 
 def _refuse_nothing(folder: Path, work: "FolderRun", params: FolderParams) -> None:
     """Raise InputMissingError where there is nothing that could be transcribed."""
-    if work.waiting or work.kept or work.problems or work.found.older:
+    if work.waiting or work.kept or work.problems or work.listing.older:
         return
     hints = [] if params.recursive else ["add --recursive for those in its folders"]
     hints.append("give another --glob" if params.patterns else "name files with --glob")
@@ -279,7 +281,7 @@ def _notices(work: "FolderRun") -> Iterable[str]:
         yield f"damaged lines of the journal: {work.damaged}; what they were about is done again"
     if work.tried_again:
         yield f"recordings that failed before and are tried again: {work.tried_again}"
-    if links := work.found.links:
+    if links := work.listing.links:
         yield f"links to folders are not followed: {', '.join(links)}"
 
 

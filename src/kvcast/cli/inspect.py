@@ -16,7 +16,7 @@ from kvcast.saving import save
 
 if TYPE_CHECKING:
     from kvcast.inspect.bias import Bias
-    from kvcast.inspect.cost import Question
+    from kvcast.inspect.cost import CostQuery
     from kvcast.inspect.machine import MachineRates
     from kvcast.inspect.masks import MaskedCalls
     from kvcast.inspect.schedule import Schedule
@@ -252,11 +252,11 @@ def _shown_bias(args: argparse.Namespace) -> "Bias":
 
 
 def _cost(args: argparse.Namespace) -> int:
-    from kvcast.inspect.cost import Question, document, render
+    from kvcast.inspect.cost import CostQuery, document, render
     from kvcast.inspect.sizes import counted
 
     model = counted(args.model, args.source)
-    question = Question(
+    question = CostQuery(
         prompt=args.prompt or model.usual_prompt,
         new=args.new,
         bytes_per_weight=args.bytes_per_weight,
@@ -269,7 +269,7 @@ def _cost(args: argparse.Namespace) -> int:
 
 
 def _machine(
-    args: argparse.Namespace, model: "Counted", question: "Question"
+    args: argparse.Namespace, model: "Counted", question: "CostQuery"
 ) -> "MachineRates | None":
     from kvcast.inspect.machine import MachineRates
 

@@ -63,14 +63,14 @@ class Outputs:
         write = writers.STREAMED.get(self.printed or "", _no_pieces)
         return write(segments, self.subtitles)
 
-    def rendered(self, transcript: writers.Transcript) -> dict[str, str]:
+    def rendered(self, transcript: writers.TranscriptDocument) -> dict[str, str]:
         """Return the content of every file to save, by the file's extension."""
         return {
             writers.EXTENSIONS[saved]: writers.render(saved, transcript, self.subtitles)
             for saved in self.saved
         }
 
-    def finish(self, transcript: writers.Transcript) -> None:
+    def finish(self, transcript: writers.TranscriptDocument) -> None:
         """Save the files, then print a format that needs the whole transcript."""
         if self.folder:
             name = files.stem(transcript.source)

@@ -29,7 +29,7 @@ from kvcast.whisper.params import (
     SubtitleParams,
     TranscribeParams,
 )
-from kvcast.whisper.writers import Transcript
+from kvcast.whisper.writers import TranscriptDocument
 
 if TYPE_CHECKING:
     from kvcast.whisper.transcription import Segment, Transcription
@@ -166,7 +166,7 @@ def _show(
         for piece in outputs.pieces(watched()):
             with watcher.hidden():
                 console.emit(piece)
-    transcript = Transcript(
+    transcript = TranscriptDocument(
         source=source,
         model=args.model,
         runtime=runtime,

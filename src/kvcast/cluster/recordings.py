@@ -22,7 +22,7 @@ Opened: TypeAlias = "tuple[WhisperModel, str, Mapping[str, Any]]"
 
 def transcribed(
     open_model: Callable[[], Opened],
-    jobs: Iterable[QueuedRecording],
+    queue: Iterable[QueuedRecording],
     *,
     actors: int | None,
     cores: int,
@@ -32,7 +32,7 @@ def transcribed(
 
     Args:
         open_model: is called once in each process.
-        jobs: the recordings; all machines see them at the same path.
+        queue: the recordings; all machines see them at the same path.
         actors: processes at most.
         cores: of each.
         on_runtime: is called with the model's runtime, before each outcome.
@@ -41,7 +41,7 @@ def transcribed(
 
     """
     make = _RecordingActor(open_model)
-    for runtime, outcome in mapped(make, list(jobs), actors=actors, cores=cores):
+    for runtime, outcome in mapped(make, list(queue), actors=actors, cores=cores):
         on_runtime(runtime)
         yield outcome
 
@@ -53,26 +53,26 @@ class _RecordingActor:
     def __call__(self) -> Callable[[QueuedRecording], tuple[str, Outcome]]:
         model, runtime, options = self.open_model()
 
-        def transcribe(job: QueuedRecording) -> tuple[str, Outcome]:
-            if (problem := _unlike(job)) is not None:
-                return runtime, Outcome(job=job, error=problem)
-            (outcome,) = transcribe_all(model, [job], 1, options=options, watch=lambda *_: None)
+        def transcribe(queued: QueuedRecording) -> tuple[str, Outcome]:
+            if (problem := _unlike(queued)) is not None:
+                return runtime, Outcome(queued=queued, error=problem)
+            (outcome,) = transcribe_all(model, [queued], 1, options=options, watch=lambda *_: None)
             return runtime, replace(outcome, error=portable(outcome.error))
 
         return transcribe
 
 
-def _unlike(job: QueuedRecording) -> InputOutputError | None:
+def _unlike(queued: QueuedRecording) -> InputOutputError | None:
     """Tell whether this machine does not see the file that the journal is about."""
     try:
-        size = Path(job.source).stat().st_size
+        size = Path(queued.source).stat().st_size
     except OSError as error:
         return InputOutputError(
-            f"{job.source}: the machine {machine()} does not see it ({error.strerror}): put "
+            f"{queued.source}: the machine {machine()} does not see it ({error.strerror}): put "
             "recordings where all machines find them under one path"
         )
-    if size != job.recording.size:
+    if size != queued.recording.size:
         return InputOutputError(
-            f"{job.source}: the machine {machine()} has another file there, or an old one"
+            f"{queued.source}: the machine {machine()} has another file there, or an old one"
         )
     return None

@@ -102,14 +102,14 @@ class Job(Generic[Item, Result]):
         while True:
             # Asked before items are taken, as the last one is put in before the end.
             over = self._future.done()
-            found = list[Item]()
+            items = list[Item]()
             while self._items:
-                found.append(self._items.popleft())
-            if found:
-                return found
+                items.append(self._items.popleft())
+            if items:
+                return items
             if over:
                 self._future.result()
-                return found
+                return items
             # May wake for items that were taken meanwhile: `wake` follows `put`.
             await self._news()
 
@@ -179,6 +179,6 @@ def wake(jobs: Iterable[Job[Any, Any]]) -> None:
 
 
 def _resolve(futures: list["asyncio.Future[None]"]) -> None:
-    for one in futures:
-        if not one.done():
-            one.set_result(None)
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

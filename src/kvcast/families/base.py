@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.families.caches import CacheLayers
-from kvcast.families.programs import Program
+from kvcast.families.programs import ProgramSignature
 from kvcast.spec.runtimes import CALIBRATED
 
 Task: TypeAlias = Literal["transcribe", "generate"]
@@ -105,7 +105,7 @@ class Family:
     dimensions: type[Any]
     positions: Callable[[Any], int]
     caches: Callable[[Any], tuple[CacheLayers, ...]]
-    programs: Callable[[Any], Mapping[str, Program]]
+    programs: Callable[[Any], Mapping[str, ProgramSignature]]
     tensor_shapes: Callable[[Any], dict[str, tuple[int, ...]]]
     precision: PrecisionRoles
     probe: Callable[[Any], Probe]

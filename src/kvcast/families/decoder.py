@@ -14,7 +14,7 @@ import numpy as np
 from kvcast.errors import KvcastError
 from kvcast.families.base import PROBE_STEPS, Family, PrecisionRoles, Probe
 from kvcast.families.caches import self_caches
-from kvcast.families.programs import Program, decode_program
+from kvcast.families.programs import ProgramSignature, decode_program
 from kvcast.spec.rotary import Rotary
 from kvcast.spec.runtimes import CALIBRATED
 from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
@@ -184,7 +184,7 @@ def _feed_forward_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, 
     return shapes
 
 
-def _programs(dimensions: DecoderDimensions) -> Mapping[str, Program]:
+def _programs(dimensions: DecoderDimensions) -> Mapping[str, ProgramSignature]:
     return {"decode": decode_program(self_caches(dimensions), ["logits"])}
 
 

@@ -42,7 +42,7 @@ class CacheArgument:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class ProgramSignature:
     """The arguments of one program and the names of its flattened results, in order."""
 
     arguments: tuple[Argument | CacheArgument, ...]
@@ -80,7 +80,7 @@ def decode_program(
     caches: Sequence[CacheLayers],
     results: Sequence[str],
     *inputs: Argument | CacheArgument,
-) -> Program:
+) -> ProgramSignature:
     """Return a program that appends tokens to self caches and gives `results` and the caches.
 
     `inputs` are the arguments that it takes beside them.
@@ -90,7 +90,7 @@ def decode_program(
         for layers in caches
         for _ in range(layers.layers)
     )
-    return Program(
+    return ProgramSignature(
         arguments=(
             Argument(name="tokens", shape=("rows", "new"), dtype="int64"),
             Argument(name="lengths", shape=("rows",), dtype="int32"),
@@ -102,9 +102,9 @@ def decode_program(
     )
 
 
-def encode_program(cross: CacheLayers, *inputs: Argument) -> Program:
+def encode_program(cross: CacheLayers, *inputs: Argument) -> ProgramSignature:
     """Return a program that gives the cross caches of every layer of the decoder."""
-    return Program(arguments=inputs, outputs=tuple(cache_names("cross", cross.layers)))
+    return ProgramSignature(arguments=inputs, outputs=tuple(cache_names("cross", cross.layers)))
 
 
 def cross_argument(cross: CacheLayers, positions: int | str) -> CacheArgument:

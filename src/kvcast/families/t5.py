@@ -16,7 +16,7 @@ from kvcast.families.base import Family, PrecisionRoles, Probe
 from kvcast.families.caches import self_and_cross_caches
 from kvcast.families.programs import (
     Argument,
-    Program,
+    ProgramSignature,
     cross_argument,
     decode_program,
     encode_program,
@@ -159,7 +159,7 @@ def _feed_forward_shapes(dimensions: T5Dimensions) -> dict[str, tuple[int, ...]]
     }
 
 
-def _programs(dimensions: T5Dimensions) -> Mapping[str, Program]:
+def _programs(dimensions: T5Dimensions) -> Mapping[str, ProgramSignature]:
     own, cross = self_and_cross_caches(dimensions)
     source = Argument(name="source", shape=("batch", "source"), dtype="int64")
     lengths = Argument(name="source_lengths", shape=("batch",), dtype="int32", example=(5, 3))

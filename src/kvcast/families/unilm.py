@@ -15,7 +15,7 @@ import numpy as np
 from kvcast.errors import KvcastError
 from kvcast.families.base import PROBE_STEPS, Family, PrecisionRoles, Probe
 from kvcast.families.caches import self_caches
-from kvcast.families.programs import Argument, Program, decode_program
+from kvcast.families.programs import Argument, ProgramSignature, decode_program
 from kvcast.spec.rotary import Rotary
 from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
 
@@ -137,11 +137,11 @@ def tensor_shapes(dimensions: UnilmDimensions) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _programs(dimensions: UnilmDimensions) -> Mapping[str, Program]:
+def _programs(dimensions: UnilmDimensions) -> Mapping[str, ProgramSignature]:
     programs = {"decode": decode_program(self_caches(dimensions), ["logits", "hidden"])}
     if dimensions.pooled:
         hidden = Argument(name="hidden", shape=("n", dimensions.width), dtype="float32")
-        programs["pool"] = Program(arguments=(hidden,), outputs=("pooled",))
+        programs["pool"] = ProgramSignature(arguments=(hidden,), outputs=("pooled",))
     return programs
 
 

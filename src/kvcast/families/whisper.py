@@ -17,7 +17,7 @@ from kvcast.families.caches import self_and_cross_caches
 from kvcast.families.programs import (
     ALIGNMENT_QUERIES,
     Argument,
-    Program,
+    ProgramSignature,
     cross_argument,
     decode_program,
     encode_program,
@@ -168,7 +168,7 @@ def _shape_items(
     yield "decoder.positions", (dimensions.target_positions, d)
 
 
-def _programs(dimensions: WhisperDimensions) -> Mapping[str, Program]:
+def _programs(dimensions: WhisperDimensions) -> Mapping[str, ProgramSignature]:
     own, cross = self_and_cross_caches(dimensions)
     frames = 2 * dimensions.source_positions
     features = Argument(

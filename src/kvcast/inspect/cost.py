@@ -28,7 +28,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class CostQuery:
     """A prompt of `prompt` tokens and `new` tokens after it, for one sequence.
 
     The last new token is not fed back, so the cache ends up with prompt + new - 1 positions. The
@@ -64,7 +64,7 @@ class Question:
 
 
 def document(
-    name: str, model: Counted, question: Question, machine: MachineRates | None
+    name: str, model: Counted, question: CostQuery, machine: MachineRates | None
 ) -> dict[str, Any]:
     """Count everything; times need a machine. Raises UsageError if the sequence is too long."""
     question.check(model)
@@ -110,7 +110,7 @@ def render(cost: Mapping[str, Any]) -> str:
 class _Teller:
     """Converts work to a document's fields."""
 
-    question: Question
+    question: CostQuery
     machine: MachineRates | None
 
     def __call__(self, works: Sequence[Work]) -> dict[str, Any]:
@@ -134,12 +134,12 @@ def _pair(
     return {"cached": tell(cached), "recomputed": tell(recomputed)} if cached else None
 
 
-def _with_cache(model: Counted, question: Question) -> list[Work]:
+def _with_cache(model: Counted, question: CostQuery) -> list[Work]:
     first = model.encode() + model.project() + model.call(0, question.prompt)
     return [first, *(model.call(held, 1) for held in range(question.prompt, question.positions))]
 
 
-def _without(model: Counted, question: Question) -> list[Work]:
+def _without(model: Counted, question: CostQuery) -> list[Work]:
     first, *others = (model.recompute(question.prompt, fed) for fed in range(question.new))
     return [model.encode() + first, *others]
 

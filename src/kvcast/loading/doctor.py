@@ -302,15 +302,15 @@ def _untested(installed: Mapping[str, str]) -> str:
 
 
 def _part(name: str, modules: Iterable[str], use: str, extra: str) -> OptionalPackage:
-    found, problem = _ask("part", *modules)
+    versions, problem = _ask("part", *modules)
     return OptionalPackage(
-        name=name, use=use, versions=found or {}, problem=_advised(problem, extra)
+        name=name, use=use, versions=versions or {}, problem=_advised(problem, extra)
     )
 
 
 def _library() -> NativeLibrary:
-    found, problem = _ask("library")
-    told = {"origin": "none", "problem": problem} | (found or {})
+    facts, problem = _ask("library")
+    told = {"origin": "none", "problem": problem} | (facts or {})
     return NativeLibrary(**told, threads=available_cores())
 
 

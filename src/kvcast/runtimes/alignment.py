@@ -12,7 +12,7 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.runtimes.attention_by_token import attention_by_token
-from kvcast.runtimes.base import Alignment, Asked, EncoderDecoderOf, Float32, Int64
+from kvcast.runtimes.base import Alignment, EncoderDecoderOf, Float32, Int64, TokenProbabilityQuery
 from kvcast.runtimes.cache import CacheHandle
 from kvcast.runtimes.dtw import dtw
 
@@ -34,7 +34,7 @@ class AligningRuntime(EncoderDecoderOf[CacheHandle]):
 
     @abstractmethod
     def read(
-        self, tokens_s: Int64, cache: CacheHandle, row: int, asked: Asked | None
+        self, tokens_s: Int64, cache: CacheHandle, row: int, asked: TokenProbabilityQuery | None
     ) -> tuple[Float32, Float32]:
         """Run the program as `decode` does, on one row.
 
@@ -44,7 +44,11 @@ class AligningRuntime(EncoderDecoderOf[CacheHandle]):
 
     @override
     def align(
-        self, tokens_s: Int64, cache: CacheHandle, row: int, asked: Asked | None = None
+        self,
+        tokens_s: Int64,
+        cache: CacheHandle,
+        row: int,
+        asked: TokenProbabilityQuery | None = None,
     ) -> Alignment:
         if not self.alignment_heads:
             raise ValueError("the model has no alignment heads")
@@ -72,7 +76,7 @@ class NumpyAligningRuntime(AligningRuntime):
 
     @override
     def read(
-        self, tokens_s: Int64, cache: CacheHandle, row: int, asked: Asked | None
+        self, tokens_s: Int64, cache: CacheHandle, row: int, asked: TokenProbabilityQuery | None
     ) -> tuple[Float32, Float32]:
         positions = [-1] if asked is None else asked.positions
         logits_pv, queries_sx = self.query(tokens_s, cache, row, positions)
@@ -108,7 +112,7 @@ class NumpyAligningRuntime(AligningRuntime):
         return dtw(weights_nt)
 
 
-def _probabilities(logits_pv: Float32, asked: Asked) -> Float32:
+def _probabilities(logits_pv: Float32, asked: TokenProbabilityQuery) -> Float32:
     """Return the softmax of the logits, which are overwritten, at the tokens asked for, [p]."""
     logits_pv += asked.among_v
     logits_pv -= logits_pv.max(axis=1, keepdims=True)

@@ -21,7 +21,7 @@ Tokens: TypeAlias = Sequence[Int64] | Int64
 """Tokens [S] for each row; an array [rows, S] where all have as many."""
 
 
-class Asked(NamedTuple):
+class TokenProbabilityQuery(NamedTuple):
     """Tokens whose probabilities are asked for."""
 
     positions: Sequence[int]
@@ -171,7 +171,7 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
         """
 
     def align(
-        self, tokens_s: Int64, cache: CacheT, row: int, asked: Asked | None = None
+        self, tokens_s: Int64, cache: CacheT, row: int, asked: TokenProbabilityQuery | None = None
     ) -> Alignment:
         """Return how tokens after what a row holds attend to its input: Whisper's alone.
 

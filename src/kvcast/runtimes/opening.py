@@ -20,7 +20,7 @@ Shape = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
-class Argument:
+class TensorSpec:
     """A tensor that a program takes or gives; `dtype` is spelled as NumPy spells it."""
 
     dtype: str
@@ -32,8 +32,8 @@ class ProgramFile:
     """A program's file, and what the runtime says of its inputs and outputs, by name."""
 
     path: Path
-    takes: Mapping[str, Argument]
-    gives: Mapping[str, Argument]
+    takes: Mapping[str, TensorSpec]
+    gives: Mapping[str, TensorSpec]
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def check_programs(
     """
     layers = [run for run in manifest.cache if run.kind != "cross" for _ in range(run.layers)]
     known = _known(manifest, layers, rows, cache)
-    encoded: dict[str, Argument] = {}
+    encoded: dict[str, TensorSpec] = {}
     for name in sorted(programs, reverse=True):  # encode before decode, which takes what it gives
         program, promised = programs[name], manifest.graph(name)
         takes, gives = program.takes, program.gives
@@ -92,39 +92,39 @@ def _known(
     layers: Sequence[CacheLayers],
     rows: int | None,
     cache: Callable[[CacheLayers], Shape],
-) -> dict[str, Argument]:
+) -> dict[str, TensorSpec]:
     """Describe the arguments of a family's programs; sizes that it does not have are open."""
     size = manifest.dimensions.get
     frames = None if (positions := size("source_positions")) is None else 2 * positions
     aligned = len(size("alignment_heads", ())) * max((run.head_dim for run in layers), default=0)
     known = {
-        "tokens": Argument("int64", (rows, None)),
-        "lengths": Argument("int32", (rows,)),
-        "offsets": Argument("int64", (None,)),
-        "source": Argument("int64", (rows, None)),
-        "source_lengths": Argument("int32", (rows,)),
-        "features": Argument("float32", (rows, size("n_mels"), frames)),
-        "logits": Argument("float32", (rows, None, size("vocab_size"))),
-        ALIGNMENT_QUERIES: Argument("float32", (rows, None, aligned)),
-        "pooled": Argument("float32", (rows, size("width"))),
+        "tokens": TensorSpec("int64", (rows, None)),
+        "lengths": TensorSpec("int32", (rows,)),
+        "offsets": TensorSpec("int64", (None,)),
+        "source": TensorSpec("int64", (rows, None)),
+        "source_lengths": TensorSpec("int32", (rows,)),
+        "features": TensorSpec("float32", (rows, size("n_mels"), frames)),
+        "logits": TensorSpec("float32", (rows, None, size("vocab_size"))),
+        ALIGNMENT_QUERIES: TensorSpec("float32", (rows, None, aligned)),
+        "pooled": TensorSpec("float32", (rows, size("width"))),
     }
     for i, layer in enumerate(layers):
         for part in ("key", "value"):
-            argument = Argument(layer.dtype, cache(layer))
+            argument = TensorSpec(layer.dtype, cache(layer))
             known |= {f"past_{part}_{i}": argument, f"present_{part}_{i}": argument}
     return known
 
 
-def _hidden(manifest: Manifest, program: str, rows: int | None) -> Argument:
+def _hidden(manifest: Manifest, program: str, rows: int | None) -> TensorSpec:
     width = manifest.dimensions.get("width")
-    return Argument("float32", (rows, width) if program == "pool" else (rows, None, width))
+    return TensorSpec("float32", (rows, width) if program == "pool" else (rows, None, width))
 
 
 def _check_arguments(
     path: Path,
     promised: Sequence[str],
-    declared: Mapping[str, Argument],
-    known: Mapping[str, Argument],
+    declared: Mapping[str, TensorSpec],
+    known: Mapping[str, TensorSpec],
 ) -> None:
     """Raise KvcastError unless declared arguments are those promised, with known types."""
     if set(promised) != set(declared):
@@ -149,7 +149,7 @@ def _fits(shape: Shape, expected: Shape) -> bool:
     )
 
 
-def _shown(argument: Argument) -> str:
+def _shown(argument: TensorSpec) -> str:
     sizes = ", ".join("any" if size is None else str(size) for size in argument.shape)
     return f"{argument.dtype} [{sizes}]"
 

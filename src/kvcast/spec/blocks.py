@@ -14,7 +14,7 @@ BLOCK = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
+class CodedMatrix:
     """A matrix [outputs, inputs]; a number is code * scale, plus the least value of its block.
 
     Attributes:
@@ -41,13 +41,13 @@ class Blocks:
             numbers += self.least[..., None].astype(np.float32)
         return numbers.reshape(self.shape)
 
-    def moved(self, move: Callable[[NDArray[Any]], NDArray[Any]]) -> "Blocks":
+    def moved(self, move: Callable[[NDArray[Any]], NDArray[Any]]) -> "CodedMatrix":
         """Return it with its outputs in the order that `move` gives to rows."""
         least = None if self.least is None else move(self.least)
-        return Blocks(codes=move(self.codes), scales=move(self.scales), least=least)
+        return CodedMatrix(codes=move(self.codes), scales=move(self.scales), least=least)
 
 
-BlocksOf = Callable[[str], Blocks | None]
+BlocksOf = Callable[[str], CodedMatrix | None]
 """The blocks of a checkpoint's matrix, by its canonical name; None where it has none."""
 
 
@@ -58,14 +58,14 @@ def no_blocks(_: str) -> None:
 def of_eight_bits(blocks_of: BlocksOf) -> BlocksOf:
     """Return `blocks_of` without the codes of 4 bits."""
 
-    def blocks(name: str) -> Blocks | None:
+    def blocks(name: str) -> CodedMatrix | None:
         own = blocks_of(name)
         return own if own is None or own.least is None else None
 
     return blocks
 
 
-def joined(parts: Sequence[Blocks]) -> Blocks:
+def joined(parts: Sequence[CodedMatrix]) -> CodedMatrix:
     """Return matrices with the same inputs as one, the outputs of the first before those of others.
 
     Where they are not of one kind all become int8, those that were not by rounding: finer than the
@@ -76,14 +76,14 @@ def joined(parts: Sequence[Blocks]) -> Blocks:
     if 0 < len(given) < len(parts):
         parts = [part if part.least is None else rounded(part.numbers()) for part in parts]
         given = []
-    return Blocks(
+    return CodedMatrix(
         codes=np.concatenate([part.codes for part in parts]),
         scales=np.concatenate([part.scales for part in parts]),
         least=np.concatenate(given) if given else None,
     )
 
 
-def rounded(matrix: NDArray[np.float32]) -> Blocks:
+def rounded(matrix: NDArray[np.float32]) -> CodedMatrix:
     """Return the int8 blocks nearest to a matrix, whose inputs are a multiple of 32."""
     blocks = matrix.reshape(len(matrix), -1, BLOCK)
     most = np.finfo(np.float16).max
@@ -92,4 +92,4 @@ def rounded(matrix: NDArray[np.float32]) -> Blocks:
         divisors = scales.astype(np.float32)[..., None]
         codes = np.divide(blocks, divisors, out=np.zeros_like(blocks), where=divisors > 0)
         codes = np.rint(np.nan_to_num(codes)).clip(-127, 127)
-    return Blocks(codes=codes.astype(np.int8).reshape(matrix.shape), scales=scales)
+    return CodedMatrix(codes=codes.astype(np.int8).reshape(matrix.shape), scales=scales)

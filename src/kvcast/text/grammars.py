@@ -49,17 +49,17 @@ class Grammars:
         """
         key = grammar, self._tokens.decoder.spaces_lost_after(after)
         with self._lock:
-            found = self._kept.get(key)
-        if found is None:
-            found = self._begun(*key)
+            begun = self._kept.get(key)
+        if begun is None:
+            begun = self._begun(*key)
         with self._lock:
-            self._kept[key] = found
+            self._kept[key] = begun
             self._kept.move_to_end(key)
             if len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
-        if isinstance(found, str):
-            raise UsageError(found)
-        return found
+        if isinstance(begun, str):
+            raise UsageError(begun)
+        return begun
 
     @cached_property
     def _tokens(self) -> Tokens:

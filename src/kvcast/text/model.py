@@ -97,14 +97,14 @@ class TextModel(TextGenerator):
             )
         SamplingParams(chunk=chunk)  # raises UsageError for one that is out of bounds
         cache = self.runtime.new_cache(1, len(tokens) - 1)
-        found = []
+        scores = []
         for i in range(0, len(tokens) - 1, chunk):
             fed = tokens[i : min(i + chunk, len(tokens) - 1)]
             next_s1 = tokens[i + 1 : i + 1 + len(fed), None]
             with exclusive(self.runtime):
                 logits_rsv, cache = self.runtime.decode([fed], cache, positions=range(len(fed)))
-                found.append(log_probabilities(logits_rsv[0], next_s1)[:, 0])
-        return np.concatenate(found)
+                scores.append(log_probabilities(logits_rsv[0], next_s1)[:, 0])
+        return np.concatenate(scores)
 
     def chat_tokens(
         self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None

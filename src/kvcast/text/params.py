@@ -94,13 +94,13 @@ class PromptParams(SamplingParams):
     @cached_property
     def _grammars(self) -> list[Grammar]:
         """Return all that were given."""
-        found = [] if self.grammar is None else [self.grammar]
+        grammars = [] if self.grammar is None else [self.grammar]
         if self.json_schema is not None:
-            found.append(Grammar.json_schema(self.json_schema))
+            grammars.append(Grammar.json_schema(self.json_schema))
         if self.json_object:
-            found.append(Grammar.json_object())
+            grammars.append(Grammar.json_object())
         if self.regex is not None:
-            found.append(Grammar.regex(self.regex))
+            grammars.append(Grammar.regex(self.regex))
         if self.lark is not None:
-            found.append(Grammar.lark(self.lark))
-        return found
+            grammars.append(Grammar.lark(self.lark))
+        return grammars

@@ -161,7 +161,7 @@ class SampledText(TextRequest):
 
 
 @dataclass(frozen=True)
-class Hypothesis:
+class BeamHypothesis:
     """A finished sequence, with the token that ended it.
 
     Attributes:
@@ -188,7 +188,7 @@ class SearchedTexts(TextRequest):
 
     def __init__(self, spec: TextSpec) -> None:
         super().__init__(spec, width=spec.params.beam)
-        self.hypotheses: list[Hypothesis] = []
+        self.hypotheses: list[BeamHypothesis] = []
         # Enough are left even if all end tokens are among the best of each row.
         self._considered = max(2, 1 + len(spec.criteria.end_tokens)) * self.width
         # Of each row; -inf only fills a place, when too few sequences go on.
@@ -231,7 +231,7 @@ class SearchedTexts(TextRequest):
 
     @override
     def generations(self) -> list[TextGeneration]:
-        found = []
+        generations = []
         for hypothesis in self.hypotheses[: self.spec.params.n]:
             text = self.spec.begin()
             logprobs = hypothesis.logprobs or [None] * len(hypothesis.tokens)
@@ -240,8 +240,8 @@ class SearchedTexts(TextRequest):
                 text.push(token, logprob, top)
             if text.finish_reason is None:
                 text.cut()
-            found.append(self.spec.finish(text, self.watch, hypothesis.score))
-        return found
+            generations.append(self.spec.finish(text, self.watch, hypothesis.score))
+        return generations
 
     def _scores(self, logprobs_rv: Float32) -> Float32:
         """Return what to choose by; log-probabilities stay what the model gave."""
@@ -277,7 +277,7 @@ class SearchedTexts(TextRequest):
         if self.spec.params.logprobs:
             logprobs = (*self._logprobs_rn[parent].tolist(), float(logprobs_rv[parent, token]))
         score = self._score(total, len(tokens))
-        self.hypotheses.append(Hypothesis(tokens, logprobs, self._tops[parent], score))
+        self.hypotheses.append(BeamHypothesis(tokens, logprobs, self._tops[parent], score))
         self.hypotheses.sort(key=attrgetter("score"), reverse=True)
         del self.hypotheses[self.width :]
 
@@ -290,7 +290,7 @@ class SearchedTexts(TextRequest):
             tokens = tuple(self._written.written_rn[0].tolist())
             tops = self._tops[0][: len(tokens)]
             score = self._score(self._totals[0], len(tokens))
-            self.hypotheses = [Hypothesis(tokens, logprobs, tops, score)]
+            self.hypotheses = [BeamHypothesis(tokens, logprobs, tops, score)]
 
     def _score(self, total: float, length: int) -> float:
         return float(total / length**self.spec.params.length_penalty)

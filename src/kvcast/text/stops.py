@@ -42,11 +42,11 @@ class StopMatcher:
         if self._stopped:
             return "", True
         text = self._held + piece
-        found = [(start + len(s), start) for s in self._strings if (start := text.find(s)) >= 0]
-        if found:
+        ends = [(start + len(s), start) for s in self._strings if (start := text.find(s)) >= 0]
+        if ends:
             self._stopped = True
             self._held = ""
-            _, start = min(found)
+            _, start = min(ends)
             return text[:start], True
         certain = self._certain(text)
         self._held = text[certain:]

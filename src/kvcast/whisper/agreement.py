@@ -82,7 +82,7 @@ def units(
 
     """
     timestamps = timestamps_from(timestamp_begin)
-    found: list[Unit] = []
+    units: list[Unit] = []
     at = 0
     while at < len(tokens):
         stamps = tuple(takewhile(timestamps.__contains__, tokens[at:]))
@@ -91,11 +91,11 @@ def units(
         at += len(text)
         before = tuple(stamp - timestamp_begin for stamp in stamps)
         for word in split(text):
-            found.append(Unit(before, word.tokens, word.text))
+            units.append(Unit(before, word.tokens, word.text))
             before = ()
         if before:
-            found.append(Unit(before, (), ""))
-    return found
+            units.append(Unit(before, (), ""))
+    return units
 
 
 def agreed(hypotheses: Sequence[Sequence[Unit]]) -> int:
@@ -149,15 +149,17 @@ def _nearest(counts: Sequence[int], best: int, last: Unit, hypothesis: Sequence[
 
 
 def _letters(unit: Unit) -> str:
-    return "".join(one for one in unit.text.lower() if unicodedata.category(one)[0] in "LMN")
+    return "".join(
+        letter for letter in unit.text.lower() if unicodedata.category(letter)[0] in "LMN"
+    )
 
 
 def _changes(text: str, other: str) -> NDArray[np.int64]:
     """Return how many letters to change, add or drop for each beginning of the other, [n + 1]."""
-    theirs = np.array([ord(one) for one in other], np.int64)
+    theirs = np.array([ord(letter) for letter in other], np.int64)
     places = np.arange(len(other) + 1)
     row = places
-    for number, one in enumerate(text, start=1):
-        row = np.append(number, np.minimum(row[1:] + 1, row[:-1] + (theirs != ord(one))))
+    for number, letter in enumerate(text, start=1):
+        row = np.append(number, np.minimum(row[1:] + 1, row[:-1] + (theirs != ord(letter))))
         row = np.minimum.accumulate(row - places) + places
     return row

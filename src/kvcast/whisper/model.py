@@ -21,7 +21,7 @@ from kvcast.whisper.detection import DetectedLanguage, detect
 from kvcast.whisper.long_form import initial_tokens
 from kvcast.whisper.params import LanguageParams, LiveParams, TranscribeParams, WindowParams
 from kvcast.whisper.tokenizer import WhisperTokenizer
-from kvcast.whisper.transcription import Question, ServedRecording, Transcription
+from kvcast.whisper.transcription import ServedRecording, Transcription, WindowCaller
 from kvcast.whisper.windows import WindowDecoder, WindowRequests
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class WhisperModel:
         Raises UsageError for options that cannot be served.
         """
         if isinstance(given, Generator):
-            return Question(given)
+            return WindowCaller(given)
         # Fallbacks draw several texts of a window: as many as there are rows, unless it is asked.
         drawn = min(TranscribeParams().best_of, scheduler.rows)
         params = TranscribeParams(**{"best_of": drawn, **options})

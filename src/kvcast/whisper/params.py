@@ -236,7 +236,7 @@ class _Seconds(Check):
 def _seconds(given: str | float | Sequence[float]) -> list[float]:
     if isinstance(given, str):
         return [float(word) for word in given.split(",")]
-    return [float(one) for one in (given if isinstance(given, Iterable) else [given])]
+    return [float(second) for second in (given if isinstance(given, Iterable) else [given])]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ def repetition(tokens: Sequence[int], eot: int) -> Repetition | None:
 
 
 def without_repetition(
-    tokens: Sequence[int], found: Repetition, timestamp_begin: int
+    tokens: Sequence[int], repetition: Repetition, timestamp_begin: int
 ) -> tuple[int, ...]:
     """Return the tokens to keep of a sequence that ends in a repetition.
 
@@ -73,7 +73,7 @@ def without_repetition(
     tokens = tuple(tokens)
     timestamps = timestamps_from(timestamp_begin)
     is_timestamp = [token in timestamps for token in tokens]
-    if any(map(all, pairwise(is_timestamp[: found.begin]))):
-        return tokens[: found.begin]
-    closed = found.end < len(tokens) and is_timestamp[found.end]
-    return tokens[: found.end + closed]
+    if any(map(all, pairwise(is_timestamp[: repetition.begin]))):
+        return tokens[: repetition.begin]
+    closed = repetition.end < len(tokens) and is_timestamp[repetition.end]
+    return tokens[: repetition.end + closed]

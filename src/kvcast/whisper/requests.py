@@ -16,7 +16,7 @@ from kvcast.decoding.numerics import softmax
 from kvcast.decoding.sampling import check_numbers
 from kvcast.decoding.speculation import Speculation, Speculations
 from kvcast.engine.requests import OVER, Continuations, Input, Prompt, Request
-from kvcast.runtimes.base import Asked, EncoderDecoder, Float32, Int64, Runtime
+from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime, TokenProbabilityQuery
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
 from kvcast.whisper.filters import Continued
 from kvcast.whisper.repetition import Repetition, repetition, without_repetition
@@ -207,7 +207,7 @@ class AlignmentRequest(Request):
         super().__init__(Prompt(tokens, input=window), capacity=len(tokens))
         # A token is as probable as the one before it makes it.
         before = range(len(start) - 1, len(tokens) - 2)
-        self._asked = Asked(before, tokens[len(start) : -1], among_v)
+        self._asked = TokenProbabilityQuery(before, tokens[len(start) : -1], among_v)
         self._frames = frames
         # The last of the start, and not the first token of the text, is what a model hears the
         # first token with.
@@ -219,10 +219,10 @@ class AlignmentRequest(Request):
     @override
     def read_at_once(self, runtime: Runtime, cache: object, row: int) -> bool:
         aligning = cast(EncoderDecoder, runtime)
-        found = aligning.align(self.prompt.tokens, cache, row, self._asked)
-        self.attention_st = aligning.attention_by_token(found.scores_hst, self._frames)
+        alignment = aligning.align(self.prompt.tokens, cache, row, self._asked)
+        self.attention_st = aligning.attention_by_token(alignment.scores_hst, self._frames)
         self.begins_n = aligning.dtw(self.attention_st[self._hearing])
-        self.probabilities_n = found.probabilities_p
+        self.probabilities_n = alignment.probabilities_p
         return True
 
     @override

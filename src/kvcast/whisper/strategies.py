@@ -254,7 +254,9 @@ class _IndependentRows(Search):
                     continue
                 written = tuple(self._written.written_rn[places[i]].tolist())
                 self._ended[rows[i]] = Candidate(tokens=written, sum_logprob=float(sums_l[i]))
-            rows, places, tokens = ([one[i] for i in going_on] for one in (rows, places, tokens))
+            rows, places, tokens = (
+                [values[i] for i in going_on] for values in (rows, places, tokens)
+            )
             sums_l = sums_l[going_on]
         parents = [self._live[place] for place in places]
         self._written.extend(places, tokens)
@@ -264,11 +266,11 @@ class _IndependentRows(Search):
     @override
     def candidates(self) -> list[Candidate]:
         written, sums = self._written.written_rn.tolist(), self._sums_l.tolist()
-        found = self._ended | {
+        candidates = self._ended | {
             row: Candidate(tokens=tuple(tokens), sum_logprob=sum_logprob)
             for row, tokens, sum_logprob in zip(self._live, written, sums, strict=True)
         }
-        return [found[row] for row in sorted(found)]
+        return [candidates[row] for row in sorted(candidates)]
 
 
 class _Beams(Search):

@@ -193,11 +193,11 @@ class StreamingWindow:
         hypotheses = [*self._former, self._supposed, hypothesis.units]
         agreed_on = hypothesis.units[: agreed(hypotheses)]
         count = sum(1 for _ in takewhile(self._stands, agreed_on))
-        found = self._settle(hypothesis.units[:count])
-        *self._former, self._supposed = [list(one[count:]) for one in hypotheses[1:]]
+        settled = self._settle(hypothesis.units[:count])
+        *self._former, self._supposed = [list(units[count:]) for units in hypotheses[1:]]
         if self._length > _LONG:
             self._cut_after_segment()
-        return found
+        return settled
 
     def _stands(self, unit: Unit) -> bool:
         """Tell whether sound that is still to come will hardly change a word."""
@@ -208,7 +208,7 @@ class StreamingWindow:
 
     def conclude(self, speech_end: int) -> list[Settled]:
         """Settle the rest: the speaker stopped at sample `speech_end`, or was cut short."""
-        found: list[Settled] = []
+        settled: list[Settled] = []
         conditions_next = True
         while True:
             units: Sequence[Unit] = self._supposed
@@ -216,7 +216,7 @@ class StreamingWindow:
                 hypothesis = self._hypothesis(thoroughly=True)
                 units, conditions_next = hypothesis.units, hypothesis.conditions_next
             said_to = self._said_to
-            found += self._settle(units)
+            settled += self._settle(units)
             self._forget_hypotheses()
             unfinished = units[-1].stamps[0] if units and units[-1].opens_nothing else 0
             unheard = speech_end - (self.start + unfinished * _STAMP)
@@ -229,28 +229,28 @@ class StreamingWindow:
         if not conditions_next:
             self._prompt.clear()
         self._settled, self._proven = [], False
-        return found
+        return settled
 
     def make_room(self) -> list[Settled]:
         """Settle and drop the beginning of a full window."""
-        found = self.listen()
+        settled = self.listen()
         if self.room < _LEAST_CUT and not self._cut_after_segment():
             self._cut_between_words()
         if self.room >= _LEAST_CUT:
-            return found
+            return settled
         # As in OpenAI's transcribe, a full window is settled up to its last finished segment.
         if not self._proven:
             self._supposed = list(self._hypothesis(thoroughly=True).units)
         if (last := self._last_boundary()) is not None:
             end, *own = self._supposed[last].stamps
-            found += self._settle([*self._supposed[:last], Unit((end,), (), "")])
+            settled += self._settle([*self._supposed[:last], Unit((end,), (), "")])
             self._supposed = self._supposed[last:]
             self._supposed[0] = replace(self._supposed[0], stamps=tuple(own))
             self._cut(len(self._settled), end)
         else:
-            found += self.conclude(self.end)
+            settled += self.conclude(self.end)
             self.keep_last(0)
-        return found
+        return settled
 
     def _last_boundary(self) -> int | None:
         """Return the place of the last supposed word before which to cut; None if there is none.
@@ -310,11 +310,11 @@ class StreamingWindow:
         return replace(hypothesis, units=[replace(unit, place=place) for unit, place in placed])
 
     def _settle(self, units: Sequence[Unit]) -> list[Settled]:
-        found = list(map(self._as_settled, units))
-        if any(word.text for word in found):
+        settled = list(map(self._as_settled, units))
+        if any(word.text for word in settled):
             self._recognizer.keep_language()
         self._settled += units
-        return found
+        return settled
 
     def _as_settled(self, unit: Unit) -> Settled:
         # The model may put an end behind the last sound.

@@ -195,7 +195,7 @@ def _untimed(text: str) -> str:
     That has an arrow; to lenient readers, any two times will do, which then are split unseen.
     """
     return "\n".join(
-        _TIME.sub(lambda found: found[0].replace(":", f":{_WORD_JOINER}"), line)
+        _TIME.sub(lambda match: match[0].replace(":", f":{_WORD_JOINER}"), line)
         if len(_TIME.findall(line)) > 1
         else line
         for line in _ARROW.sub("->", text).split("\n")

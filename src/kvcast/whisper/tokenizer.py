@@ -226,7 +226,7 @@ class WhisperTokenizer:
             stand_ins = self._bpe.id_to_token(token)
             if stand_ins is None:
                 raise KvcastError(f"token {token} is not in the vocabulary")
-            self._spelled[token] = bytes(BYTES_BY_CHARACTER[one] for one in stand_ins)
+            self._spelled[token] = bytes(BYTES_BY_CHARACTER[stand_in] for stand_in in stand_ins)
         return self._spelled[token]
 
     def _special(self, name: str) -> int:

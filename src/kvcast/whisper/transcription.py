@@ -441,7 +441,7 @@ class ServedRecording(RecordingCaller, JobCaller):
         self.job.language, self.job.duration = self._language, self.duration
 
 
-class Question(PolicyCaller, JobCaller):
+class WindowCaller(PolicyCaller, JobCaller):
     """A policy about one window in an engine: a moment's work, and whoever speaks waits for it."""
 
     priority = -1

@@ -64,7 +64,7 @@ class _Usual:
 
     @classmethod
     def of(cls, timed: Sequence[_Timed]) -> Self:
-        durations = [one.duration for one in timed if one.duration]
+        durations = [word.duration for word in timed if word.duration]
         return cls(min(_LONGEST_MEDIAN, float(np.median(durations)) if durations else 0.0))
 
 
@@ -102,16 +102,18 @@ def with_words(
     usual = _Usual.of(timed)
     _shorten_at_sentence_ends(timed, usual)
     rest = _merged(timed, punctuation)
-    found = []
+    fitted = []
     for span in spans:
         count = sum(tokenizer.is_text(token) for token in span.tokens)
         taken, rest = _taken(rest, count)
-        for one in taken:
-            one.start = round(window.start + one.start, _DECIMALS)
-            one.end = round(window.start + one.end, _DECIMALS)
-        found.append(_fitted(span, taken, usual, last_speech) if taken else replace(span, words=()))
-        last_speech = found[-1].end if taken else last_speech
-    return _in_order(found)
+        for word in taken:
+            word.start = round(window.start + word.start, _DECIMALS)
+            word.end = round(window.start + word.end, _DECIMALS)
+        fitted.append(
+            _fitted(span, taken, usual, last_speech) if taken else replace(span, words=())
+        )
+        last_speech = fitted[-1].end if taken else last_speech
+    return _in_order(fitted)
 
 
 def _timed(words: Sequence[TokenWord], times: TokenTimes) -> Iterator[_Timed]:
@@ -127,32 +129,32 @@ def _timed(words: Sequence[TokenWord], times: TokenTimes) -> Iterator[_Timed]:
 
 def _shorten_at_sentence_ends(timed: Sequence[_Timed], usual: _Usual) -> None:
     """Cut the pause off a mark that ends a sentence, or off the word after it."""
-    for before, one in pairwise(timed):
-        if one.duration > usual.most:
-            if one.text in _SENTENCE_ENDS:
-                one.end = one.start + usual.most
+    for before, word in pairwise(timed):
+        if word.duration > usual.most:
+            if word.text in _SENTENCE_ENDS:
+                word.end = word.start + usual.most
             elif before.text in _SENTENCE_ENDS:
-                one.start = one.end - usual.most
+                word.start = word.end - usual.most
 
 
 def _merged(timed: Sequence[_Timed], punctuation: Punctuation) -> list[_Timed]:
     """Join marks to their words, which keep their times."""
     backwards: list[_Timed] = []
-    for one in reversed(timed):
-        opens = one.text.startswith(" ") and one.text.strip() in punctuation.prepended
+    for word in reversed(timed):
+        opens = word.text.startswith(" ") and word.text.strip() in punctuation.prepended
         if opens and backwards:
-            backwards[-1].text = one.text + backwards[-1].text
-            backwards[-1].count += one.count
+            backwards[-1].text = word.text + backwards[-1].text
+            backwards[-1].count += word.count
         else:
-            backwards.append(one)
+            backwards.append(word)
     merged: list[_Timed] = []
-    for one in reversed(backwards):
-        closes = one.text in punctuation.appended
+    for word in reversed(backwards):
+        closes = word.text in punctuation.appended
         if closes and merged and not merged[-1].text.endswith(" "):
-            merged[-1].text += one.text
-            merged[-1].count += one.count
+            merged[-1].text += word.text
+            merged[-1].count += word.count
         else:
-            merged.append(one)
+            merged.append(word)
     return merged
 
 

@@ -27,7 +27,7 @@ JSON_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transcript:
+class TranscriptDocument:
     """A finished transcription and where it came from; `duration` is in seconds."""
 
     source: str
@@ -56,7 +56,7 @@ class Transcript:
             "segments": [_segment_fields(segment) for segment in self.segments],
             "skipped": None
             if self.skipped is None
-            else [_part_fields(one) for one in self.skipped],
+            else [_part_fields(part) for part in self.skipped],
             "draft": draft_fields(self.draft),
             "notices": list(self.notices),
         }
@@ -92,7 +92,9 @@ SUBTITLES = frozenset({"srt", "vtt"})
 """Formats that `SubtitleParams` shape; the others ignore them."""
 
 
-def render(name: str, transcript: Transcript, subtitles: SubtitleParams = AS_SEGMENTS) -> str:
+def render(
+    name: str, transcript: TranscriptDocument, subtitles: SubtitleParams = AS_SEGMENTS
+) -> str:
     """Return a finished transcript in the format `name`, a key of EXTENSIONS.
 
     JSON is UTF-8 text on one line. A source's name that is not valid UTF-8 keeps its surrogate
@@ -117,7 +119,7 @@ def _segment_fields(segment: "Segment") -> dict[str, Any]:
         "compression_ratio": json_number(segment.compression_ratio),
         "no_speech_prob": json_number(segment.no_speech_prob),
         "fallback": list(segment.fallback),
-        "words": None if segment.words is None else [_word_fields(one) for one in segment.words],
+        "words": None if segment.words is None else [_word_fields(word) for word in segment.words],
     }
 
 

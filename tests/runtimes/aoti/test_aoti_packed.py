@@ -30,7 +30,7 @@ from kvcast.runtimes.native.programs import WEIGHTS, Program
 from kvcast.runtimes.native.runtime import Weights
 from kvcast.runtimes.target import BuildOptions
 from kvcast.runtimes.targets import TARGETS
-from kvcast.spec.blocks import Blocks, rounded
+from kvcast.spec.blocks import CodedMatrix, rounded
 from kvcast.spec.phases import ignore_phase
 from kvcast.spec.runtimes import BundlePrecision
 
@@ -55,7 +55,7 @@ class Everything(nn.Module):
         return self.table(ids_n), self.up(hidden_nx), linear(mixed, self.table.weight)
 
 
-def own_codes(name: str) -> Blocks | None:
+def own_codes(name: str) -> CodedMatrix | None:
     """What a checkpoint has of one matrix, which is nothing that rounding would give."""
     matrix = np.random.default_rng(1).normal(size=(TOKENS, WIDTH)).astype(np.float32)
     return rounded(matrix) if name == "table.weight" else None

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvcast.runtimes.lowering.block_search import searched
-from kvcast.spec.blocks import Blocks
+from kvcast.spec.blocks import CodedMatrix
 
 
 def in_whole_range(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -44,7 +44,7 @@ def test_errors_count_by_the_weights_of_their_inputs() -> None:
     matrix = generator.normal(size=(100, 96)).astype(np.float32)
     weights = np.exp(2 * generator.normal(size=96)).astype(np.float32)
 
-    def weighted_error(found: Blocks) -> float:
+    def weighted_error(found: CodedMatrix) -> float:
         return float((weights * np.square(found.numbers() - matrix)).mean())
 
     assert weighted_error(searched(matrix, weights)) < 0.8 * weighted_error(searched(matrix))

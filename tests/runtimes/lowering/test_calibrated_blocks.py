@@ -16,7 +16,7 @@ from kvcast.runtimes.lowering import calibrated_blocks
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.lowering.calibrated_blocks import calibrate
 from kvcast.runtimes.lowering.calibration import decode_from_the_start, write_text
-from kvcast.spec.blocks import Blocks, no_blocks, rounded
+from kvcast.spec.blocks import CodedMatrix, no_blocks, rounded
 from kvcast.spec.phases import ignore_phase
 
 NAMES = ("attention.qkv", "attention.out", "feed_forward.gate_up", "feed_forward.down")
@@ -107,7 +107,7 @@ def test_a_seed_is_a_text() -> None:
 def test_a_checkpoints_own_codes_are_kept_and_others_are_calibrated_beside_them() -> None:
     programs = short(LLAMA)
     name = "decoder.layers.0.attention.qkv.weight"
-    own: dict[str, Blocks] = {name: rounded(matrices(programs)[name])}
+    own: dict[str, CodedMatrix] = {name: rounded(matrices(programs)[name])}
     found = calibrate(programs, own.get, ignore_phase)
     assert found.blocks_of(name) is own[name]
     assert (found.record["calibrated"], found.record["kept"]) == (7, 1)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.programs import Constant, Node, Program, Step
 from kvcast.runtimes.native.quantize import Kind, kinds, roles_of, stored
-from kvcast.spec.blocks import Blocks, joined, no_blocks, rounded
+from kvcast.spec.blocks import CodedMatrix, joined, no_blocks, rounded
 
 
 def error(found: NDArray[np.float32], matrix: NDArray[np.float32]) -> float:
@@ -91,7 +91,7 @@ def test_inputs_that_are_no_multiple_of_a_block_become_int8(kind: Kind) -> None:
 def test_a_checkpoints_codes_are_kept_but_four_bits_where_int8_is_asked_for(kind: Kind) -> None:
     matrix = np.random.default_rng(5).normal(size=(3, 64)).astype(np.float32)
 
-    def files(own: Blocks) -> dict[str, NDArray[np.generic]]:
+    def files(own: CodedMatrix) -> dict[str, NDArray[np.generic]]:
         return stored("m", matrix, kind, {"m": own}.get)
 
     np.testing.assert_array_equal(files(rounded(2 * matrix))["m.codes"], rounded(2 * matrix).codes)

@@ -17,24 +17,24 @@ from kvcast.runtimes.onnx.blocks import BlockMatrix, Packed, eight_bits, packed
 from kvcast.runtimes.onnx.editing import CONTRIB
 from kvcast.runtimes.target import BuildOptions, LoweringJob
 from kvcast.runtimes.targets import TARGETS
-from kvcast.spec.blocks import BLOCK, Blocks
+from kvcast.spec.blocks import BLOCK, CodedMatrix
 from kvcast.spec.runtimes import BundlePrecision
 
 OUTPUTS, INPUTS = 24, 96
 
 
-def blocks(kind: str) -> Blocks:
+def blocks(kind: str) -> CodedMatrix:
     """Codes with a least value of their own, around 8, or of 8 bits."""
     generator = np.random.default_rng(0)
     scales = generator.normal(0, 0.1, (OUTPUTS, INPUTS // BLOCK)).astype(np.float16)
     if kind == "eight":
         codes = generator.integers(-128, 128, (OUTPUTS, INPUTS)).astype(np.int8)
-        return Blocks(codes=codes, scales=scales)
+        return CodedMatrix(codes=codes, scales=scales)
     codes = generator.integers(0, 16, (OUTPUTS, INPUTS)).astype(np.uint8)
     least = (-8 * scales).astype(np.float16)
     if kind == "least":
         least = generator.normal(size=scales.shape).astype(np.float16)
-    return Blocks(codes=codes, scales=scales, least=least)
+    return CodedMatrix(codes=codes, scales=scales, least=least)
 
 
 def run(

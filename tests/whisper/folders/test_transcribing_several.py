@@ -17,7 +17,7 @@ from kvcast.whisper.params import TranscribeParams
 from kvcast.whisper.transcription import Transcription
 
 
-def jobs(*names: str) -> list[QueuedRecording]:
+def queue(*names: str) -> list[QueuedRecording]:
     return [
         QueuedRecording(recording=RecordingFile(path=n, size=1, mtime_ns=0), source=n)
         for n in names
@@ -33,7 +33,7 @@ class Model:
 
     def transcribe(self, source: str, **options):
         self.options.append(options)
-        return Heard(self._segments(source))
+        return FakeTranscription(self._segments(source))
 
     def transcribe_all(self, sources: list[str], **options):
         return [self.transcribe(source, **options) for source in sources]
@@ -47,7 +47,7 @@ class Model:
 
 
 @dataclass
-class Heard:
+class FakeTranscription:
     segments: Iterator
     duration: float = 4.0
     language: str = "en"
@@ -66,10 +66,10 @@ class Heard:
 
 
 def ended(outcome: Outcome) -> str:
-    if outcome.heard is None:
-        return f"{outcome.job.source}: {type(outcome.error).__name__}"
-    assert (outcome.heard.language, outcome.heard.notices) == ("en", ("quiet",))
-    return f"{outcome.job.source}: {outcome.heard.segments[-1].text}"
+    if outcome.transcript is None:
+        return f"{outcome.queued.source}: {type(outcome.error).__name__}"
+    assert (outcome.transcript.language, outcome.transcript.notices) == ("en", ("quiet",))
+    return f"{outcome.queued.source}: {outcome.transcript.segments[-1].text}"
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_every_recording_ends_once_and_a_bad_one_alone(workers: int, options: di
     seen: dict[str, list[float]] = {name: [] for name in names}
     outcomes = transcribe_all(
         Model(),
-        jobs(*names),
+        queue(*names),
         workers,
         options=options,
-        watch=lambda job, share: seen[job.source].append(share),
+        watch=lambda queued, share: seen[queued.source].append(share),
     )
     assert sorted(map(ended, outcomes)) == sorted(
         ["bad: ZeroDivisionError", *(f"{name}: {name}" for name in names[1:])]
@@ -93,7 +93,7 @@ def test_every_recording_ends_once_and_a_bad_one_alone(workers: int, options: di
 
 def test_as_many_are_under_way_as_there_are_workers():
     model = Model(threading.Barrier(3))  # passes only if three arrive
-    outcomes = transcribe_all(model, jobs(*"abcdef"), 3, options={"beam": 2}, watch=print)
+    outcomes = transcribe_all(model, queue(*"abcdef"), 3, options={"beam": 2}, watch=print)
     assert sorted(map(ended, outcomes)) == [f"{name}: {name}" for name in "abcdef"]
     assert model.options == [{"beam": 2}] * 6
 
@@ -103,9 +103,9 @@ def test_a_job_is_taken_when_a_worker_is_free(workers: int):
     taken = []
 
     def watched():
-        for job in jobs(*"abcdef"):
-            taken.append(job.source)
-            yield job
+        for queued in queue(*"abcdef"):
+            taken.append(queued.source)
+            yield queued
 
     outcomes = transcribe_all(Model(), watched(), workers, options={}, watch=lambda *_: None)
     assert taken == []
@@ -128,9 +128,9 @@ def test_what_is_under_way_is_dropped_when_the_caller_leaves():
 
     model._segments = segments
     outcomes = transcribe_all(
-        model, jobs("endless", "a", "b"), 2, options={}, watch=lambda *_: None
+        model, queue("endless", "a", "b"), 2, options={}, watch=lambda *_: None
     )
-    assert next(outcomes).job.source == "a"
+    assert next(outcomes).queued.source == "a"
     outcomes.close()
     assert "endless" not in finished
     assert threading.active_count() == threads
@@ -144,9 +144,9 @@ def test_several_at_once_say_what_one_by_one_do(runtime: str, load: Load):
 
     def said(workers: int, **options: int) -> dict[str, tuple]:
         outcomes = transcribe_all(
-            model, jobs(*names), workers, options={"beam": 2} | options, watch=lambda *_: None
+            model, queue(*names), workers, options={"beam": 2} | options, watch=lambda *_: None
         )
-        return {one.job.source: one.heard.segments for one in outcomes}
+        return {one.queued.source: one.transcript.segments for one in outcomes}
 
     assert len(names) > 2
     assert said(3) == said(1)
@@ -191,9 +191,9 @@ def test_in_a_batch_a_recording_is_looked_at_when_it_is_opened(tmp_path):
     ]
     outcomes = transcribe_all(model, given, 1, options={"batch": 1}, watch=lambda *_: None)
     first, second = outcomes
-    assert first.job == given[0]
-    assert second.job.recording == RecordingFile.at(paths[1], "b") != given[1].recording
-    assert second.heard.duration == 10.06
+    assert first.queued == given[0]
+    assert second.queued.recording == RecordingFile.at(paths[1], "b") != given[1].recording
+    assert second.transcript.duration == 10.06
 
 
 def test_options_that_cannot_be_served_end_the_run():
@@ -205,7 +205,7 @@ def test_options_that_cannot_be_served_end_the_run():
     model.transcribe = refuse
     for workers, options in (1, {}), (2, {}), (1, {"batch": 2}):
         outcomes = transcribe_all(
-            model, jobs("a", "b"), workers, options=options, watch=lambda *_: None
+            model, queue("a", "b"), workers, options=options, watch=lambda *_: None
         )
         with pytest.raises(UsageError, match="no such language"):
             next(outcomes)

@@ -46,7 +46,7 @@ def _(
     return hidden.new_empty(hidden.shape)
 
 
-class Words(nn.Module):
+class MatrixWords(nn.Module):
     """The words of a matrix, zeros until a package is opened.
 
     In two dimensions, as Inductor would write the numbers of one into its code.

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from kvcast.runtimes.aoti import packed_operators
-from kvcast.runtimes.aoti.packed_operators import Words
+from kvcast.runtimes.aoti.packed_operators import MatrixWords
 from kvcast.runtimes.aoti.precision import LARGE_TABLE
 from kvcast.runtimes.native.matrices import BIAS, EXPERTS, MATRIX
 from kvcast.runtimes.native.quantize import Kind, Roles, kinds, stored
@@ -97,7 +97,7 @@ class PackedMatrices:
                 owner + part.removeprefix(name): torch.from_numpy(array)
                 for part, array in parts.items()
             }
-        module.set_submodule(owner, Words(what.removeprefix(".")))
+        module.set_submodule(owner, MatrixWords(what.removeprefix(".")))
         return module.graph.get_attr(owner + what)
 
     @staticmethod

@@ -14,7 +14,7 @@ from typing_extensions import override
 from kvcast.bundle.manifest import Manifest
 from kvcast.runtimes.aoti.decoder import PackedProgram, Rings, RowsProgram
 from kvcast.runtimes.aoti.runtime import CompiledProgram, DecodeProgram, open_programs
-from kvcast.runtimes.eager.prefix import EagerPrefix, Programs
+from kvcast.runtimes.eager.prefix import EagerPrefix, PrefixPrograms
 from kvcast.runtimes.memory import Layer
 
 
@@ -24,7 +24,7 @@ class _Dimensions:
     max_positions: int
 
 
-class _PrefixPrograms(Programs):
+class _CompiledPrograms(PrefixPrograms):
     def __init__(
         self, programs: dict[str, CompiledProgram], manifest: Manifest, rings: Rings
     ) -> None:
@@ -61,7 +61,7 @@ class AotiPrefix(EagerPrefix):
         self._rings = Rings(manifest.cache)
         self.device = manifest.device
         programs = open_programs(folder, manifest, threads)
-        super().__init__(_PrefixPrograms(programs, manifest, self._rings))
+        super().__init__(_CompiledPrograms(programs, manifest, self._rings))
 
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:

@@ -16,8 +16,8 @@ from kvcast.runtimes.eager.runtime import pairs
 from kvcast.runtimes.history import check_sources
 
 
-class Programs(DecoderPrograms, Protocol):
-    """Programs that eager runs."""
+class PrefixPrograms(DecoderPrograms, Protocol):
+    """Programs of a prefix model, as eager runs them."""
 
     @property
     def decode(self) -> Any:
@@ -31,9 +31,9 @@ class Programs(DecoderPrograms, Protocol):
 class EagerPrefix(EagerDecoderOnly):
     """The first call of an empty row is its source."""
 
-    _programs: Programs
+    _programs: PrefixPrograms
 
-    def __init__(self, programs: Programs) -> None:
+    def __init__(self, programs: PrefixPrograms) -> None:
         super().__init__(programs)
 
     @torch.inference_mode()

@@ -11,7 +11,7 @@ from typing import Any
 from kvcast.bundle.manifest import Graph
 from kvcast.families.base import Family
 from kvcast.families.caches import CacheLayers
-from kvcast.runtimes.executorch.lowering import Layout, export_method, facts_of, save_methods
+from kvcast.runtimes.executorch.lowering import MethodLayout, export_method, facts_of, save_methods
 from kvcast.runtimes.executorch.quantize import cross_dtype, for_many_tokens
 from kvcast.runtimes.lowering.signatures import Signature
 from kvcast.spec.phases import OnPhase
@@ -67,7 +67,7 @@ def _limited(layer: CacheLayers, family: Family) -> CacheLayers:
     return layer
 
 
-def _layout(family: Family, dimensions: Any, layers: Sequence[CacheLayers]) -> Layout:
+def _layout(family: Family, dimensions: Any, layers: Sequence[CacheLayers]) -> MethodLayout:
     longest = family.positions(dimensions)
     # All positions of a prefix see each other, so it takes one call.
     most = longest if family.interface == "prefix" else _BIASED_CHUNK if family.biased else _CHUNK
@@ -75,7 +75,7 @@ def _layout(family: Family, dimensions: Any, layers: Sequence[CacheLayers]) -> L
     facts = dict(family.facts(dimensions))
     if "source" in family.programs(dimensions)["decode"].sizes:
         facts["longest_source"] = max(layer.capacity for layer in layers if layer.kind == "cross")
-    return Layout(
+    return MethodLayout(
         chunk=chunk,
         self_layers=[_with_chunk(layer, chunk) for layer in layers if layer.kind != "cross"],
         longest_source=facts.get("longest_source", 0),

@@ -53,7 +53,7 @@ _CROSS_KEY, _CROSS_VALUE = "cross_key_", "cross_value_"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class MethodLayout:
     """What the methods of one file are given.
 
     Attributes:
@@ -94,7 +94,7 @@ def facts_of(
 
 
 def export_method(
-    signature: Signature, layout: Layout, quantize: str, cross_dtype: torch.dtype
+    signature: Signature, layout: MethodLayout, quantize: str, cross_dtype: torch.dtype
 ) -> ExportedProgram:
     """Export a program with kvcast's operators replaced by ExecuTorch's.
 
@@ -126,7 +126,7 @@ def export_method(
 
 
 def _arguments(
-    signature: Signature, layout: Layout, cross_dtype: torch.dtype
+    signature: Signature, layout: MethodLayout, cross_dtype: torch.dtype
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return example arguments and their dynamic shapes, as torch.export takes them."""
     most = {"new": layout.chunk, "asked": _MOST_ASKED, "source": layout.longest_source}

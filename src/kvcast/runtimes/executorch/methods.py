@@ -19,7 +19,7 @@ from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.runtimes.exclusive import ForkSafeLock
 from kvcast.runtimes.executorch.quiet import quiet
-from kvcast.runtimes.opening import Argument, ProgramFile, check_programs, naming
+from kvcast.runtimes.opening import ProgramFile, TensorSpec, check_programs, naming
 
 _TOKENS, _LENGTHS, _OFFSETS = range(3)
 _FIRST_CACHE = 3
@@ -76,7 +76,7 @@ class Methods:
 
         def named(
             names: tuple[str, ...], count: int, meta: Callable[[int], Any]
-        ) -> dict[str, Argument]:
+        ) -> dict[str, TensorSpec]:
             if len(names) != count:
                 raise KvcastError(
                     f"{self._path} does not fit bundle.json: {name} has {count} inputs or "
@@ -91,9 +91,9 @@ class Methods:
         )
 
 
-def _argument(meta: Any) -> Argument:
+def _argument(meta: Any) -> TensorSpec:
     code = int(meta.dtype())
-    return Argument(_DTYPES.get(code, f"type {code}"), tuple(meta.sizes()))
+    return TensorSpec(_DTYPES.get(code, f"type {code}"), tuple(meta.sizes()))
 
 
 class DecodeMethod:

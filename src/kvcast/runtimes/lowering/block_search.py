@@ -6,7 +6,7 @@ Knows no runtime.
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.spec.blocks import BLOCK, Blocks
+from kvcast.spec.blocks import BLOCK, CodedMatrix
 
 _MOST_CODE = 15
 # Of make_qkx2_quants' 21 ranges, up to a step narrower and wider than a block's, every fourth.
@@ -15,7 +15,9 @@ _AT_ONCE = 1 << 12  # blocks, so that what the search makes stays in the caches
 _LARGEST = np.float32(np.finfo(np.float16).max)
 
 
-def searched(matrix: NDArray[np.float32], weights: NDArray[np.float32] | None = None) -> Blocks:
+def searched(
+    matrix: NDArray[np.float32], weights: NDArray[np.float32] | None = None
+) -> CodedMatrix:
     """Return int4 blocks of a matrix, whose inputs are a multiple of 32, with little squared error.
 
     As llama.cpp's `make_qkx2_quants` does for Q4_K: several ranges, a little narrower and wider
@@ -41,7 +43,7 @@ def searched(matrix: NDArray[np.float32], weights: NDArray[np.float32] | None = 
             with np.errstate(all="ignore"):  # numbers that halves cannot hold, and infinite ones
                 block_codes, scales[rows, block], least[rows, block] = _searched(x_ib, weights_i1)
             codes[rows, columns] = block_codes.T
-    return Blocks(codes=codes, scales=scales, least=least)
+    return CodedMatrix(codes=codes, scales=scales, least=least)
 
 
 def _searched(

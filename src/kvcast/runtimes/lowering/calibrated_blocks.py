@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from kvcast.models.programs.decoder import DecoderPrograms
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.lowering.calibration import decode_from_the_start, write_text
-from kvcast.spec.blocks import BLOCK, Blocks, BlocksOf
+from kvcast.spec.blocks import BLOCK, BlocksOf, CodedMatrix
 from kvcast.spec.phases import OnPhase
 
 _TOKENS = 4096
@@ -76,7 +76,7 @@ def calibrate(programs: DecoderPrograms, blocks_of: BlocksOf, on_phase: OnPhase)
     with _squares(matrices) as squares:
         decode_from_the_start(programs, tokens_rs)
 
-    def calibrated_blocks_of(name: str) -> Blocks | None:
+    def calibrated_blocks_of(name: str) -> CodedMatrix | None:
         if name not in matrices:
             return blocks_of(name)
         return searched(matrices[name].weight.numpy(), _weights(squares[name]).numpy())

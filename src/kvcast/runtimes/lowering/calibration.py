@@ -16,7 +16,7 @@ _RANDOM_TOKENS = 256
 _LENGTH = 256
 
 
-class Programs(Protocol):
+class CalibrationModel(Protocol):
     """A model of self caches alone; `decode` gives logits before anything else."""
 
     @property
@@ -29,7 +29,7 @@ class Programs(Protocol):
 
 
 @torch.no_grad()
-def run_random_tokens(programs: Programs) -> list[tuple[Tensor, Tensor]]:
+def run_random_tokens(programs: CalibrationModel) -> list[tuple[Tensor, Tensor]]:
     """Decode one row of random tokens; return each layer's keys and values [1, kv_heads, s, d]."""
     dimensions = programs.dimensions
     count = min(_RANDOM_TOKENS, dimensions.max_positions)
@@ -40,7 +40,7 @@ def run_random_tokens(programs: Programs) -> list[tuple[Tensor, Tensor]]:
 
 
 @torch.no_grad()
-def write_text(programs: Programs, tokens: int, seed: int) -> Tensor:
+def write_text(programs: CalibrationModel, tokens: int, seed: int) -> Tensor:
     """Let a model write texts, each from a random token on; return int64 [rows, s].
 
     Tokens are drawn from all that the model gives, as Liu et al. 2023 do (LLM-QAT,
@@ -69,7 +69,9 @@ def write_text(programs: Programs, tokens: int, seed: int) -> Tensor:
 
 
 @torch.no_grad()
-def decode_from_the_start(programs: Programs, tokens_rs: Tensor) -> list[tuple[Tensor, Tensor]]:
+def decode_from_the_start(
+    programs: CalibrationModel, tokens_rs: Tensor
+) -> list[tuple[Tensor, Tensor]]:
     """Decode whole rows in one call; return each layer's keys and values [rows, kv_heads, s, d]."""
     rows, count = tokens_rs.shape
     caches = _caches(programs, rows, count)
@@ -77,7 +79,7 @@ def decode_from_the_start(programs: Programs, tokens_rs: Tensor) -> list[tuple[T
     return caches
 
 
-def _caches(programs: Programs, rows: int, capacity: int) -> list[tuple[Tensor, Tensor]]:
+def _caches(programs: CalibrationModel, rows: int, capacity: int) -> list[tuple[Tensor, Tensor]]:
     dimensions = programs.dimensions
     shape = (rows, dimensions.kv_heads, capacity, dimensions.head_dim)
     return [(torch.zeros(shape), torch.zeros(shape)) for _ in dimensions.windows]

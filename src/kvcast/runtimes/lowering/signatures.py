@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from kvcast.families.programs import Argument, CacheArgument, Program, Shape
+from kvcast.families.programs import Argument, CacheArgument, ProgramSignature, Shape
 from kvcast.families.table import family_with
 
 # Sizes of the examples. Dynamic sizes all differ, so that torch.export takes no two for one.
@@ -61,7 +61,7 @@ def signatures_of(programs: Any) -> Mapping[str, Signature]:
     }
 
 
-def signature_of(module: nn.Module, program: Program) -> Signature:
+def signature_of(module: nn.Module, program: ProgramSignature) -> Signature:
     """Return the signature of a module that is this program."""
     return Signature(
         program=module,

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.matrices import CODES, LEAST, SCALES
 from kvcast.runtimes.native.programs import Node, Program, leaves
-from kvcast.spec.blocks import BLOCK, Blocks, BlocksOf, rounded
+from kvcast.spec.blocks import BLOCK, BlocksOf, CodedMatrix, rounded
 
 _DECODE, _LOGITS = "decode", "logits"
 _EXPERTS = "mixture_of_experts"
@@ -133,7 +133,7 @@ def _int8(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.flo
     return np.rint(matrix * inverse[:, None]).astype(np.int8), scales.astype(np.float32)
 
 
-def _file(name: str, blocks: Blocks) -> dict[str, NDArray[Any]]:
+def _file(name: str, blocks: CodedMatrix) -> dict[str, NDArray[Any]]:
     codes = np.ascontiguousarray(blocks.codes)
     found: dict[str, NDArray[Any]] = {name + SCALES: np.ascontiguousarray(blocks.scales)}
     if blocks.least is not None:

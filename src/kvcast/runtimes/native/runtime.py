@@ -21,7 +21,7 @@ from kvcast.families.caches import CacheLayers
 from kvcast.families.programs import ALIGNMENT_QUERIES
 from kvcast.machine.memory import growing_zeros
 from kvcast.runtimes.alignment import AligningRuntime
-from kvcast.runtimes.base import Asked, Float32, Int32, Int64, Tokens
+from kvcast.runtimes.base import Float32, Int32, Int64, TokenProbabilityQuery, Tokens
 from kvcast.runtimes.cache import CachedRuntime, CacheHandle, Run
 from kvcast.runtimes.exclusive import ForkSafeLock
 from kvcast.runtimes.memory import LastingSlots, Layer, Memory, Slots, TurningRing
@@ -380,7 +380,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
 
     @override
     def read(
-        self, tokens_s: Int64, cache: CacheHandle, row: int, asked: Asked | None
+        self, tokens_s: Int64, cache: CacheHandle, row: int, asked: TokenProbabilityQuery | None
     ) -> tuple[Float32, Float32]:
         """Run the program without its last product: logits of many positions are many bytes."""
         (run,) = cache.plan([row], [tokens_s]).runs

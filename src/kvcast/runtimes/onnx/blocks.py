@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
 from kvcast.runtimes.onnx.editing import CONTRIB, constant
-from kvcast.spec.blocks import BLOCK, Blocks
+from kvcast.spec.blocks import BLOCK, CodedMatrix
 
 CODES, SCALES, REST = ".codes", ".scales", ".rest"
 # MatMulNBits can compute in int8: level 4 allows it to quantise activations in blocks.
@@ -50,7 +50,7 @@ class Packed:
         return int(self.codes.shape[1]) * self.block
 
 
-def packed(blocks: Blocks) -> Packed:
+def packed(blocks: CodedMatrix) -> Packed:
     """Return blocks of 32 with the codes and scales that they have."""
     scales = blocks.scales.astype(np.float32)
     codes = blocks.codes.reshape(*scales.shape, BLOCK)

@@ -10,7 +10,7 @@ from typing import Any
 import onnxruntime as ort
 
 from kvcast.bundle.manifest import Manifest
-from kvcast.runtimes.opening import Argument, ProgramFile, check_programs, naming
+from kvcast.runtimes.opening import ProgramFile, TensorSpec, check_programs, naming
 
 _DTYPES = {
     "tensor(float)": "float32",
@@ -50,11 +50,11 @@ class OnnxGraph:
         with naming(self.path):
             self._session.run_with_iobinding(binding)
 
-    def inputs(self) -> dict[str, Argument]:
+    def inputs(self) -> dict[str, TensorSpec]:
         """Return the graph's declared inputs."""
         return dict(map(_argument, self._session.get_inputs()))
 
-    def outputs(self) -> dict[str, Argument]:
+    def outputs(self) -> dict[str, TensorSpec]:
         """Return the graph's declared outputs."""
         return dict(map(_argument, self._session.get_outputs()))
 
@@ -72,6 +72,6 @@ def check_graphs(manifest: Manifest, graphs: Mapping[str, OnnxGraph]) -> None:
     )
 
 
-def _argument(described: Any) -> tuple[str, Argument]:
+def _argument(described: Any) -> tuple[str, TensorSpec]:
     sizes = (size if isinstance(size, int) else None for size in described.shape)
-    return described.name, Argument(_DTYPES.get(described.type, described.type), tuple(sizes))
+    return described.name, TensorSpec(_DTYPES.get(described.type, described.type), tuple(sizes))

@@ -47,7 +47,7 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FolderListing:
     """The recordings, links and problems in a folder.
 
     Attributes:
@@ -64,7 +64,7 @@ class Found:
     older: int
 
 
-def find(folder: Path, params: FolderParams, *, besides: Path) -> Found:
+def find(folder: Path, params: FolderParams, *, besides: Path) -> FolderListing:
     """Return the recordings of a folder.
 
     Names that begin with a dot are passed over, as are links to folders, so that no path is taken
@@ -98,8 +98,8 @@ def find(folder: Path, params: FolderParams, *, besides: Path) -> Found:
             older += 1
             continue
         recordings.append(RecordingFile.of(path, seen))
-    recordings.sort(key=lambda one: PurePosixPath(one.path).parts)
-    return Found(
+    recordings.sort(key=lambda recording: PurePosixPath(recording.path).parts)
+    return FolderListing(
         recordings=tuple(recordings), problems=tuple(problems), links=tuple(links), older=older
     )
 

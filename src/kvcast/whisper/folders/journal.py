@@ -45,7 +45,7 @@ class Entry:
     """A recording's outcome.
 
     Attributes:
-        path: of the recording, in its folder, as `Recording` has it; so are size and mtime_ns.
+        path: of the recording, in its folder, as `RecordingFile` has it; so are size and mtime_ns.
         sha256: of the recording; empty for one that failed.
         options: stands for all options that decide what a transcript holds.
         status: whether it was transcribed.
@@ -70,26 +70,26 @@ class Entry:
     language: str | None
 
     @classmethod
-    def read(cls, found: Mapping[str, Any]) -> Self | None:
+    def read(cls, record: Mapping[str, Any]) -> Self | None:
         """Return what a line says, or None unless it is about paths inside the folders."""
-        if set(found) != {field.name for field in fields(cls)}:
+        if set(record) != {field.name for field in fields(cls)}:
             return None
-        texts = (found[name] for name in ("path", "sha256", "options", "status", "reason", "name"))
-        numbers = (found["size"], found["mtime_ns"])
-        outputs = found["outputs"]
+        texts = (record[name] for name in ("path", "sha256", "options", "status", "reason", "name"))
+        numbers = (record["size"], record["mtime_ns"])
+        outputs = record["outputs"]
         well = (
             all(isinstance(text, str) for text in texts)
             and all(type(number) is int for number in numbers)
             and isinstance(outputs, dict)
             and all(isinstance(digest, str) for digest in outputs.values())
-            and isinstance(found["duration"], float | int | None)
-            and isinstance(found["language"], str | None)
-            and found["status"] in ("done", "failed")
-            and all(map(is_inside, (found["path"], found["name"], *outputs)))
-            and may_be_named(found["path"], found["name"])
-            and all(output.startswith(found["name"] + ".") for output in outputs)
+            and isinstance(record["duration"], float | int | None)
+            and isinstance(record["language"], str | None)
+            and record["status"] in ("done", "failed")
+            and all(map(is_inside, (record["path"], record["name"], *outputs)))
+            and may_be_named(record["path"], record["name"])
+            and all(output.startswith(record["name"] + ".") for output in outputs)
         )
-        return cls(**found) if well else None
+        return cls(**record) if well else None
 
 
 def is_inside(path: str) -> bool:
@@ -168,11 +168,11 @@ class Journal:
         lines, header = 0, None
         for line in _lines(self._path):
             lines += 1
-            found = unsealed(line)
-            if found is not None and header is None and found.get("format") == JOURNAL_FORMAT:
-                header = found
-                self._check_header(found, recordings)
-            elif found is not None and (entry := Entry.read(found)) is not None:
+            record = unsealed(line)
+            if record is not None and header is None and record.get("format") == JOURNAL_FORMAT:
+                header = record
+                self._check_header(record, recordings)
+            elif record is not None and (entry := Entry.read(record)) is not None:
                 self.entries[entry.path] = entry
             else:
                 self.damaged += 1
@@ -211,10 +211,10 @@ class Journal:
             )
 
 
-def sealed(found: Mapping[str, Any]) -> bytes:
+def sealed(record: Mapping[str, Any]) -> bytes:
     """Return a line of ASCII JSON that ends with the SHA-256 of itself without that."""
     # Names that are not valid UTF-8 come and go as the escapes of their surrogates.
-    text = json.dumps(found, separators=(",", ":"), allow_nan=False).encode("ascii")
+    text = json.dumps(record, separators=(",", ":"), allow_nan=False).encode("ascii")
     return text[:-1] + b',"check":"%s"}\n' % hashlib.sha256(text).hexdigest().encode("ascii")
 
 
@@ -228,10 +228,10 @@ def unsealed(line: bytes) -> dict[str, Any] | None:
     if hashlib.sha256(text).hexdigest().encode("ascii") != seal[1]:
         return None
     try:
-        found = json.loads(text)
+        record = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return record if isinstance(record, dict) else None
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -19,14 +19,14 @@ from kvcast.spec.digests import file_sha256
 from kvcast.whisper.folders.finding import RecordingFile, find
 from kvcast.whisper.folders.journal import Entry, Journal, opened_journal
 from kvcast.whisper.folders.naming import named
-from kvcast.whisper.folders.working import Outcome, QueuedRecording, RecordingOutcome
+from kvcast.whisper.folders.working import FolderTranscript, Outcome, QueuedRecording
 from kvcast.whisper.params import FolderParams
 from kvcast.whisper.writers import json_number
 
 SUMMARY_FORMAT = "kvcast.folder"
 SUMMARY_VERSION = 1
 
-Render: TypeAlias = Callable[[str, RecordingOutcome], Mapping[str, str]]
+Render: TypeAlias = Callable[[str, FolderTranscript], Mapping[str, str]]
 """Takes a recording's path and transcription; returns texts by their files' extensions."""
 
 
@@ -81,11 +81,11 @@ class Summary:
 
     def count(self, status: str) -> int:
         """Return how many files ended that way."""
-        return sum(one.status == status for one in self.files)
+        return sum(result.status == status for result in self.files)
 
     def sound(self, status: str) -> float:
         """Return the seconds of sound in the files that ended that way."""
-        return sum(one.duration or 0.0 for one in self.files if one.status == status)
+        return sum(result.duration or 0.0 for result in self.files if result.status == status)
 
     def document(self) -> dict[str, Any]:
         """Return the document that docs/folder.schema.json describes."""
@@ -101,7 +101,7 @@ class Summary:
             "failed": self.count("failed"),
             "duration": self.sound("done"),
             "seconds": round(self.seconds, 3),
-            "files": [one.document() for one in self.files],
+            "files": [result.document() for result in self.files],
         }
 
 
@@ -130,7 +130,7 @@ class FolderRun:
     """One run over a folder: its recordings and their outcomes.
 
     Attributes:
-        found: the folder's contents.
+        listing: the folder's contents.
         waiting: recordings that are to be transcribed, in order.
         kept: results of recordings that are kept.
         problems: results of files and folders that could not be read.
@@ -146,37 +146,40 @@ class FolderRun:
         self._options = options
         self._journal = journal
         self.damaged = journal.damaged
-        self.found = find(folder, params, besides=output)
+        self.listing = find(folder, params, besides=output)
         # Patterns may match transcripts of earlier runs; extensions do not.
         own = self._outputs_before() if params.patterns else frozenset()
         recordings = [
-            one
-            for one in self.found.recordings
-            if not own or os.path.realpath(folder / one.path) not in own
+            recording
+            for recording in self.listing.recordings
+            if not own or os.path.realpath(folder / recording.path) not in own
         ]
         given = {path: entry.name for path, entry in journal.entries.items()}
-        self._names = named([one.path for one in recordings], given)
+        self._names = named([recording.path for recording in recordings], given)
         before = journal.entries if params.resume else {}
         self.waiting: list[RecordingFile] = []
         self.kept: list[Result] = []
-        for one in recordings:
-            entry = before.get(one.path)
-            if entry is not None and self._stands(entry, one):
+        for recording in recordings:
+            entry = before.get(recording.path)
+            if entry is not None and self._stands(entry, recording):
                 self.kept.append(_result(entry, "kept"))
             else:
-                self.waiting.append(one)
+                self.waiting.append(recording)
         self.tried_again = sum(
-            one.path in before and before[one.path].status == "failed" for one in self.waiting
+            recording.path in before and before[recording.path].status == "failed"
+            for recording in self.waiting
         )
         self.problems = [
-            Result(path=one.path, status="failed", error=InputOutputError(one.reason))
-            for one in self.found.problems
+            Result(path=problem.path, status="failed", error=InputOutputError(problem.reason))
+            for problem in self.listing.problems
         ]
 
-    def jobs(self) -> Iterator[QueuedRecording]:
+    def queue(self) -> Iterator[QueuedRecording]:
         """Yield the recordings that wait, each as it is when its turn comes."""
-        for one in self.waiting:
-            yield QueuedRecording(recording=one, source=str(self._folder / one.path)).as_it_is()
+        for recording in self.waiting:
+            yield QueuedRecording(
+                recording=recording, source=str(self._folder / recording.path)
+            ).as_it_is()
 
     def finish(self, outcome: Outcome, render: Render) -> Result:
         """Save the transcripts of a recording, then record its outcome.
@@ -184,7 +187,7 @@ class FolderRun:
         Raises InputOutputError if the journal cannot be written. Everything else is the
         recording's failure.
         """
-        recording = outcome.job.recording
+        recording = outcome.queued.recording
         entry = Entry(
             path=recording.path,
             size=recording.size,
@@ -199,9 +202,9 @@ class FolderRun:
             language=None,
         )
         error = outcome.error
-        if outcome.heard is not None:
+        if outcome.transcript is not None:
             try:
-                entry = self._saved(entry, outcome.job, outcome.heard, render)
+                entry = self._saved(entry, outcome.queued, outcome.transcript, render)
             except KvcastError as failure:
                 error = failure
         if error is not None:
@@ -210,12 +213,12 @@ class FolderRun:
         return _result(entry, entry.status, error)
 
     def _saved(
-        self, entry: Entry, job: QueuedRecording, heard: RecordingOutcome, render: Render
+        self, entry: Entry, queued: QueuedRecording, transcript: FolderTranscript, render: Render
     ) -> Entry:
         """Save the transcripts of a recording that did not change meanwhile."""
-        digest = self._digest(job.recording)
+        digest = self._digest(queued.recording)
         outputs = {}
-        for extension, text in render(job.source, heard).items():
+        for extension, text in render(queued.source, transcript).items():
             path = f"{entry.name}.{extension}"
             target = self._output / path
             try:
@@ -229,8 +232,8 @@ class FolderRun:
             sha256=digest,
             status="done",
             outputs=outputs,
-            duration=json_number(heard.duration),
-            language=heard.language,
+            duration=json_number(transcript.duration),
+            language=transcript.language,
         )
 
     def _digest(self, recording: RecordingFile) -> str:

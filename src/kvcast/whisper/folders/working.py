@@ -40,7 +40,7 @@ class QueuedRecording:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordingOutcome:
+class FolderTranscript:
     """A complete transcription; `duration` in seconds."""
 
     language: str
@@ -53,10 +53,10 @@ class RecordingOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The outcome of a job: either is given."""
+    """The outcome of a recording: either the transcript or the error is given."""
 
-    job: QueuedRecording
-    heard: RecordingOutcome | None = None
+    queued: QueuedRecording
+    transcript: FolderTranscript | None = None
     error: Exception | None = None
 
 
@@ -66,7 +66,7 @@ Watch: TypeAlias = Callable[[QueuedRecording, float], None]
 
 def transcribe_all(
     model: "WhisperModel",
-    jobs: Iterable[QueuedRecording],
+    queue: Iterable[QueuedRecording],
     workers: int,
     *,
     options: Mapping[str, Any],
@@ -75,15 +75,15 @@ def transcribe_all(
     """Transcribe recordings, several at once, and yield each when it is done.
 
     With the option `batch`, windows of several recordings are decoded together in the caller's
-    thread. Otherwise every worker is a thread, except a single one, and takes a job when it is
-    free. What is under way when the iterator is closed, or an exception arrives there, is dropped
-    at its next segment.
+    thread. Otherwise every worker is a thread, except a single one, and takes a recording when it
+    is free. Recordings that run when the iterator is closed, or an exception arrives there, are
+    dropped at their next segment.
 
     Args:
         model: serves all recordings.
-        jobs: consumed by the caller's thread; with `batch` at once, and each is looked at again
+        queue: consumed by the caller's thread; with `batch` at once, and each is looked at again
             when it is opened.
-        workers: recordings under way at once, without `batch`.
+        workers: recordings that run at once, without `batch`.
         options: of `WhisperModel.transcribe`, by keyword.
         watch: is told how far each recording is.
 
@@ -93,70 +93,74 @@ def transcribe_all(
     """
     stopped = threading.Event()
     if options.get("batch") is not None:
-        yield from _in_batch(model, list(jobs), options, watch, stopped)
+        yield from _in_batch(model, list(queue), options, watch, stopped)
         return
 
-    def work(job: QueuedRecording) -> Outcome:
-        return _outcome(job, lambda: model.transcribe(job.source, **options), watch, stopped)
+    def work(queued: QueuedRecording) -> Outcome:
+        return _outcome(queued, lambda: model.transcribe(queued.source, **options), watch, stopped)
 
     if workers == 1:
-        yield from map(work, jobs)
+        yield from map(work, queue)
         return
-    waiting = iter(jobs)
+    waiting = iter(queue)
     with ThreadPoolExecutor(workers) as pool:
         try:
-            running = {pool.submit(work, job) for job in islice(waiting, workers)}
+            running = {pool.submit(work, queued) for queued in islice(waiting, workers)}
             while running:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
-                running |= {pool.submit(work, job) for job in islice(waiting, len(done))}
-                yield from (one.result() for one in done)
+                running |= {pool.submit(work, queued) for queued in islice(waiting, len(done))}
+                yield from (future.result() for future in done)
         finally:
             stopped.set()
 
 
 def _in_batch(
     model: "WhisperModel",
-    jobs: list[QueuedRecording],
+    queue: list[QueuedRecording],
     options: Mapping[str, Any],
     watch: Watch,
     stopped: threading.Event,
 ) -> Generator[Outcome]:
     def look(index: int) -> None:
-        jobs[index] = jobs[index].as_it_is()
+        queue[index] = queue[index].as_it_is()
 
-    together = model.transcribe_all([job.source for job in jobs], **options)
+    together = model.transcribe_all([queued.source for queued in queue], **options)
     for index, transcription in enumerate(together):
         transcription.before_opening = partial(look, index)
     for index, transcription in enumerate(together):
-        outcome = _outcome(jobs[index], transcription.__enter__, watch, stopped)
-        yield replace(outcome, job=jobs[index])
+        outcome = _outcome(queue[index], transcription.__enter__, watch, stopped)
+        yield replace(outcome, queued=queue[index])
 
 
 def _outcome(
-    job: QueuedRecording,
+    queued: QueuedRecording,
     begin: "Callable[[], Transcription]",
     watch: Watch,
     stopped: threading.Event,
 ) -> Outcome:
     try:
         with begin() as transcription:
-            return Outcome(job=job, heard=_heard(job, transcription, watch, stopped))
+            return Outcome(
+                queued=queued, transcript=_transcript(queued, transcription, watch, stopped)
+            )
     except UsageError:
         raise
     except Exception as error:  # one recording never ends the others
-        return Outcome(job=job, error=error)
+        return Outcome(queued=queued, error=error)
 
 
-def _heard(
-    job: QueuedRecording, transcription: "Transcription", watch: Watch, stopped: threading.Event
-) -> RecordingOutcome:
+def _transcript(
+    queued: QueuedRecording, transcription: "Transcription", watch: Watch, stopped: threading.Event
+) -> FolderTranscript:
     segments: list[Segment] = []
     for segment in transcription:
         if stopped.is_set():
             raise InterruptedError
         segments.append(segment)
-        watch(job, min(segment.end / transcription.duration, 1.0) if transcription.duration else 1)
-    return RecordingOutcome(
+        watch(
+            queued, min(segment.end / transcription.duration, 1.0) if transcription.duration else 1
+        )
+    return FolderTranscript(
         language=transcription.language,
         duration=transcription.duration,
         notices=tuple(transcription.notices),
