@@ -13,7 +13,7 @@ from kit.recomputing_runtime import RecomputingRuntime, random_model
 from kvcast.decoding.drafters import Guess
 from kvcast.decoding.speculation import MOST, Ledger, Speculation
 from kvcast.engine.requests import Drafts
-from text.test_text_loop import loop_for, outcome, prompts, request
+from text.test_text_scheduler import loop_for, outcome, prompts, request
 
 MODEL = random_model(VOCAB, 0)
 CHOICES: list[dict[str, Any]] = [

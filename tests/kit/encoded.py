@@ -1,4 +1,4 @@
-"""Encoder-decoder models driven as a loop drives them: inputs in slots, rows that read them."""
+"""Encoder-decoder models driven as a scheduler drives them: inputs in slots, rows that read them."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 import whisper.decoding as openai
 
-from kit.scripted_windows import LAST, Heard, place
+from kit.scripted_windows import LAST, ScriptedResult, place
 
 
 class ScriptedWhisper:
@@ -16,7 +16,7 @@ class ScriptedWhisper:
     num_languages = 99
     dims = SimpleNamespace(n_mels=1, n_audio_ctx=1500, n_text_ctx=448)
 
-    def __init__(self, script: list[Heard]) -> None:
+    def __init__(self, script: list[ScriptedResult]) -> None:
         self.results = iter(script)
         self.calls: list[tuple[tuple[int, int], openai.DecodingOptions, list[int]]] = []
 

@@ -33,8 +33,8 @@ def tokenizer() -> WhisperTokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heard:
-    """What one decoding gives."""
+class ScriptedResult:
+    """The result of one scripted decoding."""
 
     tokens: tuple[int, ...]
     avg_logprob: float = -0.3
@@ -46,11 +46,11 @@ class Heard:
 
 _BEGIN = 50363
 
-LAST = Heard(tokens=(50, 51))
+LAST = ScriptedResult(tokens=(50, 51))
 """What all windows say after the script's end; the absence of timestamps ends a recording soon."""
 
 
-def stands_still(heard: Heard) -> bool:
+def stands_still(heard: ScriptedResult) -> bool:
     """The last cut is at 0.00: openai-whisper decodes this window again, and again for ever."""
     stamped = [token >= _BEGIN for token in heard.tokens]
     cuts = [i for i, pair in enumerate(pairwise(stamped)) if all(pair)]
@@ -112,7 +112,7 @@ class ScriptedDecoder:
     It notes where and how each window was decoded.
     """
 
-    script: Sequence[Heard]
+    script: Sequence[ScriptedResult]
     calls: list[tuple[Any, DecodingOptions, list[int]]] = field(default_factory=list)
     tokenizer: WhisperTokenizer = field(default_factory=tokenizer)
     heard: list[Features] = field(default_factory=list)
@@ -122,7 +122,7 @@ class ScriptedDecoder:
     """The language of the sound that begins at this frame."""
 
     def __post_init__(self) -> None:
-        self._results: Iterator[Heard] = iter(self.script)
+        self._results: Iterator[ScriptedResult] = iter(self.script)
         self.requests = self
         runtime = ScriptedRuntime(lambda *_: np.zeros(1, np.float32))
         self.scheduler = Scheduler(runtime, rows=1, capacity=448, inputs=1, requests=1)
@@ -169,7 +169,7 @@ class NoRuntime:
     """A model needs one, and must not use it."""
 
 
-def scripted_model(script: Sequence[Heard] = ()) -> Any:
+def scripted_model(script: Sequence[ScriptedResult] = ()) -> Any:
     """A WhisperModel that decodes with `scripted`, a ScriptedDecoder."""
     model: Any = WhisperModel(NoRuntime(), tokenizer(), ENGLISH)  # type: ignore[arg-type]
     model.scripted = ScriptedDecoder(script)

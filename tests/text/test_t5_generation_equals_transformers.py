@@ -49,7 +49,7 @@ def model(request: pytest.FixtureRequest, models: dict[str, T5Model]) -> T5Model
 
 
 @dataclass(frozen=True)
-class Asked:
+class SearchOptions:
     """Options, as both sides call them."""
 
     beam: int = 1
@@ -64,7 +64,7 @@ class Asked:
 
 
 @cache
-def theirs(asked: Asked) -> list[Found]:
+def theirs(asked: SearchOptions) -> list[Found]:
     """For each source its sequences with end tokens, and their scores."""
     found: list[Found] = []
     for first in range(0, len(SOURCES), 5):
@@ -101,7 +101,7 @@ def _cut(tokens: list[int]) -> tuple[int, ...]:
     return tuple(tokens[: tokens.index(EOS)] if EOS in tokens else tokens)
 
 
-def ours(model: T5Model, asked: Asked, batch: int) -> list[Found]:
+def ours(model: T5Model, asked: SearchOptions, batch: int) -> list[Found]:
     each = model.generate_each(SOURCES, batch=batch, **asked.keywords())
     return [[(text.tokens, text.score) for text in texts] for texts in each]
 
@@ -123,7 +123,9 @@ def assert_equal(found: list[Found], expected: list[Found]) -> None:
 def test_beam_search_finds_the_same_sequences_with_the_same_scores(
     model: T5Model, beam: int, length_penalty: float, early_stopping: bool, batch: int
 ):
-    asked = Asked(beam=beam, n=beam, length_penalty=length_penalty, early_stopping=early_stopping)
+    asked = SearchOptions(
+        beam=beam, n=beam, length_penalty=length_penalty, early_stopping=early_stopping
+    )
     found = ours(model, asked, batch)
     assert_equal(found, theirs(asked))
     assert len({len(tokens) for several in found for tokens, _ in several}) > 2
@@ -133,16 +135,18 @@ def test_beam_search_finds_the_same_sequences_with_the_same_scores(
 @pytest.mark.parametrize(
     "asked",
     [
-        Asked(),
-        Asked(repetition_penalty=1.3),
-        Asked(min_new_tokens=6),
-        Asked(beam=4),
-        Asked(beam=4, n=2, repetition_penalty=1.3),
-        Asked(beam=4, n=3, min_new_tokens=6, length_penalty=0.6),
+        SearchOptions(),
+        SearchOptions(repetition_penalty=1.3),
+        SearchOptions(min_new_tokens=6),
+        SearchOptions(beam=4),
+        SearchOptions(beam=4, n=2, repetition_penalty=1.3),
+        SearchOptions(beam=4, n=3, min_new_tokens=6, length_penalty=0.6),
     ],
     ids=str,
 )
-def test_so_do_greedy_search_and_the_other_options(model: T5Model, asked: Asked, batch: int):
+def test_so_do_greedy_search_and_the_other_options(
+    model: T5Model, asked: SearchOptions, batch: int
+):
     found = ours(model, asked, batch)
     assert_equal(found, theirs(asked))
     shortest = min(len(tokens) for several in found for tokens, _ in several)

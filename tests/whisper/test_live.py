@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kit.scripted_hearing import ScriptedHearing, Word, listener, seconds, sound, speech
+from kit.scripted_recognizer import ScriptedRecognizer, Word, listener, seconds, sound, speech
 from kvcast.audio.endpoints import Endpoints
 from kvcast.errors import UsageError
 from kvcast.whisper.live import Delays, LiveTranscription, Update
@@ -29,7 +29,7 @@ class Clock:
 
 
 def opened(
-    hearing: ScriptedHearing, *, step: float = 1.0, conditions: bool = True, agreement: int = 2
+    hearing: ScriptedRecognizer, *, step: float = 1.0, conditions: bool = True, agreement: int = 2
 ) -> tuple[LiveTranscription, StreamingWindow, Clock]:
     window = StreamingWindow(hearing, prompt=(), conditions=conditions, agreement=agreement)
     clock = Clock()
@@ -41,7 +41,7 @@ def length(words: Sequence[Word]) -> int:
     return words[-1].end + RATE
 
 
-def fed(hearing: ScriptedHearing, chunks: Sequence[int], **options: Any) -> list[Update]:
+def fed(hearing: ScriptedRecognizer, chunks: Sequence[int], **options: Any) -> list[Update]:
     """Feed all sound in pieces of these lengths, over and over, in real time."""
     live, window, clock = opened(hearing, **options)
     updates: list[Update] = []
@@ -105,15 +105,15 @@ def test_every_word_is_settled_once_whatever_the_pieces(
     chunks, step, pause_every, segment_every, failures, breaks, agreement, seed
 ):
     words = speech(150, seed=seed, pause_every=pause_every, segment_every=segment_every)
-    hearing = ScriptedHearing(words, failures=frozenset(failures), breaks=frozenset(breaks))
+    hearing = ScriptedRecognizer(words, failures=frozenset(failures), breaks=frozenset(breaks))
     check(fed(hearing, chunks, step=step, agreement=agreement), words)
 
 
 def test_sound_that_waited_is_heard_in_one_piece():
     words = speech(400, segment_every=6)
-    slow = ScriptedHearing(words)
+    slow = ScriptedRecognizer(words)
     check(fed(slow, [20 * RATE]), words)
-    prompt = ScriptedHearing(words)
+    prompt = ScriptedRecognizer(words)
     check(fed(prompt, [RATE // 10]), words)
     assert slow.decoded < prompt.decoded / 2
 
@@ -121,7 +121,7 @@ def test_sound_that_waited_is_heard_in_one_piece():
 @pytest.mark.parametrize("jitter", [0, 10])
 def test_a_speaker_who_never_ends_a_sentence_is_cut_between_words(jitter: int):
     words = speech(600, pause_every=10_000, segment_every=10_000)
-    hearing = ScriptedHearing(words, jitter=jitter)
+    hearing = ScriptedRecognizer(words, jitter=jitter)
     updates = fed(hearing, [RATE // 2])
     check(updates, words)
     ends = [update.segment.end for update in updates if update.segment is not None]
@@ -130,7 +130,7 @@ def test_a_speaker_who_never_ends_a_sentence_is_cut_between_words(jitter: int):
 
 def test_a_hypothesis_of_circles_settles_nothing_and_loses_nothing():
     words = speech(120)
-    hearing = ScriptedHearing(words, failures=frozenset(range(5, 25)))
+    hearing = ScriptedRecognizer(words, failures=frozenset(range(5, 25)))
     updates = fed(hearing, [RATE // 2])
     check(updates, words)
     assert hearing.thorough
@@ -138,23 +138,23 @@ def test_a_hypothesis_of_circles_settles_nothing_and_loses_nothing():
 
 def test_a_hypothesis_that_ends_before_the_sound_is_followed_by_another():
     words = speech(200, pause_every=20, segment_every=5)
-    hearing = ScriptedHearing(words, breaks=frozenset(range(1000)))
+    hearing = ScriptedRecognizer(words, breaks=frozenset(range(1000)))
     check(fed(hearing, [30 * RATE]), words)
 
 
 def test_text_that_shall_not_condition_is_no_prompt():
     words = speech(300, segment_every=6)
-    hearing = ScriptedHearing(words)
+    hearing = ScriptedRecognizer(words)
     check(fed(hearing, [RATE], conditions=False), words)
     assert set(hearing.prompts) == {0}
-    hearing = ScriptedHearing(words)
+    hearing = ScriptedRecognizer(words)
     fed(hearing, [RATE])
     assert max(hearing.prompts) == hearing.room
 
 
 def test_silence_costs_nothing():
     words = speech(10)
-    hearing = ScriptedHearing(words)
+    hearing = ScriptedRecognizer(words)
     live, window, _ = opened(hearing)
     live.feed(sound(0, words[-1].end + RATE))
     decoded = hearing.decoded
@@ -167,20 +167,20 @@ def test_silence_costs_nothing():
 
 
 def test_nothing_at_all():
-    live, _, _ = opened(ScriptedHearing(speech(1)))
+    live, _, _ = opened(ScriptedRecognizer(speech(1)))
     assert live.feed(np.zeros(0, np.float32)) == []
     assert live.finish() == []
     assert (live.duration, live.delays.count, live.delays.quantile(0.5)) == (0, 0, 0)
 
 
 def test_what_is_no_sound_is_refused():
-    live, _, _ = opened(ScriptedHearing(speech(1)))
+    live, _, _ = opened(ScriptedRecognizer(speech(1)))
     with pytest.raises(UsageError, match="must be"):
         live.feed(np.zeros((2, 5), np.float32))
 
 
 def test_integers_are_scaled():
-    live, window, _ = opened(ScriptedHearing(speech(1)))
+    live, window, _ = opened(ScriptedRecognizer(speech(1)))
     live.feed(np.full(512, -(2**15), np.int16))
     assert window.end == 512
 
@@ -189,7 +189,7 @@ def test_integers_are_scaled():
 def test_a_word_settles_when_enough_hypotheses_have_heard_it(agreement: int):
     """Every 1 s a hypothesis, which takes no time: at the earliest 2 s after it was said."""
     words = speech(200, pause_every=10_000)
-    hearing = ScriptedHearing(words, late=0)
+    hearing = ScriptedRecognizer(words, late=0)
     live, _, clock = opened(hearing, agreement=agreement)
     for at in range(0, length(words), RATE // 10):
         clock.now = seconds(at + RATE // 10)
@@ -203,7 +203,7 @@ def test_a_word_settles_when_enough_hypotheses_have_heard_it(agreement: int):
 
 def test_an_improbable_word_settles_later():
     words = speech(12, pause_every=10_000)
-    hearing = ScriptedHearing(words, unsure=frozenset({3}))
+    hearing = ScriptedRecognizer(words, unsure=frozenset({3}))
     live, _, clock = opened(hearing)
     at_words: dict[str, float] = {}
     for at in range(0, length(words), RATE // 10):
@@ -219,21 +219,21 @@ def test_an_improbable_word_settles_later():
 @pytest.mark.parametrize("piece", [RATE // 2, RATE])
 def test_a_hypothesis_is_made_for_every_step_of_pieces_that_are_no_whole_blocks(piece: int):
     words = speech(100, pause_every=10_000)
-    hearing = ScriptedHearing(words)
+    hearing = ScriptedRecognizer(words)
     fed(hearing, [piece])
     assert hearing.decoded >= 0.95 * seconds(words[-1].end)
 
 
 def test_words_that_settled_in_another_way_are_neither_said_again_nor_left_out():
     words = speech(150, segment_every=6)
-    check(fed(ScriptedHearing(words, respells=True), [RATE // 2]), words)
+    check(fed(ScriptedRecognizer(words, respells=True), [RATE // 2]), words)
 
 
 def test_a_slow_machine_shows_in_the_delay():
     words = speech(100)
     found = []
     for pace in 1.0, 3.0:
-        live, _, clock = opened(ScriptedHearing(words))
+        live, _, clock = opened(ScriptedRecognizer(words))
         for at in range(0, length(words), RATE):
             live.take(sound(at, at + RATE), at=seconds(at + RATE))
             clock.now = pace * seconds(at + RATE)
@@ -262,7 +262,7 @@ def test_half_an_hour_takes_the_memory_and_the_work_of_a_minute(
 ):
     words = speech(5600, pause_every=pause_every, segment_every=segment_every)
     assert length(words) > 30 * 60 * RATE
-    hearing = ScriptedHearing(words)
+    hearing = ScriptedRecognizer(words)
     live, window, clock = opened(hearing)
     held: list[int] = []
     work: list[int] = []

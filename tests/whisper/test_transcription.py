@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.scripted_windows import Heard, NumberedWindows, ScriptedDecoder, scripted_model, tokenizer
+from kit.scripted_windows import (
+    NumberedWindows,
+    ScriptedDecoder,
+    ScriptedResult,
+    scripted_model,
+    tokenizer,
+)
 from kvcast.errors import UsageError
 from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.long_form import initial_tokens
@@ -37,7 +43,7 @@ def test_nothing_is_decoded_before_the_first_segment_is_taken():
 
 
 def test_each_window_is_decoded_when_its_first_segment_is_taken():
-    decoder = ScriptedDecoder([Heard(tokens=(50363, 50, 50413, 50413, 51, 50463))])
+    decoder = ScriptedDecoder([ScriptedResult(tokens=(50363, 50, 50413, 50413, 51, 50463))])
     found = transcription(decoder, NumberedWindows(6000))
     encoded = []
     for _ in found:
@@ -46,7 +52,7 @@ def test_each_window_is_decoded_when_its_first_segment_is_taken():
 
 
 def test_a_window_is_encoded_once_however_often_it_is_decoded():
-    decoder = ScriptedDecoder([Heard(tokens=(50,), avg_logprob=-2)] * 2)
+    decoder = ScriptedDecoder([ScriptedResult(tokens=(50,), avg_logprob=-2)] * 2)
     attempts = [DecodingOptions(temperature=t) for t in (0.0, 0.4, 0.8)]
     [segment] = transcription(decoder, NumberedWindows(300), attempts=attempts)
     assert (decoder.encoded, len(decoder.calls)) == (1, 3)
@@ -58,7 +64,9 @@ ATTEMPTS = [DecodingOptions(temperature=t) for t in (0.0, 0.4, 0.8)]
 
 
 def test_the_first_accepted_result_is_taken_with_the_reasons_before_it():
-    decoder = ScriptedDecoder([Heard(tokens=(50,), compression_ratio=3), Heard(tokens=(51,))])
+    decoder = ScriptedDecoder(
+        [ScriptedResult(tokens=(50,), compression_ratio=3), ScriptedResult(tokens=(51,))]
+    )
     [segment] = transcription(decoder, NumberedWindows(300), attempts=ATTEMPTS)
     assert (segment.tokens, segment.temperature) == ((51,), 0.4)
     assert segment.fallback == ("compression_ratio 3.00 > 2.4",)
@@ -66,14 +74,14 @@ def test_the_first_accepted_result_is_taken_with_the_reasons_before_it():
 
 
 def test_the_last_result_is_taken_whatever_it_is():
-    heard = [Heard(tokens=(50 + i,), avg_logprob=-2.0 - i) for i in range(3)]
+    heard = [ScriptedResult(tokens=(50 + i,), avg_logprob=-2.0 - i) for i in range(3)]
     [segment] = transcription(ScriptedDecoder(heard), NumberedWindows(300), attempts=ATTEMPTS)
     assert (segment.tokens, segment.avg_logprob) == ((52,), -4.0)
     assert segment.fallback == ("avg_logprob -2.00 < -1", "avg_logprob -3.00 < -1")
 
 
 def test_a_single_attempt_is_never_rejected():
-    decoder = ScriptedDecoder([Heard(tokens=(50,), avg_logprob=-9)])
+    decoder = ScriptedDecoder([ScriptedResult(tokens=(50,), avg_logprob=-9)])
     [segment] = transcription(decoder, NumberedWindows(300), attempts=ATTEMPTS[:1])
     assert (segment.avg_logprob, segment.fallback) == (-9, ())
 
@@ -117,7 +125,7 @@ def test_empty_and_instantaneous_segments_are_not_yielded_and_prompt_nothing():
     empty = (50363, 220, 50413)  # a space from 0 s to 1 s
     instantaneous = (50413, 50, 50413)
     spoken = (50413, 51, 50463)
-    decoder = ScriptedDecoder([Heard(tokens=(*empty, *instantaneous, *spoken))])
+    decoder = ScriptedDecoder([ScriptedResult(tokens=(*empty, *instantaneous, *spoken))])
     found = list(transcription(decoder, NumberedWindows(6000)))
     assert [(segment.id, segment.tokens) for segment in found] == [(0, spoken), (1, (50, 51))]
     assert decoder.calls[1][2] == list(spoken)
@@ -145,7 +153,11 @@ def test_a_clip_without_a_frame_is_not_said_to_be_past_the_end():
 
 
 def test_clips_are_transcribed_one_after_the_other_and_prompt_each_other():
-    heard = [Heard(tokens=(50,)), Heard(tokens=(51,)), Heard(tokens=(52,))]
+    heard = [
+        ScriptedResult(tokens=(50,)),
+        ScriptedResult(tokens=(51,)),
+        ScriptedResult(tokens=(52,)),
+    ]
     decoder = ScriptedDecoder(heard)
     params = TranscribeParams(clip_timestamps="10,20, 30,62.5,300")
     found = transcription(decoder, NumberedWindows(9000), params=params)
@@ -156,7 +168,11 @@ def test_clips_are_transcribed_one_after_the_other_and_prompt_each_other():
 
 
 def test_only_the_first_window_has_the_prefix_until_it_is_accepted():
-    heard = [Heard(tokens=(50,), compression_ratio=3), Heard(tokens=(51,)), Heard(tokens=(52,))]
+    heard = [
+        ScriptedResult(tokens=(50,), compression_ratio=3),
+        ScriptedResult(tokens=(51,)),
+        ScriptedResult(tokens=(52,)),
+    ]
     decoder = ScriptedDecoder(heard)
     attempts = [DecodingOptions(temperature=t, prefix="So") for t in (0.0, 0.4)]
     list(transcription(decoder, NumberedWindows(6000), attempts=attempts))
@@ -167,11 +183,11 @@ def test_only_the_first_window_has_the_prefix_until_it_is_accepted():
     ]
 
 
-REPEATS = Heard(tokens=(50363, 50, 50413, 50413), repetition='repeats " a" 60 times')
+REPEATS = ScriptedResult(tokens=(50363, 50, 50413, 50413), repetition='repeats " a" 60 times')
 
 
 def test_a_repetition_is_rejected_with_what_was_repeated():
-    decoder = ScriptedDecoder([REPEATS, Heard(tokens=(51,))])
+    decoder = ScriptedDecoder([REPEATS, ScriptedResult(tokens=(51,))])
     found = transcription(decoder, NumberedWindows(300), attempts=ATTEMPTS)
     [segment] = found
     assert (segment.tokens, segment.temperature) == ((51,), 0.4)
@@ -180,7 +196,7 @@ def test_a_repetition_is_rejected_with_what_was_repeated():
 
 
 def test_the_last_attempts_repetition_is_a_notice_and_prompts_nothing():
-    decoder = ScriptedDecoder([REPEATS, Heard(tokens=(51,))])
+    decoder = ScriptedDecoder([REPEATS, ScriptedResult(tokens=(51,))])
     found = transcription(decoder, NumberedWindows(300))
     assert [(segment.start, segment.end) for segment in found] == [(0, 1), (1, 3)]
     assert [where for where, _, _ in decoder.calls] == [(0, 300), (100, 200)]
@@ -225,7 +241,9 @@ def test_each_clip_has_its_languages():
 
 
 def test_one_language_is_decoded_as_if_it_had_been_given():
-    decoders = [ScriptedDecoder([Heard(tokens=(50364, 50, 51363, 51363))]) for _ in range(2)]
+    decoders = [
+        ScriptedDecoder([ScriptedResult(tokens=(50364, 50, 51363, 51363))]) for _ in range(2)
+    ]
     given = transcription(
         decoders[0], NumberedWindows(9000), attempts=[DecodingOptions(language="en")]
     )
@@ -237,7 +255,7 @@ def test_one_language_is_decoded_as_if_it_had_been_given():
 
 
 def test_text_in_another_language_is_no_prompt():
-    decoder = ScriptedDecoder([Heard(tokens=(50,))] * 9, spoken=german_first)
+    decoder = ScriptedDecoder([ScriptedResult(tokens=(50,))] * 9, spoken=german_first)
     params = TranscribeParams(multilingual=True, initial_prompt="So")
     list(transcription(decoder, NumberedWindows(12_000), params=params))
     languages = [options.language for _, options, _ in decoder.calls]
@@ -248,8 +266,8 @@ def test_text_in_another_language_is_no_prompt():
 
 
 def test_all_attempts_are_in_the_windows_language():
-    failed = Heard(tokens=(50,), compression_ratio=3)
-    decoder = ScriptedDecoder([failed, Heard(tokens=(50,))], spoken=german_first)
+    failed = ScriptedResult(tokens=(50,), compression_ratio=3)
+    decoder = ScriptedDecoder([failed, ScriptedResult(tokens=(50,))], spoken=german_first)
     params = TranscribeParams(multilingual=True)
     list(transcription(decoder, NumberedWindows(2000), params=params, attempts=ATTEMPTS))
     assert [options.language for _, options, _ in decoder.calls] == ["de", "de"]

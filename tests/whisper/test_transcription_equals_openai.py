@@ -16,8 +16,8 @@ import kvcast.whisper.voice
 from kit.openai_whisper import openai_tokenizer
 from kit.scripted_openai import ScriptedWhisper
 from kit.scripted_windows import (
-    Heard,
     NumberedWindows,
+    ScriptedResult,
     frames,
     scripted_model,
     stands_still,
@@ -31,7 +31,7 @@ BEGIN = 50363
 SPACE = 220
 
 
-def both(script: list[Heard], seconds: float, **options: Any) -> list[Segment]:
+def both(script: list[ScriptedResult], seconds: float, **options: Any) -> list[Segment]:
     """Transcribe with both, compare everything, and return the segments."""
     content_frames = round(100 * seconds)
     with pytest.MonkeyPatch.context() as patch:
@@ -122,7 +122,7 @@ PAIRED = st.lists(
     ]
 )
 HEARD = st.builds(
-    Heard,
+    ScriptedResult,
     tokens=(st.lists(TOKEN, max_size=8) | PAIRED).map(tuple),
     avg_logprob=st.sampled_from([-0.2, -1.0, -1.5]),
     compression_ratio=st.sampled_from([1.0, 2.4, 3.1]),
@@ -155,7 +155,7 @@ OPTIONS = st.fixed_dictionaries(
     clip=st.none() | st.floats(0.01, 80),
 )
 @settings(deadline=None, max_examples=300)
-@example([Heard(tokens=())], 4.0, {}, {}, None)
+@example([ScriptedResult(tokens=())], 4.0, {}, {}, None)
 def test_whatever_a_model_says(script, seconds, options, beam, clip):
     assume(not any(map(stands_still, script)))
     if clip is not None:
@@ -164,9 +164,9 @@ def test_whatever_a_model_says(script, seconds, options, beam, clip):
     both(script, seconds, **options, **beam)
 
 
-def stamps(*tokens: int | float) -> Heard:
+def stamps(*tokens: int | float) -> ScriptedResult:
     """Seconds are floats, texts are ids."""
-    return Heard(
+    return ScriptedResult(
         tokens=tuple(
             BEGIN + round(token / 0.02) if isinstance(token, float) else token for token in tokens
         )
@@ -206,18 +206,18 @@ def test_a_timestamp_without_a_pair_ends_the_segment_and_the_window():
 
 
 def test_silence_is_skipped_and_the_prompt_survives_it():
-    silence = Heard(tokens=(50,), no_speech_prob=0.9, avg_logprob=-2)
+    silence = ScriptedResult(tokens=(50,), no_speech_prob=0.9, avg_logprob=-2)
     segments = both([silence], 40.0, temperature=0.0, initial_prompt="Elinor")
     assert [s.seek for s in segments] == [3000]
 
 
 def test_a_doubtful_window_does_not_prompt_the_next():
-    doubtful = [Heard(tokens=(50,), compression_ratio=3.0)] * 2
+    doubtful = [ScriptedResult(tokens=(50,), compression_ratio=3.0)] * 2
     segments = both([*doubtful], 70.0, temperature=(0.0, 0.4, 0.8))
     assert [s.temperature for s in segments] == [0.8, 0.0, 0.0]
 
 
 def test_special_tokens_are_no_text():
     eot = tokenizer().eot
-    [segment] = both([Heard(tokens=(50, eot + 1, 51))], 4.0, temperature=0.0)
+    [segment] = both([ScriptedResult(tokens=(50, eot + 1, 51))], 4.0, temperature=0.0)
     assert segment.text == tokenizer().decode([50, 51])

@@ -20,9 +20,9 @@ from kit.openai_whisper import openai_tokenizer
 from kit.scheduled import at_once
 from kit.scripted_openai import ScriptedWhisper
 from kit.scripted_windows import (
-    Heard,
     NumberedWindows,
     ScriptedDecoder,
+    ScriptedResult,
     frames,
     scripted_model,
     stands_still,
@@ -101,7 +101,7 @@ def is_ordered(segments: list[dict[str, Any]]) -> bool:
     )
 
 
-def both(script: list[Heard], seconds: float, **options: Any) -> list[Segment]:
+def both(script: list[ScriptedResult], seconds: float, **options: Any) -> list[Segment]:
     """Transcribe with both, compare everything, and return the segments."""
     content_frames = round(100 * seconds)
     ordered = []
@@ -164,7 +164,7 @@ PAIRED = st.lists(
     ]
 )
 HEARD = st.builds(
-    Heard,
+    ScriptedResult,
     tokens=(
         st.lists(TEXT | STAMP, max_size=8)
         | PAIRED
@@ -192,7 +192,7 @@ def test_whatever_a_model_says(script, seconds, threshold, condition):
 
 
 def test_the_next_window_begins_where_the_last_word_ended():
-    unfinished = Heard(tokens=(BEGIN, 314, 262, BEGIN + 300, BEGIN + 300, 50))
+    unfinished = ScriptedResult(tokens=(BEGIN, 314, 262, BEGIN + 300, BEGIN + 300, 50))
     first, *_ = both([unfinished], 40.0)
     times = scripted_times((314, 262), 1500)
     assert first.end == first.words[-1].end <= times.begins_n[-1] / 50 + 0.01

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kit.scripted_hearing import RATE, ScriptedHearing, Word, listener, sound, speech
+from kit.scripted_recognizer import RATE, ScriptedRecognizer, Word, listener, sound, speech
 from kvcast.errors import UsageError
 from kvcast.server.realtime.session import Session
 from kvcast.server.realtime.shapes import TranscriptionSettings
@@ -21,7 +21,7 @@ FULL_SCALE = 2**15
 SIXTEEN = {"type": "audio/pcm", "rate": RATE}
 
 
-class Scripted(ScriptedHearing):
+class Scripted(ScriptedRecognizer):
     """Hears samples that came as PCM."""
 
     def listen(self, samples: NDArray[np.float32]) -> tuple[int, int]:

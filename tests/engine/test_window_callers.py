@@ -1,4 +1,4 @@
-"""Questions about single windows, among recordings."""
+"""Policies about single windows, among recordings."""
 
 import threading
 from concurrent.futures import CancelledError
@@ -41,7 +41,7 @@ def samples() -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True)
-class Question:
+class WindowPolicy:
     """A window, and how to decode it; each `policy` asks it anew."""
 
     requests: WindowRequests
@@ -52,9 +52,9 @@ class Question:
         return self.requests.decode(self.window, self.options)
 
 
-def asked(model: Any, samples: NDArray[np.float32], seconds: float, **options: Any) -> Question:
+def asked(model: Any, samples: NDArray[np.float32], seconds: float, **options: Any) -> WindowPolicy:
     window = Features(window_features(samples[: round(seconds * 16_000)], 80))
-    return Question(model.requests, window, DecodingOptions(language="en", **options))
+    return WindowPolicy(model.requests, window, DecodingOptions(language="en", **options))
 
 
 def question(
@@ -104,7 +104,7 @@ def test_tokens_of_recordings_are_counted_as_windows_end(model: Any, samples: ND
         assert engine.status().generated_tokens >= counted
 
 
-def test_a_question_waits_neither_for_recordings_nor_in_the_queue(
+def test_a_window_waits_neither_for_recordings_nor_in_the_queue(
     model: Any, samples: NDArray[np.float32]
 ):
     long = np.tile(samples, 6)
@@ -157,9 +157,7 @@ def test_what_takes_long_to_open_holds_up_nobody(
     assert len(closed) == 2
 
 
-def test_a_question_that_cannot_be_answered_is_the_callers(
-    model: Any, samples: NDArray[np.float32]
-):
+def test_a_window_that_cannot_be_answered_is_the_callers(model: Any, samples: NDArray[np.float32]):
     with Engine(model, rows=2) as engine:
         with pytest.raises(UsageError, match="cannot translate"):
             engine.submit(question(model, samples, 3, task="translate")).result(600)

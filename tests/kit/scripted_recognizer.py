@@ -71,7 +71,7 @@ def listener(words: Sequence[Word]):
 
 
 @dataclass
-class ScriptedHearing(Recognizer):
+class ScriptedRecognizer(Recognizer):
     """Hears every word that is over, and guesses at the end; notes what it cost.
 
     Attributes:

@@ -13,7 +13,7 @@ from kit.scheduled import added, drain
 from kvcast.engine.prefix_cache import WORTH_COPYING, Match, PrefixCache
 from kvcast.engine.scheduler import Scheduler
 from kvcast.text.requests import SampledText
-from text.test_text_loop import outcome, prompts, request, run
+from text.test_text_scheduler import outcome, prompts, request, run
 
 RANDOM = random_model(VOCAB, 0)
 CAPACITY = 80
