@@ -13,7 +13,7 @@ from kit.recomputing_runtime import RecomputingRuntime, random_model
 from kvcast.decoding.drafters import Guess
 from kvcast.decoding.speculation import MOST, Ledger, Speculation
 from kvcast.engine.requests import Drafts
-from text.test_text_scheduler import loop_for, outcome, prompts, request
+from text.test_text_scheduler import outcome, prompts, request, scheduler_for
 
 MODEL = random_model(VOCAB, 0)
 CHOICES: list[dict[str, Any]] = [
@@ -60,7 +60,7 @@ class Scripted(Drafts):
 
 def written(requests: list[Any], rows: int) -> tuple[list[Any], RecomputingRuntime]:
     runtime = RecomputingRuntime(MODEL)
-    for _ in loop_for(runtime, requests, rows, chunk=3).run(requests):
+    for _ in scheduler_for(runtime, requests, rows, chunk=3).run(requests):
         pass
     return [outcome(one) for one in requests], runtime
 

@@ -1,4 +1,4 @@
-"""Encoder-decoder models driven as a scheduler drives them: inputs in slots, rows that read them."""
+"""Encoder-decoder models driven as a scheduler drives them: rows read inputs in slots."""
 
 from collections.abc import Sequence
 from typing import Any

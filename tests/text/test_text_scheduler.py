@@ -61,7 +61,7 @@ def outcome(one: SampledText) -> tuple[Any, ...]:
     return text.tokens, text.logprobs, "".join(text.pieces), text.finish_reason
 
 
-def loop_for(
+def scheduler_for(
     runtime: RecomputingRuntime, requests: Sequence[SampledText], rows: int, chunk: int = 512
 ) -> Scheduler:
     capacity = max((one.capacity for one in requests), default=1)
@@ -72,7 +72,7 @@ def run(
     model: Model, requests: list[SampledText], rows: int = 8, chunk: int = 512
 ) -> tuple[list[tuple[Any, ...]], RecomputingRuntime]:
     runtime = RecomputingRuntime(model)
-    for _ in loop_for(runtime, requests, rows, chunk).run(requests):
+    for _ in scheduler_for(runtime, requests, rows, chunk).run(requests):
         pass
     return [outcome(one) for one in requests], runtime
 
@@ -140,7 +140,7 @@ def test_the_last_token_is_chosen_and_never_fed():
 
 def test_requests_are_yielded_whenever_they_got_a_token():
     one = request([5, 6], max_new_tokens=4, ends=())
-    progress = loop_for(RecomputingRuntime(RANDOM), [one], rows=1, chunk=9).run([one])
+    progress = scheduler_for(RecomputingRuntime(RANDOM), [one], rows=1, chunk=9).run([one])
     lengths = [len(one.text.tokens) for got in progress if got is one]
     assert lengths == [1, 2, 3, 4]
 
@@ -195,7 +195,7 @@ def test_after_a_prefix_comes_what_comes_after_the_whole(prefix: list[int], rows
     for _ in range(2):
         hot = {"temperature": 1.0}
         requests = [request(rest, start, stream=i, **hot) for i, rest in enumerate(rests)]
-        for _ in loop_for(runtime, requests, rows=rows, chunk=2).run(requests):
+        for _ in scheduler_for(runtime, requests, rows=rows, chunk=2).run(requests):
             pass
         whole = [
             request([*prefix, *rest], temperature=1.0, stream=i) for i, rest in enumerate(rests)
