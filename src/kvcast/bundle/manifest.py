@@ -1,8 +1,8 @@
-"""`bundle.json`: what a bundle is, its graphs' inputs and outputs, and its files' checksums.
+"""`bundle.json`: a bundle's model, its graphs' inputs and outputs, and its files' checksums.
 
-Everything that reads a bundle starts here, so this module also refuses folders: those without a
+Everything that reads a bundle starts here, so this module also refuses folders: without a
 manifest, of another format version, or with a file that is missing, changed or outside the folder.
-Knows nothing of what the graphs compute.
+Does not know the graphs' computations.
 """
 
 import json
@@ -68,7 +68,7 @@ class Manifest:
 
     `dtype` is the dtype of everything that is not quantised, `device` where the graphs run.
     `processor` lists the instructions that native code in the bundle needs; empty if there is none.
-    `calibration` says how int4's codes were calibrated; empty if that was not asked for.
+    `calibration` tells how int4's codes were calibrated; empty without calibration.
     """
 
     family: str

@@ -1,13 +1,13 @@
 """Staging folders: output is written beside its destination and renamed when it is complete.
 
 The process that makes a staging folder locks a file in it. The system releases the lock when the
-process ends, however it ends. So whoever can take the lock knows that the process is gone, and
-removes the folder. Knows nothing of what is written there.
+process ends, however it ends. So a process that can take the lock knows that the maker is gone,
+and removes the folder. Does not know the files' content.
 
     .kvcast-k2j9x0aq.part/
         lock
         new/        becomes the destination
-        old/NAME    what the destination held, until the new one is in its place
+        old/NAME    the destination's former content, until the new one is in its place
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _LOCK, _NEW, _OLD = "lock", "new", "old"
 
 @contextmanager
 def staging_folder(parent: Path) -> Iterator[Path]:
-    """Yield an empty folder inside of `parent`; whatever is not published is removed at the end.
+    """Yield an empty folder inside of `parent`; unpublished content is removed at the end.
 
     Raises OSError where `parent` cannot be written.
     """
@@ -42,7 +42,7 @@ def staging_folder(parent: Path) -> Iterator[Path]:
 
 
 def publish(new: Path, destination: Path) -> None:
-    """Rename what a staging folder yielded to `destination`, a folder or nothing yet.
+    """Rename a staging folder's content to `destination`, which may exist.
 
     A process that is killed halfway leaves the old folder where `remove_abandoned` finds it and
     puts it back.
@@ -88,7 +88,7 @@ def _remove_if_abandoned(folder: Path) -> None:
 
 
 def _discard(folder: Path) -> None:
-    """Put back what was retired and not replaced; remove the rest, the lock last."""
+    """Put back retired content that was not replaced; remove the rest, the lock last."""
     with contextlib.suppress(OSError):
         for old in (folder / _OLD).iterdir():
             destination = folder.parent / old.name

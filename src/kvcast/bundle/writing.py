@@ -1,7 +1,7 @@
 """Writes bundles atomically: a killed export leaves either the old bundle or none.
 
 A bundle is written to a folder beside its destination, with the manifest last; everything is
-flushed to disk, and a rename puts it in place. Knows nothing of what the files mean.
+flushed to disk, and a rename puts it in place. Does not know the files' meaning.
 """
 
 import os

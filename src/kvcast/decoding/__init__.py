@@ -1,1 +1,1 @@
-"""From logits to tokens: one loop, and the strategies and logit filters it is composed of."""
+"""From logits to tokens: logit filters, samplers, grammars and drafts."""

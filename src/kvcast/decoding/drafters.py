@@ -1,7 +1,7 @@
 """Drafters: they guess how a sequence goes on, so that a model checks several tokens in one call.
 
 A guess costs time if it is wrong and changes nothing else; `kvcast.decoding.speculation` decides
-when one is worth asking for. Knows runtimes' caches, and nothing of what tokens mean.
+when one is worth asking for. Knows runtimes' caches, and no meaning of tokens.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class Drafting(Protocol):
     def begin(self, prompt: Prompt, capacity: int, filters: Sequence[LogitFilter] = ()) -> Drafter:
         """Return a drafter for the text after a prompt, up to so many positions.
 
-        `filters` say what is not chosen there.
+        `filters` bar tokens as in the request.
         """
 
 
@@ -116,8 +116,8 @@ class NgramDrafting(Drafting):
 class ModelDrafting(Drafting):
     """A smaller model of the same vocabulary drafts.
 
-    It has one cache of one row, which belongs to the sequence that asked last: another one is read
-    anew when it asks.
+    It has one cache of one row, which holds the sequence of the last call: another sequence is read
+    anew.
 
     Attributes:
         vocabulary: number of tokens that both models have.
@@ -200,7 +200,7 @@ class ModelDrafting(Drafting):
 
 
 class _ModelDrafter(Drafter):
-    """Writes on greedily, for as long as the model is rather sure."""
+    """Continues greedily, for as long as the model is rather sure."""
 
     is_free = False
 

@@ -1,7 +1,7 @@
 """The values of `draft`, for models of every kind.
 
-Two models go together if they read alike and have the same tokens; what is drafted changes no
-result, so nothing else has to be compared. Knows no model.
+A model may draft for another one of the same family and tokens; drafts change no result, so there
+is no need to compare more. Knows no model.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from kvcast.tokenizers.base import Vocabulary, texts_of_tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """A model as one of two, of which the smaller drafts.
+    """A model as one of a pair, of which the smaller drafts.
 
     Attributes:
         runtime: runs the model.
-        family: the kind of model; those of one kind read the same prompts and inputs.
+        family: the kind of model; models of one kind read the same prompts and inputs.
         vocabulary: the text of its tokens.
         tokens: number of tokens to choose from; tables may be padded.
         longest: most positions of a sequence.

@@ -1,7 +1,7 @@
 """Logit filters change logits in place before a token is chosen; -inf may not come next.
 
 Penalties are those of Hugging Face transformers (generation/logits_process.py). A filter sees the
-logits and what each row has written so far; it does not know how a token will be chosen.
+logits and the tokens of each row so far; it knows no sampler.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _WEAKEST = 1e-6
 
 
 class LogitFilter(Protocol):
-    """One rule."""
+    """A rule that changes logits."""
 
     def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
         """Change logits [rows, vocab], given the tokens [rows, n] that each row has written."""

@@ -57,17 +57,17 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, schema: JsonSchema) -> "Grammar":
-        """Return that of JSON that a schema describes."""
+        """Return the grammar of JSON that a schema describes."""
         return cls("json_schema", _dumped("json_schema", _checked("json_schema", schema)))
 
     @classmethod
     def json_object(cls) -> "Grammar":
-        """Return that of any JSON object."""
+        """Return the grammar of any JSON object."""
         return replace(cls.json_schema({"type": "object"}), kind="json_object")
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":
-        """Return that of texts which a regular expression matches from their begin to their end."""
+        """Return the grammar of texts that a regular expression matches as a whole."""
         return cls("regex", pattern)
 
     @classmethod
@@ -77,7 +77,7 @@ class Grammar:
 
     @classmethod
     def tool_call(cls, calls: Sequence[EnforcedCall], special: Mapping[str, int]) -> "Grammar":
-        """Return that of one of these calls, as a tokenizer's `tool_form` makes them of tools.
+        """Return the grammar of one of these calls, which a tokenizer's `tool_form` makes of tools.
 
         `special` has the tokens of their markers, as the tokenizer's `control_tokens` tells.
         """
@@ -171,7 +171,7 @@ def _pattern(what: str, pattern: str) -> str:
     r"""Return a pattern whose negated classes leave out NUL, which no text may hold in any case.
 
     A class that has all control characters lets llguidance write \" and \\, although it may not
-    have these two; those that name single control characters it does not keep at all.
+    have these two; it keeps no class at all that names single control characters.
     """
 
     def part(match: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
 """The few pieces of arithmetic that every step needs, over rows of fp32 logits.
 
 They run once per token over the whole vocabulary, so each makes as few passes as it can. Knows
-nothing of what tokens mean.
+no meaning of tokens.
 """
 
 import numpy as np

@@ -26,7 +26,7 @@ DRAFTS_NO_BEAMS = "draft needs a beam of 1: beams try several tokens as it is"
 
 
 class DraftModel(Protocol):
-    """A loaded model that drafts for a larger one: what `kvcast.load` returns."""
+    """A loaded model that drafts for a larger one, as `kvcast.load` returns it."""
 
     @property
     def runtime(self) -> Any:
@@ -60,7 +60,7 @@ def draft_option(group: str) -> Option:
 
 
 BIAS = Bounds(least=-100, most=100)
-"""Bounds of what is added to a token's score."""
+"""Bounds of the bias that is added to a token's score."""
 
 
 class _Biases(Check):
@@ -272,7 +272,7 @@ class SamplingParams(Params):
         ),
     ] = 8
     grammar: Grammar | None = None
-    """What the text must be, as a grammar; needs kvcast[structured]."""
+    """The grammar that the text must keep; needs kvcast[structured]."""
 
     @override
     def __post_init__(self) -> None:
@@ -305,7 +305,7 @@ class SamplingParams(Params):
 
     @property
     def constraint(self) -> Grammar | None:
-        """What the text must be."""
+        """The grammar that the text must keep."""
         return self.grammar
 
     @property
@@ -315,7 +315,7 @@ class SamplingParams(Params):
 
     @property
     def biases(self) -> dict[int, float]:
-        """What is added to the score of which token."""
+        """Bias on the score of each token."""
         return read_biases(self.logit_bias)
 
     @property
@@ -324,6 +324,6 @@ class SamplingParams(Params):
         return not set(self.changed(SEVERAL)) - {"batch"}
 
     def check_one_text(self) -> None:
-        """Raise UsageError for options that are about several texts."""
+        """Raise UsageError for options for several texts."""
         if names := self.changed(SEVERAL):
             raise UsageError(f"a stream is one text: leave out {' and '.join(names)}")

@@ -1,10 +1,9 @@
-"""How one token is chosen from a row of logits: temperature, truncation, a draw.
+"""Chooses one token from a row of logits: temperature, truncation, a draw.
 
 Definitions and order are those of Hugging Face transformers (generation/logits_process.py), so
 that results can be compared: temperature, top-k, top-p, min-p, after the penalties of
-`kvcast.text.preferences`. A truncation says which of the tokens that are left it keeps; the
-rest are dropped, so each part works on fewer numbers than the one before it. Knows neither runtimes
-nor what tokens mean.
+`kvcast.text.preferences`. Each truncation drops tokens from those before it,
+so that later parts work on fewer numbers. Knows neither runtimes nor the meaning of tokens.
 """
 
 import math
@@ -90,13 +89,13 @@ class Sampler:
     """Chooses the tokens of one sequence, from numbers that no other sequence draws."""
 
     def __init__(self, params: SamplingParams, stream: int = 0) -> None:
-        """Begin a sequence; those of different streams draw different numbers."""
+        """Begin a sequence; sequences of different streams draw different numbers."""
         self._temperature = params.temperature
         self._truncations = truncations(params)
         self._rng = np.random.default_rng((params.seed, stream))
 
     def __call__(self, logits_v: Float32) -> int:
-        """Choose from logits [vocab], which stay as they are.
+        """Choose from logits [vocab], which are not changed.
 
         Raises KvcastError for logits that are NaN or infinite.
         """
@@ -140,7 +139,7 @@ def truncations(params: SamplingParams) -> list[Truncation]:
 def draw(logits_c: Float32, number: float) -> int:
     """Draw an index with the probabilities of these logits, by inverting their cumulation.
 
-    `number`, 0 or more and below 1, is what chance gave.
+    `number` is random, 0 or more and below 1.
     """
     cumulative = np.exp(logits_c - logits_c.max()).cumsum(dtype=np.float64)
     # Rounding must not carry a draw to the very end, past the last token that has any weight.

@@ -1,17 +1,17 @@
 """Speculative decoding: when to check a drafter's tokens, and how many, in one call of the model.
 
 A call with several tokens costs little more than one with a single token, as both read all of the
-weights once. If the model chooses what was drafted, it has taken several steps at the price of
+weights once. If the model chooses the drafted tokens, it has taken several steps at the price of
 little more than one (Leviathan et al., arXiv:2211.17192). Here a drafted token is accepted only if
-the request chooses the very same, from the model's logits and with its own random numbers. So what
-is written does not depend on drafts at all: they decide about time alone.
+the request chooses the very same, from the model's logits and with its own random numbers. So
+drafts change no text, only its time.
 
-Whether drafts pay is measured while a text is written: what calls of each size take, what drafting
-takes, and how often drafts of each kind are right. No call is made that could lose more than a
+Whether drafts pay is measured while a text is written: the time of calls of each size, the time of
+drafting, and how often drafts of each kind are right. No call is made that could lose more than a
 small share of the time that the tokens so far would have taken without drafts, less what drafts
 have lost, plus what they have gained. Free drafts are also compared with tokens when they are not
-fed, so it shows at no cost when they begin to be right. Knows no drafter, and nothing of what
-tokens mean.
+fed, so it shows at no cost when they begin to be right. Knows no drafter, and no
+meaning of tokens.
 """
 
 import time
@@ -35,7 +35,7 @@ _ALLOWED = 0.03
 _MARGIN = 1.03
 """How much faster a call must promise to be, per token, than a step."""
 _SLOPE = 0.1
-"""What another token in a call is supposed to cost before that was tried, in steps."""
+"""Assumed cost of another token in a call before it is measured, in steps."""
 
 
 class _Clock:
@@ -132,8 +132,8 @@ class Ledger:
     def called(self, fed: int, kept: int, seconds: float) -> None:
         """Take note of a call of the model.
 
-        In the first of its size a runtime prepares those to come: it counts, but tells nothing of
-        what they take.
+        In the first call of a size a runtime prepares later ones: its time counts, but is no
+        measure of theirs.
         """
         if fed in self._prepared:
             self._calls[fed].add(seconds)
@@ -155,7 +155,7 @@ class Ledger:
         self._records[kind].fade()
 
     def _expected(self) -> list[float]:
-        """Return what calls take, by tokens fed; of sizes not tried, by those next to them."""
+        """Return the times of calls by tokens fed; untried sizes follow their neighbours."""
         tried = sorted((size, clock.typical) for size, clock in self._calls.items())
         slope = _SLOPE * tried[0][1] / tried[0][0]
         tried.append((MOST + 2, tried[-1][1] + slope * (MOST + 2 - tried[-1][0])))

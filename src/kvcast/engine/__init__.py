@@ -1,4 +1,4 @@
-"""One model for many callers: requests from any thread or from asyncio, served by one loop.
+"""One model for many callers: requests from any thread or from asyncio, served by one scheduler.
 
 `Engine` is the way in. Knows neither sockets nor protocols.
 """

@@ -1,4 +1,4 @@
-"""Which rows of a cache, and which slot for its encoded input, a request gets.
+"""Admission: gives a request rows of a cache, and a slot for its encoded input.
 
 A slot that no request reads keeps its input until another one needs the slot, so a later
 request for the same input finds it encoded. Knows neither runtimes nor what requests write.
@@ -51,7 +51,7 @@ class Admission:
                 self._unread.append(slot)
 
     def inputs_to_encode(self) -> dict[int, Input]:
-        """Return what is read and not encoded yet, by slot; it counts as encoded from now on."""
+        """Return the inputs yet to be encoded, by slot; they count as encoded from now on."""
         slots = [slot for slot, n in enumerate(self._readers) if n and slot not in self._encoded]
         self._encoded.update(slots)
         return {slot: self._inputs[slot] for slot in slots}

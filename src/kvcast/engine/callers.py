@@ -1,7 +1,7 @@
-"""Callers: each offers its requests one after another, and takes what became of them.
+"""Callers: each offers its requests one after another, and takes their results.
 
-A caller is a prompt with its texts, a recording, a question about one window, or a list of requests
-in the calling thread. What waits for rows waits here. Knows neither rows nor runtimes.
+A caller is a prompt with its texts, a recording, a policy about one window, or a list of requests
+in the calling thread. Requests that wait for rows wait here. Knows neither rows nor runtimes.
 """
 
 from abc import ABC, abstractmethod
@@ -18,20 +18,20 @@ from kvcast.engine.requests import Request
 Result = TypeVar("Result")
 
 Policy: TypeAlias = Generator[Request | None, None, Result]
-"""Decides which requests follow from the results of those before.
+"""Decides which requests follow from the results of earlier ones.
 
 It yields a request and goes on when that is done; if the request failed, its error is raised at the
-yield. It yields None where it has told something and would go on with work of its own, such as
-reading a file, so that others hear of it first. What it returns is its result.
+yield. It yields None where it has told its consumer something and goes on with work of its own,
+such as reading a file, so that the consumer hears of it first. It returns its result.
 """
 
 
 class Caller(ABC):
-    """Whoever has requests.
+    """A source of requests.
 
     Attributes:
-        priority: those with a lower one go first.
-        rows: that its requests have now; the scheduler counts them.
+        priority: callers with a lower number go first.
+        rows: number of rows that its requests have now; the scheduler counts them.
         began: whether a request of it was taken on; the scheduler sets it.
 
     """
@@ -43,7 +43,7 @@ class Caller(ABC):
     @property
     @abstractmethod
     def over(self) -> bool:
-        """Whether it offers no more and has taken everything."""
+        """Whether it offers no more requests and has taken all results."""
 
     @abstractmethod
     def next_request(self) -> Request | None:
@@ -55,16 +55,16 @@ class Caller(ABC):
 
     @abstractmethod
     def fail(self, error: Exception) -> None:
-        """Be over, because of an error of its own."""
+        """End with an error of its own."""
 
 
 @dataclass
 class Totals:
-    """What an engine has done so far.
+    """Counts of an engine's work so far.
 
     Attributes:
         prompt_tokens: of all prompts.
-        cached_tokens: of those, found in a row.
+        cached_tokens: prompt tokens that a row held already.
         generated_tokens: of all texts.
         audio_seconds: of recordings that are over.
 
@@ -77,11 +77,11 @@ class Totals:
 
 
 class JobCaller(Caller):
-    """A caller in an engine, which puts what it finds into a job.
+    """A caller in an engine, which puts its results into a job.
 
     Attributes:
         opens: whether something must be opened before its first request.
-        job: what the consumer holds; the engine sets it, as the following.
+        job: the consumer's end; the engine sets it, and the attributes below.
         deadline: when it ends, by the clock of the engine.
         totals: of the engine.
 
@@ -107,17 +107,17 @@ class JobCaller(Caller):
         return self.ending is not None
 
     def open(self) -> None:
-        """Open what it needs, on any thread; may take long, and raises what goes wrong."""
+        """Open its inputs, on any thread; may take long, and raises the error of opening."""
 
     def close(self) -> None:
-        """Release what it holds, whether it has begun or not."""
+        """Release its resources, whether it has begun or not."""
 
 
 class RequestList(Caller):
     """Requests of the calling thread.
 
     Attributes:
-        advanced: those that got tokens, or failed, since somebody emptied this.
+        advanced: requests that got tokens, or failed, since this list was emptied.
 
     """
 
@@ -180,7 +180,7 @@ class PolicyCaller(Caller):
             self.resume(self._running.pop(request), request.error)
 
     def resume(self, policy: Policy[Any], error: Exception | None = None) -> None:
-        """Let a policy go on, up to what it yields next."""
+        """Resume a policy, up to its next yield."""
         try:
             request = next(policy) if error is None else policy.throw(error)
         except StopIteration as end:
@@ -204,8 +204,8 @@ class PolicyList(PolicyCaller):
     """Policies of the calling thread.
 
     Attributes:
-        results: of those that are over.
-        error: what ended all of them.
+        results: of finished policies.
+        error: the error that ended all of them.
 
     """
 

@@ -36,10 +36,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Model(Protocol):
-    """What `kvcast.load` returns."""
+    """A loaded model, as `kvcast.load` returns it."""
 
     def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
-        """Return what runs requests, over a cache of its own.
+        """Return a scheduler, over a cache of its own.
 
         Args:
             rows: most texts, beams or windows at once.
@@ -51,25 +51,25 @@ class Model(Protocol):
     def caller(self, given: Any, options: Mapping[str, Any], scheduler: Scheduler) -> JobCaller:
         """Return a caller for this scheduler, on any thread.
 
-        Raises UsageError for what cannot be served.
+        Raises UsageError for a request that cannot be served.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """What an engine does now, and what it has done.
+    """The state of an engine, and counts of its work.
 
     Attributes:
         rows: of the cache.
         capacity: positions of a row.
-        cache_bytes: that the cache takes when it is full.
+        cache_bytes: bytes of the full cache.
         running: jobs that have begun: a request of theirs was taken on.
-        waiting: jobs that have not.
+        waiting: jobs that have not begun.
         queue: most jobs that may wait.
         busy: rows that are in use.
-        held: positions that each row holds, those that are left for later prompts among them.
+        held: positions that each row holds, cached prefixes included.
         prompt_tokens: of all prompts so far.
-        cached_tokens: of those, found in a row.
+        cached_tokens: prompt tokens that a row held already.
         generated_tokens: so far.
         audio_seconds: of recordings that are over.
         finished: jobs by how they ended: "stop", "length", "cancelled", "deadline", "error".
@@ -103,8 +103,8 @@ class _Call:
 class Engine:
     """A loaded model that many callers share.
 
-    Texts and recordings are decoded together, as many as there are rows for; the others wait, the
-    first come first. A prompt goes on from the longest beginning that a row of the cache holds. In
+    Texts and recordings are decoded together, as many as there are rows for; the rest wait, first
+    come first. A prompt goes on from the longest beginning that a row of the cache holds. In
     fp32 every answer is the one that the model gives alone.
     """
 
@@ -120,9 +120,9 @@ class Engine:
         """Start the thread.
 
         Args:
-            model: what `kvcast.load` returned.
+            model: as `kvcast.load` returned it.
             rows: most texts, beams or windows that are decoded at once.
-            cache_memory: bytes that the cache may take; a third of what is left by default. There
+            cache_memory: bytes that the cache may take; a third of free memory by default. There
                 are fewer rows, or shorter ones, if that is too little.
             queue: most jobs that wait.
             chunk: about how many positions of prompts and inputs are computed before texts that are
@@ -152,21 +152,21 @@ class Engine:
         self._thread.start()
 
     def submit(self, given: Any, *, deadline: float | None = None, **options: Any) -> Job[Any, Any]:
-        """Ask for something; returns at once, from any thread.
+        """Submit a request; returns at once, from any thread.
 
         Args:
-            given: what the model's `generate` or `transcribe` takes, one of it; or a question
-                about one window, a policy as `kvcast.whisper.windows.WindowRequests` has them,
-                which does not wait for the recordings before it.
+            given: one input of the model's `generate` or `transcribe`; or a policy about one
+                window, as `kvcast.whisper.windows.WindowRequests` makes them, which does not wait
+                for the recordings before it.
             deadline: seconds from now after which the job fails.
             options: keywords of `generate` or `transcribe`.
 
         Returns:
-            The job: pieces of texts or segments as they come, and what `generate` returns, or a
-            `Transcript`, or a window's result.
+            The job: pieces of texts or segments as they come, and as its result the texts of
+            `generate`, a `Transcript`, or the policy's result.
 
         Raises:
-            UsageError: for what cannot be served.
+            UsageError: for a request that cannot be served.
             QueueFullError: too many jobs wait.
             ClosedError: the engine takes no more.
 
@@ -193,7 +193,7 @@ class Engine:
         return self._enter(call, deadline, partial(self._calls.append, call))
 
     def status(self) -> Status:
-        """Return what the engine does now."""
+        """Return the state of the engine."""
         scheduler, totals = self._scheduler, self._totals
         running = sum(caller.began for caller in scheduler.callers)
         return Status(
@@ -215,7 +215,7 @@ class Engine:
     def close(self, drain: float = 0.0) -> None:
         """Take no more; let jobs end within `drain` seconds, and cancel the rest.
 
-        Returns once that is done, or after some time in which a step does not end.
+        Returns once all jobs have ended, or after `_PATIENCE` if a step does not end.
         """
         with self._changed:
             self._closed = True
@@ -250,7 +250,7 @@ class Engine:
         *,
         at_once: bool = False,
     ) -> Job[Any, Any]:
-        """Leave a caller or a call for the thread, which does this with it."""
+        """Leave a caller or a call for the thread, with a function to apply to it there."""
         job = entry.job = Job[Any, Any](self._cancel)
         entry.deadline = _NEVER if deadline is None else time.monotonic() + deadline
 
@@ -281,7 +281,7 @@ class Engine:
             self._end(job, "cancelled", CancelledError())
 
     def _serve(self) -> None:
-        """Go on until the engine is closed and nothing is left."""
+        """Serve until the engine is closed and no work is left."""
         try:
             self._go_on()
         except BaseException as error:  # a mistake of the engine's own must leave nobody waiting
@@ -305,7 +305,7 @@ class Engine:
                 self._step()
 
     def _wait(self) -> bool:
-        """Wait for something to do; return whether there will be more."""
+        """Wait for work; return whether there may be more."""
         if self._calls or not self._scheduler.idle:
             return True
         with self._changed:
@@ -332,7 +332,7 @@ class Engine:
             wake([call.job])
 
     def _open(self, caller: JobCaller) -> None:
-        """Let a caller open what it needs, on another thread: that may take long."""
+        """Open a caller's inputs on another thread: that may take long."""
         self._openings.add(caller, lambda error: self._leave(lambda: self._opened(caller, error)))
 
     def _opened(self, caller: JobCaller, error: Exception | None) -> None:
@@ -361,7 +361,7 @@ class Engine:
         wake([caller.job for caller in callers])
 
     def _start_anew(self, error: Exception) -> None:
-        """Fail all that has begun: the state of rows and caches is unknown after an error."""
+        """Fail all running jobs: the state of rows and caches is unknown after an error."""
         _LOG.exception("a step failed; all jobs that have begun end with an error")
         failure = error if isinstance(error, KvcastError) else KvcastError("the model failed")
         before, self._scheduler = self._scheduler, self._make()
@@ -405,7 +405,8 @@ class Engine:
 def share_of_memory(beside: Iterable[Engine] = ()) -> int:
     """Return the bytes that a cache may take by default, beside those of other engines.
 
-    Caches take their memory as they are filled: what the others may take yet is not left.
+    Caches take their memory as they are filled, so the part that other caches may still take is
+    not available.
     """
     promised = sum(engine.status().cache_bytes for engine in set(beside))
     return max(0, available_bytes() - promised) // _SHARE

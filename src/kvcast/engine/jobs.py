@@ -1,4 +1,4 @@
-"""What callers hold of their requests: a stream of items, a result, and a way to give up.
+"""Jobs: the consumers' ends of requests, with a stream of items, a result, and a way to cancel.
 
 The engine's thread puts items in; one consumer, a thread or a task of asyncio, takes them out.
 Knows nothing of models.
@@ -19,11 +19,11 @@ Result = TypeVar("Result")
 
 
 class QueueFullError(KvcastError):
-    """As many requests wait as the engine lets wait."""
+    """The engine's queue is full."""
 
 
 def queue_full(waiting: int) -> QueueFullError:
-    """Return the refusal of a request while so many wait."""
+    """Return the error for a request that finds the queue full."""
     return QueueFullError(
         f"{waiting} requests wait already: try again later, or use a longer queue"
     )
@@ -38,9 +38,9 @@ class ClosedError(KvcastError):
 
 
 class Job(Generic[Item, Result]):
-    """A request under way.
+    """A submitted request, as its consumer holds it.
 
-    Items are for one consumer; the result is for anybody.
+    One consumer takes the items; any number may wait for the result.
 
     Attributes:
         cached_tokens: of the prompt, found in a row of the cache; 0 until it is read.
@@ -50,7 +50,7 @@ class Job(Generic[Item, Result]):
     """
 
     def __init__(self, cancel: "Callable[[Job[Any, Any]], None]") -> None:
-        """Begin; `cancel` asks the engine to give up."""
+        """Begin; `cancel` asks the engine to end the request."""
         self.cached_tokens = 0
         self.language: str | None = None
         self.duration: float | None = None
@@ -61,7 +61,7 @@ class Job(Generic[Item, Result]):
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
 
     def cancel(self) -> None:
-        """Give up; rows are free from the next step on. Nothing happens if it is over."""
+        """Cancel; rows are free from the next step on. Has no effect on a finished job."""
         if not self._future.done():
             self._cancel(self)
 
@@ -74,8 +74,8 @@ class Job(Generic[Item, Result]):
 
         Raises:
             TimeoutError: it is not there by then.
-            CancelledError: somebody gave up.
-            KvcastError: what went wrong.
+            CancelledError: the job was cancelled.
+            KvcastError: the error of the request.
 
         """
         return self._future.result(timeout)
@@ -95,7 +95,7 @@ class Job(Generic[Item, Result]):
         self._future.result()
 
     async def arrived(self) -> list[Item]:
-        """Return all items that are there, after waiting for one; none when it is over.
+        """Wait for the first item; return all that have arrived, none when the job is over.
 
         Raises as `result`, once all items were taken.
         """
@@ -168,7 +168,7 @@ class Job(Generic[Item, Result]):
 
 
 def wake(jobs: Iterable[Job[Any, Any]]) -> None:
-    """Tell consumers that there is news of their jobs: one call for each event loop."""
+    """Wake the consumers of these jobs: one call for each event loop."""
     waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for job in jobs:
         if (waiter := job._told()) is not None:

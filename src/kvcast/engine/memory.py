@@ -1,4 +1,4 @@
-"""How many rows an engine has, and how long they are, within a budget of bytes.
+"""The number and the length of an engine's rows, within a budget of bytes.
 
 Knows neither models nor runtimes.
 """
@@ -18,7 +18,7 @@ _LEAST = 128
 
 
 class Sizes(NamedTuple):
-    """Of a cache."""
+    """Sizes of a cache."""
 
     rows: int
     capacity: int

@@ -1,8 +1,8 @@
-"""Opens what callers need before they begin, beside the engine's thread.
+"""Opens callers' inputs before they begin, beside the engine's thread.
 
 Reading an hour of sound takes long. Only as many are open at once as may soon begin, the first come
-first. Threads are daemons, so that a process need not wait for what nobody wants any more. Knows
-neither what is opened nor what becomes of it.
+first. Threads are daemons, so that a process need not wait for an abandoned opening. Knows no kind
+of input.
 """
 
 import threading
@@ -22,19 +22,19 @@ class Openings:
     """Callers that wait to be opened, and the number of those that are open. For one thread."""
 
     def __init__(self, most: int) -> None:
-        """Open so many at once."""
+        """Open at most `most` at once."""
         self._most = most
         self._waiting: deque[tuple[JobCaller, Told]] = deque()
         self._open: set[JobCaller] = set()
         self._turns = threading.Semaphore(_THREADS)
 
     def add(self, caller: JobCaller, told: Told) -> None:
-        """Open a caller when its turn comes; another thread tells what went wrong, if it did."""
+        """Open a caller when its turn comes; another thread calls `told`, with an error or None."""
         self._waiting.append((caller, told))
         self._go_on()
 
     def over(self, caller: object) -> None:
-        """Note that a caller is over, so that the next has its turn."""
+        """Note that a caller is over, so that the next one is opened."""
         self._open = {each for each in self._open if each is not caller}
         self._waiting = deque(pair for pair in self._waiting if pair[0] is not caller)
         self._go_on()

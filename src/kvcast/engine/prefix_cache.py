@@ -1,6 +1,6 @@
-"""The tokens that each row of a cache holds, so that a prompt can continue what is there already.
+"""The tokens that each row of a cache holds, so that a prompt can continue a cached prefix.
 
-A row that nobody writes keeps its keys and values until another sequence needs the row. A prompt
+A row without a request keeps its keys and values until another sequence needs the row. A prompt
 that begins like them, or like a row that is being written, starts after what both have in common.
 Knows no runtime, and not which rows are free.
 """
@@ -17,14 +17,14 @@ WORTH_COPYING = 16
 
 
 class Match(NamedTuple):
-    """What a row holds of a sequence, from its beginning on."""
+    """A row and the length of the prefix of a sequence that it holds."""
 
     row: int
     length: int
 
 
 class PrefixCache:
-    """The tokens that rows were fed and still hold."""
+    """The tokens of each row whose keys and values it still holds."""
 
     def __init__(self, rows: int, capacity: int) -> None:
         """Begin with empty rows of up to `capacity` tokens."""
@@ -37,7 +37,7 @@ class PrefixCache:
         return [int(length) for length in self._lengths_r]
 
     def feed(self, rows: Sequence[int], tokens: Iterable[Sequence[int] | Int64]) -> None:
-        """Append tokens to rows, as many to each as there are."""
+        """Append tokens to rows, a sequence to each."""
         for row, new in zip(rows, tokens, strict=True):
             end = self._lengths_r[row] + len(new)
             self._tokens_rc[row, self._lengths_r[row] : end] = new
@@ -66,7 +66,7 @@ class PrefixCache:
         self._lengths_r[moved] = self._lengths_r[taken]
 
     def common(self, tokens_s: Int64) -> list[int]:
-        """Return how many tokens of a sequence each row begins with."""
+        """Return the length of each row's common prefix with a sequence."""
         most = min(len(tokens_s), self._tokens_rc.shape[1])
         differs_rs = self._tokens_rc[:, :most] != tokens_s[:most]
         first_r = np.where(differs_rs.any(axis=1), differs_rs.argmax(axis=1), most)
@@ -75,8 +75,8 @@ class PrefixCache:
     def row_for(self, tokens_s: Int64, free: Sequence[int]) -> int:
         """Return which of the free rows, the longest unused first, is to hold a sequence.
 
-        It is one whose tokens the sequence mostly goes on from, as that of a conversation does; or
-        else the longest unused, so that what many sequences begin with stays where it is.
+        A row whose tokens the sequence mostly continues is best, as for a conversation's next turn;
+        else the longest unused, so that a prefix of many sequences stays where it is.
         """
         common = self.common(tokens_s)
         best = max(free, key=lambda row: common[row])
@@ -85,10 +85,10 @@ class PrefixCache:
     def match(self, row: int, tokens_s: Int64, shortest: Sequence[int]) -> Match | None:
         """Return the row to take the beginning of a sequence from, perhaps `row` itself.
 
-        One token at least stays to be fed, as its logits are wanted. None if nothing is held of it.
+        At least one token stays to be fed, as its logits are wanted. None if no row holds a prefix.
 
         Args:
-            row: that is to hold the sequence.
+            row: the row that will hold the sequence.
             tokens_s: the sequence.
             shortest: [rows], the least length that each row can be cut to.
 
@@ -108,7 +108,7 @@ class PrefixCache:
 
 
 def in_common(tokens_s: Int64, other_s: Int64) -> int:
-    """Return how many tokens two sequences begin with alike."""
+    """Return the length of the common prefix of two sequences."""
     most = min(len(tokens_s), len(other_s))
     differs = tokens_s[:most] != other_s[:most]
     return int(differs.argmax()) if differs.any() else most

@@ -1,4 +1,4 @@
-"""Requests: what is written token by token, whatever the family of models.
+"""Requests: sequences to write token by token, whatever the family of models.
 
 A request has one row of a cache, or several that a search follows. `kvcast.engine.scheduler` feeds
 its prompt, hands it logits, and lets its rows go on as it says. Knows a runtime's caches, and
@@ -35,7 +35,7 @@ class Input(ABC):
     @classmethod
     @abstractmethod
     def batch(cls, inputs: Sequence[Self]) -> tuple[NDArray[Any], ...]:
-        """Return the `source` of `kvcast.runtimes.base.EncoderDecoderOf.encode` for several."""
+        """Return the inputs as a `source` of `kvcast.runtimes.base.EncoderDecoderOf.encode`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +56,12 @@ class Prefix:
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """What a row holds before the first token is chosen.
+    """The content of a row before the first token is chosen.
 
     Attributes:
-        tokens: to feed, [S]; none may be needed after a prefix.
-        prefix: what they continue.
-        input: what the row reads, if the model has an encoder.
+        tokens: to feed, [S]; may be empty after a prefix.
+        prefix: a computed prefix that they continue.
+        input: the encoder's input that the row reads, if the model has an encoder.
 
     """
 
@@ -71,7 +71,7 @@ class Prompt:
 
     @property
     def sequence(self) -> Int64:
-        """All tokens, those of the prefix among them."""
+        """All tokens, the prefix's included."""
         if self.prefix is None:
             return self.tokens
         return np.concatenate([self.prefix.tokens, self.tokens])
@@ -117,14 +117,14 @@ class Histories:
     """As many tokens for each row; there is one row at first. Views hold until the next token."""
 
     def __init__(self, room: int, before: Sequence[int] | Int64 = ()) -> None:
-        """Make room for so many tokens, after those that precede all rows."""
+        """Make room for so many tokens, after the tokens that precede all rows."""
         self._tokens: Int64 = np.empty((1, len(before) + room), np.int64)
         self._tokens[0, : len(before)] = before
         self._begin = self._end = len(before)
 
     @property
     def length(self) -> int:
-        """How much each row wrote."""
+        """Number of tokens that each row wrote."""
         return self._end - self._begin
 
     @property
@@ -134,7 +134,7 @@ class Histories:
 
     @property
     def all_rn(self) -> Int64:
-        """What precedes the rows and what they wrote, a view."""
+        """The tokens before the rows and the rows' own, a view."""
         return self._tokens[:, : self._end]
 
     def extend(self, parents: Sequence[int], tokens_r: Sequence[int]) -> None:
@@ -152,7 +152,7 @@ class Histories:
 class Continuations(NamedTuple):
     """The rows that go on, ascending; they count from 0 within their request.
 
-    Row `rows[i]` continues what row `parents[i]` held, with `tokens[i]`, which is to be fed.
+    Row `rows[i]` continues the sequence of row `parents[i]` with `tokens[i]`, which is to be fed.
     """
 
     rows: list[int]
@@ -164,7 +164,7 @@ OVER = Continuations([], [], [])
 
 
 class Drafts(Protocol):
-    """Guesses of what a request will choose, so that one call can serve several choices.
+    """Guesses of a request's next tokens, so that one call can serve several choices.
 
     The request never sees them: it chooses after each token as it would without guesses.
     """
@@ -176,22 +176,22 @@ class Drafts(Protocol):
         """Take note of a token that the request chose."""
 
     def called(self, fed: int, kept: int, seconds: float) -> None:
-        """Take note of a call for this request alone: tokens fed, those that stay, its time."""
+        """Take note of a call for this request alone: its tokens, the accepted ones, its time."""
 
 
 class Request(ABC):
-    """Something to write.
+    """A sequence to write.
 
     Attributes:
-        prompt: what precedes it. One row reads it, row 0.
+        prompt: precedes it. Row 0 reads it.
         width: most rows that it ever has.
         capacity: most positions that a row will hold; the last token need not be fed.
-        probe: offset into the prompt's tokens whose logits it wants, too.
+        probe: offset into the prompt's tokens; the logits there are kept.
         probed_v: these logits [vocab], set by the scheduler when it has read so far.
-        drafts: what it may choose next, guessed; None for no guesses. Only asked while the request
-            has one row.
+        drafts: guesses its next tokens; None for no guesses. Only used while the request has one
+            row.
         reused: tokens of the prompt that were in the cache already; the scheduler sets it.
-        error: what went wrong while it chose, which ended it; the scheduler sets it.
+        error: raised while it chose a token, which ended it; the scheduler sets it.
         done: whether it is over; the scheduler sets it.
 
     """
@@ -210,10 +210,10 @@ class Request(ABC):
         self.done = False
 
     def read_at_once(self, runtime: Runtime, cache: Any, row: int) -> bool:  # noqa: ARG002
-        """Read the prompt in a call of its own, if logits are not all that is wanted of it.
+        """Read the prompt in a call of its own, if more than its logits are needed.
 
-        The row is empty, reads the prompt's input, and stays so. Returns whether that was all;
-        otherwise the scheduler feeds the prompt.
+        The row is empty before and after, and reads the prompt's input. Returns whether the request
+        is done; otherwise the scheduler feeds the prompt.
         """
         return False
 

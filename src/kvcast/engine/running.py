@@ -1,4 +1,4 @@
-"""Requests that have rows: what is fed to them next, and which rows share calls.
+"""Running requests: their next tokens to feed, and the rows that share calls.
 
 Knows neither runtimes nor how tokens are chosen.
 """
@@ -16,13 +16,13 @@ class Running:
     """A request that has rows.
 
     Attributes:
-        request: which.
-        caller: whose.
+        request: the request.
+        caller: that it belongs to.
         rows: of the cache, by the request's own numbers, ascending.
-        owned: those of them that it still has.
-        live: those that are fed; the first one alone reads the prompt.
+        owned: rows that it still has.
+        live: rows that are fed; the first one alone reads the prompt.
         numbers: of live rows; None before it has chosen for the first time.
-        next: what live rows are fed next, once the prompt is read.
+        next: tokens that live rows are fed next, once the prompt is read.
         slot: of its encoded input; None if it has none.
 
     """
@@ -44,7 +44,7 @@ class Running:
 
     @property
     def fresh(self) -> bool:
-        """Whether nothing of the prompt has been fed or found."""
+        """Whether no token of the prompt has been fed or skipped."""
         prompt = self.request.prompt
         return prompt.prefix is None and len(self._unread) == len(prompt.tokens)
 
@@ -58,7 +58,7 @@ class Running:
         return len(self._unread[:most])
 
     def choose(self, logits_rv: Float32) -> Continuations:
-        """Let the request choose what its rows are fed next; an error ends it, and no other."""
+        """Let the request choose the next tokens of its rows; an error ends this request alone."""
         try:
             chosen = self.request.advance(logits_rv)
         except Exception as error:
@@ -71,7 +71,7 @@ class Running:
         return chosen
 
     def positions(self, chunk: int | None) -> tuple[int, ...]:
-        """Return offsets, into what is fed next, of the logits that it needs."""
+        """Return offsets, into the tokens fed next, of the logits that it needs."""
         probe = self.request.probe
         if probe is not None:
             probe -= len(self.request.prompt.tokens) - len(self._unread)
@@ -80,7 +80,7 @@ class Running:
         return (-1,)
 
     def feed(self, chunk: int | None) -> Int64:
-        """Return what is read next, [S]; it counts as fed."""
+        """Return the tokens to read next, [S]; they count as fed."""
         fed_s = self._unread[:chunk]
         self._unread = self._unread[len(fed_s) :]
         return fed_s
@@ -90,9 +90,9 @@ class Batch:
     """Requests whose rows share calls.
 
     Attributes:
-        rows: those that are fed, ascending.
+        rows: rows that are fed, ascending.
         members: the requests, each with the places of its rows among these.
-        tokens_r1: room for what the rows are fed in a step.
+        tokens_r1: room for the rows' tokens of a step.
 
     """
 

@@ -1,7 +1,7 @@
 """The scheduler: decides which requests run, and runs them step by step over one cache.
 
-It pulls: what waits is with its callers. A free row goes to the caller of the lowest priority
-number; of these to the one with the fewest rows; of those to the one that has waited longest. So
+It pulls: waiting requests stay with their callers. A free row goes to the caller with the lowest
+priority number; among equals, to the one with the fewest rows, then to the longest waiting one. So
 rows are given out round by round, and a caller of many requests cannot keep another one waiting. A
 request that needs more rows than are free stops admission when it is its turn, until it fits.
 
@@ -29,21 +29,21 @@ Result = TypeVar("Result")
 
 
 class _Pulled(NamedTuple):
-    """The request whose turn it is, and whose it is."""
+    """The request whose turn it is, and its caller."""
 
     caller: Caller
     request: Request
 
 
 class Scheduler:
-    """Requests that run over one cache, and the callers that they come from.
+    """Runs the requests of its callers over one cache.
 
     Callers may be added, removed and taken further by several threads.
 
     Attributes:
         rows: of the cache.
         capacity: most positions of a row.
-        cache_bytes: that the cache takes when it is full; 0 if nobody has counted.
+        cache_bytes: bytes of the full cache; 0 if they were not counted.
 
     """
 
@@ -69,10 +69,10 @@ class Scheduler:
             inputs: slots for encoded inputs, one or more if the model has an encoder.
             requests: most that run at once; None is as many as have rows.
             chunk: most tokens of a prompt that one call computes; None is all.
-            turn: about how many positions of prompts and inputs are computed before those that
-                decode have their turn; None is all that there are.
+            turn: about how many positions of prompts and inputs are computed before decoding rows
+                have their turn; None is all positions.
             prefixes: holds the tokens of as many rows of that capacity, for a decoder-only model
-                whose prompts may go on from what rows were left with; None empties such rows.
+                whose prompts may continue a row's cached prefix; None empties free rows.
             cache_bytes: that the cache takes when it is full.
 
         """
@@ -102,7 +102,7 @@ class Scheduler:
 
     @property
     def callers(self) -> list[Caller]:
-        """Those that are not over, the one that has waited longest first."""
+        """Callers that are not over, the one that has waited longest first."""
         return list(self._callers)
 
     @property
@@ -119,12 +119,12 @@ class Scheduler:
         return [int(length) for length in self._cache.lengths]
 
     def add(self, caller: Caller) -> None:
-        """Let a caller take part: its requests begin as there is room."""
+        """Add a caller: its requests begin as there is room."""
         with self._lock:
             self._callers[caller] = None
 
     def remove(self, caller: Caller) -> None:
-        """End a caller's requests, and ask it for no more; nothing happens if it is unknown."""
+        """End a caller's requests, and ask it for no more; has no effect if it is unknown."""
         with self._lock:
             self._callers.pop(caller, None)
             if self._pulled is not None and self._pulled.caller is caller:
@@ -137,7 +137,7 @@ class Scheduler:
     def run(self, requests: Iterable[Request]) -> Iterator[Request]:
         """Run requests to their ends, yielding each whenever it has got tokens.
 
-        Raises what goes wrong while one of them chooses.
+        Raises the error of a request that failed to choose a token.
         """
         caller = RequestList(requests)
         self.add(caller)
@@ -189,7 +189,7 @@ class Scheduler:
             return list(news)
 
     def _tell(self, running: Running) -> None:
-        """Let a caller take a request; an error ends the caller, and no other."""
+        """Let a caller take a request; an error ends this caller alone."""
         caller = running.caller
         try:
             caller.take(running.request)
@@ -218,7 +218,7 @@ class Scheduler:
         return over
 
     def _pull(self, over: dict[Caller, None]) -> _Pulled | None:
-        """Take the request whose turn it is, and note the callers that have come to their ends."""
+        """Take the request whose turn it is, and note the callers that are over."""
         for caller in sorted(self._callers, key=_precedence):
             request = None
             try:
@@ -244,7 +244,7 @@ class Scheduler:
 
     @property
     def _may_admit(self) -> bool:
-        """Whether another request may run: always one, so that callers without any get over."""
+        """Whether another request may run: always one, so that callers without requests end."""
         running = len(self._admitted) + len(self._prefilling) + len(self._decoding)
         return not running or (self._admission.has_free_rows and running < self._most)
 
@@ -261,10 +261,10 @@ class Scheduler:
         self._admission.release(rows, slot)
 
     def _begin(self) -> list[Running]:
-        """Let rows of those that were admitted read their inputs, or adopt their prefixes.
+        """Let rows of admitted requests read their inputs, or adopt their prefixes.
 
-        Returns those that got tokens, as their prefix was all of their prompt, and those that read
-        all that they wanted.
+        Returns the requests that got tokens, as their prefix was all of their prompt, and the
+        requests that are done after one read.
         """
         new = self._begun_now()
         self._prefilling += new
@@ -287,7 +287,7 @@ class Scheduler:
         return began + read
 
     def _begun_now(self) -> list[Running]:
-        """Take those that are begun in this turn from those that were admitted."""
+        """Take the admitted requests that begin in this turn."""
         new, positions = list[Running](), 0
         while self._admitted and (self._turn is None or positions < self._turn):
             new.append(self._admitted.pop(0))
@@ -304,7 +304,7 @@ class Scheduler:
         self._cache = self._runtime.adopt(self._cache, rows, prefix.cache, [0] * len(rows))
 
     def _cut(self, row: int, length: int) -> None:
-        """Leave a row only its first positions; its tokens are known."""
+        """Cut a row to its first positions; its tokens are known."""
         prefixes = cast(PrefixCache, self._prefixes)
         if length == prefixes.lengths[row]:
             return
@@ -347,7 +347,7 @@ class Scheduler:
             self._cache = encoder.encode(self._cache, several, *source)
 
     def _prefill(self) -> list[Running]:
-        """Feed a chunk of each prompt; let those that have read everything choose."""
+        """Feed a chunk of each prompt; let requests whose prompt is read choose."""
         # Requests whose logits lie at the same offsets are computed in one call.
         calls: dict[tuple[int, ...], list[Running]] = {}
         for running in self._prefilled_now():
@@ -369,7 +369,7 @@ class Scheduler:
         return advanced
 
     def _prefilled_now(self) -> list[Running]:
-        """Return those that read in this turn, the first come first."""
+        """Return the requests that read in this turn, the first come first."""
         now, positions = list[Running](), 0
         for running in self._prefilling:
             if self._turn is not None and positions >= self._turn:
@@ -383,7 +383,7 @@ class Scheduler:
         return now
 
     def _finds_more_later(self, running: Running, now: Sequence[Running]) -> bool:
-        """Tell whether one of those that read now computes more of this prompt than rows hold."""
+        """Tell whether a request that reads now computes more of this prompt than rows hold."""
         prefixes = cast(PrefixCache, self._prefixes)
         tokens_s = running.request.prompt.tokens
         shared = max((in_common(tokens_s, other.request.prompt.tokens) for other in now), default=0)
@@ -406,7 +406,7 @@ class Scheduler:
         return self._advance(batch, logits_rpv[:, -1])
 
     def _decode_drafted(self, running: Running, drafts: Drafts) -> list[Running]:
-        """Feed one row the token that it chose and drafts of the next; keep those that it chooses.
+        """Feed one row its chosen token and drafts of the next; keep the drafts that it chooses.
 
         With several rows a call is about as expensive for each of them as for drafted tokens, and
         rows are never wrong: so they go on without drafts.
@@ -435,7 +435,7 @@ class Scheduler:
         return [running]
 
     def _advance(self, batch: Batch, logits_rv: Float32) -> list[Running]:
-        """Let those that have read everything choose; move and empty rows if they say so."""
+        """Let requests whose prompt is read choose; move and empty rows accordingly."""
         advanced: list[Running] = []
         changes: list[tuple[Running, Continuations]] = []
         for running, places in batch.members:
@@ -466,7 +466,7 @@ class Scheduler:
             self._cache = self._runtime.reset(self._cache, sorted(emptied))
 
     def _keep(self, running: Running, numbers: list[int]) -> list[int]:
-        """Leave a request only these of its rows; return those that were fed and are not now."""
+        """Leave a request only these rows; return the rows that are no longer fed."""
         live = [running.rows[number] for number in numbers]
         emptied = [row for row in running.live if row not in live]
         if len(live) < len(running.owned):

@@ -1,7 +1,7 @@
-"""The record of a model family: all that tells it apart from others, for whoever works on models.
+"""The record of a model family: everything in which it differs from other families.
 
-Exporting, loading, lowering, proofs and counting ask it, so that none of them lists families. What
-needs a higher layer or a tensor library is named `module:attribute`, and imported on use by
+Exporting, loading, lowering, proofs and counting ask it, so that none of them lists families. Parts
+that need a higher layer or a tensor library are named `module:attribute`, and imported on use by
 `kvcast.spec.entry_points`. Knows no family, no weights and no runtime.
 """
 
@@ -17,7 +17,7 @@ from kvcast.families.programs import ProgramSignature
 from kvcast.spec.runtimes import CALIBRATED
 
 Task: TypeAlias = Literal["transcribe", "generate"]
-"""What a model is for, by the name of the command that uses it."""
+"""The use of a model, by the name of the command."""
 
 Interface: TypeAlias = Literal["encoder-decoder", "decoder-only", "prefix"]
 """How a runtime is driven, see `kvcast.runtimes.base`.
@@ -36,8 +36,8 @@ class PrecisionRoles:
 
     Attributes:
         tables: names of the tables of tokens, as programs have them; quantised in blocks of 8 bits.
-        outliers: whose results have a few huge values, of "gate" and "activation": matrices that
-            read them are quantised in blocks.
+        outliers: of "gate" and "activation", the ones whose results have a few huge values:
+            matrices that read them are quantised in blocks.
         smoothed: whether norms are smoothed before matrices become int8 (SmoothQuant).
         int8_self_cache: whether self caches may be int8.
         int8_cross_cache: whether cross caches may be int8.
@@ -59,7 +59,7 @@ class Probe:
 
     Attributes:
         prompts: tokens [s] of each row.
-        source: what `encode` takes, with one entry a row; empty without an encoder.
+        source: input of `encode`, with one entry a row; empty without an encoder.
 
     """
 
@@ -78,7 +78,7 @@ class Family:
     Attributes:
         name: as manifests and checkpoints have it.
         title: its name in sentences.
-        task: what its models are for.
+        task: the use of its models.
         interface: how a runtime of its models is driven.
         dimensions: the class of its dimensions, with `from_json`.
         positions: length of the longest sequence; of the longest target with an encoder.
@@ -89,12 +89,12 @@ class Family:
         probe: inputs of the proof.
         program_class: has the programs as attributes, and `from_tensors(dimensions, tensors)`.
         tokenizer: opens a tokenizer; a function of text files by name, and the dimensions.
-        model_class: what users call; takes a runtime, a tokenizer and the dimensions.
+        model_class: the class that users call; takes a runtime, a tokenizer and the dimensions.
         work_class: counts operations and numbers read.
         rotary: whether positions are rotary.
         biased: whether self-attention adds a bias that differs from head to head.
         calibration_problem: why codes of int4 cannot be calibrated; empty if they can.
-        facts: what callers that read only a file of programs need to know, beside sizes.
+        facts: beside sizes, for callers that read only a file of programs.
 
     """
 

@@ -13,7 +13,7 @@ Shape = tuple[int | str, ...]
 """Sizes of a tensor; a name stands for a size that callers vary."""
 
 ALIGNMENT_QUERIES = "alignment_queries"
-"""The result of `decode` that has the queries of alignment heads, in models with such heads."""
+"""The result of `decode` with the queries of alignment heads, in models with alignment heads."""
 
 _CAPACITIES = {"linear": "capacity", "ring": "ring"}
 
@@ -83,7 +83,7 @@ def decode_program(
 ) -> ProgramSignature:
     """Return a program that appends tokens to self caches and gives `results` and the caches.
 
-    `inputs` are the arguments that it takes beside them.
+    `inputs` are its other arguments.
     """
     shapes = tuple(
         ("rows", layers.heads, _CAPACITIES[layers.kind], layers.head_dim)

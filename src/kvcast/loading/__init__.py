@@ -1,1 +1,1 @@
-"""Opening whatever a user names as a model; exporting it, with proof."""
+"""Opens models by name or path; exports them, with proof."""

@@ -39,7 +39,7 @@ def special_tokens(checkpoint: Checkpoint) -> Mapping[str, Sequence[int]]:
 
 
 def model_of(runtime: Any, dimensions: Any, text: Mapping[str, bytes]) -> Any:
-    """Return the model that users call; `text` are its tokenizer's files by name."""
+    """Return the model that users call; `text` has its tokenizer's files by name."""
     model_class = imported(family_with(dimensions).model_class)
     return model_class(runtime, _tokenizer(dimensions, text), dimensions)
 

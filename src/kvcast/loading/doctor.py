@@ -1,4 +1,4 @@
-"""Finds out which parts of kvcast work on this machine, and why the others do not.
+"""Tests which parts of kvcast work on this machine, and tells why the rest do not.
 
 A runtime counts as usable once it has passed its self-test in a child process with a time limit,
 since a broken package may end its process or hang. Knows nothing of how findings are displayed.
@@ -73,12 +73,12 @@ class NativeLibrary:
 
     Attributes:
         origin: "shipped" with kvcast, "compiled" here, or "none": the first use compiles it, or
-            `problem` says why it cannot be had.
+            `problem` tells why it is not available.
         path: where it is; empty if it is not there.
         instructions: sets of its kernels that run on this processor; it uses the first, unless
-            there is a problem. The others are the fastest first.
+            there is a problem. The rest follow, fastest first.
         threads: how many it runs with unless told otherwise.
-        problem: why it cannot be had or loaded, or may not be used as the environment says.
+        problem: why it cannot be compiled or loaded, or is refused by the environment's setting.
 
     """
 
@@ -178,7 +178,7 @@ def examine(bundle: str | None = None) -> Findings:
 
 
 def processor(instructions: Sequence[str]) -> Processor:
-    """Describe what instructions, by their Linux names, mean for the speed of bf16 and int8."""
+    """Describe how these instructions, by their Linux names, speed up bf16 and int8."""
     has = set(instructions).intersection
     if has({"amx_bf16"}):
         bf16 = "matrix units (amx_bf16): prefill and encoders several times as fast as in fp32"
@@ -261,7 +261,7 @@ _ANSWERS: Mapping[str, Callable[..., Any]] = {
 
 
 def _ask(*question: str) -> tuple[Any, str]:
-    """Return what a child process found, and its problem in one line, empty if there is none."""
+    """Return a child process's answer, and its problem in one line, empty if there is none."""
     told = ask(f"{__name__}:answer", *question, seconds=_SECONDS)
     return told.result, told.problem
 
@@ -288,7 +288,7 @@ def _advised(problem: str, extra: str) -> str:
 
 
 def _untested(installed: Mapping[str, str]) -> str:
-    """Name packages whose version kvcast does not ask for, and so was not tested with."""
+    """Name packages whose version is outside the range that kvcast was tested with."""
     from packaging.requirements import Requirement
 
     required = [Requirement(text) for text in requires("kvcast") or ()]

@@ -1,4 +1,4 @@
-"""Opens whatever a user names as a model.
+"""Opens a model by name or path.
 
 A bundle is opened as it is. Anything else is exported once into the cache folder, under a name
 derived from its content and the options, and found there the next time. Eager needs no bundle.
@@ -67,7 +67,7 @@ class OpenedModel:
 def load(model: str | Path, params: LoadParams) -> Model:
     """Open a model, exporting it first if necessary.
 
-    A Whisper model transcribes, any other generates; its `task` says which.
+    A Whisper model transcribes, any other generates, as its `task` tells.
 
     Args:
         model: a bundle, a checkpoint folder (Hugging Face, CTranslate2, Mistral or bert4keras
@@ -90,9 +90,9 @@ def open_model(
     task: Task | None = None,
     isolate: bool = True,
 ) -> OpenedModel:
-    """Open a model as `load` does, and say what it was opened from.
+    """Open a model as `load` does, and tell its source.
 
-    A model that is for another `task` is refused, before it is exported. With `isolate` a package
+    A model of another `task` is refused, before it is exported. With `isolate` a package
     that was not opened on this machine before is opened in a child process first.
     """
     runtime, request = params.runtime, params.precision
@@ -121,7 +121,7 @@ def open_model(
 
 
 def model_digest(model: str | Path, params: LoadParams) -> str:
-    """Return the SHA-256 (hexadecimal) of what `load` would open, without opening it.
+    """Return the SHA-256 (hexadecimal) of the model that `load` would open, without opening it.
 
     A bundle's manifest stands for all of its files. Files of a checkpoint are hashed once and
     remembered.
@@ -143,12 +143,12 @@ def model_digest(model: str | Path, params: LoadParams) -> str:
 
 
 def _located(model: str | Path) -> Path:
-    """Return the file or folder that a user's name of a model means."""
+    """Return the file or folder of a model that a user names."""
     return Path(model) if is_package(Path(model)) else locate(str(model))
 
 
 def _check_task(model: str | Path, family: str, task: Task | None) -> None:
-    """Raise UsageError for a model that is for another task."""
+    """Raise UsageError for a model of another task."""
     if task is not None and (own := family_of(family).task) != task:
         raise UsageError(f"{model} {_OTHER_TASK[own]}, or another model")
 
@@ -222,12 +222,12 @@ _CACHES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "in
 
 
 def _quantize(manifest: Manifest) -> str:
-    """Return what an export was asked for."""
+    """Return the quantisation that an export was asked for."""
     return CALIBRATED if manifest.calibration else manifest.quantize
 
 
 def _cache(manifest: Manifest) -> str:
-    """Return the precision of a bundle's self caches; a manifest without any is found out later."""
+    """Return the precision of a bundle's self caches; a manifest without any is refused later."""
     dtypes = (layers.dtype for layers in manifest.cache if layers.kind != "cross")
     return _CACHES[next(dtypes, "float32")]
 

@@ -120,13 +120,13 @@ class LoadParams(Params):
 
     @property
     def precision(self) -> PrecisionRequest:
-        """What is asked of the runtime."""
+        """The precision that is asked of the runtime."""
         return PrecisionRequest(quantize=self.quantize, dtype=self.dtype, cache=self.cache)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportParams(Params):
-    """What a bundle is made for."""
+    """Options of an export."""
 
     runtime: Annotated[str | None, _runtime(exported, "the runtime to export for", THE_DEFAULT)] = (
         None
@@ -162,7 +162,7 @@ class ExportParams(Params):
 
     @property
     def precision(self) -> PrecisionRequest:
-        """What is asked of the runtime."""
+        """The precision that is asked of the runtime."""
         return PrecisionRequest(quantize=self.quantize, dtype=self.dtype, cache=self.cache)
 
 

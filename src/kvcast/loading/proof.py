@@ -1,8 +1,8 @@
 """Proves that an exported model gives the same results as its programs without a cache.
 
 The candidate generates tokens one by one through its caches. The reference processes them all at
-once in eager fp32, so none of its results comes from a cached step. A family's record says
-what they are given. Knows no family.
+once in eager fp32, so none of its results comes from a cached step. A family's record has
+the inputs of both. Knows no family.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ def prove(candidate: Runtime, programs: Any, *, exact: bool) -> dict[str, Any]:
 
 
 def _whole(programs: Any, family: Family, probe: Probe, written_rs: Int64) -> Float32:
-    """Return the logits [rows, steps, vocab] of what was written, all tokens at once."""
+    """Return the logits [rows, steps, vocab] of the generated tokens, all at once."""
     steps = written_rs.shape[1]
     rows = list(zip(probe.prompts, written_rs[:, :-1], strict=True))
     if family.interface == "prefix":  # its rows' sources have different lengths

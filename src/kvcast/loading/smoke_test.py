@@ -1,4 +1,4 @@
-"""Opens a bundle and lets it generate a few tokens, in a process that this may end.
+"""Opens a bundle and lets it generate a few tokens, in a process that a crash may end.
 
 Knows no family and no runtime.
 """

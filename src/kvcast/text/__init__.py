@@ -1,1 +1,1 @@
-"""Tokenizers: text to token ids and back. Knows no model and no decoding."""
+"""Text generation: prompts become requests, and tokens become text. Knows no runtime."""

@@ -19,14 +19,14 @@ from kvcast.text.texts import Alternatives, TextGeneration
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What a step brought of a text.
+    """The new part of a text after a step.
 
     Attributes:
-        index: which text of the prompt's n.
-        text: that is certain now, possibly none.
-        tokens: chosen, possibly none.
+        index: of the text among the prompt's n.
+        text: that became certain, possibly empty.
+        tokens: that were chosen, possibly none.
         logprobs: of these tokens; None unless asked for.
-        top_logprobs: what else could have come in their places; None unless asked for.
+        top_logprobs: likeliest alternatives in their places; None unless asked for.
         finish_reason: "stop" or "length" with the last of a text; None before.
 
     """
@@ -58,7 +58,7 @@ class TextCaller(JobCaller):
         Args:
             requests: one for each text, or one for a beam search.
             params: options.
-            finished: returns texts as clients get them, once all of them are over.
+            finished: returns the prompt's texts as clients get them, once all are over.
 
         """
         self._requests = list(requests)
@@ -109,7 +109,7 @@ class TextCaller(JobCaller):
             self.job.finish(self._result)
 
     def _tell(self, request: SampledText) -> None:
-        """Put what is new of a text into the job."""
+        """Put the new part of a text into the job."""
         index = self._requests.index(request)
         text, (pieces, tokens) = request.text, self._shown[index]
         params = self._params

@@ -1,4 +1,4 @@
-"""Holds texts to a grammar: tokens that it does not allow cannot be chosen.
+"""Constrains texts to a grammar: tokens that it does not allow cannot be chosen.
 
 llguidance, an optional library, tells which tokens may come next. Every text, or beam, has a place
 in the grammar, which moves with each token. Knows no tokenizer's format and not how tokens are
@@ -31,7 +31,7 @@ _STUCK = "NoExtensionBias"  # what it says where a grammar goes on, and no token
 
 
 class GrammarFilter(LogitFilter):
-    """Holds the rows of one request to a grammar; `extend` tells it what they write."""
+    """Constrains the rows of one request to a grammar; `extend` passes it their tokens."""
 
     def __init__(self, begin: "GrammarPlace") -> None:
         """Begin with one row; `begin` stays as it is."""
@@ -43,7 +43,7 @@ class GrammarFilter(LogitFilter):
             np.copyto(logits_v, -np.inf, where=place.barred_v)
 
     def applied(self, scores_rv: Float32) -> Float32:
-        """Return scores [rows, vocab] to choose by; those given stay as they are."""
+        """Return scores [rows, vocab] to choose by; the given scores are not changed."""
         scores_rv = scores_rv.copy()
         self.apply(scores_rv, np.empty((len(scores_rv), 0), np.int64))
         return scores_rv
@@ -60,19 +60,19 @@ class GrammarFilter(LogitFilter):
 
     @property
     def ending(self) -> str | None:
-        """Why the first row must end: STOP if it is complete, LENGTH if nothing leads on."""
+        """Why the first row must end: STOP if it is complete, LENGTH if no token may follow."""
         return self._places[0].ending
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GrammarPlace:
-    """Where in a grammar a text is.
+    """A text's position in a grammar.
 
     Attributes:
         matcher: the library's state, which no other place shares.
         end_tokens: of the model.
         barred_v: whether a token must not come next, [vocab].
-        ending: STOP where only an end token may come, LENGTH where nothing may; None elsewhere.
+        ending: STOP where only an end token may come, LENGTH where no token may; None elsewhere.
 
     """
 
@@ -83,7 +83,7 @@ class GrammarPlace:
 
     @classmethod
     def of(cls, matcher: "LLMatcher", end_tokens: tuple[int, ...], size: int) -> "GrammarPlace":
-        """Return where a matcher is, for a model of `size` tokens."""
+        """Return a matcher's place, for a model of `size` tokens."""
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         barred_v = np.unpackbits(~bits, count=size, bitorder="little").view(np.bool_)
         if matcher.is_error():  # it allows the end then
@@ -94,7 +94,7 @@ class GrammarPlace:
         return cls(matcher=matcher, end_tokens=end_tokens, barred_v=barred_v, ending=ending)
 
     def copy(self) -> "GrammarPlace":
-        """Return a place that goes on by itself."""
+        """Return an independent copy."""
         return replace(self, matcher=self.matcher.deep_copy())
 
     def after(self, token: int) -> "GrammarPlace":
@@ -106,14 +106,14 @@ class GrammarPlace:
 
 
 class Tokens:
-    """A model's tokens, as llguidance wants them."""
+    """A model's tokens, as llguidance takes them."""
 
     bos_token_id = None
 
     def __init__(self, tokenizer: TextTokenizer, size: int) -> None:
         """Spell the `size` tokens that a model has.
 
-        Raises UsageError where what a token says depends on its neighbours.
+        Raises UsageError where a token's text depends on its neighbours.
         """
         if tokenizer.decoder is None:
             raise UsageError(
@@ -177,7 +177,7 @@ class Tokens:
 
 
 def matcher(library: "LLTokenizer", grammar: Grammar, spaces: int = 0) -> "LLMatcher":
-    """Return what follows a text that begins; raises UsageError if the library refuses."""
+    """Return the library's matcher for a new text; raises UsageError if the library refuses."""
     from llguidance import LLMatcher
 
     try:
@@ -190,7 +190,7 @@ def matcher(library: "LLTokenizer", grammar: Grammar, spaces: int = 0) -> "LLMat
 
 
 def refused(grammar: Grammar, problem: str) -> UsageError:
-    """Return the error for a grammar that cannot be used, from what the library says of it."""
+    """Return the error for a grammar that cannot be used, from the library's message."""
     lines = problem.replace("<non-verbose/>", "").splitlines() or [problem]
     told = [line.strip().removeprefix("error: ") for line in lines if "error: " in line]
     return UsageError(f"{grammar.kind} cannot be used: {in_one_line((told or lines)[0])}")

@@ -1,7 +1,7 @@
 """Generating texts, whatever the family: prompts in, requests to a scheduler, texts out.
 
-What families differ in, how a prompt is understood and read, `kvcast.text.model` and
-`kvcast.text.sources` say. Knows no checkpoint and no bundle.
+`kvcast.text.model` and `kvcast.text.sources` add how their families encode and read a prompt. Knows
+no checkpoint and no bundle.
 """
 
 from abc import ABC, abstractmethod
@@ -50,11 +50,11 @@ class EncodedText:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a model can take.
+    """Limits of a model.
 
     Attributes:
         prompt: most tokens of a prompt, or of a source.
-        sequence: most tokens of a text and what precedes it in the same sequence.
+        sequence: most tokens of a text and its prompt, where they are one sequence.
         vocabulary: number of tokens to choose from.
 
     """
@@ -75,7 +75,7 @@ class Limits:
             )
 
     def ids(self, prompt: Sequence[int]) -> Int64:
-        """Return token ids that a user gave; raises UsageError for what the model does not have."""
+        """Return a user's token ids; raises UsageError for ids that the model does not have."""
         tokens = np.asarray(prompt)
         if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
             raise UsageError("a prompt is text, or a sequence of token ids")
@@ -121,25 +121,25 @@ class TextPieces(Iterator[str]):
 
     @property
     def result(self) -> TextGeneration:
-        """The whole, once the last piece was taken; raises KvcastError before."""
+        """The whole text, once the last piece was taken; raises KvcastError before."""
         return self._request.generations()[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationTask:
-    """What writes texts after prompts of token ids.
+    """Writes texts after prompts of token ids.
 
     Attributes:
         runtime: runs the model.
         tokenizer: of the model.
         limits: of the model.
-        family: the kind of model; those of one kind read prompts alike.
-        read: returns what a row holds before the text, for the tokens of a prompt.
-        grammars: holds its texts to grammars.
+        family: the kind of model; models of one kind read prompts alike.
+        read: returns the content of a row before the text, for the tokens of a prompt.
+        grammars: compiles grammars for its texts.
         held: how many tokens precede every prompt.
         encodes: whether an encoder reads the prompt.
-        continues: whether a text goes on from its prompt, so that one prompt may go on from what a
-            row holds of another.
+        continues: whether a text continues its prompt in one sequence, so that prompts may share a
+            cached prefix.
         chunk: most tokens of a prompt in one call, where none is given; None reads it whole.
 
     Raises:
@@ -196,7 +196,7 @@ class GenerationTask:
         return [SampledText(spec, stream) for stream in range(params.n)]
 
     def within(self, capacity: int) -> Self:
-        """Return it as it writes into rows of this capacity."""
+        """Return a task that writes into rows of this capacity."""
         limits = self.limits
         if capacity >= limits.sequence:
             return self
@@ -310,7 +310,7 @@ class TextGenerator(ABC):
         return self.generation.paired
 
     def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
-        """Return what an engine runs texts with; see `kvcast.engine.engine.Model`."""
+        """Return an engine's scheduler; see `kvcast.engine.engine.Model`."""
         generation = self.generation
         sizes = fitting(
             generation.runtime.row_bytes,
@@ -390,14 +390,14 @@ class TextGenerator(ABC):
     def stream(self, prompt: TextPrompt, params: PromptParams) -> TextPieces:
         """Return an iterator of the text's pieces, which has the `result` at its end.
 
-        Options that are about several texts stay at their defaults; see `generate`.
+        Options for several texts stay at their defaults; see `generate`.
         """
         params.check_one_text()
         return self.generation.pieces(self.prompt_tokens(prompt, params), params)
 
     @abstractmethod
     def prompt_tokens(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> Int64:
-        """Return a prompt's tokens; raises UsageError for what the model cannot take."""
+        """Return a prompt's tokens; raises UsageError for a prompt that the model cannot take."""
 
     def encoded(self, text: str) -> EncodedText:
         """Return a text as a prompt whose tokens are known; raises as `prompt_tokens`."""

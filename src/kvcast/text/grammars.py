@@ -2,7 +2,7 @@
 
 llguidance bounds what a grammar may cost, but not in all places: a hundred patterns that must hold
 together take it minutes, and a long chain of references ends the process that reads it. So a
-grammar that nobody has seen is first compiled in a child, which may fail. Knows no request.
+new grammar is first compiled in a child, which may fail. Knows no request.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ SECONDS = 10.0
 
 _MEMORY = 4 << 30
 _STACK = 1 << 20
-"""Less than threads have elsewhere, so that what a child survives a parent does, too."""
+"""Less than threads have elsewhere: a parent survives each grammar that a child survives."""
 
 
 class Grammars:
-    """Holds a model's texts to grammars."""
+    """Compiles and keeps the grammars of a model."""
 
     def __init__(self, tokenizer: TextTokenizer, size: int) -> None:
         """Take a model's tokenizer, and how many tokens it chooses from."""
@@ -39,7 +39,7 @@ class Grammars:
         self._lock = ForkSafeLock()
 
     def begin(self, grammar: Grammar, after: int) -> GrammarPlace:
-        """Return where texts begin that follow the token `after`.
+        """Return the first place in a grammar of a text after the token `after`.
 
         Raises:
             UsageError: for a grammar that the library refuses, one that takes too much to compile,
@@ -72,7 +72,7 @@ class Grammars:
         return Tokens(self._tokenizer, self._size)
 
     def _begun(self, grammar: Grammar, spaces: int) -> GrammarPlace | str:
-        """Return where texts begin, or what is wrong with the grammar."""
+        """Return the first place in a grammar, or the grammar's problem."""
         try:
             if grammar.kind != "json_object":
                 _try_in_child(grammar)
@@ -92,7 +92,7 @@ def _try_in_child(grammar: Grammar) -> None:
 
 
 def trial(kind: str, text: str) -> str:
-    """Run in the child: compile a grammar for single bytes; return what is wrong with it."""
+    """Run in the child: compile a grammar for single bytes; return its problem."""
     with contextlib.suppress(ImportError, OSError, ValueError):  # elsewhere than on Unix
         import resource
 

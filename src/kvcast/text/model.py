@@ -1,4 +1,4 @@
-"""A decoder-only model that is ready to generate text: what `kvcast.load` returns for one.
+"""The decoder-only model that `kvcast.load` returns, ready to generate text.
 
 Knows no file format and no runtime.
 """
@@ -117,7 +117,7 @@ class TextModel(TextGenerator):
             tools: functions that the model may call, described as there.
 
         Raises:
-            UsageError: what is malformed, and tools that the model's chat template does not know.
+            UsageError: malformed messages, and tools that the model's chat template does not know.
             KvcastError: there is no template, or it refuses the conversation or fails.
 
         """
@@ -182,7 +182,7 @@ class TextSession:
         return self._generation.pieces(self._tokens(rest), params)
 
     def _tokens(self, rest: TextPrompt) -> Int64:
-        """Return a continuation's tokens: without those that begin every text."""
+        """Return a continuation's tokens, without the tokens that begin every text."""
         limits, tokenizer = self._generation.limits, self._generation.tokenizer
         if not isinstance(rest, str):
             return limits.ids(rest)

@@ -1,6 +1,6 @@
-"""What a text's options make likelier or less likely, before a token is chosen.
+"""Preferences: a text's bias and penalties on scores, before a token is chosen.
 
-The order is vLLM's: bias, repetition penalty, then what is taken off for presence and frequency.
+The order is vLLM's: bias, repetition penalty, then presence and frequency penalties.
 Knows nothing of how a token is chosen.
 """
 
@@ -11,7 +11,7 @@ from kvcast.runtimes.base import Float32
 
 
 class Preferences:
-    """Those of one text, or of the rows of a search."""
+    """The preferences of one text, or of the rows of a search."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._bias: list[LogitFilter] = [LogitBias(b)] if (b := params.biases) else []
@@ -25,11 +25,11 @@ class Preferences:
             )
 
     def histories(self, room: int, prompt: Prompt) -> Histories:
-        """Return room for tokens, after those of the prompt where a penalty looks at them."""
+        """Return room for tokens, after the prompt's tokens where a penalty counts them."""
         return Histories(room, prompt.sequence if self._of_all else ())
 
     def applied(self, scores_rv: Float32, seen: Histories) -> Float32:
-        """Return scores [rows, vocab] to choose by; those given stay as they are."""
+        """Return scores [rows, vocab] to choose by; the given scores are not changed."""
         if not (self._bias or self._of_all or self._of_written):
             return scores_rv
         scores_rv = scores_rv.copy()

@@ -33,17 +33,17 @@ from kvcast.tokenizers.base import TextTokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class TextSpec:
-    """What to write.
+    """The specification of a text.
 
     Attributes:
-        prompt: what precedes the text.
+        prompt: precedes the text.
         prompt_tokens: how many tokens users count in it.
         params: how tokens are chosen.
         criteria: when the text is over.
         tokenizer: of the model.
         watch: runs since the call.
         speculations: drafts tokens; None for no drafts.
-        grammar: where texts begin in the grammar that they keep; None for any text.
+        grammar: a text's first place in its grammar; None for any text.
 
     """
 
@@ -66,7 +66,7 @@ class TextSpec:
         return WrittenText(self.criteria, self.tokenizer, after=self.prompt.last)
 
     def constraint(self) -> GrammarFilter | None:
-        """Return what holds the texts of a request to the grammar."""
+        """Return a filter that constrains the request's texts to the grammar."""
         return None if self.grammar is None else GrammarFilter(self.grammar)
 
     def speculate(self) -> Speculation | None:
@@ -112,7 +112,7 @@ class TextRequest(Request):
 
 
 class SampledText(TextRequest):
-    """A text whose tokens a sampler takes one by one; `text` is what is written of it."""
+    """A text whose tokens a sampler draws one by one; `text` holds the tokens so far."""
 
     def __init__(self, spec: TextSpec, stream: int = 0) -> None:
         """Begin; texts of different streams draw different numbers."""
@@ -146,7 +146,7 @@ class SampledText(TextRequest):
         return [self.spec.finish(self.text, self.watch, drafts=self.drafts)]
 
     def _told(self, token: int, logits_rv: Float32) -> tuple[float | None, Alternatives]:
-        """Return the token's log-probability and the likeliest ones, as far as they are wanted.
+        """Return the token's log-probability and the likeliest tokens, if options ask for them.
 
         The logits are overwritten.
         """
@@ -167,8 +167,8 @@ class BeamHypothesis:
     Attributes:
         tokens: chosen.
         logprobs: of each token, as the model gave it; None unless asked for.
-        tops: of each token, the likeliest in its place; none unless asked for.
-        score: sum of what the tokens were chosen by, over length ** length_penalty.
+        tops: the likeliest alternatives to each token; none unless asked for.
+        score: sum of the tokens' scores, over length ** length_penalty.
 
     """
 
@@ -244,7 +244,7 @@ class SearchedTexts(TextRequest):
         return generations
 
     def _scores(self, logprobs_rv: Float32) -> Float32:
-        """Return what to choose by; log-probabilities stay what the model gave."""
+        """Return scores to choose by; the model's log-probabilities are not changed."""
         scores_rv = self.spec.criteria.withheld(logprobs_rv, self._written.length)
         scores_rv = self._preferences.applied(scores_rv, self._written)
         return scores_rv if self._constraint is None else self._constraint.applied(scores_rv)
@@ -271,7 +271,7 @@ class SearchedTexts(TextRequest):
         return best_first(totals_rk, tokens_rk, self._considered)
 
     def _finish(self, total: float, parent: int, token: int, logprobs_rv: Float32) -> None:
-        """Let a sequence that ended compete with those that ended before."""
+        """Add a finished sequence to the hypotheses, if it is among the best."""
         tokens = (*self._written.written_rn[parent].tolist(), token)
         logprobs = None
         if self.spec.params.logprobs:
@@ -282,7 +282,7 @@ class SearchedTexts(TextRequest):
         del self.hypotheses[self.width :]
 
     def _keep_what_there_is(self) -> None:
-        """Make the best row a text, unfinished as it is, where none has ended."""
+        """Make the best unfinished row a hypothesis, if there is no other."""
         if not self.hypotheses:
             logprobs = None
             if self.spec.params.logprobs:

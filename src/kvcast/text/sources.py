@@ -14,8 +14,8 @@ from kvcast.text.params import PromptParams
 class SourceTextModel(TextGenerator):
     """A model whose texts answer their sources.
 
-    Keywords are those of `kvcast.text.model.TextModel`, but for those that are about
-    conversations and about prompts that are read in parts.
+    Keywords are those of `kvcast.text.model.TextModel`, without the ones about conversations and
+    chunks of prompts.
     """
 
     @override

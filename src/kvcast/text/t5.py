@@ -1,4 +1,4 @@
-"""A T5 that is ready to generate: what `kvcast.load` returns for one.
+"""The T5 model that `kvcast.load` returns, ready to generate text.
 
 Knows no file format and no runtime.
 """

@@ -1,4 +1,4 @@
-"""Texts under way: tokens become text as soon as that is certain, and end by stopping criteria.
+"""Running texts: tokens become text as soon as that is certain, and end by stopping criteria.
 
 Knows nothing of models and caches, or of how tokens are chosen.
 """
@@ -42,7 +42,7 @@ class Timings:
 
 
 class Stopwatch:
-    """Runs from the call on and is told of each token."""
+    """Measures times of tokens from the call on."""
 
     def __init__(self, began: float | None = None) -> None:
         self._began = time.perf_counter() if began is None else began
@@ -61,7 +61,7 @@ class Stopwatch:
         return Stopwatch(self._began)
 
     def timings(self) -> Timings:
-        """Return what it took up to the last token."""
+        """Return the times up to the last token."""
         seconds = self._last - self._began
         return Timings(
             first_token=self._first - self._began,
@@ -80,18 +80,17 @@ class TextGeneration:
         tokens: without the end token, but with those that spelled a stop string.
         logprobs: natural logarithm of the probability that the model gave each token, before
             penalty, temperature and truncation; None unless asked for.
-        top_logprobs: for each token, what else could have come in its place: the likeliest tokens,
-            best first, with log-probabilities as above; None unless asked for.
+        top_logprobs: for each token, the likeliest tokens in its place, best first, with
+            log-probabilities as above; None unless asked for.
         finish_reason: "stop" (an end token or a stop string came, or a grammar was complete) or
             "length".
-        prompt_tokens: how many tokens the prompt or source has, those of a session's prefix among
-            them.
+        prompt_tokens: number of tokens of the prompt or source, with a session's prefix.
         timings: how long it took.
-        score: with beams, what they are ranked by: the sum of log-probabilities, as they were
-            searched by, over length ** length_penalty.
+        score: with beams, their ranking: the sum of the log-probabilities that the search used,
+            over length ** length_penalty.
         similarity: of a UniLM's several texts, the cosine between the embeddings of source and
             text.
-        draft: what became of drafted tokens; None without them.
+        draft: counts of drafted tokens; None without drafts.
 
     """
 
@@ -109,7 +108,7 @@ class TextGeneration:
 
 @dataclass(frozen=True, kw_only=True)
 class StoppingCriteria:
-    """When a text is over.
+    """The criteria that end a text.
 
     Attributes:
         end_tokens: any of them ends it and is no part of it.
@@ -129,7 +128,7 @@ class StoppingCriteria:
     def of(
         cls, params: SamplingParams, end_tokens: tuple[int, ...], room: int
     ) -> "StoppingCriteria":
-        """Return those of a text that has room for so many tokens."""
+        """Return the criteria of a text that has room for so many tokens."""
         return cls(
             end_tokens=end_tokens,
             stops=StopStrings(params.stops),
@@ -140,7 +139,7 @@ class StoppingCriteria:
     def withheld(self, scores: Float32, written: int) -> Float32:
         """Return scores [..., vocab] by which a text of `written` tokens does not end too early.
 
-        Those given stay as they are.
+        The given scores are not changed.
         """
         if written >= self.min_new_tokens:
             return scores
@@ -155,7 +154,7 @@ class StoppingCriteria:
         tokens: Sequence[int],
         tokenizer: TextTokenizer,
     ) -> list[bool]:
-        """Tell for each token whether it ends the text, row `parents[i]`, that it continues."""
+        """Tell for each token whether it ends the text of row `parents[i]`, which it continues."""
         if written_rn.shape[1] + 1 == self.max_new_tokens:
             return [True] * len(tokens)
         ended = [token in self.end_tokens for token in tokens]
@@ -215,11 +214,11 @@ class WrittenText:
             self._finish(LENGTH)
 
     def cut(self) -> None:
-        """End before its time."""
+        """End the text here."""
         self._finish(LENGTH)
 
     def _finish(self, reason: str) -> None:
-        """End, and let go of the text that was held back."""
+        """End, and release the text that was held back."""
         if self._says(self._stream.finish()):
             self.finish_reason = STOP
             return

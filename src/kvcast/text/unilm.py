@@ -1,4 +1,4 @@
-"""A UniLM that is ready to generate and to embed: what `kvcast.load` returns for one.
+"""The UniLM model that `kvcast.load` returns, ready to generate and to embed.
 
 Knows no file format and no runtime.
 """
@@ -31,8 +31,8 @@ class UnilmModel(SourceTextModel):
     """A UniLM runtime with its tokenizer and dimensions.
 
     With n above 1 the texts of a source are ranked as SimBERT's users do it: those most similar to
-    the source come first, by the cosine of their embeddings. A text that is there already, or is
-    the source itself, is left out, so there may be fewer than n, and always at least one.
+    the source come first, by the cosine of their embeddings. Duplicates and copies of the source
+    are left out, so there may be fewer than n, and always at least one.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class UnilmModel(SourceTextModel):
     def embed(self, texts: str | Sequence[TextPrompt | EncodedText]) -> Float32:
         """Return the embeddings of a text or several, fp32 [texts, width], as the model pools them.
 
-        A text's tokens may stand for it.
+        A text may be given by its tokens.
 
         Raises UsageError for no texts, and texts that are empty or longer than the model takes.
         """

@@ -2,8 +2,8 @@
 
 LocalAgreement-n of Macháček, Dabre and Bojar, "Turning Whisper into Real-Time Transcription System"
 (arXiv:2307.14743): words that n successive hypotheses of a growing window of sound begin with are
-settled. Later hypotheses may spell settled words in other ways; what follows these is found by the
-least changes of letters. Knows no sound and no model.
+settled. Later hypotheses may spell settled words in other ways; the words after these are found by
+the least changes of letters. Knows no sound and no model.
 """
 
 import unicodedata
@@ -19,7 +19,7 @@ from kvcast.whisper.tokenizer import timestamps_from
 from kvcast.whisper.word_split import TokenWord
 
 _ALIKE = 0.5
-"""A hypothesis that changes more of the settled letters says something else."""
+"""A hypothesis that changes more of the settled letters is a different text."""
 
 
 class Place(NamedTuple):
@@ -58,7 +58,7 @@ class Unit:
         return self.begins_segment and not self.tokens
 
     def later(self, stamps: int) -> Self:
-        """Return it as it is in a window that begins so many steps later."""
+        """Return the unit as of a window that begins so many steps later."""
         place = self.place and self.place._replace(end=max(0, self.place.end - stamps))
         own = tuple(max(0, stamp - stamps) for stamp in self.stamps)
         return replace(self, stamps=own, place=place)
@@ -99,7 +99,7 @@ def units(
 
 
 def agreed(hypotheses: Sequence[Sequence[Unit]]) -> int:
-    """Return how many words at the beginning are the same in all.
+    """Return the number of words with which all hypotheses begin.
 
     Timestamps do not count: they tremble while words stand.
     """
@@ -115,8 +115,8 @@ def continued(settled: Sequence[Unit], hypothesis: Sequence[Unit]) -> int | None
     """Return how many words at the beginning of a hypothesis repeat the settled ones.
 
     Punctuation and case do not count. Where the last word is spelled in another way, letters alone
-    do not tell how much of what follows it replaces ("ninety six" and "96 and he left"): then words
-    that end when it did are what it became. None if the hypothesis says something else.
+    do not tell how many words replace it ("ninety six" and "96 and he left"): then the words that
+    end when it did replace it. None if the hypothesis differs.
     """
     if not any(unit.tokens for unit in settled):
         return 0

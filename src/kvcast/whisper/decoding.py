@@ -1,6 +1,6 @@
 """Options and results of decoding a 30-second window, as openai/whisper's decoding.py has them.
 
-Says which filters and which strategy the options ask for. Knows nothing of requests and recordings.
+Turns options into filters and a strategy. Knows no requests and no recordings.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ NON_SPEECH = -1
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingOptions(WindowParams):
-    """What decides a window's tokens, apart from the sound and the prompt.
+    """Options that decide a window's tokens, beside the sound and the prompt.
 
     Attributes:
         temperature: 0 takes the likeliest tokens, more samples.
@@ -53,7 +53,7 @@ class DecodingOptions(WindowParams):
         self.strategy()
 
     def check(self, tokenizer: WhisperTokenizer, context: int) -> None:
-        """Raise UsageError for what a model of this tokenizer and context cannot do."""
+        """Raise UsageError for options that a model of this tokenizer and context cannot serve."""
         check_prompt(self, tokenizer, context)
         if self.task == "translate" and not tokenizer.is_multilingual:
             raise UsageError("this model knows English only and cannot translate")
@@ -118,9 +118,9 @@ class DecodingResult:
         temperature: at which it was decoded.
         compression_ratio: bytes of text over bytes compressed; high if it repeats itself.
         complete: whether the model ended the text, and not the limit of tokens.
-        draft: what became of drafted tokens; None without them.
-        repetition: what the model wrote over and over until it was stopped, as in
-            'repeats " you" 48 times'; this is not in the tokens and the text, or only once.
+        draft: counts of drafted tokens; None without drafts.
+        repetition: the endless repetition at which the text was stopped, as in
+            'repeats " you" 48 times'; the tokens and the text have it once at most.
 
     """
 

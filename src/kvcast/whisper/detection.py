@@ -1,4 +1,4 @@
-"""Which language is spoken: heard in the first 30 seconds, and further where these are doubtful.
+"""Detects the language: in the first 30 seconds, and further where these are doubtful.
 
 Follows faster-whisper's detection over several windows. Knows no file formats and no runtime.
 """
@@ -24,7 +24,7 @@ class DetectedLanguage:
         language: code of the likeliest language.
         probabilities: of every language that the model knows, by code, likeliest first.
         windows: how many windows were listened to.
-        notices: what a user should know of the recording, one line each.
+        notices: about the recording, for the user, one line each.
 
     """
 

@@ -14,7 +14,7 @@ from kvcast.whisper.sound import Sound
 
 _LONGEST = 28 * FRAMES_PER_SECOND
 """Frames of 10 ms. Whisper takes a full window for one that ends within a sentence, and stops
-before that; two seconds of nothing tell it that nobody goes on."""
+before that; two seconds of zeros tell it that no speech follows."""
 
 _SHORTEST = 18 * FRAMES_PER_SECOND
 """Every excerpt costs the encoder a whole window, so none is cut earlier than this frame."""
@@ -45,7 +45,7 @@ class Excerpt(Sound):
 def first_excerpt(sound: Sound, clip: tuple[int, int], joints: Sequence[int] = ()) -> Excerpt:
     """Cut the first excerpt off frames `clip[0]` to `clip[1]` of a recording.
 
-    Where something was left out, at the frames `joints`, it is cut first.
+    It is cut first at the frames `joints`, where sound was left out.
     """
     seek, end = clip
     window_mt = sound.window(seek, end)

@@ -1,7 +1,7 @@
 """Decoding a window again, hotter, when the result looks wrong (openai/whisper, transcribe.py).
 
 A text that was stopped because it only repeats itself has failed, too. A threshold of None is
-switched off. Knows nothing of recordings or of how a window is decoded.
+switched off. Knows no recordings and no decoding.
 """
 
 from kvcast.whisper.decoding import DecodingResult
@@ -9,7 +9,7 @@ from kvcast.whisper.params import TranscribeParams
 
 
 def rejection(result: DecodingResult, params: TranscribeParams) -> str | None:
-    """Say why a result calls for another attempt; None accepts it."""
+    """Return why a result calls for another attempt; None accepts it."""
     improbable = _is_improbable(result, params)
     if improbable and _has_no_speech(result, params):
         return None

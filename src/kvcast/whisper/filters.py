@@ -101,7 +101,7 @@ class Continued(LogitFilter):
 class FinishSegments(LogitFilter):
     """A text does not end where a segment begins, up to the timestamp `latest`.
 
-    By such an end Whisper leaves a segment to the next window, where there is one. Ids from `begin`
+    With such an end Whisper leaves a segment to the next window, if there is one. Ids from `begin`
     on are timestamps.
     """
 

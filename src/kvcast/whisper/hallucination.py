@@ -27,7 +27,7 @@ _NEAR = 2.0
 class Kept:
     """The segments kept of a window, and the frame at which the next window begins.
 
-    `skipped`: it counts as not heard at all.
+    `skipped`: the window counts as not heard at all.
     """
 
     spans: list[Span]
@@ -47,11 +47,11 @@ def without_hallucinations(
     """Drop spans that are probably made up and stand in silence, and go on after the silence.
 
     Args:
-        kept: the window's spans with words, and where to go on otherwise.
+        kept: the window's spans with words, and the next window's frame if no span is dropped.
         window: where it lies.
         threshold: seconds that are a silence.
-        complete: whether the window ends with a lone timestamp: nobody speaks after it.
-        last_speech: where the last word before this window ended, in seconds.
+        complete: whether the window ends with a lone timestamp: no speech follows it.
+        last_speech: end of the last word before this window, in seconds.
         content_frames: of the whole recording.
 
     """
@@ -69,7 +69,7 @@ def without_hallucinations(
 
 @dataclass(frozen=True)
 class _Silence:
-    """Tells where a window is silent."""
+    """Finds the silences of a window."""
 
     window: Window
     threshold: float
@@ -81,7 +81,7 @@ class _Silence:
         return (self.window.seek + WINDOW_FRAMES) / FRAMES_PER_SECOND
 
     def after_last_word(self, kept: Kept) -> int:
-        """Return where to go on: at a silence after the last word, or else after the window."""
+        """Return the next window's frame: in a silence after the last word, or after the window."""
         end = end_of_speech(kept.spans)
         if end is None or end <= self.window.start:
             return kept.seek

@@ -1,7 +1,7 @@
-"""In which language which part of a recording is spoken.
+"""Finds the language of each part of a recording.
 
 A model names one language for the sound that it hears, that of the larger or louder part, and is
-sure of it even where a third is in another. So it hears the pieces between long pauses. Knows no
+sure of it even where a third is in another. So it hears pieces between long pauses. Knows no
 tokens.
 """
 
@@ -20,22 +20,22 @@ from kvcast.whisper.segments import FRAMES_PER_SECOND
 from kvcast.whisper.sound import Sound
 
 AHEAD = 46 * FRAMES_PER_SECOND
-"""Frames of 10 ms that are known after a moment: all on which it depends where windows end."""
+"""Frames of 10 ms whose language is known ahead: no window's end depends on more."""
 
 _SHORT, _LONG = 16 * FRAMES_PER_SECOND, 28 * FRAMES_PER_SECOND
-"""Most frames of a piece that is heard at once, and of one after which nothing changed."""
+"""Most frames of a piece that is heard at once, and of one in the language before it."""
 
 _SHORTEST = 6 * FRAMES_PER_SECOND
 """In less than this, models often hear another language."""
 
 _NEAR = 8 * FRAMES_PER_SECOND
-"""So far from where a change was heard it may be."""
+"""A change may be this far from the place where it was heard."""
 
 _LEAST = 1 * FRAMES_PER_SECOND
 """Less than this is not heard alone."""
 
 _PAUSE = 0.3 * FRAMES_PER_SECOND
-"""Who goes on in another language pauses for longer than this."""
+"""A speaker who changes the language pauses for longer than this."""
 
 _QUIET = 0.25
 """Quiet frames lie in this part of the range of loudness."""
@@ -44,7 +44,7 @@ _CERTAIN = 0.99
 """Above this, the whole piece is in one language."""
 
 _DOUBTFUL = 0.5
-"""A piece without a language more probable than this is in that of one of its neighbours."""
+"""A piece without a language more probable than this has a neighbour's language."""
 
 Probabilities = Mapping[str, float]
 
@@ -74,7 +74,7 @@ class _Piece:
 
 
 class LanguageSpans:
-    """The languages of one clip; hears it once, as far as somebody asks."""
+    """The languages of one clip; hears it once, as far as `at` is asked."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class LanguageSpans:
         self._is_begun = self._is_over = False
 
     def at(self, seek: int) -> Policy[LanguageSpan]:
-        """Find the language from a frame on, and up to where; at least AHEAD if it goes on."""
+        """Find the language from a frame on, and its end; at least AHEAD if it goes on."""
         while not self._is_over and (not self._known or self._known[-1].end < seek + AHEAD):
             yield from self._hear_more()
         index = bisect_right(self._known, seek + _LEAST, key=lambda span: span.end)
@@ -112,7 +112,7 @@ class LanguageSpans:
         return self._known[index]
 
     def _hear_more(self) -> Policy[None]:
-        """Hear up to where another span is known: those that change end in the right pause."""
+        """Hear on until another span is known; changes of language lie in a pause."""
         following = yield from self._next_decided()
         if (span := self._decided) is not None:
             if following is not None and following.language != span.language:
@@ -123,7 +123,7 @@ class LanguageSpans:
         self._decided, self._is_over = following, following is None
 
     def _change(self, before: LanguageSpan, after: LanguageSpan) -> Policy[int]:
-        """Find where the language changes: between these spans, or in a longer pause nearby.
+        """Find the change of language: between these spans, or in a longer pause nearby.
 
         A piece may begin or end with some seconds of the other language: it is not cut so soon.
         """
@@ -189,7 +189,7 @@ def _language(piece: _Piece, before: str | None, following: _Piece | None) -> st
 
 
 def piece_frames(window_mt: NDArray[np.float32], frames: int, longest: int) -> int:
-    """Return after how many frames to cut: in the longest pause, or else where it is quietest.
+    """Return the frame to cut at: in the longest pause, or else the quietest place.
 
     Args:
         window_mt: log-mel features [n_mels, 3000].
@@ -208,7 +208,7 @@ def piece_frames(window_mt: NDArray[np.float32], frames: int, longest: int) -> i
 def pauses_in(
     window_mt: NDArray[np.float32], frames: int, earliest: int, latest: int
 ) -> list[tuple[int, int]]:
-    """Return the lengths and the middles of pauses of which the middle is in these bounds."""
+    """Return the lengths and the middles of pauses with the middle in these bounds."""
     runs = _runs(_quiet_frames(window_mt[:, :frames]))
     pauses = [(end - start, (start + end) // 2) for start, end in runs]
     return [pause for pause in pauses if pause[0] >= _PAUSE and earliest <= pause[1] <= latest]
@@ -221,6 +221,6 @@ def _quiet_frames(features_mt: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 def _runs(chosen_t: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return the runs of frames that are chosen: the first, and the one after the last."""
+    """Return the runs of chosen frames: the first, and the one after the last."""
     edges = np.flatnonzero(np.diff(chosen_t, prepend=False, append=False))
     return [(int(start), int(end)) for start, end in list(pairwise(edges))[::2]]

@@ -1,9 +1,9 @@
 """Transcription of sound that is still arriving.
 
-Sound of an utterance is heard again every `step` seconds, and what successive hypotheses agree on
-is settled (`kvcast.whisper.streaming_window`). A pause ends the utterance and settles the rest.
-Memory and work per second of sound are bounded: 30 s of sound at most are held and decoded at a
-time. Reads no stream and knows no terminal.
+Sound of an utterance is heard again every `step` seconds, and words on which successive hypotheses
+agree are settled (`kvcast.whisper.streaming_window`). A pause ends the utterance and settles the
+rest. Memory and work per second of sound are bounded: 30 s of sound at most are held and decoded at
+a time. Reads no stream and knows no terminal.
 """
 
 import time
@@ -57,11 +57,11 @@ class LiveSegment:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """Text that has settled since the update before.
+    """Text that has settled since the last update.
 
     Attributes:
-        settled: text that follows what was settled before in this line; it never changes.
-        interim: text that may follow it, or may not; it replaces the last one.
+        settled: text that follows the settled text of this line; it never changes.
+        interim: text that may follow it; it replaces the last interim text.
         segment: the line, if it is complete. The next update begins another one.
 
     """
@@ -72,7 +72,7 @@ class Update:
 
 
 class Delays:
-    """How long words took to settle, in buckets, so that a day takes no more memory than a minute.
+    """Delays of settled words, in buckets, so that a day takes no more memory than a minute.
 
     Attributes:
         count: words.
@@ -95,7 +95,7 @@ class Delays:
         self._counts[min(int(seconds / self._STEP), self._BUCKETS - 1)] += 1
 
     def quantile(self, part: float) -> float:
-        """Return the seconds within which this part of all words was settled, 0 if none was."""
+        """Return the seconds within which this part of all words was settled, 0 without words."""
         if not self.count:
             return 0.0
         bucket = int(np.searchsorted(np.cumsum(self._counts), part * self.count))
@@ -107,11 +107,11 @@ class LiveTranscription:
 
     Feed it sound of any length, such as a microphone's buffers. A call returns when the sound was
     heard. Sound that arrives meanwhile is best fed in one piece, as `kvcast transcribe --live`
-    does: then nothing piles up, however slow the machine.
+    does: then no sound piles up, however slow the machine.
 
     Attributes:
         delays: of all words so far.
-        notices: what a user should know, one line each.
+        notices: for the user, one line each.
 
     """
 
@@ -130,7 +130,7 @@ class LiveTranscription:
             window: hears and settles.
             endpoints: finds utterances.
             step: seconds of new sound that are worth a hypothesis.
-            notices: what a user should know of all this.
+            notices: for the user.
             clock: tells when sound arrives and words settle, in seconds.
 
         """
@@ -164,7 +164,7 @@ class LiveTranscription:
                 type's full scale.
 
         Raises:
-            UsageError: it is no such array.
+            UsageError: for any other array.
 
         """
         self.take(samples)
@@ -243,10 +243,10 @@ class LiveTranscription:
 
 
 class _Arrivals:
-    """When sound arrived, for as long as anyone may ask.
+    """Arrival times of sound, as far back as a line may begin.
 
     Attributes:
-        samples: that have arrived.
+        samples: number of samples that have arrived.
 
     """
 
@@ -255,20 +255,20 @@ class _Arrivals:
         self._times: deque[tuple[int, float]] = deque()
 
     def add(self, samples: int, time: float) -> None:
-        """Note that so many more have arrived."""
+        """Note the arrival of so many more samples."""
         self.samples += samples
         self._times.append((self.samples, time))
         while self._times[0][0] < self.samples - _REMEMBERED:
             self._times.popleft()
 
     def when(self, seconds: float) -> float:
-        """Return when the sound had arrived up to here."""
+        """Return the time when the sound up to this second had arrived."""
         at = bisect_left(self._times, (round(seconds * SAMPLE_RATE), -np.inf))
         return self._times[min(at, len(self._times) - 1)][1]
 
 
 class _Lines:
-    """Settled words become lines."""
+    """Collects settled words into lines."""
 
     def __init__(self, arrivals: _Arrivals, delays: Delays) -> None:
         self._arrivals = arrivals
@@ -279,7 +279,7 @@ class _Lines:
 
     @property
     def overdue(self) -> float:
-        """The second from which on a line under way is too long."""
+        """The second from which on the open line is too long."""
         return self._start + _LONGEST_LINE if self._words else np.inf
 
     def add(self, word: Settled, now: float) -> None:
@@ -315,7 +315,7 @@ class _Lines:
     ) -> Iterator[float]:
         """Count and yield the delay of each word.
 
-        Where its end is not known, letters take equal shares of the line's time.
+        Where a word's end is not known, letters take equal shares of the line's time.
         """
         spoken = list(accumulate(len(word.text) for word, _ in words))
         for (word, settled), letters in zip(words, spoken, strict=True):

@@ -2,7 +2,7 @@
 
 Follows `transcribe` in openai/whisper's transcribe.py: windows seek by the timestamps that were
 predicted, text conditions the next window, doubtful windows are tried again, silent ones skipped.
-Knows no file formats and no runtime, and not who else is decoded meanwhile.
+Knows no file formats, no runtime and no other recordings.
 """
 
 from collections import deque
@@ -32,9 +32,9 @@ class LongForm:
     """Clips of a recording whose windows are decoded one after the other.
 
     Attributes:
-        drafts: what became of drafted tokens, of each attempt that had some.
-        notices: for the user: from which second on, and the text.
-        segments: those that were found and not taken yet. Segments that are empty or take no time
+        drafts: counts of drafted tokens, of each attempt that had some.
+        notices: for the user: a second of the recording, and the text.
+        segments: finished ones that were not taken yet. Segments that are empty or take no time
             are left out. Ids count from 0 within the clips.
         over: whether everything was decoded.
 
@@ -61,9 +61,9 @@ class LongForm:
             attempts: how to decode a window first, and after each rejection; one at least. Their
                 prefix is for the first window alone.
             params: all other options.
-            end: knows the windows' ends.
+            end: decides the windows' ends.
             spans: the languages of each clip, or None where these do not change; a window ends
-                where its language does.
+                with its language.
 
         """
         self._sound = sound
@@ -96,7 +96,7 @@ class LongForm:
         self.over = True
 
     def _decode_window(self, window: Window, span: LanguageSpan | None) -> Policy[None]:
-        """Find a window's segments, and go on behind it."""
+        """Find a window's segments, and advance past it."""
         tokenizer = self._requests.tokenizer
         features = Features(self._sound.window(window.seek, window.seek + window.frames))
         result, rejections = yield from self._attempt(features, window, span)
@@ -130,7 +130,7 @@ class LongForm:
     def _attempt(
         self, features: Features, window: Window, span: LanguageSpan | None
     ) -> Policy[tuple[DecodingResult, tuple[str, ...]]]:
-        """Decode until a result is accepted; return it, and why those before were rejected."""
+        """Decode until a result is accepted; return it, and the reasons for earlier rejections."""
         rejections: list[str] = []
         while True:
             options = self._attempts[len(rejections)]
@@ -164,7 +164,7 @@ class LongForm:
             self._prompt.clear()
 
     def _advance(self, frames: int) -> None:
-        """Go on so many frames further, or with the next clip."""
+        """Advance by so many frames, or to the next clip."""
         self._seek += frames
         if self._seek >= self._clips[0][0][1]:
             self._clips.popleft()

@@ -1,4 +1,4 @@
-"""A Whisper model that is ready to transcribe: what `kvcast.load` returns for one.
+"""The Whisper model that `kvcast.load` returns, ready to transcribe.
 
 Turns the options of a call into ways to decode a window. Knows no file format.
 """
@@ -82,7 +82,7 @@ class WhisperModel:
     ) -> WindowDecoder:
         """Return a decoder of `windows` windows at once, in the first way, or fewer in others.
 
-        `draft` says what drafts tokens; UsageError for what cannot.
+        `draft` names the drafter; raises UsageError for one that does not fit.
         """
         widths = [options.strategy().width for options in attempts]
         rows = max(windows * widths[0], *widths)
@@ -168,7 +168,7 @@ class WhisperModel:
         return 4 * numbers  # in fp32; there may be narrower ones
 
     def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
-        """Return what an engine runs windows with; see `kvcast.engine.engine.Model`.
+        """Return an engine's scheduler; see `kvcast.engine.engine.Model`.
 
         `chunk` counts tokens of prompts, and a window's prompt is short: windows are encoded one at
         a time between two steps whatever it says.
@@ -202,7 +202,7 @@ class WhisperModel:
         options: Mapping[str, Any],
         scheduler: Scheduler,
     ) -> JobCaller:
-        """Return a recording, or a question about one window, as an engine's caller.
+        """Return a recording, or a policy about one window, as an engine's caller.
 
         Raises UsageError for options that cannot be served.
         """
@@ -228,11 +228,14 @@ class WhisperModel:
 
     @cached_property
     def requests(self) -> WindowRequests:
-        """Makes requests about windows, which draft nothing."""
+        """Makes requests about windows, without drafts."""
         return WindowRequests(self.tokenizer, self.dimensions.target_positions)
 
     def opening(self, audio: "AudioInput", params: TranscribeParams) -> "Callable[[], MelWindows]":
-        """Return what opens a recording; InputMissingError if `vad` wants what is not there."""
+        """Return a function that opens a recording.
+
+        Raises InputMissingError if `vad` needs a package that is not installed.
+        """
         from kvcast.whisper.voice import open_windows, voice_listener
 
         if params.vad:
@@ -268,7 +271,7 @@ class WhisperModel:
             params: given as keywords.
 
         Returns:
-            What sound is fed to: `feed` and `finish` return what has changed.
+            A transcription to feed with sound: `feed` and `finish` return its updates.
 
         Raises:
             UsageError: for options that cannot be served.
@@ -290,12 +293,12 @@ class WhisperModel:
         params: LiveParams,
         requests: WindowRequests | None = None,
     ) -> "StreamingWindow":
-        """Return what hears a stream of sound, by a decoder of its own or a shared one.
+        """Return a window over a stream of sound, with a decoder of its own or a shared one.
 
         Args:
             answer: runs a policy about a window to its end, and returns its result.
             params: options.
-            requests: makes requests; by default those that draft nothing.
+            requests: makes requests; by default without drafts.
 
         Raises:
             UsageError: for options that cannot be served.

@@ -1,6 +1,6 @@
-"""The words of windows, one after another, and where each next window begins because of them.
+"""Places the words of windows, one after another, and each next window by them.
 
-Puts together what openai/whisper's transcribe.py does if word_timestamps is set. Knows no model and
+Follows openai/whisper's transcribe.py with word_timestamps. Knows no model and
 no sound.
 """
 
@@ -30,10 +30,10 @@ class Said:
         window: where it lies.
         features: its sound.
         result: of the decoding.
-        rejections: why those before it were rejected.
+        rejections: reasons why earlier results were rejected.
         spans: of the result, in order.
-        complete: whether the window ends with a lone timestamp: nobody speaks after it.
-        seek: where the next window begins, as far as the timestamps tell.
+        complete: whether the window ends with a lone timestamp: no speech follows it.
+        seek: frame at which the next window begins, by the timestamps.
 
     """
 
@@ -70,7 +70,7 @@ class WordPlacing:
         self._last_speech = 0.0
 
     def place(self, said: Said, end: int) -> Policy[Kept]:
-        """Find a window's spans with their words, and where to go on.
+        """Find a window's spans with their words, and the next window's frame.
 
         `end` is the frame after the last that is to be heard.
         """

@@ -1,6 +1,6 @@
-"""A Whisper model as live transcription hears with it: hypotheses of a window, and their places.
+"""A Whisper model as a recognizer for live transcription: hypotheses of a window, and their places.
 
-Knows nothing of time or of what is settled when.
+Knows no times and no settled words.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from kvcast.whisper.word_split import TokenWord, split_words
 
 
 class _Heard(NamedTuple):
-    """What the decoder reads, and how many of its frames are sound."""
+    """The decoder's input, and how many of its frames are sound."""
 
     features: Features
     frames: int

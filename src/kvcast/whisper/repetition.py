@@ -1,7 +1,7 @@
 """A text that repeats itself without an end, as a model writes that has lost its place.
 
 The text's end is compared with itself, shifted: a sequence has period p where each token equals the
-one p before it. Knows tokens only; what becomes of such a text is decided elsewhere.
+one p before it. Knows tokens only.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Repetition:
 
 
 def repetition(tokens: Sequence[int], eot: int) -> Repetition | None:
-    """Return how a sequence ends, if it ends in at least 4 copies and 48 tokens of the same text.
+    """Return the repetition that ends a sequence: at least 4 copies and 48 tokens of the same text.
 
     Args:
         tokens: of a window.
@@ -66,8 +66,8 @@ def without_repetition(
 ) -> tuple[int, ...]:
     """Return the tokens to keep of a sequence that ends in a repetition.
 
-    Where a segment was finished before it, everything before it: the window ends there, and what
-    follows can be heard again from there. Otherwise the first copy as well, with the timestamp that
+    Where a segment was finished before it, everything before it: the window ends there, and the
+    rest can be heard again from there. Otherwise the first copy as well, with the timestamp that
     closes it, if there is one.
     """
     tokens = tuple(tokens)

@@ -1,6 +1,6 @@
 """Requests about a window of 30 seconds: its language, its text, and where its tokens lie.
 
-Knows no recordings, no fallback, and not who runs requests.
+Knows no recordings, no fallback and no scheduler.
 """
 
 import json
@@ -103,7 +103,7 @@ class WindowRequest(SearchRequest):
             window: the sound.
             options: how it is decoded.
             prompt: tokens before the text.
-            known: of the text that the prompt ends with, the tokens that the result leaves out.
+            known: tokens of the text at the prompt's end, which the result leaves out.
             language: code.
             tokenizer: of the model.
             room: most tokens.
@@ -162,9 +162,9 @@ class WindowRequest(SearchRequest):
 class AlignmentRequest(Request):
     """Aligns a text's tokens with the speech, once they are known.
 
-    They are read once more, all in one call, over the window's encoded input, which is still in its
-    slot if no other input has needed that. It finds what openai-whisper's timing.py places words in
-    time by: where each token begins in the speech that it attends to, and how probable it was.
+    The tokens are read once more, all in one call, over the window's encoded input, which is still
+    in its slot unless another input needed that. As in openai-whisper's timing.py, the results are
+    the frame at which each token begins, by dtw over its attention, and its probability.
 
     The queries of the steps that wrote the text would save this call, but they follow a prompt and
     timestamps, which OpenAI's do not: on read speech 5 to 15% of the words were then more than 50
@@ -193,7 +193,7 @@ class AlignmentRequest(Request):
         """Begin.
 
         Args:
-            window: what the text was heard in.
+            window: the sound of the text.
             start: from start-of-transcript to no-timestamps.
             text: [n], n >= 1; without timestamps and end. All tokens fit the model's context.
             frames: how many of the encoder's frames are of the recording.
@@ -231,7 +231,7 @@ class AlignmentRequest(Request):
         return OVER
 
     def times(self) -> TokenTimes:
-        """Return where the tokens of the text begin and how probable they are."""
+        """Return the frames at which the text's tokens begin, and their probabilities."""
         return TokenTimes(self.begins_n, self.probabilities_n)
 
 

@@ -1,4 +1,4 @@
-"""From a window's tokens to segments, and how far the next window is.
+"""Cuts a window's tokens into segments, and tells the frames to the next window.
 
 The rules are those of `transcribe` in openai/whisper's transcribe.py. Knows no sound and no model.
 """
@@ -37,11 +37,11 @@ class Word:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A stretch of speech with its text.
+    """A part of speech with its text.
 
     Attributes:
         id: counts from 0.
-        seek: frame (of 10 ms) at which the window began that this comes from.
+        seek: frame (of 10 ms) at which its window began.
         start, end: seconds.
         text: as decoded; usually starts with a space.
         tokens: ids, timestamps included.
@@ -108,7 +108,7 @@ def split(tokens: Sequence[int], window: Window, timestamp_begin: int) -> tuple[
 
     Two timestamps in a row are a cut: one segment ends, the next starts. What follows the last
     cut is unfinished, and the next window begins there; but a lone timestamp at the very end says
-    that nobody speaks afterwards, and the whole window is done. So it is without any cut.
+    that no speech follows, and the whole window is done. So it is without any cut.
 
     Example: tokens `<|0.00|> a <|1.00|> <|1.00|> b` give one segment, 0 s to 1 s, and an advance
     of 100 frames; with `<|2.00|>` at the end they give two, and the whole window is done.

@@ -1,6 +1,6 @@
-"""What the tasks need of a recording, whoever opens it.
+"""Interfaces of an opened recording, as tasks need it.
 
-Says nothing of files: see `kvcast.audio.features.MelWindows`.
+Knows no files: see `kvcast.audio.features.MelWindows`.
 """
 
 from typing import TYPE_CHECKING, Protocol
@@ -31,18 +31,18 @@ class Windows(Sound, Protocol):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What a user should know."""
+        """Notices for the user."""
 
     @property
     def timeline(self) -> "Timeline":
-        """What seconds of the sound are in the recording."""
+        """Maps seconds of the sound to seconds of the recording."""
 
     @property
     def skipped(self) -> "tuple[Part, ...] | None":
-        """What was left out because it is no speech; None if nobody looked for that."""
+        """Parts that were left out because they are no speech; None without `vad`."""
 
     def first_window(self) -> Float32:
-        """Return what the language is detected from, [n_mels, 3000]."""
+        """Return the window that the language is detected from, [n_mels, 3000]."""
 
     def close(self) -> None:
         """Release the recording."""

@@ -1,7 +1,7 @@
-"""Strategies of openai/whisper: which tokens a request's rows take, and what the candidates are.
+"""Strategies of openai/whisper: they choose the tokens of a request's rows, and rank candidates.
 
 A strategy is an immutable choice; `start` makes the search that holds one request's state. At the
-first step there is one row; a search answers with those that it follows. Knows no runtime.
+first step there is one row; a search returns the rows to continue. Knows no runtime.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,13 +32,13 @@ class Search(Protocol):
 
     @property
     def written_rn(self) -> Int64:
-        """[rows, n]: what each row that goes on has written."""
+        """[rows, n]: the tokens of each live row."""
 
     def advance(self, logits_rv: Float32) -> Continuations:
         """Take one token for each row from filtered logits [rows, vocab]; `OVER` at the end."""
 
     def candidates(self) -> list[Candidate]:
-        """Return what was found so far, those that are not finished among them."""
+        """Return all candidates so far, unfinished ones included."""
 
 
 class Strategy(Protocol):
@@ -145,7 +145,7 @@ class SearchRequest(Request):
     """A search after a prompt.
 
     Attributes:
-        search: as far as it has come.
+        search: the state of the search.
         max_new_tokens: steps after which it ends.
 
     """
@@ -170,7 +170,7 @@ class SearchRequest(Request):
             eot: the token that ends a sequence.
             max_new_tokens: steps after which the search ends, 1 or more.
             probe: offset into the prompt whose logits to keep as the model gave them.
-            hopeless: says now and then of what was found so far whether to give up.
+            hopeless: tells now and then whether to give up on the candidates so far.
 
         """
         # The last token is chosen and never fed.
@@ -202,7 +202,7 @@ def _likeliest(logits_rv: Float32, rows: Sequence[int], places: Sequence[int]) -
 
 
 class _Draws:
-    """Draws tokens; what a row draws does not depend on when another ended."""
+    """Draws tokens; a row's draws do not depend on the ends of others."""
 
     def __init__(self, temperature: float, rng: np.random.Generator, count: int) -> None:
         self._temperature = temperature
@@ -274,7 +274,7 @@ class _IndependentRows(Search):
 
 
 class _Beams(Search):
-    """The live beams, and what has finished."""
+    """The live beams, and the finished sequences."""
 
     def __init__(self, strategy: BeamSearch, eot: int, room: int) -> None:
         self._beams = strategy.beams
@@ -317,7 +317,7 @@ class _Beams(Search):
 
     @override
     def candidates(self) -> list[Candidate]:
-        """Return what finished; if too few, the best under way stand in."""
+        """Return the finished sequences; if too few, the best live beams fill up."""
         missing = max(0, self._beams - len(self._finished))
         best = self._sums_r.argsort(kind="stable")[::-1][:missing]
         return self._finished + [

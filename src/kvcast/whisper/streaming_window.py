@@ -1,10 +1,10 @@
 """The streaming window: at most 30 s of sound, its settled words, and the current hypothesis.
 
 Sound comes in at one end. Every hypothesis is of the whole window, so that a word which settled
-wrong misleads none after it; what follows the settled words in it is new, so that these never
-change and are never said twice. Sound leaves at the other end, with its words, where one segment
-ends and another begins, or else between two settled words. Knows neither when to listen nor where
-sound comes from.
+wrong misleads none after it; the words after the settled ones are new, so that settled words
+never change and are never said twice. Sound leaves at the other end, with its words, where one
+segment ends and another begins, or else between two settled words. Knows neither when to listen nor
+where sound comes from.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _AFTER = 3 * SAMPLE_RATE // 10
 """Without so much silence after it, the last word is easily misheard; less sound is hardly one."""
 
 _FRESH = 2 * SAMPLE_RATE
-"""What lies so near the window's end does not settle yet: what comes next may change it."""
+"""Words this near to the window's end do not settle yet: later sound may change them."""
 
 _UNSURE = 0.5
 """Less probable words do not settle while they lie within `_UNSURE_FOR` of the window's end."""
@@ -51,9 +51,9 @@ class Hypothesis:
     """A hypothesis: the text of the streaming window, as of one decoding.
 
     Attributes:
-        units: words and timestamps, after those that it was told to begin with.
-        doubtful: whether it looks like a failure and proves nothing.
-        conditions_next: whether it may prompt what comes later.
+        units: words and timestamps, after the given ones.
+        doubtful: whether it looks like a failure, so that no word may settle by it.
+        conditions_next: whether it may prompt later text.
 
     """
 
@@ -84,11 +84,11 @@ class Recognizer(Protocol):
     ) -> Hypothesis:
         """Write the text that begins with these units.
 
-        `thoroughly` tries again what looks like a failure.
+        `thoroughly` tries again if the text looks like a failure.
         """
 
     def places(self, heard: Any, units: Sequence[Unit]) -> Sequence[Place]:
-        """Return where each of these units lies, all that is said in order."""
+        """Return the place of each of these units, which are in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class StreamingWindow:
         Args:
             recognizer: the model.
             prompt: tokens of text that precedes all.
-            conditions: whether settled text prompts what comes later.
+            conditions: whether settled text prompts later text.
             agreement: successive hypotheses that have to begin with a word before it is settled;
                 two at least.
 
@@ -172,12 +172,12 @@ class StreamingWindow:
         self._length += len(samples)
 
     def keep_last(self, samples: int) -> None:
-        """Drop the sound before these samples; nothing that was said is under way."""
+        """Drop the sound before these samples; there are no unsettled words."""
         self._drop(max(0, self._length - samples))
         self.heard_to = max(self.heard_to, self.start)
 
     def skip(self, samples: NDArray[np.float32], kept: int) -> None:
-        """Go on over sound in which nothing is said, and keep the last samples of it."""
+        """Skip sound without speech, and keep the last samples of it."""
         over = max(0, len(samples) - kept)
         if over:
             self._drop(self._length)
@@ -255,7 +255,7 @@ class StreamingWindow:
     def _last_boundary(self) -> int | None:
         """Return the place of the last supposed word before which to cut; None if there is none.
 
-        What is said in the window's last second may be misheard.
+        Words in the window's last second may be misheard.
         """
         first = max(_AFTER // _STAMP, self._said_to)
         sure = range(first, (self._length - _LEAST_CUT) // _STAMP)

@@ -1,8 +1,8 @@
-"""Subtitles, SubRip and WebVTT: what stands in a cue, and how.
+"""Subtitles, SubRip and WebVTT: the cues and their layout.
 
 Without options a cue is a segment, as OpenAI's `whisper.utils` writes it. With options, words are
-laid out by the rules of its `SubtitlesWriter`. No text, whatever a model made up, changes more than
-its own cue. Knows no files.
+laid out by the rules of its `SubtitlesWriter`. No text of a model can change more than its
+own cue. Knows no files.
 """
 
 import math
@@ -121,7 +121,7 @@ def _laid_out(segments: "Iterable[Segment]", params: SubtitleParams) -> Iterator
 
 @dataclass
 class _CueLayout:
-    """The cue under way."""
+    """The cue being filled."""
 
     width: float
     lines: float
@@ -146,14 +146,14 @@ class _CueLayout:
         self._pieces.append(_CueWord(word.start, word.end, text))
 
     def ended(self) -> Iterator[list[_CueWord]]:
-        """Yield the cue under way, if there is one, and begin another."""
+        """Yield the cue being filled, if there is one, and begin another."""
         if self._pieces:
             yield self._pieces
         self._pieces, self._line, self._column = [], 1, 0
 
 
 def _words(segment: "Segment") -> list[_CueWord]:
-    """Return a segment's words; if it has none, those of its text, which share its time."""
+    """Return a segment's words; if it has none, the words of its text, which share its time."""
     if segment.words:
         return [_CueWord(word.start, word.end, one_line(word.word)) for word in segment.words]
     words = [f" {word}" for word in one_line(segment.text).split()]
@@ -190,9 +190,10 @@ def one_line(text: str) -> str:
 
 
 def _untimed(text: str) -> str:
-    """Return text no line of which a reader takes for a line of times.
+    """Return text without lines that a reader takes for a line of times.
 
-    That has an arrow; to lenient readers, any two times will do, which then are split unseen.
+    A line of times has an arrow; lenient readers take any two times for one, so an invisible
+    character splits these.
     """
     return "\n".join(
         _TIME.sub(lambda match: match[0].replace(":", f":{_WORD_JOINER}"), line)

@@ -1,4 +1,4 @@
-"""Which frames a window's tokens were spoken in. Knows no text, no model and no seconds."""
+"""Frames in which a window's tokens were spoken. Knows no text, no model and no seconds."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -13,11 +13,11 @@ FRAMES_PER_SECOND = 50
 
 @dataclass(frozen=True, eq=False)
 class TokenTimes:
-    """Where the n text tokens of a window were spoken, and how likely each was.
+    """The frames of a window's n text tokens, and their probabilities.
 
     Attributes:
         begins_n: frame at which each token begins, and the one at which the last ends, [n + 1].
-        probabilities_n: of each token after those before it, [n].
+        probabilities_n: of each token, given the tokens before it, [n].
 
     """
 

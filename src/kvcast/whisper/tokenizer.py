@@ -106,7 +106,7 @@ class WhisperTokenizer:
 
     @cached_property
     def added_text(self) -> tuple[int, ...]:
-        """Tokens of text that fine-tuning added, after those of time, ascending."""
+        """Tokens of text that fine-tuning added, after the timestamps, ascending."""
         return tuple(sorted(self._added_text))
 
     def is_timestamp(self, token: int) -> bool:
@@ -189,7 +189,7 @@ class WhisperTokenizer:
 
     @cached_property
     def unused_tokens(self) -> tuple[int, ...]:
-        """Ids that no transcript can have: nothing names them, or they are special additions."""
+        """Ids that no transcript can have: ids without a token, and special additions."""
         named = set(self._bpe.get_vocab().values()) | self._contents.keys()
         named |= set(range(self.timestamp_begin, self.timestamp_end))
         steering = {token for token in self._contents if token >= self.timestamp_end}
@@ -242,7 +242,7 @@ class WhisperTokenizer:
 
 
 def timestamps_from(begin: int) -> range:
-    """Return the ids of all timestamps; those after them are what fine-tuning added, or nothing."""
+    """Return the ids of all timestamps; ids after them were added by fine-tuning."""
     return range(begin, begin + _TIMESTAMPS)
 
 

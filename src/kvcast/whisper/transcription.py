@@ -1,4 +1,4 @@
-"""A recording becomes segments, as each is done.
+"""Turns a recording into segments, one by one.
 
 Without a batch, windows follow one another as in openai/whisper's transcribe.py; in a batch, the
 recording is cut where it is quiet, and the excerpts are decoded together. Knows no file formats
@@ -59,9 +59,8 @@ def clipped_frames(params: TranscribeParams, content_frames: int) -> list[tuple[
 class RecordingCaller(PolicyCaller):
     """A recording, whose windows are requests and whose results become segments.
 
-    It is opened when something of it is asked for, and released when the last segment was taken,
-    or by `close`. One policy finds out which clips to decode; each excerpt, or all clips, is
-    another.
+    It is opened on first use, and released when the last segment was taken, or by `close`. One
+    policy finds the clips to decode; each excerpt, or all clips, is another.
 
     Attributes:
         before_opening: is called right before the recording is opened; by default it does nothing.
@@ -111,7 +110,7 @@ class RecordingCaller(PolicyCaller):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What a user should know, one line each."""
+        """Notices for the user, one line each."""
         frames = self._windows.content_frames
         clips = clipped_frames(self._params, frames)
         empty = [
@@ -130,7 +129,7 @@ class RecordingCaller(PolicyCaller):
 
     @property
     def draft(self) -> DraftCounts | None:
-        """What became of drafted tokens in what is over by now; None without `draft`."""
+        """Counts of drafted tokens in finished windows; None without `draft`."""
         if self._params.draft is None:
             return None
         return DraftCounts.total(self._drafts)
@@ -169,7 +168,7 @@ class RecordingCaller(PolicyCaller):
     def take_segment(self) -> Segment | None:
         """Return the next segment if it is done; None if it is not, or all is over.
 
-        Raises what went wrong.
+        Raises the error that ended it.
         """
         while not self._closed:
             first = self._begun[0] if self._begun else None
@@ -206,7 +205,7 @@ class RecordingCaller(PolicyCaller):
         return self._opening()
 
     def _planned(self) -> Policy[None]:
-        """Find out what to decode, and begin it bit by bit."""
+        """Find the clips to decode, and begin them one by one."""
         # Known before the recording is released, whether windows are decoded in it or not.
         language = self._language = yield from self._detected()
         clips = clipped_frames(self._params, self._windows.content_frames)
@@ -228,7 +227,7 @@ class RecordingCaller(PolicyCaller):
         spans: LanguageSpans | None,
         attempts: Sequence[DecodingOptions],
     ) -> Policy[Sequence[DecodingOptions]]:
-        """Begin a clip's excerpts, each when there is room; return how to go on after it."""
+        """Begin a clip's excerpts, as there is room; return the attempts for the next clip."""
         quiet = QuietEnd(self._requests.tokenizer.timestamp_begin)
         joints = [round(at * FRAMES_PER_SECOND) for at in self._windows.timeline.joints]
         seek, end = clip
@@ -252,7 +251,7 @@ class RecordingCaller(PolicyCaller):
         self.start(form.decode())
 
     def _detected(self) -> Policy[str]:
-        """Find out the language: the one asked for, or else heard in the first 30 seconds."""
+        """Find the language: the given one, or else detected in the first 30 seconds."""
         tokenizer = self._requests.tokenizer
         if (language := self._attempts[0].language) is not None:
             return tokenizer.language_code(language)
@@ -274,7 +273,7 @@ class RecordingCaller(PolicyCaller):
 class Transcription(RecordingCaller, Iterator[Segment]):
     """Segments of one recording, decoded while they are taken; can be taken once.
 
-    Others that share its scheduler are decoded meanwhile.
+    Other recordings of its scheduler are decoded meanwhile.
     """
 
     def __init__(
@@ -287,7 +286,7 @@ class Transcription(RecordingCaller, Iterator[Segment]):
         params: TranscribeParams,
         priority: int = 0,
     ) -> None:
-        """Take part; nothing is opened or decoded yet.
+        """Join the scheduler; nothing is opened or decoded yet.
 
         Args:
             scheduler: decodes it, perhaps together with others.
@@ -305,7 +304,7 @@ class Transcription(RecordingCaller, Iterator[Segment]):
         scheduler.add(self)
 
     def open(self) -> Self:
-        """Open the recording now; raises what `kvcast.audio.features.open_features` does."""
+        """Open the recording now; raises the errors of `kvcast.audio.features.open_features`."""
         _ = self._windows
         return self
 
@@ -346,13 +345,13 @@ class Transcription(RecordingCaller, Iterator[Segment]):
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """All that was heard in a recording.
+    """The complete transcription of a recording.
 
     Attributes:
         segments: in order.
         language: its code.
         duration: seconds of the whole recording.
-        notices: what a user should know, one line each.
+        notices: for the user, one line each.
         skipped: parts that were left out because they are no speech; None without `vad`.
 
     """
@@ -419,7 +418,7 @@ class ServedRecording(RecordingCaller, JobCaller):
         self._release()
 
     def _tell(self) -> None:
-        """Put finished segments into the job, and make up the result."""
+        """Put finished segments into the job, and its result at the end."""
         while (segment := self.take_segment()) is not None:
             self._note()
             self._segments.append(segment)
@@ -437,12 +436,12 @@ class ServedRecording(RecordingCaller, JobCaller):
             )
 
     def _note(self) -> None:
-        """Let the job know what the recording is."""
+        """Tell the job the recording's language and duration."""
         self.job.language, self.job.duration = self._language, self.duration
 
 
 class WindowCaller(PolicyCaller, JobCaller):
-    """A policy about one window in an engine: a moment's work, and whoever speaks waits for it."""
+    """A policy about one window in an engine: short, and first, as a speaker waits for it."""
 
     priority = -1
 

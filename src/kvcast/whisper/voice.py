@@ -1,8 +1,8 @@
-"""Opens recordings: all of one, or what Silero's voice activity detector takes for speech.
+"""Opens recordings: whole, or the speech that Silero's voice activity detector finds.
 
 The detector is opened once a process. Its calls cannot be batched, because its state goes from
 block to block; strips heard side by side saved half of the time and changed one block in 300. Knows
-nothing of text.
+no text.
 """
 
 import sys
@@ -25,7 +25,7 @@ def open_windows(source: AudioInput, n_mels: int, params: TranscribeParams) -> M
     """Open a recording and read it; with `vad`, only the speech in its clips is in the windows.
 
     Raises:
-        InputMissingError: there is no such file, or the detector is not installed.
+        InputMissingError: the file does not exist, or the detector is not installed.
         InputOutputError: it cannot be decoded, is shorter than a frame, or is not sound.
         UsageError: an array that is not one channel of samples.
 
@@ -61,7 +61,7 @@ def voice_listener() -> Listener:
 
 
 def live_listener() -> tuple[Listener, tuple[str, ...]]:
-    """Return what tells speech from other sound here, and what a user should know of it."""
+    """Return the best voice detector available here, and notices for the user."""
     with suppress(InputMissingError):
         return voice_listener(), ()
     quiet = "utterances end where it is quiet; kvcast[vad] tells speech from noise"

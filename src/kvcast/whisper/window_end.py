@@ -17,30 +17,30 @@ _REMNANT = 1.0
 
 
 class OpenEnd:
-    """The end of a window of which nothing is known: a text may go on in the next one."""
+    """The end of a window in running speech: a text may go on in the next one."""
 
     def options(self, options: DecodingOptions, window: Window) -> DecodingOptions:
-        """Return how to decode a window."""
+        """Return the options to decode a window with."""
         del window
         return options
 
     def tokens(self, result: DecodingResult, window: Window) -> Sequence[int]:
-        """Return a window's tokens, with a timestamp at the end if nothing goes on."""
+        """Return a window's tokens, with a timestamp at the end if no text goes on."""
         del window
         return result.tokens
 
     def resumed(self, after_words: int, after_timestamps: int) -> int:
-        """Return where the next window begins, given the last word's end and the timestamps."""
+        """Return the next window's frame, given the last word's end and the timestamps."""
         del after_timestamps
         return after_words
 
 
 @dataclass(frozen=True)
 class QuietEnd(OpenEnd):
-    """Excerpts end where it is quiet, so nobody goes on.
+    """Excerpts end in a pause, so no sentence goes on.
 
-    OpenAI's rules leave what follows the last timestamp to the next window. An excerpt has none, so
-    the model must finish what it begins, and a text that it ends ends with the excerpt.
+    OpenAI's rules leave the text after the last timestamp to the next window. An excerpt has no
+    next one, so the model must finish its segments, and a finished text ends with the excerpt.
     """
 
     timestamp_begin: int

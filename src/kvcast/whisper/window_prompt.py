@@ -1,7 +1,7 @@
-"""What a Whisper decoder reads before it writes: words to expect, the text before, the task.
+"""The prompt of a Whisper decoder: words to expect, the text before, the task.
 
-The layout is that of openai/whisper's decoding.py; hotwords and what precedes a prefix are
-faster-whisper's. Knows no search and no sound.
+The layout is that of openai/whisper's decoding.py; hotwords and the order before a prefix
+are faster-whisper's. Knows no search and no sound.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class WindowPrompt:
         before: hotwords and the end of the text before, behind the token that announces them; may
             be empty.
         task: from the start of the transcript on.
-        written: what the transcript begins with: the prefix, and what else is known of it.
+        written: known tokens at the transcript's beginning, the prefix first.
 
     """
 
@@ -43,7 +43,7 @@ class WindowPrompt:
         """Put a prompt together.
 
         Args:
-            params: say what belongs to it.
+            params: options for its parts.
             language: a code.
             previous: tokens of the text before; its end is kept as far as there is room.
             written: tokens of the transcript that are known, behind the prefix.

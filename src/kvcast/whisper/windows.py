@@ -1,7 +1,7 @@
 """Windows of 30 seconds as openai/whisper's decoding.py decodes them: policies that make requests.
 
-Puts together the prompt, the filters and the strategy that the options ask for. Knows nothing of
-recordings, seeking or fallback; a window may be decoded several times.
+Puts together the prompt, the filters and the strategy that the options ask for. Knows no
+recordings, no seeking and no fallback; a window may be decoded several times.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class WindowRequests:
     def languages(self, window: Features) -> Policy[dict[str, float]]:
         """Find out how probable each language is.
 
-        Raises UsageError for a model that knows English only.
+        Raises UsageError for an English-only model.
         """
         if not self.tokenizer.is_multilingual:
             raise UsageError("this model knows English only: there is no language to detect")
@@ -82,12 +82,12 @@ class WindowRequests:
 
         Args:
             window: the sound.
-            options: how; without a language the window's is detected first.
+            options: of decoding; without a language the window's is detected first.
             prompt: tokens of the text before; its end is kept if it is too long.
             prompt_language: the language of that text, if it is known; a window in another does not
                 read it.
             written: tokens of the window's own text that are known, timestamps among them. The
-                result is what follows them.
+                result has the tokens after them.
             stream: tells the random numbers of one window from another's.
 
         Raises:
@@ -129,7 +129,7 @@ class WindowRequests:
         """Place the tokens of a window's text in time.
 
         Args:
-            window: in which the text was heard.
+            window: the sound of the text.
             text: its tokens, one or more; without timestamps.
             language: code of the one spoken.
             task: as the text was decoded.
@@ -159,8 +159,8 @@ class WindowRequests:
 class WindowDecoder:
     """Decodes windows in the calling thread, as many together as its cache has rows for.
 
-    Windows do not depend on each other. A window stays encoded, so it can be decoded again, until
-    as many others were decoded as the cache has slots for.
+    Windows do not depend on each other. A window stays encoded, and can be decoded again, until
+    other windows need its slot.
 
     Attributes:
         requests: makes requests.
@@ -184,7 +184,7 @@ class WindowDecoder:
             runtime: runs the model.
             tokenizer: of the model.
             context: positions of its decoder.
-            rows: most beams or samples at once, those of all windows together.
+            rows: most beams or samples at once, of all windows together.
             windows: most windows at once.
             speculations: drafts tokens of windows that take one row; None for no drafts.
 

@@ -1,4 +1,4 @@
-"""Where words begin in a run of Whisper's tokens, as in openai/whisper's tokenizer.py.
+"""Splits a run of Whisper's tokens into words, as in openai/whisper's tokenizer.py.
 
 Knows no times.
 """

@@ -1,7 +1,7 @@
 """Times of a window's words, and of its segments by them.
 
-Follows `add_word_timestamps` in openai/whisper's timing.py. Knows no model and no sound: where each
-token begins comes as `TokenTimes`.
+Follows `add_word_timestamps` in openai/whisper's timing.py. Knows no model and no sound: the
+frames of tokens come as `TokenTimes`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from kvcast.whisper.word_split import TokenWord, split_words
 _SENTENCE_ENDS = ".。!！?？"  # noqa: RUF001
 _LONGEST_MEDIAN = 0.7
 _FAR = 0.5
-"""Beyond its segment's ends by so many seconds, a word is wrong, and not the segment."""
+"""If a word passes its segment's end by more seconds, the word is corrected, not the segment."""
 
 _DECIMALS = 2
 """Of times in seconds; the encoder's frames are 0.02 s."""
@@ -54,7 +54,7 @@ class _Timed:
 
 @dataclass(frozen=True)
 class _Usual:
-    """How long words of a window take, in seconds; at pauses they take `most` at most."""
+    """The usual duration of a window's words, in seconds; at pauses they take `most` at most."""
 
     median: float
 
@@ -92,9 +92,9 @@ def with_words(
         times: of their text tokens.
         window: their times count from its start.
         tokenizer: of the model.
-        language: code of that of the text.
-        punctuation: which marks are no words of their own.
-        last_speech: where the last word before this window ended, in seconds.
+        language: code of the text's language.
+        punctuation: marks that are no words of their own.
+        last_speech: end of the last word before this window, in seconds.
 
     """
     words = split_words(tokenizer, text_tokens(spans, tokenizer), language)

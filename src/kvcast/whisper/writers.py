@@ -4,7 +4,7 @@ The first four equal the output of OpenAI's `whisper.utils`, but for text that w
 lines, and can be streamed: a generator yields each piece as soon as its segment is known. JSON is
 one line with a format version, described by docs/json.md and docs/transcript.schema.json.
 
-Knows nothing of files, standard output or how segments are found.
+Knows no files, no standard output and no decoding.
 """
 
 import json
@@ -28,7 +28,7 @@ JSON_VERSION = 2
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptDocument:
-    """A finished transcription and where it came from; `duration` is in seconds."""
+    """A finished transcription with its source; `duration` is in seconds."""
 
     source: str
     model: str

@@ -1,4 +1,4 @@
-"""Which files of a folder are recordings. Opens none of them."""
+"""Finds the recordings of a folder. Opens none of them."""
 
 import os
 import stat
@@ -40,7 +40,7 @@ class RecordingFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A file or folder that could not even be looked at, by its path in the folder."""
+    """A file or folder whose status could not be read, by its path in the folder."""
 
     path: str
     reason: str
@@ -72,8 +72,8 @@ def find(folder: Path, params: FolderParams, *, besides: Path) -> FolderListing:
 
     Args:
         folder: where to look.
-        params: what to take.
-        besides: a folder that is not entered, where it lies inside.
+        params: patterns, extensions and dates of the files to take.
+        besides: a folder that is not entered, if it lies inside.
 
     Raises:
         UsageError: `params.newer` is neither a file nor a date.

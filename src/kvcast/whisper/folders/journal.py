@@ -8,8 +8,8 @@ A folder `.kvcast` in the output folder holds three things:
 
 The first line names the folder of the recordings. Every line ends with the SHA-256 of the rest of
 it. A line that is cut short or damaged counts as never written: its recording is done again. Of
-several lines about a recording the last one counts. A line is data from a file that others may have
-written, so its paths are checked to stay inside. Knows nothing of audio or models.
+several lines about a recording the last one counts. A line is data from a file that another
+program may have written, so its paths are checked to stay inside. Knows no audio and no models.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class Entry:
     Attributes:
         path: of the recording, in its folder, as `RecordingFile` has it; so are size and mtime_ns.
         sha256: of the recording; empty for one that failed.
-        options: stands for all options that decide what a transcript holds.
+        options: digest of all options that decide a transcript's content.
         status: whether it was transcribed.
         reason: why it failed, in one line, or empty.
         name: of its transcripts, without extensions, in the output folder.
@@ -71,7 +71,7 @@ class Entry:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Self | None:
-        """Return what a line says, or None unless it is about paths inside the folders."""
+        """Return the entry of a line, or None unless its paths are inside the folders."""
         if set(record) != {field.name for field in fields(cls)}:
             return None
         texts = (record[name] for name in ("path", "sha256", "options", "status", "reason", "name"))
@@ -102,9 +102,9 @@ def is_inside(path: str) -> bool:
 
 @contextmanager
 def opened_journal(output: Path, recordings: Path) -> Iterator["Journal"]:
-    """Hold the journal of an output folder, which exists; nobody else gets it meanwhile.
+    """Hold the journal of an existing output folder; no other run gets it meanwhile.
 
-    What a killed run left is cleared away, and a damaged journal is written anew. A run that is
+    Leftovers of a killed run are removed, and a damaged journal is written anew. A run that is
     refused leaves no journal where none was.
 
     Args:
@@ -212,14 +212,14 @@ class Journal:
 
 
 def sealed(record: Mapping[str, Any]) -> bytes:
-    """Return a line of ASCII JSON that ends with the SHA-256 of itself without that."""
+    """Return a line of ASCII JSON that ends with the SHA-256 of the rest of it."""
     # Names that are not valid UTF-8 come and go as the escapes of their surrogates.
     text = json.dumps(record, separators=(",", ":"), allow_nan=False).encode("ascii")
     return text[:-1] + b',"check":"%s"}\n' % hashlib.sha256(text).hexdigest().encode("ascii")
 
 
 def unsealed(line: bytes) -> dict[str, Any] | None:
-    """Return what `sealed` was given, or None for a line that differs from any of its."""
+    """Return the record of a line that `sealed` made; None for any other line."""
     body, newline = line[:-1], line[-1:]
     seal = _SEAL.search(body)
     if newline != b"\n" or seal is None:

@@ -1,8 +1,8 @@
-"""One run over a folder: what there is to do, what was done before, and how each recording ends.
+"""One run over a folder: recordings to transcribe, recordings to keep, and the result of each.
 
-A recording is done when its transcripts lie in their places and the journal says so, in this
-order; a run that is killed in between does it again, with the same result. Knows no formats: they
-are rendered by the caller.
+A recording is done when its transcripts lie in their places and the journal records it, in
+this order; a run that is killed in between does it again, with the same result. Knows no formats:
+the caller renders them.
 """
 
 import hashlib
@@ -32,11 +32,11 @@ Render: TypeAlias = Callable[[str, FolderTranscript], Mapping[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a file ended.
+    """The result of a file.
 
     Attributes:
         path: in the folder of the recordings.
-        status: `kept` was done before and is as it was.
+        status: `kept` was done before and has not changed.
         error: why it failed.
         outputs: its transcripts in the output folder.
         duration: seconds of sound, if it is done.
@@ -80,11 +80,11 @@ class Summary:
     files: tuple[Result, ...]
 
     def count(self, status: str) -> int:
-        """Return how many files ended that way."""
+        """Return the number of files with this status."""
         return sum(result.status == status for result in self.files)
 
     def sound(self, status: str) -> float:
-        """Return the seconds of sound in the files that ended that way."""
+        """Return the seconds of sound in the files with this status."""
         return sum(result.duration or 0.0 for result in self.files if result.status == status)
 
     def document(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def opened_run(
         folder: of the recordings.
         output: for the transcripts; exists.
         params: the choice of recordings, and whether finished ones are kept.
-        options: stands for all options that decide what a transcript holds.
+        options: digest of all options that decide a transcript's content.
 
     Raises:
         UsageError: for options that cannot be served, or another folder's transcripts.
@@ -134,7 +134,7 @@ class FolderRun:
         waiting: recordings that are to be transcribed, in order.
         kept: results of recordings that are kept.
         problems: results of files and folders that could not be read.
-        tried_again: how many of the waiting ones have failed before.
+        tried_again: number of waiting recordings that failed before.
         damaged: lines of the journal that could not be read.
 
     """
@@ -175,7 +175,7 @@ class FolderRun:
         ]
 
     def queue(self) -> Iterator[QueuedRecording]:
-        """Yield the recordings that wait, each as it is when its turn comes."""
+        """Yield the waiting recordings, each with its size and date when its turn comes."""
         for recording in self.waiting:
             yield QueuedRecording(
                 recording=recording, source=str(self._folder / recording.path)
@@ -184,8 +184,8 @@ class FolderRun:
     def finish(self, outcome: Outcome, render: Render) -> Result:
         """Save the transcripts of a recording, then record its outcome.
 
-        Raises InputOutputError if the journal cannot be written. Everything else is the
-        recording's failure.
+        Raises InputOutputError if the journal cannot be written. Every other error is the
+        recording's.
         """
         recording = outcome.queued.recording
         entry = Entry(
@@ -248,7 +248,7 @@ class FolderRun:
         return digest
 
     def _stands(self, entry: Entry, recording: RecordingFile) -> bool:
-        """Tell whether a recording need not be done again; notes that it was only touched."""
+        """Tell whether a recording's transcripts still stand; records a mere change of its date."""
         if (entry.status, entry.options, entry.size) != ("done", self._options, recording.size):
             return False
         if self._names[recording.path] != entry.name or not self._has_outputs(entry):

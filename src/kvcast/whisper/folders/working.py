@@ -31,7 +31,7 @@ class QueuedRecording:
     source: str
 
     def as_it_is(self) -> "QueuedRecording":
-        """Look at the recording again."""
+        """Return the recording with its present size and date."""
         try:
             now = RecordingFile.at(Path(self.source), self.recording.path)
         except OSError:  # gone meanwhile, as its reader will tell
@@ -85,7 +85,7 @@ def transcribe_all(
             when it is opened.
         workers: recordings that run at once, without `batch`.
         options: of `WhisperModel.transcribe`, by keyword.
-        watch: is told how far each recording is.
+        watch: takes the progress of each recording.
 
     Raises:
         UsageError: for options that cannot be served.
