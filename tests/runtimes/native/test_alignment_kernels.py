@@ -5,7 +5,7 @@ Scores of heads, how tokens stand out, where they begin, and how probable they w
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -72,6 +72,19 @@ def test_scores_are_scaled_products(heads, tokens, positions, head_dim, dtype, s
         assert np.array_equal(*found)
 
 
+def rounding_errors(scores_hst: Floats) -> NDArray[np.float64]:
+    """Bound the errors of fp32 at each frame: dividing by a small deviation enlarges them."""
+    weights_hst = np.exp(scores_hst.astype(np.float64))
+    weights_hst /= weights_hst.sum(axis=2, keepdims=True)
+    deviation_ht = weights_hst.std(axis=1)  # 0 where the results are exact zeros
+    rounding_ht = 16 * np.finfo(np.float32).eps * weights_hst.max(axis=1)
+    error_ht = np.divide(
+        rounding_ht, deviation_ht, np.zeros_like(rounding_ht), where=deviation_ht > 0
+    )
+    padded_t = np.pad(error_ht.max(axis=0), 3)  # a median moves by no more than one of its seven
+    return np.lib.stride_tricks.sliding_window_view(padded_t, 7).max(axis=1)
+
+
 @given(
     heads=st.integers(1, 4),
     tokens=st.integers(2, 40),
@@ -80,21 +93,22 @@ def test_scores_are_scaled_products(heads, tokens, positions, head_dim, dtype, s
     seed=seeds,
 )
 @settings(deadline=None)
+@example(heads=1, tokens=2, positions=64, padding=3, seed=1)  # frame 59 has almost one weight
 def test_tokens_stand_out_as_in_numpy(heads, tokens, positions, padding, seed):
     """Frames of padding are not read."""
     rng = np.random.default_rng(seed)
     scores_hst = 3 * rng.standard_normal((heads, tokens, positions + padding)).astype(np.float32)
     wanted_st = attention_by_token(scores_hst, positions)
+    allowed_t = 1e-4 + rounding_errors(scores_hst[..., :positions])
     scores_hst[..., positions:] = np.nan
     for name in all_instructions():
-        found = []
+        results = []
         for threads in (1, 3):
             out_st = guarded(np.full((tokens, positions), np.nan, np.float32))
             run(machine(threads, name), attention_by_token_plan(guarded(scores_hst), out_st))
-            found.append(out_st)
-        # Where all tokens attend almost alike, the division makes rounding errors larger.
-        np.testing.assert_allclose(found[0], wanted_st, atol=1e-3)
-        assert np.array_equal(*found)
+            results.append(out_st)
+        assert (np.abs(results[0] - wanted_st) <= allowed_t).all()
+        assert np.array_equal(*results)
 
 
 def test_no_token_stands_out_where_all_attend_alike():
