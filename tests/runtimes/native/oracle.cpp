@@ -304,11 +304,12 @@ void hold_encoder_attention(const Instructions& with, Random& random) {
   for (int t = 0; t < positions; t += BLOCK) blocks.push_back(t);
   std::shuffle(blocks.begin(), blocks.end(), random);
   const auto attend = [&](const Instructions& set, Floats& to, int cut) {
-    Guarded<uint8_t> head(set.encoder_attention.head_bytes(positions, head_dim));
-    for (int first : blocks)
-      set.encoder_attention.pack_head(query.data(), key.data(), value.data(), stride, positions, head_dim, 0.3f, first, head.data());
-    set.encoder_attention.attend(head.data(), positions, head_dim, cut, positions, to.data(), stride);
-    set.encoder_attention.attend(head.data(), positions, head_dim, 0, cut, to.data(), stride);
+    Guarded<uint8_t> packed(set.encoder_attention.head_bytes(positions, head_dim));
+    const EncoderHead of = {query.data(), key.data(),    value.data(), stride, positions, head_dim,
+                            0.3f,         packed.data(), to.data(),    stride};
+    for (int first : blocks) set.encoder_attention.pack_head(of, first);
+    set.encoder_attention.attend(of, cut, positions);
+    set.encoder_attention.attend(of, 0, cut);
   };
   attend(with, out, 0);
   attend(with, again, below(random, positions));

@@ -12,7 +12,7 @@ AVX512_BEGIN
 namespace {
 
 using namespace amx_tiles;
-using Head = kvcast::Head<uint16_t>;
+using Head = Int8Head<uint16_t>;
 
 constexpr int DEPTH = ROW_BYTES / sizeof(uint16_t);  // positions of values that a tile holds
 
@@ -81,7 +81,11 @@ INLINE void multiply_values(const Head& head, int begin, int end, int d, const u
 }
 
 // One pass, with a running maximum (Milakov and Gimelshein, arXiv:1805.02867).
-void attend_queries(const Head& head, int head_dim, int first, int count, float* out, size_t stride) {
+void attend_queries(const EncoderHead& of, int first, int count) {
+  const Head head(of);
+  const int head_dim = of.head_dim;
+  const size_t stride = of.out_stride;
+  float* out = of.out + first * stride;
   alignas(64) float scores[ROWS][CHUNK], mixed[ROWS][BLOCK];
   alignas(64) uint16_t shares[ROWS][CHUNK];
   alignas(64) float most[ROWS] = {}, peak[ROWS], total[ROWS] = {}, kept[ROWS];
@@ -113,12 +117,11 @@ void attend_queries(const Head& head, int head_dim, int first, int count, float*
   }
 }
 
-void attend(const uint8_t* packed, int positions, int head_dim, int first, int last, float* out, size_t stride) {
-  const Head head(packed, positions, head_dim);
+void attend(const EncoderHead& of, int first, int last) {
   for (int s = first; s < last; s += ROWS) {
     const int count = std::min(ROWS, last - s);
     if (s == first || count < ROWS) set_queries(count);
-    attend_queries(head, head_dim, s, count, out + s * stride, stride);
+    attend_queries(of, s, count);
   }
   release();
 }

@@ -459,24 +459,34 @@ void whole_in_tiles(Machine& machine, const WholeAttention& of) {
   const auto length = [&](int input) {
     return of.lengths == nullptr ? of.positions : std::min<int>(of.lengths[input], of.positions);
   };
-  const auto lines = [&](const Flat& flat, int input, int head) {
-    return flat.data + static_cast<size_t>(input) * of.positions * flat.stride + static_cast<size_t>(head) * d;
+  const auto lines = [&](const Flat& flat, int group) {
+    const size_t input = group / of.heads, head = group % of.heads;
+    return flat.data + input * of.positions * flat.stride + head * d;
+  };
+  const auto head_of_group = [&](int group) -> EncoderHead {
+    return {lines(of.query, group),
+            lines(of.key, group),
+            lines(of.value, group),
+            of.query.stride,
+            length(group / of.heads),
+            d,
+            of.scale,
+            space + group * head_bytes,
+            lines(of.out, group),
+            of.out.stride};
   };
   machine.threads.run(groups * blocks, [&](int unit) {
     // Heads innermost: they lie beside each other.
     const int head = unit % of.heads, input = unit / of.heads / blocks, group = input * of.heads + head;
     const int first = unit / of.heads % blocks * BLOCK;
-    if (first < length(input))
-      with.pack_head(lines(of.query, input, head), lines(of.key, input, head), lines(of.value, input, head),
-                     of.query.stride, length(input), d, of.scale, first, space + group * head_bytes);
+    if (first < length(input)) with.pack_head(head_of_group(group), first);
   });
   machine.threads.run(groups * pieces, [&](int unit) {
-    const int group = unit / pieces, input = group / of.heads, head = group % of.heads;
     const int first = unit % pieces * QUERIES_AT_ONCE, last = std::min(first + QUERIES_AT_ONCE, of.positions);
-    const int there = std::max(first, std::min(last, length(input)));
-    float* out = lines(of.out, input, head);
-    if (first < there) with.attend(space + group * head_bytes, length(input), d, first, there, out, of.out.stride);
-    for (int t = there; t < last; t++) std::fill(out + t * of.out.stride, out + t * of.out.stride + d, 0.f);
+    const EncoderHead head = head_of_group(unit / pieces);
+    const int there = std::max(first, std::min(last, head.positions));
+    if (first < there) with.attend(head, first, there);
+    for (int t = there; t < last; t++) std::fill_n(head.out + t * head.out_stride, d, 0.f);
   });
 }
 

@@ -164,8 +164,8 @@ Softmax share(float* scores, int first, int last, const float* bias, float softc
 
 // mixed [ROWS, width] += shares [ROWS, SCORES] x values [count, d], of COLUMNS * 16 numbers of d.
 template <class T, int ROWS, int COLUMNS>
-void mix_values(const T* value, int count, int head_dim, const float* shares, float* mixed, int width,
-                __mmask16 there) {
+void mix_values(const T* value, int count, int head_dim, const float* shares, float* mixed, __mmask16 there) {
+  const int width = padded(head_dim);
   __m512 sums[ROWS][COLUMNS];
   for (int m = 0; m < ROWS; m++)
     for (int z = 0; z < COLUMNS; z++) sums[m][z] = _mm512_loadu_ps(mixed + m * width + z * 16);
@@ -183,12 +183,11 @@ void mix_values(const T* value, int count, int head_dim, const float* shares, fl
 
 template <class T, int ROWS>
 void mix_rows(const T* value, int count, int head_dim, const float* shares, float* mixed) {
-  const int width = padded(head_dim);
   int d = 0;
   for (; d + BLOCK <= head_dim; d += BLOCK)
-    mix_values<T, ROWS, VECTORS>(value + d, count, head_dim, shares, mixed + d, width, 0xffff);
+    mix_values<T, ROWS, VECTORS>(value + d, count, head_dim, shares, mixed + d, 0xffff);
   for (; d < head_dim; d += 16)
-    mix_values<T, ROWS, 1>(value + d, count, head_dim, shares, mixed + d, width, first(head_dim - d));
+    mix_values<T, ROWS, 1>(value + d, count, head_dim, shares, mixed + d, first(head_dim - d));
 }
 
 #include "attention_parts.hpp"

@@ -17,7 +17,7 @@ constexpr int CENTER_OF = 32;   // positions, spread over all, that tell what ke
 
 template <class Value>
 size_t head_bytes(int positions, int head_dim) {
-  return Head<Value>(nullptr, positions, head_dim).bytes();
+  return Int8Head<Value>(nullptr, positions, head_dim).bytes();
 }
 
 // x - center as codes [width], 0 past head_dim. Returns the scale and the sum of the codes.
@@ -51,53 +51,55 @@ INLINE Codes round(const float* x, const float* center, int head_dim, int width,
 }
 
 // The mean of some keys [width]: those of the same positions, whichever part is packed.
-void find_center(const float* key, size_t stride, int positions, int head_dim, int width, float* center) {
-  const int count = std::min(positions, CENTER_OF);
+void find_center(const EncoderHead& of, int width, float* center) {
+  const int count = std::min(of.positions, CENTER_OF);
   for (int d = 0; d < width; d += 16) {
     __m512 sum = _mm512_setzero_ps();
     for (int i = 0; i < count; i++) {
-      const size_t t = static_cast<size_t>(i) * positions / count;
-      sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(first(head_dim - d), key + t * stride + d));
+      const size_t t = static_cast<size_t>(i) * of.positions / count;
+      sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(first(of.head_dim - d), of.key + t * of.stride + d));
     }
     _mm512_store_ps(center + d, _mm512_mul_ps(sum, _mm512_set1_ps(1.f / count)));
   }
 }
 
-// Values of a position, and of the next one as well where two lie together; those there are not are zeros.
-void pack_values(const float* value, size_t, int count, int head_dim, int width, float* to) {
-  for (int d = 0; d < width; d += 16)
-    _mm512_storeu_ps(to + d, count > 0 ? _mm512_maskz_loadu_ps(first(head_dim - d), value + d) : _mm512_setzero_ps());
+// 16 values of a position; past the last position zeros.
+INLINE __m512 value_at(const EncoderHead& of, int t, int d) {
+  if (t >= of.positions) return _mm512_setzero_ps();
+  return _mm512_maskz_loadu_ps(first(of.head_dim - d), of.value + t * of.stride + d);
 }
 
-void pack_values(const float* value, size_t stride, int count, int head_dim, int width, uint16_t* to) {
-  const auto halves = [&](int t, int d) {
-    if (t >= count) return _mm512_setzero_si512();
-    return _mm512_cvtepu16_epi32(narrowed(_mm512_maskz_loadu_ps(first(head_dim - d), value + t * stride + d)));
-  };
+// Values of position t, and of the next one as well where two lie together.
+void pack_values(const EncoderHead& of, int t, int width, float* to) {
+  for (int d = 0; d < width; d += 16) _mm512_storeu_ps(to + d, value_at(of, t, d));
+}
+
+void pack_values(const EncoderHead& of, int t, int width, uint16_t* to) {
+  const auto halves = [&](int t, int d) { return _mm512_cvtepu16_epi32(narrowed(value_at(of, t, d))); };
   for (int d = 0; d < width; d += 16)
-    _mm512_storeu_si512(to + 2 * d, _mm512_or_si512(halves(0, d), _mm512_slli_epi32(halves(1, d), 16)));
+    _mm512_storeu_si512(to + 2 * d, _mm512_or_si512(halves(t, d), _mm512_slli_epi32(halves(t + 1, d), 16)));
 }
 
 template <class Value>
-void pack_head(const float* query, const float* key, const float* value, size_t stride, int positions, int head_dim,
-               float scale, int first, uint8_t* to) {
-  const Head<Value> head(to, positions, head_dim);
-  const int width = head.width;
+void pack_head(const EncoderHead& of, int first) {
+  const Int8Head<Value> head(of);
+  const int width = head.width, positions = of.positions, head_dim = of.head_dim;
+  const size_t stride = of.stride;
   alignas(64) float center[WIDEST_HEAD];
   alignas(64) int8_t codes[WIDEST_HEAD];
-  find_center(key, stride, positions, head_dim, width, center);
+  find_center(of, width, center);
   for (int t = first; t < first + BLOCK; t++) {
     const int there = t < positions ? head_dim : 0;
     const size_t from = t < positions ? t * stride : 0;
     if (t + AHEAD < positions)  // lines are too far apart to be foreseen
-      for (const float* x : {query, key, value})
+      for (const float* x : {of.query, of.key, of.value})
         for (int d = 0; d < head_dim; d += 16)
           _mm_prefetch(reinterpret_cast<const char*>(x + (t + AHEAD) * stride + d), _MM_HINT_T0);
-    const Codes of_query = round(query + from, nullptr, there, width, head.query + static_cast<size_t>(t) * width);
+    const Codes of_query = round(of.query + from, nullptr, there, width, head.query + static_cast<size_t>(t) * width);
     // Not 0 for a query of zeros: -inf, the score of what is not there, would become NaN. NaN itself stays.
-    head.query_scale[t] = std::max(of_query.scale * scale * LOG2_E, SMALLEST);
+    head.query_scale[t] = std::max(of_query.scale * of.scale * LOG2_E, SMALLEST);
     head.offset[t] = -128 * of_query.sum;
-    head.key_scale[t] = round(key + from, center, there, width, codes).scale;
+    head.key_scale[t] = round(of.key + from, center, there, width, codes).scale;
     uint8_t* keys = head.key + static_cast<size_t>(first) * width + (t - first) * 4;
     for (int d = 0; d < width; d += 4) {
       uint32_t four;
@@ -106,7 +108,7 @@ void pack_head(const float* query, const float* key, const float* value, size_t 
       std::memcpy(keys + static_cast<size_t>(d) * BLOCK, &four, 4);
     }
     if (t % TOGETHER<Value> == 0)
-      pack_values(value + from, stride, positions - t, head_dim, width, head.value + static_cast<size_t>(t) * width);
+      pack_values(of, t, width, head.value + static_cast<size_t>(t) * width);
   }
 }
 
@@ -118,7 +120,8 @@ INLINE void dot(__m512i& sum, __m512i keys, __m512i query) {
 // Scores, not yet times the queries' scales, of CHUNK positions at most; -inf from `positions` on. `most` [ROWS]
 // is a vector that is nowhere less.
 template <int ROWS, class Value>
-INLINE void score(const Head<Value>& head, int first, int begin, int end, float scores[ROWS][CHUNK], __m512 most[ROWS]) {
+INLINE void score(const Int8Head<Value>& head, int first, int begin, int end, float scores[ROWS][CHUNK],
+                  __m512 most[ROWS]) {
   const __m512 nothing = _mm512_set1_ps(-INFINITY);
   const int8_t* query = head.query + static_cast<size_t>(first) * head.width;
   for (int m = 0; m < ROWS; m++) most[m] = nothing;
@@ -174,7 +177,11 @@ INLINE void mix(const Value* value, size_t step, int count, const Value* shares,
 
 // One pass, with a running maximum (Milakov and Gimelshein, arXiv:1805.02867).
 template <int ROWS, class Value>
-void attend_rows(const Head<Value>& head, int head_dim, int first, float* out, size_t stride) {
+void attend_rows(const EncoderHead& of, int first) {
+  const Int8Head<Value> head(of);
+  const int head_dim = of.head_dim;
+  const size_t stride = of.out_stride;
+  float* out = of.out + first * stride;
   alignas(64) float scores[ROWS][CHUNK];
   alignas(64) Value shares[ROWS][CHUNK];
   alignas(64) __m512 most[ROWS];
@@ -214,11 +221,10 @@ void attend_rows(const Head<Value>& head, int head_dim, int first, float* out, s
 }
 
 template <class Value>
-void attend(const uint8_t* packed, int positions, int head_dim, int first, int last, float* out, size_t stride) {
-  const Head<Value> head(packed, positions, head_dim);
+void attend(const EncoderHead& of, int first, int last) {
   int s = first;
-  for (; s + 6 <= last; s += 6) attend_rows<6>(head, head_dim, s, out + s * stride, stride);
-  for (; s < last; s++) attend_rows<1>(head, head_dim, s, out + s * stride, stride);
+  for (; s + 6 <= last; s += 6) attend_rows<6, Value>(of, s);
+  for (; s < last; s++) attend_rows<1, Value>(of, s);
 }
 
 }  // namespace

@@ -13,11 +13,11 @@ constexpr int TOGETHER = sizeof(float) / sizeof(Value);
 
 AVX512_BEGIN
 
-// A head: int8 queries [t, D]; keys + 128 in parts of BLOCK positions [D / 4, BLOCK, 4], the operand of
+// A packed head: int8 queries [t, D]; keys + 128 in parts of BLOCK positions [D / 4, BLOCK, 4], the operand of
 // vpdpbusd; values, bf16 (uint16_t) [t / 2, D, 2] or floats [t, D]; then what is of each position [t]. D is the
 // head's size, filled up to whole blocks with zeros, as are the positions: T.
 template <class Value>
-struct Head {
+struct Int8Head {
   int positions, filled, width;  // t, T, D
   int8_t* query;
   uint8_t* key;
@@ -25,16 +25,18 @@ struct Head {
   float *query_scale, *key_scale;  // that of a query times the products' scale and log2(e)
   int32_t* offset;                 // -128 * the sum of a query's codes, since keys are stored + 128
 
-  INLINE Head(const uint8_t* head, int t, int head_dim)
+  INLINE Int8Head(uint8_t* packed, int t, int head_dim)
       : positions(t),
         filled((t + BLOCK - 1) / BLOCK * BLOCK),
         width((head_dim + BLOCK - 1) / BLOCK * BLOCK),
-        query(reinterpret_cast<int8_t*>(const_cast<uint8_t*>(head))),
+        query(reinterpret_cast<int8_t*>(packed)),
         key(reinterpret_cast<uint8_t*>(query + part())),
         value(reinterpret_cast<Value*>(key + part())),
         query_scale(reinterpret_cast<float*>(value + part())),
         key_scale(query_scale + filled),
         offset(reinterpret_cast<int32_t*>(key_scale + filled)) {}
+
+  INLINE explicit Int8Head(const EncoderHead& of) : Int8Head(of.packed, of.positions, of.head_dim) {}
 
   INLINE size_t part() const { return static_cast<size_t>(filled) * width; }
   INLINE size_t bytes() const { return (2 + sizeof(Value)) * part() + 3 * sizeof(float) * filled; }

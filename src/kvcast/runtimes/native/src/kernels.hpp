@@ -169,15 +169,26 @@ struct Scores {
 
 constexpr int WIDEST_HEAD = 512;  // of an encoder's attention
 
-// Attention in which each position sees all, for many positions. A head is packed in parts of BLOCK
-// positions, which may be packed in any order: from query, key and value [t, stride] of one head,
-// positions first .. first + BLOCK. `scale` is of the products. `attend` gives out [t, stride] for
-// queries first .. last.
+// A head of an encoder in one input.
+struct EncoderHead {
+  const float *query, *key, *value;  // [t, stride]
+  size_t stride;
+  int positions, head_dim;  // t, d
+  float scale;              // of the products
+  uint8_t* packed;          // [head_bytes(t, d)]
+  float* out;               // [t, out_stride]
+  size_t out_stride;
+};
+
+// Attention in which each position sees all, for many positions.
 struct EncoderAttention {
   size_t (*head_bytes)(int positions, int head_dim);
-  void (*pack_head)(const float* query, const float* key, const float* value, size_t stride, int positions,
-                    int head_dim, float scale, int first, uint8_t* head);
-  void (*attend)(const uint8_t* head, int positions, int head_dim, int first, int last, float* out, size_t stride);
+
+  // Positions first .. first + BLOCK, a block of them; blocks may be packed in any order.
+  void (*pack_head)(const EncoderHead&, int first);
+
+  // Once all is packed: the results of queries first .. last.
+  void (*attend)(const EncoderHead&, int first, int last);
 };
 
 // GCC for Windows puts vectors on the stack where they are not aligned (its bug 54412).

@@ -133,7 +133,8 @@ Softmax share(float* scores, int first, int last, const float* bias, float softc
 // mixed [ROWS, width] += shares [ROWS, SCORES] x values [count, d], of COLUMNS * 4 numbers of d, of which the
 // last vector has `there`.
 template <class T, int ROWS, int COLUMNS>
-void mix_values(const T* value, int count, int head_dim, const float* shares, float* mixed, int width, int there) {
+void mix_values(const T* value, int count, int head_dim, const float* shares, float* mixed, int there) {
+  const int width = padded(head_dim);
   float32x4_t sums[ROWS][COLUMNS];
   for (int m = 0; m < ROWS; m++)
     for (int z = 0; z < COLUMNS; z++) sums[m][z] = load(mixed + m * width + z * LANES);
@@ -152,12 +153,11 @@ void mix_values(const T* value, int count, int head_dim, const float* shares, fl
 template <class T, int ROWS>
 void mix_rows(const T* value, int count, int head_dim, const float* shares, float* mixed) {
   constexpr int COLUMNS = ROWS == 1 ? 16 : ROWS == 2 ? 8 : 4;
-  const int width = padded(head_dim);
   int d = 0;
   for (; d + COLUMNS * LANES <= head_dim; d += COLUMNS * LANES)
-    mix_values<T, ROWS, COLUMNS>(value + d, count, head_dim, shares, mixed + d, width, LANES);
+    mix_values<T, ROWS, COLUMNS>(value + d, count, head_dim, shares, mixed + d, LANES);
   for (; d < head_dim; d += LANES)
-    mix_values<T, ROWS, 1>(value + d, count, head_dim, shares, mixed + d, width, head_dim - d);
+    mix_values<T, ROWS, 1>(value + d, count, head_dim, shares, mixed + d, head_dim - d);
 }
 
 #include "attention_parts.hpp"

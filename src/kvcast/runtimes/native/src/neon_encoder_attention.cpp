@@ -10,19 +10,18 @@ constexpr int CHUNK = 256;  // positions whose scores are held at once: 6 x 256 
 
 #include "float_head.hpp"
 
-void pack_head(const float* query, const float* key, const float* value, size_t stride, int positions, int head_dim,
-               float scale, int first, uint8_t* to) {
-  const Head head(to, positions, head_dim);
-  const float32x4_t factor = vdupq_n_f32(scale * LOG2_E);
+void pack_head(const EncoderHead& of, int first) {
+  const FloatHead head(of);
+  const float32x4_t factor = vdupq_n_f32(of.scale * LOG2_E);
   for (int t = first; t < first + BLOCK; t++) {
-    const int there = t < positions ? head_dim : 0;
-    const size_t from = t < positions ? t * stride : 0;
+    const int there = t < of.positions ? of.head_dim : 0;
+    const size_t from = t < of.positions ? t * of.stride : 0;
     for (int d = 0; d < head.width; d += LANES) {
-      vst1q_f32(head.query + static_cast<size_t>(t) * head.width + d, vmulq_f32(load(query + from + d, there - d), factor));
+      vst1q_f32(head.query + static_cast<size_t>(t) * head.width + d, vmulq_f32(load(of.query + from + d, there - d), factor));
       vst1q_f32(head.value + (static_cast<size_t>(d / STRIP) * head.filled + t) * STRIP + d % STRIP,
-                load(value + from + d, there - d));
+                load(of.value + from + d, there - d));
       float column[LANES];
-      vst1q_f32(column, load(key + from + d, there - d));
+      vst1q_f32(column, load(of.key + from + d, there - d));
       float* keys = head.key + static_cast<size_t>(t / STRIP) * head.width * STRIP + t % STRIP;
       for (int i = 0; i < LANES; i++) keys[(d + i) * STRIP] = column[i];
     }
@@ -31,7 +30,7 @@ void pack_head(const float* query, const float* key, const float* value, size_t 
 
 // Scores of CHUNK positions at most; past the last position -inf.
 template <int ROWS>
-INLINE void score(const Head& head, const float* query, int begin, int end, float scores[ROWS][CHUNK]) {
+INLINE void score(const FloatHead& head, const float* query, int begin, int end, float scores[ROWS][CHUNK]) {
   for (int t = begin; t < end; t += STRIP) {
     float32x4_t sums[ROWS][QUADS];
     for (int m = 0; m < ROWS; m++)
@@ -67,7 +66,11 @@ struct Running {
 };
 
 template <int ROWS>
-void attend_rows(const Head& head, int head_dim, int first, float* out, size_t stride) {
+void attend_rows(const EncoderHead& of, int first) {
+  const FloatHead head(of);
+  const int head_dim = of.head_dim;
+  const size_t stride = of.out_stride;
+  float* out = of.out + first * stride;
   alignas(64) float scores[ROWS][CHUNK];
   Running softmax[ROWS];
   for (int begin = 0; begin < head.filled; begin += CHUNK) {
@@ -94,11 +97,10 @@ void attend_rows(const Head& head, int head_dim, int first, float* out, size_t s
   }
 }
 
-void attend(const uint8_t* packed, int positions, int head_dim, int first, int last, float* out, size_t stride) {
-  const Head head(packed, positions, head_dim);
+void attend(const EncoderHead& of, int first, int last) {
   int s = first;
-  for (; s + 6 <= last; s += 6) attend_rows<6>(head, head_dim, s, out + s * stride, stride);
-  for (; s < last; s++) attend_rows<1>(head, head_dim, s, out + s * stride, stride);
+  for (; s + 6 <= last; s += 6) attend_rows<6>(of, s);
+  for (; s < last; s++) attend_rows<1>(of, s);
 }
 
 }  // namespace
