@@ -34,7 +34,13 @@ from kvcast.models.programs.decoder import AttentionConstants
 from kvcast.models.programs.decoder import Decode as DecodeText
 from kvcast.models.programs.whisper import WhisperDecode as DecodeSpeech
 from kvcast.models.whisper import Whisper
-from kvcast.runtimes.aoti.greedy_step import GreedyState, Step, captured, make_step, slots_for
+from kvcast.runtimes.aoti.greedy_step import (
+    GreedyState,
+    StepFunction,
+    captured,
+    make_step,
+    slots_for,
+)
 from kvcast.runtimes.aoti.precision import Precision
 from kvcast_bench.backend import Backend, Tokens
 from kvcast_bench.device import COPIED, device_facts, memory_rates, seconds_of
@@ -48,7 +54,7 @@ from kvcast_bench.workloads.gpu import GpuSteps, TimedModel
 
 _SEED = 0
 
-Compile = Callable[[GraphModule, tuple[Any, ...]], Step]
+Compile = Callable[[GraphModule, tuple[Any, ...]], StepFunction]
 
 # Name, settings in words, program, whether a CUDA graph is replayed, products.
 _VARIANTS = (
@@ -126,7 +132,9 @@ class GpuVariant(Backend):
     model: Any  # a RandomModel: there is no file
     of: str  # the model's name
     text: GreedyState  # that is written, by all variants of the model
-    step: Callable[[int], Step]  # from slots to read to a call that takes a step of the text
+    step: Callable[
+        [int], StepFunction
+    ]  # from slots to read to a call that takes a step of the text
     is_graph: bool  # whether a step is replayed, and not launched kernel by kernel
     settings: str = ""
     packages = ("torch",)
@@ -161,7 +169,7 @@ class GpuVariant(Backend):
         for take in self.engine:
             take()
 
-    def _ready(self, slots: int) -> Step:
+    def _ready(self, slots: int) -> StepFunction:
         """Return a step that has been taken once."""
         take = self.step(slots)
         if self.is_graph:
@@ -190,7 +198,7 @@ def variants(
 
     # Variants that differ only in how steps are launched share them.
     @cache
-    def step(program: str, products: str, slots: int) -> Step:
+    def step(program: str, products: str, slots: int) -> StepFunction:
         decode, taken = programs[program]
         module = make_step(decode, taken, slots, products)
         return partial(compile_step(module, tuple(taken)), *taken)

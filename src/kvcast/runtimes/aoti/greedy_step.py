@@ -22,7 +22,7 @@ from kvcast.runtimes.lowering.replace import replace_operators
 
 FEWEST_SLOTS = 128
 
-Step = Callable[..., object]
+StepFunction = Callable[..., object]
 """Takes the parts of a text, or nothing if it has them already, and changes them in place."""
 
 
@@ -134,7 +134,7 @@ def _is_row(hidden: Tensor) -> bool:
     return hidden.numel() == hidden.shape[-1]
 
 
-def compiled(module: GraphModule, arguments: tuple[Any, ...]) -> Step:
+def compiled(module: GraphModule, arguments: tuple[Any, ...]) -> StepFunction:
     """Return the step as Inductor's kernels, which the host launches one after the other.
 
     Not by torch.compile, which would trace the exported graph once more: Dynamo refuses branches
@@ -144,11 +144,11 @@ def compiled(module: GraphModule, arguments: tuple[Any, ...]) -> Step:
     options = {"max_autotune": True, "coordinate_descent_tuning": True}
     # Halves of a rotated head are put together in the kernel that writes them into the cache.
     options["force_pointwise_cat"] = True
-    step: Step = torch._inductor.compile(module, list(arguments), options=options)
+    step: StepFunction = torch._inductor.compile(module, list(arguments), options=options)
     return step
 
 
-def captured(take: Step, rewind: Callable[[], object]) -> Step:
+def captured(take: StepFunction, rewind: Callable[[], object]) -> StepFunction:
     """Return a replay of a step as one CUDA graph; `rewind` takes back steps to warm up."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
@@ -160,5 +160,5 @@ def captured(take: Step, rewind: Callable[[], object]) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         take()
-    replay: Step = graph.replay
+    replay: StepFunction = graph.replay
     return replay

@@ -59,9 +59,9 @@ def open_library(on_compile: Callable[[], None] = lambda: None) -> ctypes.CDLL:
     return _loaded(find_library(), on_compile)
 
 
-def _loaded(found: Library | None, on_compile: Callable[[], None]) -> ctypes.CDLL:
+def _loaded(existing: Library | None, on_compile: Callable[[], None]) -> ctypes.CDLL:
     """Load an existing library, or else compile one and load it."""
-    path, shipped = (found.path, found.shipped) if found else (_compile(on_compile), False)
+    path, shipped = (existing.path, existing.shipped) if existing else (_compile(on_compile), False)
     try:
         library = ctypes.CDLL(str(path))
         number = library.kvcast_abi()
@@ -85,8 +85,8 @@ def _loaded(found: Library | None, on_compile: Callable[[], None]) -> ctypes.CDL
 
 def library_path(on_compile: Callable[[], None] = lambda: None) -> Path:
     """Return the library's path, compiled first if it must be; raises LibraryMissingError."""
-    found = find_library()
-    return found.path if found else _compile(on_compile)
+    existing = find_library()
+    return existing.path if existing else _compile(on_compile)
 
 
 def find_library() -> Library | None:
@@ -123,10 +123,10 @@ def is_there(on_compile: Callable[[], None] = lambda: None) -> bool:
     A compiler that failed is not asked again; `open_library` asks it.
     """
     try:
-        found = find_library()
-        if found is None:
+        existing = find_library()
+        if existing is None:
             check_compiler()
-        _loaded(found, on_compile)
+        _loaded(existing, on_compile)
     except LibraryMissingError:
         return False
     return True

@@ -146,10 +146,10 @@ class Builder:
         self._arguments.append(value.storage)
         return value
 
-    def let_lie(self, found: Storage, wanted: Storage) -> None:
+    def let_lie(self, storage: Storage, wanted: Storage) -> None:
         """Let a storage of the arena lie in an argument's instead."""
-        found.address = wanted.address
-        self._lies_in[found] = wanted
+        storage.address = wanted.address
+        self._lies_in[storage] = wanted
 
     def may_be_rounded(self, value: Value, rows: int, width: int) -> None:
         """Tell that the last instruction can give its result, [rows, width], rounded as well.
@@ -181,8 +181,8 @@ class Builder:
 
     def lines(self, value: Value) -> Lines:
         """Return a value as lines of floats, copied if need be."""
-        if value.dtype == Dtype.F32 and (found := lines_of(value)) is not None:
-            return found
+        if value.dtype == Dtype.F32 and (lines := lines_of(value)) is not None:
+            return lines
         copied = lines_of(self.copied(value, Dtype.F32))
         if copied is None:
             raise AssertionError("a contiguous value is made of lines")
@@ -232,10 +232,10 @@ class Builder:
         places, size = _laid_out(self.instructions)
         words: list[int] = []
         in_arena: list[int] = []
-        of_arguments: dict[Storage, list[int]] = {one: [] for one in self._arguments}
-        for one in self.instructions:
-            words += [int(one.operation), len(one.words)]
-            for word in one.words:
+        of_arguments: dict[Storage, list[int]] = {storage: [] for storage in self._arguments}
+        for instruction in self.instructions:
+            words += [int(instruction.operation), len(instruction.words)]
+            for word in instruction.words:
                 if isinstance(word, int):
                     words.append(word)
                 elif isinstance(word, float):
@@ -261,8 +261,8 @@ class Builder:
     def _drop_unread_floats(self) -> None:
         """Leave out results that are read as int8 alone."""
         readers: dict[Storage, int] = {}
-        for one in self.instructions:
-            for storage in one.storages():
+        for instruction in self.instructions:
+            for storage in instruction.storages():
                 readers[storage] = readers.get(storage, 0) + 1
         for storage, result in self._results.items():
             is_rounded = result.instruction.word("rounded_out") != NOTHING

@@ -100,8 +100,8 @@ def _chosen() -> list[str]:
 
 def _programs(command: Sequence[str]) -> list[str]:
     """Describe the programs that a command names: a compiler may follow one that calls it."""
-    found = [Path(path).resolve() for word in command if (path := shutil.which(word))]
-    stats = [(path, path.stat()) for path in found]
+    paths = [Path(path).resolve() for word in command if (path := shutil.which(word))]
+    stats = [(path, path.stat()) for path in paths]
     return [f"{path} {status.st_size} {status.st_mtime_ns}" for path, status in stats]
 
 

@@ -41,11 +41,11 @@ def _applied(
     by_name = {step.name: step for step in steps}
     kept: dict[str, Step] = {}
     for step in steps:
-        found = rule(step, by_name, sizes)
+        fusion = rule(step, by_name, sizes)
         kept[step.name] = step
-        if found is None:
+        if fusion is None:
             continue
-        joined, absorbed = found
+        joined, absorbed = fusion
         gone = frozenset(absorbed)
         if all(readers[name] <= gone | {step.name} and name not in outputs for name in gone):
             for name in absorbed:
@@ -89,8 +89,8 @@ def _gate(step: Step, by_name: Mapping[str, Step], _: Sizes) -> tuple[Step, Sequ
     """Multiply an activated half by the other in one instruction."""
     if step.operation != "mul":
         return None
-    for one, up in (step.arguments, step.arguments[::-1]):
-        activated, other = _step(one, by_name), _step(up, by_name)
+    for gate, up in (step.arguments, step.arguments[::-1]):
+        activated, other = _step(gate, by_name), _step(up, by_name)
         if activated is None or activated.operation not in _ACTIVATIONS:
             continue
         if other is None or other.operation != "getitem":
@@ -107,13 +107,13 @@ def _gated_product(
     """Let a product whose results are a gate and the gated half end with the gating."""
     if step.operation != "gated":
         return None
-    halves = [_step(one, by_name) for one in step.arguments]
-    if [one and (one.operation, one.arguments[1]) for one in halves] != [
+    halves = [_step(half, by_name) for half in step.arguments]
+    if [half and (half.operation, half.arguments[1]) for half in halves] != [
         ("getitem", 0),
         ("getitem", 1),
     ]:
         return None
-    both = [_step(one.arguments[0], by_name) for one in halves if one]
+    both = [_step(half.arguments[0], by_name) for half in halves if half]
     chunk = both[0]
     if chunk is None or chunk is not both[1] or chunk.operation != "chunk":
         return None
@@ -122,7 +122,7 @@ def _gated_product(
     if product is None or product.operation != "linear" or product.keywords or not along_outputs:
         return None
     joined = replace(product, name=step.name, keywords={"gate": step.keywords["activation"]})
-    return joined, [*(one.name for one in halves if one), chunk.name, product.name]
+    return joined, [*(half.name for half in halves if half), chunk.name, product.name]
 
 
 def _step(given: Any, by_name: Mapping[str, Step]) -> Step | None:
@@ -133,9 +133,9 @@ def _readers(steps: Sequence[Step]) -> Mapping[str, set[str]]:
     """Return the names of the steps that read each."""
     readers: dict[str, set[str]] = defaultdict(set)
     for step in steps:
-        for one in leaves((step.arguments, step.keywords)):
-            if isinstance(one, Node):
-                readers[one.name].add(step.name)
+        for leaf in leaves((step.arguments, step.keywords)):
+            if isinstance(leaf, Node):
+                readers[leaf.name].add(step.name)
     return readers
 
 

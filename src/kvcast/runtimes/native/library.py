@@ -67,10 +67,10 @@ def _library() -> Any:
 
 def instruction_sets() -> list[str]:
     """Return the names of the instruction sets that run here, fastest first; the last is plain."""
-    found: list[str] = []
-    while (name := _library().kvcast_instructions(len(found))) is not None:
-        found.append(name.decode())
-    return found
+    names: list[str] = []
+    while (name := _library().kvcast_instructions(len(names))) is not None:
+        names.append(name.decode())
+    return names
 
 
 def chosen_instructions() -> str:

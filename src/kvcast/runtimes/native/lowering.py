@@ -129,9 +129,9 @@ def lower(
     constants: dict[str, NDArray[Any]] = {}
     for name, signature in signatures.items():
         on_phase(f"exporting {name}")
-        program, found = _translated(name, signature, exact=quantize == "none")
+        program, tensors = _translated(name, signature, exact=quantize == "none")
         programs[name] = program
-        constants |= found
+        constants |= tensors
         file = f"{FOLDER}/{name}.json"
         program.write(folder / file)
         graphs[name] = Graph(
@@ -201,8 +201,8 @@ class _Translation:
             return
         arguments = [*node.args, *node.kwargs.values()]
         given = list(torch.utils._pytree.tree_leaves(arguments))
-        read = [one for one in given if isinstance(one, FxNode)]
-        if read and all(one in self._folded for one in read):
+        read = [leaf for leaf in given if isinstance(leaf, FxNode)]
+        if read and all(leaf in self._folded for leaf in read):
             self._fold(node)
             return
         if node.target not in _TABLE:
@@ -216,8 +216,8 @@ class _Translation:
         step = Step(
             node.name,
             name,
-            [self._argument(one) for one in call],
-            {key: self._argument(one) for key, one in keywords.items()},
+            [self._argument(item) for item in call],
+            {key: self._argument(item) for key, item in keywords.items()},
         )
         self._steps.append(step)
 
@@ -237,7 +237,7 @@ class _Translation:
             weight, bias = given  # a matrix and what belongs to it
             return Constant(self._constant(weight), None if bias is None else self._constant(bias))
         if isinstance(given, list | tuple):
-            return [self._argument(one) for one in given]
+            return [self._argument(item) for item in given]
         return given
 
     def _constant(self, node: FxNode) -> str:
@@ -248,19 +248,19 @@ class _Translation:
         return name
 
     def _sizes(self) -> dict[str, tuple[Any, ...]]:
-        found = {}
+        sizes = {}
         for node, name in self._names.items():
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor):
-                found[name] = tuple(value.shape)
-        return found
+                sizes[name] = tuple(value.shape)
+        return sizes
 
 
 def _attribute(module: torch.nn.Module, path: str) -> torch.Tensor:
-    found: Any = module
+    owner: Any = module
     for part in path.split("."):
-        found = getattr(found, part)
-    return found  # type: ignore[no-any-return]
+        owner = getattr(owner, part)
+    return owner  # type: ignore[no-any-return]
 
 
 def _stored(
@@ -271,14 +271,16 @@ def _stored(
 ) -> dict[str, NDArray[Any]]:
     """Return the tensors of programs' constants in the weights' file."""
     convolved = {name for program in programs.values() for name in program.matrices("conv1d")}
-    read = {one for program in programs.values() for one in program.constants()}
-    names = {one.name for one in read} | {one.bias for one in read if one.bias is not None}
-    chosen = kinds({name: roles_of(one) for name, one in programs.items()}, quantize)
-    found: dict[str, NDArray[Any]] = {}
+    read = {constant for program in programs.values() for constant in program.constants()}
+    names = {constant.name for constant in read} | {
+        constant.bias for constant in read if constant.bias is not None
+    }
+    chosen = kinds({name: roles_of(program) for name, program in programs.items()}, quantize)
+    tensors: dict[str, NDArray[Any]] = {}
     for name in sorted(names):
         array, of = constants[name], blocks_of
         if name in convolved:  # [outputs, size * channels], as its windows lie in memory
             array = np.ascontiguousarray(array.transpose(0, 2, 1)).reshape(len(array), -1)
             of = no_blocks
-        found |= stored(name, array, chosen.get(name, Kind.EXACT), of)
-    return found
+        tensors |= stored(name, array, chosen.get(name, Kind.EXACT), of)
+    return tensors

@@ -78,11 +78,11 @@ def _checked(
     tensors: Tensors, name: str, dtype: Any, shape: tuple[int | None, ...]
 ) -> NDArray[Any]:
     """Return a tensor of these sizes; None allows any. The library reads it unchecked."""
-    found = tensors[name]
-    fits = found.ndim == len(shape) and all(
+    tensor = tensors[name]
+    fits = tensor.ndim == len(shape) and all(
         size > 0 if wanted is None else size == wanted
-        for size, wanted in zip(found.shape, shape, strict=True)
+        for size, wanted in zip(tensor.shape, shape, strict=True)
     )
-    if not fits or found.dtype != dtype:
-        raise ValueError(f"{name} is {found.dtype} {list(found.shape)}, which does not fit")
-    return found
+    if not fits or tensor.dtype != dtype:
+        raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}, which does not fit")
+    return tensor

@@ -136,13 +136,13 @@ def _conv1d(
     for first in (0, positions + padding):
         builder.elements(Element.COPY, padded.part(1, first, padding), zero)
     builder.elements(Element.COPY, padded.part(1, padding, positions), x.transposed(1, 2))
-    found = (positions + 2 * padding - size) // stride + 1
-    out = Value.fresh((batch, found, matrix.outputs), Dtype.F32)
+    count = (positions + 2 * padding - size) // stride + 1
+    out = Value.fresh((batch, count, matrix.outputs), Dtype.F32)
     for i in range(batch):
-        one = padded.part(0, i, 1)
-        windows = one.viewed((found, size * channels), (stride * channels, 1))
-        lines = Lines(windows, found, size * channels, stride * channels)
-        part = out.part(0, i, 1).viewed((found, matrix.outputs), (matrix.outputs, 1))
+        channels_last = padded.part(0, i, 1)
+        windows = channels_last.viewed((count, size * channels), (stride * channels, 1))
+        lines = Lines(windows, count, size * channels, stride * channels)
+        part = out.part(0, i, 1).viewed((count, matrix.outputs), (matrix.outputs, 1))
         _product(builder, lines, matrix, activation, None, part)
     return out.transposed(1, 2)
 
@@ -473,16 +473,16 @@ def _pointwise(element: Element, dtype: Dtype | None = None) -> Callable[..., Va
     """Return an operation that computes elementwise; without a dtype that of its inputs."""
 
     def operation(builder: Builder, *given: Any) -> Value:
-        values = [_as_value(builder, one, given) for one in given]
-        sizes = np.broadcast_shapes(*(one.sizes for one in values))
-        found = dtype
-        if found is None:
+        values = [_as_value(builder, value, given) for value in given]
+        sizes = np.broadcast_shapes(*(value.sizes for value in values))
+        chosen = dtype
+        if chosen is None:
             # Of kinds the higher; of integers the wider. A number takes the dtype of the arrays.
-            arrays = [_dtype_of(one) for one in given if not isinstance(one, int | float)]
-            floats = [one for one in arrays if one in (Dtype.F32, Dtype.F16)]
-            has_float = floats or any(isinstance(one, float) for one in given)
-            found = Dtype.F32 if has_float else max(arrays)
-        out = Value.fresh(sizes, found)
+            arrays = [_dtype_of(item) for item in given if not isinstance(item, int | float)]
+            floats = [item for item in arrays if item in (Dtype.F32, Dtype.F16)]
+            has_float = floats or any(isinstance(item, float) for item in given)
+            chosen = Dtype.F32 if has_float else max(arrays)
+        out = Value.fresh(sizes, chosen)
         builder.elements(element, out, *values)
         return out
 
@@ -498,14 +498,14 @@ def _as_value(builder: Builder, given: Any, others: Sequence[Any]) -> Value:
         return given
     if isinstance(given, np.ndarray):
         return builder.outer(given)
-    integral = isinstance(given, int) and not any(isinstance(one, float) for one in others)
+    integral = isinstance(given, int) and not any(isinstance(item, float) for item in others)
     return builder.outer(np.full(1, given, np.int64 if integral else np.float32))
 
 
 def _where(builder: Builder, condition: Value, chosen: Any, other: Any) -> Value:
-    given = [_as_value(builder, one, (chosen, other)) for one in (chosen, other)]
-    sizes = np.broadcast_shapes(condition.sizes, *(one.sizes for one in given))
-    dtypes = [one.dtype for one in given]
+    given = [_as_value(builder, value, (chosen, other)) for value in (chosen, other)]
+    sizes = np.broadcast_shapes(condition.sizes, *(value.sizes for value in given))
+    dtypes = [value.dtype for value in given]
     is_float = Dtype.F32 in dtypes
     out = Value.fresh(sizes, Dtype.F32 if is_float else _integers(chosen, other, dtypes))
     builder.elements(Element.WHERE, out, condition, *given)
@@ -515,8 +515,8 @@ def _where(builder: Builder, condition: Value, chosen: Any, other: Any) -> Value
 def _integers(chosen: Any, other: Any, dtypes: Sequence[Dtype]) -> Dtype:
     arrays = [
         dtype
-        for one, dtype in zip((chosen, other), dtypes, strict=True)
-        if not isinstance(one, int | float)
+        for item, dtype in zip((chosen, other), dtypes, strict=True)
+        if not isinstance(item, int | float)
     ]
     return max(arrays, default=Dtype.I64)
 

@@ -67,13 +67,15 @@ class Program:
 
     def constants(self) -> list[Constant]:
         """Return the constants that it reads, each once."""
-        found = (one for step in self.steps for one in leaves((step.arguments, step.keywords)))
-        return list(dict.fromkeys(one for one in found if isinstance(one, Constant)))
+        given = (leaf for step in self.steps for leaf in leaves((step.arguments, step.keywords)))
+        return list(dict.fromkeys(leaf for leaf in given if isinstance(leaf, Constant)))
 
     def matrices(self, operation: str) -> set[str]:
         """Return the names of the matrices and tables of all operations of a kind."""
         steps = (step for step in self.steps if step.operation == operation)
-        return {one.name for step in steps for one in step.arguments if isinstance(one, Constant)}
+        return {
+            part.name for step in steps for part in step.arguments if isinstance(part, Constant)
+        }
 
     def last_product(self, output: str) -> Step:
         """Return the product that makes an output; ValueError if there is none."""
@@ -115,10 +117,10 @@ class Program:
                 return known[given.name]
             if isinstance(given, Constant):
                 return constants[given]
-            return [resolved(one) for one in given] if isinstance(given, list) else given
+            return [resolved(item) for item in given] if isinstance(given, list) else given
 
         for step in self.needed(list(outputs)):
-            keywords = {name: resolved(one) for name, one in step.keywords.items()}
+            keywords = {name: resolved(item) for name, item in step.keywords.items()}
             operation = OPERATIONS[step.operation]
             known[step.name] = operation(builder, *map(resolved, step.arguments), **keywords)
         for name, array in outputs.items():
@@ -141,7 +143,7 @@ class Program:
         fields = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(fields, dict) or fields.get("version") not in _READ:
             raise ValueError("it is not of the version that this kvcast reads")
-        steps = [Step(**_decoded(one)) for one in fields["steps"]]
+        steps = [Step(**_decoded(written)) for written in fields["steps"]]
         unknown = {step.operation for step in steps} - set(OPERATIONS)
         if unknown:
             raise ValueError(f"it has unknown operations: {', '.join(sorted(unknown))}")
@@ -157,18 +159,18 @@ def _fields(step: Step) -> dict[str, Any]:
     }
 
 
-def _put(builder: Builder, found: Value, wanted: Value) -> None:
+def _put(builder: Builder, result: Value, wanted: Value) -> None:
     """Let a result lie where the caller wants it, as codes if that is a cache of them."""
     if wanted.dtype == Dtype.INT8:
-        stored(builder, found, wanted)
+        stored(builder, result, wanted)
         return
-    if found.sizes != wanted.sizes:
-        raise ValueError(f"a result is {list(found.sizes)} and not {list(wanted.sizes)}")
-    whole = found.fills_storage and found.storage.address is None
-    if whole and wanted.is_contiguous and found.dtype == wanted.dtype:
-        builder.let_lie(found.storage, wanted.storage)
+    if result.sizes != wanted.sizes:
+        raise ValueError(f"a result is {list(result.sizes)} and not {list(wanted.sizes)}")
+    whole = result.fills_storage and result.storage.address is None
+    if whole and wanted.is_contiguous and result.dtype == wanted.dtype:
+        builder.let_lie(result.storage, wanted.storage)
     else:
-        builder.elements(Element.COPY, wanted, found)
+        builder.elements(Element.COPY, wanted, result)
 
 
 def leaves(given: Any) -> Iterator[Any]:
@@ -176,8 +178,8 @@ def leaves(given: Any) -> Iterator[Any]:
     if isinstance(given, Mapping):
         given = list(given.values())
     if isinstance(given, list | tuple):
-        for one in given:
-            yield from leaves(one)
+        for item in given:
+            yield from leaves(item)
     else:
         yield given
 
@@ -191,9 +193,9 @@ def _encoded(given: Any) -> Any:
         case float() if given in (float("inf"), float("-inf")):
             return {"float": str(given)}
         case list() | tuple():
-            return [_encoded(one) for one in given]
+            return [_encoded(item) for item in given]
         case dict():
-            return {name: _encoded(one) for name, one in given.items()}
+            return {name: _encoded(item) for name, item in given.items()}
     return given
 
 
@@ -206,7 +208,7 @@ def _decoded(given: Any) -> Any:
         case {"float": str(text)}:
             return float(text)
         case list():
-            return [_decoded(one) for one in given]
+            return [_decoded(item) for item in given]
         case dict():
-            return {name: _decoded(one) for name, one in given.items()}
+            return {name: _decoded(item) for name, item in given.items()}
     return given

@@ -84,19 +84,19 @@ def kinds(programs: Mapping[str, Roles], quantize: str) -> dict[str, Kind]:
     # perplexity. What they would do for models with an encoder was not measured.
     int8 = Kind.INT8 if programs.keys() - {_DECODE} else Kind.INT8_BLOCK
     whole = {"none": Kind.EXACT, "int8": int8, "int4": Kind.INT4}[quantize]
-    found: dict[str, Kind] = {}
+    chosen_kinds: dict[str, Kind] = {}
     for name, roles in programs.items():
         chosen = Kind.INT8 if name != _DECODE and whole is Kind.INT4 else whole
         for matrix in roles.products - roles.routers:
-            if found.get(matrix) is not Kind.INT4:
-                found[matrix] = chosen
+            if chosen_kinds.get(matrix) is not Kind.INT4:
+                chosen_kinds[matrix] = chosen
         if whole is not Kind.EXACT:
-            found |= dict.fromkeys(roles.convolutions, Kind.INT8)
+            chosen_kinds |= dict.fromkeys(roles.convolutions, Kind.INT8)
     if whole is Kind.INT4:
         for roles in programs.values():
-            for matrix in (roles.tables | roles.heads) & found.keys():
-                found[matrix] = Kind.TABLE
-    return found
+            for matrix in (roles.tables | roles.heads) & chosen_kinds.keys():
+                chosen_kinds[matrix] = Kind.TABLE
+    return chosen_kinds
 
 
 def stored(
@@ -135,11 +135,11 @@ def _int8(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.flo
 
 def _file(name: str, blocks: CodedMatrix) -> dict[str, NDArray[Any]]:
     codes = np.ascontiguousarray(blocks.codes)
-    found: dict[str, NDArray[Any]] = {name + SCALES: np.ascontiguousarray(blocks.scales)}
+    tensors: dict[str, NDArray[Any]] = {name + SCALES: np.ascontiguousarray(blocks.scales)}
     if blocks.least is not None:
         codes = codes[:, 0::2] | (codes[:, 1::2] << 4)
-        found[name + LEAST] = np.ascontiguousarray(blocks.least)
-    return {name + CODES: codes, **found}
+        tensors[name + LEAST] = np.ascontiguousarray(blocks.least)
+    return {name + CODES: codes, **tensors}
 
 
 def _routers(program: Program) -> Iterator[str]:
@@ -159,4 +159,4 @@ def _heads(program: Program) -> Iterator[str]:
         if step.operation == "linear":
             yield step.arguments[1].name
         else:
-            waiting += [one.name for one in leaves(step.arguments) if isinstance(one, Node)]
+            waiting += [leaf.name for leaf in leaves(step.arguments) if isinstance(leaf, Node)]

@@ -74,18 +74,19 @@ class Weights:
                 for program in programs
                 for name in program.matrices(operation)
             }
-            for one in dict.fromkeys(one for program in programs for one in program.constants()):
-                make = makers.get(one.name)
-                self.constants[one] = make(self, one) if make else self._tensors[one.name]
+            for constant in dict.fromkeys(c for program in programs for c in program.constants()):
+                make = makers.get(constant.name)
+                tensor = make(self, constant) if make else self._tensors[constant.name]
+                self.constants[constant] = tensor
         del self._tensors
 
-    def matrix(self, one: Constant) -> Matrix:
+    def matrix(self, constant: Constant) -> Matrix:
         """Pack a matrix with its bias."""
-        return packed_matrix(self._machine, self._tensors, one.name, one.bias)
+        return packed_matrix(self._machine, self._tensors, constant.name, constant.bias)
 
-    def experts(self, one: Constant) -> Experts:
+    def experts(self, constant: Constant) -> Experts:
         """Pack a matrix for each expert."""
-        return packed_experts(self._machine, self._tensors, one.name)
+        return packed_experts(self._machine, self._tensors, constant.name)
 
 
 _MAKERS: Mapping[str, Callable[[Weights, Constant], Any]] = {
@@ -146,7 +147,7 @@ class Interpreter:
         Planning takes longer than a step: calls of the same sizes share a plan.
         """
         arrays = {**inputs, **outputs}
-        layout = [(one, part.dtype, part.shape, part.strides) for one, part in arrays.items()]
+        layout = [(key, part.dtype, part.shape, part.strides) for key, part in arrays.items()]
         key = (name, len(inputs), *layout)
         with self._planning:
             plan = self._plans.pop(key, None)
@@ -172,7 +173,7 @@ class Interpreter:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepArrays:
     """Arrays of a call: tokens [rows, s], lengths [rows], logits [rows, offsets, vocab]."""
 
     tokens_rs: Int64
@@ -227,7 +228,7 @@ class NativeRuntime(CachedRuntime):
 
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:
-        return [_layer(one, capacity) for one in self._layers for _ in range(2 * one.layers)]
+        return [_layer(run, capacity) for run in self._layers for _ in range(2 * run.layers)]
 
     @override
     def make(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
@@ -261,40 +262,42 @@ class NativeRuntime(CachedRuntime):
         rows: list[int],
         positions: Sequence[int],
         run: Run,
-    ) -> tuple[Step, Call]:
+    ) -> tuple[StepArrays, Call]:
         """Return a call that appends several tokens to each row of a run, and its arrays."""
         memory, asked = cache.memory, len(positions)
         key = ("chunk", run.places, run.slots, run.new, asked)
-        found = memory.bound.get(key)
-        if found is None:
+        planned = memory.bound.get(key)
+        if planned is None:
             step = self._arrays(len(run.index), run.new, asked)
-            found = step, self.planned(memory, run, step.given, {_LOGITS: step.logits})
+            planned = step, self.planned(memory, run, step.given, {_LOGITS: step.logits})
             if run.new <= _OFTEN:
-                memory.bound[key] = found
-        step, call = found
+                memory.bound[key] = planned
+        step, call = planned
         step.tokens_rs[...] = np.stack([tokens[i] for i in run.index])
         step.lengths[...] = cache.lengths[[rows[i] for i in run.index]]
         step.offsets[...] = np.asarray(positions, np.int64) % run.new
         return step, call
 
-    def _step(self, memory: Memory) -> Step:
+    def _step(self, memory: Memory) -> StepArrays:
         """Return buffers of one new token for every row, by its place."""
         if "step" not in memory.bound:
             memory.bound["step"] = self._arrays(len(memory.places), 1, 1)
-        step: Step = memory.bound["step"]
+        step: StepArrays = memory.bound["step"]
         return step
 
-    def _step_call(self, memory: Memory, step: Step, run: Run) -> Call:
+    def _step_call(self, memory: Memory, step: StepArrays, run: Run) -> Call:
         key = ("step", run.places, run.slots)
         if key not in memory.bound:
             part = slice(run.places.start, run.places.stop)
-            own = Step(step.tokens_rs[part], step.lengths[part], step.offsets, step.logits[part])
+            own = StepArrays(
+                step.tokens_rs[part], step.lengths[part], step.offsets, step.logits[part]
+            )
             memory.bound[key] = self.planned(memory, run, own.given, {_LOGITS: own.logits})
         call: Call = memory.bound[key]
         return call
 
-    def _arrays(self, rows: int, new: int, asked: int) -> Step:
-        return Step(
+    def _arrays(self, rows: int, new: int, asked: int) -> StepArrays:
+        return StepArrays(
             np.zeros((rows, new), np.int64),
             np.zeros(rows, np.int32),
             np.zeros(asked, np.int64),
@@ -435,14 +438,14 @@ def _room_for_scores(memory: Memory, shape: tuple[int, int, int]) -> Float32:
     return scores_hst
 
 
-def _layer(one: CacheLayers, capacity: int) -> Layer:
+def _layer(run: CacheLayers, capacity: int) -> Layer:
     """Describe the keys or values of a layer in a cache for sequences of `capacity` positions."""
-    if one.kind == "ring":
-        ring = TurningRing(one.capacity, one.capacity)
-        return Layer((one.heads, one.capacity, _line(one)), one.dtype, ring)
-    return Layer((one.heads, capacity, _line(one)), one.dtype)
+    if run.kind == "ring":
+        ring = TurningRing(run.capacity, run.capacity)
+        return Layer((run.heads, run.capacity, _line(run)), run.dtype, ring)
+    return Layer((run.heads, capacity, _line(run)), run.dtype)
 
 
-def _line(one: CacheLayers) -> int:
+def _line(run: CacheLayers) -> int:
     """Return the numbers of a position of a head: codes are followed by their scale's bytes."""
-    return one.head_dim + (SCALE_BYTES if one.dtype == "int8" else 0)
+    return run.head_dim + (SCALE_BYTES if run.dtype == "int8" else 0)

@@ -117,8 +117,8 @@ class Value:
         """Join axes; None where that is no view."""
         first, last = first % len(self.sizes), last % len(self.sizes)
         joined = [i for i in range(first, last + 1) if self.sizes[i] != 1]
-        for one, following in itertools.pairwise(joined):
-            if self.strides[one] != self.sizes[following] * self.strides[following]:
+        for axis, following in itertools.pairwise(joined):
+            if self.strides[axis] != self.sizes[following] * self.strides[following]:
                 return None
         size = prod(self.sizes[first : last + 1])
         stride = self.strides[joined[-1]] if joined else 1
