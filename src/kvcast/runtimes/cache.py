@@ -8,7 +8,7 @@ inputs that they read, with the same number of rows for each. Rows and inputs th
 When other rows read other inputs, rows are moved so that as few calls as possible serve them all;
 while the same rows continue, nothing is moved, and calls work on views.
 
-Knows nothing of models or of what a program computes.
+Knows nothing of models or of a program's mathematics.
 """
 
 import math
@@ -68,8 +68,8 @@ class CallPlan:
         is_step: whether each row gets one token.
         runs: one for each call.
         places: of the requested rows; a slice if the order is the same.
-        made_for: what each row of the cache reads and the memory's version, for which it holds.
-        bound: what a runtime keeps for the next call with this plan.
+        made_for: the inputs of the cache's rows and the memory's version, for which it holds.
+        bound: a runtime's own state for the next call with this plan.
 
     """
 
@@ -92,7 +92,7 @@ class CallPlan:
 
 @dataclass(frozen=True)
 class CacheHandle:
-    """A handle: what the rows in memory hold, and the input that each of them reads."""
+    """A handle: the contents of the rows in memory, and the input that each of them reads."""
 
     memory: Memory = field(repr=False)
     history: History = field(repr=False)

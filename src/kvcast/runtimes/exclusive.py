@@ -2,7 +2,7 @@
 
 Logits are the runtime's own memory, so two threads that took turns by calls alone would read each
 other's. A forked process has none of the threads that held locks when it was forked, so such locks
-are made anew there. Knows nothing of what is computed.
+are made anew there. Knows nothing of the computation.
 """
 
 import os

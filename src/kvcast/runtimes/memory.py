@@ -1,7 +1,7 @@
 """Memory of a cache: the arrays of its rows and encoded inputs, and the place of each in them.
 
 All copies happen here, for NumPy arrays and torch tensors alike, and only this module treats rings
-and linear caches differently. Knows nothing of what rows hold, which input they read, or programs.
+and linear caches differently. Knows nothing of the rows' contents and inputs, or of programs.
 
 Letters in shapes: n caches of one shape, c slots of a cache, t positions of an input.
 """
@@ -39,7 +39,7 @@ class TurningRing(Ring):
 
     @override
     def shortest(self, reached: int) -> int:
-        # The next query sees what was not overwritten: positions from reached - slots on.
+        # The next query sees the positions that were not overwritten: from reached - slots on.
         return 0 if reached <= self.slots else reached - self.slots + self.window - 1
 
 

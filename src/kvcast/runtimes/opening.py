@@ -29,7 +29,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ProgramFile:
-    """A program's file, and what the runtime says of its inputs and outputs, by name."""
+    """A program's file, and its inputs and outputs as the runtime describes them, by name."""
 
     path: Path
     takes: Mapping[str, TensorSpec]
@@ -56,7 +56,7 @@ def check_programs(
     rows: int | None,
     cache: Callable[[CacheLayers], Shape],
 ) -> None:
-    """Raise KvcastError unless programs, by their names in the manifest, are what that says.
+    """Raise KvcastError unless programs, by their names in the manifest, are as it describes them.
 
     Args:
         manifest: the bundle's.

@@ -122,7 +122,7 @@ class PackedProgram:
 
 @dataclass(frozen=True)
 class _DecoderPrograms:
-    """What `EagerDecoderOnly` runs."""
+    """The programs that `EagerDecoderOnly` runs."""
 
     dimensions: Any
     decode_packed: PackedProgram

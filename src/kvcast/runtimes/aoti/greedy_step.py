@@ -27,13 +27,13 @@ StepFunction = Callable[..., object]
 
 
 class GreedyState(NamedTuple):
-    """What a step takes: one row that is being written, in tensors that steps change in place."""
+    """The state of a step: one row that is being written, in tensors that steps change in place."""
 
     token_rs: Tensor  # int64 [1, 1], the newest token, which no cache holds yet
     lengths: Tensor  # int32 [1], positions that the caches hold
     written: Tensor  # int64 [capacity + 1], the token that a step chose for each position
     caches: list[tuple[Tensor, Tensor]]  # (key, value) [1, kv_heads, slots, d] a layer
-    given: tuple[Any, ...]  # what the program takes beside: cross caches; never changed
+    given: tuple[Any, ...]  # further arguments of the program: cross caches; never changed
 
 
 def slots_for(positions: int, capacity: int) -> int:
@@ -140,7 +140,7 @@ def compiled(module: GraphModule, arguments: tuple[Any, ...]) -> StepFunction:
     Not by torch.compile, which would trace the exported graph once more: Dynamo refuses branches
     of torch.cond that write, and its guards would look at every weight before every step.
     """
-    # What mode max-autotune-no-cudagraphs has.
+    # The options of mode max-autotune-no-cudagraphs.
     options = {"max_autotune": True, "coordinate_descent_tuning": True}
     # Halves of a rotated head are put together in the kernel that writes them into the cache.
     options["force_pointwise_cat"] = True

@@ -1,4 +1,4 @@
-"""Runs torch.export and Inductor: the settings that kvcast compiles with, and what makes it quick.
+"""Runs torch.export and Inductor: kvcast's settings, and patches that make compiling quick.
 
 Both trace programs with symbolic sizes. The speed of Inductor's code is easy to lose:
 
@@ -263,7 +263,7 @@ def short_loops_on_one_thread() -> Iterator[None]:
 
 @contextmanager
 def _quicker() -> Iterator[None]:
-    """Replace what makes Inductor slow here, and changes nothing in its code but checks."""
+    """Replace the parts that make Inductor slow here and add nothing to its code but checks."""
     traced_once = patch("torch._inductor.compile_fx.aot_export_module", trace)
     with remembered_strides(), _unchecked(), traced_once:
         yield

@@ -55,7 +55,7 @@ _TYPICAL = {
     _SLOTS + "ring": 460,
 }
 _PREFILL = {"new": 256}
-# What the module that is compiled puts before the names of a program's own submodules.
+# The prefix that the compiled module puts before the names of a program's own submodules.
 _PREFIX = "results.program."
 
 
@@ -100,7 +100,7 @@ def lower(
         signatures: programs by the names that the runtime looks up.
         precision: of the programs.
         folder: an existing folder.
-        device: what the programs run on, as torch names it.
+        device: the device of the programs, as torch names it.
         max_autotune: let Inductor time several kernels for each product and keep the fastest.
         on_phase: called as each program is exported and compiled.
         blocks_of: the codes that the checkpoint has for a matrix, which int4 keeps.
@@ -166,7 +166,7 @@ def cache_layers(layers: Iterable[CacheLayers], precision: Precision) -> tuple[C
 
 
 def result_names(signature: Signature) -> list[str]:
-    """Name what a compiled program returns: everything but the caches that it wrote."""
+    """Name the results of a compiled program: everything but the caches that it wrote."""
     return [name for name in signature.outputs if not name.startswith("present_")]
 
 

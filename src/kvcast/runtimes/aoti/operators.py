@@ -49,7 +49,7 @@ _PARTS = 8
 
 @dataclass(frozen=True)
 class _SharedByLayers:
-    """What all layers share during a call: slots to read by kind of cache, and masks."""
+    """Shared by all layers during a call: slots to read by kind of cache, and masks."""
 
     slots: Mapping[str, int]
     masks: dict[tuple[int, bool], Tensor] = field(default_factory=dict)

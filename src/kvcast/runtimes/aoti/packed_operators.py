@@ -189,4 +189,4 @@ SHIMS: Mapping[Any, Sequence[str]] = {
     torch.ops.kvcast.look_up_packed.default: [],
     torch.ops.kvcast.mix_packed.default: [],
 }
-"""What Inductor writes into a package with these operators, so that it calls them directly."""
+"""C++ that Inductor writes into a package with these operators, so that it calls them directly."""

@@ -113,7 +113,7 @@ _FORMS: Mapping[Any, Callable[[PackedMatrices, GraphModule, Node], Node | None]]
 
 
 def graph_roles(exported: torch.export.ExportedProgram, outputs: Sequence[str]) -> Roles:
-    """Return what an exported program does with its matrices; `outputs` names its results."""
+    """Return the uses of an exported program's matrices; `outputs` names its results."""
     module = exported.module(check_guards=False)
     if not isinstance(module, GraphModule):
         raise TypeError("torch.export gave no graph module")

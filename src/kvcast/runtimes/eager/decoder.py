@@ -17,7 +17,7 @@ from kvcast.runtimes.memory import Layer, TurningRing
 
 
 class DecoderOnlyPrograms(Protocol):
-    """What eager runs: see `kvcast.models.programs.decoder`."""
+    """The programs that eager runs: see `kvcast.models.programs.decoder`."""
 
     @property
     def dimensions(self) -> Any:

@@ -22,7 +22,7 @@ LayerCache = tuple[Tensor, Tensor]
 
 
 class EncoderDecoderPrograms(Protocol):
-    """What eager runs: see `kvcast.models.programs.whisper` and `kvcast.models.programs.t5`."""
+    """The programs of `kvcast.models.programs.whisper` and `kvcast.models.programs.t5`."""
 
     @property
     def dimensions(self) -> Any:

@@ -1,6 +1,6 @@
 """Settings of a process that computes with PyTorch: its threads, and freed memory that it keeps.
 
-Knows neither models nor what is computed.
+Knows neither models nor their mathematics.
 """
 
 import ctypes

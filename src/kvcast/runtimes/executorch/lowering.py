@@ -54,13 +54,13 @@ _CROSS_KEY, _CROSS_VALUE = "cross_key_", "cross_value_"
 
 @dataclass(frozen=True, kw_only=True)
 class MethodLayout:
-    """What the methods of one file are given.
+    """The inputs that the methods of one file are made for.
 
     Attributes:
         chunk: the most new positions of a call.
         self_layers: layout of the self caches; all but rings may have less capacity.
         longest_source: the most tokens of a source, where sources have various lengths.
-        facts: what callers need to know beside `facts_of`.
+        facts: facts for callers beside `facts_of`.
 
     """
 
@@ -229,7 +229,7 @@ def save_methods(
 
 
 class _Products(BMMConfig):  # type: ignore[misc]
-    """The products to give to XNNPACK: not those with a self cache, which it would copy whole."""
+    """The products to give to XNNPACK: none with a self cache, which it would copy whole."""
 
     @override
     def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:

@@ -67,12 +67,12 @@ class ExecutorchRuntime(CachedRuntime):
         return logits_rpv
 
     def row(self, tokens_s: Int64, cache: CacheHandle, row: int) -> tuple[Int64, int, list[Tensor]]:
-        """Return what `decode` takes of a row: new tokens, how many came before, and caches."""
+        """Return the arguments of `decode` for a row: new tokens, its length before, and caches."""
         caches = [*self._cells(cache, row), *self.encoded(cache, row)]
         return tokens_s, int(cache.lengths[row]), caches
 
     def encoded(self, cache: CacheHandle, row: int) -> Sequence[Tensor]:  # noqa: ARG002
-        """Return what `decode` takes of the input that a row reads."""
+        """Return the arguments of `decode` for the input that a row reads."""
         return ()
 
     def _cells(self, cache: CacheHandle, row: int) -> list[Tensor]:
@@ -104,7 +104,7 @@ class _SeparateSlots(Slots):
 
 
 class ExecutorchEncoderDecoder(ExecutorchRuntime, NumpyAligningRuntime):
-    """`encode`, and `decode` over what it gave."""
+    """`encode`, and `decode` over its results."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         super().__init__(folder, manifest, threads)

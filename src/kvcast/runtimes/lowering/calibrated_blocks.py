@@ -1,4 +1,4 @@
-"""int4 codes of a decoder-only model that suit what its matrices are given.
+"""int4 codes of a decoder-only model that suit the inputs of its matrices.
 
 A number's error reaches the outputs times the number's input, so it counts by that input's mean
 square, as in llama.cpp's importance matrices (`tools/imatrix`). A block's scale and least value

@@ -1,4 +1,4 @@
-"""Runs a decoder-only model on tokens that need no data, to see what its matrices are given.
+"""Runs a decoder-only model on tokens that need no data, to see the inputs of its matrices.
 
 How large activations get, and in which channels, depends on the weights more than on the text, so
 random tokens do for their ranges. Their mean squares follow the text a little more closely, so for

@@ -84,7 +84,7 @@ def probabilities_plan(
     """Return the call that fills `probabilities_p` with the probabilities of tokens among some.
 
     Args:
-        hidden_pd: [p, d], what the vocabulary's matrix is multiplied with; contiguous.
+        hidden_pd: [p, d], the input of the product with the vocabulary's matrix; contiguous.
         matrix: [vocab, d].
         tokens_p: [p], each one of those that count.
         among_v: [vocab], 0 for tokens that count and -inf for the others.

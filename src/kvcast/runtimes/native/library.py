@@ -1,6 +1,6 @@
 """The compiled library's functions, and their caller: a machine with threads and instructions.
 
-Declares what `src/library.cpp` exports. Knows nothing of programs' meaning.
+Declares the functions that `src/library.cpp` exports. Knows nothing of programs' meaning.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ DESCRIPTION = 8
 
 _MESSAGE = 256
 _ALIGNMENT = 64
-_ROOM = 1 << 26  # bytes that packed matrices share; what stays free takes no memory
+_ROOM = 1 << 26  # bytes that packed matrices share; free pages take no memory
 
 
 TILE = 64
@@ -95,7 +95,7 @@ class Machine:
         self._library = _library()
         chosen = instructions or chosen_instructions()
         self._handle = self._library.kvcast_open(chosen.encode(), threads)
-        self._room = aligned(0)  # for what will be packed
+        self._room = aligned(0)  # for matrices to come
         if not self._handle:
             raise KvcastError(f"no machine with {threads} threads and {chosen} instructions")
 
@@ -117,7 +117,7 @@ class Machine:
 
         Args:
             format_: of codes and scales.
-            codes: what a bundle stores.
+            codes: as a bundle stores them.
             scales: float32; none for F32.
             bias: float32 [outputs].
             inputs: for INT4_MIN, whose codes are two in a byte.
@@ -167,7 +167,7 @@ class Machine:
         return taken[:size]
 
     def run(self, words: NDArray[np.int64]) -> None:
-        """Run a program; KvcastError for what it cannot."""
+        """Run a program; KvcastError if it fails."""
         message = ctypes.create_string_buffer(_MESSAGE)
         run = self._library.kvcast_run
         if run(self._handle, words.ctypes.data, len(words), message, _MESSAGE):

@@ -1,8 +1,8 @@
 """Lowers programs to kvcast's own interpreter: one file of operations for each, and their weights.
 
-A program is exported with dynamic sizes, what depends on constants alone is computed, and a table
-says what each remaining operator is called (`kvcast/runtimes/native/operations.py`). Matrices are
-quantised; they are packed for the processor when a bundle is opened. Knows no model.
+A program is exported with dynamic sizes, nodes that depend on constants alone are folded, and a
+table names the operation of each remaining operator (`kvcast/runtimes/native/operations.py`).
+Matrices are quantised; they are packed for the processor when a bundle is opened. Knows no model.
 """
 
 import operator
@@ -234,7 +234,7 @@ class _Translation:
                 return Constant(self._constant(given))
             return Node(self._names[given])
         if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], FxNode):
-            weight, bias = given  # a matrix and what belongs to it
+            weight, bias = given  # a matrix and its bias
             return Constant(self._constant(weight), None if bias is None else self._constant(bias))
         if isinstance(given, list | tuple):
             return [self._argument(item) for item in given]

@@ -1,6 +1,6 @@
 """Matrices as bundles store them: their names, and their tiles for a machine.
 
-A bundle holds what is the same for every processor: a matrix of floats, or codes with their scales
+A bundle holds the form that suits every processor: a matrix of floats, or codes with their scales
 and least values (`kvcast.spec.blocks`). Knows no bundle and no program.
 """
 

@@ -3,7 +3,7 @@
 A program's operations have the names and arguments of PyTorch's and kvcast's operators
 (`kvcast/models/ops/attention.py`); those that the lowering fused have keywords in addition. A
 function here takes the builder and the operation's arguments, as values, numbers and constants, and
-returns its result. Sizes are known, so what only depends on them is computed here. Knows no model.
+returns its result. Sizes are known, so results that need no more are computed here. Knows no model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -379,10 +379,10 @@ def _encoder_attention(
     return out
 
 
-def _expect(fits: bool, what: str) -> None:
+def _expect(fits: bool, subject: str) -> None:
     """Raise ValueError: programs come from files, and instructions do not check addresses."""
     if not fits:
-        raise ValueError(f"{what} do not fit")
+        raise ValueError(f"{subject} do not fit")
 
 
 def _expect_lengths(lengths: Value | None, count: int) -> None:

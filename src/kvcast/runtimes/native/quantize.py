@@ -46,11 +46,11 @@ class Roles:
     """The uses of a program's matrices, by their names.
 
     Attributes:
-        products: those it multiplies with, and all experts'.
-        convolutions: those of convolutions.
-        tables: those it looks rows up in.
-        heads: those whose products become logits with nothing but numbers in between.
-        routers: those whose products choose experts.
+        products: matrices of products, all experts' included.
+        convolutions: matrices of convolutions.
+        tables: matrices of lookups.
+        heads: matrices whose products become logits with nothing but numbers in between.
+        routers: matrices whose products choose experts.
 
     """
 
@@ -77,8 +77,8 @@ def kinds(programs: Mapping[str, Roles], quantize: str) -> dict[str, Kind]:
 
     With "int4", a matrix that makes logits or is looked up by rows keeps 8 bits, and so do those
     that `decode` does not read: others run once for a source, where many tokens share the reading
-    and codes of 4 bits gain nothing. A router stays as it is: it is small, and what it chooses
-    changes much. Convolutions run once for a source too, and keep 8 bits.
+    and codes of 4 bits gain nothing. A router stays as it is: it is small, and its choices
+    matter much. Convolutions run once for a source too, and keep 8 bits.
     """
     # Blocks take some 5% more time and more than halve what int8 costs of a decoder-only model's
     # perplexity. What they would do for models with an encoder was not measured.
@@ -106,7 +106,7 @@ def stored(
 
     The checkpoint's own codes are kept: those of 8 bits always, those of 4 with int4.
 
-    Raises AssertionError if those are not of this matrix.
+    Raises AssertionError if its shape is not the matrix's.
     """
     if kind is Kind.EXACT:
         return {name: matrix}

@@ -1,4 +1,4 @@
-"""The record beside a compiled library: what it was made of, and its contents.
+"""The record beside a compiled library: its sources, and its contents.
 
 Knows nothing of compilers, nor of where libraries are kept.
 """

@@ -1,6 +1,6 @@
 """Bundles on kvcast's own interpreter, without torch: a call of a program is one call of a library.
 
-Matrices are packed for the processor when a bundle is opened. What a call runs is planned once for
+Matrices are packed for the processor when a bundle is opened. A call's plan is made once for
 its sizes and the places of its caches; plans of steps are kept. Knows programs by the names in the
 bundle's manifest and nothing of models.
 """
@@ -206,7 +206,7 @@ class Encoding:
 class Encodings:
     """Calls of `encode` for inputs of the same sizes, by the first place that each fills.
 
-    Those of its inputs that a cache does not keep are shared: one call runs at a time.
+    Inputs that a cache does not keep are shared: one call runs at a time.
     """
 
     sizes: Sequence[tuple[int, ...]]

@@ -1,6 +1,6 @@
 """A graph of a bundle on ONNX Runtime; every failure becomes one line that names its file.
 
-Knows nothing of what it computes.
+Knows nothing of its mathematics.
 """
 
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ class OnnxGraph:
 
 
 def check_graphs(manifest: Manifest, graphs: Mapping[str, OnnxGraph]) -> None:
-    """Raise KvcastError unless graphs, by their names in the manifest, are what that says."""
+    """Raise KvcastError unless graphs, by their names in the manifest, are as it describes them."""
     check_programs(
         manifest,
         {

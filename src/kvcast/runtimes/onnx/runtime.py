@@ -140,7 +140,7 @@ class OnnxRuntime(CachedRuntime):
         self._session.run_with_iobinding(self._bind(memory, call, given, results))
 
     def _calls(self, run: Run, *, empty: bool) -> Iterator[Run]:
-        """Cut a run into what GroupQueryAttention takes at once.
+        """Cut a run into pieces that GroupQueryAttention takes at once.
 
         With several queries an input over keys that are there, be they beams over a quantised
         cross cache or a chunk over a self cache, it takes one input or row at a time. Prompts of
@@ -189,7 +189,7 @@ class OnnxRuntime(CachedRuntime):
 
 
 class OnnxEncoderDecoder(OnnxRuntime, NumpyAligningRuntime):
-    """`encode`, and `decode` over what it gave."""
+    """`encode`, and `decode` over its results."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         self._encode_graph = manifest.graph("encode")

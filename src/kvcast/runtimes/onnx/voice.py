@@ -1,6 +1,6 @@
 """Silero's voice activity graph on ONNX Runtime: the probability of speech in 32 ms of sound.
 
-Knows nothing of recordings, or of what follows from a probability.
+Knows nothing of recordings, or of the use of a probability.
 """
 
 from collections.abc import Mapping

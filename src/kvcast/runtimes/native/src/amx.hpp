@@ -1,4 +1,4 @@
-// What the parts of the AMX instruction set share.
+// Shared by the parts of the AMX instruction set.
 #pragma once
 #include "amx_tiles.hpp"
 #include "avx512.hpp"

@@ -1,6 +1,6 @@
 // Attention of an encoder with AMX, on heads as AVX-512 packs them: scores of int8 and shares of bf16 times values
 // for 16 queries at a time, with AVX-512 for the softmax between them. Scores are those of AVX-512, bit for bit;
-// what comes of the shares differs in the order of sums. What a query gives depends on that query alone.
+// the mixed values differ in the order of sums. A query's result depends on that query alone.
 #include "amx.hpp"
 #include "avx512_head.hpp"
 #if defined(KVCAST_AMX)

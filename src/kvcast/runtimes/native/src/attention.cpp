@@ -1,9 +1,9 @@
-// Attention over caches, and without one: what is the same for all instruction sets.
+// Attention over caches, and without one: the part that all instruction sets share.
 //
 // Work is cut into units: a tile of queries that share keys and values, and a run of parts of positions. Parts
 // begin at multiples of PART, whatever is new and wherever it lies, and a query's are merged in their order. So
-// a query's result depends on what it sees and on nothing else: not on the cut, the other queries, or the
-// capacity of a ring.
+// a query's result depends on the positions that it sees and on nothing else: not on the cut, the other
+// queries, or the capacity of a ring.
 #include "attention.hpp"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ constexpr int WRITTEN_AT_ONCE = 64;
 constexpr int COPIED_AT_ONCE = 64;
 constexpr int QUERIES_AT_ONCE = 10 * MOST_ROWS;
 
-// What strides of caches count.
+// The bytes of a cache's unit: its strides count these.
 size_t size_of(Number number) { return line_bytes(number, 1) - line_bytes(number, 0); }
 
 const uint8_t* bytes(const void* data) { return static_cast<const uint8_t*>(data); }
@@ -55,7 +55,7 @@ struct Source {
   virtual void pack(int group, int query, float* to) const = 0;           // times the scale
   virtual const float* bias(int group, int query) const = 0;              // of position 0; null: none
   virtual float* out(int group, int query) const = 0;
-  virtual void write(int group, const Range& positions, float* space) const {}  // what is new among them
+  virtual void write(int group, const Range& positions, float* space) const {}  // the new ones among them
   virtual Range written(int group) const { return {0, 0}; }               // the new positions
   virtual float softcap() const { return 0; }
 };
@@ -70,7 +70,7 @@ void scaled(const float* x, int count, float scale, float* to) {
   std::fill(to + count, to + padded(count), 0.f);
 }
 
-// What a thread works in: for a tile of queries.
+// A thread's working space for a tile of queries.
 struct Tile {
   Tile(int queries, int head_dim) {
     static thread_local Space space;
@@ -136,7 +136,7 @@ class Attending {
     }
     machine_.threads.run(source_.groups * tiles_ * runs_, [this](int unit) {
       const int run = unit % runs_, group = unit / runs_ % source_.groups;
-      attend(group, tiles_ - 1 - unit / runs_ / source_.groups, run);  // those that may see most come first
+      attend(group, tiles_ - 1 - unit / runs_ / source_.groups, run);  // the longest first: late tiles see most
     });
   }
 
@@ -145,14 +145,14 @@ class Attending {
     return {tile * at_once_, std::min((tile + 1) * at_once_, source_.queries)};
   }
 
-  // What any of a tile's queries sees.
+  // The positions that at least one of a tile's queries sees.
   Range seen(int group, int tile) const {
     Range all = {0, 0};
     const Range range = queries(tile);
     for (int j = range.first; j < range.last; j++) {
-      const Range one = source_.sees(group, j);
-      if (one.count() == 0) continue;
-      all = all.count() ? Range{std::min(all.first, one.first), std::max(all.last, one.last)} : one;
+      const Range sees = source_.sees(group, j);
+      if (sees.count() == 0) continue;
+      all = all.count() ? Range{std::min(all.first, sees.first), std::max(all.last, sees.last)} : sees;
     }
     return all;
   }
@@ -192,7 +192,7 @@ class Attending {
     const Range mine = {all.first + all.count() * run / runs_, all.first + all.count() * (run + 1) / runs_};
     const int d = source_.head_dim, count = range.count();
     const Tile space(at_once_, d);
-    if (tiles_ == 1) {  // nobody else reads what is new in these parts
+    if (tiles_ == 1) {  // no other unit reads the new positions in these parts
       const Range fresh = source_.written(group);
       const int from = run == 0 ? fresh.first : std::max(fresh.first, mine.first * PART);
       const int to = run + 1 == runs_ ? fresh.last : std::min(fresh.last, mine.last * PART);
@@ -200,7 +200,7 @@ class Attending {
     }
     for (int j = 0; j < count; j++) source_.pack(group, range.first + j, space.query + j * padded(d));
     const size_t unit = static_cast<size_t>(group) * tiles_ + tile;
-    Softmax sums[MANY_QUERIES], found[MANY_QUERIES];
+    Softmax sums[MANY_QUERIES], of_part[MANY_QUERIES];
     std::fill(sums, sums + count, Softmax{-INFINITY, 0});
     for (int p = mine.first; p < mine.last; p++) {
       const size_t at = (unit * parts_ + p - all.first) * at_once_;
@@ -208,9 +208,9 @@ class Attending {
         attend_part(group, range, p, space, sums_ + at, mixed_ + at * padded(d));
         continue;
       }
-      attend_part(group, range, p, space, found, space.part);
+      attend_part(group, range, p, space, of_part, space.part);
       for (int j = 0; j < count; j++)
-        merge(sums[j], space.mixed + j * padded(d), found[j], space.part + j * padded(d), d);
+        merge(sums[j], space.mixed + j * padded(d), of_part[j], space.part + j * padded(d), d);
     }
     if (runs_ > 1) {
       if (left_[unit].fetch_sub(1) != 1) return;
@@ -230,9 +230,9 @@ class Attending {
     const float* biases[MANY_QUERIES];
     Range all = {PART, 0};
     for (int j = 0; j < queries.count(); j++) {
-      const Range one = source_.sees(group, queries.first + j);
-      first[j] = std::min(std::max(one.first - begin, 0), PART);
-      last[j] = std::max(std::min(one.last - begin, PART), first[j]);
+      const Range sees = source_.sees(group, queries.first + j);
+      first[j] = std::min(std::max(sees.first - begin, 0), PART);
+      last[j] = std::max(std::min(sees.last - begin, PART), first[j]);
       if (first[j] < last[j]) all = {std::min(all.first, first[j]), std::max(all.last, last[j])};
       biases[j] = source_.bias(group, queries.first + j);
       if (biases[j] != nullptr) biases[j] += begin;

@@ -1,4 +1,4 @@
-// A part's scores of many queries, and what follows them: softmax, and values mixed by it.
+// From a part's scores of many queries to its results: softmax, and values mixed by it.
 //
 // Each instruction set includes this where its own instructions are allowed, so it includes nothing itself and
 // defines nothing that two files could share. The file that includes it has
@@ -74,7 +74,7 @@ void times(const Part& part, const float* scales, float* scores) {
     for (int t = part.begin; t < end; t++) scores[m * SCORES + t] *= scales[t];
 }
 
-// What keys and values are multiplied with; null where they are no codes.
+// The scales of keys and values; null where they are no codes.
 struct Scales {
   float space[2][SCORES];
   const float *keys = nullptr, *values = nullptr;
@@ -93,7 +93,7 @@ INLINE void with_type(Number number, With&& with) {
   with(float{});
 }
 
-// What follows the products of queries and keys.
+// From products of queries and keys to results.
 void finish(const Part& part, const Scales& scales, float* scores, Softmax* softmax, float* mixed) {
   if (scales.keys) times(part, scales.keys, scores);
   for (int m = 0; m < part.queries; m++)

@@ -1,4 +1,4 @@
-// What the parts of the AVX-512 instruction set share.
+// Shared by the parts of the AVX-512 instruction set.
 #pragma once
 #include "kernels.hpp"
 #if defined(__x86_64__)

@@ -2,7 +2,7 @@
 // with a scale a position, shares and values bf16, or fp32 where the processor has no BF16.
 //
 // A vector that is subtracted from all keys adds the same to all of a query's scores, so the softmax does not
-// change. Without what keys have in common int8 is precise enough (SageAttention, arXiv:2410.02367).
+// change. Without the part that all keys share int8 is precise enough (SageAttention, arXiv:2410.02367).
 #include "avx512_head.hpp"
 #if defined(__x86_64__)
 
@@ -13,7 +13,7 @@ AVX512_BEGIN
 namespace {
 
 constexpr int AHEAD = 8;        // positions that are fetched before they are packed
-constexpr int CENTER_OF = 32;   // positions, spread over all, that tell what keys have in common
+constexpr int CENTER_OF = 32;   // positions, spread over all, whose mean key is the centre
 
 template <class Value>
 size_t head_bytes(int positions, int head_dim) {
@@ -96,7 +96,7 @@ void pack_head(const EncoderHead& of, int first) {
         for (int d = 0; d < head_dim; d += 16)
           _mm_prefetch(reinterpret_cast<const char*>(x + (t + AHEAD) * stride + d), _MM_HINT_T0);
     const Codes of_query = round(of.query + from, nullptr, there, width, head.query + static_cast<size_t>(t) * width);
-    // Not 0 for a query of zeros: -inf, the score of what is not there, would become NaN. NaN itself stays.
+    // Not 0 for a query of zeros: -inf, the score past the last position, would become NaN. NaN itself stays.
     head.query_scale[t] = std::max(of_query.scale * of.scale * LOG2_E, SMALLEST);
     head.offset[t] = -128 * of_query.sum;
     head.key_scale[t] = round(of.key + from, center, there, width, codes).scale;

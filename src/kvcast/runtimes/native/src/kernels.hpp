@@ -1,5 +1,5 @@
-// What an instruction set brings: the innermost work, each over one tile that lies in a layout of its
-// own. Everything above a tile (threads, loops over tiles, what follows a product) is the same for all.
+// The kernels of an instruction set: the innermost work, each over one tile in a layout of the set's own.
+// Everything above a tile (threads, loops over tiles, the end of a product) is the same for all sets.
 // Letters in shapes: m rows (tokens), n outputs, k inputs, t positions, d head.
 #pragma once
 #include <cstddef>
@@ -66,7 +66,7 @@ struct Tiles {
   int most_rows = MOST_ROWS;  // of `multiply`; up to MOST_TILE_ROWS
 };
 
-// What happens to a row's results of one tile: the activation, then + residual; stored and rounded.
+// The end of a product, for a row's results of one tile: the activation, then + residual; stored and rounded.
 struct Ending {
   Activation activation;
   const float* residual;  // [count]; null: none
@@ -87,7 +87,7 @@ struct Products {
   const Tiles& of(Format format) const { return tiles[static_cast<int>(format)]; }
 };
 
-// What happens to rows of activations between products.
+// Norms and gates: operations on rows of activations between products.
 struct Rows {
   // x [width], any width, to out, which may be x. RMS norm: x / rms(x) * gain.
   void (*layer_norm)(const float* x, const float* gain, const float* bias, float epsilon, int width, float* out);
@@ -149,7 +149,7 @@ struct Attention {
   int most_queries = MOST_QUERIES;  // of `attend`; up to MANY_QUERIES
 };
 
-// What happens to rows of scores outside of attention.
+// Operations on rows of scores outside of attention.
 struct Scores {
   // A line of a cache as floats [head_dim].
   void (*read)(const void* line, Number, int head_dim, float* out);
@@ -163,7 +163,7 @@ struct Scores {
   // Adds to out[i] the median of x[i .. i + 6].
   void (*add_medians)(const float* x, int count, float* out);
 
-  // The greatest of x + added, count up to BLOCK, and the sum of the exponentials of what each is less.
+  // The greatest of x + added, count up to BLOCK, and the sum of the exponentials of each one's difference to it.
   Softmax (*exponentials)(const float* x, const float* added, int count);
 };
 
@@ -208,7 +208,7 @@ constexpr bool ALIGNED_STACK = true;
 
 struct Instructions {
   const char* name;
-  bool (*run_here)();  // what the processor and the system say
+  bool (*run_here)();  // whether the processor and the system have them
   const Products& products;
   const Rows& rows;
   const Attention& attention;

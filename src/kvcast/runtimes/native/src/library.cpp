@@ -34,7 +34,7 @@ const Instructions* const ALL[] = {
     &plain,
 };
 
-// 0, or 1 with what `work` threw in `message`: no exception goes through code that others compiled.
+// 0, or 1 with the message of `work`'s exception: no exception goes through code that others compiled.
 template <class Work>
 int told(const Work& work, char* message, size_t size) {
   const Environment environment;
@@ -102,7 +102,7 @@ EXPORT void kvcast_describe(const kvcast_machine* machine, int format, int outpu
 // Bytes of rows of activations as int8.
 EXPORT size_t kvcast_rounded_bytes(int rows, int inputs) { return rounded_bytes(rows, inputs); }
 
-// 0, or 1 with what went wrong in `message`.
+// 0, or 1 with the error in `message`.
 EXPORT int kvcast_run(kvcast_machine* machine, const int64_t* program, size_t words, char* message, size_t size) {
   return told([&] { run_program(*machine, program, words); }, message, size);
 }

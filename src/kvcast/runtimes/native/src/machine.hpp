@@ -1,4 +1,4 @@
-// What a call runs with: the instructions, the threads, and space to work in.
+// The means of a call: instructions, threads, and working space.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +17,7 @@ class Space {
   Space(const Space&) = delete;
   Space& operator=(const Space&) = delete;
 
-  // What was there before is lost.
+  // Loses its contents.
   uint8_t* of(size_t bytes) {
     if (bytes > size_) {
       release();

@@ -1,4 +1,4 @@
-// What the parts of the NEON instruction sets share.
+// Shared by the parts of the NEON instruction sets.
 #pragma once
 #include "kernels.hpp"
 #if defined(__AARCH64EL__)

@@ -221,7 +221,7 @@ namespace groups {
 // Four halves, from z * 4 on.
 INLINE float32x4_t halves(const uint8_t* at, int z) { return load(reinterpret_cast<const uint16_t*>(at) + z * LANES); }
 
-// What the formats have in common: a group has its scales first.
+// Shared by the formats: a group has its scales first.
 template <class Group>
 struct Strip {
   static size_t bytes(int inputs) { return Group::EACH * (inputs / GROUP); }

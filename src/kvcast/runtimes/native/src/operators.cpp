@@ -14,7 +14,7 @@ namespace {
 
 static_assert(sizeof(void*) != 8 || sizeof(kvcast_matrix) == 8 * sizeof(int64_t));
 
-// What a thread's calls run with, kept for the space that they work in.
+// The machine of a thread's calls, kept for its working space.
 struct Caller {
   Machine machine;
   Space inputs;
@@ -50,7 +50,7 @@ Stack stack(const kvcast_matrix& matrix) {
   return {one.format, one.outputs, one.inputs, static_cast<const int64_t*>(matrix.tiles)};
 }
 
-// 1 for what `work` throws: no exception goes through code that others compiled.
+// 1 if `work` throws: no exception goes through code that others compiled.
 template <class Work>
 int without_exceptions(Work&& work) {
   const Environment environment;

@@ -81,7 +81,7 @@ constexpr size_t HEAD = 2 * BLOCK * sizeof(float);
 
 size_t bytes(int inputs) { return HEAD + static_cast<size_t>(BLOCK) * filled(inputs); }
 
-// Codes + 128 [BLOCK, filled k]; 128 stands for what is not there.
+// Codes + 128 [BLOCK, filled k]; 128 stands for missing ones.
 void pack_codes(const Stored& from, uint8_t* to) {
   const int8_t* codes = static_cast<const int8_t*>(from.codes);
   std::memset(to, 128, static_cast<size_t>(BLOCK) * filled(from.inputs));
@@ -135,7 +135,7 @@ void pack_halves(const float* from, const Stored& stored, uint16_t* to) {
     for (int g = 0; g < all; g++) to[n * all + g] = n < stored.count && g < there ? to_half(from[n * there + g]) : 0;
 }
 
-// What the formats have in common: `LEAST` says whether there are least values.
+// Shared by the formats: `LEAST` says whether there are least values.
 template <bool LEAST>
 struct Parts {
   const float* bias;

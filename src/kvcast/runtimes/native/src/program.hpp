@@ -10,7 +10,7 @@
 
 namespace kvcast {
 
-// Runs `words` words; throws std::invalid_argument for what is no program.
+// Runs `words` words; throws std::invalid_argument if they are no program.
 void run_program(Machine&, const int64_t* program, size_t words);
 
 }  // namespace kvcast

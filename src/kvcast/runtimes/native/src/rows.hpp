@@ -1,4 +1,4 @@
-// What happens to rows of activations between products: norms and gates, as floats and rounded.
+// Rows of activations between products: norms and gates, as floats and rounded.
 //
 // Rows are shared by the threads in parts that are worth it: a few rows are done by the caller alone.
 #pragma once

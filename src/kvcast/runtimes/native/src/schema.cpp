@@ -1,4 +1,4 @@
-// What the library was made of, for kvcast/runtimes/native/build.py, which compares it with the file that it reads.
+// The library's schema, for kvcast/runtimes/native/build.py, which compares it with the file that it reads.
 #include "export.hpp"
 
 #define VALUE(NAME, NUMBER) #NAME "=" #NUMBER ";"

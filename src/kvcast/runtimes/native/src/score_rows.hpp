@@ -6,7 +6,7 @@
 #pragma once
 
 constexpr int LANES = 16;
-constexpr float LEAST = -3.4e38f;  // what is less is -infinity
+constexpr float LEAST = -3.4e38f;  // lesser numbers are -infinity
 constexpr float LEAST_EXPONENT = -87;  // e to less than this is no normal number
 
 void read_line(const void* line, Number number, int head_dim, float* out) {

@@ -187,7 +187,7 @@ struct Threads::Pool {
     }
   }
 
-  void run(int count, const std::function<void(int)>& what) {
+  void run(int count, const std::function<void(int)>& tile) {
     if (leave.anybody()) {
       const int still = leave.look();
       if (still < away.load()) {
@@ -196,11 +196,11 @@ struct Threads::Pool {
         leave_ended.notify_all();
       }
       if (still == size) {
-        for (int i = 0; i < count; i++) what(i);
+        for (int i = 0; i < count; i++) tile(i);
         return;
       }
     }
-    work = &what;
+    work = &tile;
     done = 0;
     const uint64_t call = (state.load() >> 2 * BITS) + 1;
     state = call << 2 * BITS | static_cast<uint64_t>(count) << BITS;

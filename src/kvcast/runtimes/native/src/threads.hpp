@@ -11,8 +11,8 @@ struct Lent {
   void (*on_each)(void (*work)(void*), void* context);
 };
 
-// Tiles are claimed one at a time by whoever is there, the caller among them, so a thread that the
-// system takes away delays its own tile and nobody else's. Threads without work spin for some
+// Threads claim tiles one at a time, the caller too, so a thread that the system takes away delays its
+// own tile and no other. Threads without work spin for some
 // microseconds, as the next call mostly comes soon, and then sleep. Where other processes keep taking a
 // core away, a thread fewer takes part for a while.
 //
@@ -36,7 +36,7 @@ class Threads {
  private:
   struct Pool;
   int count_;
-  Pool* pool_;  // null: nobody but the caller, or those that are lent
+  Pool* pool_;  // null: the caller alone, or lent threads
   Lent lent_{1, nullptr};
 };
 

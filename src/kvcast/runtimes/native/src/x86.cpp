@@ -11,7 +11,7 @@ namespace {
 struct Registers {
   unsigned a = 0, b = 0, c = 0, d = 0;
 
-  // Zeros for what the processor does not know.
+  // Zeros for a leaf that the processor does not know.
   Registers(unsigned leaf, unsigned subleaf) {
     if (!__get_cpuid_count(leaf, subleaf, &a, &b, &c, &d)) a = b = c = d = 0;
   }
