@@ -19,6 +19,8 @@ Letters in shapes: r rows, b batch (rows is a multiple of it), s new positions, 
 all rows, c capacity, t source positions, h heads, d head_dim.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -104,25 +106,6 @@ def self_attention(
     return mixed.transpose(1, 2).flatten(2)
 
 
-@self_attention.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,  # noqa: ARG001
-    value: Tensor,  # noqa: ARG001
-    key_cache: Tensor,  # noqa: ARG001
-    value_cache: Tensor,  # noqa: ARG001
-    lengths: Tensor,  # noqa: ARG001
-    scale: float,  # noqa: ARG001
-    window: int = 0,  # noqa: ARG001
-    softcap: float = 0.0,  # noqa: ARG001
-    cosines: Tensor | None = None,  # noqa: ARG001
-    sines: Tensor | None = None,  # noqa: ARG001
-    bias: Tensor | None = None,  # noqa: ARG001
-    causal: bool = True,  # noqa: ARG001
-) -> Tensor:
-    return torch.empty_like(query)
-
-
 @torch.library.custom_op("kvcast::packed_self_attention", mutates_args=("key_cache", "value_cache"))
 def packed_self_attention(
     query: Tensor,
@@ -188,25 +171,6 @@ def packed_self_attention(
         )
         mixed[span] = block.flatten(0, 1)
     return mixed
-
-
-@packed_self_attention.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,  # noqa: ARG001
-    value: Tensor,  # noqa: ARG001
-    key_cache: Tensor,  # noqa: ARG001
-    value_cache: Tensor,  # noqa: ARG001
-    rows: list[int],  # noqa: ARG001
-    counts: list[int],  # noqa: ARG001
-    lengths: Tensor,  # noqa: ARG001
-    scale: float,  # noqa: ARG001
-    window: int = 0,  # noqa: ARG001
-    softcap: float = 0.0,  # noqa: ARG001
-    cosines: Tensor | None = None,  # noqa: ARG001
-    sines: Tensor | None = None,  # noqa: ARG001
-) -> Tensor:
-    return torch.empty_like(query)
 
 
 def rotated(heads_rhsd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
@@ -300,18 +264,6 @@ def cross_attention(
     return mixed.transpose(1, 2).reshape(query.shape)
 
 
-@cross_attention.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,  # noqa: ARG001
-    value: Tensor,  # noqa: ARG001
-    scale: float,  # noqa: ARG001
-    lengths: Tensor | None = None,  # noqa: ARG001
-    bias: Tensor | None = None,  # noqa: ARG001
-) -> Tensor:
-    return torch.empty_like(query)
-
-
 @torch.library.custom_op("kvcast::encoder_attention", mutates_args=())
 def encoder_attention(
     query: Tensor,
@@ -348,17 +300,13 @@ def encoder_attention(
     return mixed.transpose(1, 2).flatten(2)
 
 
-@encoder_attention.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,  # noqa: ARG001
-    value: Tensor,  # noqa: ARG001
-    heads: int,  # noqa: ARG001
-    scale: float,  # noqa: ARG001
-    lengths: Tensor | None = None,  # noqa: ARG001
-    bias: Tensor | None = None,  # noqa: ARG001
-) -> Tensor:
+def _like_query(query: Tensor, *_arguments: Any, **_options: Any) -> Tensor:
+    """Return a result as each of the operators gives it, without numbers."""
     return torch.empty_like(query)
+
+
+for _operator in (self_attention, packed_self_attention, cross_attention, encoder_attention):
+    _operator.register_fake(_like_query)
 
 
 def padding_mask(key_bhtd: Tensor, lengths: Tensor | None) -> Tensor | None:

@@ -39,7 +39,8 @@ from kvcast.models.ops.attention import (
     visible,
 )
 from kvcast.models.ops.experts import mixture_of_experts
-from kvcast.runtimes.lowering.replace import Table
+from kvcast.runtimes.lowering.replace import Table, taking
+from kvcast.spec.self_attention import SelfAttention
 
 Attend: TypeAlias = Callable[..., Tensor]
 """(query, key, value, mask, scale[, softcap]) to mixed values, all [rows, heads, positions, d]."""
@@ -72,39 +73,26 @@ def reading(slots: Mapping[str, int]) -> Iterator[None]:
 
 
 def _self_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    lengths: Tensor,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    cosines: Tensor | None = None,
-    sines: Tensor | None = None,
-    bias: Tensor | None = None,
-    causal: bool = True,
-    *,
-    attend: Attend,
+    call: SelfAttention[Tensor], *, attend: Attend
 ) -> tuple[Tensor, Tensor, Tensor]:
+    key_cache, value_cache = call.key_cache, call.value_cache
     head_dim, capacity, dtype = key_cache.shape[-1], key_cache.shape[2], key_cache.dtype
-    query, key, value = (split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
-    positions_rs = lengths[:, None].long() + torch.arange(query.shape[2], device=query.device)
-    if cosines is not None and sines is not None:
-        angles = cosines[positions_rs][:, None], sines[positions_rs][:, None]
+    query, key, value = (split_heads(x, head_dim).transpose(1, 2) for x in call[:3])
+    positions_rs = call.lengths[:, None].long() + torch.arange(query.shape[2], device=query.device)
+    if call.cosines is not None and call.sines is not None:
+        angles = call.cosines[positions_rs][:, None], call.sines[positions_rs][:, None]
         query, key = rotated(query, *angles), rotated(key, *angles)
     row_index = torch.arange(query.shape[0], device=query.device)[:, None]
     slots_rs = positions_rs % capacity
     key_cache[row_index, :, slots_rs] = key.transpose(1, 2).to(dtype)
     value_cache[row_index, :, slots_rs] = value.transpose(1, 2).to(dtype)
-    held = _CALL.get().slots["ring" if window else "linear"]
+    held = _CALL.get().slots["ring" if call.window else "linear"]
     torch._check(held <= capacity)  # type: ignore[no-untyped-call]
     keys, values = (cache.narrow(2, 0, held) for cache in (key_cache, value_cache))
-    mask = _self_mask(positions_rs, capacity, held, window, causal)
-    if bias is not None:
-        mask = mask + bias.narrow(3, 0, held)
-    mixed = attend(query.to(dtype), keys, values, mask, scale, softcap)
+    mask = _self_mask(positions_rs, capacity, held, call.window, call.causal)
+    if call.bias is not None:
+        mask = mask + call.bias.narrow(3, 0, held)
+    mixed = attend(query.to(dtype), keys, values, mask, call.scale, call.softcap)
     return mixed.to(query.dtype).transpose(1, 2).flatten(2), key_cache, value_cache
 
 
@@ -321,7 +309,9 @@ def table(dtype: torch.dtype, *, few: bool = False, device: str = "cpu") -> Tabl
     cached = _attend_by_sums if few and reduced else _attend_by_products
     encode = _attend_in_parts if reduced else _attend_fused
     return {
-        torch.ops.kvcast.self_attention.default: _given(_self_attention, attend=cached),
+        torch.ops.kvcast.self_attention.default: taking(
+            SelfAttention, _given(_self_attention, attend=cached)
+        ),
         torch.ops.kvcast.cross_attention.default: _given(_cross_attention, attend=cached),
         torch.ops.kvcast.encoder_attention.default: _given(
             _encoder_attention, dtype=dtype, attend=encode

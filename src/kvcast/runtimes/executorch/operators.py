@@ -30,49 +30,44 @@ from kvcast.errors import KvcastError
 from kvcast.models.ops.attention import cross_attention, encoder_attention, self_attention
 from kvcast.models.ops.experts import mixture_of_experts
 from kvcast.runtimes.executorch.quiet import quiet
-from kvcast.runtimes.lowering.replace import Table
+from kvcast.runtimes.lowering.replace import Table, taking
+from kvcast.spec.self_attention import SelfAttention
 
 with quiet():
     from executorch.extension.llm.custom_ops import custom_ops
 
 
-def _self_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    lengths: Tensor,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    cosines: Tensor | None = None,
-    sines: Tensor | None = None,
-    bias: Tensor | None = None,
-    causal: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
-    if softcap:
+def _self_attention(call: SelfAttention[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    key_cache, value_cache = call.key_cache, call.value_cache
+    if call.softcap:
         raise KvcastError("ExecuTorch's attention has no soft cap: use --runtime onnx or eager")
-    query, key, value = (_by_head(flat, key_cache) for flat in (query, key, value))
-    positions_s = lengths + torch.arange(query.shape[1])
-    if cosines is not None and sines is not None:
-        angles = cosines[positions_s][:, None], sines[positions_s][:, None]
+    query, key, value = (_by_head(flat, key_cache) for flat in call[:3])
+    positions_s = call.lengths + torch.arange(query.shape[1])
+    if call.cosines is not None and call.sines is not None:
+        angles = call.cosines[positions_s][:, None], call.sines[positions_s][:, None]
         query, key = _rotated(query, *angles), _rotated(key, *angles)
-    if window:
+    if call.window:
         mixed = _attend_to_ring(
-            query, key, value, key_cache, value_cache, positions_s, window, scale
+            query, key, value, key_cache, value_cache, positions_s, call.window, call.scale
         )
         return _side_by_side(mixed), key_cache, value_cache
-    start = _append(key, key_cache, lengths)
-    _append(value, value_cache, lengths)
-    if bias is not None and bias.shape[1] > 1:
-        mask_hsc = _causal(bias[0], positions_s) if causal else bias[0]
-        mixed = _attend_with_bias(query, key_cache, value_cache, mask_hsc, scale)
+    start = _append(key, key_cache, call.lengths)
+    _append(value, value_cache, call.lengths)
+    if call.bias is not None and call.bias.shape[1] > 1:
+        mask_hsc = _causal(call.bias[0], positions_s) if call.causal else call.bias[0]
+        mixed = _attend_with_bias(query, key_cache, value_cache, mask_hsc, call.scale)
     else:
-        mask_sc = None if bias is None else bias[0, 0]
-        by_start = causal and mask_sc is None
+        mask_sc = None if call.bias is None else call.bias[0, 0]
+        by_start = call.causal and mask_sc is None
         mixed = torch.ops.llama.custom_sdpa(
-            query, key_cache, value_cache, start if by_start else 0, mask_sc, 0.0, by_start, scale
+            query,
+            key_cache,
+            value_cache,
+            start if by_start else 0,
+            mask_sc,
+            0.0,
+            by_start,
+            call.scale,
         )
     return _side_by_side(mixed), key_cache, value_cache
 
@@ -212,7 +207,7 @@ def _gelu(hidden: Tensor, *, approximate: str = "none") -> Tensor:
 
 TABLE: Table = {
     torch.ops.aten.gelu.default: _gelu,
-    torch.ops.kvcast.self_attention.default: _self_attention,
+    torch.ops.kvcast.self_attention.default: taking(SelfAttention, _self_attention),
     torch.ops.kvcast.cross_attention.default: _cross_attention,
     torch.ops.kvcast.encoder_attention.default: _encoder_attention,
     torch.ops.kvcast.mixture_of_experts.default: _mixture_of_experts,

@@ -8,6 +8,7 @@ program's outputs, read the new value. Knows no operator by name and no runtime.
 
 import operator
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 import torch
@@ -15,6 +16,16 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 Table = Mapping[OpOverload[..., Any], Callable[..., Any]]
+
+
+def taking(record: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of an operator's arguments, which `function` takes as one record."""
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        return function(record(*arguments, **options))
+
+    return call
 
 
 def replace_operators(exported: torch.export.ExportedProgram, table: Table) -> GraphModule:

@@ -25,6 +25,7 @@ from kvcast.runtimes.native.instructions import (
 )
 from kvcast.runtimes.native.library import TILE, Format
 from kvcast.runtimes.native.values import Lines, Value
+from kvcast.spec.self_attention import SelfAttention
 
 _DTYPES = {"float32": Dtype.F32, "float16": Dtype.F16, "int32": Dtype.I32, "int64": Dtype.I64}
 _ALL = 1 << 62
@@ -256,32 +257,21 @@ def _gather(builder: Builder, x: Value, axis: int, index: Value, count: int) -> 
     return out
 
 
-def _self_attention(
-    builder: Builder,
-    query: Value,
-    key: Value,
-    value: Value,
-    key_cache: Value,
-    value_cache: Value,
-    lengths: Value,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    cosines: NDArray[Any] | None = None,
-    sines: NDArray[Any] | None = None,
-    bias: Value | None = None,
-    causal: bool = True,
-) -> Value:
-    rows, new, width = query.sizes
-    held, key_heads, capacity, head_dim = _cache_sizes(key_cache)
-    _expect(_cache_sizes(value_cache) == _cache_sizes(key_cache) and held == rows, "caches")
+def _self_attention(builder: Builder, call: SelfAttention[Any]) -> Value:
+    rows, new, width = call.query.sizes
+    held, key_heads, capacity, head_dim = _cache_sizes(call.key_cache)
+    _expect(
+        _cache_sizes(call.value_cache) == _cache_sizes(call.key_cache) and held == rows, "caches"
+    )
     _expect(width % (key_heads * head_dim) == 0, "heads of queries")
-    _expect(key.sizes == value.sizes == (rows, new, key_heads * head_dim), "heads of keys")
-    _expect(_is_cache(key_cache) and _is_cache(value_cache), "caches")
-    _expect_lengths(lengths, rows)
-    _expect_angles(cosines, sines, head_dim // 2)
-    _expect_bias(bias, (rows, width // head_dim, new, capacity))
-    out = Value.fresh(query.sizes, Dtype.F32)
+    _expect(
+        call.key.sizes == call.value.sizes == (rows, new, key_heads * head_dim), "heads of keys"
+    )
+    _expect(_is_cache(call.key_cache) and _is_cache(call.value_cache), "caches")
+    _expect_lengths(call.lengths, rows)
+    _expect_angles(call.cosines, call.sines, head_dim // 2)
+    _expect_bias(call.bias, (rows, width // head_dim, new, capacity))
+    out = Value.fresh(call.query.sizes, Dtype.F32)
     builder.emit(
         Operation.SELF_ATTENTION,
         rows=rows,
@@ -290,19 +280,19 @@ def _self_attention(
         key_heads=key_heads,
         head_dim=head_dim,
         capacity=capacity,
-        query=flat(builder.lines(query)),
-        key=flat(builder.lines(key)),
-        value=flat(builder.lines(value)),
-        key_cache=_heads(key_cache),
-        value_cache=_heads(value_cache),
-        lengths=lengths.address,
-        scale=float(scale),
-        softcap=float(softcap),
-        window=window,
-        causal=int(causal),
-        cosines=NOTHING if cosines is None else builder.outer(cosines).address,
-        sines=NOTHING if sines is None else builder.outer(sines).address,
-        bias=_bias(builder, bias),
+        query=flat(builder.lines(call.query)),
+        key=flat(builder.lines(call.key)),
+        value=flat(builder.lines(call.value)),
+        key_cache=_heads(call.key_cache),
+        value_cache=_heads(call.value_cache),
+        lengths=call.lengths.address,
+        scale=float(call.scale),
+        softcap=float(call.softcap),
+        window=call.window,
+        causal=int(call.causal),
+        cosines=NOTHING if call.cosines is None else builder.outer(call.cosines).address,
+        sines=NOTHING if call.sines is None else builder.outer(call.sines).address,
+        bias=_bias(builder, call.bias),
         out=_flat_words(out.address, width),
     )
     return out
@@ -575,7 +565,9 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "gated": _gated,
     "embedding": _embedding,
     "index_select": _index_select,
-    "self_attention": _self_attention,
+    "self_attention": lambda builder, *arguments, **options: _self_attention(
+        builder, SelfAttention(*arguments, **options)
+    ),
     "cross_attention": _cross_attention,
     "encoder_attention": _encoder_attention,
     "add": _pointwise(Element.ADD),

@@ -13,57 +13,51 @@ from torch.onnx import ops as onnx_ops
 
 from kvcast.models.ops.attention import cross_attention, encoder_attention, self_attention
 from kvcast.models.ops.experts import mixture_of_experts
-from kvcast.runtimes.lowering.replace import Table
+from kvcast.runtimes.lowering.replace import Table, taking
+from kvcast.spec.self_attention import SelfAttention
 
 OPSET = 21
 _CONTRIB = 1  # version of the com.microsoft domain
 
 
-def _self_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    lengths: Tensor,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    cosines: Tensor | None = None,
-    sines: Tensor | None = None,
-    bias: Tensor | None = None,
-    causal: bool = True,
-) -> tuple[Tensor, ...]:
-    new = query.shape[1]
-    head_dim = key_cache.shape[3]
-    total = (lengths.max() + new).to(torch.int32)
-    past = (key_cache, value_cache)
-    inputs: list[Tensor | None] = [query, key, value, *past, lengths + (new - 1), total]
-    inputs += [cosines, sines, None, _first_positions(bias, total)]
+def _self_attention(call: SelfAttention[Tensor]) -> tuple[Tensor, ...]:
+    new = call.query.shape[1]
+    head_dim = call.key_cache.shape[3]
+    total = (call.lengths.max() + new).to(torch.int32)
+    past = (call.key_cache, call.value_cache)
+    inputs: list[Tensor | None] = [
+        call.query,
+        call.key,
+        call.value,
+        *past,
+        call.lengths + (new - 1),
+        total,
+    ]
+    inputs += [call.cosines, call.sines, None, _first_positions(call.bias, total)]
     while inputs[-1] is None:
         inputs.pop()
     attributes: dict[str, Any] = {
-        "num_heads": query.shape[2] // head_dim,
-        "kv_num_heads": key_cache.shape[1],
-        "scale": scale,
+        "num_heads": call.query.shape[2] // head_dim,
+        "kv_num_heads": call.key_cache.shape[1],
+        "scale": call.scale,
     }
-    if window:
+    if call.window:
         # The kernel keeps the window's positions contiguous rather than in fixed slots, and moves
         # them when the buffer is full.
-        attributes |= {"local_window_size": window, "sliding_window_cache": 1}
-    if softcap:
-        attributes["softcap"] = softcap
-    if cosines is not None and sines is not None:
+        attributes |= {"local_window_size": call.window, "sliding_window_cache": 1}
+    if call.softcap:
+        attributes["softcap"] = call.softcap
+    if call.cosines is not None and call.sines is not None:
         attributes["do_rotary"] = 1
-    if not causal:
+    if not call.causal:
         attributes["causal"] = 0
     return tuple(
         onnx_ops.symbolic_multi_out(
             "com.microsoft::GroupQueryAttention",
             inputs,
             attrs=attributes,
-            dtypes=(query.dtype, key_cache.dtype, value_cache.dtype),
-            shapes=(query.shape, key_cache.shape, value_cache.shape),
+            dtypes=(call.query.dtype, call.key_cache.dtype, call.value_cache.dtype),
+            shapes=(call.query.shape, call.key_cache.shape, call.value_cache.shape),
             version=_CONTRIB,
         )
     )
@@ -224,7 +218,7 @@ def _mixture_of_experts(
 TABLE: Table = {
     torch.ops.aten.rms_norm.default: _rms_norm,
     torch.ops.kvcast.mixture_of_experts.default: _mixture_of_experts,
-    torch.ops.kvcast.self_attention.default: _self_attention,
+    torch.ops.kvcast.self_attention.default: taking(SelfAttention, _self_attention),
     torch.ops.kvcast.cross_attention.default: _cross_attention,
     torch.ops.kvcast.encoder_attention.default: _encoder_attention,
 }

@@ -1,0 +1,46 @@
+"""The arguments of self-attention over a cache, as one record for all runtimes.
+
+`kvcast.models.ops.attention` defines the operator. A runtime's own form of it takes this record, of
+tensors, of values of an interpreter, or of nodes of a graph. Knows no tensor library.
+"""
+
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class SelfAttention(NamedTuple, Generic[T]):
+    """A call of self-attention.
+
+    Letters in shapes: r rows, s new positions, c capacity, h heads, d head_dim.
+
+    Attributes:
+        query: [r, s, h * d].
+        key: [r, s, kv_heads * d].
+        value: like `key`.
+        key_cache: [r, kv_heads, c, d], written at the new positions.
+        value_cache: like `key_cache`.
+        lengths: int32 [r], positions in each row's cache before the call.
+        scale: factor on the products of queries and keys.
+        window: positions that a query sees, its own among them; 0: all.
+        softcap: c in c tanh(x / c), applied to the scaled products; 0: none.
+        cosines: [positions, d / 2], for rotary embeddings; None: no rotation.
+        sines: like `cosines`.
+        bias: [r or 1, h or 1, s, c], added to the scaled products; linear caches only.
+        causal: whether a position sees only those up to itself.
+
+    """
+
+    query: T
+    key: T
+    value: T
+    key_cache: T
+    value_cache: T
+    lengths: T
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    cosines: T | None = None
+    sines: T | None = None
+    bias: T | None = None
+    causal: bool = True
