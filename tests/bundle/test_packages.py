@@ -222,5 +222,5 @@ def test_an_equal_export_gives_equal_packages(package: Path, tmp_path: Path):
     again = write_fake(tmp_path / "again", package.relative_to(package.parents[1]).as_posix())
     if package.suffix == ".pte":
         assert again.read_bytes() == package.read_bytes()
-    with zipfile.ZipFile(again) as one, zipfile.ZipFile(package) as other:
-        assert one.read(RECORD) == other.read(RECORD)
+    with zipfile.ZipFile(again) as archive, zipfile.ZipFile(package) as other:
+        assert archive.read(RECORD) == other.read(RECORD)

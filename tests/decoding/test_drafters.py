@@ -57,11 +57,11 @@ def slowly(history, most, longest):
 def test_a_growing_text_is_matched_as_by_comparing_all_of_it(history, most):
     lookup = PromptLookup()
     for end in range(len(history) + 1):
-        found = list(lookup.guess(history[:end], most).tokens)
+        guessed = list(lookup.guess(history[:end], most).tokens)
         # With few different tokens there are more places than are compared.
         if end <= PromptLookup._PLACES:
-            assert found == slowly(history[:end], most, PromptLookup._LONGEST)
-        assert len(found) in (0, most)
+            assert guessed == slowly(history[:end], most, PromptLookup._LONGEST)
+        assert len(guessed) in (0, most)
 
 
 def test_longer_matches_are_guesses_of_another_kind():

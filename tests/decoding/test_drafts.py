@@ -47,7 +47,7 @@ def reckless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def flat(texts: Any) -> list[Any]:
-    return [one for text in texts for one in (flat(text) if isinstance(text, list) else [text])]
+    return [part for text in texts for part in (flat(text) if isinstance(text, list) else [text])]
 
 
 def assert_same(model: Any, prompts: Any, *drafts: Any, **options: Any) -> list[tuple[int, int]]:
@@ -57,14 +57,16 @@ def assert_same(model: Any, prompts: Any, *drafts: Any, **options: Any) -> list[
     counts = []
     for draft in drafts:
         drafted = flat(model.generate(prompts, draft=draft, **options))
-        assert [one.tokens for one in drafted] == [one.tokens for one in plain]
-        assert [one.text for one in drafted] == [one.text for one in plain]
-        for one, other in zip(drafted, plain, strict=True):
-            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
-            assert one.finish_reason == other.finish_reason
+        assert [text.tokens for text in drafted] == [text.tokens for text in plain]
+        assert [text.text for text in drafted] == [text.text for text in plain]
+        for text, other in zip(drafted, plain, strict=True):
+            assert text.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+            assert text.finish_reason == other.finish_reason
             assert other.draft is None
-        checked = [one.draft for one in drafted]
-        counts.append((sum(one.proposed for one in checked), sum(one.accepted for one in checked)))
+        checked = [text.draft for text in drafted]
+        counts.append(
+            (sum(text.proposed for text in checked), sum(text.accepted for text in checked))
+        )
     return counts
 
 
@@ -101,9 +103,9 @@ def test_a_stream_and_a_session_take_drafts():
     assert pieces.result.tokens == expected.tokens
     assert pieces.result.draft.proposed
     session = model.session(PROMPTS[0])
-    found = session.generate("", max_new_tokens=30, draft=model)
-    assert found.tokens == expected.tokens
-    assert found.draft.accepted
+    drafted = session.generate("", max_new_tokens=30, draft=model)
+    assert drafted.tokens == expected.tokens
+    assert drafted.draft.accepted
 
 
 @pytest.mark.usefixtures("reckless")

@@ -39,16 +39,16 @@ def both(
 
 @given(histories=HISTORIES, penalty=st.floats(0.1, 8), seed=st.integers(0, 99))
 def test_repetition_penalty(histories, penalty, seed):
-    found, expected = both(
+    ours, expected = both(
         RepetitionPenalty(penalty), RepetitionPenaltyLogitsProcessor(penalty), histories, seed
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(ours, expected, rtol=1e-6)
 
 
 @given(histories=HISTORIES, size=st.integers(1, 5), seed=st.integers(0, 99))
 def test_no_repeat_ngram(histories, size, seed):
-    found, expected = both(NoRepeatNgram(size), NoRepeatNGramLogitsProcessor(size), histories, seed)
-    assert np.array_equal(found, expected)
+    ours, expected = both(NoRepeatNgram(size), NoRepeatNGramLogitsProcessor(size), histories, seed)
+    assert np.array_equal(ours, expected)
 
 
 @pytest.mark.parametrize(

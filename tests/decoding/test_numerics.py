@@ -65,12 +65,12 @@ def test_the_best_of_all_rows_come_in_the_order_of_a_stable_sort(data):
     scores_rk = data.draw(arrays(np.float32, shape, elements=st.sampled_from([-np.inf, 0.0, 1.0])))
     tokens_rk = data.draw(arrays(np.intp, shape, elements=st.integers(0, 99)))
     count = data.draw(st.integers(1, 20))
-    found = best_first(scores_rk, tokens_rk, count)
+    best = best_first(scores_rk, tokens_rk, count)
     every = [
         (float(scores_rk[place]), place[0], int(tokens_rk[place])) for place in np.ndindex(*shape)
     ]
-    every.sort(key=lambda one: -one[0])
-    assert list(zip(*found, strict=True)) == every[:count]
+    every.sort(key=lambda scored: -scored[0])
+    assert list(zip(*best, strict=True)) == every[:count]
 
 
 @given(logits_rv=ROWS)

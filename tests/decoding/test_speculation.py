@@ -62,7 +62,7 @@ def written(requests: list[Any], rows: int) -> tuple[list[Any], RecomputingRunti
     runtime = RecomputingRuntime(MODEL)
     for _ in scheduler_for(runtime, requests, rows, chunk=3).run(requests):
         pass
-    return [outcome(one) for one in requests], runtime
+    return [outcome(sampled) for sampled in requests], runtime
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -74,12 +74,12 @@ def written(requests: list[Any], rows: int) -> tuple[list[Any], RecomputingRunti
 def test_drafts_change_no_text_however_wrong_they_are(script, choice, rows):
     def begin() -> list[Any]:
         each = enumerate(prompts(4, seed=2))
-        return [request(one, max_new_tokens=4 + 3 * i, stream=i, **choice) for i, one in each]
+        return [request(prompt, max_new_tokens=4 + 3 * i, stream=i, **choice) for i, prompt in each]
 
     expected, _ = written(begin(), rows)
     drafted = begin()
-    for one, (tokens, *_) in zip(drafted, expected, strict=True):
-        one.drafts = Scripted(tokens, script)
+    for drafting, (tokens, *_) in zip(drafted, expected, strict=True):
+        drafting.drafts = Scripted(tokens, script)
     assert written(drafted, rows)[0] == expected
 
 
@@ -89,9 +89,13 @@ def test_right_drafts_save_calls_and_wrong_ones_are_taken_off():
 
     [[tokens, *_]], plain = written([begin()], 1)
     right, wrong, half = begin(), begin(), begin()
-    for one, script in ((right, [True] * 3), (wrong, [False] * 3), (half, [True, False, True])):
-        one.drafts = Scripted(tokens, [script])
-    runtimes = [written([one], 1)[1] for one in (right, wrong, half)]
+    for drafting, script in (
+        (right, [True] * 3),
+        (wrong, [False] * 3),
+        (half, [True, False, True]),
+    ):
+        drafting.drafts = Scripted(tokens, [script])
+    runtimes = [written([drafting], 1)[1] for drafting in (right, wrong, half)]
     assert [len(runtime.calls) for runtime in (plain, *runtimes)] == [13, 4, 13, 7]
     # The prompt holds three positions, and each step leaves one of four that it fed.
     assert runtimes[1].cuts[:9] == [(0, length) for length in range(4, 13)]
@@ -100,12 +104,12 @@ def test_right_drafts_save_calls_and_wrong_ones_are_taken_off():
 
 
 def test_no_more_is_fed_than_the_text_has_room_for():
-    one = request([5, 6], max_new_tokens=5, ends=())
+    drafting = request([5, 6], max_new_tokens=5, ends=())
     [[tokens, *_]], _ = written([request([5, 6], max_new_tokens=5, ends=())], 1)
-    one.drafts = Scripted(tokens, [[True] * 20])
-    _, runtime = written([one], 1)
+    drafting.drafts = Scripted(tokens, [[True] * 20])
+    _, runtime = written([drafting], 1)
     assert runtime.caches == [(1, 2 + 5 - 1)]
-    assert one.drafts.calls == [(4, 4)]
+    assert drafting.drafts.calls == [(4, 4)]
 
 
 class Free:

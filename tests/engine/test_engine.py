@@ -85,7 +85,7 @@ def test_jobs_begin_in_the_order_in_which_they_came(gate: Gate):
         for i, job in enumerate(jobs):
             gate.open(1)
             job.result(timeout=600)
-            assert [one.done() for one in jobs] == [True] * (i + 1) + [False] * (5 - i)
+            assert [job.done() for job in jobs] == [True] * (i + 1) + [False] * (5 - i)
 
 
 def test_a_queue_that_is_full_refuses_and_recovers(gate: Gate):
@@ -286,15 +286,15 @@ def test_sizes_that_cannot_be(wrong: dict[str, int]):
 
 
 def test_memory_decides_about_rows_and_their_length():
-    one = model(replace(LLAMA, max_positions=4096), "native")
-    row = one.runtime.row_bytes(4096)
-    with Engine(one, rows=8, cache_memory=3 * row) as engine:
+    loaded = model(replace(LLAMA, max_positions=4096), "native")
+    row = loaded.runtime.row_bytes(4096)
+    with Engine(loaded, rows=8, cache_memory=3 * row) as engine:
         status = engine.status()
         # Six rows of half the length are worth more than three.
         assert (status.rows, status.capacity) == (6, 2048)
         assert status.cache_bytes <= 3 * row
         with pytest.raises(UsageError, match="takes 2047 at most"):
             engine.submit([5] * 2048)
-    with Engine(one, rows=8, cache_memory=row // 4) as engine:
+    with Engine(loaded, rows=8, cache_memory=row // 4) as engine:
         assert (engine.status().rows, engine.status().capacity) == (1, 1024)
         assert engine.submit(prompt(1000, 1), max_new_tokens=3).result(timeout=600)

@@ -31,10 +31,10 @@ def same(texts: Any) -> Any:
 
 def close(texts: Any, expected: Any) -> None:
     assert same(texts) == same(expected)
-    for one, other in zip(np.atleast_1d(texts), np.atleast_1d(expected), strict=True):
-        assert (one.logprobs is None) == (other.logprobs is None)
-        if one.logprobs is not None:
-            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-4)
+    for text, other in zip(np.atleast_1d(texts), np.atleast_1d(expected), strict=True):
+        assert (text.logprobs is None) == (other.logprobs is None)
+        if text.logprobs is not None:
+            np.testing.assert_allclose(text.logprobs, other.logprobs, atol=2e-4)
 
 
 def conversations() -> list[tuple[list[int], dict[str, Any]]]:
@@ -51,15 +51,18 @@ def conversations() -> list[tuple[list[int], dict[str, Any]]]:
     [
         *((dimensions, "native") for dimensions in (LLAMA, MISTRAL, GEMMA3)),
         (MISTRAL, "onnx"),
-        *(pytest.param(one, "onnx", marks=pytest.mark.slow) for one in (LLAMA, GEMMA3)),
+        *(
+            pytest.param(dimensions, "onnx", marks=pytest.mark.slow)
+            for dimensions in (LLAMA, GEMMA3)
+        ),
     ],
     ids=lambda value: getattr(value, "architecture", value),
 )
 def test_texts_of_many_callers(dimensions: Any, runtime: str):
-    one = model(replace(dimensions, max_positions=128), runtime)
+    alone = model(replace(dimensions, max_positions=128), runtime)
     asked = conversations()
-    expected = [one.generate(tokens, **options) for tokens, options in asked]
-    with Engine(one, rows=5, chunk=8) as engine, ThreadPoolExecutor(4) as callers:
+    expected = [alone.generate(tokens, **options) for tokens, options in asked]
+    with Engine(alone, rows=5, chunk=8) as engine, ThreadPoolExecutor(4) as callers:
         jobs = list(callers.map(lambda pair: engine.submit(pair[0], **pair[1]), asked))
         for job, text in zip(jobs, expected, strict=True):
             close(job.result(timeout=600), text)
@@ -75,12 +78,14 @@ def test_texts_of_many_callers(dimensions: Any, runtime: str):
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("dimensions", [SMALL_T5, ROFORMER], ids=lambda one: one.architecture)
+@pytest.mark.parametrize(
+    "dimensions", [SMALL_T5, ROFORMER], ids=lambda dimensions: dimensions.architecture
+)
 def test_answers_to_sources_of_many_callers(dimensions: Any, runtime: str):
-    one = model(dimensions, runtime)
+    alone = model(dimensions, runtime)
     asked = [(tokens[:20], options) for tokens, options in conversations()]
-    expected = [one.generate(tokens, **options) for tokens, options in asked]
-    with Engine(one, rows=5, chunk=8) as engine:
+    expected = [alone.generate(tokens, **options) for tokens, options in asked]
+    with Engine(alone, rows=5, chunk=8) as engine:
         jobs = [engine.submit(tokens, **options) for tokens, options in asked]
         for job, text in zip(jobs, expected, strict=True):
             close(job.result(timeout=600), text)
@@ -89,8 +94,8 @@ def test_answers_to_sources_of_many_callers(dimensions: Any, runtime: str):
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_pieces_of_a_text_are_the_text(options: dict[str, Any]):
-    one = model(LLAMA, "native")
-    with Engine(one, rows=4) as engine:
+    alone = model(LLAMA, "native")
+    with Engine(alone, rows=4) as engine:
         job = engine.submit(prompt(5, 1), **options)
         deltas: list[TextDelta] = list(job)
         texts = job.result()
@@ -101,15 +106,15 @@ def test_the_pieces_of_a_text_are_the_text(options: dict[str, Any]):
         assert [delta.finish_reason for delta in own if delta.finish_reason] == [text.finish_reason]
         assert own[-1].finish_reason == text.finish_reason
         if options.get("logprobs"):
-            assert tuple(one for delta in own for one in delta.logprobs) == text.logprobs
+            assert tuple(logprob for delta in own for logprob in delta.logprobs) == text.logprobs
 
 
 def test_cancelled_neighbours_change_nothing():
-    one = model(LLAMA, "native")
+    alone = model(LLAMA, "native")
     asked = conversations()
-    expected = [one.generate(tokens, **options) for tokens, options in asked]
+    expected = [alone.generate(tokens, **options) for tokens, options in asked]
     rng = np.random.default_rng(0)
-    with Engine(one, rows=4, chunk=16) as engine:
+    with Engine(alone, rows=4, chunk=16) as engine:
         kept = []
         for (tokens, options), text in zip(asked, expected, strict=True):
             kept.append((engine.submit(tokens, **options), text))
@@ -125,10 +130,10 @@ def test_cancelled_neighbours_change_nothing():
 
 
 def test_a_model_that_threads_use_without_an_engine_gives_the_same_texts():
-    one = model(LLAMA, "native")
+    alone = model(LLAMA, "native")
     asked = conversations()
-    expected = [one.generate(tokens, **options) for tokens, options in asked]
+    expected = [alone.generate(tokens, **options) for tokens, options in asked]
     with ThreadPoolExecutor(4) as callers:
-        found = callers.map(lambda pair: one.generate(pair[0], **pair[1]), asked)
-        for text, other in zip(found, expected, strict=True):
+        texts = callers.map(lambda pair: alone.generate(pair[0], **pair[1]), asked)
+        for text, other in zip(texts, expected, strict=True):
             close(text, other)

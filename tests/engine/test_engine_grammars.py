@@ -19,16 +19,16 @@ def test_texts_of_an_engine_keep_their_grammars():
         with pytest.raises(UsageError, match="unclosed group"):
             engine.submit("a", regex="(a")
         jobs = [
-            engine.submit("hello", temperature=1.0, seed=seed, **one)
-            for seed, one in enumerate(asked)
+            engine.submit("hello", temperature=1.0, seed=seed, **options)
+            for seed, options in enumerate(asked)
         ]
-        found = [job.result(timeout=600).text for job in jobs]
+        texts = [job.result(timeout=600).text for job in jobs]
     alone = [
-        model.generate("hello", temperature=1.0, seed=seed, **one).text
-        for seed, one in enumerate(asked)
+        model.generate("hello", temperature=1.0, seed=seed, **options).text
+        for seed, options in enumerate(asked)
     ]
-    assert found == alone
-    for text in found[::3]:
+    assert texts == alone
+    for text in texts[::3]:
         assert 2 <= len(json.loads(text)) <= 4
-    for text in found[1::3]:
+    for text in texts[1::3]:
         assert re.fullmatch("[0-9]{3,9}", text)

@@ -76,7 +76,7 @@ def test_callers_of_one_text_each_are_served_in_their_order():
     order: list[int] = []
     while not shared.idle:
         shared.step()
-        order += [i for i, one in enumerate(texts) if one.done and i not in order]
+        order += [i for i, text in enumerate(texts) if text.done and i not in order]
     assert order == sorted(order)
 
 

@@ -30,8 +30,8 @@ def reusing(
     return scheduler, runtime
 
 
-def alone(one: SampledText) -> tuple:
-    return run(RANDOM, [one])[0][0]
+def alone(text: SampledText) -> tuple:
+    return run(RANDOM, [text])[0][0]
 
 
 def long_prompt(length: int, seed: int = 0) -> list[int]:
@@ -60,9 +60,9 @@ def test_the_next_turn_of_a_conversation_feeds_only_what_is_new():
 def test_a_prefix_in_a_row_that_is_being_written_is_copied():
     scheduler, runtime = reusing()
     system = long_prompt(30)
-    one = request([*system, 5, 6], max_new_tokens=30, ends=())
+    text = request([*system, 5, 6], max_new_tokens=30, ends=())
     other = request([*system, 9], max_new_tokens=4, ends=())
-    added(scheduler, one)
+    added(scheduler, text)
     scheduler.step()
     scheduler.step()
     added(scheduler, other)
@@ -71,7 +71,7 @@ def test_a_prefix_in_a_row_that_is_being_written_is_copied():
     assert other.reused == 30
     assert runtime.adopted == [[1]]
     assert {1: [9]} in runtime.calls
-    assert outcome(one) == alone(request([*system, 5, 6], max_new_tokens=30, ends=()))
+    assert outcome(text) == alone(request([*system, 5, 6], max_new_tokens=30, ends=()))
     assert outcome(other) == alone(request([*system, 9], max_new_tokens=4, ends=()))
 
 
@@ -80,9 +80,9 @@ def test_what_prompts_of_the_same_moment_have_in_common_is_computed_once():
     system = long_prompt(40)
     several = [request([*system, i + FIRST], max_new_tokens=3, ends=()) for i in range(4)]
     list(scheduler.run(several))
-    assert [one.reused for one in several] == [0, 40, 40, 40]
-    for i, one in enumerate(several):
-        assert outcome(one) == alone(request([*system, i + FIRST], max_new_tokens=3, ends=()))
+    assert [text.reused for text in several] == [0, 40, 40, 40]
+    for i, text in enumerate(several):
+        assert outcome(text) == alone(request([*system, i + FIRST], max_new_tokens=3, ends=()))
     assert fed(runtime) == 41 + 3 + 4 * 2
 
 
@@ -92,9 +92,9 @@ def test_the_longest_unused_row_is_overwritten():
     for text in texts:
         list(scheduler.run([request(text, max_new_tokens=1, ends=())]))
     again = [request([*text, 5], max_new_tokens=1, ends=()) for text in texts]
-    for one in (again[3], again[2], again[1]):
-        list(scheduler.run([one]))
-        assert one.reused == 10
+    for text in (again[3], again[2], again[1]):
+        list(scheduler.run([text]))
+        assert text.reused == 10
     list(scheduler.run([again[0]]))
     assert again[0].reused == 0
 
@@ -111,8 +111,8 @@ def test_little_in_common_with_another_row_is_computed_again():
 
 def test_a_cancelled_text_leaves_what_was_read_of_it():
     scheduler, _ = reusing(rows=1)
-    one = request(long_prompt(20), max_new_tokens=50, ends=())
-    caller = added(scheduler, one)
+    text = request(long_prompt(20), max_new_tokens=50, ends=())
+    caller = added(scheduler, text)
     scheduler.step()
     scheduler.remove(caller)
     assert scheduler.idle
@@ -161,8 +161,8 @@ def test_no_text_depends_on_what_rows_held_before(data: st.DataObject):
             scheduler.remove(caller)
             written.pop()
     drain(scheduler)
-    for one, expected in written:
-        assert outcome(one) == alone(expected)
+    for text, expected in written:
+        assert outcome(text) == alone(expected)
 
 
 def test_rows_match_from_their_beginning_and_only_what_they_hold():
@@ -184,4 +184,4 @@ def test_many_prompts_are_as_without_reuse(rows: int):
     ]
     scheduler, _ = reusing(rows=rows, chunk=3)
     list(scheduler.run(several))
-    assert [outcome(one) for one in several] == expected
+    assert [outcome(text) for text in several] == expected

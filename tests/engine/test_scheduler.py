@@ -30,7 +30,7 @@ def never_ends(length: int) -> dict[int, float]:
 
 
 @dataclass(frozen=True)
-class Found:
+class Outcome:
     candidates: list[list[Candidate]]
     probed: list[np.ndarray]
 
@@ -40,7 +40,7 @@ def run(
     strategy: Strategy,
     prompts: Sequence[Sequence[int]] = ((4, 3),),
     **options: Any,
-) -> tuple[Found, ScriptedRuntime]:
+) -> tuple[Outcome, ScriptedRuntime]:
     runtime = ScriptedRuntime(script)
     requests = [
         SearchRequest(
@@ -55,7 +55,7 @@ def run(
     for _ in Scheduler(runtime, rows=rows, capacity=448, inputs=len(prompts)).run(requests):
         pass
     candidates = [request.search.candidates() for request in requests]
-    return Found(candidates, [request.probed_v for request in requests]), runtime
+    return Outcome(candidates, [request.probed_v for request in requests]), runtime
 
 
 def says(*tokens: int) -> Script:

@@ -134,10 +134,10 @@ SUBJECTS: dict[str, Callable[[str], Subject]] = {
 def numbers(request: Request) -> tuple[Any, list[float]]:
     """What it wrote, and the figures of it."""
     if isinstance(request, TextRequest):
-        found = request.generations()
+        texts = request.generations()
         return (
-            [(text.text, text.tokens, text.finish_reason) for text in found],
-            [p for text in found for p in [*(text.logprobs or ()), text.score or 0.0]],
+            [(text.text, text.tokens, text.finish_reason) for text in texts],
+            [p for text in texts for p in [*(text.logprobs or ()), text.score or 0.0]],
         )
     assert isinstance(request, SearchRequest)
     candidates = request.search.candidates()

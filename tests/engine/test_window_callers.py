@@ -83,7 +83,7 @@ def test_answers_are_those_of_the_model_alone(model: Any, samples: NDArray[np.fl
         assert len(begins_n) == len(text) + 1
         status = engine.status()
         assert status.finished == {"stop": 5}
-        assert status.generated_tokens == sum(len(one.tokens) for one in expected)
+        assert status.generated_tokens == sum(len(result.tokens) for result in expected)
 
 
 def test_tokens_of_recordings_are_counted_as_windows_end(model: Any, samples: NDArray[np.float32]):
@@ -117,8 +117,8 @@ def test_a_window_waits_neither_for_recordings_nor_in_the_queue(
         status = engine.status()
         assert "Dashwood" in answer.text
         assert (status.running, status.waiting, status.finished) == (2, 1, {"stop": 1})
-        for one in recordings:
-            one.cancel()
+        for recording in recordings:
+            recording.cancel()
 
 
 def test_what_takes_long_to_open_holds_up_nobody(
@@ -150,7 +150,7 @@ def test_what_takes_long_to_open_holds_up_nobody(
             given_up.result(600)
         opened.set()
         heard = engine.submit(samples, best_of=1).result(600)
-        assert "Dashwood" in "".join(one.text for one in heard.segments)
+        assert "Dashwood" in "".join(segment.text for segment in heard.segments)
         missing = engine.submit("nowhere.wav")
         with pytest.raises(InputMissingError):
             missing.result(600)
@@ -162,8 +162,8 @@ def test_a_window_that_cannot_be_answered_is_the_callers(model: Any, samples: ND
         with pytest.raises(UsageError, match="cannot translate"):
             engine.submit(question(model, samples, 3, task="translate")).result(600)
         given_up = [engine.submit(question(model, samples, 12)) for _ in range(8)]
-        for one in given_up:
-            one.cancel()
+        for job in given_up:
+            job.cancel()
         with pytest.raises(CancelledError):
             given_up[-1].result(600)
         assert engine.submit(question(model, samples, 3)).result(600).text

@@ -12,8 +12,8 @@ from kvcast.families.whisper import WhisperDimensions
 
 @pytest.mark.parametrize(("layers", "first"), [(1, 0), (2, 1), (3, 1), (4, 2)])
 def test_without_names_they_are_all_heads_of_the_upper_half(layers: int, first: int):
-    found = replace(SMALL, decoder_layers=layers, alignment_heads=()).alignment_heads
-    assert found == tuple((layer, head) for layer in range(first, layers) for head in range(4))
+    heads = replace(SMALL, decoder_layers=layers, alignment_heads=()).alignment_heads
+    assert heads == tuple((layer, head) for layer in range(first, layers) for head in range(4))
 
 
 @pytest.mark.parametrize(

@@ -129,11 +129,13 @@ class Oracle:
         """
         key = repr((name, sorted(options.items())))
         if key not in self._transcripts:
-            found = self._model.transcribe(
+            transcript = self._model.transcribe(
                 torch.from_numpy(samples), fp16=False, verbose=None, **_renamed_options(options)
             )
-            found["segments"] = [segment for segment in found["segments"] if segment["text"]]
-            self._transcripts[key] = found
+            transcript["segments"] = [
+                segment for segment in transcript["segments"] if segment["text"]
+            ]
+            self._transcripts[key] = transcript
         return self._transcripts[key]
 
 

@@ -130,35 +130,35 @@ class ScriptedRecognizer(Recognizer):
         if self.decoded in self.failures and not thoroughly:
             return Hypothesis(units=[Unit((0,), (1,), " round")] * 9, doubtful=True)
         at = self._next(start, written)
-        found: list[Unit] = []
+        units: list[Unit] = []
         while at < len(self.words) and self.words[at].start < end:
             word = self.words[at]
-            if found and self.decoded in self.breaks and self._goes_on(at):
+            if units and self.decoded in self.breaks and self._goes_on(at):
                 return Hypothesis(
-                    units=[*found, Unit(self._stamps(at, start, opens=False), (), "")]
+                    units=[*units, Unit(self._stamps(at, start, opens=False), (), "")]
                 )
             understood = word.end <= end - self.late
             text = word.text if understood else f" ~{self._rng.random()}"
             if self.respells and word.end < end - 4 * RATE:
                 text = text.replace(" w", " V")
-            stamps = self._stamps(at, start, opens=not (written or found))
-            found.append(Unit(stamps, (at,), text))
+            stamps = self._stamps(at, start, opens=not (written or units))
+            units.append(Unit(stamps, (at,), text))
             at += 1
-        if found:
-            found.append(Unit(((min(self.words[at - 1].end, end) - start) // STEP,), (), ""))
-        return Hypothesis(units=found)
+        if units:
+            units.append(Unit(((min(self.words[at - 1].end, end) - start) // STEP,), (), ""))
+        return Hypothesis(units=units)
 
     def places(self, heard: tuple[int, int], units: Sequence[Unit]) -> list[Place]:
         start, end = heard
         spoken = [self.words[unit.tokens[0]] for unit in units if unit.tokens]
         assert spoken == sorted(spoken, key=lambda word: word.start)
-        found: list[Place] = []
+        places: list[Place] = []
         for unit in units:
             last = self.words[unit.tokens[0]].end if unit.tokens else end
             off = self._rng.randint(-self.jitter, self.jitter)
             probability = 0.1 if self.unsure.intersection(unit.tokens) else 1.0
-            found.append(Place(max(0, (min(last, end) - start) // STEP + off), probability))
-        return found
+            places.append(Place(max(0, (min(last, end) - start) // STEP + off), probability))
+        return places
 
     def _goes_on(self, at: int) -> bool:
         """Tell whether a segment begins that has several words."""

@@ -85,8 +85,8 @@ class NumberedWindows:
 
     def window(self, seek: int, end: int | None = None) -> Float32:
         assert not self.closed
-        found = frames(self.content_frames)[:, seek : min(seek + 3000, end or seek + 3000)]
-        return np.pad(found, ((0, 0), (0, 3000 - found.shape[1])))
+        window_mt = frames(self.content_frames)[:, seek : min(seek + 3000, end or seek + 3000)]
+        return np.pad(window_mt, ((0, 0), (0, 3000 - window_mt.shape[1])))
 
     def first_window(self) -> Float32:
         return self.window(0)

@@ -169,5 +169,7 @@ _PLAIN = st.recursive(
     ),
     max_leaves=4,
 )
-SCHEMAS = st.one_of(_PLAIN, _PLAIN.map(lambda one: {"$defs": {"it": one}, "$ref": "#/$defs/it"}))
+SCHEMAS = st.one_of(
+    _PLAIN, _PLAIN.map(lambda schema: {"$defs": {"it": schema}, "$ref": "#/$defs/it"})
+)
 """Schemas whose JSON is short, so that a model of random logits comes to its end."""

@@ -162,16 +162,16 @@ def read_date(text: str) -> date:
     Strict: that day written in the same form must be `text`, its weekday included.
     """
     lowered = text.lower()
-    found = set()
+    days = set()
     for form in FORMS:
         if match := _pattern(form).fullmatch(lowered):
             values = {_PARTS[name]: _values(name)[part] for name, part in match.groupdict().items()}
             with suppress(ValueError):  # a day that its month does not have
                 day = date(**values)
-                found |= {day} if write_date(day, form).lower() == lowered else set()
-    if len(found) != 1:
-        raise ValueError(f"{text!r} may be {len(found)} dates, not one")
-    return found.pop()
+                days |= {day} if write_date(day, form).lower() == lowered else set()
+    if len(days) != 1:
+        raise ValueError(f"{text!r} may be {len(days)} dates, not one")
+    return days.pop()
 
 
 @cache

@@ -61,16 +61,16 @@ def test_the_command_writes_a_bundle_of_int4_and_says_how_its_codes_were_found(
     manifest = read_bundle(folder)
     assert manifest.quantize == "int4"
     assert manifest.calibration == {"calibrated": 8, "kept": 0, "tokens": 256, "seed": 0}
-    codes, found = codes_of(model), load_file(folder / "native" / "weights.safetensors")
+    codes, stored = codes_of(model), load_file(folder / "native" / "weights.safetensors")
     for name in (
         f"decoder.layers.1.{part}.weight" for part in ("attention.out", "feed_forward.down")
     ):
-        blocks, packed = codes(name), found[name + CODES]
+        blocks, packed = codes(name), stored[name + CODES]
         assert blocks is not None
         stored = np.stack([packed & 15, packed >> 4], axis=-1).reshape(blocks.shape)
         np.testing.assert_array_equal(stored, blocks.codes)
-        np.testing.assert_array_equal(found[name + SCALES], blocks.scales)
-        np.testing.assert_array_equal(found[name + LEAST], blocks.least)
+        np.testing.assert_array_equal(stored[name + SCALES], blocks.scales)
+        np.testing.assert_array_equal(stored[name + LEAST], blocks.least)
 
 
 @pytest.mark.parametrize("runtime", ["native", "onnx"])
@@ -87,11 +87,11 @@ def test_a_bundle_computes_with_the_codes_numbers(
     manifest = read_bundle(folder)
     candidate = TARGETS[runtime].open("decoder", folder, manifest, 1)
     tokens = np.random.default_rng(0).integers(0, checkpoint.dimensions.vocab_size, 40)
-    exact, found = (
-        one.decode([tokens], one.new_cache(1, 40), positions=range(40))[0].ravel()
-        for one in (EagerDecoderOnly(programs_of(whole)), candidate)
+    exact, logits = (
+        runtime.decode([tokens], runtime.new_cache(1, 40), positions=range(40))[0].ravel()
+        for runtime in (EagerDecoderOnly(programs_of(whole)), candidate)
     )
-    assert np.corrcoef(exact, found)[0, 1] > 0.99
+    assert np.corrcoef(exact, logits)[0, 1] > 0.99
 
 
 def test_a_files_own_codes_are_kept_and_that_is_said(
@@ -107,10 +107,10 @@ def test_a_files_own_codes_are_kept_and_that_is_said(
         assert main([*words, "--quantize", kind]) == 0
     told = "kept the checkpoint's own codes of 8 matrices: there is nothing to calibrate"
     assert capsys.readouterr().err == f"kvcast: {told}\n"
-    found, expected = (
-        (one / "native/weights.safetensors").read_bytes() for one in folders.values()
+    stored, expected = (
+        (folder / "native/weights.safetensors").read_bytes() for folder in folders.values()
     )
-    assert found == expected
+    assert stored == expected
 
 
 def test_a_loaded_checkpoint_is_exported_once_and_apart_from_int4(
@@ -120,9 +120,9 @@ def test_a_loaded_checkpoint_is_exported_once_and_apart_from_int4(
     for kind in (CALIBRATED, "int4", CALIBRATED):
         kvcast.load(model, runtime="native", quantize=kind)
     bundles = list((tmp_path / "cache" / "bundles").glob("*/bundle.json"))
-    found = [read_bundle(bundle.parent) for bundle in bundles]
-    assert sorted(bool(one.calibration) for one in found) == [False, True]
-    for bundle, manifest in zip(bundles, found, strict=True):
+    manifests = [read_bundle(bundle.parent) for bundle in bundles]
+    assert sorted(bool(manifest.calibration) for manifest in manifests) == [False, True]
+    for bundle, manifest in zip(bundles, manifests, strict=True):
         own, other = (CALIBRATED, "int4") if manifest.calibration else ("int4", CALIBRATED)
         kvcast.load(bundle.parent, quantize=own)
         with pytest.raises(UsageError, match=f"was exported with --quantize {own}: use that"):

@@ -65,10 +65,10 @@ def test_an_exported_model_decodes_as_openai_whisper(name: str, tmp_path: Path):
     assert ours.avg_logprob == pytest.approx(theirs.avg_logprob, abs=1e-3)
     assert ours.no_speech_prob == pytest.approx(theirs.no_speech_prob, rel=1e-2)
     if shape.languages:
-        [found] = model.decoder(options).detect_languages([Features(window_mt)])
+        [probabilities] = model.decoder(options).detect_languages([Features(window_mt)])
         _, expected = whisper.detect_language(oracle, torch.from_numpy(window_mt))
-        assert found == pytest.approx(expected, abs=1e-4)
-        assert len(found) == shape.languages
+        assert probabilities == pytest.approx(expected, abs=1e-4)
+        assert len(probabilities) == shape.languages
     transcription = model.transcribe(
         SOUND, timestamps=False, max_new_tokens=6, temperature=0, no_speech_threshold=None
     )

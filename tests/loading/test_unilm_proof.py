@@ -13,7 +13,14 @@ from kvcast.loading.proof import prove
 
 @pytest.mark.parametrize(
     "dimensions",
-    [ROFORMER, *(pytest.param(one, marks=pytest.mark.slow) for one in UNILMS if one != ROFORMER)],
+    [
+        ROFORMER,
+        *(
+            pytest.param(dimensions, marks=pytest.mark.slow)
+            for dimensions in UNILMS
+            if dimensions != ROFORMER
+        ),
+    ],
     ids=lambda dimensions: dimensions.architecture,
 )
 def test_a_bundle_gives_what_its_model_gives(dimensions):

@@ -114,12 +114,12 @@ def test_unilm_embeds_a_date_nearest_to_itself_in_another_form(unilm):
     days += [HELD_BACK[HELD_BACK.index(day) + 1] for day in days[:20]]
     days = sorted(set(days))
     forms = random.choice(len(FORMS), size=(2, len(days)))
-    found = []
+    embedded = []
     for chosen in forms:
         texts = [write_date(day, FORMS[form]) for day, form in zip(days, chosen, strict=True)]
         vectors_nd = unilm.embed(texts)
-        found.append(vectors_nd / np.linalg.norm(vectors_nd, axis=1, keepdims=True))
-    nearest = (found[0] @ found[1].T).argmax(axis=1)
+        embedded.append(vectors_nd / np.linalg.norm(vectors_nd, axis=1, keepdims=True))
+    nearest = (embedded[0] @ embedded[1].T).argmax(axis=1)
     assert np.mean(nearest == np.arange(len(days))) >= 0.95
 
 

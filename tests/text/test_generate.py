@@ -35,15 +35,15 @@ def same(texts: Any) -> Any:
 
 
 def test_a_prompt_gives_a_text():
-    found = speaking("hello", "world").generate("hello", logprobs=True)
-    assert isinstance(found, TextGeneration)
-    assert (found.text, found.finish_reason) == ("world", "stop")
-    assert found.tokens == tuple(Letters(begins=False).encode("world"))
-    assert len(found.logprobs) == 5
+    text = speaking("hello", "world").generate("hello", logprobs=True)
+    assert isinstance(text, TextGeneration)
+    assert (text.text, text.finish_reason) == ("world", "stop")
+    assert text.tokens == tuple(Letters(begins=False).encode("world"))
+    assert len(text.logprobs) == 5
     assert speaking("hello", "world").generate("hello").logprobs is None
-    assert found.prompt_tokens == 6
-    assert 0 < found.timings.first_token < found.timings.seconds
-    assert found.timings.per_token > 0
+    assert text.prompt_tokens == 6
+    assert 0 < text.timings.first_token < text.timings.seconds
+    assert text.timings.per_token > 0
 
 
 def test_a_space_between_prompt_and_text_is_not_lost():
@@ -63,21 +63,21 @@ def test_a_space_between_prompt_and_text_is_not_lost():
 def test_several_prompts_give_a_list_in_their_order():
     model = text_model()
     prompts = ["a", "hello there", "how are you?", "b"]
-    found = model.generate(prompts, **HOT)
-    assert same(found) == same([model.generate(prompt, **HOT) for prompt in prompts])
+    texts = model.generate(prompts, **HOT)
+    assert same(texts) == same([model.generate(prompt, **HOT) for prompt in prompts])
 
 
 @pytest.mark.parametrize("options", [{"batch": 1}, {"batch": 3, "chunk": 2}, {"chunk": 1}])
 def test_neither_batch_nor_chunk_nor_order_changes_a_text(options: dict[str, int]):
     model = text_model()
     prompts = ["a", "hello there", "how are you?", "a", "b.", "a"]
-    found = same(model.generate(prompts, **HOT))
-    assert same(model.generate(prompts, **HOT, **options)) == found
+    texts = same(model.generate(prompts, **HOT))
+    assert same(model.generate(prompts, **HOT, **options)) == texts
     backwards = same(model.generate(prompts[::-1], **HOT, **options))[::-1]
     unlike = [1, 2, 4]
-    assert [backwards[i] for i in unlike] == [found[i] for i in unlike]
-    assert sorted(backwards) == sorted(found)
-    assert len({found[i] for i in (0, 3, 5)}) == 3, "the same prompt thrice is three samples"
+    assert [backwards[i] for i in unlike] == [texts[i] for i in unlike]
+    assert sorted(backwards) == sorted(texts)
+    assert len({texts[i] for i in (0, 3, 5)}) == 3, "the same prompt thrice is three samples"
 
 
 def test_texts_are_there_as_soon_as_their_turn_is_done():
@@ -95,24 +95,24 @@ def test_texts_are_there_as_soon_as_their_turn_is_done():
 
 def test_n_samples_share_the_prompt_and_differ():
     model = text_model()
-    found = model.generate("hello", n=5, batch=2, **HOT)
-    assert len({text.tokens for text in found}) == 5
+    texts = model.generate("hello", n=5, batch=2, **HOT)
+    assert len({text.tokens for text in texts}) == 5
     prompt = Letters().encode("hello")
     assert [call.get(0) for call in model.runtime.calls].count(prompt) == 1
-    assert same(model.generate(["hello"] * 5, **HOT)) == same(found)
+    assert same(model.generate(["hello"] * 5, **HOT)) == same(texts)
     several = model.generate(["hello", "you"], n=5, **HOT)
-    assert same(several) == same([found, model.generate("you", n=5, **HOT)])
+    assert same(several) == same([texts, model.generate("you", n=5, **HOT)])
 
 
 def test_token_ids_are_prompts_as_text_is():
     model = text_model()
     ids = [Letters().encode(prompt) for prompt in ("hello", "you")]
     for options in ({}, HOT, {"beam": 2}, {"n": 2, **HOT}):
-        found = same(model.generate(["hello", "you"], **options))
-        assert same(model.generate(ids, **options)) == found
-        assert same(model.generate([np.array(ids[0]), "you"], **options)) == found
-        assert same(model.generate(ids[0], **options)) == found[0]
-        assert same(model.generate(np.array(ids[0], np.int32), **options)) == found[0]
+        texts = same(model.generate(["hello", "you"], **options))
+        assert same(model.generate(ids, **options)) == texts
+        assert same(model.generate([np.array(ids[0]), "you"], **options)) == texts
+        assert same(model.generate(ids[0], **options)) == texts[0]
+        assert same(model.generate(np.array(ids[0], np.int32), **options)) == texts[0]
     assert "".join(model.stream(ids[0])) == "".join(model.stream("hello"))
     session = model.session(ids[0])
     assert session.tokens == tuple(ids[0])
@@ -153,24 +153,24 @@ def test_seeds_differ_and_are_reproducible():
 def test_beams_come_best_first_and_the_first_is_what_n_1_gives():
     model = text_model()
     options = {"beam": 4, "max_new_tokens": 6, "logprobs": True}
-    found = model.generate("hello", n=3, **options)
-    assert len({text.tokens for text in found}) == 3
-    assert same(model.generate("hello", **options)) == same(found[0])
-    assert same(model.generate(["you", "hello"], n=3, **options)[1]) == same(found)
-    assert {text.finish_reason for text in found} == {"length"}
-    totals = [sum(text.logprobs) for text in found]
+    texts = model.generate("hello", n=3, **options)
+    assert len({text.tokens for text in texts}) == 3
+    assert same(model.generate("hello", **options)) == same(texts[0])
+    assert same(model.generate(["you", "hello"], n=3, **options)[1]) == same(texts)
+    assert {text.finish_reason for text in texts} == {"length"}
+    totals = [sum(text.logprobs) for text in texts]
     assert totals == sorted(totals, reverse=True)
-    assert all(text.timings.first_token > 0 for text in found)
+    assert all(text.timings.first_token > 0 for text in texts)
 
 
 def test_beams_are_searched_in_batches_and_that_changes_nothing():
     model = text_model()
     prompts = ["a", "hello there", "how are you?", "b."]
     options = {"beam": 3, "n": 2, "max_new_tokens": 9, "length_penalty": 0.6}
-    found = same(model.generate(prompts, **options))
+    texts = same(model.generate(prompts, **options))
     for batch in (1, 3):
         model.runtime.caches.clear()
-        assert same(model.generate(prompts, batch=batch, **options)) == found
+        assert same(model.generate(prompts, batch=batch, **options)) == texts
         assert [rows for rows, _ in model.runtime.caches] == [3 * batch]
 
 
@@ -187,9 +187,9 @@ def test_no_end_token_comes_before_the_minimum():
     model = speaking("hello", "ab")
     for options in ({}, {"temperature": 0.1}, {"beam": 2}):
         assert model.generate("hello", max_new_tokens=9, **options).text == "ab"
-        found = model.generate("hello", max_new_tokens=9, min_new_tokens=6, **options)
-        assert (len(found.tokens), found.finish_reason) == (6, "stop")
-        assert found.text.startswith("ab")
+        text = model.generate("hello", max_new_tokens=9, min_new_tokens=6, **options)
+        assert (len(text.tokens), text.finish_reason) == (6, "stop")
+        assert text.text.startswith("ab")
     pieces = model.stream("hello", max_new_tokens=9, min_new_tokens=6)
     assert "".join(pieces) == "ab"
     assert len(pieces.result.tokens) == 6
@@ -213,9 +213,9 @@ def test_early_stopping_ends_a_search_sooner():
 
 def test_a_stop_string_ends_beams_too():
     model = speaking("hello", "abcdefgh")
-    found = model.generate("hello", beam=3, stop="de", max_new_tokens=8)
-    assert (found.text, found.finish_reason) == ("abc", "stop")
-    assert len(found.tokens) == 5
+    text = model.generate("hello", beam=3, stop="de", max_new_tokens=8)
+    assert (text.text, text.finish_reason) == ("abc", "stop")
+    assert len(text.tokens) == 5
 
 
 def test_streamed_pieces_make_the_text_and_leave_the_result():
@@ -264,9 +264,9 @@ def test_a_session_computes_its_prefix_once():
 
 def test_an_empty_rest_samples_several_without_feeding_anything_first():
     session = text_model(begins=False).session("hello")
-    found = session.generate(n=3, **HOT)
-    assert len({text.tokens for text in found}) == 3
-    assert all(text.prompt_tokens == 5 for text in found)
+    texts = session.generate(n=3, **HOT)
+    assert len({text.tokens for text in texts}) == 3
+    assert all(text.prompt_tokens == 5 for text in texts)
 
 
 def test_chat_writes_the_conversation_as_the_model_expects_it():
@@ -282,12 +282,12 @@ def test_a_text_scored_in_one_pass_has_the_log_probabilities_it_was_generated_wi
     options: dict[str, Any], chunk: int
 ):
     model = text_model()
-    found = model.generate("hello", logprobs=True, **options)
+    text = model.generate("hello", logprobs=True, **options)
     prompt = Letters().encode("hello")
-    scores = model.score([*prompt, *found.tokens], chunk=chunk)
+    scores = model.score([*prompt, *text.tokens], chunk=chunk)
     assert scores.dtype == np.float32
-    assert len(scores) == len(prompt) + len(found.tokens) - 1
-    np.testing.assert_allclose(scores[len(prompt) - 1 :], found.logprobs, atol=1e-5)
+    assert len(scores) == len(prompt) + len(text.tokens) - 1
+    np.testing.assert_allclose(scores[len(prompt) - 1 :], text.logprobs, atol=1e-5)
 
 
 def test_a_text_is_scored_as_its_tokens():
@@ -298,9 +298,9 @@ def test_a_text_is_scored_as_its_tokens():
 def test_the_last_room_is_used_and_then_a_text_ends_for_its_length():
     model = text_model(random_model(VOCAB, 3, scale=0.01))
     prompt = "a" * (POSITIONS - 4)
-    found = model.generate(prompt, temperature=1.0)
-    assert (len(found.tokens), found.finish_reason) == (3, "length")
-    assert found.prompt_tokens == POSITIONS - 3
+    text = model.generate(prompt, temperature=1.0)
+    assert (len(text.tokens), text.finish_reason) == (3, "length")
+    assert text.prompt_tokens == POSITIONS - 3
     assert len(model.generate(prompt, beam=2).tokens) == 3
     assert len(model.session(prompt[:-2]).generate("aa", temperature=1.0).tokens) == 3
 
@@ -398,8 +398,10 @@ def test_turns_become_tokens_that_are_a_prompt():
     tokens = model.chat_tokens(messages)
     assert tokens.dtype == np.int64
     assert model.generate(tokens).text == "well"
-    one = [{"role": "user", "content": "hello"}]
-    assert same(model.generate(model.chat_tokens(one))) == same(model.generate("hello", chat=True))
+    messages = [{"role": "user", "content": "hello"}]
+    assert same(model.generate(model.chat_tokens(messages))) == same(
+        model.generate("hello", chat=True)
+    )
 
 
 def test_a_model_without_a_template_cannot_chat():

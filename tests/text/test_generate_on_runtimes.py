@@ -63,15 +63,15 @@ def model(case: tuple[str, str]) -> TextModel:
     return TextModel(opened(MODELS[name], runtime=runtime), Letters(), MODELS[name])
 
 
-def assert_same(found: Any, expected: Any) -> None:
+def assert_same(actual: Any, expected: Any) -> None:
     if isinstance(expected, list):
-        for one, other in zip(found, expected, strict=True):
-            assert_same(one, other)
+        for text, other in zip(actual, expected, strict=True):
+            assert_same(text, other)
         return
     assert isinstance(expected, TextGeneration)
-    assert (found.text, found.tokens) == (expected.text, expected.tokens)
-    assert found.finish_reason == expected.finish_reason
-    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-4)
+    assert (actual.text, actual.tokens) == (expected.text, expected.tokens)
+    assert actual.finish_reason == expected.finish_reason
+    np.testing.assert_allclose(actual.logprobs, expected.logprobs, atol=1e-4)
 
 
 OPTIONS = [
@@ -113,19 +113,19 @@ def test_a_row_begins_again_after_the_prefix_when_its_rings_have_turned_round(
     model: TextModel, name: str
 ):
     options = {"n": 3, "batch": 1, "temperature": 1.0, "max_new_tokens": 160, "logprobs": True}
-    expected, found = (
-        TextModel(one.runtime, Endless(), one.dimensions).generate("once upon", **options)
-        for one in (recomputing(name), model)
+    expected, text = (
+        TextModel(runner.runtime, Endless(), runner.dimensions).generate("once upon", **options)
+        for runner in (recomputing(name), model)
     )
     assert {len(text.tokens) for text in expected} == {160}
-    assert_same(found, expected)
+    assert_same(text, expected)
 
 
 def test_a_text_scored_in_one_pass_has_the_log_probabilities_it_was_generated_with(
     model: TextModel,
 ):
-    found = model.generate(PROMPTS[0], max_new_tokens=30, temperature=0.8, logprobs=True)
+    text = model.generate(PROMPTS[0], max_new_tokens=30, temperature=0.8, logprobs=True)
     prompt = Letters().encode(PROMPTS[0])
     for chunk in (128, 5):
-        scores = model.score([*prompt, *found.tokens], chunk=chunk)
-        np.testing.assert_allclose(scores[len(prompt) - 1 :], found.logprobs, atol=1e-4)
+        scores = model.score([*prompt, *text.tokens], chunk=chunk)
+        np.testing.assert_allclose(scores[len(prompt) - 1 :], text.logprobs, atol=1e-4)

@@ -15,9 +15,9 @@ from kvcast.text.params import PromptParams
 
 def kept(grammar: Grammar):
     """The schema in a grammar, without the library's options."""
-    found = json.loads(grammar.text)
-    assert found.pop("x-guidance")["whitespace_flexible"] is False
-    return found
+    schema = json.loads(grammar.text)
+    assert schema.pop("x-guidance")["whitespace_flexible"] is False
+    return schema
 
 
 def test_a_schema_is_its_text_or_what_that_means():
@@ -139,9 +139,9 @@ def accepted(grammar: Grammar, text: str) -> bool:
 
     from kvcast.text.constraint import matcher
 
-    found = matcher(LLTokenizer("byte"), grammar)
+    state = matcher(LLTokenizer("byte"), grammar)
     spelled = list(text.encode())
-    return found.try_consume_tokens(spelled) == len(spelled) and found.is_accepting()
+    return state.try_consume_tokens(spelled) == len(spelled) and state.is_accepting()
 
 
 MAP = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -106,11 +106,11 @@ def written_by_hand(model: TextModel, prompt: str, options: dict[str, Any], coun
 @pytest.mark.parametrize("options", [{}, *PREFERRING])
 def test_a_greedy_text_is_the_one_written_by_hand(options):
     model = text_model()
-    found = model.generate("hello", max_new_tokens=16, logprobs=True, top_logprobs=4, **options)
+    text = model.generate("hello", max_new_tokens=16, logprobs=True, top_logprobs=4, **options)
     tokens, tops = written_by_hand(model, "hello", options, 16)
-    assert list(found.tokens) == tokens
+    assert list(text.tokens) == tokens
     assert len(tokens) > 3
-    for top, hand in zip(found.top_logprobs, tops, strict=True):
+    for top, hand in zip(text.top_logprobs, tops, strict=True):
         assert [token for token, _ in top] == [token for token, _ in hand]
         np.testing.assert_allclose([p for _, p in top], [p for _, p in hand], atol=1e-5)
 
@@ -157,16 +157,16 @@ def test_alternatives_need_no_logprobs_and_change_no_text():
         plain = text_model().generate("hello", max_new_tokens=9, **way)
         asked = text_model().generate("hello", max_new_tokens=9, top_logprobs=2, **way)
         pairs = [(plain, asked)] if not isinstance(plain, list) else zip(plain, asked, strict=True)
-        for one, other in pairs:
-            assert one.tokens == other.tokens
-            assert one.top_logprobs is None
+        for text, other in pairs:
+            assert text.tokens == other.tokens
+            assert text.top_logprobs is None
             assert other.logprobs is None
 
 
 def test_more_alternatives_than_tokens_are_all_of_them():
-    found = text_model().generate("hello", max_new_tokens=2, top_logprobs=VOCAB + 9)
-    assert [len(top) for top in found.top_logprobs] == [VOCAB] * 2
-    total = sum(np.exp(logprob) for _, logprob in found.top_logprobs[0])
+    text = text_model().generate("hello", max_new_tokens=2, top_logprobs=VOCAB + 9)
+    assert [len(top) for top in text.top_logprobs] == [VOCAB] * 2
+    total = sum(np.exp(logprob) for _, logprob in text.top_logprobs[0])
     assert total == pytest.approx(1, abs=1e-5)
 
 
@@ -175,8 +175,8 @@ def test_what_is_banned_is_not_written():
     plain = model.generate("hello", max_new_tokens=12, beam=3)
     banned = plain.tokens[0]
     for way in ({}, {"beam": 3}, {"temperature": 2.0}):
-        found = model.generate("hello", max_new_tokens=12, logit_bias={banned: -100}, **way)
-        assert banned not in found.tokens
+        text = model.generate("hello", max_new_tokens=12, logit_bias={banned: -100}, **way)
+        assert banned not in text.tokens
 
 
 @pytest.mark.parametrize(

@@ -66,14 +66,14 @@ def exact():
 @pytest.fixture(scope="module")
 def continuations(oracle, exact):
     """What transformers writes after each prompt, token by token."""
-    found = []
+    texts = []
     for prompt in PROMPTS:
         tokens = torch.tensor([exact.tokenizer.encode(prompt)])
         with torch.no_grad():
             whole = oracle.generate(tokens, max_new_tokens=NEW, do_sample=False)
         end = exact.tokenizer.end_tokens
-        found.append([token for token in whole[0, tokens.shape[1] :].tolist() if token not in end])
-    return found
+        texts.append([token for token in whole[0, tokens.shape[1] :].tolist() if token not in end])
+    return texts
 
 
 @pytest.mark.parametrize("runtime", ["onnx", "native", "eager"])
@@ -121,16 +121,16 @@ def test_quantised_weights_predict_an_english_text_nearly_as_well(english):
     tokens, scores = english
     assert len(tokens) >= 2000
     whole = perplexity(scores)
-    found = {
+    perplexities = {
         (runtime, kind): perplexity(
             kvcast.load("demo-chat", runtime=runtime, quantize=kind).score(tokens)
         )
         for runtime, kind in BOUNDS
     }
-    print(f"perplexity of {len(tokens)} tokens: fp32 {whole:.3f}, {found}")
-    assert {kind: value / whole < BOUNDS[kind] for kind, value in found.items()} == dict.fromkeys(
-        BOUNDS, True
-    )
+    print(f"perplexity of {len(tokens)} tokens: fp32 {whole:.3f}, {perplexities}")
+    assert {
+        kind: value / whole < BOUNDS[kind] for kind, value in perplexities.items()
+    } == dict.fromkeys(BOUNDS, True)
 
 
 def test_int8_caches_predict_an_english_text_as_well(english):

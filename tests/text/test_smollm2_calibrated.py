@@ -30,44 +30,44 @@ Matrix = NDArray[np.float64]
 def in_pairs(size: int, random: np.random.Generator) -> Matrix:
     """A matrix that rotates pairs of channels."""
     turned = np.zeros((size, size))
-    for one, other in random.permutation(size).reshape(-1, 2):
+    for first, other in random.permutation(size).reshape(-1, 2):
         angle = random.uniform(-np.pi / 4, np.pi / 4)
-        turned[one, one] = turned[other, other] = np.cos(angle)
-        turned[one, other], turned[other, one] = np.sin(angle), -np.sin(angle)
+        turned[first, first] = turned[other, other] = np.cos(angle)
+        turned[first, other], turned[other, first] = np.sin(angle), -np.sin(angle)
     return turned
 
 
 def rotated(checkpoint: Checkpoint) -> Checkpoint:
     """The same model in other channels; the head is no longer the table."""
     sizes, random = checkpoint.dimensions, np.random.default_rng(7)
-    found = {name: np.array(tensor, np.float64) for name, tensor in checkpoint.tensors.items()}
+    rotated = {name: np.array(tensor, np.float64) for name, tensor in checkpoint.tensors.items()}
     turned, values = in_pairs(sizes.width, random), sizes.kv_heads * sizes.head_dim
 
     def read(matrix: str, norm: str) -> None:
         """Rotate inputs that a norm gives, whose gains become those of the new channels."""
-        gains = np.sqrt(found[norm] ** 2 @ turned**2)
-        found[matrix] = (found[matrix] * found[norm]) @ turned / gains
-        found[norm] = gains
+        gains = np.sqrt(rotated[norm] ** 2 @ turned**2)
+        rotated[matrix] = (rotated[matrix] * rotated[norm]) @ turned / gains
+        rotated[norm] = gains
 
-    found["decoder.head.weight"] = found["decoder.embedding.weight"]
+    rotated["decoder.head.weight"] = rotated["decoder.embedding.weight"]
     read("decoder.head.weight", "decoder.norm.weight")
-    found["decoder.embedding.weight"] = found["decoder.embedding.weight"] @ turned
+    rotated["decoder.embedding.weight"] = rotated["decoder.embedding.weight"] @ turned
     for layer in range(sizes.layers):
         name = f"decoder.layers.{layer}"
-        qkv, out = (found[f"{name}.attention.{part}.weight"] for part in ("qkv", "out"))
+        qkv, out = (rotated[f"{name}.attention.{part}.weight"] for part in ("qkv", "out"))
         of_value = in_pairs(sizes.head_dim, random)
         each = qkv[-values:].reshape(sizes.kv_heads, sizes.head_dim, sizes.width)
         qkv[-values:] = (of_value.T @ each).reshape(values, -1)
         mixed = out.reshape(sizes.width, sizes.heads, sizes.head_dim) @ of_value
-        found[f"{name}.attention.out.weight"] = turned.T @ mixed.reshape(out.shape)
-        up = found[f"{name}.feed_forward.gate_up.weight"][sizes.inner :]
+        rotated[f"{name}.attention.out.weight"] = turned.T @ mixed.reshape(out.shape)
+        up = rotated[f"{name}.feed_forward.gate_up.weight"][sizes.inner :]
         factors = np.exp(random.uniform(-0.3, 0.3, sizes.inner))
         up *= factors[:, None]
         down = f"{name}.feed_forward.down.weight"
-        found[down] = turned.T @ (found[down] / factors)
+        rotated[down] = turned.T @ (rotated[down] / factors)
         read(f"{name}.attention.qkv.weight", f"{name}.attention_norm.weight")
         read(f"{name}.feed_forward.gate_up.weight", f"{name}.feed_forward_norm.weight")
-    tensors = {name: tensor.astype(np.float32) for name, tensor in found.items()}
+    tensors = {name: tensor.astype(np.float32) for name, tensor in rotated.items()}
     untied = replace(sizes, tied=False)
     return replace(checkpoint, dimensions=untied, tensors=tensors, blocks_of=no_blocks)
 
@@ -92,13 +92,13 @@ def test_more_than_half_of_what_int4_loses_is_regained(
         seconds = perf_counter() - began
         model = kvcast.load(bundle)
         texts = [model.tokenizer.encode((DATA / name).read_text("utf-8")) for name in TEXTS]
-        found = [-float(model.score(tokens).mean()) for tokens in texts]
-        shown = ", ".join(f"{np.exp(loss):.2f}" for loss in found)
+        losses = [-float(model.score(tokens).mean()) for tokens in texts]
+        shown = ", ".join(f"{np.exp(loss):.2f}" for loss in losses)
         print(f"{runtime} {quantize} {seed}: perplexity {shown}; exported in {seconds:.0f} s")
-        return found
+        return losses
 
     exact, searched = losses("none"), losses("int4")
     for seed in (0, 1):
         calibrated = losses("int4-calibrated", seed)
-        for least, most, found in zip(exact, searched, calibrated, strict=True):
-            assert most - found > (most - least) / 2
+        for least, most, loss in zip(exact, searched, calibrated, strict=True):
+            assert most - loss > (most - least) / 2

@@ -70,10 +70,10 @@ ANSWERS = {"a": "first", "hello there": "", "how are you?": "fine.", "b": "x"}
 @pytest.mark.parametrize("options", [{}, {"beam": 3}, {"temperature": 0.01}])
 def test_each_source_of_a_batch_has_its_own_answer(options: dict[str, Any]):
     model = answering(ANSWERS)
-    found = model.generate(list(ANSWERS), **options)
-    assert [text.text for text in found] == list(ANSWERS.values())
-    assert {text.finish_reason for text in found} == {"stop"}
-    assert [text.prompt_tokens for text in found] == [len(source) + 1 for source in ANSWERS]
+    texts = model.generate(list(ANSWERS), **options)
+    assert [text.text for text in texts] == list(ANSWERS.values())
+    assert {text.finish_reason for text in texts} == {"stop"}
+    assert [text.prompt_tokens for text in texts] == [len(source) + 1 for source in ANSWERS]
     assert model.runtime.sources == [[tuple(Sources().encode(source)) for source in ANSWERS]]
     assert model.generate("b", **options).text == "x"
 
@@ -92,12 +92,12 @@ def test_each_source_of_a_batch_has_its_own_answer(options: dict[str, Any]):
 @pytest.mark.parametrize("batch", [1, 2, 4, 30])
 def test_the_batch_changes_no_text(options: dict[str, Any], batch: int):
     model = t5_model()
-    found = same(model.generate(SOURCES, batch=batch, **options))
+    texts = same(model.generate(SOURCES, batch=batch, **options))
     unlike = [1, 2, 4]
     alone = [same(model.generate(SOURCES[i], batch=1, **options)) for i in unlike]
-    assert [found[i] for i in unlike] == alone
+    assert [texts[i] for i in unlike] == alone
     if "beam" not in options and "temperature" in options:
-        assert len({str(found[i]) for i in (0, 3, 5)}) == 3, "a source thrice is three samples"
+        assert len({str(texts[i]) for i in (0, 3, 5)}) == 3, "a source thrice is three samples"
 
 
 def test_token_ids_are_sources_as_text_is():
@@ -120,10 +120,10 @@ def test_a_source_that_waits_is_encoded_when_a_row_is_free():
 
 def test_samples_share_the_encoding_of_their_source():
     model = t5_model()
-    found = model.generate("hello", n=5, **HOT)
-    assert len({text.tokens for text in found}) == 5
+    texts = model.generate("hello", n=5, **HOT)
+    assert len({text.tokens for text in texts}) == 5
     assert len(model.runtime.encoded) == 1
-    assert same(model.generate(["hello"] * 5, **HOT)) == same(found)
+    assert same(model.generate(["hello"] * 5, **HOT)) == same(texts)
 
 
 def test_no_more_rows_than_the_batch_are_written_at_once():
@@ -149,11 +149,11 @@ def test_texts_are_there_as_soon_as_their_turn_is_done():
 
 
 def test_beams_come_best_first_with_their_scores():
-    found = t5_model().generate("hello", beam=5, n=4, max_new_tokens=12)
-    scores = [text.score for text in found]
+    texts = t5_model().generate("hello", beam=5, n=4, max_new_tokens=12)
+    scores = [text.score for text in texts]
     assert scores == sorted(scores, reverse=True)
-    assert len({text.tokens for text in found}) == 4
-    assert {text.similarity for text in found} == {None}
+    assert len({text.tokens for text in texts}) == 4
+    assert {text.similarity for text in texts} == {None}
 
 
 def test_streamed_pieces_make_the_text_and_come_before_the_next_token():
@@ -172,17 +172,17 @@ def test_streamed_pieces_make_the_text_and_come_before_the_next_token():
 @pytest.mark.parametrize("options", [{}, {"beam": 2}])
 def test_a_stop_string_ends_a_text_before_it(options: dict[str, Any]):
     model = answering({"a": "abcdefg", "b": "xyz"})
-    found = model.generate(["a", "b"], stop="de", max_new_tokens=9, **options)
-    assert [text.text for text in found] == ["abc", "xyz"]
-    assert len(found[0].tokens) == 5
+    texts = model.generate(["a", "b"], stop="de", max_new_tokens=9, **options)
+    assert [text.text for text in texts] == ["abc", "xyz"]
+    assert len(texts[0].tokens) == 5
 
 
 def test_the_penalty_sees_the_target_and_not_the_source():
     logits_v = np.zeros(VOCAB, np.float32)
     logits_v[FIRST : FIRST + 4] = [9, 8, 7, 6]
     model = t5_model(lambda _, __: logits_v)
-    found = model.generate("abcd", repetition_penalty=3.0, max_new_tokens=4)
-    assert found.text == "abcd"
+    text = model.generate("abcd", repetition_penalty=3.0, max_new_tokens=4)
+    assert text.text == "abcd"
 
 
 def test_samples_follow_the_models_distribution():
@@ -191,9 +191,9 @@ def test_samples_follow_the_models_distribution():
     model = t5_model(lambda _, __: logits_v)
     options = {"temperature": 0.7, "top_k": 4, "n": 4000, "batch": 4000, "max_new_tokens": 2}
     weights = np.exp(np.array([1.0, 0.5, 0.0, -0.5]) / 0.7)
-    found = model.generate("hello", **options)
+    texts = model.generate("hello", **options)
     for place in range(2):
-        counts = Counter(text.text[place] for text in found)
+        counts = Counter(text.text[place] for text in texts)
         observed = np.array([counts.pop(letter) for letter in "abcd"])
         assert not counts
         expected = 4000 * weights / weights.sum()
@@ -204,8 +204,8 @@ def test_samples_follow_the_models_distribution():
 def test_the_last_room_is_used_and_then_a_text_ends_for_its_length():
     model = t5_model(random_script(VOCAB, 1, lambda _: {END: -99.0}))
     for options in ({}, {"beam": 2}, {"temperature": 1.0, "n": 2}):
-        found = model.generate("hello", max_new_tokens=99, min_new_tokens=30, **options)
-        for text in [found] if "n" not in options else found:
+        texts = model.generate("hello", max_new_tokens=99, min_new_tokens=30, **options)
+        for text in [texts] if "n" not in options else texts:
             assert (len(text.tokens), text.finish_reason) == (POSITIONS - 1, "length")
 
 
@@ -279,5 +279,5 @@ def test_an_end_token_that_the_model_does_not_have_is_one_line():
 
 
 def test_as_many_beams_as_tokens_are_served():
-    found = t5_model().generate("hello", beam=VOCAB, n=VOCAB, max_new_tokens=3)
-    assert len(found) == VOCAB
+    texts = t5_model().generate("hello", beam=VOCAB, n=VOCAB, max_new_tokens=3)
+    assert len(texts) == VOCAB

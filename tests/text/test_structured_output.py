@@ -45,7 +45,7 @@ def without_trial():
 
 
 def flat(texts: Any) -> list[Any]:
-    return [one for text in texts for one in flat(text)] if isinstance(texts, list) else [texts]
+    return [part for text in texts for part in flat(text)] if isinstance(texts, list) else [texts]
 
 
 def assert_valid(text: Any, schema: Any) -> None:

@@ -67,7 +67,7 @@ def test_regular_expressions(model):
 
 def test_a_text_in_one_piece_has_the_tokens_that_the_tokenizer_gives_it(model):
     text = '{"first_name": "x", "identification": 1}'
-    found = model.generate("a", json_schema={"const": json.loads(text)})
-    assert found.text == text
+    generated = model.generate("a", json_schema={"const": json.loads(text)})
+    assert generated.text == text
     forced = model.tokenizer.encode(text)
-    assert list(found.tokens) == forced
+    assert list(generated.tokens) == forced

@@ -19,7 +19,7 @@ STEPS = 10
 SOURCES = random_sources(20, VOCAB, longest=9)
 NUMBERS = Numbers(VOCAB, end=EOS, after=[EOS], special=[PAD])
 
-Found = list[tuple[tuple[int, ...], float]]
+Scored = list[tuple[tuple[int, ...], float]]
 
 
 @cache
@@ -64,9 +64,9 @@ class SearchOptions:
 
 
 @cache
-def theirs(asked: SearchOptions) -> list[Found]:
+def theirs(asked: SearchOptions) -> list[Scored]:
     """For each source its sequences with end tokens, and their scores."""
-    found: list[Found] = []
+    texts: list[Scored] = []
     for first in range(0, len(SOURCES), 5):
         sources = [NUMBERS.encode(source) for source in SOURCES[first : first + 5]]
         longest = max(map(len, sources))
@@ -92,8 +92,8 @@ def theirs(asked: SearchOptions) -> list[Found]:
         sequences = [_cut(tokens) for tokens in output.sequences[:, 1:].tolist()]
         scores = output.sequences_scores.tolist() if asked.beam > 1 else [None] * len(sequences)
         rows = list(zip(sequences, scores, strict=True))
-        found += [rows[i : i + asked.n] for i in range(0, len(rows), asked.n)]
-    return found
+        texts += [rows[i : i + asked.n] for i in range(0, len(rows), asked.n)]
+    return texts
 
 
 def _cut(tokens: list[int]) -> tuple[int, ...]:
@@ -101,13 +101,13 @@ def _cut(tokens: list[int]) -> tuple[int, ...]:
     return tuple(tokens[: tokens.index(EOS)] if EOS in tokens else tokens)
 
 
-def ours(model: T5Model, asked: SearchOptions, batch: int) -> list[Found]:
+def ours(model: T5Model, asked: SearchOptions, batch: int) -> list[Scored]:
     each = model.generate_each(SOURCES, batch=batch, **asked.keywords())
     return [[(text.tokens, text.score) for text in texts] for texts in each]
 
 
-def assert_equal(found: list[Found], expected: list[Found]) -> None:
-    for our, their in zip(found, expected, strict=True):
+def assert_equal(texts: list[Scored], expected: list[Scored]) -> None:
+    for our, their in zip(texts, expected, strict=True):
         assert [tokens for tokens, _ in our] == [tokens for tokens, _ in their]
         for (_, score), (_, other) in zip(our, their, strict=True):
             assert score == (None if other is None else pytest.approx(other, abs=1e-4))
@@ -126,9 +126,9 @@ def test_beam_search_finds_the_same_sequences_with_the_same_scores(
     asked = SearchOptions(
         beam=beam, n=beam, length_penalty=length_penalty, early_stopping=early_stopping
     )
-    found = ours(model, asked, batch)
-    assert_equal(found, theirs(asked))
-    assert len({len(tokens) for several in found for tokens, _ in several}) > 2
+    texts = ours(model, asked, batch)
+    assert_equal(texts, theirs(asked))
+    assert len({len(tokens) for several in texts for tokens, _ in several}) > 2
 
 
 @pytest.mark.parametrize("batch", [1, 5])
@@ -147,8 +147,8 @@ def test_beam_search_finds_the_same_sequences_with_the_same_scores(
 def test_so_do_greedy_search_and_the_other_options(
     model: T5Model, asked: SearchOptions, batch: int
 ):
-    found = ours(model, asked, batch)
-    assert_equal(found, theirs(asked))
-    shortest = min(len(tokens) for several in found for tokens, _ in several)
+    texts = ours(model, asked, batch)
+    assert_equal(texts, theirs(asked))
+    shortest = min(len(tokens) for several in texts for tokens, _ in several)
     assert shortest >= asked.min_new_tokens
     assert asked.min_new_tokens or shortest < STEPS

@@ -75,10 +75,10 @@ def ours(
     """Search all at once."""
     read = [Prompt(np.array(prompt, np.int64), prefix=prefix) for prompt in prompts]
     searches = requests(read, options, ends, penalty, steps, least)
-    rows, capacity = len(prompts) * options["beam"], max(one.capacity for one in searches)
+    rows, capacity = len(prompts) * options["beam"], max(search.capacity for search in searches)
     for _ in Scheduler(runtime, rows=rows, capacity=capacity, chunk=3).run(searches):
         pass
-    return [one.hypotheses for one in searches]
+    return [search.hypotheses for search in searches]
 
 
 def theirs(
@@ -90,7 +90,7 @@ def theirs(
     least: int = 0,
     bias: Mapping[int, float] | None = None,
 ) -> list[tuple[tuple[int, ...], float]]:
-    found = tiny_llama(seed).generate(
+    generated = tiny_llama(seed).generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
         num_beams=options["beam"],
@@ -108,17 +108,17 @@ def theirs(
         output_scores=True,
     )
     sequences = []
-    for tokens in found.sequences[:, len(prompt) :].tolist():
+    for tokens in generated.sequences[:, len(prompt) :].tolist():
         end = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
         sequences.append(tuple(tokens[:end]))
-    return list(zip(sequences, found.sequences_scores.tolist(), strict=True))
+    return list(zip(sequences, generated.sequences_scores.tolist(), strict=True))
 
 
 def assert_equal(
-    found: list[BeamHypothesis], expected: list[tuple[tuple[int, ...], float]]
+    hypotheses: list[BeamHypothesis], expected: list[tuple[tuple[int, ...], float]]
 ) -> None:
-    assert [hypothesis.tokens for hypothesis in found] == [tokens for tokens, _ in expected]
-    scores = [hypothesis.score for hypothesis in found]
+    assert [hypothesis.tokens for hypothesis in hypotheses] == [tokens for tokens, _ in expected]
+    scores = [hypothesis.score for hypothesis in hypotheses]
     assert scores == pytest.approx([score for _, score in expected], abs=1e-4, rel=1e-6)
 
 
@@ -130,9 +130,9 @@ def test_equals_transformers(beams: int, length_penalty: float, early_stopping: 
     lengths = set()
     for seed in range(4):
         prompt = prompt_of(seed)
-        [found] = ours(runtime_of(seed % 2), [prompt], options)
-        assert_equal(found, theirs(seed % 2, prompt, options))
-        lengths |= {len(hypothesis.tokens) for hypothesis in found}
+        [hypotheses] = ours(runtime_of(seed % 2), [prompt], options)
+        assert_equal(hypotheses, theirs(seed % 2, prompt, options))
+        lengths |= {len(hypothesis.tokens) for hypothesis in hypotheses}
     # At 2 the longest win, and all run to the end.
     assert len(lengths) > 1 or length_penalty == 2
 
@@ -143,36 +143,36 @@ def test_equals_transformers_with_several_end_tokens(beams: int, ends: tuple[int
     options = search(beams)
     for seed in range(4):
         prompt = prompt_of(seed)
-        [found] = ours(runtime_of(seed % 2), [prompt], options, ends)
-        assert_equal(found, theirs(seed % 2, prompt, options, ends))
+        [hypotheses] = ours(runtime_of(seed % 2), [prompt], options, ends)
+        assert_equal(hypotheses, theirs(seed % 2, prompt, options, ends))
 
 
 @pytest.mark.parametrize("penalty", [0.8, 1.4])
 def test_equals_transformers_with_a_repetition_penalty(penalty: float):
     options = search(4)
     prompt = prompt_of(0)
-    [found] = ours(runtime_of(0), [prompt], options, penalty=penalty)
-    assert_equal(found, theirs(0, prompt, options, penalty=penalty))
+    [hypotheses] = ours(runtime_of(0), [prompt], options, penalty=penalty)
+    assert_equal(hypotheses, theirs(0, prompt, options, penalty=penalty))
     [without] = ours(runtime_of(0), [prompt], options)
-    assert [h.tokens for h in found] != [h.tokens for h in without]
+    assert [h.tokens for h in hypotheses] != [h.tokens for h in without]
 
 
 def test_equals_transformers_with_a_bias():
     options, prompt = search(4), prompt_of(0)
     [without] = ours(runtime_of(0), [prompt], options)
     bias = {without[0].tokens[0]: -100.0, 12: 2.5, EOS: 0.5}
-    [found] = ours(runtime_of(0), [prompt], {**options, "logit_bias": bias})
-    assert_equal(found, theirs(0, prompt, options, bias=bias))
-    assert [h.tokens for h in found] != [h.tokens for h in without]
+    [hypotheses] = ours(runtime_of(0), [prompt], {**options, "logit_bias": bias})
+    assert_equal(hypotheses, theirs(0, prompt, options, bias=bias))
+    assert [h.tokens for h in hypotheses] != [h.tokens for h in without]
 
 
 @pytest.mark.parametrize("least", [6, 13])
 def test_equals_transformers_with_a_minimum_length(least: int):
     options = search(4, 0.6)
     prompt = prompt_of(0)
-    [found] = ours(runtime_of(0), [prompt], options, least=least)
-    assert_equal(found, theirs(0, prompt, options, least=least))
-    assert min(len(h.tokens) for h in found) >= least
+    [hypotheses] = ours(runtime_of(0), [prompt], options, least=least)
+    assert_equal(hypotheses, theirs(0, prompt, options, least=least))
+    assert min(len(h.tokens) for h in hypotheses) >= least
     [without] = ours(runtime_of(0), [prompt], options)
     assert min(len(h.tokens) for h in without) < least
 
@@ -181,8 +181,8 @@ def test_log_probabilities_are_the_models_own_whatever_the_penalty():
     prompt = prompt_of(1)
     model = in_transformers(tiny_llama(0))
     for penalty in (1.0, 1.4):
-        [found] = ours(runtime_of(0), [prompt], search(3), penalty=penalty, least=4)
-        for hypothesis in found:
+        [hypotheses] = ours(runtime_of(0), [prompt], search(3), penalty=penalty, least=4)
+        for hypothesis in hypotheses:
             logits_sv = model((*prompt, *hypothesis.tokens))[len(prompt) - 1 : -1]
             logprobs_sv = log_softmax(logits_sv.copy())
             expected = logprobs_sv[np.arange(len(hypothesis.tokens)), hypothesis.tokens]
@@ -218,7 +218,7 @@ def test_a_batch_of_prompts_gives_what_each_gives_alone(early_stopping: bool, pe
     together = ours(runtime, prompts, options, penalty=penalty)
     alone = [ours(runtime_of(0), [prompt], options, penalty=penalty)[0] for prompt in prompts]
     assert together == alone
-    assert len({hypothesis.tokens for found in together for hypothesis in found}) == 12
+    assert len({hypothesis.tokens for hypotheses in together for hypothesis in hypotheses}) == 12
     # Rows of a prompt whose search is over take no part in the others' steps.
     steps = [len(call) for call in runtime.calls if max(map(len, call.values())) == 1]
     assert steps[steps.index(12) :] == sorted(steps[steps.index(12) :], reverse=True)
@@ -226,8 +226,8 @@ def test_a_batch_of_prompts_gives_what_each_gives_alone(early_stopping: bool, pe
 
 
 def test_where_every_continuation_ends_there_is_nothing_left_to_search():
-    [found] = ours(runtime_of(0), [prompt_of(4)], search(4), ends=range(61))
-    assert [len(hypothesis.tokens) for hypothesis in found] == [1] * 4
+    [hypotheses] = ours(runtime_of(0), [prompt_of(4)], search(4), ends=range(61))
+    assert [len(hypothesis.tokens) for hypothesis in hypotheses] == [1] * 4
 
 
 @pytest.mark.parametrize("beams", [40, 61])
@@ -235,5 +235,5 @@ def test_beams_may_be_as_many_as_there_are_tokens(beams: int):
     """More continuations are considered than one row has."""
     options = search(beams)
     prompt = prompt_of(5)
-    [found] = ours(runtime_of(0), [prompt], options)
-    assert_equal(found, theirs(0, prompt, options))
+    [hypotheses] = ours(runtime_of(0), [prompt], options)
+    assert_equal(hypotheses, theirs(0, prompt, options))

@@ -55,16 +55,16 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
     return [rng.integers(FIRST, VOCAB, rng.integers(1, 9)).tolist() for _ in range(count)]
 
 
-def outcome(one: SampledText) -> tuple[Any, ...]:
-    assert one.done
-    text = one.text
+def outcome(sampled: SampledText) -> tuple[Any, ...]:
+    assert sampled.done
+    text = sampled.text
     return text.tokens, text.logprobs, "".join(text.pieces), text.finish_reason
 
 
 def scheduler_for(
     runtime: RecomputingRuntime, requests: Sequence[SampledText], rows: int, chunk: int = 512
 ) -> Scheduler:
-    capacity = max((one.capacity for one in requests), default=1)
+    capacity = max((sampled.capacity for sampled in requests), default=1)
     return Scheduler(runtime, rows=min(rows, len(requests)), capacity=capacity, chunk=chunk)
 
 
@@ -74,7 +74,7 @@ def run(
     runtime = RecomputingRuntime(model)
     for _ in scheduler_for(runtime, requests, rows, chunk).run(requests):
         pass
-    return [outcome(one) for one in requests], runtime
+    return [outcome(sampled) for sampled in requests], runtime
 
 
 def test_the_prompts_chunks_are_fed_once_and_then_one_token_at_a_time():
@@ -104,7 +104,7 @@ def test_neither_rows_nor_chunks_change_a_text(rows: int, chunk: int, temperatur
             for i, prompt in enumerate(prompts(9))
         ]
 
-    expected = [run(RANDOM, [one])[0][0] for one in requests()]
+    expected = [run(RANDOM, [sampled])[0][0] for sampled in requests()]
     assert run(RANDOM, requests(), rows, chunk)[0] == expected
     assert {reason for *_, reason in expected} == {STOP, LENGTH}
 
@@ -139,9 +139,9 @@ def test_the_last_token_is_chosen_and_never_fed():
 
 
 def test_requests_are_yielded_whenever_they_got_a_token():
-    one = request([5, 6], max_new_tokens=4, ends=())
-    progress = scheduler_for(RecomputingRuntime(RANDOM), [one], rows=1, chunk=9).run([one])
-    lengths = [len(one.text.tokens) for got in progress if got is one]
+    sampled = request([5, 6], max_new_tokens=4, ends=())
+    progress = scheduler_for(RecomputingRuntime(RANDOM), [sampled], rows=1, chunk=9).run([sampled])
+    lengths = [len(sampled.text.tokens) for got in progress if got is sampled]
     assert lengths == [1, 2, 3, 4]
 
 
@@ -171,7 +171,7 @@ def test_greedy_equals_transformers(penalty: float):
     llama = tiny_llama(0)
     requests, expected = [], []
     for prompt in prompts(6, seed=4):
-        found = llama.generate(
+        tokens = llama.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
             repetition_penalty=penalty,
@@ -180,7 +180,7 @@ def test_greedy_equals_transformers(penalty: float):
             eos_token_id=11,
             pad_token_id=0,
         )[0, len(prompt) :].tolist()
-        expected.append(found[: found.index(11)] if 11 in found else found)
+        expected.append(tokens[: tokens.index(11)] if 11 in tokens else tokens)
         requests.append(request(prompt, repetition_penalty=penalty, max_new_tokens=12, ends=(11,)))
     outcomes, _ = run(in_transformers(llama), requests, rows=3, chunk=2)
     assert [tokens for tokens, *_ in outcomes] == expected
@@ -200,11 +200,13 @@ def test_after_a_prefix_comes_what_comes_after_the_whole(prefix: list[int], rows
         whole = [
             request([*prefix, *rest], temperature=1.0, stream=i) for i, rest in enumerate(rests)
         ]
-        assert [outcome(one) for one in requests] == run(RANDOM, whole)[0]
+        assert [outcome(sampled) for sampled in requests] == run(RANDOM, whole)[0]
     assert start.cache.written == (tuple(prefix),)
     fed = sum(len(tokens) for call in runtime.calls for tokens in call.values())
     # A text's last token is not fed, unless an end token came after it.
-    texts = sum(len(one.text.tokens) - (one.text.finish_reason == LENGTH) for one in requests)
+    texts = sum(
+        len(sampled.text.tokens) - (sampled.text.finish_reason == LENGTH) for sampled in requests
+    )
     assert fed == len(prefix) + 2 * (sum(map(len, rests)) + texts)
 
 
@@ -247,17 +249,17 @@ def test_a_text_that_is_under_way_has_no_result():
 
 
 def test_log_probabilities_are_left_out_unless_asked_for():
-    one = request([5, 6], logprobs=False)
-    [[tokens, logprobs, *_]], _ = run(RANDOM, [one])
+    sampled = request([5, 6], logprobs=False)
+    [[tokens, logprobs, *_]], _ = run(RANDOM, [sampled])
     assert (len(tokens), logprobs) == (8, [])
-    assert one.generations()[0].logprobs is None
+    assert sampled.generations()[0].logprobs is None
 
 
 def test_each_request_has_its_times():
     watch = Stopwatch()
     requests = [request([9], max_new_tokens=most, ends=(), watch=watch) for most in (1, 6)]
     run(RANDOM, requests)
-    once, several = (one.watch.timings() for one in requests)
+    once, several = (sampled.watch.timings() for sampled in requests)
     assert once.per_token == 0
     assert once.first_token == once.seconds > 0
     assert several.seconds == pytest.approx(several.first_token + 5 * several.per_token)

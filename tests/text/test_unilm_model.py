@@ -103,7 +103,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 def flat(texts: Any) -> list[Any]:
     return [
-        one for several in texts for one in (several if isinstance(several, list) else [several])
+        text for several in texts for text in (several if isinstance(several, list) else [several])
     ]
 
 
@@ -133,8 +133,8 @@ def test_the_models_positions_are_filled_and_never_exceeded(
     room = ROFORMER.max_positions
     sources = [" ".join(["7"] * (room - 8)), "8", " ".join(["9"] * (room - 6)), "9 10"]
     keywords = {"max_new_tokens": 9, "min_new_tokens": 9} | options
-    found = model.generate(sources, **keywords)
-    for several, length in zip(found, (6, 9, 4, 9), strict=True):
+    texts = model.generate(sources, **keywords)
+    for several, length in zip(texts, (6, 9, 4, 9), strict=True):
         for text in flat([several]):
             assert (len(text.tokens), text.finish_reason) == (length, "length")
 
@@ -144,16 +144,16 @@ def test_token_ids_are_ranked_as_text_is(model: UnilmModel):
     by_text, by_ids = (
         model.generate(source, **options) for source in (SOURCES[0], NUMBERS.encode(SOURCES[0]))
     )
-    assert [(one.tokens, one.similarity) for one in by_ids] == [
-        (one.tokens, one.similarity) for one in by_text
+    assert [(text.tokens, text.similarity) for text in by_ids] == [
+        (text.tokens, text.similarity) for text in by_text
     ]
 
 
 def test_embeddings_are_the_runtimes(model: UnilmModel):
     expected = model.runtime.embed([np.array(NUMBERS.encode(text), np.int64) for text in SOURCES])
-    found = model.embed(SOURCES)
-    assert (found.dtype, found.shape) == (np.float32, (6, ROFORMER.width))
-    np.testing.assert_array_equal(found, expected)
+    embedded = model.embed(SOURCES)
+    assert (embedded.dtype, embedded.shape) == (np.float32, (6, ROFORMER.width))
+    np.testing.assert_array_equal(embedded, expected)
     np.testing.assert_allclose(model.embed(SOURCES[2]), expected[2:3], atol=1e-5)
 
 
@@ -186,29 +186,29 @@ def saying(*texts: str) -> Model:
 def test_texts_are_ranked_by_similarity_and_none_is_there_twice():
     model = letters_model(saying("abx", "xyz", "aby", "abc", "cab"))
     for source in ("abc", "a b c"):
-        found = model.generate(source, n=60, temperature=1.0, batch=16)
+        texts = model.generate(source, n=60, temperature=1.0, batch=16)
         # cab has the letters of abc, in another order.
-        assert found[0].text == "cab"
-        assert {text.text for text in found[1:3]} == {"abx", "aby"}
-        assert found[3].text == "xyz"
-        assert len(found) == 4
-        assert [text.similarity for text in found] == pytest.approx([1.0, 0.8, 0.8, 0.4])
+        assert texts[0].text == "cab"
+        assert {text.text for text in texts[1:3]} == {"abx", "aby"}
+        assert texts[3].text == "xyz"
+        assert len(texts) == 4
+        assert [text.similarity for text in texts] == pytest.approx([1.0, 0.8, 0.8, 0.4])
 
 
 def test_beams_are_ranked_too():
     model = letters_model(saying("xyz", "abx", "abc", "cabab"))
-    found = model.generate("abc", n=4, beam=4)
-    assert {text.text for text in found} == {"xyz", "abx", "cabab"}
-    similarities = [text.similarity for text in found]
+    texts = model.generate("abc", n=4, beam=4)
+    assert {text.text for text in texts} == {"xyz", "abx", "cabab"}
+    similarities = [text.similarity for text in texts]
     assert similarities == sorted(similarities, reverse=True)
-    assert found[-1].text == "xyz"
-    assert all(text.score is not None for text in found)
+    assert texts[-1].text == "xyz"
+    assert all(text.score is not None for text in texts)
 
 
 def test_where_all_repeat_the_source_one_stays():
-    found = letters_model(saying("abc")).generate(["abc", "b"], n=3, temperature=1.0)
-    assert [[text.text for text in texts] for texts in found] == [["abc"], ["abc"]]
-    assert found[0][0].similarity == pytest.approx(1.0)
+    answers = letters_model(saying("abc")).generate(["abc", "b"], n=3, temperature=1.0)
+    assert [[text.text for text in texts] for texts in answers] == [["abc"], ["abc"]]
+    assert answers[0][0].similarity == pytest.approx(1.0)
 
 
 def test_one_text_is_not_ranked():

@@ -65,13 +65,13 @@ MOST = {8: 1.0, None: 3.0}
 def test_int8_makes_hardly_more_errors_than_full_precision_over_218_seconds(
     model: str, batch: int | None, beginnings: int, load: Load, recordings
 ):
-    found = {}
+    rates = {}
     for quantize in ("none", "int8"):
         opened = load(model, runtime="native", quantize=quantize)
         counts = [errors(opened, recordings, batch, begin) for begin in range(beginnings)]
-        found[quantize] = 100 * np.mean(counts) / WORDS
-        print(f"{model}, batch {batch}, {quantize}: {counts}, {found[quantize]:.2f} %")
-    assert found["int8"] - found["none"] <= MOST[batch]
+        rates[quantize] = 100 * np.mean(counts) / WORDS
+        print(f"{model}, batch {batch}, {quantize}: {counts}, {rates[quantize]:.2f} %")
+    assert rates["int8"] - rates["none"] <= MOST[batch]
 
 
 TEXTS = {"example": REFERENCE, "spoken": SPOKEN.with_suffix(".txt").read_text(encoding="utf-8")}

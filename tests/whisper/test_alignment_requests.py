@@ -74,12 +74,12 @@ def test_words_that_fine_tuning_added_are_text():
 
 
 def test_an_input_that_is_still_in_its_slot_is_not_encoded_again():
-    runtime, (one, other) = scripted(), windows(0, 1)
+    runtime, (window, other) = scripted(), windows(0, 1)
     scheduler = Scheduler(runtime, rows=2, capacity=448, inputs=2)
-    list(scheduler.run([searched(one, Greedy(), 3), searched(other, Greedy(), 3)]))
+    list(scheduler.run([searched(window, Greedy(), 3), searched(other, Greedy(), 3)]))
     aligned = [
         AlignmentRequest(window, START, [1], frames=2, eot=EOT, among_v=AMONG)
-        for window in (other, one)
+        for window in (other, window)
     ]
     list(scheduler.run(aligned))
     assert runtime.encoded == [[0], [1]]
@@ -87,10 +87,10 @@ def test_an_input_that_is_still_in_its_slot_is_not_encoded_again():
 
 
 def test_an_input_that_left_its_slot_is_encoded_again():
-    runtime, (one, other) = scripted(), windows(0, 1)
+    runtime, (window, other) = scripted(), windows(0, 1)
     scheduler = Scheduler(runtime, rows=1, capacity=448, inputs=1)
-    list(scheduler.run([searched(one, Greedy(), 3), searched(other, Greedy(), 3)]))
-    request = AlignmentRequest(one, START, [1], frames=2, eot=EOT, among_v=AMONG)
+    list(scheduler.run([searched(window, Greedy(), 3), searched(other, Greedy(), 3)]))
+    request = AlignmentRequest(window, START, [1], frames=2, eot=EOT, among_v=AMONG)
     list(scheduler.run([request]))
     assert runtime.encoded == [[0], [1], [0]]
     assert request.attention_st[0, 0] == 0
@@ -101,11 +101,11 @@ def test_what_else_is_written_does_not_notice(strategy: Strategy):
     """Alignments wait for a row, come and go, and their rows are others' again."""
     alone = searched(windows(0)[0], strategy, 12)
     list(Scheduler(scripted(), rows=strategy.width, capacity=448, inputs=1).run([alone]))
-    runtime, (zero, one) = scripted(), windows(0, 1)
+    runtime, (zero, first) = scripted(), windows(0, 1)
     among = searched(zero, strategy, 12)
-    later = searched(one, Greedy(), 4)
+    later = searched(first, Greedy(), 4)
     aligned = [
-        AlignmentRequest(one, START, [i], frames=2, eot=EOT, among_v=AMONG) for i in range(4)
+        AlignmentRequest(first, START, [i], frames=2, eot=EOT, among_v=AMONG) for i in range(4)
     ]
     scheduler = Scheduler(runtime, rows=strategy.width + 1, capacity=448, inputs=2)
     added(scheduler, among)

@@ -95,19 +95,19 @@ def transcription(
 
 
 def alone(content_frames: int, batch: int | None = 1) -> list[Segment]:
-    [found] = together([NumberedWindows(content_frames)], batch, PacedDecoder(batch or 1))
-    return list(found)
+    [segments] = together([NumberedWindows(content_frames)], batch, PacedDecoder(batch or 1))
+    return list(segments)
 
 
 @given(lengths=st.lists(st.integers(1, 20_000), min_size=1, max_size=5), batch=st.integers(1, 5))
 def test_each_recording_gives_what_it_gives_alone(lengths: list[int], batch: int):
     recordings = [NumberedWindows(length) for length in lengths]
     decoder = PacedDecoder(batch)
-    found = [list(one) for one in together(recordings, batch, decoder)]
-    assert found == [alone(length) for length in lengths]
+    transcripts = [list(segments) for segments in together(recordings, batch, decoder)]
+    assert transcripts == [alone(length) for length in lengths]
     assert decoder.scheduler.busy == []
     assert all(recording.closed for recording in recordings)
-    for segments in found:
+    for segments in transcripts:
         assert [segment.id for segment in segments] == list(range(len(segments)))
         starts = [segment.start for segment in segments]
         assert starts == sorted(starts)
@@ -155,12 +155,12 @@ def test_an_error_of_one_recording_is_its_own(batch: int | None):
 
 
 def test_what_was_found_before_an_error_is_given_first():
-    [found] = together([Damaged(15_000)], None, PacedDecoder(1))
+    [damaged] = together([Damaged(15_000)], None, PacedDecoder(1))
     segments: list[Segment] = []
     with pytest.raises(InputOutputError):
-        segments.extend(iter(found))
+        segments.extend(iter(damaged))
     assert segments[-1].seek > 5000
-    assert list(found) == []
+    assert list(damaged) == []
 
 
 def test_one_that_cannot_be_opened_fails_when_it_is_taken():
@@ -168,11 +168,11 @@ def test_one_that_cannot_be_opened_fails_when_it_is_taken():
         raise InputOutputError("no such file")
 
     decoder = PacedDecoder(2)
-    one = transcription(decoder, missing, 2, 0)
+    unopened = transcription(decoder, missing, 2, 0)
     other = transcription(decoder, lambda: NumberedWindows(400), 2, 1)
     assert list(other) == alone(400)
     with pytest.raises(InputOutputError, match="no such file"):
-        next(one)
+        next(unopened)
 
 
 def test_one_that_is_closed_leaves_its_place_to_others():
@@ -235,18 +235,19 @@ def test_excerpts_have_no_gaps_and_fill_windows(clip: tuple[int, int], pauses: l
             return found_mt
 
     cut = excerpts(Sound(), (start, end))
-    assert [one.first for one in cut] == [start, *(one.end for one in cut[:-1])]
+    assert [excerpt.first for excerpt in cut] == [start, *(excerpt.end for excerpt in cut[:-1])]
     assert cut[-1].end == end
-    for one in cut:
-        assert 0 < one.end - one.first <= 2800
-        assert one in cut[-2:] or one.end - one.first >= 1400
-        assert len(cut) == 1 or one.end - one.first >= 800
+    for excerpt in cut:
+        assert 0 < excerpt.end - excerpt.first <= 2800
+        assert excerpt in cut[-2:] or excerpt.end - excerpt.first >= 1400
+        assert len(cut) == 1 or excerpt.end - excerpt.first >= 800
         np.testing.assert_array_equal(
-            one.window(one.first)[:, : one.end - one.first], sound_mt[:, one.first : one.end]
+            excerpt.window(excerpt.first)[:, : excerpt.end - excerpt.first],
+            sound_mt[:, excerpt.first : excerpt.end],
         )
-        assert not one.window(one.first)[:, one.end - one.first :].any()
-        later = one.window(one.end - 1, one.end)
-        np.testing.assert_array_equal(later[:, 0], sound_mt[:, one.end - 1])
+        assert not excerpt.window(excerpt.first)[:, excerpt.end - excerpt.first :].any()
+        later = excerpt.window(excerpt.end - 1, excerpt.end)
+        np.testing.assert_array_equal(later[:, 0], sound_mt[:, excerpt.end - 1])
         assert not later[:, 1:].any()
 
 
@@ -258,8 +259,8 @@ def test_a_recording_is_cut_first_where_something_was_left_out():
             return window_mt
 
     cut = excerpts(Sound(), (0, 9000), joints=(500, 2050, 2250, 5010, 8500))
-    assert [one.end for one in cut] == [2250, 5010, *(one.end for one in cut[2:])]
-    assert all(one.end not in (500, 2050, 8500) for one in cut)
+    assert [excerpt.end for excerpt in cut] == [2250, 5010, *(excerpt.end for excerpt in cut[2:])]
+    assert all(excerpt.end not in (500, 2050, 8500) for excerpt in cut)
     assert not cut[0].window_mt[:, 2250:].any()
 
 

@@ -60,12 +60,12 @@ def steps(model: kvcast.TextModel) -> list[float]:
     """Return the seconds of each of some steps."""
     cache = model.runtime.new_cache(1, 64)
     _, cache = model.runtime.decode([np.arange(8)], cache)
-    found = []
+    seconds = []
     for _ in range(WARM_UP + STEPS):
         begin = time.perf_counter()
         _, cache = model.runtime.decode([np.array([7])], cache)
-        found.append(time.perf_counter() - begin)
-    return found[WARM_UP:]
+        seconds.append(time.perf_counter() - begin)
+    return seconds[WARM_UP:]
 
 
 def ratio(model: kvcast.TextModel, spinner: "subprocess.Popen[bytes]") -> float:
@@ -77,8 +77,8 @@ def ratio(model: kvcast.TextModel, spinner: "subprocess.Popen[bytes]") -> float:
         spinner.send_signal(signal.SIGCONT)
         beside += steps(model)
         spinner.send_signal(signal.SIGSTOP)
-    medians = [1000 * median(one) for one in (alone, beside)]
-    means = [1000 * mean(one) for one in (alone, beside)]
+    medians = [1000 * median(times) for times in (alone, beside)]
+    means = [1000 * mean(times) for times in (alone, beside)]
     for name, (without, with_it) in (("median", medians), ("mean", means)):
         print(f"a step, {name}: alone {without:.1f} ms, beside a busy core {with_it:.1f} ms")
     return medians[1] / medians[0]

@@ -52,11 +52,11 @@ DOUBTFUL = {"en": 0.45, "de": 0.25, "fr": 0.3}
 
 def test_a_clear_window_is_enough():
     listener = Listener([CLEAR])
-    found = detect(listener, Sounds(90_000), LanguageParams())
-    assert (found.language, found.name, found.probability) == ("de", "German", 0.8)
-    assert (found.windows, listener.heard) == (1, [0])
-    assert found.notices == ("is mono",)
-    assert list(found.probabilities.items()) == [("de", 0.8), ("en", 0.1), ("fr", 0.1)]
+    detected = detect(listener, Sounds(90_000), LanguageParams())
+    assert (detected.language, detected.name, detected.probability) == ("de", "German", 0.8)
+    assert (detected.windows, listener.heard) == (1, [0])
+    assert detected.notices == ("is mono",)
+    assert list(detected.probabilities.items()) == [("de", 0.8), ("en", 0.1), ("fr", 0.1)]
 
 
 def test_a_language_is_named_where_nobody_speaks():
@@ -65,8 +65,8 @@ def test_a_language_is_named_where_nobody_speaks():
 
 def test_after_a_doubtful_window_the_next_is_heard():
     listener = Listener([DOUBTFUL, DOUBTFUL, CLEAR])
-    found = detect(listener, Sounds(90_000), LanguageParams())
-    assert (found.language, found.probability, found.windows) == ("de", 0.8, 3)
+    detected = detect(listener, Sounds(90_000), LanguageParams())
+    assert (detected.language, detected.probability, detected.windows) == ("de", 0.8, 3)
     assert listener.heard == [0, 3000, 6000]
 
 
@@ -79,30 +79,30 @@ def test_the_threshold_itself_is_doubtful():
 def test_if_all_are_doubtful_their_mean_decides():
     french = {"en": 0.35, "de": 0.2, "fr": 0.45}
     listener = Listener([DOUBTFUL, french, french, DOUBTFUL, CLEAR])
-    found = detect(listener, Sounds(90_000), LanguageParams())
-    assert len(listener.heard) == found.windows == 4
-    assert found.language == "en"
-    assert found.probabilities == pytest.approx({"en": 0.4, "fr": 0.375, "de": 0.225})
-    assert list(found.probabilities) == ["en", "fr", "de"]
+    detected = detect(listener, Sounds(90_000), LanguageParams())
+    assert len(listener.heard) == detected.windows == 4
+    assert detected.language == "en"
+    assert detected.probabilities == pytest.approx({"en": 0.4, "fr": 0.375, "de": 0.225})
+    assert list(detected.probabilities) == ["en", "fr", "de"]
 
 
 def test_a_short_rest_counts_as_little_as_it_holds():
     french = {"en": 0.05, "de": 0.45, "fr": 0.5}
     listener = Listener([DOUBTFUL, french])
-    found = detect(listener, Sounds(3300), LanguageParams())
-    assert (found.language, found.windows) == ("en", 2)
-    assert found.probability == pytest.approx((3000 * 0.45 + 300 * 0.05) / 3300)
+    detected = detect(listener, Sounds(3300), LanguageParams())
+    assert (detected.language, detected.windows) == ("en", 2)
+    assert detected.probability == pytest.approx((3000 * 0.45 + 300 * 0.05) / 3300)
 
 
 @pytest.mark.parametrize("frames", [1, 2999, 3000])
 def test_a_short_recording_has_one_window(frames: int):
-    found = detect(Listener([DOUBTFUL]), Sounds(frames), LanguageParams())
-    assert (found.language, found.windows) == ("en", 1)
-    assert found.probabilities == pytest.approx(DOUBTFUL)
+    detected = detect(Listener([DOUBTFUL]), Sounds(frames), LanguageParams())
+    assert (detected.language, detected.windows) == ("en", 1)
+    assert detected.probabilities == pytest.approx(DOUBTFUL)
 
 
 def test_both_limits_are_options():
-    one = LanguageParams(language_detection_segments=1)
-    assert detect(Listener([DOUBTFUL]), Sounds(90_000), one).windows == 1
+    params = LanguageParams(language_detection_segments=1)
+    assert detect(Listener([DOUBTFUL]), Sounds(90_000), params).windows == 1
     careless = LanguageParams(language_detection_threshold=0.4)
     assert detect(Listener([DOUBTFUL]), Sounds(90_000), careless).probability == 0.45

@@ -27,7 +27,7 @@ def result(
 
 
 @pytest.mark.parametrize(
-    ("found", "reason"),
+    ("decoded", "reason"),
     [
         (result(), None),
         (result(compression_ratio=2.4), None),
@@ -50,8 +50,8 @@ def result(
         ),
     ],
 )
-def test_a_rejection_says_why(found: DecodingResult, reason: str | None):
-    assert rejection(found, TranscribeParams()) == reason
+def test_a_rejection_says_why(decoded: DecodingResult, reason: str | None):
+    assert rejection(decoded, TranscribeParams()) == reason
 
 
 def test_thresholds_can_be_switched_off_each():
@@ -65,7 +65,7 @@ def test_thresholds_can_be_switched_off_each():
 
 
 @pytest.mark.parametrize(
-    ("thresholds", "found", "silent"),
+    ("thresholds", "decoded", "silent"),
     [
         ({}, result(no_speech_prob=0.7, avg_logprob=-1.0), True),
         ({}, result(no_speech_prob=0.7, avg_logprob=-0.99), False),
@@ -75,6 +75,6 @@ def test_thresholds_can_be_switched_off_each():
     ],
 )
 def test_silence_is_improbable_text_where_nobody_speaks(
-    thresholds: dict[str, None], found: DecodingResult, silent: bool
+    thresholds: dict[str, None], decoded: DecodingResult, silent: bool
 ):
-    assert is_silence(found, TranscribeParams(**thresholds)) == silent
+    assert is_silence(decoded, TranscribeParams(**thresholds)) == silent

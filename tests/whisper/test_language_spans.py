@@ -52,8 +52,8 @@ class Spoken:
         return [int(end) - TURN // 2 for end in ends[:-1]]
 
     def window(self, seek: int, end: int | None = None) -> NDArray[np.float32]:
-        found = self.frames_t[seek : min(seek + 3000, end or seek + 3000)]
-        return np.pad(found, (0, 3000 - len(found)))[None]
+        window_t = self.frames_t[seek : min(seek + 3000, end or seek + 3000)]
+        return np.pad(window_t, (0, 3000 - len(window_t)))[None]
 
     def detect(self, window_mt: NDArray[np.float32]) -> dict[str, float]:
         counts = [int(np.isclose(window_mt, 1 + 0.01 * i).sum()) for i in range(len(LANGUAGES))]
@@ -70,16 +70,16 @@ class Spoken:
 def all_turns(spoken: Spoken) -> list[tuple[int, int, str]]:
     """First frame, end and language, one after the other."""
     turns = LanguageSpans(spoken, (0, spoken.frames), spoken.hear)
-    seek, found = 0, []
+    seek, spans = 0, []
     while seek < spoken.frames:
         turn = result_of(turns.at(seek))
         assert turn.end > seek
-        if found and found[-1][2] == turn.language:
-            found[-1] = (found[-1][0], turn.end, turn.language)
+        if spans and spans[-1][2] == turn.language:
+            spans[-1] = (spans[-1][0], turn.end, turn.language)
         else:
-            found.append((seek, turn.end, turn.language))
+            spans.append((seek, turn.end, turn.language))
         seek = turn.end
-    return found
+    return spans
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def all_turns(spoken: Spoken) -> list[tuple[int, int, str]]:
 )
 def test_changes_are_found_in_the_pauses_between(turns) -> None:
     spoken = Spoken(turns)
-    found = all_turns(spoken)
-    assert [language for _, _, language in found] == [language for language, _ in turns]
-    assert [first for first, _, _ in found[1:]] == pytest.approx(spoken.changes, abs=TURN // 2)
+    spans = all_turns(spoken)
+    assert [language for _, _, language in spans] == [language for language, _ in turns]
+    assert [first for first, _, _ in spans[1:]] == pytest.approx(spoken.changes, abs=TURN // 2)
 
 
 def test_a_sure_language_is_heard_in_long_pieces() -> None:
@@ -111,8 +111,8 @@ def test_a_doubtful_piece_is_in_a_neighbours_language() -> None:
     clear = spoken.detect
 
     def detect(window_mt: NDArray[np.float32]) -> dict[str, float]:
-        found = clear(window_mt)
-        return {"fr": 0.4, "en": 0.3, "de": 0.3} if found["fr"] > 0.5 else found
+        probabilities = clear(window_mt)
+        return {"fr": 0.4, "en": 0.3, "de": 0.3} if probabilities["fr"] > 0.5 else probabilities
 
     turns = LanguageSpans(spoken, (0, spoken.frames), lambda window_mt: at_once(detect(window_mt)))
     assert {result_of(turns.at(seek)).language for seek in range(0, spoken.frames, 50)} == {"en"}
@@ -132,8 +132,8 @@ def test_no_more_is_heard_than_is_needed() -> None:
 )
 def test_whatever_is_spoken_every_moment_has_a_language(turns, seeks) -> None:
     spoken = Spoken(turns)
-    found = all_turns(spoken)
-    assert found[-1][1] == spoken.frames
+    spans = all_turns(spoken)
+    assert spans[-1][1] == spoken.frames
     again = LanguageSpans(spoken, (0, spoken.frames), spoken.hear)
     for seek in sorted(int(share * (spoken.frames - 1)) for share in seeks):
         turn = result_of(again.at(seek))

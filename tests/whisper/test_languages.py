@@ -34,27 +34,27 @@ def mixed(recordings) -> NDArray[np.float32]:
 
 def test_languages_are_told_with_their_probabilities(model, recordings):
     for name, language in ("german", "German"), ("example", "English"):
-        found = model.detect_language(recordings[name])
-        assert (found.name, found.windows) == (language, 1)
-        assert found.probability > 0.9
-        assert sum(found.probabilities.values()) == pytest.approx(1, abs=1e-4)
-        assert set(found.probabilities) == set(model.languages)
+        detected = model.detect_language(recordings[name])
+        assert (detected.name, detected.windows) == (language, 1)
+        assert detected.probability > 0.9
+        assert sum(detected.probabilities.values()) == pytest.approx(1, abs=1e-4)
+        assert set(detected.probabilities) == set(model.languages)
 
 
 def test_silence_is_doubtful_so_the_next_windows_are_heard(model, recordings):
     quiet = np.zeros(WINDOW, np.float32)
     assert model.detect_language(quiet).windows == 1  # there is no more
-    found = model.detect_language(np.concatenate([quiet, recordings["german"]]))
-    assert (found.language, found.windows) == ("de", 2)
+    detected = model.detect_language(np.concatenate([quiet, recordings["german"]]))
+    assert (detected.language, detected.windows) == ("de", 2)
     transcription = model.transcribe(np.concatenate([quiet, recordings["german"]]), temperature=0.0)
     assert transcription.language == "de"
 
 
 @pytest.mark.parametrize("batch", [None, 2])
 def test_each_window_of_a_mixed_recording_is_in_its_language(batch, model, mixed):
-    found = model.transcribe(mixed, multilingual=True, temperature=0.0, batch=batch)
-    segments = list(found)
-    assert found.language == "de"
+    transcription = model.transcribe(mixed, multilingual=True, temperature=0.0, batch=batch)
+    segments = list(transcription)
+    assert transcription.language == "de"
     languages = [segment.language for segment in segments]
     assert languages == sorted(languages)  # de, then en
     german = " ".join(s.text for s in segments if s.language == "de")
@@ -69,9 +69,11 @@ def test_each_window_of_a_mixed_recording_is_in_its_language(batch, model, mixed
 def test_a_turn_within_windows_is_in_its_language(batch, load):
     """English up to 14 s, German up to 41 s, English; Whisper hears English in every window."""
     model = load("demo-base")
-    found = model.transcribe(read(THREE_TURNS), multilingual=True, temperature=0.0, batch=batch)
-    segments = list(found)
-    assert found.language == "en"
+    transcription = model.transcribe(
+        read(THREE_TURNS), multilingual=True, temperature=0.0, batch=batch
+    )
+    segments = list(transcription)
+    assert transcription.language == "en"
     languages = [segment.language for segment in segments]
     assert [code for code, _ in groupby(languages)] == ["en", "de", "en"]
     first, german, last = (

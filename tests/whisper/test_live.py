@@ -231,7 +231,7 @@ def test_words_that_settled_in_another_way_are_neither_said_again_nor_left_out()
 
 def test_a_slow_machine_shows_in_the_delay():
     words = speech(100)
-    found = []
+    delays = []
     for pace in 1.0, 3.0:
         live, _, clock = opened(ScriptedRecognizer(words))
         for at in range(0, length(words), RATE):
@@ -239,8 +239,8 @@ def test_a_slow_machine_shows_in_the_delay():
             clock.now = pace * seconds(at + RATE)
             live.update()
         live.finish()
-        found.append(live.delays.quantile(0.5))
-    assert found[1] > found[0] + 10
+        delays.append(live.delays.quantile(0.5))
+    assert delays[1] > delays[0] + 10
 
 
 def test_delays_are_counted_in_little_memory():

@@ -77,13 +77,13 @@ def test_live_is_within_two_points_of_the_whole_recording(
     whole = error(truth, "".join(segment.text for segment in loaded.transcribe(samples)))
     assert whole < 15
     live = loaded.live()
-    found = error(truth, settled_live(live, samples, piece))
+    errors = error(truth, settled_live(live, samples, piece))
     half, most = live.delays.quantile(0.5), live.delays.quantile(0.95)
     print(
-        f"\n{model}, {name}, pieces of {piece:g} s: {found:.1f}% live, {whole:.1f}% whole; delay "
+        f"\n{model}, {name}, pieces of {piece:g} s: {errors:.1f}% live, {whole:.1f}% whole; delay "
         f"median {half:.1f} s, 95% within {most:.1f} s, longest {live.delays.longest:.1f} s"
     )
-    assert found <= whole + 2
+    assert errors <= whole + 2
     assert live.delays.longest <= 30 + piece
 
 
@@ -96,9 +96,9 @@ def test_all_of_it_takes_the_memory_of_its_first_sixth(minutes: int, load: Load)
     words = [sys.executable, "-m", "kit.live_memory", str(minutes)]
     ran = subprocess.run(words, capture_output=True, text=True, check=False, cwd=TESTS)
     assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout)
-    assert found["updates"] > 6 * minutes
-    early, late = found["used"]
+    report = json.loads(ran.stdout)
+    assert report["updates"] > 6 * minutes
+    early, late = report["used"]
     assert late - early < 16 * MEGABYTE
 
 

@@ -13,14 +13,14 @@ BEGIN = 2000
 LINE = list(range(12))
 
 
-def found(tokens: Sequence[int]) -> Repetition | None:
+def repeated(tokens: Sequence[int]) -> Repetition | None:
     return repetition(tokens, EOT)
 
 
 def test_four_copies_and_48_tokens_are_a_repetition():
-    assert found(LINE * 4) == Repetition(begin=0, end=12, copies=4)
-    assert found([7] * 48) == Repetition(begin=0, end=1, copies=48)
-    assert found([20, 21, *LINE * 4]) == Repetition(begin=2, end=14, copies=4)
+    assert repeated(LINE * 4) == Repetition(begin=0, end=12, copies=4)
+    assert repeated([7] * 48) == Repetition(begin=0, end=1, copies=48)
+    assert repeated([20, 21, *LINE * 4]) == Repetition(begin=2, end=14, copies=4)
 
 
 @pytest.mark.parametrize(
@@ -37,17 +37,17 @@ def test_four_copies_and_48_tokens_are_a_repetition():
     ],
 )
 def test_less_is_none(spoken: list[int]):
-    assert found(spoken) is None
+    assert repeated(spoken) is None
 
 
 def test_a_last_copy_may_be_unfinished():
-    assert found(LINE * 4 + LINE[:5]) == Repetition(begin=0, end=12, copies=4)
-    assert found([5, 6] * 24 + [5]) == Repetition(begin=0, end=2, copies=24)
+    assert repeated(LINE * 4 + LINE[:5]) == Repetition(begin=0, end=12, copies=4)
+    assert repeated([5, 6] * 24 + [5]) == Repetition(begin=0, end=2, copies=24)
 
 
 def test_timestamps_between_copies_do_not_hide_them():
     spoken = [token for i in range(6) for token in (BEGIN + i, *LINE, BEGIN + i + 1)]
-    again = found([BEGIN, 20, 21, BEGIN + 5, *spoken])
+    again = repeated([BEGIN, 20, 21, BEGIN + 5, *spoken])
     assert again == Repetition(begin=5, end=17, copies=6)
 
 
@@ -61,7 +61,7 @@ def test_whatever_is_found_is_there(before, copy, copies, stamps):
     tokens = before + copy * copies
     for place in stamps:
         tokens.insert(place, BEGIN + 5)
-    again = found(tokens)
+    again = repeated(tokens)
     if copies >= 4 and len(copy) * copies >= 48:
         assert again is not None
     if again is None:
@@ -76,7 +76,7 @@ def test_whatever_is_found_is_there(before, copy, copies, stamps):
 
 
 def kept(tokens: list[int]) -> tuple[int, ...]:
-    again = found(tokens)
+    again = repeated(tokens)
     assert again is not None
     return without_repetition(tokens, again, BEGIN)
 

@@ -56,9 +56,9 @@ def openai_candidates(
     return [
         [
             Candidate(tokens=before_end(sequence.tolist()[len(PROMPT) :]), sum_logprob=sum_logprob)
-            for sequence, sum_logprob in zip(*found, strict=True)
+            for sequence, sum_logprob in zip(*candidates_of_input, strict=True)
         ]
-        for found in zip(*decoder.finalize(*grouped), strict=True)
+        for candidates_of_input in zip(*decoder.finalize(*grouped), strict=True)
     ]
 
 
@@ -185,8 +185,8 @@ def test_an_empty_candidate_can_be_ranked():
 @settings(deadline=None)
 def test_samples_are_scored_as_openai_scores_them(script, inputs, steps, seed):
     """Whatever was drawn, its score is that of temperature 1 without the draw's temperature."""
-    found = our_candidates(script, inputs, Sampling(1.7, 4, (seed,)), steps)
-    for number, candidates in zip(inputs, found, strict=True):
+    ours = our_candidates(script, inputs, Sampling(1.7, 4, (seed,)), steps)
+    for number, candidates in zip(inputs, ours, strict=True):
         assert len(candidates) == 4
         for candidate in candidates:
             ended = [*candidate.tokens, EOT][:steps]

@@ -94,10 +94,10 @@ def test_a_segment_of_parts_is_placed_in_the_recording_with_its_words():
         Word(start=4.5, end=6.0, word=" now", probability=0.8),
     )
     said = replace(said_at(3.8, 6.0, words), id=3, seek=400, text=" yes now", tokens=(1, 2))
-    found = placed(said, timeline)
-    assert (found.seek, found.start, found.end) == (5000, 50.0, 52.0)
-    assert [(word.start, word.end) for word in found.words] == [(50.0, 50.5), (50.5, 52.0)]
-    assert found.tokens == said.tokens
+    segment = placed(said, timeline)
+    assert (segment.seek, segment.start, segment.end) == (5000, 50.0, 52.0)
+    assert [(word.start, word.end) for word in segment.words] == [(50.0, 50.5), (50.5, 52.0)]
+    assert segment.tokens == said.tokens
     assert placed(said, Timeline(())) == said
 
 
@@ -137,14 +137,14 @@ def test_no_word_is_in_what_was_left_out(runs, pad, silence, moments):
     words = tuple(
         Word(start=start, end=end, word=" a", probability=1.0) for start, end in pairwise(edges)
     )
-    found = placed(said_at(edges[0], edges[-1], words), timeline)
+    segment = placed(said_at(edges[0], edges[-1], words), timeline)
     for part in between(parts, samples) if parts else ():
         begin, stop = part.seconds
-        for word in found.words:
+        for word in segment.words:
             assert min(word.end, stop) - max(word.start, begin) <= 0.05, (word, part)
-    times = [moment for word in found.words for moment in (word.start, word.end)]
+    times = [moment for word in segment.words for moment in (word.start, word.end)]
     assert times == sorted(times)
-    assert (found.start, found.end) == (times[0], times[-1])
+    assert (segment.start, segment.end) == (times[0], times[-1])
 
 
 def test_a_word_across_a_joint_lies_where_most_of_it_is():
@@ -161,8 +161,8 @@ def test_a_word_across_a_joint_lies_where_most_of_it_is():
 
 def test_times_are_rounded_to_milliseconds():
     timeline = Timeline([Part(16_001, 160_007)])
-    found = placed(said_at(0.1, 0.7), timeline)
-    assert (found.start, found.end) == (1.1, 1.7)
+    segment = placed(said_at(0.1, 0.7), timeline)
+    assert (segment.start, segment.end) == (1.1, 1.7)
 
 
 def test_without_padding_a_segment_ends_before_the_silence_all_the_same():
@@ -177,5 +177,5 @@ def test_without_padding_a_segment_ends_before_the_silence_all_the_same():
     params = VoiceParams(vad=True, speech_pad=0.0)
     everything = [Part(0, BLOCK * 1000)]
     with SpokenWindows(sound, 80, listener, params, clips=everything) as windows:
-        found = placed(said_at(5.0, 300 * BLOCK / 16_000 + 0.1), windows.timeline)
-    assert (found.start, found.end) == (5.0, 300 * BLOCK / 16_000)
+        segment = placed(said_at(5.0, 300 * BLOCK / 16_000 + 0.1), windows.timeline)
+    assert (segment.start, segment.end) == (5.0, 300 * BLOCK / 16_000)

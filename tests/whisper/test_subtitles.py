@@ -42,8 +42,8 @@ def spoken(start: float, *words: str, pace: float = 0.5) -> Spoken:
 def parsed(name: str, segments: Sequence[Spoken], **options: Any) -> list[tuple[int, int, str]]:
     """Start and end in milliseconds and the text of each cue, as pysubs2 reads it."""
     text = "".join(FORMATS[name](segments, SubtitleParams(**options)))
-    found = pysubs2.SSAFile.from_string(text, format_=name)
-    return [(event.start, event.end, shown(name, event)) for event in found]
+    subtitles = pysubs2.SSAFile.from_string(text, format_=name)
+    return [(event.start, event.end, shown(name, event)) for event in subtitles]
 
 
 def shown(name: str, event: pysubs2.SSAEvent) -> str:
@@ -76,11 +76,11 @@ LIMITS = st.sampled_from(
 
 
 def in_time(drawn: list[tuple[list[str], float, float]]) -> list[Spoken]:
-    found, now = [], 0.0
+    segments, now = [], 0.0
     for words, gap, pace in drawn:
-        found.append(spoken(now + gap, *words, pace=pace))
-        now = found[-1].end
-    return found
+        segments.append(spoken(now + gap, *words, pace=pace))
+        now = segments[-1].end
+    return segments
 
 
 def whispers_own(segments: Sequence[Spoken], **options: Any) -> list[tuple[str, str, str]]:

@@ -48,14 +48,14 @@ def several(recordings: dict[str, Samples], minutes: int) -> list[Samples]:
 @pytest.fixture(scope="module")
 def alone(model: kvcast.WhisperModel, several: list[Samples]) -> list[Any]:
     """What must be equal: windows one by one."""
-    found = [list(model.transcribe(one, batch=1, **OPTIONS)) for one in several]
-    assert all(found)
-    return told(found)
+    transcripts = [list(model.transcribe(recording, batch=1, **OPTIONS)) for recording in several]
+    assert all(transcripts)
+    return told(transcripts)
 
 
 def test_recordings_that_come_and_go_give_in_a_batch_what_each_gives_alone(model, several, alone):
-    found = [list(one) for one in model.transcribe_all(several, batch=6, **OPTIONS)]
-    assert told(found) == alone
+    transcripts = [list(segments) for segments in model.transcribe_all(several, batch=6, **OPTIONS)]
+    assert told(transcripts) == alone
 
 
 @pytest.fixture
@@ -77,8 +77,8 @@ def test_they_are_the_same_with_drafts(draft, model, several, minutes, alone, lo
     }
     drafter = drafters[draft]()
     accepted = rejected = 0
-    for one, expected in zip(several, alone, strict=True):
-        drafted = model.transcribe(one, batch=1, draft=drafter, **OPTIONS)
+    for recording, expected in zip(several, alone, strict=True):
+        drafted = model.transcribe(recording, batch=1, draft=drafter, **OPTIONS)
         assert told([list(drafted)]) == [expected]
         assert drafted.draft is not None
         accepted += drafted.draft.accepted
@@ -99,7 +99,7 @@ def test_on_the_native_runtime_recordings_may_arrive_at_any_time(
     rng = np.random.default_rng(seed)
     waiting = rng.permutation(len(several)).tolist()
     running: dict[int, Transcription] = {}
-    found: dict[int, list[Any]] = {index: [] for index in waiting}
+    transcripts: dict[int, list[Any]] = {index: [] for index in waiting}
     together = Counter()
     while waiting or running:
         if waiting and (not running or rng.random() < 0.02):
@@ -113,14 +113,14 @@ def test_on_the_native_runtime_recordings_may_arrive_at_any_time(
                 )
                 waiting.remove(index)
         decoder.scheduler.step()
-        together[sum(one.rows > 0 for one in decoder.scheduler.callers)] += 1
+        together[sum(caller.rows > 0 for caller in decoder.scheduler.callers)] += 1
         for index, transcription in list(running.items()):
             while (segment := transcription.take_segment()) is not None:
-                found[index].append(segment)
+                transcripts[index].append(segment)
             if transcription.over:
                 del running[index]
     print(f"steps with so many windows at once: {sorted(together.items())}")
     assert {1, 3} <= together.keys()
     assert max(together) >= (5 if minutes == 10 else 4)
-    alone = [list(model.transcribe(one, batch=1, **OPTIONS)) for one in several]
-    assert told([found[index] for index in range(len(several))]) == told(alone)
+    alone = [list(model.transcribe(recording, batch=1, **OPTIONS)) for recording in several]
+    assert told([transcripts[index] for index in range(len(several))]) == told(alone)

@@ -120,8 +120,8 @@ def test_a_recording_of_a_frame_is_aligned_to_it(frames):
 
 def test_scores_without_a_number_end_in_some_times():
     """A broken model's: the search must not run for ever."""
-    found = dtw(np.full((3, 5), np.nan, np.float32))
-    assert len(found) == 3
+    begins = dtw(np.full((3, 5), np.nan, np.float32))
+    assert len(begins) == 3
 
 
 def test_the_text_begins_with_the_token_that_hears_it():

@@ -58,8 +58,10 @@ def test_one_seed_gives_one_transcript(options, model, recordings):
 def test_more_samples_are_likelier(model, recordings):
     def likelihood(best_of: int) -> float:
         options: dict[str, Any] = {"temperature": 1.0, "best_of": best_of}
-        found = [sampled(model, recordings["example"], seed=seed, **options) for seed in range(6)]
-        return sum(segments[0].avg_logprob for segments in found)
+        transcripts = [
+            sampled(model, recordings["example"], seed=seed, **options) for seed in range(6)
+        ]
+        return sum(segments[0].avg_logprob for segments in transcripts)
 
     assert likelihood(8) > likelihood(1)
 
@@ -116,10 +118,10 @@ def test_a_multilingual_model_detects_the_language_once(load, recordings):
     assert len(base.languages) == 99
     runtime = CountingRuntime(base.runtime)
     counted = WhisperModel(runtime, base.tokenizer, base.dimensions)
-    found = counted.transcribe(recordings["two windows"], clip_end=0.02, temperature=0.0)
-    assert found.language == "en"
+    transcription = counted.transcribe(recordings["two windows"], clip_end=0.02, temperature=0.0)
+    assert transcription.language == "en"
     assert runtime.encoded == 1
-    list(found)
+    list(transcription)
     assert runtime.encoded == 2
 
 
@@ -127,10 +129,12 @@ def test_a_multilingual_model_detects_the_language_once(load, recordings):
 def test_recordings_in_a_batch_give_what_each_gives_alone(runtime, load, recordings):
     model = load("demo", runtime=runtime, quantize="none")
     several = [recordings[name] for name in ("005", "two windows", "004")]
-    found = [list(one) for one in model.transcribe_all(several, batch=3, temperature=0.0)]
-    alone = [list(model.transcribe(one, batch=1, temperature=0.0)) for one in several]
-    assert told(found) == told(alone)
-    assert all(found)
+    together = [
+        list(segments) for segments in model.transcribe_all(several, batch=3, temperature=0.0)
+    ]
+    alone = [list(model.transcribe(recording, batch=1, temperature=0.0)) for recording in several]
+    assert told(together) == told(alone)
+    assert all(together)
 
 
 @pytest.mark.slow

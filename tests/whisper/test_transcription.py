@@ -25,8 +25,8 @@ def transcription(
     decoder: ScriptedDecoder, windows: NumberedWindows, **changes: Any
 ) -> Transcription:
     parts = {"attempts": [DecodingOptions()], "params": TranscribeParams()}
-    found = Transcription(decoder.scheduler, decoder, lambda: windows, **(parts | changes))
-    return found.open()
+    opened = Transcription(decoder.scheduler, decoder, lambda: windows, **(parts | changes))
+    return opened.open()
 
 
 def one_line(error: pytest.ExceptionInfo[UsageError]) -> str:
@@ -44,9 +44,9 @@ def test_nothing_is_decoded_before_the_first_segment_is_taken():
 
 def test_each_window_is_decoded_when_its_first_segment_is_taken():
     decoder = ScriptedDecoder([ScriptedResult(tokens=(50363, 50, 50413, 50413, 51, 50463))])
-    found = transcription(decoder, NumberedWindows(6000))
+    transcribed = transcription(decoder, NumberedWindows(6000))
     encoded = []
-    for _ in found:
+    for _ in transcribed:
         encoded.append(decoder.encoded)
     assert encoded == [1, 1, 2]
 
@@ -88,20 +88,20 @@ def test_a_single_attempt_is_never_rejected():
 
 def test_the_recording_is_released_after_the_last_segment():
     windows = NumberedWindows(6000)
-    found = transcription(ScriptedDecoder([]), windows)
-    next(found)
+    transcribed = transcription(ScriptedDecoder([]), windows)
+    next(transcribed)
     assert not windows.closed
-    assert len(list(found)) == 1
+    assert len(list(transcribed)) == 1
     assert windows.closed
-    assert list(found) == []
+    assert list(transcribed) == []
 
 
 def test_closing_early_releases_the_recording_and_ends_the_segments():
     windows = NumberedWindows(6000)
-    with transcription(ScriptedDecoder([]), windows) as found:
-        next(found)
+    with transcription(ScriptedDecoder([]), windows) as transcribed:
+        next(transcribed)
     assert windows.closed
-    assert list(found) == []
+    assert list(transcribed) == []
 
 
 def test_closing_before_the_first_segment_releases_the_recording():
@@ -126,30 +126,30 @@ def test_empty_and_instantaneous_segments_are_not_yielded_and_prompt_nothing():
     instantaneous = (50413, 50, 50413)
     spoken = (50413, 51, 50463)
     decoder = ScriptedDecoder([ScriptedResult(tokens=(*empty, *instantaneous, *spoken))])
-    found = list(transcription(decoder, NumberedWindows(6000)))
-    assert [(segment.id, segment.tokens) for segment in found] == [(0, spoken), (1, (50, 51))]
+    segments = list(transcription(decoder, NumberedWindows(6000)))
+    assert [(segment.id, segment.tokens) for segment in segments] == [(0, spoken), (1, (50, 51))]
     assert decoder.calls[1][2] == list(spoken)
 
 
 def test_duration_and_notices_are_the_recordings():
-    found = transcription(ScriptedDecoder([]), NumberedWindows(250, notices=("is silent",)))
-    assert found.duration == 2.5
-    assert found.notices == ("is silent",)
+    transcribed = transcription(ScriptedDecoder([]), NumberedWindows(250, notices=("is silent",)))
+    assert transcribed.duration == 2.5
+    assert transcribed.notices == ("is silent",)
 
 
 def test_a_clip_past_the_end_says_so_and_gives_nothing():
-    found = transcription(
+    transcribed = transcription(
         ScriptedDecoder([]), NumberedWindows(250), params=TranscribeParams(clip_start=2.5)
     )
-    assert found.notices == ("the clip from 2.5 s is past the end, 2.50 s",)
-    assert list(found) == []
+    assert transcribed.notices == ("the clip from 2.5 s is past the end, 2.50 s",)
+    assert list(transcribed) == []
 
 
 def test_a_clip_without_a_frame_is_not_said_to_be_past_the_end():
     params = TranscribeParams(clip_timestamps="1,1.001,2.4,2.5")
-    found = transcription(ScriptedDecoder([]), NumberedWindows(250), params=params)
-    assert found.notices == ("the clip from 1 s is shorter than 10 ms",)
-    assert [segment.start for segment in found] == [2.4]
+    transcribed = transcription(ScriptedDecoder([]), NumberedWindows(250), params=params)
+    assert transcribed.notices == ("the clip from 1 s is shorter than 10 ms",)
+    assert [segment.start for segment in transcribed] == [2.4]
 
 
 def test_clips_are_transcribed_one_after_the_other_and_prompt_each_other():
@@ -160,11 +160,15 @@ def test_clips_are_transcribed_one_after_the_other_and_prompt_each_other():
     ]
     decoder = ScriptedDecoder(heard)
     params = TranscribeParams(clip_timestamps="10,20, 30,62.5,300")
-    found = transcription(decoder, NumberedWindows(9000), params=params)
-    assert [(segment.start, segment.end) for segment in found] == [(10, 20), (30, 60), (60, 62.5)]
+    transcribed = transcription(decoder, NumberedWindows(9000), params=params)
+    assert [(segment.start, segment.end) for segment in transcribed] == [
+        (10, 20),
+        (30, 60),
+        (60, 62.5),
+    ]
     assert [where for where, _, _ in decoder.calls] == [(1000, 1000), (3000, 3000), (6000, 250)]
     assert [prompt for _, _, prompt in decoder.calls] == [[], [50], [50, 51]]
-    assert found.notices == ("the clip from 300 s is past the end, 90.00 s",)
+    assert transcribed.notices == ("the clip from 300 s is past the end, 90.00 s",)
 
 
 def test_only_the_first_window_has_the_prefix_until_it_is_accepted():
@@ -188,20 +192,20 @@ REPEATS = ScriptedResult(tokens=(50363, 50, 50413, 50413), repetition='repeats "
 
 def test_a_repetition_is_rejected_with_what_was_repeated():
     decoder = ScriptedDecoder([REPEATS, ScriptedResult(tokens=(51,))])
-    found = transcription(decoder, NumberedWindows(300), attempts=ATTEMPTS)
-    [segment] = found
+    transcribed = transcription(decoder, NumberedWindows(300), attempts=ATTEMPTS)
+    [segment] = transcribed
     assert (segment.tokens, segment.temperature) == ((51,), 0.4)
     assert segment.fallback == ('repeats " a" 60 times',)
-    assert found.notices == ()
+    assert transcribed.notices == ()
 
 
 def test_the_last_attempts_repetition_is_a_notice_and_prompts_nothing():
     decoder = ScriptedDecoder([REPEATS, ScriptedResult(tokens=(51,))])
-    found = transcription(decoder, NumberedWindows(300))
-    assert [(segment.start, segment.end) for segment in found] == [(0, 1), (1, 3)]
+    transcribed = transcription(decoder, NumberedWindows(300))
+    assert [(segment.start, segment.end) for segment in transcribed] == [(0, 1), (1, 3)]
     assert [where for where, _, _ in decoder.calls] == [(0, 300), (100, 200)]
     assert [prompt for _, _, prompt in decoder.calls] == [[], []]
-    assert found.notices == ('from 0.00 s the text repeats " a" 60 times: cut',)
+    assert transcribed.notices == ('from 0.00 s the text repeats " a" 60 times: cut',)
 
 
 def german_first(frame: int) -> str:
@@ -211,12 +215,12 @@ def german_first(frame: int) -> str:
 def test_a_window_ends_where_its_language_does():
     decoder = ScriptedDecoder([], spoken=german_first)
     params = TranscribeParams(multilingual=True)
-    found = list(transcription(decoder, NumberedWindows(9000), params=params))
+    segments = list(transcription(decoder, NumberedWindows(9000), params=params))
     places = [place for place, _, _ in decoder.calls]
     languages = [options.language for _, options, _ in decoder.calls]
     assert languages == sorted(languages)
     assert set(languages) == {"de", "fr"}
-    assert [segment.language for segment in found] == languages
+    assert [segment.language for segment in segments] == languages
     for (first, frames), language in zip(places, languages, strict=True):
         assert german_first(first) == language
         assert first + frames <= 5600 or language == "fr"  # a piece is no longer than 16 s
@@ -226,10 +230,10 @@ def test_a_window_ends_where_its_language_does():
 def test_a_batch_has_the_same_languages():
     decoder = ScriptedDecoder([], spoken=german_first)
     params = TranscribeParams(multilingual=True, batch=1)
-    found = list(transcription(decoder, NumberedWindows(9000), params=params))
-    for segment in found:
+    segments = list(transcription(decoder, NumberedWindows(9000), params=params))
+    for segment in segments:
         assert segment.language == german_first(segment.seek)
-    assert {segment.language for segment in found} == {"de", "fr"}
+    assert {segment.language for segment in segments} == {"de", "fr"}
 
 
 def test_each_clip_has_its_languages():
@@ -247,10 +251,10 @@ def test_one_language_is_decoded_as_if_it_had_been_given():
     given = transcription(
         decoders[0], NumberedWindows(9000), attempts=[DecodingOptions(language="en")]
     )
-    found = transcription(
+    transcribed = transcription(
         decoders[1], NumberedWindows(9000), params=TranscribeParams(multilingual=True)
     )
-    assert list(found) == list(given)
+    assert list(transcribed) == list(given)
     assert decoders[0].calls == decoders[1].calls
 
 
@@ -367,8 +371,8 @@ def test_a_mistake_is_told_before_the_recording_is_opened(options: dict[str, Any
 def test_samples_are_transcribed_as_they_are():
     model = scripted_model()
     model.scripted.place = lambda features_mt: features_mt.shape
-    found = model.transcribe(np.zeros(16000, np.float32), language="English", temperature=0)
-    assert [segment.end for segment in found] == [1.0]
+    transcribed = model.transcribe(np.zeros(16000, np.float32), language="English", temperature=0)
+    assert [segment.end for segment in transcribed] == [1.0]
     [(shape, options, _)] = model.scripted.calls
     assert shape == (80, 3000)
     assert options.language == "en"

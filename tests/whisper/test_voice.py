@@ -97,11 +97,11 @@ def test_a_language_is_named_even_if_nobody_speaks(load: Load) -> None:
 def test_times_are_those_of_the_recording(load: Load, options: dict[str, int]) -> None:
     example = read(EXAMPLE)[: 5 * SAMPLE_RATE]
     samples = np.concatenate([silence(20), example, silence(30), example, silence(4)])
-    found = load("demo").transcribe(samples, vad=True, **options)
-    segments = list(found)
-    assert found.duration == 64
-    assert found.skipped is not None
-    assert [round(part.samples / SAMPLE_RATE) for part in found.skipped] == pytest.approx(
+    transcription = load("demo").transcribe(samples, vad=True, **options)
+    segments = list(transcription)
+    assert transcription.duration == 64
+    assert transcription.skipped is not None
+    assert [round(part.samples / SAMPLE_RATE) for part in transcription.skipped] == pytest.approx(
         [20, 30, 4], abs=1
     )
     assert [segment.id for segment in segments] == list(range(len(segments)))
@@ -118,16 +118,16 @@ def test_times_are_those_of_the_recording(load: Load, options: dict[str, int]) -
 @pytest.mark.parametrize("words", [False, True])
 def test_nothing_reaches_over_what_was_left_out(load: Load, pad: float, words: bool) -> None:
     example = read(EXAMPLE)
-    found = load("demo").transcribe(
+    transcription = load("demo").transcribe(
         np.concatenate([example, silence(20), example]),
         vad=True,
         word_timestamps=words,
         speech_pad=pad,
         min_silence=0.5,
     )
-    segments = list(found)
+    segments = list(transcription)
     places = [word for segment in segments for word in segment.words or [segment]]
-    gaps = [part.seconds for part in found.skipped or ()]
+    gaps = [part.seconds for part in transcription.skipped or ()]
     long_gaps = [(begin, end) for begin, end in gaps if end - begin > 10]
     assert places
     assert long_gaps
@@ -144,10 +144,10 @@ def test_a_recording_of_a_sample_is_too_short(load: Load, vad: bool) -> None:
 
 def test_a_clip_limits_what_is_transcribed(load: Load) -> None:
     samples = np.concatenate([silence(20), read(EXAMPLE)[: 5 * SAMPLE_RATE], silence(20)])
-    found = load("demo").transcribe(samples, vad=True, clip_start=5, clip_end=15)
-    assert list(found) == []
-    assert found.notices == ("the array holds no speech in what is to be transcribed",)
-    assert [part.seconds for part in found.skipped or ()] == [(5, 15)]
+    transcription = load("demo").transcribe(samples, vad=True, clip_start=5, clip_end=15)
+    assert list(transcription) == []
+    assert transcription.notices == ("the array holds no speech in what is to be transcribed",)
+    assert [part.seconds for part in transcription.skipped or ()] == [(5, 15)]
 
 
 def test_speech_between_silences_is_found_where_it_is() -> None:
@@ -168,10 +168,10 @@ def test_a_recording_of_speech_stays_whole() -> None:
 def test_listeners_do_not_hear_each_other() -> None:
     blocks = read(EXAMPLE)[: 60 * BLOCK].reshape(-1, BLOCK)
     alone = voice_listener()(blocks)
-    one, other = voice_listener(), voice_listener()
+    voice, other = voice_listener(), voice_listener()
     together = []
     for block in blocks:
-        together.append(one(block[None]))
+        together.append(voice(block[None]))
         other(-block[None])
     np.testing.assert_array_equal(np.concatenate(together), alone)
     assert alone.max() > 0.9

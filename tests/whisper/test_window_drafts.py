@@ -43,7 +43,7 @@ def test_drafts_change_no_window(options: dict[str, Any], drafter: int, monkeypa
     assert all(result.draft is None for result in plain)
     assert [replace(result, draft=None) for result in drafted] == plain
     proposed, accepted = (
-        sum(getattr(one, name) for one in counts) for name in ("proposed", "accepted")
+        sum(getattr(count, name) for count in counts) for name in ("proposed", "accepted")
     )
     assert proposed > 0
     assert len(smaller.encoded) == 3

@@ -272,8 +272,8 @@ def test_without_a_language_each_window_is_decoded_in_its_own():
     results = decoder.decode(several, DecodingOptions(max_new_tokens=3))
     alone = WindowDecoder(ScriptedRuntime(script), tokenizer, 448)
     for window, result in zip(several, results, strict=True):
-        [found] = alone.detect_languages([window])
-        language = max(found, key=found.__getitem__)
+        [probabilities] = alone.detect_languages([window])
+        language = max(probabilities, key=probabilities.__getitem__)
         [expected] = alone.decode([window], DecodingOptions(max_new_tokens=3, language=language))
         assert result == expected
     assert len({result.language for result in results}) > 1
@@ -290,8 +290,8 @@ def test_a_prompt_in_another_language_is_not_read(of_prompt: str | None, read: b
     tokenizer = our_tokenizer(True)
     decoder = WindowDecoder(ScriptedRuntime(watched), tokenizer, 448)
     [window] = windows(1)
-    [found] = decoder.detect_languages([window])
-    own = max(found, key=found.__getitem__)
+    [probabilities] = decoder.detect_languages([window])
+    own = max(probabilities, key=probabilities.__getitem__)
     assert own != "haw"
     decoder.answer(
         decoder.requests.decode(
@@ -344,6 +344,6 @@ def test_nothing_keeps_a_window_after_others_came(search: dict[str, Any]):
             decoder.decode([window], DecodingOptions(max_new_tokens=20, language="en", **search))
             heard.append(weakref.ref(window))
             del window
-        assert [one() for one in heard[:2]] == [None, None]
+        assert [result() for result in heard[:2]] == [None, None]
     finally:
         gc.enable()

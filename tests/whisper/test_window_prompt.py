@@ -19,7 +19,7 @@ def prompt(*previous: int, context: int = CONTEXT, **options: object) -> WindowP
 
 def test_what_is_written_follows_the_prefix():
     spoken = (50, TOKENIZER.timestamp_begin + 9)
-    found = WindowPrompt.of(
+    parts = WindowPrompt.of(
         WindowParams(prefix="So"),
         "de",
         previous=(),
@@ -27,7 +27,7 @@ def test_what_is_written_follows_the_prefix():
         tokenizer=TOKENIZER,
         context=CONTEXT,
     )
-    assert found.written == (TOKENIZER.timestamp_begin, *TOKENIZER.encode(" So"), *spoken)
+    assert parts.written == (TOKENIZER.timestamp_begin, *TOKENIZER.encode(" So"), *spoken)
 
 
 def words(count: int) -> str:
@@ -46,15 +46,15 @@ def test_without_anything_there_is_only_the_task():
 def test_hotwords_precede_the_text_before():
     hotwords = TOKENIZER.encode(" Elinor, Marianne")
     for spelled in ("Elinor, Marianne", "  Elinor, Marianne \n"):
-        found = prompt(50, 51, hotwords=spelled)
-        assert found.before == (TOKENIZER.sot_prev, *hotwords, 50, 51)
+        parts = prompt(50, 51, hotwords=spelled)
+        assert parts.before == (TOKENIZER.sot_prev, *hotwords, 50, 51)
     assert prompt(hotwords="Elinor, Marianne").before == (TOKENIZER.sot_prev, *hotwords)
 
 
 def test_the_end_of_the_text_before_fills_what_hotwords_leave():
-    found = prompt(*range(1000), hotwords=words(23))
-    assert len(found.before) == 224
-    assert found.before[24:] == tuple(range(800, 1000))
+    parts = prompt(*range(1000), hotwords=words(23))
+    assert len(parts.before) == 224
+    assert parts.before[24:] == tuple(range(800, 1000))
     full = prompt(*range(1000), hotwords=words(223))
     assert full.before == (TOKENIZER.sot_prev, *TOKENIZER.encode(" " + words(223)))
 

@@ -183,7 +183,7 @@ def timed(text: str, *begins: float, span: tuple[float, float], language: str = 
     """Words of a text whose tokens begin at these seconds, and end at the last of them."""
     tokens = tuple(TOKENIZER.encode(text))
     assert len(begins) == len(tokens) + 1
-    [found] = with_words(
+    [span] = with_words(
         [Span(*span, tokens)],
         TokenTimes(
             np.array([round(50 * second) for second in begins]),
@@ -195,7 +195,7 @@ def timed(text: str, *begins: float, span: tuple[float, float], language: str = 
         punctuation=MARKS,
         last_speech=0.0,
     )
-    return found
+    return span
 
 
 def test_punctuation_belongs_to_the_words_beside_it():

@@ -43,14 +43,16 @@ def apart(words: list[Any], others: list[Any]) -> np.ndarray:
     """Seconds between the starts and the ends of the same words."""
     assert [word.word for word in words] == [word.word for word in others]
     times, expected = (
-        np.array([t for word in found for t in (word.start, word.end)]) for found in (words, others)
+        np.array([t for word in timed for t in (word.start, word.end)]) for timed in (words, others)
     )
     return np.abs(times - expected)
 
 
-def assert_near(found: np.ndarray) -> None:
-    assert found.max() <= LIMIT + 1e-9, f"{np.count_nonzero(found > LIMIT)} of {len(found)}"
-    assert np.median(found) < USUAL
+def assert_near(distances: np.ndarray) -> None:
+    assert distances.max() <= LIMIT + 1e-9, (
+        f"{np.count_nonzero(distances > LIMIT)} of {len(distances)}"
+    )
+    assert np.median(distances) < USUAL
 
 
 def assert_as_theirs(
@@ -71,14 +73,14 @@ def assert_as_theirs(
         for segment in theirs["segments"]
         for word in segment["words"]
     ]
-    found = apart(words, expected)
+    distances = apart(words, expected)
     print(
-        f"{model} {recording}: {len(words)} words; apart max {found.max():.3f} s, "
-        f"median {np.median(found):.3f} s, equal {np.mean(found < 0.006):.1%}"
+        f"{model} {recording}: {len(words)} words; apart max {distances.max():.3f} s, "
+        f"median {np.median(distances):.3f} s, equal {np.mean(distances < 0.006):.1%}"
     )
-    assert_near(found)
-    for word, one in zip(words, expected, strict=True):
-        assert word.probability == pytest.approx(one.probability, abs=1e-2)
+    assert_near(distances)
+    for word, other in zip(words, expected, strict=True):
+        assert word.probability == pytest.approx(other.probability, abs=1e-2)
 
 
 def test_words_lie_where_openai_whisper_has_them(load, oracle, recordings):
@@ -112,9 +114,9 @@ def test_other_ways_to_decode(recording, options, load, oracle, recordings):
 def test_in_a_batch_words_lie_where_they_do_alone(load, recordings):
     model = load("demo", runtime="onnx", quantize="none")
     alone, together = (words_of(model, recordings["beginning"], batch=size) for size in (1, 3))
-    found = apart(together, alone)
-    print(f"batch of 3: {len(alone)} words; apart max {found.max():.3f} s")
-    assert found.max() <= USUAL
+    distances = apart(together, alone)
+    print(f"batch of 3: {len(alone)} words; apart max {distances.max():.3f} s")
+    assert distances.max() <= USUAL
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +135,9 @@ def expected(load, recordings) -> list[Any]:
 )
 def test_other_runtimes_place_words_as_onnx_runtime_does(runtime, expected, load, recordings):
     words = words_of(load("demo", runtime=runtime, quantize="none"), recordings["two windows"])
-    found = apart(words, expected)
-    print(f"{runtime}: {len(words)} words; apart max {found.max():.3f} s")
-    assert found.max() <= USUAL + 1e-9
+    distances = apart(words, expected)
+    print(f"{runtime}: {len(words)} words; apart max {distances.max():.3f} s")
+    assert distances.max() <= USUAL + 1e-9
 
 
 @pytest.mark.slow

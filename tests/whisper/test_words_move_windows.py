@@ -144,9 +144,9 @@ def both(script: list[ScriptedResult], seconds: float, **options: Any) -> list[S
         assert [(word.word, word.probability) for word in segment.words] == [
             (word["word"], pytest.approx(word["probability"])) for word in expected["words"]
         ]
-        for word, one in zip(segment.words, expected["words"], strict=True):
-            assert word.start == pytest.approx(one["start"], abs=0.0051)
-            assert word.end == pytest.approx(one["end"], abs=0.0051)
+        for word, other in zip(segment.words, expected["words"], strict=True):
+            assert word.start == pytest.approx(other["start"], abs=0.0051)
+            assert word.end == pytest.approx(other["end"], abs=0.0051)
     return ours
 
 

@@ -63,7 +63,7 @@ class Gateway:
         self.draining = False
 
     async def drain(self, seconds: float) -> None:
-        """Let requests under way end for so long, then end them."""
+        """Let running requests end for so long, then end them."""
         self.draining = True
         under = [*self._under]
         if not under:
@@ -135,7 +135,7 @@ class Gateway:
 
 
 class _ProxiedAnswer:
-    """An answer under way; its head waits for the first part of the body."""
+    """A running answer; its head waits for the first part of the body."""
 
     def __init__(self, send: Send, begun: asyncio.Event) -> None:
         """Take what is set before the first message is passed on."""

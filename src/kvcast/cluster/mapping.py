@@ -1,7 +1,7 @@
 """A function over many items, on the processes of a cluster: what it needs is made once in each.
 
 Every item is a block of Ray Data of its own. With several in one, what is done of them would be
-lost with the machine, as a block's results count only together. An item that was under way on a
+lost with the machine, as a block's results count only together. An item that was running on a
 machine that dies is computed anew elsewhere; its result arrives once. Knows no model.
 """
 

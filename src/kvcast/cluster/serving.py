@@ -137,7 +137,7 @@ def application(
             "upscale_delay_s": 5,
         },
         ray_actor_options={"num_cpus": cores},
-        # Rows under way, and as many that wait for one.
+        # Running rows, and as many that wait for one.
         max_ongoing_requests=2 * params.rows,
         max_queued_requests=params.queue,
         health_check_period_s=2,

@@ -39,7 +39,7 @@ SILENCE = 30.0
 
 @dataclass
 class _Under:
-    """A request under way."""
+    """A running request."""
 
     began: float = field(default_factory=time.perf_counter)
     status: int | None = None

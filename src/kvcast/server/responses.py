@@ -145,9 +145,9 @@ class _ResponseAnswer:
         """Prepare for events."""
         self._numbers = count()
         self._reader: Reader = self.tools.reader()
-        self._begun = self._open = False  # events were told; a message is under way
+        self._begun = self._open = False  # events were told; a message is open
         self._content = ""
-        self._logprobs: list[dict[str, Any]] = []  # of the message under way
+        self._logprobs: list[dict[str, Any]] = []  # of the open message
         self._items: list[dict[str, Any]] = []
 
     def whole(self, text: TextGeneration, cached: int) -> dict[str, Any]:

@@ -22,27 +22,35 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-def found(folder: Path, **options) -> list[str]:
+def paths_in(folder: Path, **options) -> list[str]:
     params = FolderParams(**options)
-    return [one.path for one in find(folder, params, besides=folder / "out").recordings]
+    return [recording.path for recording in find(folder, params, besides=folder / "out").recordings]
 
 
 def test_recordings_are_told_by_their_extension_and_hidden_ones_are_not_taken(folder):
-    assert found(folder) == ["a.MP3", "b.wav"]
-    assert found(folder, recursive=True) == ["a.MP3", "b.wav", "talks/c.m4a", "talks/deep/d.opus"]
+    assert paths_in(folder) == ["a.MP3", "b.wav"]
+    assert paths_in(folder, recursive=True) == [
+        "a.MP3",
+        "b.wav",
+        "talks/c.m4a",
+        "talks/deep/d.opus",
+    ]
 
 
 def test_size_and_time_are_those_of_the_file(folder):
-    one = find(folder, FolderParams(), besides=folder / "out").recordings[1]
+    recording = find(folder, FolderParams(), besides=folder / "out").recordings[1]
     seen = (folder / "b.wav").stat()
-    assert (one.size, one.mtime_ns) == (5, seen.st_mtime_ns)
+    assert (recording.size, recording.mtime_ns) == (5, seen.st_mtime_ns)
 
 
 def test_patterns_take_what_they_match_and_nothing_else(folder):
-    assert found(folder, recursive=True, glob="*.dat") == ["talks/deep/e.dat"]
-    assert found(folder, recursive=True, glob=["*.dat", "b.*"]) == ["b.wav", "talks/deep/e.dat"]
-    assert found(folder, recursive=True, glob="deep/*") == ["talks/deep/d.opus", "talks/deep/e.dat"]
-    assert found(folder, glob="*") == ["a.MP3", "b.wav", "notes.txt"]
+    assert paths_in(folder, recursive=True, glob="*.dat") == ["talks/deep/e.dat"]
+    assert paths_in(folder, recursive=True, glob=["*.dat", "b.*"]) == ["b.wav", "talks/deep/e.dat"]
+    assert paths_in(folder, recursive=True, glob="deep/*") == [
+        "talks/deep/d.opus",
+        "talks/deep/e.dat",
+    ]
+    assert paths_in(folder, glob="*") == ["a.MP3", "b.wav", "notes.txt"]
 
 
 @pytest.mark.parametrize("pattern", ["", ".", "/x/*.wav"])
@@ -57,7 +65,7 @@ def test_newer_than_a_file_as_find_has_it(folder):
     now = reference.stat().st_mtime_ns
     os.utime(folder / "a.MP3", ns=(now, now))
     os.utime(folder / "b.wav", ns=(now, now + 1))
-    assert found(folder, newer=str(reference)) == ["b.wav"]
+    assert paths_in(folder, newer=str(reference)) == ["b.wav"]
     assert find(folder, FolderParams(newer=str(reference)), besides=folder / "out").older == 1
 
 
@@ -72,14 +80,14 @@ def test_newer_than_a_date_in_local_time_or_with_an_offset(folder, monkeypatch):
         time.tzset()
     stamp = datetime(2024, 1, 31, 12).timestamp()
     os.utime(folder / "a.MP3", (stamp, stamp))
-    assert found(folder, newer="2024-01-31T12:00") == ["b.wav"]
-    assert found(folder, newer="2024-01-31") == ["a.MP3", "b.wav"]
+    assert paths_in(folder, newer="2024-01-31T12:00") == ["b.wav"]
+    assert paths_in(folder, newer="2024-01-31") == ["a.MP3", "b.wav"]
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2024-13-01", "gone.wav", "a\0b"])
 def test_newer_than_nothing_known_is_one_line(text: str, folder):
     with pytest.raises(UsageError, match="no date such as") as error:
-        found(folder, newer=text)
+        paths_in(folder, newer=text)
     assert "\n" not in str(error.value)
 
 
@@ -90,10 +98,10 @@ def test_links_to_folders_are_told_and_not_followed_so_loops_do_no_harm(folder):
     (folder / "circle.wav").symlink_to("circle.wav")
     (folder / "gone.wav").symlink_to("nowhere")
     seen = find(folder, FolderParams(recursive=True), besides=folder / "out")
-    assert [one.path for one in seen.recordings[:3]] == ["a.MP3", "b.wav", "linked.wav"]
+    assert [recording.path for recording in seen.recordings[:3]] == ["a.MP3", "b.wav", "linked.wav"]
     assert len(seen.recordings) == 5
     assert sorted(seen.links) == ["loop", "talks/up"]
-    problems = {one.path: one.reason for one in seen.problems}
+    problems = {problem.path: problem.reason for problem in seen.problems}
     assert set(problems) == {"circle.wav", "gone.wav"}
     assert problems["gone.wav"] == "cannot be read: No such file or directory"
 
@@ -108,17 +116,17 @@ def test_a_folder_that_cannot_be_read_is_a_problem_and_the_others_are_searched(f
 
     monkeypatch.setattr(os, "scandir", refuse)
     seen = find(folder, FolderParams(recursive=True), besides=folder / "out")
-    assert [one.path for one in seen.recordings] == ["a.MP3", "b.wav", "talks/c.m4a"]
-    assert [(one.path, one.reason) for one in seen.problems] == [
+    assert [recording.path for recording in seen.recordings] == ["a.MP3", "b.wav", "talks/c.m4a"]
+    assert [(problem.path, problem.reason) for problem in seen.problems] == [
         ("talks/deep", "cannot be read: Permission denied")
     ]
 
 
 def test_pipes_are_not_waited_for(folder):
     os.mkfifo(folder / "pipe.wav")
-    assert found(folder) == ["a.MP3", "b.wav"]
+    assert paths_in(folder) == ["a.MP3", "b.wav"]
 
 
 def test_names_that_are_not_utf_8_are_kept(folder):
     (folder / os.fsdecode(b"caf\xe9.wav")).touch()
-    assert os.fsencode(found(folder)[-1]) == b"caf\xe9.wav"
+    assert os.fsencode(paths_in(folder)[-1]) == b"caf\xe9.wav"

@@ -45,20 +45,20 @@ def out(tmp_path: Path) -> Path:
 
 
 def read(out: Path) -> tuple[dict[str, Entry], int]:
-    with opened_journal(out, out.parent / "in") as found:
-        return dict(found.entries), found.damaged
+    with opened_journal(out, out.parent / "in") as opened:
+        return dict(opened.entries), opened.damaged
 
 
 def write(out: Path, *entries: Entry) -> Path:
-    with opened_journal(out, out.parent / "in") as found:
-        for one in entries:
-            found.append(one)
+    with opened_journal(out, out.parent / "in") as opened:
+        for each in entries:
+            opened.append(each)
     return out / ".kvcast" / "journal.jsonl"
 
 
 def test_entries_come_back_as_they_were_and_the_last_one_counts(out):
     path = write(out, *ENTRIES, entry("a.wav", size=9))
-    assert read(out) == ({one.path: one for one in [*ENTRIES, entry("a.wav", size=9)]}, 0)
+    assert read(out) == ({each.path: each for each in [*ENTRIES, entry("a.wav", size=9)]}, 0)
     lines = path.read_text().splitlines()
     assert len(lines) == 1 + len(ENTRIES)  # what no longer counts was left out
     assert json.loads(lines[0])["folder"] == str(out.parent / "in")
@@ -90,14 +90,14 @@ def test_damage_costs_the_lines_it_touches_and_no_more(data, out):
     for line in whole.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     spared = {
-        one.path: one
-        for one, start, stop in zip(ENTRIES, starts[1:], starts[2:], strict=False)
+        each.path: each
+        for each, start, stop in zip(ENTRIES, starts[1:], starts[2:], strict=False)
         # A line is also lost with the newline before it, which parts it from the one before.
         if stop <= end and not any(start - 1 <= at < stop for at in touched)
     }
     entries, damaged = read(out)
     assert spared.items() <= entries.items()
-    assert all(one in ENTRIES for one in entries.values())
+    assert all(each in ENTRIES for each in entries.values())
     assert damaged > 0 or bytes(content[:end]) in {whole[:start] for start in starts}, (
         "damage went unseen"
     )
@@ -114,7 +114,7 @@ def test_damage_costs_the_lines_it_touches_and_no_more(data, out):
             st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=5), part, max_size=3)
         ),
         max_leaves=5,
-    ).map(lambda found: sealed(found) if isinstance(found, dict) else b"{}\n")
+    ).map(lambda record: sealed(record) if isinstance(record, dict) else b"{}\n")
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 def test_any_bytes_are_a_journal_without_entries(out, content: bytes):
@@ -177,7 +177,7 @@ def test_reading_takes_bounded_memory(out, monkeypatch):
     monkeypatch.setattr(journal, "_LONGEST_LINE", 1000)
     with path.open("ab") as stream:
         stream.write(b"x" * 5000 + b"\n" + sealed(asdict(entry("d.wav"))) + b"y" * 2500)
-    assert read(out) == ({one.path: one for one in [*ENTRIES, entry("d.wav")]}, 2)
+    assert read(out) == ({each.path: each for each in [*ENTRIES, entry("d.wav")]}, 2)
     monkeypatch.setattr(journal, "_MOST_BYTES", 100)
     with pytest.raises(InputOutputError, match="is too large"):
         read(out)
@@ -193,8 +193,8 @@ def test_another_folders_transcripts_are_left_alone_unless_that_folder_is_gone(o
     ):
         pass
     (out.parent / "in").rename(out.parent / "moved")
-    with opened_journal(out, out.parent / "moved") as found:
-        assert len(found.entries) == len(ENTRIES)
+    with opened_journal(out, out.parent / "moved") as opened:
+        assert len(opened.entries) == len(ENTRIES)
 
 
 def test_another_versions_journal_is_left_alone(out):

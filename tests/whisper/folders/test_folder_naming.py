@@ -41,16 +41,16 @@ def test_capitals_and_accents_keep_no_two_apart():
     assert named([apart, composed], {}) == {apart: apart, composed: composed}
 
 
-@given(st.lists(paths, unique=True), st.data())
-def test_names_differ_fit_their_recordings_and_survive_a_kill(found: list[str], data):
-    found.sort()
-    whole = named(found, {})
-    assert len({name.casefold() for name in whole.values()}) == len(found)
+@given(st.lists(names, unique=True), st.data())
+def test_names_differ_fit_their_recordings_and_survive_a_kill(listed: list[str], data):
+    listed.sort()
+    whole = named(listed, {})
+    assert len({name.casefold() for name in whole.values()}) == len(listed)
     for path, name in whole.items():
         assert may_be_named(path, name)
         assert posixpath.dirname(path) == posixpath.dirname(name)
-    done = data.draw(st.sets(st.sampled_from(found))) if found else set()
-    assert named(found, {path: whole[path] for path in done}) == whole
+    done = data.draw(st.sets(st.sampled_from(listed))) if listed else set()
+    assert named(listed, {path: whole[path] for path in done}) == whole
 
 
 def test_other_names_are_not_believed():

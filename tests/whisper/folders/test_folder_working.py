@@ -146,11 +146,11 @@ def test_several_at_once_say_what_one_by_one_do(runtime: str, load: Load):
         outcomes = transcribe_all(
             model, queue(*names), workers, options={"beam": 2} | options, watch=lambda *_: None
         )
-        return {one.queued.source: one.transcript.segments for one in outcomes}
+        return {outcome.queued.source: outcome.transcript.segments for outcome in outcomes}
 
     assert len(names) > 2
     assert said(3) == said(1)
-    alone = {one: tuple(model.transcribe(one, beam=2, batch=1)) for one in names}
+    alone = {name: tuple(model.transcribe(name, beam=2, batch=1)) for name in names}
     together = said(1, batch=3)
     assert {name: [segment.text for segment in told] for name, told in together.items()} == {
         name: [segment.text for segment in told] for name, told in alone.items()
@@ -184,10 +184,10 @@ def test_in_a_batch_a_recording_is_looked_at_when_it_is_opened(tmp_path):
         ]
 
     model.transcribe_all = together
-    found = [RecordingFile.at(path, path.name) for path in paths]
+    recordings = [RecordingFile.at(path, path.name) for path in paths]
     given = [
-        QueuedRecording(recording=one, source=str(path))
-        for one, path in zip(found, paths, strict=True)
+        QueuedRecording(recording=recording, source=str(path))
+        for recording, path in zip(recordings, paths, strict=True)
     ]
     outcomes = transcribe_all(model, given, 1, options={"batch": 1}, watch=lambda *_: None)
     first, second = outcomes

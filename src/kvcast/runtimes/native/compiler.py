@@ -22,7 +22,7 @@ from kvcast.machine.processor import available_cores
 SOURCES = Path(__file__).parent / "src"
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 UNFINISHED = ".part"
-"""How folders end in which a library is under way; one that was killed leaves such a folder."""
+"""Suffix of folders of unfinished libraries; a killed compilation leaves such a folder."""
 
 _CANDIDATES = ("g++", "clang++", "c++")
 _SECONDS = 60  # for a compiler to tell its version, however slow the disk
