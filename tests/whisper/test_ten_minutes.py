@@ -101,8 +101,9 @@ def test_on_the_native_runtime_recordings_may_arrive_at_any_time(
     running: dict[int, Transcription] = {}
     transcripts: dict[int, list[Any]] = {index: [] for index in waiting}
     together = Counter()
+    arrival = 0.02 if minutes == 10 else 0.06  # few recordings have to meet in few steps
     while waiting or running:
-        if waiting and (not running or rng.random() < 0.02):
+        if waiting and (not running or rng.random() < arrival):
             for index in waiting[: rng.integers(1, 4)]:
                 running[index] = Transcription(
                     decoder.scheduler,
