@@ -11,12 +11,16 @@ from typing import Any
 
 import psutil
 
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+# A busy machine takes longer to start a proxy than the five seconds after which Serve kills it.
+os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "120"
+os.environ["RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S"] = "120"
+
 
 class Nodes:
     """A cluster of a head and other nodes, each with one core."""
 
     def __init__(self, others: int) -> None:
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what Ray imports; tests raise warnings
             from ray.cluster_utils import Cluster

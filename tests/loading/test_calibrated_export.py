@@ -67,8 +67,8 @@ def test_the_command_writes_a_bundle_of_int4_and_says_how_its_codes_were_found(
     ):
         blocks, packed = codes(name), stored[name + CODES]
         assert blocks is not None
-        stored = np.stack([packed & 15, packed >> 4], axis=-1).reshape(blocks.shape)
-        np.testing.assert_array_equal(stored, blocks.codes)
+        unpacked = np.stack([packed & 15, packed >> 4], axis=-1).reshape(blocks.shape)
+        np.testing.assert_array_equal(unpacked, blocks.codes)
         np.testing.assert_array_equal(stored[name + SCALES], blocks.scales)
         np.testing.assert_array_equal(stored[name + LEAST], blocks.least)
 
