@@ -425,3 +425,13 @@ def test_a_stream_takes_no_options_about_several_texts(options: dict[str, Any], 
     for say in (model.stream, model.session("hello").stream):
         refused(lambda say=say: say("hello", **options), says)
     assert "".join(model.stream("hello", n=1, batch=8)) == model.generate("hello").text
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 2}, {"n": 2, "temperature": 1.0}], ids=str)
+@pytest.mark.parametrize("prompt", ["hello", ["hello", "a"]], ids=str)
+def test_a_text_that_fails_is_its_error(prompt: Any, options: dict[str, Any]):
+    model = text_model(lambda written: np.full((len(written), VOCAB), np.nan, np.float32))
+    with pytest.raises(KvcastError, match="logits are NaN or infinite"):
+        model.generate(prompt, **options)
+    with pytest.raises(KvcastError, match="logits are NaN or infinite"):
+        list(model.stream("hello"))

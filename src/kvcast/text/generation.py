@@ -266,11 +266,11 @@ class GenerationTask:
         scheduler.add(caller)
         while not caller.over:
             scheduler.step()
+            if caller.error is not None:  # its request is done, and has no texts
+                raise caller.error
             while done < len(groups) and all(request.done for request in groups[done]):
                 yield [text for request in groups[done] for text in request.generations()]
                 done += 1
-        if caller.error is not None:
-            raise caller.error
 
     def _requests(self, spec: TextSpec, first: int) -> list[TextRequest]:
         params = spec.params
