@@ -12,9 +12,6 @@ from typing import Any
 import psutil
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-# A busy machine takes longer to start a proxy than the five seconds after which Serve kills it.
-os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "120"
-os.environ["RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S"] = "120"
 
 
 class Nodes:
