@@ -21,9 +21,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # What AOTInductor writes around its kernels; g++ takes longer to optimise that than the kernels.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
-from kit.bundles import opened, share
 from kit.dimensions import CROSS_BIASED_T5, SHALLOW, SMALL, SMALL_T5
-from kit.models import Subject, speech, text
+from kit.models import Subject, opened, share, speech, text
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.models.programs.whisper import WhisperPrograms
 

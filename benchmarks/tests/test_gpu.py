@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kit.dimensions import MISTRAL, SMALL
-from kit.greedy_texts import written_eagerly
+from kit.models import written_eagerly
 from kvcast_bench.gpu import GpuVariant, RandomModel, random_model, variants
 from kvcast_bench.workloads.gpu import GpuSteps, TimedModel
 

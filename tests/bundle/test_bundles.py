@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kit import bundles
+from kit import models
 from kit.dimensions import SMALL
 from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle, read_bundle
 from kvcast.bundle.writing import staged
@@ -17,7 +17,7 @@ from kvcast.errors import InputMissingError, KvcastError, UsageError
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(bundles.bundle(SMALL), tmp_path / "bundle"))
+    return Path(shutil.copytree(models.bundle(SMALL), tmp_path / "bundle"))
 
 
 def edit(bundle: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -133,6 +133,6 @@ def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path: Path) -> None:
 
 
 def test_whoever_can_read_the_manifest_can_read_the_rest() -> None:
-    folder = bundles.bundle(SMALL, runtime="native")
+    folder = models.bundle(SMALL, runtime="native")
     modes = {path.stat().st_mode for path in folder.rglob("*") if path.is_file()}
     assert modes == {(folder / MANIFEST).stat().st_mode}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kit.bundles import bundle
 from kit.dimensions import GEMMA3, ROFORMER, SMALL, SMALL_T5
+from kit.models import bundle
 from kvcast.bundle.manifest import MANIFEST, Manifest, read_bundle
 from kvcast.bundle.validation import check_manifest
 from kvcast.bundle.writing import seal

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from kit.tokenizers import ALL_SPECIALS, KINDS, byte_level, text_files, user
+from kit.small_tokenizers import ALL_SPECIALS, KINDS, byte_level, text_files, user
 from kit.tool_templates import (
     CLOCK,
     NO_TOOLS,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import kvcast.chat.templates
-from kit.tokenizers import user
+from kit.small_tokenizers import user
 from kvcast.chat.template_process import _Renderer
 from kvcast.chat.templates import ChatTemplate
 from kvcast.errors import KvcastError

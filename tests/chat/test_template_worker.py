@@ -15,7 +15,7 @@ import pytest
 
 import kvcast.chat.template_worker
 import kvcast.chat.templates
-from kit.tokenizers import user
+from kit.small_tokenizers import user
 from kvcast.chat.template_worker import TemplateWorker
 from kvcast.chat.templates import ChatTemplate
 from kvcast.errors import KvcastError

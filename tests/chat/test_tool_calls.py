@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chat.test_chat import GEMMA, LLAMA_3
 from kit import tool_templates
-from kit.tokenizers import byte_level, text_files
+from kit.small_tokenizers import byte_level, text_files
 from kit.tool_templates import CLOCK, WEATHER
 from kvcast.chat.tool_calls import (
     HERMES,

@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from kit.bundles import bundle
 from kit.dimensions import SMALL
+from kit.models import bundle
 from kvcast.bundle.manifest import read_bundle
 from kvcast.cli import main
 from kvcast.cli.doctor import _about_library

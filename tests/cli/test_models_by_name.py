@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 import kvcast
-from kit.bundles import exported
 from kit.in_transformers import demo_in_transformers
-from kit.own_cache import own_cache
+from kit.models import exported, own_cache
 from kvcast.bundle.manifest import read_bundle
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.cli import main

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.bundles import bundle
 from kit.dimensions import LLAMA
-from kit.own_cache import own_cache
+from kit.models import bundle, own_cache
 from kvcast.cli import main
 from kvcast.loading import opening as loading
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kit.structured_models import model_of, word_piece_model
+from kit.text_models import model_of, word_piece_model
 from kvcast.cli import main
 
 SCHEMA = {

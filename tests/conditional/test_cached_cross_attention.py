@@ -9,7 +9,7 @@ import transformers
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from kit.tiny_transformers import (
+from conditional.tiny_transformers import (
     FRESH,
     LAYERS,
     MODELS,

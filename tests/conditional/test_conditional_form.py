@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import kvcast
-from kit.tiny_transformers import FRESH, SAME, SOURCE, Decoder, random_model, sources, steps
+from conditional.tiny_transformers import FRESH, SAME, SOURCE, Decoder, random_model, sources, steps
 from kvcast.conditional.cross_attention import CachedCrossAttention
 from kvcast.conditional.operators import fill, keep
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.letters import VOCAB
-from kit.recomputing_runtime import RecomputingRuntime, random_model
+from kit.scripted_runtimes import RecomputingRuntime, random_model
 from kvcast.decoding.drafters import ModelDrafting, PromptLookup
 from kvcast.decoding.filters import SuppressTokens
 from kvcast.engine.requests import Prompt, compute

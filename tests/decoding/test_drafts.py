@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from kit.bundles import opened
-from kit.dimensions import GEMMA3, LLAMA, MISTRAL, SIMBERT, SMALL_T5
-from kit.executorch import MIXED
+from kit.dimensions import GEMMA3, LLAMA, MISTRAL, MIXED, SIMBERT, SMALL_T5
 from kit.letters import Letters
-from kit.recomputing_runtime import RecomputingRuntime
-from kit.tokenizers import Numbers, random_sources
+from kit.models import opened
+from kit.scripted_runtimes import RecomputingRuntime
+from kit.small_tokenizers import Numbers, random_sources
 from kvcast.decoding import drafters
 from kvcast.decoding.speculation import Ledger
 from kvcast.errors import UsageError

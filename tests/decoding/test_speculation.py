@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from kit.letters import VOCAB
-from kit.recomputing_runtime import RecomputingRuntime, random_model
+from kit.scripted_runtimes import RecomputingRuntime, random_model
 from kvcast.decoding.drafters import Guess
 from kvcast.decoding.speculation import MOST, Ledger, Speculation
 from kvcast.engine.requests import Drafts

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from kit.dimensions import LLAMA
-from kit.engine_models import model, prompt, until
 from kit.letters import VOCAB
-from kit.recomputing_runtime import Written, random_model
+from kit.scripted_runtimes import Written, random_model
+from kit.text_models import model, prompt, until
 from kvcast import Engine
 from kvcast.engine import ClosedError, DeadlineError, QueueFullError
 from kvcast.errors import KvcastError, UsageError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kit.dimensions import GEMMA3, LLAMA, MISTRAL, ROFORMER, SMALL_T5
-from kit.engine_models import model, prompt
+from kit.text_models import model, prompt
 from kvcast import Engine
 from kvcast.text.caller import TextDelta
 

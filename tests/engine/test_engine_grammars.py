@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from kit.structured_models import model_of
+from kit.text_models import model_of
 from kvcast import Engine
 from kvcast.errors import UsageError
 

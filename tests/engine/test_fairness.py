@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kit.scheduled import added, drain
-from kit.scripted_runtime import ScriptedRuntime, windows
+from kit.scripted_runtimes import ScriptedRuntime, added, drain, windows
 from kvcast.engine.callers import RequestList
 from kvcast.engine.requests import Prompt, Request
 from kvcast.engine.scheduler import Scheduler

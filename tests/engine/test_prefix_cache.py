@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.letters import END, FIRST, VOCAB
-from kit.recomputing_runtime import RecomputingRuntime, random_model
-from kit.scheduled import added, drain
+from kit.scripted_runtimes import RecomputingRuntime, added, drain, random_model
 from kvcast.engine.prefix_cache import WORTH_COPYING, Match, PrefixCache
 from kvcast.engine.scheduler import Scheduler
 from kvcast.text.requests import SampledText

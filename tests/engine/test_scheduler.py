@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.scripted_runtime import Script, ScriptedRuntime, random_script, windows
+from kit.scripted_runtimes import Script, ScriptedRuntime, random_script, windows
 from kvcast.engine.requests import Prompt
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import UsageError

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kit.bundles import opened
 from kit.dimensions import GEMMA3, LLAMA, SIMBERT, SMALL, SMALL_T5
-from kit.tokenizers import Numbers
+from kit.models import opened
+from kit.small_tokenizers import Numbers
 from kvcast.decoding.params import SamplingParams
 from kvcast.engine.callers import RequestList
 from kvcast.engine.requests import Prefix, Prompt, Request, compute

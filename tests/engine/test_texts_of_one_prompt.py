@@ -1,6 +1,6 @@
 """Several texts of one prompt that end in the same step."""
 
-from kit.letters_models import saying
+from kit.text_models import saying
 from kvcast.engine import Engine
 
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import kvcast
-from kit.engine_models import until
+from kit.text_models import until
 from kvcast import Engine
 from kvcast.audio.decode import open_audio
 from kvcast.audio.features import window_features

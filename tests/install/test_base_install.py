@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from install.wheels import ROOT, Install
-from kit.bundles import exported
+from kit.models import exported
 
 pytestmark = pytest.mark.slow
 LOCKED = ("-c", ROOT / "requirements.lock")

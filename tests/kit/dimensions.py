@@ -3,7 +3,9 @@
 Tests vary them with `dataclasses.replace`. Needs no torch.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.families.t5 import T5Dimensions
@@ -99,6 +101,18 @@ SMALL_ROFORMER = replace(
 )
 SIMBERT = replace(ROFORMER, architecture="simbert", rotary=None, activation="gelu_tanh")
 UNILMS = (ROFORMER, SMALL_ROFORMER, SIMBERT)
+
+# Small enough for ExecuTorch, which takes seconds to lower one. MIXED has a ring and a linear cache
+# side by side, and the vocabulary of `kit.letters`.
+MIXED = replace(MISTRAL, windows=(7, None), vocab_size=32)
+EXECUTORCH: Mapping[str, Any] = {
+    "whisper": SHALLOW,
+    "t5": replace(SMALL_T5, heads=2, decoder_layers=1),
+    # The one with several layers of cross caches.
+    "cross-biased t5": replace(CROSS_BIASED_T5, heads=2),
+    "decoder": MIXED,
+    "unilm": replace(ROFORMER, layers=1),
+}
 
 # One layer and one head, for models whose runtime is a script; only vocabulary and positions count.
 _LEAST = {"architecture": "fake", "width": 8, "inner": 8, "heads": 1, "head_dim": 8}

@@ -1,15 +1,40 @@
-"""Random models of each family, for proving that two computations agree, and their sources."""
+"""Random models of each family: weights, inputs, bundles on any runtime, and how to drive them.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+For proving that two computations agree. Bundles are written by whichever worker asks first, once a
+run or in all of CI, without the proof that `kvcast.export_bundle` adds: the tests are that.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
+from filelock import FileLock
 from numpy.typing import NDArray
+from torch import nn
+from torch.utils._pytree import tree_map
 
+from kit.dimensions import SMALL
+from kvcast.bundle.manifest import Manifest, read_bundle
+from kvcast.bundle.packages import describe_packages
+from kvcast.bundle.writing import seal, staged
+from kvcast.checkpoints.source import locate
 from kvcast.families.table import family_with
-from kvcast.runtimes.base import EncoderDecoder
+from kvcast.loading.opening import export_once
+from kvcast.loading.params import LoadParams
+from kvcast.runtimes.aoti.greedy_step import GreedyState
+from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
+from kvcast.runtimes.onnx import lower
+from kvcast.runtimes.target import BuildOptions, LoweringJob
+from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.entry_points import imported
+from kvcast.spec.runtimes import BundlePrecision
 
 
 def family_name(dimensions: Any) -> str:
@@ -54,3 +79,198 @@ def text(batch: int, seed: int) -> tuple[NDArray[Any], ...]:
     generator = np.random.default_rng(seed)
     lengths = generator.integers(1, 40, batch).astype(np.int32)
     return generator.integers(0, 300, (batch, lengths.max())), lengths
+
+
+# What a file for callers in C++ tells them; random models give tokens no meaning.
+SPECIAL_TOKENS = {
+    "start_tokens": [3, 1, 4],
+    "end_tokens": [7, 9],
+    "language_tokens": [],
+    "suppressed_tokens": [5, 6, 11],
+    "blank_tokens": [8, 7],
+}
+NEEDED = {
+    "aoti": ("torch", "AOTInductor needs torch: pip install 'kvcast[export]'"),
+    "executorch": ("executorch", "ExecuTorch is not installed: pip install executorch==1.5.1"),
+}
+_folders: list[Path] = []
+
+
+def share(folder: Path) -> None:
+    """Tell where all workers of this run can write."""
+    _folders[:] = [folder]
+
+
+def once(name: str, make: Callable[[Path], object]) -> Path:
+    """Return what `make` has written, in this worker or another; where it fails nothing stays."""
+    path = _folders[0] / f"shared-{name}"
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            make(path)
+    return path
+
+
+def bundle(
+    dimensions: Any,
+    quantize: str = "none",
+    runtime: str = "onnx",
+    *,
+    dtype: str = "fp32",
+    cache: str = "fp32",
+) -> Path:
+    """Return the bundle of the random model of these dimensions; nobody may change it."""
+    precision = {"quantize": quantize, "dtype": dtype, "cache": cache}
+    key = sha256(repr((dimensions, runtime, precision)).encode()).hexdigest()[:16]
+
+    def make(folder: Path) -> None:
+        write(random_programs(dimensions), folder, runtime=runtime, **precision)
+
+    return once(f"{runtime}-{quantize}-{key}", make)
+
+
+def write(
+    programs: Any,
+    folder: Path,
+    quantize: str = "none",
+    runtime: str = "onnx",
+    *,
+    dtype: str = "fp32",
+    cache: str = "fp32",
+) -> Manifest:
+    """Lower programs with weights of a test's own, and seal."""
+    if runtime in NEEDED:
+        module, reason = NEEDED[runtime]
+        pytest.importorskip(module, reason=reason)
+    family = family_name(programs.dimensions)
+    job = LoweringJob(
+        family=family,
+        programs=programs,
+        precision=BundlePrecision(quantize=quantize, dtype=dtype, cache=cache),
+        build=BuildOptions(),
+        special_tokens=SPECIAL_TOKENS,
+    )
+    with staged(folder, overwrite=False) as staging:
+        graphs, layers = TARGETS[runtime].lower(job, staging)
+        manifest = Manifest(
+            family=family,
+            runtime=runtime,
+            quantize=quantize,
+            dtype=dtype,
+            dimensions=asdict(programs.dimensions),
+            cache=layers,
+            graphs=graphs,
+            source={},
+            tools={},
+        )
+        describe_packages(staging, manifest)
+        return seal(staging, manifest)
+
+
+def int8_cross_caches() -> Path:
+    """Return SMALL's bundle of which only the cross caches are int8; nobody may change it.
+
+    int8 matrices have one scale for all that they multiply, which would hide what caches do.
+    """
+
+    def make(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            for function in ("quantize_matrices", "quantize_table"):
+                patch.setattr(lower, function, lambda *_, **__: None)
+            write(random_programs(SMALL), folder, "int8")
+
+    return once("onnx-int8-cross-caches", make)
+
+
+def exported(model: str, runtime: str = "onnx", **precision: str) -> Path:
+    """Return a packaged model's bundle, that which `kvcast.load` opens; nobody may change it.
+
+    Raises InputMissingError if the model is not installed.
+    """
+    params = LoadParams(runtime=runtime, **precision)
+    folder, _ = export_once(locate(model), model, params, None)
+    return folder
+
+
+def open_folder(folder: Path) -> Any:
+    """Open a bundle on its runtime, with one thread."""
+    manifest = read_bundle(folder)
+    return TARGETS[manifest.runtime].open(manifest.family, folder, manifest, 1)
+
+
+@cache
+def opened(dimensions: Any, quantize: str = "none", runtime: str = "onnx", **precision: str) -> Any:
+    """Return the random model of these dimensions on a runtime: a bundle's, or eager."""
+    if runtime == "eager":
+        from kvcast.runtimes.eager.opening import eager_runtime
+
+        return eager_runtime(random_programs(dimensions))
+    return open_folder(bundle(dimensions, quantize, runtime, **precision))
+
+
+VOCAB = 300
+
+Source = tuple[NDArray[Any], ...]
+
+
+def random_tokens(rows: int, new: int, seed: int) -> Int64:
+    """Tokens [rows, new]."""
+    return np.random.default_rng(seed).integers(0, VOCAB, (rows, new))
+
+
+def input_at(source: Source, index: int) -> Source:
+    """One input of several, as long as the longest."""
+    return tuple(part[index : index + 1] for part in source)
+
+
+def encoded(
+    runtime: EncoderDecoder, source: Source, rows: int | None = None, capacity: int = 32
+) -> Any:
+    """A cache whose row r reads input r // (rows // inputs); a row for each unless told."""
+    count = len(source[0])
+    rows = rows or count
+    cache = runtime.new_cache(rows, capacity, inputs=count)
+    cache = runtime.encode(cache, range(count), *source)
+    return runtime.reset(cache, range(rows), [row * count // rows for row in range(rows)])
+
+
+def whole(
+    runtime: EncoderDecoder, source: Source, tokens: Sequence[Int64], rows: int | None = None
+) -> Float32:
+    """Logits [rows, s, vocab] of all tokens given at once."""
+    cache = encoded(runtime, source, rows or len(tokens))
+    logits, _ = runtime.decode(list(tokens), cache, positions=range(len(tokens[0])))
+    return logits.copy()
+
+
+def stepped(
+    runtime: EncoderDecoder, cache: Any, tokens_rs: Int64, rows: Sequence[int] | None = None
+) -> tuple[Float32, Any]:
+    """Logits [rows, s, vocab] of one token after the other, and the cache."""
+    logits = []
+    for tokens_r1 in np.split(tokens_rs, tokens_rs.shape[1], axis=1):
+        step, cache = runtime.decode(list(tokens_r1), cache, rows)
+        logits.append(step.copy())
+    return np.concatenate(logits, axis=1), cache
+
+
+@torch.no_grad()
+def written_eagerly(decode: nn.Module, begun: GreedyState, new: int) -> list[int]:
+    text = tree_map(torch.clone, begun)
+    tokens = []
+    for _ in range(new):
+        offsets = torch.zeros(1, dtype=torch.int64)
+        logits, *_ = decode(text.token_rs, text.lengths, offsets, text.caches, *text.given)
+        text.token_rs.copy_(logits[:, -1].argmax(-1)[:, None])
+        text.lengths.add_(1)
+        tokens.append(int(text.token_rs))
+    return tokens
+
+
+def own_cache(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
+    """Make `folder` the cache; return it. Compiling takes as long as a hundred tests."""
+    compiled = Path(os.environ["KVCAST_CACHE"]).resolve() / "native"
+    compiled.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "native").symlink_to(compiled)
+    monkeypatch.setenv("KVCAST_CACHE", str(folder))
+    return folder

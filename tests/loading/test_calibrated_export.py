@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 import kvcast
 from kit.dimensions import MIXTRAL
-from kit.own_cache import own_cache
+from kit.models import own_cache
 from kit.tiny_gguf import permuted, sizes, tensors, tiny_llama, vocabulary, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.checkpoints.base import Checkpoint

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kit.own_cache import own_cache
+from kit.models import own_cache
 from kvcast.bundle.manifest import FileRecord, Graph, Manifest
 from kvcast.errors import KvcastError, UsageError
 from kvcast.loading import isolation

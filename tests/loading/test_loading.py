@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import kvcast
-from kit.bundles import bundle
 from kit.dimensions import LLAMA, MISTRAL
-from kit.own_cache import own_cache
+from kit.models import bundle, own_cache
 from kvcast.checkpoints.source import locate
 from kvcast.errors import InputOutputError, UsageError
 from kvcast.loading import opening as loading

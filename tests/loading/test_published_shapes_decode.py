@@ -9,8 +9,8 @@ import torch
 
 import kvcast
 import whisper
+from kit.models import own_cache
 from kit.openai_whisper import openai_model, openai_tokenizer
-from kit.own_cache import own_cache
 from kit.published_shapes import PUBLISHED, Shape, ctranslate2, hugging_face, random_whisper
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.errors import KvcastError

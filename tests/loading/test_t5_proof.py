@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kit.bundles import opened
 from kit.dimensions import CROSS_BIASED_T5, SMALL_T5
-from kit.models import random_programs
+from kit.models import opened, random_programs
 from kvcast.errors import KvcastError
 from kvcast.loading.proof import prove
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from kit.bundles import opened
 from kit.dimensions import ROFORMER, UNILMS
-from kit.models import random_programs
+from kit.models import opened, random_programs
 from kvcast.errors import KvcastError
 from kvcast.loading.proof import prove
 

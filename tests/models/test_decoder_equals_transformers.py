@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from kit.bundles import open_folder, write
+from kit.models import open_folder, write
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.models.programs.decoder import DecoderPrograms
 from kvcast.runtimes.eager.decoder import EagerDecoderOnly

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from kit.encoded import encoded
 from kit.in_transformers import SETTINGS, random_t5, t5_tensors
+from kit.models import encoded
 from kvcast.models.programs.t5 import T5Programs
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 

@@ -7,8 +7,8 @@ after the other.
 import numpy as np
 import pytest
 
-from kit.bundles import open_folder, write
 from kit.in_transformers import VOCAB, dimensions_of, oracle_run, tensors_of, transformers_model
+from kit.models import open_folder, write
 from kvcast.models.programs.unilm import UnilmPrograms
 from kvcast.runtimes.eager.prefix import EagerPrefix
 

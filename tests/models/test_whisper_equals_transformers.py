@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-from kit.encoded import whole
+from kit.models import whole
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.models.programs.whisper import WhisperPrograms
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder

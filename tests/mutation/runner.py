@@ -155,7 +155,7 @@ def samples_of(names: list[str], kept: Path | None = None) -> Iterator[dict[str,
 
 
 def _make(make: Callable[[Path], None], samples: Path) -> None:
-    from kit.bundles import share
+    from kit.models import share
 
     half = samples.with_name(f"{samples.name}.half")
     half.mkdir(parents=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kit.bundles import NEEDED, once
+from kit.models import NEEDED, once
 from mutation import failing
 from mutation.__main__ import main
 from mutation.damage import damaged_bytes, lying_json

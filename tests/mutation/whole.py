@@ -64,9 +64,8 @@ def _seal_again(sample: Path, target: Path, file: Path) -> None:
 
 def _small_models() -> Mapping[str, tuple[Any, Mapping[str, bytes]]]:
     """Dimensions of a model of each family, and the files of a tokenizer that fits."""
-    from kit.dimensions import MISTRAL, ROFORMER, SMALL
-    from kit.executorch import MODELS
-    from kit.tokenizers import (
+    from kit.dimensions import EXECUTORCH, MISTRAL, ROFORMER, SMALL
+    from kit.small_tokenizers import (
         VOCABULARY,
         bert_files,
         byte_level,
@@ -77,7 +76,7 @@ def _small_models() -> Mapping[str, tuple[Any, Mapping[str, bytes]]]:
 
     decoder = replace(MISTRAL, windows=(7, None), vocab_size=512, max_positions=64)
     unilm = replace(ROFORMER, layers=2, vocab_size=len(VOCABULARY))
-    t5 = MODELS["t5"]  # other tests lower it too
+    t5 = EXECUTORCH["t5"]  # other tests lower it too
     whisper = replace(SMALL, encoder_layers=1, decoder_layers=1, vocab_size=400, alignment_heads=())
     whisper = replace(whisper, source_positions=1500)
     return {
@@ -103,7 +102,7 @@ def _whisper_tokenizer() -> bytes:
 
 def _write_bundles(runtime: str, families: tuple[str, ...]) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
-        from kit.bundles import bundle
+        from kit.models import bundle
 
         for family in families:
             dimensions, text = _small_models()[family]
@@ -135,7 +134,7 @@ def _use_model(folder: Path) -> None:
 
 
 def _write_tokenizers(folder: Path) -> None:
-    from kit.tokenizers import KINDS, spiece_model, text_files
+    from kit.small_tokenizers import KINDS, spiece_model, text_files
     from kvcast.tokenizers.sentencepiece_model import to_tokenizer_json
 
     samples = {name: text_files(make()) for name, make in KINDS.items()}
@@ -148,7 +147,7 @@ def _write_tokenizers(folder: Path) -> None:
 
 
 def _write_source_tokenizers(folder: Path) -> None:
-    from kit.tokenizers import bert_files, spiece_files, spiece_model
+    from kit.small_tokenizers import bert_files, spiece_files, spiece_model
 
     samples = {
         "spiece": spiece_files(spiece_model()),

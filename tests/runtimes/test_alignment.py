@@ -5,10 +5,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.bundles import int8_cross_caches, open_folder, opened
 from kit.dimensions import SHALLOW, SMALL, SMALL_T5
-from kit.encoded import encoded, random_tokens, stepped
-from kit.models import random_programs, speech, text
+from kit.models import (
+    encoded,
+    int8_cross_caches,
+    open_folder,
+    opened,
+    random_programs,
+    random_tokens,
+    speech,
+    stepped,
+    text,
+)
 from kit.openai_whisper import centred, openai_attention
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, TokenProbabilityQuery

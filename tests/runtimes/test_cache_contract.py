@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.encoded import Source, encoded, one_of, random_tokens, stepped, whole
-from kit.models import Subject
+from kit.models import Source, Subject, encoded, input_at, random_tokens, stepped, whole
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
 
@@ -22,7 +21,7 @@ def overwrite_unused_positions(cache: Any, value: float) -> None:
 
 def alone(runtime: EncoderDecoder, source: Source, index: int, tokens_s: Int64) -> Float32:
     """Logits [s, vocab] of a row whose input is the only one."""
-    return whole(runtime, one_of(source, index), [tokens_s])[0]
+    return whole(runtime, input_at(source, index), [tokens_s])[0]
 
 
 def test_step_by_step_equals_all_at_once(subject: Subject) -> None:

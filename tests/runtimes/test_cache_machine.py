@@ -9,12 +9,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kit.bundles import opened
 from kit.dimensions import SMALL, SMALL_T5
-from kit.encoded import VOCAB, Source, encoded, one_of
-from kit.examples import EXAMPLES, EXAMPLES_OF_INT8
-from kit.models import Subject, speech, text
+from kit.models import VOCAB, Source, Subject, encoded, input_at, opened, speech, text
 from kvcast.runtimes.base import EncoderDecoder
+from runtimes.examples import EXAMPLES, EXAMPLES_OF_INT8
 
 SLOTS, CAPACITY, ROWS = 3, 32, 4
 BATCHES = (1, 2)  # inputs that are encoded together
@@ -58,7 +56,7 @@ class CacheMachine(RuleBasedStateMachine):
         if len(several) == 2:  # no longer than the longest that is left
             several = several[0][:, : several[1].max()], several[1]
         self.cache = self.runtime.encode(self.cache, free, *several)
-        self.filled |= {slot: one_of(several, i) for i, slot in enumerate(free)}
+        self.filled |= {slot: input_at(several, i) for i, slot in enumerate(free)}
 
     @precondition(lambda self: self.filled)
     @rule(data=st.data())

@@ -15,10 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 import kvcast
-from kit.bundles import bundle, exported, open_folder, opened
 from kit.dimensions import GEMMA3, ROFORMER, SMALL
-from kit.encoded import encoded
-from kit.models import speech, text
+from kit.models import bundle, encoded, exported, open_folder, opened, speech, text
 from kit.written_dates import dates_split, write_date
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.checkpoints.source import locate, open_checkpoint

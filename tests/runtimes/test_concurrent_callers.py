@@ -10,9 +10,8 @@ from threading import Barrier
 import numpy as np
 import pytest
 
-from kit.bundles import bundle, open_folder, opened
 from kit.dimensions import LLAMA, MISTRAL, MIXTRAL, QWEN3, SHALLOW
-from kit.models import Subject, speech
+from kit.models import Subject, bundle, open_folder, opened, speech
 from kvcast.runtimes.base import EncoderDecoder
 
 CALLERS = 4
@@ -56,7 +55,7 @@ def test_callers_of_executorch_do_not_disturb_each_other():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_process_that_is_forked_while_a_thread_decodes_decodes_too():
     folder = bundle(LLAMA, "int8", "native")
-    program = Path(__file__).parents[1] / "kit/decode_and_fork.py"
+    program = Path(__file__).with_name("decode_and_fork.py")
     words = [sys.executable, "-W", "ignore", program, folder]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("{0}\n", "")

@@ -9,8 +9,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from kit.bundles import opened
 from kit.dimensions import DECODERS, GEMMA3, LLAMA, MISTRAL, MIXTRAL
+from kit.models import opened
 from kvcast.errors import KvcastError
 from kvcast.runtimes.onnx.runtime import OnnxRuntime
 

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from kit.bundles import opened
 from kit.dimensions import GEMMA3
-from kit.examples import EXAMPLES, EXAMPLES_OF_INT8
+from kit.models import opened
 from kvcast.runtimes.base import Runtime
+from runtimes.examples import EXAMPLES, EXAMPLES_OF_INT8
 
 VOCAB, CAPACITY, ROWS = 160, 40, 3
 

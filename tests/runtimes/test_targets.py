@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import kvcast
-from kit.bundles import bundle, exported
 from kit.dimensions import SHALLOW
+from kit.models import bundle, exported
 from kit.written_dates import dates_split, write_date
 from kvcast.bundle.manifest import MANIFEST, read_bundle
 from kvcast.bundle.packages import read_on_trust

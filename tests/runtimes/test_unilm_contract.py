@@ -9,10 +9,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from kit.bundles import opened
 from kit.dimensions import ROFORMER, UNILMS
 from kit.in_transformers import VOCAB
-from kit.models import random_programs
+from kit.models import opened, random_programs
 from kvcast.errors import KvcastError
 
 TOLERANCE = 1e-4

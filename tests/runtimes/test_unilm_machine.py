@@ -11,12 +11,11 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from kit.bundles import opened
 from kit.dimensions import ROFORMER
-from kit.examples import EXAMPLES
-from kit.models import random_programs
+from kit.models import opened, random_programs
 from kvcast.models.programs.unilm import UnilmPrograms
 from kvcast.runtimes.base import Runtime
+from runtimes.examples import EXAMPLES
 
 CAPACITY, ROWS = 24, 3
 TOKENS = st.integers(0, 1)

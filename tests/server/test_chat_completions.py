@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from kit.letters_models import saying
+from kit.text_models import saying
 from kvcast.chat.tool_calls import HERMES
 from server.serving import Server, serving, until
 

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from kit.letters_models import saying
+from kit.text_models import saying
 from server.serving import Server, serving, until
 from server.test_chat_completions import HELLO, WEATHER
 from server.test_guard import raw

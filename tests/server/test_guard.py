@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from kit.letters_models import saying
+from kit.text_models import saying
 from kvcast.server import guard
 from kvcast.server.journal import LogFormatter, install
 from server.serving import Server, serving, until

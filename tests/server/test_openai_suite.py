@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.letters_models import saying
-from kit.structured_models import word_piece_model
+from kit.text_models import saying, word_piece_model
 from server.serving import serving
 
 FILES = ("test_completions.py", "test_embeddings.py", "test_models.py", "chat/test_completions.py")

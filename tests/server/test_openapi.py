@@ -11,8 +11,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis.generation import GenerationMode
 
 from kit.dimensions import ROFORMER, SMALL_T5
-from kit.engine_models import model
-from kit.letters_models import saying
+from kit.text_models import model, saying
 from kvcast.text.params import PromptParams
 from server.serving import serving
 

@@ -11,8 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from kit.dimensions import ROFORMER, SMALL_T5
-from kit.engine_models import model
-from kit.letters_models import LetterTokenizer, saying
+from kit.letters import LetterTokenizer
+from kit.text_models import model, saying
 from server.serving import Server, serving
 from server.test_chat_completions import CALL, WEATHER, echo
 

@@ -8,7 +8,7 @@ import pytest
 
 from kit.dimensions import LEAST_DECODER
 from kit.letters import END, FIRST, VOCAB, Letters
-from kit.recomputing_runtime import Model, RecomputingRuntime, random_model, spelling
+from kit.scripted_runtimes import Model, RecomputingRuntime, random_model, spelling
 from kvcast.errors import KvcastError, UsageError
 from kvcast.text.model import TextGeneration, TextModel
 

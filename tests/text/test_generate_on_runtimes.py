@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kit.bundles import opened
 from kit.dimensions import GEMMA3, LLAMA, MISTRAL
 from kit.letters import VOCAB, Letters
-from kit.recomputing_runtime import RecomputingRuntime
+from kit.models import opened
+from kit.scripted_runtimes import RecomputingRuntime
 from kvcast.text.model import TextGeneration, TextModel
 
 MODELS = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kit.structured_models import model_of
+from kit.text_models import model_of
 from kvcast import Grammar
 from kvcast.errors import KvcastError, UsageError
 from kvcast.machine.child import Answer

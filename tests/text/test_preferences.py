@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from kit.letters import END, VOCAB, Letters
-from kit.recomputing_runtime import random_model
+from kit.scripted_runtimes import random_model
 from kvcast.decoding.numerics import log_softmax
 from kvcast.decoding.params import SamplingParams
 from kvcast.engine.requests import Histories, Prompt

@@ -9,8 +9,7 @@ import pytest
 
 from kit.dimensions import LEAST_T5
 from kit.letters import END, FIRST, VOCAB, Letters
-from kit.scripted_runtime import Script, random_script
-from kit.scripted_sources import ScriptedSources, number_of
+from kit.scripted_runtimes import Script, ScriptedSources, number_of, random_script
 from kvcast.errors import KvcastError, UsageError
 from kvcast.text.t5 import T5Model
 

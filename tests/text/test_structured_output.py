@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit import tool_templates
-from kit.structured_models import KINDS, SCHEMAS, model_of, text_model, word_piece_model
-from kit.tokenizers import byte_level, text_files
+from kit.small_tokenizers import byte_level, text_files
+from kit.text_models import KINDS, SCHEMAS, model_of, text_model, word_piece_model
 from kvcast import Grammar
 from kvcast.chat.tool_calls import HERMES, LLAMA, MISTRAL_NAMED, ToolForm
 from kvcast.decoding.speculation import Ledger

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 import kvcast
-from kit.structured_models import SCHEMAS
+from kit.text_models import SCHEMAS
 from text.test_generate import same
 
 pytestmark = pytest.mark.slow

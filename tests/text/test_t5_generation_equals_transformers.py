@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from kit.bundles import open_folder, write
 from kit.in_transformers import random_t5, t5_tensors
-from kit.tokenizers import Numbers, random_sources
+from kit.models import open_folder, write
+from kit.small_tokenizers import Numbers, random_sources
 from kvcast.models.programs.t5 import T5Programs
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 from kvcast.text.t5 import T5Model

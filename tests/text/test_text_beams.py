@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kit.letters import Letters
-from kit.recomputing_runtime import RecomputingRuntime, in_transformers, tiny_llama
+from kit.scripted_runtimes import RecomputingRuntime, in_transformers, tiny_llama
 from kvcast.decoding.numerics import log_softmax
 from kvcast.decoding.params import SamplingParams
 from kvcast.engine.requests import Prefix, Prompt, compute

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kit.letters import BEGIN, END, FIRST, VOCAB, Letters
-from kit.recomputing_runtime import (
+from kit.scripted_runtimes import (
     Model,
     RecomputingRuntime,
     in_transformers,

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kit.bundles import opened
 from kit.dimensions import ROFORMER, UNILMS
 from kit.in_transformers import VOCAB as MANY
 from kit.letters import END, VOCAB, Letters
-from kit.models import random_programs
-from kit.recomputing_runtime import Model, Recomputed, RecomputingRuntime, random_model
-from kit.tokenizers import Numbers, random_sources
+from kit.models import opened, random_programs
+from kit.scripted_runtimes import Model, Recomputed, RecomputingRuntime, random_model
+from kit.small_tokenizers import Numbers, random_sources
 from kvcast.errors import UsageError
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.runtimes.base import Float32, Int64

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import BertTokenizerFast, RoFormerTokenizer
 
-from kit.tokenizers import CONTROLS, SENTENCES, TEXT, VOCABULARY, bert_files, streamed
+from kit.small_tokenizers import CONTROLS, SENTENCES, TEXT, VOCABULARY, bert_files, streamed
 from kvcast.errors import InputMissingError, KvcastError
 from kvcast.tokenizers.opening import open_text
 from kvcast.tokenizers.word_pieces import WordPieceStream

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kit.tokenizers import KINDS, spiece_model
+from kit.small_tokenizers import KINDS, spiece_model
 from kvcast.errors import KvcastError
 from kvcast.tokenizers.sentencepiece_model import to_tokenizer_json
 from kvcast.tokenizers.tokenizer_json import JsonTokenizer

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import ByT5Tokenizer
 
-from kit.tokenizers import TEXT, streamed
+from kit.small_tokenizers import TEXT, streamed
 from kvcast.errors import KvcastError
 from kvcast.tokenizers.opening import open_text
 

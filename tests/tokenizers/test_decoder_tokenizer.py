@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kit.tokenizers import ALL_SPECIALS, KINDS, PROSE, byte_level, text_files
+from kit.small_tokenizers import ALL_SPECIALS, KINDS, PROSE, byte_level, text_files
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.opening import open_text
 from tokenizers import Tokenizer, normalizers

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.tokenizers import user
+from kit.small_tokenizers import user
 from kit.tool_templates import WEATHER
 from kvcast.chat.tool_calls import ToolCall
 from kvcast.errors import KvcastError, UsageError

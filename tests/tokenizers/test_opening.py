@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from kit.tokenizers import byte_level, text_files
+from kit.small_tokenizers import byte_level, text_files
 from kvcast.errors import InputMissingError, KvcastError
 from kvcast.tokenizers.opening import open_text
 from tokenizers import decoders

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import T5Tokenizer
 
-from kit.tokenizers import SENTENCES, TEXT, spiece_files, spiece_model, streamed
+from kit.small_tokenizers import SENTENCES, TEXT, spiece_files, spiece_model, streamed
 from kvcast.errors import KvcastError
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.opening import open_text

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from kit.tokenizers import PROSE, user
+from kit.small_tokenizers import PROSE, user
 from kit.tool_templates import WEATHER
 from kvcast.checkpoints.gguf import READER
 from kvcast.errors import UsageError

@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 
-from kit.bundles import opened
 from kit.dimensions import SMALL
-from kit.encoded import random_tokens
-from kit.models import random_programs, speech
+from kit.models import opened, random_programs, random_tokens, speech
 from kit.openai_whisper import openai_attention
-from kit.scheduled import added, drain
-from kit.scripted_runtime import ScriptedRuntime, random_script, windows
+from kit.scripted_runtimes import ScriptedRuntime, added, drain, random_script, windows
 from kvcast.engine.requests import Prompt
 from kvcast.engine.scheduler import Scheduler
 from kvcast.runtimes.attention_by_token import attention_by_token

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.scripted_runtime import ScriptedRuntime
-from kit.scripted_windows import NumberedWindows, frames, place, tokenizer
+from kit.scripted_runtimes import ScriptedRuntime
+from kit.scripted_whisper import NumberedWindows, frames, place, tokenizer
 from kvcast.engine.callers import Policy
 from kvcast.engine.requests import OVER, Continuations, Prompt, Request
 from kvcast.engine.scheduler import Scheduler

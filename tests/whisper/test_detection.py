@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.scheduled import at_once, result_of
+from kit.scripted_runtimes import at_once, result_of
 from kvcast.engine.callers import Policy
 from kvcast.whisper import detection
 from kvcast.whisper.detection import DetectedLanguage

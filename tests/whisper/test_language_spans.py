@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kit.scheduled import at_once, result_of
+from kit.scripted_runtimes import at_once, result_of
 from kvcast.whisper.language_spans import AHEAD, LanguageSpans, piece_frames
 
 LANGUAGES = ("en", "de", "fr")

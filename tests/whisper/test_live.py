@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kit.scripted_recognizer import ScriptedRecognizer, Word, listener, seconds, sound, speech
+from kit.scripted_whisper import ScriptedRecognizer, Word, listener, seconds, sound, speech
 from kvcast.audio.endpoints import Endpoints
 from kvcast.errors import UsageError
 from kvcast.whisper.live import Delays, LiveTranscription, Update

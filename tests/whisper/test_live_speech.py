@@ -1,15 +1,18 @@
 """Live transcription of real speech by real models: as good as that of the whole recording."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jiwer
 import numpy as np
 import pytest
 
 import kvcast
+from kit.far import FINDS_THIS
 from kit.recordings import EXAMPLE, TESTS, Load, Samples
 from kvcast.whisper.live import LiveTranscription
 
@@ -93,8 +96,10 @@ def test_live_is_within_two_points_of_the_whole_recording(
 def test_all_of_it_takes_the_memory_of_its_first_sixth(minutes: int, load: Load):
     """In a process of its own: in one that has run much else, what is free has many holes."""
     load("demo")  # or the test is skipped
-    words = [sys.executable, "-m", "kit.live_memory", str(minutes)]
-    ran = subprocess.run(words, capture_output=True, text=True, check=False, cwd=TESTS)
+    words = [sys.executable, Path(__file__).with_name("live_memory.py"), str(minutes)]
+    ran = subprocess.run(
+        words, env=os.environ | FINDS_THIS, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     report = json.loads(ran.stdout)
     assert report["updates"] > 6 * minutes

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kit.openai_whisper import openai_tokenizer_json
-from kit.scripted_runtime import ScriptedRuntime, windows
+from kit.scripted_runtimes import ScriptedRuntime, windows
 from kvcast.decoding.filters import SuppressTokens
 from kvcast.errors import UsageError
 from kvcast.whisper.decoding import DecodingOptions

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kvcast
-from kit.encoded import encoded
+from kit.models import encoded
 from kit.recordings import Load, Samples
 from kvcast.audio.features import open_features
 from kvcast.runtimes.base import EncoderDecoder, Float32

@@ -12,7 +12,7 @@ import whisper.decoding as openai
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kit.scripted_runtime import Script, ScriptedRuntime, random_script, windows
+from kit.scripted_runtimes import Script, ScriptedRuntime, random_script, windows
 from kvcast.engine.requests import Prompt
 from kvcast.engine.scheduler import Scheduler
 from kvcast.whisper.strategies import (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.scripted_windows import (
+from kit.scripted_whisper import (
     NumberedWindows,
     ScriptedDecoder,
     ScriptedResult,

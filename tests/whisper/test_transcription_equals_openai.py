@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import kvcast.whisper.voice
 from kit.openai_whisper import openai_tokenizer
-from kit.scripted_openai import ScriptedWhisper
-from kit.scripted_windows import (
+from kit.scripted_whisper import (
     NumberedWindows,
     ScriptedResult,
+    ScriptedWhisper,
     frames,
     scripted_model,
     stands_still,

@@ -11,7 +11,7 @@ import pytest
 
 import kvcast
 from kit.recordings import Load, Samples
-from kit.scripted_windows import scripted_model
+from kit.scripted_whisper import scripted_model
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.decoding.speculation import Ledger
 from kvcast.errors import UsageError

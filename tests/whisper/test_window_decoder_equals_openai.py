@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kit.openai_whisper import openai_tokenizer, openai_tokenizer_json
-from kit.scripted_runtime import Script, ScriptedRuntime, windows
+from kit.scripted_runtimes import Script, ScriptedRuntime, windows
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast.whisper.windows import WindowDecoder

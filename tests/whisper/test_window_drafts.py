@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from test_window_decoder_equals_openai import VOCAB, our_tokenizer, speech
 
-from kit.scripted_runtime import ScriptedRuntime, windows
+from kit.scripted_runtimes import ScriptedRuntime, windows
 from kvcast.decoding import drafters
 from kvcast.decoding.drafters import ModelDrafting
 from kvcast.decoding.speculation import Ledger, Speculations

@@ -29,8 +29,7 @@ from transformers import (
 )
 
 from kit.openai_whisper import openai_tokenizer
-from kit.scheduled import drain
-from kit.scripted_runtime import Script, ScriptedRuntime, windows
+from kit.scripted_runtimes import Script, ScriptedRuntime, drain, windows
 from kvcast.engine.callers import PolicyList
 from kvcast.errors import KvcastError, UsageError
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult

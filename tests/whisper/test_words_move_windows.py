@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 import kvcast.whisper.voice
 from kit.openai_whisper import openai_tokenizer
-from kit.scheduled import at_once
-from kit.scripted_openai import ScriptedWhisper
-from kit.scripted_windows import (
+from kit.scripted_runtimes import at_once
+from kit.scripted_whisper import (
     NumberedWindows,
     ScriptedDecoder,
     ScriptedResult,
+    ScriptedWhisper,
     frames,
     scripted_model,
     stands_still,

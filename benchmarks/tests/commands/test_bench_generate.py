@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kit.own_cache import own_cache
+from kit.models import own_cache
 from kvcast.cli import main
 from kvcast_bench import idle
 from kvcast_bench.peers.kvcast import RING

@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kit.own_cache import own_cache
+from kit.models import own_cache
 from kit.tiny_gguf import tiny_llama
 from kvcast.cli import main
 from kvcast_bench import commands, idle

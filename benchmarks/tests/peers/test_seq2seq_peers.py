@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kit.in_transformers import random_t5, save_t5, t5_tensors
-from kit.own_cache import own_cache
+from kit.models import own_cache
 from kvcast.models.programs.t5 import T5Programs
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 from kvcast.text.t5 import T5Model

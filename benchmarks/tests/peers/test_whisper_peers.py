@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kvcast
-from kit.own_cache import own_cache
+from kit.models import own_cache
 from kit.published_shapes import HEAD_DIM, PUBLISHED, Shape, hugging_face, random_whisper
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast_bench.models import SpeechModel

@@ -17,9 +17,8 @@ from torch import nn
 from torch._inductor import config
 from torch._inductor.codegen import cpp
 
-from kit.bundles import bundle
 from kit.dimensions import GEMMA3, SHALLOW
-from kit.models import random_programs
+from kit.models import bundle, random_programs
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.writing import seal
 from kvcast.errors import KvcastError

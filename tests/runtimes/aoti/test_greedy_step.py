@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from kit.dimensions import MISTRAL, SMALL
-from kit.greedy_texts import written_eagerly
-from kit.models import random_programs
+from kit.models import random_programs, written_eagerly
 from kvcast.runtimes.aoti.greedy_step import (
     PRODUCTS,
     GreedyState,

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kit.bundles import SPECIAL_TOKENS, bundle, opened
-from kit.executorch import FILE, MIXED, MODELS, built
+from kit.dimensions import EXECUTORCH, MIXED
 from kit.letters import Letters
+from kit.models import SPECIAL_TOKENS, bundle, opened
 from kvcast.runtimes.base import Runtime
 from kvcast.text.model import TextModel
+from runtimes.executorch.small_models import FILE, built
 
 _CLOSE = 1e-3
 # Prompts longer than a chunk, and than the window.
@@ -101,7 +102,7 @@ def test_the_caller_in_cpp_writes_the_same_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_unilm_writes_and_embeds_as_eager_does() -> None:
-    runtime, eager = (opened(MODELS["unilm"], runtime=name) for name in ("executorch", "eager"))
+    runtime, eager = (opened(EXECUTORCH["unilm"], runtime=name) for name in ("executorch", "eager"))
     sources = [np.arange(9), np.array([3, 1, 4])]
     written, expected = (_written(x, sources, 12) for x in (runtime, eager))
     np.testing.assert_allclose(written, expected, atol=_CLOSE)

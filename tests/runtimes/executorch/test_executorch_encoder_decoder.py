@@ -10,11 +10,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kit.bundles import NEEDED, SPECIAL_TOKENS, bundle, opened
-from kit.dimensions import SHALLOW
-from kit.encoded import encoded, random_tokens, stepped, whole
-from kit.executorch import CROSS_BIASED, FILE, MIXED, MODELS, T5, built
-from kit.models import speech, text
+from kit.dimensions import EXECUTORCH, MIXED, SHALLOW
+from kit.models import (
+    NEEDED,
+    SPECIAL_TOKENS,
+    bundle,
+    encoded,
+    opened,
+    random_tokens,
+    speech,
+    stepped,
+    text,
+    whole,
+)
 from kvcast.bundle.manifest import MANIFEST, read_bundle
 from kvcast.bundle.packages import read_on_trust
 from kvcast.engine.requests import Input, Prompt
@@ -22,6 +30,7 @@ from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.whisper.strategies import BeamSearch, Greedy, Sampling, SearchRequest, Strategy
+from runtimes.executorch.small_models import CROSS_BIASED, FILE, T5, built
 
 _CLOSE = 1e-3
 _PROMPT = np.array([[3, 1, 4], [1, 5, 9]])
@@ -40,7 +49,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def pair(name: str) -> tuple[EncoderDecoder, EncoderDecoder]:
     """A model on ExecuTorch, and in eager."""
-    executorch, eager = (opened(MODELS[name], runtime=each) for each in ("executorch", "eager"))
+    executorch, eager = (opened(EXECUTORCH[name], runtime=each) for each in ("executorch", "eager"))
     return executorch, eager
 
 
@@ -271,7 +280,7 @@ def test_a_file_that_is_none_of_executorchs_is_one_line(tmp_path: Path) -> None:
 def test_a_source_that_is_too_long_is_one_line() -> None:
     long = np.zeros((1, 600), np.int64), np.array([600], np.int32)
     with pytest.raises(KvcastError, match="600 tokens and the bundle takes up to 512"):
-        encoded(opened(MODELS["t5"], runtime="executorch"), long)
+        encoded(opened(EXECUTORCH["t5"], runtime="executorch"), long)
 
 
 def test_the_caller_in_cpp_transcribes_as_python_does(

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.bundles import SPECIAL_TOKENS, bundle, opened, write
-from kit.dimensions import GEMMA3, MIXTRAL, SHALLOW
-from kit.encoded import encoded
-from kit.executorch import CROSS_BIASED, FILE, MIXED, MODELS, T5, UNILM
-from kit.models import random_programs, speech
+from kit.dimensions import EXECUTORCH, GEMMA3, MIXED, MIXTRAL, SHALLOW
+from kit.models import SPECIAL_TOKENS, bundle, encoded, opened, random_programs, speech, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
+from runtimes.executorch.small_models import CROSS_BIASED, FILE, T5, UNILM
 
 _PAGE = Path(__file__).parents[3] / "docs" / "executorch.md"
 # Operators that read or write caches in place, reshape them without a copy, or read a size.
@@ -31,7 +29,7 @@ _IN_PLACE = {
 
 
 def _folder(name: str) -> Path:
-    return bundle(MODELS[name], runtime="executorch")
+    return bundle(EXECUTORCH[name], runtime="executorch")
 
 
 def _program(name: str) -> Any:
@@ -100,7 +98,7 @@ def test_a_step_copies_no_cache_and_projects_none(name: str) -> None:
             if operator == "executorch_prim::et_view":
                 caches.add(arguments[-1])
     assert set(operators) <= _IN_PLACE
-    layers = opened(MODELS[name], runtime="executorch")._decode.cache_shapes
+    layers = opened(EXECUTORCH[name], runtime="executorch")._decode.cache_shapes
     written = operators["llama::update_cache"] + operators["llama::update_cache_with_indices"]
     # A cross cache of each layer is an input as well, and never written.
     assert written == len(layers) // (2 if "encode" in read_bundle(_folder(name)).graphs else 1)
@@ -167,7 +165,7 @@ def test_a_caller_finds_what_it_must_know_in_the_file_in_the_bundle_and_on_the_p
     assert told == {
         fact: value if isinstance(value, list) else [value] for fact, value in facts.items()
     }
-    first = {"start_tokens": [MODELS[name].start_token]} if name == "t5" else {}
+    first = {"start_tokens": [EXECUTORCH[name].start_token]} if name == "t5" else {}
     assert SPECIAL_TOKENS | first == {token: facts[token] for token in SPECIAL_TOKENS}
     assert facts.keys() <= set(re.findall(r"`(\w+)`", _PAGE.read_text("utf-8")))
     shapes = methods.shapes("decode")
@@ -196,7 +194,7 @@ def test_whispers_file_tells_the_shape_of_features_and_the_decoders_which_caches
 def test_quantised_logits_follow_eagers_and_the_file_is_smaller(
     name: str, quantize: str, least: float, smaller: float
 ) -> None:
-    dimensions = MODELS[name]
+    dimensions = EXECUTORCH[name]
     logits = []
     for candidate in (
         opened(dimensions, quantize, "executorch"),

@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.bundles import bundle, opened
 from kit.dimensions import CROSS_BIASED_T5, GEMMA3, LLAMA, MIXTRAL, SMALL, SMALL_T5
-from kit.encoded import encoded, one_of, random_tokens
-from kit.models import speech, text
+from kit.models import bundle, encoded, input_at, opened, random_tokens, speech, text
 from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
 from kvcast.runtimes.native.programs import Program
@@ -75,7 +73,7 @@ def test_inputs_and_rows_beside_it_change_nothing(
     inputs, given = SOURCES[dimensions](3, 5), random_tokens(6, 9, seed=6)
     together, _ = runtime.decode(list(given), encoded(runtime, inputs, 6), positions=range(9))
     for row in range(6):
-        alone = encoded(runtime, one_of(inputs, row // 2))
+        alone = encoded(runtime, input_at(inputs, row // 2))
         np.testing.assert_array_equal(in_chunks(runtime, alone, given[row], 0, 9), together[row])
 
 
@@ -152,7 +150,7 @@ def test_an_input_of_the_same_size_needs_no_other_plan(monkeypatch: pytest.Monke
     )
     cache, found = runtime.new_cache(1, 8, 1), []
     for clip in (0, 1, 0):
-        cache = runtime.encode(cache.reset([0], None), [0], *one_of(inputs, clip))
+        cache = runtime.encode(cache.reset([0], None), [0], *input_at(inputs, clip))
         cache = runtime.reset(cache, [0], [0])
         found.append(in_chunks(runtime, cache, tokens_s, 0, 1))
     np.testing.assert_array_equal(found[0], found[2])
@@ -172,7 +170,7 @@ def test_inputs_in_turns_need_a_plan_for_each_slot(monkeypatch: pytest.MonkeyPat
     cache, found = runtime.new_cache(2, 8, 2), []
     for clips in ((0, 1), (1, 0), (0, 1)):
         for slot, clip in enumerate(clips):
-            cache = runtime.encode(cache.reset([slot], None), [slot], *one_of(inputs, clip))
+            cache = runtime.encode(cache.reset([slot], None), [slot], *input_at(inputs, clip))
         cache = runtime.reset(cache, [0, 1], [0, 1])
         found.append([in_chunks(runtime, cache, tokens_s, row, 1) for row in (0, 1)])
     np.testing.assert_array_equal(found[0], found[2])

@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.bundles import bundle
 from kit.dimensions import SMALL
-from kit.models import speech
+from kit.models import bundle, speech
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.runtimes.native.building import Builder, Matrix

@@ -9,9 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from kit.bundles import bundle, opened, write
 from kit.dimensions import DECODERS, GEMMA3, LLAMA, MISTRAL, MIXTRAL, QWEN2
-from kit.models import random_programs
+from kit.models import bundle, opened, random_programs, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.models.nn.quantize import quantize_linears

@@ -9,11 +9,18 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from kit import bundles
-from kit.bundles import int8_cross_caches, open_folder, opened
+from kit import models
 from kit.dimensions import SMALL
-from kit.encoded import encoded, random_tokens, stepped, whole
-from kit.models import random_programs
+from kit.models import (
+    encoded,
+    int8_cross_caches,
+    open_folder,
+    opened,
+    random_programs,
+    random_tokens,
+    stepped,
+    whole,
+)
 from kvcast.families.programs import ALIGNMENT_QUERIES
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.models.programs.whisper import WhisperPrograms
@@ -33,12 +40,12 @@ def quantize(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def bundle(quantize: str) -> Path:
-    return bundles.bundle(SMALL, quantize)
+    return models.bundle(SMALL, quantize)
 
 
 @pytest.fixture
 def small_bundle() -> Path:
-    return bundles.bundle(SMALL)
+    return models.bundle(SMALL)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from kit.bundles import bundle, open_folder
 from kit.dimensions import LLAMA
+from kit.models import bundle, open_folder
 from kvcast.runtimes.onnx import session as onnx_session
 
 TOKENS = np.random.default_rng(1).integers(0, LLAMA.vocab_size, 40)

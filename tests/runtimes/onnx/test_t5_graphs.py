@@ -6,11 +6,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from kit import bundles
-from kit.bundles import open_folder, write
+from kit import models
 from kit.dimensions import CROSS_BIASED_T5, SMALL_T5
-from kit.encoded import encoded, stepped
-from kit.models import text
+from kit.models import encoded, open_folder, stepped, text, write
 from kvcast.families.t5 import T5
 from kvcast.models.nn.quantize import quantize_linears
 from kvcast.models.programs.t5 import T5Programs
@@ -44,7 +42,7 @@ def quantised(dimensions, quantize):
     def make(folder):
         write(milder(dimensions), folder, quantize)
 
-    return bundles.once(f"milder-t5-{quantize}-{dimensions.architecture}-{dimensions.tied}", make)
+    return models.once(f"milder-t5-{quantize}-{dimensions.architecture}-{dimensions.tied}", make)
 
 
 @pytest.fixture(
@@ -60,7 +58,7 @@ def quantised(dimensions, quantize):
 def bundle(request):
     """Dimensions, and the graphs of `encode` and `decode`."""
     dimensions, quantize = request.param
-    folder = bundles.bundle(dimensions) if quantize == "none" else quantised(dimensions, quantize)
+    folder = models.bundle(dimensions) if quantize == "none" else quantised(dimensions, quantize)
     graphs = (ir.load(folder / "onnx" / f"{name}.onnx").graph for name in ("encode", "decode"))
     return dimensions, *graphs
 

@@ -7,10 +7,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from kit.bundles import bundle, open_folder, opened, write
 from kit.dimensions import ROFORMER, SIMBERT, SMALL_ROFORMER, UNILMS
 from kit.in_transformers import VOCAB
-from kit.models import random_programs, random_tensors
+from kit.models import bundle, open_folder, opened, random_programs, random_tensors, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.models.nn.quantize import quantize_linears

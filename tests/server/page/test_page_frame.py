@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kit.letters_models import saying
+from kit.text_models import saying
 from server.page.browsing import chromium, field, holds, visit
 from server.serving import Server, serving, until
 

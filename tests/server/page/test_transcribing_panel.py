@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from kit.letters_models import saying
+from kit.text_models import saying
 from server.page.browsing import field, holds, visit
 from server.serving import Server, serving
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from kit.dimensions import SMALL_T5
-from kit.engine_models import model
-from kit.letters_models import saying
+from kit.text_models import model, saying
 from server.page.browsing import field, holds, posted, visit
 from server.serving import Server, serving, until
 

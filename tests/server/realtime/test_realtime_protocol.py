@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from websockets.sync.client import connect
 
 import kvcast
-from kit.letters_models import saying
+from kit.text_models import saying
 from kvcast.audio.decode import open_audio
 from server.realtime.talking import Talk, coded, talking, told_before
 from server.serving import Server, serving, until

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kit.scripted_recognizer import RATE, ScriptedRecognizer, Word, listener, sound, speech
+from kit.scripted_whisper import RATE, ScriptedRecognizer, Word, listener, sound, speech
 from kvcast.errors import UsageError
 from kvcast.server.realtime.session import Session
 from kvcast.server.realtime.shapes import TranscriptionSettings

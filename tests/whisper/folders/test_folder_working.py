@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kit.recordings import CARDS, Load
-from kit.scripted_windows import NumberedWindows, scripted_model
+from kit.scripted_whisper import NumberedWindows, scripted_model
 from kvcast.errors import UsageError
 from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.folders.finding import RecordingFile

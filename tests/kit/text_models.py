@@ -1,28 +1,87 @@
-"""Models of random logits with real tokenizers, and schemas that what they write must meet."""
+"""Text models for tests: some say what a test wants, others have random logits or random weights.
 
+And schemas that what they write must meet.
+"""
+
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from kit.dimensions import LEAST_DECODER, LEAST_T5
-from kit.letters import ALPHABET
-from kit.letters import Letters as _Letters
-from kit.recomputing_runtime import RecomputingRuntime
-from kit.scripted_runtime import random_script
-from kit.scripted_sources import ScriptedSources
-from kit.tokenizers import KINDS as DECODER_KINDS
-from kit.tokenizers import bert_files, spiece_files, spiece_model, text_files
+from kit.letters import Dashes, LettersAlone, LetterTokenizer
+from kit.models import opened
+from kit.scripted_runtimes import RecomputingRuntime, ScriptedSources, Written, random_script
+from kit.small_tokenizers import KINDS as DECODER_KINDS
+from kit.small_tokenizers import bert_files, spiece_files, spiece_model, text_files
 from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.t5 import T5Dimensions
+from kvcast.families.unilm import UnilmDimensions
 from kvcast.text.model import TextModel
 from kvcast.text.t5 import T5Model
 from kvcast.text.unilm import UnilmModel
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.byt5 import ByteTokenizer
-from kvcast.tokenizers.decoder import TokenDecoder
 from kvcast.tokenizers.opening import open_text
+
+
+def saying(
+    answer: str | Callable[[str], str],
+    positions: int = 2000,
+    before_step: Callable[[], Any] = lambda: None,
+    tokenizer: LetterTokenizer | None = None,
+) -> TextModel:
+    """Return a model that answers so, whatever is asked, or as a function of the prompt.
+
+    `before_step` is called before each row's logits are computed.
+    """
+    tokenizer = tokenizer or LetterTokenizer()
+
+    def logits(written: Written) -> Any:
+        before_step()
+        logits_sv = np.full((len(written), tokenizer.vocab_size), -30, np.float32)
+        said = "".join(map(tokenizer.spelled, written))
+        prompt, _, begun = said.rpartition(tokenizer.answer)
+        whole = answer if isinstance(answer, str) else answer(prompt)
+        rest = whole.removeprefix(begun) if whole.startswith(begun) else ""
+        logits_sv[-1, tokenizer.next_token(rest)] = 0
+        return logits_sv
+
+    dimensions = replace(decoder_dimensions(tokenizer.vocab_size), max_positions=positions)
+    return TextModel(RecomputingRuntime(logits), tokenizer, dimensions)
+
+
+_KINDS: dict[type, type] = {
+    DecoderDimensions: TextModel,
+    T5Dimensions: T5Model,
+    UnilmDimensions: UnilmModel,
+}
+
+
+def model(dimensions: Any, runtime: str) -> Any:
+    """Return the model of these dimensions; its runtime is opened once."""
+    kind = _KINDS[type(dimensions)]
+    return kind(opened(dimensions, runtime=runtime), Dashes(dimensions.vocab_size), dimensions)
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    """Return random token ids."""
+    return np.random.default_rng(seed).integers(3, 150, length).tolist()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that another thread does; it may be a slow machine."""
+    for _ in range(60_000):
+        if condition():
+            return
+        time.sleep(0.01)
+    pytest.fail("it did not come to pass")
+
 
 POSITIONS = 3000
 PADDING = 3  # tables have more rows than tokens
@@ -31,19 +90,6 @@ SOURCES = {
     "spiece": lambda: open_text(spiece_files(spiece_model(byte_fallback=True, vocab_size=500))),
 }
 KINDS = (*DECODER_KINDS, *SOURCES, "unilm")
-
-
-class Letters(_Letters):
-    """Few letters, and no way to spell others."""
-
-    @property
-    def decoder(self) -> TokenDecoder:
-        return TokenDecoder(
-            token_bytes=lambda token: self.spelled(token).encode(), leading_spaces=0
-        )
-
-    def encode(self, text: str) -> list[int]:
-        return super().encode("".join(letter for letter in text if letter in ALPHABET))
 
 
 def decoder_dimensions(size: int) -> DecoderDimensions:
@@ -100,7 +146,7 @@ def unilm_model(tokenizer: TextTokenizer, seed: int = 0) -> UnilmModel:
 @cache
 def model_of(kind: str, seed: int = 0) -> Any:
     if kind == "unspelled":
-        return text_model(Letters(), seed)
+        return text_model(LettersAlone(), seed)
     if kind in SOURCES:
         return t5_model(SOURCES[kind](), seed)
     if kind == "unilm":  # its published tokenizers are word pieces; any other would do

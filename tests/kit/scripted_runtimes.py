@@ -1,10 +1,14 @@
-"""A runtime without a cache: it keeps tokens, and computes all of them again.
+"""Runtimes without a cache: they keep tokens, and compute the logits of all of them again.
 
-It holds its caller to the interface: dtypes, rows in order, capacity, nothing moved without need.
+Each holds its caller to the interface: dtypes, rows in order, capacity, nothing moved without need,
+no slot filled while rows read it. Logits come from a model of transformers, from a random function
+of what was written, or from a script. And what schedulers over them are given.
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from functools import cache as cached
 from typing import Any
 
@@ -13,7 +17,11 @@ import torch
 from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kvcast.runtimes.base import Float32, Int32, Int64
+from kvcast.engine.callers import Policy, RequestList
+from kvcast.engine.requests import Request
+from kvcast.engine.scheduler import Scheduler
+from kvcast.runtimes.base import Alignment, Float32, Int32, Int64, TokenProbabilityQuery
+from kvcast.whisper.requests import Features
 
 Written = tuple[int, ...]
 Model = Callable[[Written], NDArray[np.float32]]
@@ -205,3 +213,142 @@ def in_transformers(model: LlamaForCausalLM) -> Model:
         return model(torch.tensor([written])).logits[0].numpy()
 
     return logits
+
+
+Script = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
+"""Input's number and all its tokens so far, prompt included, to logits [vocab]."""
+
+
+class ScriptedRuntime(RecomputingRuntime):
+    """`encoded` lists, for each encode, what was in its slots; `aligned` inputs and tokens."""
+
+    def __init__(self, script: Script, context: int = 448) -> None:
+        super().__init__(lambda _: np.empty((0, 0), np.float32))
+        self.script = script
+        self.context = context
+        self.encoded: list[list[int]] = []
+        self.aligned: list[tuple[int, Written]] = []
+
+    def new_cache(self, rows: int, capacity: int, inputs: int = 0) -> Recomputed:
+        assert capacity <= self.context
+        assert inputs >= 1
+        return super().new_cache(rows, capacity, inputs)
+
+    def encode(self, cache: Recomputed, slots: Sequence[int], *source: NDArray[Any]) -> Recomputed:
+        encoded = self.numbers(*source)
+        assert len(slots) == len(set(slots)) == len(encoded)
+        assert not set(slots) & set(cache.reads), "a row reads the input"
+        inputs = list(cache.inputs)
+        for slot, number in zip(slots, encoded, strict=True):
+            inputs[slot] = number
+        self.encoded.append(encoded)
+        return replace(cache, inputs=tuple(inputs))
+
+    def numbers(self, *source: NDArray[Any]) -> list[int]:
+        """The first number of an input says which it is."""
+        (features_bmt,) = source
+        return [int(features_mt.flat[0]) for features_mt in features_bmt]
+
+    def align(
+        self, tokens_s: NDArray[np.int64], cache: Recomputed, row: int, asked: TokenProbabilityQuery
+    ) -> Alignment:
+        """The only head's scores of a token are the input's number and the token."""
+        assert not cache.written[row]
+        written = tuple(tokens_s.tolist())
+        logits_pv = self.logits(cache, row, written, len(written), asked.positions)
+        number = cache.inputs[cache.reads[row] or 0]
+        self.aligned.append((number, written))
+        scores_hst = np.array([[(number, token) for token in written]], np.float32)
+        weights_pv = np.exp(logits_pv + asked.among_v)
+        chosen_p = weights_pv[range(len(weights_pv)), asked.tokens_p]
+        return Alignment(scores_hst, chosen_p / weights_pv.sum(axis=1))
+
+    def attention_by_token(
+        self, scores_hst: NDArray[np.float32], frames: int
+    ) -> NDArray[np.float32]:
+        """Those of the only head as they are, so that they can be told apart."""
+        return scores_hst[0, :, :frames]
+
+    def dtw(self, weights_nt: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Each row begins at a frame of its own."""
+        return np.arange(len(weights_nt))
+
+    def logits(
+        self, cache: Recomputed, row: int, written: Written, new: int, positions: Sequence[int]
+    ) -> NDArray[np.float32]:
+        slot = cache.reads[row]
+        assert slot is not None, "the row reads no input"
+        number = cache.inputs[slot]
+        assert number is not None, "the input was not encoded"
+        ends = [len(written) - new + position % new + 1 for position in positions]
+        return np.stack([self.script(number, written[:end]) for end in ends])
+
+
+def windows(*inputs: int) -> list[Features]:
+    """What `encode` turns into these inputs."""
+    return [Features(np.full((1, 1), number, np.float32)) for number in inputs]
+
+
+def random_script(vocab: int, seed: int, bias: Callable[[int], dict[int, float]]) -> Script:
+    """Normally distributed logits, and what `bias` adds to some tokens at each length."""
+
+    @cache
+    def logits(number: int, written: tuple[int, ...]) -> NDArray[np.float32]:
+        logits_v = np.random.default_rng((seed, number, *written)).normal(0, 2, vocab)
+        for token, more in bias(len(written)).items():
+            logits_v[token] += more
+        return logits_v.astype(np.float32)
+
+    return logits
+
+
+class ScriptedSources(ScriptedRuntime):
+    """`sources` lists, for each encode, the tokens of its sources."""
+
+    def __init__(self, script: Script, context: int = 448) -> None:
+        super().__init__(script, context)
+        self.sources: list[list[tuple[int, ...]]] = []
+
+    def numbers(self, *source: NDArray[Any]) -> list[int]:
+        tokens_bt, lengths_b = source
+        assert (tokens_bt.dtype, lengths_b.dtype) == (np.int64, np.int32)
+        assert lengths_b.max() == tokens_bt.shape[1]
+        sources = [
+            tuple(tokens_t[:length].tolist())
+            for tokens_t, length in zip(tokens_bt, lengths_b, strict=True)
+        ]
+        self.sources.append(sources)
+        return list(map(number_of, sources))
+
+
+def number_of(source: tuple[int, ...]) -> int:
+    """What a script calls a source."""
+    return zlib.crc32(repr(source).encode())
+
+
+def added(scheduler: Scheduler, *requests: Request) -> RequestList:
+    """Let a caller of its own have these requests run."""
+    caller = RequestList(requests)
+    scheduler.add(caller)
+    return caller
+
+
+def drain(scheduler: Scheduler) -> None:
+    """Run everything to its end."""
+    while not scheduler.idle:
+        scheduler.step()
+
+
+def at_once(result: Any) -> Policy[Any]:
+    """Return a policy that has its result without any request."""
+    return result
+    yield None
+
+
+def result_of(policy: Policy[Any]) -> Any:
+    """Return the result of a policy that makes no request."""
+    try:
+        while True:
+            assert next(policy) is None
+    except StopIteration as end:
+        return end.value
