@@ -4,27 +4,31 @@ Every size that callers vary stays dynamic, and kvcast's operators are replaced 
 Knows no model.
 """
 
+import functools
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import onnx_ir as ir
 import torch
 from onnx_ir.external_data import convert_tensors_to_external
 from onnx_ir.passes.common import RemoveUnusedNodesPass
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from kvcast.bundle.manifest import Graph
 from kvcast.errors import KvcastError
-from kvcast.runtimes.lowering.replace import replace_operators
+from kvcast.runtimes.lowering.replace import replace_in_place
 from kvcast.runtimes.lowering.signatures import Signature
 from kvcast.runtimes.onnx.operators import OPSET, TABLE
 
 FOLDER = "onnx"
 # What GroupQueryAttention takes; as it rotates, it rounds half a head down to a multiple of 8.
 _HEAD_MULTIPLE, _ROTARY_HEAD_MULTIPLE = 8, 16
+_from_torchlib = ONNXRegistry.from_torchlib
 _TRANSPOSED = ".transposed"  # ends the name of a weight that the exporter transposed
 _SMALL = 256  # tensors of up to this many bytes stay in the graph's own file
 
@@ -42,13 +46,13 @@ def check_heads(head_dim: int, *, rotary: bool) -> None:
 def export_graph(signature: Signature) -> ir.Model:
     """Export a program with its operators replaced; constants keep their weights' names."""
     arguments, sizes = signature.arguments, signature.sizes
-    with _quiet(), torch.no_grad():
+    with _quiet(), _one_registry(), torch.no_grad():
         exported = torch.export.export(
             signature.program, arguments, dynamic_shapes=sizes, strict=False
         )
-        lowered = replace_operators(exported, TABLE)
+        replace_in_place(exported, TABLE)
         result = torch.onnx.export(
-            lowered,
+            exported,
             arguments,
             dynamo=True,
             dynamic_shapes=sizes,
@@ -128,6 +132,21 @@ def _external_tensors(model: ir.Model) -> dict[str, ir.ExternalTensor]:
         for name, value in model.graph.initializers.items()
         if isinstance(value.const_value, ir.ExternalTensor)
     }
+
+
+@contextmanager
+def _one_registry() -> Iterator[None]:
+    """Let all exports of a process share the exporter's table of functions, which none changes.
+
+    torch.onnx.export makes it anew each time, which takes a quarter of a small program's export.
+    """
+    with patch.object(ONNXRegistry, "from_torchlib", staticmethod(_registry)):
+        yield
+
+
+@functools.cache
+def _registry(opset_version: int) -> ONNXRegistry:
+    return _from_torchlib(opset_version=opset_version)
 
 
 @contextmanager

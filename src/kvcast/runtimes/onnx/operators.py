@@ -67,9 +67,21 @@ def _first_positions(bias_rhsc: Tensor | None, total: Tensor) -> Tensor | None:
     """Cut a bias off after the longest row, as the kernel expects it."""
     if bias_rhsc is None:
         return None
-    inputs = (bias_rhsc, torch.tensor([0]), total.to(torch.int64)[None], torch.tensor([3]))
+    inputs = (bias_rhsc, _constant(0), total.to(torch.int64)[None], _constant(3))
     return onnx_ops.symbolic(
         "Slice", inputs, dtype=bias_rhsc.dtype, shape=bias_rhsc.shape, version=OPSET
+    )
+
+
+def _constant(*values: int) -> Tensor:
+    """Return a constant node, which `replace_in_place` allows and tensors made of numbers not."""
+    return onnx_ops.symbolic(
+        "Constant",
+        (),
+        {"value_ints": list(values)},
+        dtype=torch.int64,
+        shape=(len(values),),
+        version=OPSET,
     )
 
 
@@ -96,7 +108,7 @@ def _cross_attention(
     )
     folded_shape = onnx_ops.symbolic(
         "Concat",
-        (batch_size, torch.tensor([-1, width])),
+        (batch_size, _constant(-1, width)),
         {"axis": 0},
         dtype=torch.int64,
         shape=(3,),
@@ -127,9 +139,10 @@ def _folded_bias(
     rows, heads, new = bias_rhst.shape[:3]
     # -1 stands for rows / batch * new, so the graph divides nothing.
     by_head_rsht = bias_rhst.transpose(1, 2)
+    positions_1 = torch.scalar_tensor(positions, dtype=torch.int64)[None]  # type: ignore[arg-type]
     flat_shape = onnx_ops.symbolic(
         "Concat",
-        (batch_size, torch.tensor([-1, heads]), torch.tensor(positions)[None]),
+        (batch_size, _constant(-1, heads), positions_1),
         {"axis": 0},
         dtype=torch.int64,
         shape=(4,),
