@@ -107,9 +107,8 @@ UNILMS = (ROFORMER, SMALL_ROFORMER, SIMBERT)
 MIXED = replace(MISTRAL, windows=(7, None), vocab_size=32)
 EXECUTORCH: Mapping[str, Any] = {
     "whisper": SHALLOW,
-    "t5": replace(SMALL_T5, heads=2, decoder_layers=1),
-    # The one with several layers of cross caches.
-    "cross-biased t5": replace(CROSS_BIASED_T5, heads=2),
+    # The one with several layers of cross caches; no checkpoint has a gate and a cross bias.
+    "t5": replace(CROSS_BIASED_T5, heads=2, activation="gelu_tanh", gated=True),
     "decoder": MIXED,
     "unilm": replace(ROFORMER, layers=1),
 }

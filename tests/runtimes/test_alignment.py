@@ -31,7 +31,7 @@ RUNTIMES = {
 }
 
 
-SLOW = {"executorch"}  # exporting takes long
+SLOW = {"aoti", "executorch"}  # exporting takes long
 
 
 @pytest.fixture(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import kvcast
-from kit.dimensions import SHALLOW
+from kit.dimensions import LLAMA
 from kit.models import bundle, exported
 from kit.written_dates import dates_split, write_date
 from kvcast.bundle.manifest import MANIFEST, read_bundle
@@ -19,11 +19,12 @@ from kvcast.runtimes.aoti.lowering import PACKAGE
 from kvcast.runtimes.self_test import compile_tiny, find_compiler
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
+from runtimes.aoti.small_package import compiled_products
 
 
 @pytest.fixture
 def compiled():
-    return bundle(SHALLOW, runtime="aoti")
+    return compiled_products()
 
 
 @pytest.fixture
@@ -68,16 +69,17 @@ def test_a_bundle_runs_on_no_other_runtime(runtime, compiled):
         kvcast.load(compiled, runtime=runtime)
 
 
-def changed(compiled, folder, **fields):
-    """A copy with a changed manifest."""
-    shutil.copytree(compiled, folder)
+def changed(folder, **fields):
+    """A copy of a bundle of ONNX Runtime, in `folder`, with a changed manifest."""
+    shutil.copytree(bundle(LLAMA), folder)
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | fields))
     return folder
 
 
-def test_another_processors_code_is_refused_before_it_is_loaded(compiled, tmp_path):
-    folder = changed(compiled, tmp_path / "bundle", processor=[*instruction_sets(), "avx9000"])
+def test_another_processors_code_is_refused_before_it_is_loaded(tmp_path):
+    processor = [*instruction_sets(), "avx9000"]
+    folder = changed(tmp_path / "bundle", runtime="aoti", processor=processor)
     with pytest.raises(KvcastError, match="a processor with avx9000, which this one lacks"):
         kvcast.load(folder, runtime="aoti")
 
@@ -117,7 +119,7 @@ def test_without_a_cuda_device_nothing_that_was_compiled_for_one_is_loaded(compi
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     manifest = replace(read_bundle(compiled), device="cuda")
     with pytest.raises(KvcastError, match="compiled for a CUDA device, and there is none here"):
-        TARGETS["aoti"].open("whisper", compiled, manifest, 1)
+        TARGETS["aoti"].open("decoder", compiled, manifest, 1)
 
 
 def test_quantised_matrices_on_a_cuda_device_are_refused_before_a_model_is_looked_for(tmp_path):
@@ -150,6 +152,6 @@ def test_any_compiler_serves_that_aotinductor_would_use(monkeypatch, tmp_path):
     assert find_compiler() == str(compiler)
 
 
-def test_a_bundle_of_an_unknown_runtime_is_refused(compiled, tmp_path):
+def test_a_bundle_of_an_unknown_runtime_is_refused(tmp_path):
     with pytest.raises(KvcastError, match="abacus"):
-        kvcast.load(changed(compiled, tmp_path / "bundle", runtime="abacus"))
+        kvcast.load(changed(tmp_path / "bundle", runtime="abacus"))

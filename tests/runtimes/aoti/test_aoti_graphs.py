@@ -34,8 +34,9 @@ from kvcast.runtimes.aoti.inductor import (
 )
 from kvcast.runtimes.aoti.operators import kept
 from kvcast.runtimes.aoti.precision import Precision
-from kvcast.runtimes.aoti.runtime import AotiEncoderDecoder, open_programs
+from kvcast.runtimes.aoti.runtime import open_programs
 from kvcast.runtimes.lowering.signatures import Signature, signatures_of
+from runtimes.aoti.small_package import compiled_products
 
 # Operators that copy a tensor or concatenate two.
 COPIES = re.compile(r"aoti_torch_(?:cpu_)?(?:copy_?|clone\w*|cat\w*|repeat\w*|expand_copy\w*)\(")
@@ -56,6 +57,11 @@ def small_programs():
 @pytest.fixture(scope="module")
 def compiled_small():
     return bundle(SHALLOW, runtime="aoti")
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return compiled_products()
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,7 @@ def test_cross_keys_are_projected_by_encode_alone(whisper_step):
     assert not any("cross_attention.key_value" in name for name in read)
 
 
+@pytest.mark.slow
 def test_weights_are_kept_once_and_apart(compiled_small, small_programs):
     with safe_open(compiled_small / aoti.WEIGHTS, "pt") as weights:
         stored = list(weights.keys())
@@ -155,19 +162,19 @@ def test_weights_are_kept_once_and_apart(compiled_small, small_programs):
     assert not any(name.endswith((".cpp", ".pt", ".pkl")) for name in names)
 
 
-def test_nothing_in_the_package_names_a_folder_of_this_machine(compiled_small):
-    with zipfile.ZipFile(compiled_small / aoti.PACKAGE) as package:
+def test_nothing_in_the_package_names_a_folder_of_this_machine(compiled):
+    with zipfile.ZipFile(compiled / aoti.PACKAGE) as package:
         content = b"".join(package.read(name) for name in package.namelist())
     assert str(Path(aoti.__file__).parents[2]).encode() not in content
 
 
 @pytest.mark.parametrize("file", [aoti.PACKAGE, aoti.WEIGHTS])
 @pytest.mark.parametrize("damage", ["changed", "truncated", "foreign"])
-def test_a_damaged_package_is_refused_before_it_is_opened(compiled_small, file, damage, tmp_path):
+def test_a_damaged_package_is_refused_before_it_is_opened(compiled, file, damage, tmp_path):
     folder = tmp_path / "bundle"
-    for path in compiled_small.rglob("*"):
+    for path in compiled.rglob("*"):
         if path.is_file():
-            target = folder / path.relative_to(compiled_small)
+            target = folder / path.relative_to(compiled)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
     content = (folder / file).read_bytes()
@@ -178,11 +185,11 @@ def test_a_damaged_package_is_refused_before_it_is_opened(compiled_small, file, 
         read_bundle(folder)
 
 
-def test_weights_without_a_checksum_are_refused(compiled_small):
-    manifest = read_bundle(compiled_small)
+def test_weights_without_a_checksum_are_refused(compiled):
+    manifest = read_bundle(compiled)
     del manifest.files[aoti.WEIGHTS]
     with pytest.raises(KvcastError, match=r"no .*weights\.safetensors with a checksum"):
-        AotiEncoderDecoder(compiled_small, manifest, threads=1)
+        open_programs(compiled, manifest, threads=1)
 
 
 def test_operators_that_are_left_are_none_of_ours(whisper_step):

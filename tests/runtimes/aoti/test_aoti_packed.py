@@ -10,17 +10,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
-from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch import Tensor
 
 from kvcast.bundle.manifest import Manifest
-from kvcast.bundle.writing import seal
 from kvcast.errors import KvcastError, LibraryMissingError
-from kvcast.models.nn.feed_forward import Router
-from kvcast.models.ops.experts import mixture_of_experts
 from kvcast.runtimes.aoti import lowering as aoti
 from kvcast.runtimes.aoti import packed as aoti_packed
-from kvcast.runtimes.aoti.precision import Precision
 from kvcast.runtimes.aoti.runtime import CompiledProgram, open_programs
 from kvcast.runtimes.lowering.signatures import Signature
 from kvcast.runtimes.native import build, library
@@ -30,35 +25,16 @@ from kvcast.runtimes.native.programs import WEIGHTS, Program
 from kvcast.runtimes.native.runtime import Weights
 from kvcast.runtimes.target import BuildOptions
 from kvcast.runtimes.targets import TARGETS
-from kvcast.spec.blocks import CodedMatrix, rounded
 from kvcast.spec.phases import ignore_phase
 from kvcast.spec.runtimes import BundlePrecision
-
-WIDTH, OUTPUTS, TOKENS, EXPERTS = 64, 150, 70, 3
-
-
-class Everything(nn.Module):
-    """Products with and without a bias, a table that is looked up and multiplied, and experts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(TOKENS, WIDTH)
-        self.up = nn.Linear(WIDTH, OUTPUTS)
-        self.router = Router(WIDTH, EXPERTS, bias=False)
-        self.gate_up = nn.Parameter(torch.randn(EXPERTS, 2 * 96, WIDTH) / 8)
-        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, 96) / 8)
-        # Whole numbers have one sum, in whatever order.
-        self.router.weight.data = torch.randint(-3, 4, (EXPERTS, WIDTH)).float()
-
-    def forward(self, ids_n: Tensor, hidden_nx: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mixed = mixture_of_experts(hidden_nx, self.router(hidden_nx), self.gate_up, self.down, 2)
-        return self.table(ids_n), self.up(hidden_nx), linear(mixed, self.table.weight)
-
-
-def own_codes(name: str) -> CodedMatrix | None:
-    """What a checkpoint has of one matrix, which is nothing that rounding would give."""
-    matrix = np.random.default_rng(1).normal(size=(TOKENS, WIDTH)).astype(np.float32)
-    return rounded(matrix) if name == "table.weight" else None
+from runtimes.aoti.small_package import (
+    OUTPUTS,
+    TOKENS,
+    WIDTH,
+    compiled_products,
+    own_codes,
+    signature,
+)
 
 
 @dataclass(frozen=True)
@@ -75,34 +51,8 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory) -> Case:
-    torch.manual_seed(0)
-    rows = torch.export.Dim("rows")
-    signature = Signature(
-        program=Everything().requires_grad_(False),
-        arguments=(torch.zeros(4, dtype=torch.int64), torch.zeros(4, WIDTH)),
-        sizes=({0: rows}, {0: rows}),
-        inputs=["ids", "hidden"],
-        outputs=["rows", "ups", "logits"],
-    )
-    folder = tmp_path_factory.mktemp("packed") / "bundle"
-    folder.mkdir()
-    precision = Precision(quantize="int4")
-    graphs = aoti.lower({"decode": signature}, precision, folder, blocks_of=own_codes)
-    seal(
-        folder,
-        Manifest(
-            family="decoder",
-            runtime="aoti",
-            quantize="int4",
-            dimensions={},
-            cache=(),
-            graphs=graphs,
-            source={},
-            tools={},
-        ),
-    )
-    return Case(signature, folder)
+def case() -> Case:
+    return Case(signature(), compiled_products())
 
 
 def given(rows: int) -> tuple[Tensor, Tensor]:
@@ -132,8 +82,8 @@ def on_own_kernels(case: Case, folder: Path, inputs: tuple[Tensor, Tensor]) -> l
 def test_a_package_gives_what_kvcasts_own_runtime_gives_bit_for_bit(case, rows, tmp_path):
     wanted = on_own_kernels(case, tmp_path, given(rows))
     for threads in (1, 3):
-        found = case.open(threads)(given(rows), {})
-        for mine, own in zip(found, wanted, strict=True):
+        results = case.open(threads)(given(rows), {})
+        for mine, own in zip(results, wanted, strict=True):
             np.testing.assert_array_equal(mine.numpy(), own)
 
 

@@ -16,6 +16,8 @@ from kvcast.runtimes.base import Runtime
 from kvcast.text.model import TextModel
 from runtimes.executorch.small_models import FILE, built
 
+# Of ExecuTorch, whose exports take long, the others have an encoder-decoder.
+pytestmark = pytest.mark.slow
 _CLOSE = 1e-3
 # Prompts longer than a chunk, and than the window.
 _PROMPTS = [np.arange(300) * 7 % MIXED.vocab_size, np.array([3, 1, 4, 1, 5])]
@@ -100,7 +102,6 @@ def test_the_caller_in_cpp_writes_the_same_tokens(tmp_path: Path) -> None:
     assert list(map(int, done.stdout.split())) == expected[: min([steps, *ends])]
 
 
-@pytest.mark.slow
 def test_a_unilm_writes_and_embeds_as_eager_does() -> None:
     runtime, eager = (opened(EXECUTORCH["unilm"], runtime=name) for name in ("executorch", "eager"))
     sources = [np.arange(9), np.array([3, 1, 4])]

@@ -30,18 +30,17 @@ from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.whisper.strategies import BeamSearch, Greedy, Sampling, SearchRequest, Strategy
-from runtimes.executorch.small_models import CROSS_BIASED, FILE, T5, built
+from runtimes.executorch.small_models import FILE, T5, built
 
 _CLOSE = 1e-3
 _PROMPT = np.array([[3, 1, 4], [1, 5, 9]])
 _SOURCES: dict[str, Callable[[int, int], Sequence[NDArray[Any]]]] = {
     "whisper": speech,
     "t5": text,
-    "cross-biased t5": text,
 }
 
 
-@pytest.fixture(params=["whisper", T5, CROSS_BIASED])
+@pytest.fixture(params=["whisper", T5])
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -247,7 +246,7 @@ def _foreign(content: bytes) -> bytes:
     return (bundle(MIXED, runtime="executorch") / FILE).read_bytes()[: len(content)]
 
 
-@pytest.mark.parametrize("damage", [_cut, _changed, _foreign])
+@pytest.mark.parametrize("damage", [_cut, _changed, pytest.param(_foreign, marks=pytest.mark.slow)])
 def test_another_file_than_was_exported_is_refused_before_it_is_loaded(
     damage: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
