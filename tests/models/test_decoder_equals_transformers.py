@@ -114,8 +114,8 @@ def test_logits_of_every_position_whatever_the_chunk(pair, chunk):
     cache, logits = runtime.new_cache(1, LENGTH), []
     for start in range(0, LENGTH, chunk):
         piece = tokens[start : start + chunk]
-        found, cache = runtime.decode([piece], cache, positions=range(len(piece)))
-        logits.append(found[0].copy())
+        step, cache = runtime.decode([piece], cache, positions=range(len(piece)))
+        logits.append(step[0].copy())
     whole = expected(oracle, tokens)
     assert np.abs(whole).max() > 0.5, "logits near zero would agree by themselves"
     np.testing.assert_allclose(np.concatenate(logits), whole, atol=1e-4)

@@ -151,6 +151,6 @@ def test_the_uncached_unilm(dimensions, source_length, target_length):
     )
     segments = np.repeat([0, 1], [source_length, target_length])
     expected = unilm_in_numpy(dimensions, weights, tokens[None], segments[None])[0]
-    found = programs.whole(tokens[:source_length], tokens[source_length:])
+    actual = programs.whole(tokens[:source_length], tokens[source_length:])
     assert np.abs(expected).max() > 0.5, "logits near zero would agree by themselves"
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(actual, expected, atol=1e-4)

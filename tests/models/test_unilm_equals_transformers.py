@@ -78,9 +78,9 @@ def test_targets_of_sources_of_different_lengths_token_by_token(pair):
     for tokens in targets.T:
         logits, cache = runtime.decode([token[None] for token in tokens], cache)
         steps.append(logits[:, 0].copy())
-    for source, target, found in zip(sources, targets, np.stack(steps, axis=1), strict=True):
+    for source, target, actual in zip(sources, targets, np.stack(steps, axis=1), strict=True):
         expected, _ = oracle_run(oracle, source, target)
-        np.testing.assert_allclose(found, expected[len(source) - 1 :], atol=1e-4)
+        np.testing.assert_allclose(actual, expected[len(source) - 1 :], atol=1e-4)
 
 
 def test_embeddings_are_the_first_hidden_state_through_the_pooler(pair):
@@ -89,6 +89,6 @@ def test_embeddings_are_the_first_hidden_state_through_the_pooler(pair):
     tensors = tensors_of(oracle)
     first = np.stack([oracle_run(oracle, source, source[:0])[1][0] for source in sources])
     expected = first @ tensors["pooler.weight"].T + tensors["pooler.bias"]
-    found = runtime.embed(sources)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    embedded = runtime.embed(sources)
+    assert embedded.dtype == np.float32
+    np.testing.assert_allclose(embedded, expected, atol=1e-4)

@@ -60,17 +60,17 @@ def asked(name: str, tokens_s: Int64) -> TokenProbabilityQuery:
     return TokenProbabilityQuery(range(len(tokens_s) - 1), tokens_s[1:], among_v.astype(np.float32))
 
 
-def assert_as_openai(name: str, found: Any, features_mt: Float32, tokens_s: Int64) -> None:
+def assert_as_openai(name: str, alignment: Any, features_mt: Float32, tokens_s: Int64) -> None:
     """Probabilities are those of `asked`."""
     scores_hst, logits_sv = openais(name, features_mt, tokens_s)
     assert np.ptp(scores_hst) > 1
-    assert found.scores_hst.dtype == np.float32
-    assert found.scores_hst.shape == scores_hst.shape
-    np.testing.assert_allclose(centred(found.scores_hst), centred(scores_hst), atol=TOLERANCE)
+    assert alignment.scores_hst.dtype == np.float32
+    assert alignment.scores_hst.shape == scores_hst.shape
+    np.testing.assert_allclose(centred(alignment.scores_hst), centred(scores_hst), atol=TOLERANCE)
     sought = asked(name, tokens_s)
     weights_pv = np.exp(logits_sv[:-1] + sought.among_v)
     expected_p = weights_pv[sought.positions, sought.tokens_p] / weights_pv.sum(axis=1)
-    np.testing.assert_allclose(found.probabilities_p, expected_p, rtol=TOLERANCE)
+    np.testing.assert_allclose(alignment.probabilities_p, expected_p, rtol=TOLERANCE)
 
 
 def test_scores_and_logits_of_two_inputs_after_one_another(name: str, runtime: EncoderDecoder):
@@ -83,8 +83,8 @@ def test_scores_and_logits_of_two_inputs_after_one_another(name: str, runtime: E
         else:
             cache = runtime.encode(runtime.reset(cache, [0]), [0], *source)
             cache = runtime.reset(cache, [0], [0])
-        found = runtime.align(tokens_s, cache, 0, asked(name, tokens_s))
-        assert_as_openai(name, found, source[0][0], tokens_s)
+        alignment = runtime.align(tokens_s, cache, 0, asked(name, tokens_s))
+        assert_as_openai(name, alignment, source[0][0], tokens_s)
         assert cache.lengths.tolist() == [0]
 
 
@@ -99,8 +99,8 @@ def test_a_row_is_aligned_while_beams_of_other_inputs_go_on(name: str, runtime: 
     cache = runtime.reset(undisturbed, [0, 1, 2, 3], [1, 0, 1, 0])
     _, cache = stepped(runtime, cache, other[:1, :3], [0])
     _, cache = stepped(runtime, cache, given[:, :4], [1, 3])
-    found = runtime.align(tokens_s, cache, 2, asked(name, tokens_s))
-    assert_as_openai(name, found, source[0][1], tokens_s)
+    alignment = runtime.align(tokens_s, cache, 2, asked(name, tokens_s))
+    assert_as_openai(name, alignment, source[0][1], tokens_s)
     continued, cache = stepped(runtime, cache, given[:, 4:], [1, 3])
     np.testing.assert_allclose(continued, expected, atol=TOLERANCE)
     assert cache.lengths.tolist() == [3, 8, 0, 8]
@@ -120,7 +120,10 @@ def test_scores_are_eagers_as_they_are(name: str, runtime: EncoderDecoder):
     """What openai-whisper's keys lack is here, too."""
     source, (tokens_s,) = speech(1, 8), random_tokens(1, 7, seed=9)
     eager = opened(RUNTIMES[name][0], runtime="eager")
-    scores = [one.align(tokens_s, encoded(one, source), 0).scores_hst for one in (runtime, eager)]
+    scores = [
+        candidate.align(tokens_s, encoded(candidate, source), 0).scores_hst
+        for candidate in (runtime, eager)
+    ]
     np.testing.assert_allclose(*scores, atol=TOLERANCE)
 
 
@@ -135,18 +138,19 @@ def test_int8_keys_give_their_channels_back():
     cache = runtime.reset(cache, range(3), [2, 0, 1])
     for row, slot in ((0, 2), (1, 0), (2, 1)):
         expected = eager.align(tokens_s, encoded(eager, (features[[slot]],)), 0).scores_hst
-        found = runtime.align(tokens_s, cache, row).scores_hst
-        error = np.abs(centred(found) - centred(expected)).max()
+        scores = runtime.align(tokens_s, cache, row).scores_hst
+        error = np.abs(centred(scores) - centred(expected)).max()
         assert 0 < error < 0.02 * np.ptp(expected)
 
 
 def test_a_quantised_models_scores_are_close():
     source, (tokens_s,) = speech(1, 12), random_tokens(1, 12, seed=13)
     quantised, eager = (opened(SMALL, "int8"), opened(SMALL, runtime="eager"))
-    found, expected = (
-        one.align(tokens_s, encoded(one, source), 0).scores_hst for one in (quantised, eager)
+    scores, expected = (
+        candidate.align(tokens_s, encoded(candidate, source), 0).scores_hst
+        for candidate in (quantised, eager)
     )
-    assert 1e-3 < np.abs(found - expected).max() < 0.1 * np.ptp(expected)
+    assert 1e-3 < np.abs(scores - expected).max() < 0.1 * np.ptp(expected)
 
 
 def test_tokens_that_do_not_fit_are_refused(runtime: EncoderDecoder):

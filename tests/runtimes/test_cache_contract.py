@@ -28,15 +28,15 @@ def test_step_by_step_equals_all_at_once(subject: Subject) -> None:
     runtime, given = subject.runtime, random_tokens(2, 12, seed=1)
     expected = whole(runtime, subject.source(2, 0), given)
     cache = encoded(runtime, subject.source(2, 0))
-    found = []
+    steps = []
     for start, stop in ((0, 3), (3, 4), (4, 5), (5, 9), (9, 12)):
         logits, cache = runtime.decode(
             list(given[:, start:stop]), cache, positions=range(stop - start)
         )
-        found.append(logits.copy())
+        steps.append(logits.copy())
     assert cache.lengths.tolist() == [12, 12]
     assert np.ptp(expected) > 1
-    np.testing.assert_allclose(np.concatenate(found, axis=1), expected, atol=TOLERANCE)
+    np.testing.assert_allclose(np.concatenate(steps, axis=1), expected, atol=TOLERANCE)
 
 
 def test_batch_of_different_inputs_equals_one_by_one(subject: Subject) -> None:
@@ -71,12 +71,12 @@ def test_inputs_that_are_read_by_different_numbers_of_rows(subject: Subject) -> 
     cache = runtime.encode(runtime.new_cache(6, 32, inputs=3), range(3), *inputs)
     cache = runtime.reset(cache, range(6), reads)
     given = random_tokens(6, 6, seed=32)
-    found, cache = stepped(runtime, cache, given[:, :4])
+    first, cache = stepped(runtime, cache, given[:, :4])
     some = [1, 2, 5]
     more, _ = stepped(runtime, cache, given[some, 4:], some)
     for row, slot in enumerate(reads):
         expected = alone(runtime, inputs, slot, given[row])
-        np.testing.assert_allclose(found[row], expected[:4], atol=TOLERANCE)
+        np.testing.assert_allclose(first[row], expected[:4], atol=TOLERANCE)
         if row in some:
             np.testing.assert_allclose(more[some.index(row)], expected[4:], atol=TOLERANCE)
 
@@ -115,8 +115,8 @@ def test_a_slot_that_was_filled_again_equals_a_fresh_one(subject: Subject) -> No
     cache = subject.runtime.reset(cache, [0, 1])
     cache = subject.runtime.encode(cache, [0, 1], *subject.source(2, 51))
     cache = subject.runtime.reset(cache, [0, 1], [0, 1])
-    found, _ = stepped(subject.runtime, cache, given)
-    np.testing.assert_array_equal(found, expected)
+    actual, _ = stepped(subject.runtime, cache, given)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_a_slot_that_is_read_cannot_be_filled(subject: Subject) -> None:
@@ -147,20 +147,20 @@ def test_garbage_in_unused_slots_changes_nothing(subject: Subject) -> None:
     given = random_tokens(2, 8, seed=7)
     expected = whole(subject.runtime, subject.source(2, 6), given)
     cache = encoded(subject.runtime, subject.source(2, 6))
-    found = []
+    steps = []
     for position in range(8):
         overwrite_unused_positions(cache, 1e4)
         logits, cache = subject.runtime.decode(list(given[:, position : position + 1]), cache)
-        found.append(logits.copy())
-    np.testing.assert_allclose(np.concatenate(found, axis=1), expected, atol=TOLERANCE)
+        steps.append(logits.copy())
+    np.testing.assert_allclose(np.concatenate(steps, axis=1), expected, atol=TOLERANCE)
 
 
 def test_second_input_equals_itself_alone(subject: Subject) -> None:
     given = random_tokens(1, 10, seed=8)
     expected = whole(subject.runtime, subject.source(1, 10), given)
     whole(subject.runtime, subject.source(1, 9), random_tokens(1, 20, seed=11))
-    found = whole(subject.runtime, subject.source(1, 10), given)
-    np.testing.assert_array_equal(found, expected)
+    actual = whole(subject.runtime, subject.source(1, 10), given)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_what_becomes_of_an_input_after_it_was_encoded_changes_nothing(subject: Subject) -> None:
@@ -172,14 +172,14 @@ def test_what_becomes_of_an_input_after_it_was_encoded_changes_nothing(subject: 
         part[...] = np.nan if part.dtype.kind == "f" else 1
     # The same memory holds an encoder's output again, for speech one of NaN.
     encoded(subject.runtime, source)
-    found, _ = stepped(subject.runtime, cache, given)
-    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    actual, _ = stepped(subject.runtime, cache, given)
+    np.testing.assert_allclose(actual, expected, atol=TOLERANCE)
 
 
 def test_interleaved_caches_do_not_see_each_other(subject: Subject) -> None:
     given = [random_tokens(1, 6, seed=12), random_tokens(1, 6, seed=13)]
     inputs = [subject.source(1, 14), subject.source(1, 15)]
-    caches = [encoded(subject.runtime, one) for one in inputs]
+    caches = [encoded(subject.runtime, features) for features in inputs]
     seen: list[list[Float32]] = [[], []]
     for position in range(6):
         for i in (0, 1):

@@ -122,8 +122,8 @@ class CacheMachine(RuleBasedStateMachine):
         if max(len(self.histories[row]) for row in rows) + 4 > CAPACITY:
             return
         logits, self.cache = self.runtime.decode(tokens, self.cache, rows)
-        found = logits.copy()
-        for row, new, seen in zip(rows, tokens, found, strict=True):
+        kept = logits.copy()
+        for row, new, seen in zip(rows, tokens, kept, strict=True):
             self.histories[row] += new.tolist()
             slot = self.reads[row]
             assert slot is not None

@@ -24,20 +24,21 @@ def logits_of(runtime: EncoderDecoder, source: tuple, seed: int, together: Barri
     cache = runtime.new_cache(rows=2, capacity=20, inputs=len(source[0]))
     cache = runtime.encode(cache, range(len(source[0])), *source)
     cache = runtime.reset(cache, [0, 1], [0, len(source[0]) - 1])
-    found = []
+    steps = []
     for new in (1 + seed % 5, *[1] * 12):
         tokens = generator.integers(0, 300, (2, new))
         logits, cache = runtime.decode(tokens, cache)
-        found.append(logits[:, -1].copy())
-    return np.stack(found)
+        steps.append(logits[:, -1].copy())
+    return np.stack(steps)
 
 
 def check(runtime: EncoderDecoder, sources: list[tuple]) -> None:
-    alone = [logits_of(runtime, one, seed, Barrier(1)) for seed, one in enumerate(sources)]
+    alone = [logits_of(runtime, source, seed, Barrier(1)) for seed, source in enumerate(sources)]
     together = Barrier(len(sources))
     with ThreadPoolExecutor(len(sources)) as pool:
         calls = [
-            pool.submit(logits_of, runtime, one, seed, together) for seed, one in enumerate(sources)
+            pool.submit(logits_of, runtime, source, seed, together)
+            for seed, source in enumerate(sources)
         ]
         for expected, call in zip(alone, calls, strict=True):
             np.testing.assert_allclose(call.result(), expected, atol=1e-4)
@@ -75,11 +76,11 @@ def test_threads_with_a_model_each_do_not_disturb_each_other():
 def written(folder: Path, together: Barrier) -> np.ndarray:
     """Open a model for oneself and write with it: logits [3 * steps, rows, vocab]."""
     together.wait(timeout=600)
-    found = []
+    steps = []
     for seed in range(3):
         generator, runtime = np.random.default_rng(seed), open_folder(folder)
         cache = runtime.new_cache(2, 40)
         for new in (9, *[1] * 12):
             logits, cache = runtime.decode(generator.integers(0, 160, (2, new)), cache)
-            found.append(logits[:, -1].copy())
-    return np.stack(found)
+            steps.append(logits[:, -1].copy())
+    return np.stack(steps)

@@ -147,8 +147,8 @@ def spoil(cache):
 
 def test_beams_that_change_places_go_on_from_their_new_pasts(runtime, whole):
     prompt = random_tokens(11, seed=4)
-    _, one = in_chunks(runtime, [prompt], chunk=16)
-    cache = runtime.fork(one, [0, 0, 0])
+    _, filled_cache = in_chunks(runtime, [prompt], chunk=16)
+    cache = runtime.fork(filled_cache, [0, 0, 0])
     histories = [prompt] * 3
     for step, parents in enumerate([[0, 1, 2], [1, 1, 0], [2, 0, 0], [0, 0, 0], [1, 2, 0]]):
         cache = runtime.reorder(cache, parents)
@@ -264,9 +264,9 @@ def test_the_caller_may_overwrite_logits(runtime, whole):
     cache = runtime.new_cache(2, 16)
     for token in prompt:
         logits, cache = runtime.decode(one_each([token, token]), cache)
-        found = logits[:, 0].copy()
+        last = logits[:, 0].copy()
         logits[...] = np.nan
-    np.testing.assert_allclose(found, [whole(prompt)[-1]] * 2, atol=TOLERANCE)
+    np.testing.assert_allclose(last, [whole(prompt)[-1]] * 2, atol=TOLERANCE)
 
 
 def test_too_many_positions_are_one_line(runtime):

@@ -222,12 +222,12 @@ def test_inputs_that_fill_every_slot_are_not_copied() -> None:
 def test_positions_of_inputs_grow_with_a_longer_one_and_shrink_once_it_is_gone() -> None:
     runtime = Keeper()
     cache = runtime.new_cache(2, CAPACITY, inputs=3)
-    found = []
+    sizes = []
     for slot, number in ((0, 1), (1, 4), (1, 2), (1, 0)):
         cache = runtime.encode(cache, [slot], *inputs(number))
-        found.append(cache.memory.slots.parts[0].shape[2])
+        sizes.append(cache.memory.slots.parts[0].shape[2])
     # 5 positions are kept for 3: they would have to be made anew before long.
-    assert found == [2, 5, 5, 2]
+    assert sizes == [2, 5, 5, 2]
 
 
 def test_a_ring_is_adopted_by_one_of_another_size() -> None:

@@ -181,8 +181,8 @@ def test_what_lies_in_unused_slots_changes_nothing(runtime, last):
 
 def test_beams_that_change_places_go_on_from_their_new_pasts(runtime, last):
     (source,) = random_rows(11)
-    _, one = filled(runtime, [source])
-    cache = runtime.fork(one, [0, 0, 0])
+    _, filled_cache = filled(runtime, [source])
+    cache = runtime.fork(filled_cache, [0, 0, 0])
     targets = [NOTHING] * 3
     for step, order in enumerate([[0, 1, 2], [1, 1, 0], [2, 0, 0], [0, 0, 0], [1, 2, 0]]):
         cache = runtime.reorder(cache, order)
@@ -274,11 +274,11 @@ def test_too_many_positions_are_one_line(runtime):
 
 def test_greedy_targets_are_the_same_tokens_as_eager(eager, runtime):
     written = []
-    for one in (eager, runtime):
-        logits, cache = filled(one, random_rows(8, 3, 20))
+    for candidate in (eager, runtime):
+        logits, cache = filled(candidate, random_rows(8, 3, 20))
         tokens = [logits.argmax(-1)]
         for _ in range(40):
-            logits, cache = one.decode(one_each(tokens[-1]), cache)
+            logits, cache = candidate.decode(one_each(tokens[-1]), cache)
             tokens.append(logits[:, 0].argmax(-1))
         written.append(np.stack(tokens))
     np.testing.assert_array_equal(*written)

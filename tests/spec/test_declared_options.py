@@ -255,8 +255,8 @@ def test_type_checkers_check_the_keywords(tmp_path: Path):
     file.write_text(TYPED + "\n".join(MISTAKES) + "\n")
     # In the repository, with its settings, so that both share a cache.
     words = [sys.executable, "-m", "mypy", "--no-error-summary", str(file)]
-    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    lines = {int(line.split(":")[1]) for line in found.splitlines() if ": error:" in line}
+    report = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    lines = {int(line.split(":")[1]) for line in report.splitlines() if ": error:" in line}
     first = TYPED.count("\n") + 1
     assert lines == set(range(first, first + len(MISTAKES)))
 

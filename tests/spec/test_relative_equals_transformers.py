@@ -39,16 +39,16 @@ def test_every_distance_falls_into_the_bucket_of_transformers(
     theirs = T5Attention._relative_position_bucket(
         torch.from_numpy(EVERY), bidirectional, buckets, max_distance
     )
-    found = bucket_of(EVERY, buckets, max_distance, bidirectional=bidirectional)
-    assert found.dtype == np.int64
-    np.testing.assert_array_equal(found, theirs.numpy())
+    buckets_of = bucket_of(EVERY, buckets, max_distance, bidirectional=bidirectional)
+    assert buckets_of.dtype == np.int64
+    np.testing.assert_array_equal(buckets_of, theirs.numpy())
 
 
 def test_borders_that_are_powers_of_two_are_exact():
     # Of 32 one-directional buckets over 128, the upper half is 16 * 8 ** (i / 16): 16 * 2 ** j at
     # every 16 / 3, and of 32 two-directional ones 8 * 16 ** (i / 8): 8 * 2 ** j at every second.
-    found = bucket_of(-np.array([7, 8, 15, 16, 31, 32, 63, 64]), 32, 128, bidirectional=True)
-    assert found.tolist() == [7, 8, 9, 10, 11, 12, 13, 14]
+    buckets_of = bucket_of(-np.array([7, 8, 15, 16, 31, 32, 63, 64]), 32, 128, bidirectional=True)
+    assert buckets_of.tolist() == [7, 8, 9, 10, 11, 12, 13, 14]
 
 
 @settings(deadline=None)
@@ -60,16 +60,16 @@ def test_buckets_only_grow_with_distance_and_the_last_holds_all_from_the_largest
 ):
     max_distance = buckets // 2 + spare
     directions = 2 if bidirectional else 1
-    found = bucket_of(-EVERY[EVERY <= 0], buckets, max_distance, bidirectional=bidirectional)
+    buckets_of = bucket_of(-EVERY[EVERY <= 0], buckets, max_distance, bidirectional=bidirectional)
     earlier = bucket_of(EVERY[EVERY <= 0][::-1], buckets, max_distance, bidirectional=bidirectional)
     assert (np.diff(earlier) >= 0).all()
     assert earlier[0] == 0
     assert earlier[max_distance + beyond] == buckets // directions - 1
     expected = earlier[::-1][:-1] + buckets // 2 if bidirectional else 0 * earlier[:-1]
-    np.testing.assert_array_equal(found[:-1], expected)
+    np.testing.assert_array_equal(buckets_of[:-1], expected)
 
 
 def test_any_shape_is_kept():
     distances = EVERY[:24].reshape(2, 3, 4)
-    found = bucket_of(distances, 32, 128, bidirectional=True)
-    assert found.shape == distances.shape
+    buckets_of = bucket_of(distances, 32, 128, bidirectional=True)
+    assert buckets_of.shape == distances.shape

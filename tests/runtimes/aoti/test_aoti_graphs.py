@@ -344,7 +344,7 @@ def test_a_tuned_program_finds_its_own_layout_of_its_weights_and_tells_nothing(t
         ),
     )
     hidden = torch.randn(3, 64).bfloat16()
-    (found,) = open_programs(tmp_path, manifest, threads=1)["encode"]([hidden], {})
-    torch.testing.assert_close(found, linear(hidden).float(), atol=0.02, rtol=0.02)
+    (result,) = open_programs(tmp_path, manifest, threads=1)["encode"]([hidden], {})
+    torch.testing.assert_close(result, linear(hidden).float(), atol=0.02, rtol=0.02)
     with safe_open(tmp_path / aoti.WEIGHTS, "pt") as weights:
         assert any(name.startswith("encode/") for name in weights.keys())  # noqa: SIM118

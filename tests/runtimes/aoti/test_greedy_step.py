@@ -73,8 +73,8 @@ def test_steps_write_what_the_eager_operators_write(made, products: str):
 
 
 def test_slots_are_powers_of_two_up_to_the_capacity():
-    found = [slots_for(n, 448) for n in (1, 128, 129, 256, 257, 448)]
-    assert found == [128, 128, 256, 256, 448, 448]
+    slots = [slots_for(n, 448) for n in (1, 128, 129, 256, 257, 448)]
+    assert slots == [128, 128, 256, 256, 448, 448]
 
 
 def test_a_sum_is_the_product():

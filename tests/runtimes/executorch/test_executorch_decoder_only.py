@@ -63,15 +63,15 @@ def test_rows_that_are_cut_back_are_eagers() -> None:
     for runtime in _decoders():
         cache = runtime.new_cache(2, 400)
         _, cache = runtime.decode(_PROMPTS, cache)
-        found = []
+        logits = []
         for ahead in (1, 0, 1):
             assert cache.revocable(0, 1, ahead) == ahead
             fed = [np.arange(1 + ahead), np.array([7, 7])]
-            one, cache = runtime.decode(fed[:1], cache, [0], range(1 + ahead))
-            other, cache = runtime.decode(fed[1:], cache, [1], range(2))
+            first, cache = runtime.decode(fed[:1], cache, [0], range(1 + ahead))
+            second, cache = runtime.decode(fed[1:], cache, [1], range(2))
             cache = runtime.truncate(cache, [0, 1], cache.lengths - [ahead, 1])
-            found += [*one[0], *other[0]]
-        results.append(np.stack(found))
+            logits += [*first[0], *second[0]]
+        results.append(np.stack(logits))
     np.testing.assert_allclose(*results, atol=_CLOSE)
 
 
@@ -84,8 +84,10 @@ def test_the_decoding_loop_writes_eagers_texts(options: dict[str, Any]) -> None:
     texts = []
     for runtime in _decoders():
         model = TextModel(runtime, Letters(), MIXED)
-        found = model.generate(["once upon a time.", "no"], max_new_tokens=24, **options)
-        each = [text for texts in found for text in (texts if isinstance(texts, list) else [texts])]
+        generated = model.generate(["once upon a time.", "no"], max_new_tokens=24, **options)
+        each = [
+            text for texts in generated for text in (texts if isinstance(texts, list) else [texts])
+        ]
         texts.append([(text.text, text.tokens) for text in each])
     assert texts[0] == texts[1]
 

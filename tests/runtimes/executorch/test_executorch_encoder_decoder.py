@@ -104,7 +104,7 @@ class _Part(Input):
 
     @classmethod
     def batch(cls, inputs: Sequence["_Part"]) -> tuple[NDArray[Any], ...]:
-        return tuple(map(np.stack, zip(*(one.parts for one in inputs), strict=True)))
+        return tuple(map(np.stack, zip(*(part.parts for part in inputs), strict=True)))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_decoding_loop_finds_eagers_candidates(
     name: str, pair: tuple[EncoderDecoder, EncoderDecoder], strategy: Strategy
 ) -> None:
     source = _SOURCES[name](2, 4)
-    found = []
+    results = []
     for runtime in pair:
         requests = [
             SearchRequest(
@@ -129,12 +129,12 @@ def test_the_decoding_loop_finds_eagers_candidates(
         scheduler = Scheduler(runtime, rows=2 * strategy.width, capacity=32, inputs=2)
         for _ in scheduler.run(requests):
             pass
-        found.append([request.search.candidates() for request in requests])
-    for one, other in zip(*found, strict=True):
-        assert [candidate.tokens for candidate in one] == [candidate.tokens for candidate in other]
+        results.append([request.search.candidates() for request in requests])
+    for own, eagers in zip(*results, strict=True):
+        assert [candidate.tokens for candidate in own] == [candidate.tokens for candidate in eagers]
         np.testing.assert_allclose(
-            [candidate.sum_logprob for candidate in one],
-            [candidate.sum_logprob for candidate in other],
+            [candidate.sum_logprob for candidate in own],
+            [candidate.sum_logprob for candidate in eagers],
             atol=_CLOSE,
         )
 

@@ -16,8 +16,8 @@ def in_whole_range(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
     return (np.rint((blocks - least) / step) * step + least).reshape(matrix.shape)
 
 
-def error(found: NDArray[np.float32], matrix: NDArray[np.float32]) -> float:
-    return float(np.square(found - matrix).mean() / matrix.var())
+def error(numbers: NDArray[np.float32], matrix: NDArray[np.float32]) -> float:
+    return float(np.square(numbers - matrix).mean() / matrix.var())
 
 
 @pytest.mark.parametrize(("shift", "tail"), [(0, 0.0), (3, 0.0), (0, 0.5)])
@@ -25,10 +25,10 @@ def test_the_search_beats_the_whole_range(shift: float, tail: float) -> None:
     generator = np.random.default_rng(0)
     matrix = generator.normal(shift, 1, (48, 96)) + tail * generator.standard_t(3, (48, 96))
     matrix = matrix.astype(np.float32)
-    found = searched(matrix)
-    assert found.codes.dtype == np.uint8
-    assert found.codes.max() == 15
-    assert error(found.numbers(), matrix) < 0.9 * error(in_whole_range(matrix), matrix)
+    blocks = searched(matrix)
+    assert blocks.codes.dtype == np.uint8
+    assert blocks.codes.max() == 15
+    assert error(blocks.numbers(), matrix) < 0.9 * error(in_whole_range(matrix), matrix)
 
 
 def test_even_steps_and_constant_blocks_are_exact() -> None:
@@ -44,8 +44,8 @@ def test_errors_count_by_the_weights_of_their_inputs() -> None:
     matrix = generator.normal(size=(100, 96)).astype(np.float32)
     weights = np.exp(2 * generator.normal(size=96)).astype(np.float32)
 
-    def weighted_error(found: CodedMatrix) -> float:
-        return float((weights * np.square(found.numbers() - matrix)).mean())
+    def weighted_error(blocks: CodedMatrix) -> float:
+        return float((weights * np.square(blocks.numbers() - matrix)).mean())
 
     assert weighted_error(searched(matrix, weights)) < 0.8 * weighted_error(searched(matrix))
 
@@ -53,5 +53,5 @@ def test_errors_count_by_the_weights_of_their_inputs() -> None:
 def test_only_what_weights_are_to_each_other_in_a_block_matters() -> None:
     matrix = np.random.default_rng(3).normal(size=(20, 64)).astype(np.float32)
     weights = np.repeat(np.float32([1e-30, 1e30]), 32)
-    found, expected = searched(matrix, weights), searched(matrix)
-    np.testing.assert_array_equal(found.numbers(), expected.numbers())
+    blocks, expected = searched(matrix, weights), searched(matrix)
+    np.testing.assert_array_equal(blocks.numbers(), expected.numbers())

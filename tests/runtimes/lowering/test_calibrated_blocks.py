@@ -38,9 +38,9 @@ def short(dimensions: DecoderDimensions) -> DecoderPrograms:
 
 
 def matrices(programs: DecoderPrograms) -> dict[str, NDArray[np.float32]]:
-    found = programs.decode.state_dict()
+    weights = programs.decode.state_dict()
     return {
-        name: found[name].numpy().copy()
+        name: weights[name].numpy().copy()
         for layer in range(programs.dimensions.layers)
         for name in (f"decoder.layers.{layer}.{part}.weight" for part in NAMES)
     }
@@ -48,17 +48,17 @@ def matrices(programs: DecoderPrograms) -> dict[str, NDArray[np.float32]]:
 
 def inputs_of(programs: DecoderPrograms, seed: int) -> dict[str, NDArray[np.float32]]:
     """What each matrix is given in a text, [positions, inputs]."""
-    found: dict[str, NDArray[np.float32]] = {}
+    inputs: dict[str, NDArray[np.float32]] = {}
 
     def keep(name: str, given: torch.Tensor) -> None:
-        found[name] = given.flatten(0, -2).numpy()
+        inputs[name] = given.flatten(0, -2).numpy()
 
     for name in matrices(programs):
         matrix = programs.decode.get_submodule(name.removesuffix(".weight"))
         matrix.register_forward_pre_hook(lambda _, given, name=name: keep(name, *given))
     text = write_text(programs, 512, seed)
     decode_from_the_start(programs, text)
-    return found
+    return inputs
 
 
 @pytest.mark.parametrize("dimensions", [LLAMA, MISTRAL, QWEN2, GEMMA3])
@@ -67,17 +67,17 @@ def test_what_matrices_give_is_nearer_in_another_text_as_well(
 ) -> None:
     programs = short(dimensions)
     exact = matrices(programs)
-    found = calibrate(programs, no_blocks, ignore_phase)
-    assert found.record == {"calibrated": len(exact), "kept": 0, "tokens": 512, "seed": 0}
-    assert found.blocks_of("decoder.embedding.weight") is None
-    assert found.blocks_of("decoder.head.weight") is None
+    calibrated = calibrate(programs, no_blocks, ignore_phase)
+    assert calibrated.record == {"calibrated": len(exact), "kept": 0, "tokens": 512, "seed": 0}
+    assert calibrated.blocks_of("decoder.embedding.weight") is None
+    assert calibrated.blocks_of("decoder.head.weight") is None
     nearer = []
     for name, inputs in inputs_of(short(dimensions), seed=1).items():
-        blocks = found.blocks_of(name)
+        blocks = calibrated.blocks_of(name)
         assert blocks is not None
         own, plain = (
-            np.square(inputs @ (one.numbers() - exact[name]).T).mean()
-            for one in (blocks, searched(exact[name]))
+            np.square(inputs @ (coded.numbers() - exact[name]).T).mean()
+            for coded in (blocks, searched(exact[name]))
         )
         nearer.append(own / plain)
     assert np.mean(nearer) < 0.95
@@ -89,11 +89,11 @@ def test_no_weight_changes_and_twice_gives_the_same() -> None:
     first, second = (calibrate(programs, no_blocks, ignore_phase).blocks_of for _ in range(2))
     for name, matrix in matrices(programs).items():
         np.testing.assert_array_equal(matrix, before[name])
-        one, other = first(name), second(name)
-        assert one is not None
-        assert other is not None
+        blocks, same = first(name), second(name)
+        assert blocks is not None
+        assert same is not None
         for part in ("codes", "scales", "least"):
-            np.testing.assert_array_equal(getattr(one, part), getattr(other, part))
+            np.testing.assert_array_equal(getattr(blocks, part), getattr(same, part))
 
 
 def test_a_seed_is_a_text() -> None:
@@ -108,25 +108,25 @@ def test_a_checkpoints_own_codes_are_kept_and_others_are_calibrated_beside_them(
     programs = short(LLAMA)
     name = "decoder.layers.0.attention.qkv.weight"
     own: dict[str, CodedMatrix] = {name: rounded(matrices(programs)[name])}
-    found = calibrate(programs, own.get, ignore_phase)
-    assert found.blocks_of(name) is own[name]
-    assert (found.record["calibrated"], found.record["kept"]) == (7, 1)
+    calibrated = calibrate(programs, own.get, ignore_phase)
+    assert calibrated.blocks_of(name) is own[name]
+    assert (calibrated.record["calibrated"], calibrated.record["kept"]) == (7, 1)
 
 
 def test_where_all_codes_are_the_checkpoints_no_text_is_written() -> None:
     programs = short(LLAMA)
     own = {name: rounded(matrix) for name, matrix in matrices(programs).items()}
     phases: list[str] = []
-    found = calibrate(programs, own.get, phases.append)
-    assert found.record == {"calibrated": 0, "kept": 8}
+    calibrated = calibrate(programs, own.get, phases.append)
+    assert calibrated.record == {"calibrated": 0, "kept": 8}
     assert phases == ["calibrating nothing"]
-    assert all(found.blocks_of(name) is blocks for name, blocks in own.items())
+    assert all(calibrated.blocks_of(name) is blocks for name, blocks in own.items())
 
 
 def test_inputs_that_are_no_multiple_of_a_block_are_left_to_the_lowering() -> None:
-    found = calibrate(short(replace(LLAMA, inner=40)), no_blocks, ignore_phase)
-    assert found.record["calibrated"] == 6
-    assert found.blocks_of("decoder.layers.0.feed_forward.down.weight") is None
+    calibrated = calibrate(short(replace(LLAMA, inner=40)), no_blocks, ignore_phase)
+    assert calibrated.record["calibrated"] == 6
+    assert calibrated.blocks_of("decoder.layers.0.feed_forward.down.weight") is None
 
 
 def broken(programs: DecoderPrograms) -> DecoderPrograms:

@@ -55,8 +55,8 @@ def numbers(lines: Array) -> Array:
     if lines.dtype != np.int8:
         return lines.astype(np.float64)
     codes, scales = np.split(lines, [lines.shape[-1] - SCALE_BYTES], axis=-1)
-    found: Array = codes * np.ascontiguousarray(scales).view(np.float32).astype(np.float64)
-    return found
+    scaled: Array = codes * np.ascontiguousarray(scales).view(np.float32).astype(np.float64)
+    return scaled
 
 
 def nothing(shape: tuple[int, ...], number: Any) -> Array:
@@ -93,7 +93,7 @@ class Brief:
     """Arrays are told by their shapes."""
 
     def __repr__(self) -> str:
-        told = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+        told = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         return f"{type(self).__name__}({', '.join(f'{n}={_brief(x)}' for n, x in told.items())})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:

@@ -154,7 +154,9 @@ class Matrix:
 
     def packed(self, runner: Machine) -> NDArray[np.uint8]:
         codes = guarded(self.codes)
-        scales, bias = (None if one is None else guarded(one) for one in (self.scales, self.bias))
+        scales, bias = (
+            None if array is None else guarded(array) for array in (self.scales, self.bias)
+        )
         return guarded(runner.pack(self.format, codes, scales, bias, inputs=self.shape[1]))
 
 

@@ -7,9 +7,9 @@ import ctypes
 
 from kvcast.runtimes.native.build import find_library, open_library
 
-found = find_library()
-if found is None or not found.shipped:
-    raise SystemExit(f"the wheel has no library of its sources: {found}")
+existing = find_library()
+if existing is None or not existing.shipped:
+    raise SystemExit(f"the wheel has no library of its sources: {existing}")
 library = open_library()
 library.kvcast_instructions.restype = ctypes.c_char_p
-print(found.path, library.kvcast_instructions(0).decode())
+print(existing.path, library.kvcast_instructions(0).decode())

@@ -62,14 +62,14 @@ def test_scores_are_scaled_products(heads, tokens, positions, head_dim, dtype, s
     wanted = np.einsum("shd,htd->hst", queries_shd, np.stack([meant for _, meant in keys]))
     wanted *= head_dim**-0.5
     for name in all_instructions():
-        found = []
+        results = []
         for threads in (1, 3):
             out = guarded(np.full((heads, tokens, positions), np.nan, np.float32))
             plan = scores_plan(queries_sx, [stored for stored, _ in keys], out)
             run(machine(threads, name), plan)
-            found.append(out)
-        np.testing.assert_allclose(found[0], wanted, rtol=1e-4, atol=1e-4)
-        assert np.array_equal(*found)
+            results.append(out)
+        np.testing.assert_allclose(results[0], wanted, rtol=1e-4, atol=1e-4)
+        assert np.array_equal(*results)
 
 
 def rounding_errors(scores_hst: Floats) -> NDArray[np.float64]:
@@ -174,15 +174,15 @@ def test_probabilities_are_a_softmax_of_the_product(rows, vocab, inputs, format_
     weights_rv = np.exp(logits_rv - logits_rv[:, counts_v].max(axis=1, keepdims=True)) * counts_v
     wanted_r = weights_rv[np.arange(rows), tokens_r] / weights_rv.sum(axis=1)
     for name in all_instructions():
-        found = []
+        results = []
         for threads in (1, 3):
             runner = machine(threads, name)
             packed = Packed(format_, vocab, inputs, matrix.packed(runner))
             out_r = guarded(np.full(rows, np.nan, np.float32))
             run(runner, probabilities_plan(x_rk, packed, tokens_r, among_v, out_r))
-            found.append(out_r)
-        np.testing.assert_allclose(found[0], wanted_r, rtol=1e-3, atol=1e-30)
-        assert np.array_equal(*found)
+            results.append(out_r)
+        np.testing.assert_allclose(results[0], wanted_r, rtol=1e-3, atol=1e-30)
+        assert np.array_equal(*results)
 
 
 def test_a_token_past_the_vocabulary_is_refused():

@@ -41,11 +41,11 @@ def test_many_rows_are_those_of_avx512_bit_for_bit(
     rng = np.random.default_rng(seed)
     matrix = Matrix(rng, format_, outputs, inputs, bias=True)
     x = rounded(rng.normal(size=(rows, inputs)).astype(np.float32))
-    found, expected = np.zeros((2, rows, outputs), np.float32)
-    for name, out in ((amx, found), (AVX512, expected)):
+    actual, expected = np.zeros((2, rows, outputs), np.float32)
+    for name, out in ((amx, actual), (AVX512, expected)):
         runner = machine(threads, name)
         multiply(runner, matrix, matrix.packed(runner), x, out=out)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("head_dim", [64, 40, 128])

@@ -34,8 +34,8 @@ few = settings(max_examples=25, deadline=None, suppress_health_check=list(Health
 each_set = pytest.mark.parametrize("instructions", SETS)
 
 
-def close(found: Any, expected: Any, error: float = 2e-5) -> None:
-    np.testing.assert_allclose(found, expected, rtol=error, atol=error)
+def close(actual: Any, expected: Any, error: float = 2e-5) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=error, atol=error)
 
 
 @st.composite
@@ -96,13 +96,13 @@ def check_self(call: SelfCall, threads: int, instructions: str) -> None:
         key = call.rotated(call.key)[row, kept:].swapaxes(0, 1)
         value = call.value[row, kept:].swapaxes(0, 1)
         error = {np.float32: 1e-5, np.float16: 1e-3, np.int8: 5e-2}[call.key_number]
-        found, expected = keys[row][:, slots[kept:]], stored(key, call.key_number)
-        np.testing.assert_allclose(numbers(found), numbers(expected), rtol=error, atol=error)
+        written, expected = keys[row][:, slots[kept:]], stored(key, call.key_number)
+        np.testing.assert_allclose(numbers(written), numbers(expected), rtol=error, atol=error)
         np.testing.assert_array_equal(
             values[row][:, slots[kept:]], stored(value, call.value_number)
         )
-        for found, old in ((keys, before[0]), (values, before[1])):
-            np.testing.assert_array_equal(found[row][:, others], old[row][:, others])
+        for cache, old in ((keys, before[0]), (values, before[1])):
+            np.testing.assert_array_equal(cache[row][:, others], old[row][:, others])
 
 
 @each_set
@@ -125,15 +125,15 @@ def test_a_ring(call: SelfCall, threads: int, instructions: str) -> None:
 def test_neither_threads_nor_other_rows_change_a_bit(
     call: SelfCall, ring: SelfCall, instructions: str
 ) -> None:
-    for one in (call, ring):
-        whole = one.run(1, instructions)
+    for each in (call, ring):
+        whole = each.run(1, instructions)
         for threads in (2, 3):
-            for found, same in zip(one.run(threads, instructions), whole, strict=True):
-                np.testing.assert_array_equal(found, same)
-        for row in range(len(one.query)):
-            alone = one.rows(row, row + 1).run(2, instructions)
-            for found, same in zip(alone, whole, strict=True):
-                np.testing.assert_array_equal(found[0], same[row])
+            for result, same in zip(each.run(threads, instructions), whole, strict=True):
+                np.testing.assert_array_equal(result, same)
+        for row in range(len(each.query)):
+            alone = each.rows(row, row + 1).run(2, instructions)
+            for result, same in zip(alone, whole, strict=True):
+                np.testing.assert_array_equal(result[0], same[row])
 
 
 @each_set
@@ -150,15 +150,15 @@ def test_neither_chunks_nor_a_rings_capacity_change_a_bit(
     kept = range(max(0, length + new - ring.window), length + new)
     # A cache holds what it holds, so later chunks find it as the past.
     pasts = [
-        np.concatenate([past, found[0][:, length:].swapaxes(0, 1)])
-        for past, found in (
+        np.concatenate([past, written[0][:, length:].swapaxes(0, 1)])
+        for past, written in (
             (ring.past_keys[0], all_keys),
             (ring.past_values[0], all_values),
         )
     ]
-    for found, linear_found in ((keys, all_keys), (values, all_values)):
+    for cache, linear_cache in ((keys, all_keys), (values, all_values)):
         slots = np.array(kept) % ring.capacity
-        np.testing.assert_array_equal(found[0][:, slots], linear_found[0][:, list(kept)])
+        np.testing.assert_array_equal(cache[0][:, slots], linear_cache[0][:, list(kept)])
     middle = round(cut * new)
     for first, last in pairwise(sorted({0, middle, new})):
         chunk = replace(
@@ -185,11 +185,11 @@ def cross_calls(draw: st.DrawFn) -> CrossCall:
     lengths = None
     if draw(st.booleans()):
         lengths = np.array([draw(st.integers(1, positions)) for _ in range(inputs)], np.int32)
-        for one, length in enumerate(lengths):
+        for row, length in enumerate(lengths):
             for cache in (key, value):
-                cache[one, :, length:] = nothing((), cache.dtype)
+                cache[row, :, length:] = nothing((), cache.dtype)
             if bias is not None:
-                bias[one * each : (one + 1) * each, ..., length:] = np.nan
+                bias[row * each : (row + 1) * each, ..., length:] = np.nan
     query = 3 * normal(rng, inputs * each, new, heads, head_dim)
     gap = draw(st.sampled_from([0, 5]))
     return CrossCall(query=query, key=key, value=value, lengths=lengths, bias=bias, gap=gap)
@@ -204,9 +204,9 @@ def test_inputs_with_lengths_and_bias(call: CrossCall, instructions: str) -> Non
     for threads in (2, 3):
         np.testing.assert_array_equal(call.run(threads, instructions), whole)
     each = len(call.query) // len(call.key)
-    for one in range(len(call.key)):
-        alone = call.inputs(one, one + 1).run(2, instructions)
-        np.testing.assert_array_equal(alone, whole[one * each : (one + 1) * each])
+    for source in range(len(call.key)):
+        alone = call.inputs(source, source + 1).run(2, instructions)
+        np.testing.assert_array_equal(alone, whole[source * each : (source + 1) * each])
 
 
 @st.composite
@@ -221,9 +221,9 @@ def whole_calls(draw: st.DrawFn, *, exact: bool) -> WholeCall:
     lengths = None
     if draw(st.booleans()):
         lengths = np.array([draw(st.integers(1, positions)) for _ in range(inputs)], np.int32)
-        for one, length in enumerate(lengths):
+        for row, length in enumerate(lengths):
             for array in (query, key, value):
-                array[one, length:] = np.nan
+                array[row, length:] = np.nan
     gap = draw(st.sampled_from([0, 7]))
     gaps = (gap, draw(st.sampled_from([0, 3])), gap) if exact else (gap, gap, gap)
     call = WholeCall(
@@ -277,8 +277,8 @@ def test_what_is_not_a_number_is_not_lost(name: str, position: int, instructions
     rng = np.random.default_rng(6)
     arrays = {each: normal(rng, 2, 70, 2, 64) for each in ("query", "key", "value")}
     arrays[name][0, position, 1, 3] = np.nan
-    found = WholeCall(**arrays, lengths=None, exact=False).run(2, instructions)
-    hurt = np.isnan(found)
+    mixed = WholeCall(**arrays, lengths=None, exact=False).run(2, instructions)
+    hurt = np.isnan(mixed)
     assert hurt[0, position, 1].any()
     assert hurt[0, :, 1].any(axis=-1).sum() == (1 if name == "query" else 70)
     assert not hurt[1].any()
@@ -296,9 +296,9 @@ def test_far_scores_leave_one_share(instructions: str) -> None:
 def check_whole_bits(call: WholeCall, whole: Any, instructions: str) -> None:
     for threads in (2, 3):
         np.testing.assert_array_equal(call.run(threads, instructions), whole)
-    for one in range(len(call.query)):
-        alone = call.inputs(one, one + 1).run(2, instructions)
-        np.testing.assert_array_equal(alone, whole[one : one + 1])
+    for row in range(len(call.query)):
+        alone = call.inputs(row, row + 1).run(2, instructions)
+        np.testing.assert_array_equal(alone, whole[row : row + 1])
 
 
 @each_set
@@ -321,7 +321,7 @@ def test_encoded_inputs_become_a_cache(
     expected = stored(x.swapaxes(1, 2), number)
     for threads in (1, 3):
         cache = guarded(nothing((count, heads, positions, line(head_dim, number)), number))
-        strides = [one // cache.itemsize for one in cache.strides[:2]]
+        strides = [stride // cache.itemsize for stride in cache.strides[:2]]
         words = [count, heads, positions, head_dim, lines.ctypes.data]
         words += [positions * width, head_dim, width, cache.ctypes.data]
         words += [{np.float32: 0, np.float16: 1, np.int8: 5}[number], *strides]
@@ -339,10 +339,10 @@ def test_codes_of_what_is_not_finite_stand_for_that(hurt: float, instructions: s
     whole = call.run(2, instructions)[0]
     value = call.value.copy()
     value[0, 1, 0, 5] = hurt
-    found = replace(call, value=value).run(2, instructions)[0]
-    assert not np.isfinite(found[0, 1:, :2]).any()
-    found[0, 1:, :2] = whole[0, 1:, :2]
-    np.testing.assert_array_equal(found, whole)
+    mixed = replace(call, value=value).run(2, instructions)[0]
+    assert not np.isfinite(mixed[0, 1:, :2]).any()
+    mixed[0, 1:, :2] = whole[0, 1:, :2]
+    np.testing.assert_array_equal(mixed, whole)
 
 
 def linear_call(rng: np.random.Generator, new: int, length: int, **changes: Any) -> SelfCall:
@@ -378,12 +378,12 @@ def test_what_is_not_finite_reaches_only_those_who_see_it(instructions: str) -> 
     value, key = call.value.copy(), call.key.copy()
     value[0, 20] = np.inf
     key[1, 10] = np.nan
-    found = replace(call, value=value, key=key).run(2, instructions)[0]
+    mixed = replace(call, value=value, key=key).run(2, instructions)[0]
     whole = call.run(2, instructions)[0]
-    np.testing.assert_array_equal(found[0, :20], whole[0, :20])
-    assert not np.isfinite(found[0, 20:]).any()
-    np.testing.assert_array_equal(found[1, :10], whole[1, :10])
-    assert np.isnan(found[1, 10:]).all()
+    np.testing.assert_array_equal(mixed[0, :20], whole[0, :20])
+    assert not np.isfinite(mixed[0, 20:]).any()
+    np.testing.assert_array_equal(mixed[1, :10], whole[1, :10])
+    assert np.isnan(mixed[1, 10:]).all()
 
 
 @each_set
@@ -400,11 +400,11 @@ def test_subnormals_are_zeros_whatever_the_caller_has_set(
     if not torch.set_flush_denormal(flushes):
         pytest.skip("this processor cannot flush them")
     try:
-        found = call.run(threads, instructions)
+        mixed = call.run(threads, instructions)
         assert (torch.tensor([1e-30]).mul(1e-9).item() == 0) == flushes  # as it was before
     finally:
         torch.set_flush_denormal(False)
-    np.testing.assert_array_equal(found, np.zeros_like(query))
+    np.testing.assert_array_equal(mixed, np.zeros_like(query))
 
 
 @each_set
@@ -414,8 +414,8 @@ def test_every_half_is_read_and_every_rounding_written(instructions: str) -> Non
     key = np.zeros((512, 1, 1, 128), np.float16)
     value = halves.reshape(key.shape)
     query = np.zeros((512, 1, 1, 128), np.float32)
-    found = CrossCall(query=query, key=key, value=value, lengths=None).run(1, instructions)
-    np.testing.assert_array_equal(found.ravel(), halves.astype(np.float32))
+    mixed = CrossCall(query=query, key=key, value=value, lengths=None).run(1, instructions)
+    np.testing.assert_array_equal(mixed.ravel(), halves.astype(np.float32))
 
     finite = np.sort(halves[np.isfinite(halves)].astype(np.float32))
     middles = (finite[1:] + finite[:-1]) / 2
@@ -452,14 +452,14 @@ def test_self_attention_is_torchs(capacity: int, softcap: float, instructions: s
     angles = np.random.default_rng(3).uniform(0, 6, (28, 16))
     tables = {name: f(angles).astype(np.float32) for name, f in WAVES.items()}
     call = replace(call, capacity=capacity, window=9, softcap=softcap, **tables)
-    found, keys, values = call.run(2, instructions)
+    mixed, keys, values = call.run(2, instructions)
     caches = [torch.tensor(np.nan_to_num(cache)) for cache in call.caches()]
     flat = [torch.tensor(x).flatten(2) for x in (call.query, call.key, call.value)]
     waves = [torch.tensor(table) for table in tables.values()]
     expected = self_attention(
         *flat, *caches, torch.tensor(call.lengths), call.scale, 9, softcap, *waves
     )
-    close(found.reshape(2, 7, -1), expected.numpy())
+    close(mixed.reshape(2, 7, -1), expected.numpy())
     for ours, theirs in zip((keys, values), caches, strict=True):
         close(np.nan_to_num(ours), theirs.numpy())
 
@@ -487,6 +487,6 @@ def test_attention_without_a_self_cache_is_torchs(instructions: str) -> None:
     whole = WholeCall(query=lines[0], key=lines[1], value=lines[2], lengths=lengths, bias=bias)
     flats = [torch.tensor(x).flatten(2) for x in lines]
     expected = encoder_attention(*flats, 3, 0.3, torch.tensor(lengths), torch.tensor(bias))
-    found = whole.run(2, instructions).reshape(2, 30, -1)
-    for one, length in enumerate(lengths):
-        close(found[one, :length], expected.numpy()[one, :length])
+    mixed = whole.run(2, instructions).reshape(2, 30, -1)
+    for row, length in enumerate(lengths):
+        close(mixed[row, :length], expected.numpy()[row, :length])

@@ -63,9 +63,9 @@ def test_the_first_use_compiles_and_the_next_does_not(sources: Path) -> None:
     assert open_library(lambda: times.append("compiled")).kvcast_abi() == ABI
     assert open_library(lambda: times.append("compiled")).kvcast_abi() == ABI
     assert times == ["compiled"]
-    found = find_library()
-    assert found is not None
-    assert not found.shipped
+    existing = find_library()
+    assert existing is not None
+    assert not existing.shipped
     assert kept(sources) == [".json", ".lock", ".so"]
     assert (sources.parent / "cache/native").stat().st_mode & 0o777 == 0o700
 
@@ -102,17 +102,17 @@ def test_a_shipped_library_is_taken_if_it_is_of_these_sources(
 ) -> None:
     write_shipped(build.SHIPPED, tmp_path / "log")
     remove_compilers()
-    found = find_library()
-    assert found is not None
-    assert found.shipped
+    existing = find_library()
+    assert existing is not None
+    assert existing.shipped
     assert open_library().kvcast_abi() == ABI
     with (sources / "one.cpp").open("a") as file:
         file.write("// more\n")
     assert find_library() is None
     shutil.rmtree(sources)
-    found = find_library()
-    assert found is not None
-    assert found.shipped
+    existing = find_library()
+    assert existing is not None
+    assert existing.shipped
 
 
 @needs_compiler

@@ -124,8 +124,8 @@ def test_a_processor_without_avx_gives_the_same_bits(
     programs: list[Path], expected: dict[str, str]
 ) -> None:
     # qemu's AVX2 is no oracle: it reads what masked loads leave out.
-    found = digests("qemu-x86_64", "-cpu", "Nehalem", programs[0])
-    assert found == {"plain": expected["plain"]}
+    emulated = digests("qemu-x86_64", "-cpu", "Nehalem", programs[0])
+    assert emulated == {"plain": expected["plain"]}
 
 
 @pytest.mark.slow

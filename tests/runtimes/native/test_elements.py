@@ -66,7 +66,7 @@ def run(
     def words(dtype: Dtype, array: Array) -> list[int]:
         return [address(array), dtype, *(stride // array.itemsize for stride in array.strides)]
 
-    given = [word for one in inputs for word in words(*one)]
+    given = [word for operand in inputs for word in words(*operand)]
     shape = out[1].shape
     runner = machine(threads, instructions)
     call(runner, Operation.ELEMENTS, operation, *shape, *words(*out), len(inputs), *given)
@@ -83,8 +83,8 @@ def test_elements_are_numpys(data: st.DataObject) -> None:
     if operation == Element.WHERE:
         kinds[0] = Dtype.BOOL
     kind = data.draw(st.sampled_from([*TYPES]))
-    inputs = [drawn(data, one, shape) for one in kinds]
-    expected = EXACT[operation](*(one.astype(np.float64) for one in inputs))
+    inputs = [drawn(data, dtype, shape) for dtype in kinds]
+    expected = EXACT[operation](*(operand.astype(np.float64) for operand in inputs))
     if kind in INTEGERS:
         expected = np.trunc(expected)
     given = list(zip(kinds, inputs, strict=True))

@@ -38,8 +38,8 @@ class Stack:
     def packed(self, runner: Machine, read: set[int]) -> list[NDArray[np.uint8]]:
         nothing = np.zeros(0, np.uint8)
         return [
-            one.packed(runner) if i in read else guarded(nothing)
-            for i, one in enumerate(self.matrices)
+            matrix.packed(runner) if i in read else guarded(nothing)
+            for i, matrix in enumerate(self.matrices)
         ]
 
 
@@ -53,7 +53,7 @@ def mixed(
 ) -> Floats:
     chosen = set(np.argsort(-logits, axis=-1, kind="stable")[:, :each].ravel().tolist())
     tiles = [stack.packed(runner, chosen) for stack in stacks]
-    addresses = [guarded(np.array([one.ctypes.data for one in of])) for of in tiles]
+    addresses = [guarded(np.array([tile.ctypes.data for tile in of])) for of in tiles]
     is_float = stacks[0].format == Format.F32
     floats, codes = (strided(x, x.shape[1] + pad), None) if is_float else (None, rounded(x))
     apart = strided(logits, logits.shape[1] + pad)
@@ -118,21 +118,21 @@ def test_a_token_goes_through_its_best_experts_whatever_is_beside_it(
         Stack(rng, kinds[1], experts, width, inner),
     )
     for name in all_instructions():
-        one = machine(1, name)
-        found = mixed(one, x, logits, stacks, each, pad)
-        np.testing.assert_array_equal(mixed(machine(3, name), x, logits, stacks, each), found)
+        runner = machine(1, name)
+        actual = mixed(runner, x, logits, stacks, each, pad)
+        np.testing.assert_array_equal(mixed(machine(3, name), x, logits, stacks, each), actual)
         token = data.draw(st.integers(0, tokens - 1))
         row = x[token : token + 1]
         alone = mixed(machine(2, name), row, logits[token : token + 1], stacks, each)
-        np.testing.assert_array_equal(alone[0], found[token])
+        np.testing.assert_array_equal(alone[0], actual[token])
         best = np.argsort(-logits[token], kind="stable")[:each]
         shares = np.exp(logits[token, best] - logits[token, best[0]])
         answers = np.concatenate(
-            [answer(one, stacks[0].matrices[i], stacks[1].matrices[i], row) for i in best]
+            [answer(runner, stacks[0].matrices[i], stacks[1].matrices[i], row) for i in best]
         )
         expected = (shares / shares.sum()) @ answers
         error = 1e-5 * np.abs(answers).max(initial=1e-6)
-        np.testing.assert_allclose(found[token], expected, atol=error, rtol=1e-5)
+        np.testing.assert_allclose(actual[token], expected, atol=error, rtol=1e-5)
 
 
 def test_a_token_goes_through_no_more_experts_than_there_are() -> None:

@@ -27,11 +27,11 @@ NEEDED: dict[str, set[str]] = {
     sys.platform != "linux" or platform.machine() != "x86_64", reason="Linux alone tells of x86"
 )
 def test_the_sets_are_those_of_which_the_system_tells() -> None:
-    told, found = set(processor.instruction_sets()), all_instructions()
+    told, sets = set(processor.instruction_sets()), all_instructions()
     expected = [name for name in NEEDED if NEEDED[name] <= told]
-    if "amx" not in found:  # a system may know it and not grant it
+    if "amx" not in sets:  # a system may know it and not grant it
         expected = [name for name in expected if name != "amx"]
-    assert found == expected
+    assert sets == expected
 
 
 @pytest.mark.parametrize("name", [*NEEDED])

@@ -12,24 +12,24 @@ from kvcast.runtimes.native.quantize import Kind, kinds, roles_of, stored
 from kvcast.spec.blocks import CodedMatrix, joined, no_blocks, rounded
 
 
-def error(found: NDArray[np.float32], matrix: NDArray[np.float32]) -> float:
-    return float(np.square(found - matrix).mean() / matrix.var())
+def error(numbers: NDArray[np.float32], matrix: NDArray[np.float32]) -> float:
+    return float(np.square(numbers - matrix).mean() / matrix.var())
 
 
 def test_numbers_too_great_for_halves_stay_finite() -> None:
     matrix = np.full((2, 32), 1e30, np.float32)
     matrix[1, 7] = -1e30
-    for found in (searched(matrix), rounded(matrix)):
-        assert np.isfinite(found.numbers()).all()
+    for blocks in (searched(matrix), rounded(matrix)):
+        assert np.isfinite(blocks.numbers()).all()
 
 
 def test_rounded_blocks_are_within_half_a_step() -> None:
     matrix = np.random.default_rng(2).normal(size=(5, 96)).astype(np.float32)
     matrix[2, :32] = 0
-    found = rounded(matrix)
-    steps = np.repeat(found.scales.astype(np.float32), 32, axis=1)
+    blocks = rounded(matrix)
+    steps = np.repeat(blocks.scales.astype(np.float32), 32, axis=1)
     # A scale as a half may be a little too small for the greatest number.
-    assert (np.abs(found.numbers() - matrix) <= steps * (0.5 + 127 / 2048)).all()
+    assert (np.abs(blocks.numbers() - matrix) <= steps * (0.5 + 127 / 2048)).all()
 
 
 def test_joined_matrices_of_one_kind_keep_their_codes_and_others_get_eight_bits() -> None:
@@ -62,7 +62,7 @@ def test_tables_heads_and_what_many_tokens_share_keep_eight_bits() -> None:
         "score": program("logits", [embedding, linear("tied", "table")]),
         "pool": program("pooled", [linear("pooler", "hidden")]),
     }
-    programs = {name: roles_of(one) for name, one in steps.items()}
+    programs = {name: roles_of(program_steps) for name, program_steps in steps.items()}
     assert kinds(programs, "int4") == {
         "shared.weight": Kind.INT4,
         "cross.weight": Kind.INT8,
@@ -80,8 +80,8 @@ def test_tables_heads_and_what_many_tokens_share_keep_eight_bits() -> None:
 @pytest.mark.parametrize("kind", [Kind.INT4, Kind.INT8_BLOCK, Kind.TABLE])
 def test_inputs_that_are_no_multiple_of_a_block_become_int8(kind: Kind) -> None:
     matrix = np.random.default_rng(4).normal(size=(3, 40)).astype(np.float32)
-    found = stored("m", matrix, kind, no_blocks)
-    assert {name: array.dtype for name, array in found.items()} == {
+    tensors = stored("m", matrix, kind, no_blocks)
+    assert {name: array.dtype for name, array in tensors.items()} == {
         "m.codes": np.int8,
         "m.scales": np.float32,
     }
@@ -96,22 +96,22 @@ def test_a_checkpoints_codes_are_kept_but_four_bits_where_int8_is_asked_for(kind
 
     np.testing.assert_array_equal(files(rounded(2 * matrix))["m.codes"], rounded(2 * matrix).codes)
     four = searched(2 * matrix)
-    found = files(four)
+    tensors = files(four)
     if kind in (Kind.INT8, Kind.INT8_BLOCK):
-        assert found["m.codes"].dtype == np.int8
+        assert tensors["m.codes"].dtype == np.int8
     else:
-        low, high = found["m.codes"] & 15, found["m.codes"] >> 4
+        low, high = tensors["m.codes"] & 15, tensors["m.codes"] >> 4
         np.testing.assert_array_equal(np.stack([low, high], -1).reshape(3, 64), four.codes)
-        np.testing.assert_array_equal(found["m.least"], four.least)
+        np.testing.assert_array_equal(tensors["m.least"], four.least)
 
 
 @pytest.mark.parametrize("kind", [Kind.INT8, Kind.INT4, Kind.INT8_BLOCK])
 def test_experts_are_matrices_of_their_own(kind: Kind) -> None:
     matrices = np.random.default_rng(6).normal(size=(2, 3, 64)).astype(np.float32)
-    found = stored("m", matrices, kind, no_blocks)
+    tensors = stored("m", matrices, kind, no_blocks)
     for i, matrix in enumerate(matrices):
         for name, array in stored("m", matrix, kind, no_blocks).items():
-            np.testing.assert_array_equal(found[name][i], array)
+            np.testing.assert_array_equal(tensors[name][i], array)
     flat = rounded(matrices.reshape(6, 64))
     own = stored("m", matrices, kind, {"m": flat}.get)
     np.testing.assert_array_equal(own["m.codes"], flat.codes.reshape(matrices.shape))

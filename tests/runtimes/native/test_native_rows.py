@@ -29,12 +29,12 @@ DECODERS = {
 
 def in_chunks(runtime: Any, cache: Any, tokens_s: Int64, row: int, chunk: int) -> Float32:
     """Logits [s, vocab] of a row that reads so many tokens a call."""
-    found = []
+    chunks = []
     for first in range(0, len(tokens_s), chunk):
         part = tokens_s[first : first + chunk]
         logits, cache = runtime.decode([part], cache, [row], positions=range(len(part)))
-        found.append(logits[0].copy())
-    return np.concatenate(found)
+        chunks.append(logits[0].copy())
+    return np.concatenate(chunks)
 
 
 PRECISIONS = {
@@ -58,11 +58,11 @@ def precision(request: pytest.FixtureRequest) -> dict[str, str]:
 def test_fp32_equals_the_model(dimensions: Any, source: Any) -> None:
     # Encoder and decoder of a T5 have tables of biases of their own.
     given, (tokens_s,) = source(1, 12), random_tokens(1, 9, seed=6)
-    found, expected = (
+    actual, expected = (
         in_chunks(runtime, encoded(runtime, given), tokens_s, 0, 9)
         for runtime in (opened(dimensions, runtime=name) for name in ("native", "eager"))
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dimensions", SOURCES, ids=["whisper", "t5"])
@@ -83,20 +83,20 @@ def test_chunks_change_nothing(name: str, precision: dict[str, str]) -> None:
     tokens_s = np.random.default_rng(1).integers(0, 160, 40)
     expected = in_chunks(runtime, runtime.new_cache(2, 64), tokens_s, 1, 1)
     for chunk in (3, 16, 40):
-        found = in_chunks(runtime, runtime.new_cache(2, 64), tokens_s, 1, chunk)
-        np.testing.assert_array_equal(found, expected)
+        logits = in_chunks(runtime, runtime.new_cache(2, 64), tokens_s, 1, chunk)
+        np.testing.assert_array_equal(logits, expected)
 
 
 def test_threads_change_nothing(precision: dict[str, str]) -> None:
     folder = bundle(LLAMA, runtime="native", **precision)
     manifest = read_bundle(folder)
     tokens_s = np.random.default_rng(2).integers(0, 160, 50)
-    one, *others = [
+    alone, *others = [
         in_chunks(runtime, runtime.new_cache(1, 64), tokens_s, 0, 25)
         for runtime in (TARGETS["native"].open("decoder", folder, manifest, n) for n in (1, 2, 3))
     ]
     for other in others:
-        np.testing.assert_array_equal(other, one)
+        np.testing.assert_array_equal(other, alone)
 
 
 @pytest.mark.parametrize(("quantize", "most"), [("int8", 0.05), ("int4", 0.5)])
@@ -104,7 +104,9 @@ def test_threads_change_nothing(precision: dict[str, str]) -> None:
 def test_quantised_stays_near_fp32(name: str, quantize: str, most: float) -> None:
     runtimes = [opened(DECODERS[name], scheme, "native") for scheme in ("none", quantize)]
     tokens_s = np.random.default_rng(3).integers(0, 160, 30)
-    exact, rounded = (in_chunks(one, one.new_cache(1, 32), tokens_s, 0, 30) for one in runtimes)
+    exact, rounded = (
+        in_chunks(runtime, runtime.new_cache(1, 32), tokens_s, 0, 30) for runtime in runtimes
+    )
     # The median token: some take another expert.
     error_s = np.abs(rounded - exact).mean(-1) / np.abs(exact).mean(-1)
     assert 0 < np.median(error_s) < most
@@ -114,7 +116,9 @@ def test_quantised_stays_near_fp32(name: str, quantize: str, most: float) -> Non
 def test_int8_caches_stay_near_fp32(name: str) -> None:
     runtimes = [opened(DECODERS[name], runtime="native", cache=cache) for cache in ("fp32", "int8")]
     tokens_s = np.random.default_rng(3).integers(0, 160, 30)
-    exact, rounded = (in_chunks(one, one.new_cache(1, 32), tokens_s, 0, 30) for one in runtimes)
+    exact, rounded = (
+        in_chunks(runtime, runtime.new_cache(1, 32), tokens_s, 0, 30) for runtime in runtimes
+    )
     error_s = np.abs(rounded - exact).mean(-1) / np.abs(exact).mean(-1)
     assert 0 < np.median(error_s) < 0.03
 
@@ -134,7 +138,9 @@ def test_keys_of_an_int8_cache_align_as_those_of_fp32() -> None:
     source, (tokens_s,) = speech(1, 12), random_tokens(1, 12, seed=13)
     scores = [
         runtime.align(tokens_s, encoded(runtime, source), 0).scores_hst
-        for runtime in (opened(SMALL, runtime="native", cache=one) for one in ("fp32", "int8"))
+        for runtime in (
+            opened(SMALL, runtime="native", cache=precision) for precision in ("fp32", "int8")
+        )
     ]
     error = np.abs(scores[0] - scores[1]).max()
     assert 0 < error < 0.02 * np.ptp(scores[0])
@@ -148,13 +154,13 @@ def test_an_input_of_the_same_size_needs_no_other_plan(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         runtime.interpreter, "call", lambda name, *given: plans.append(name) or call(name, *given)
     )
-    cache, found = runtime.new_cache(1, 8, 1), []
+    cache, logits = runtime.new_cache(1, 8, 1), []
     for clip in (0, 1, 0):
         cache = runtime.encode(cache.reset([0], None), [0], *input_at(inputs, clip))
         cache = runtime.reset(cache, [0], [0])
-        found.append(in_chunks(runtime, cache, tokens_s, 0, 1))
-    np.testing.assert_array_equal(found[0], found[2])
-    assert not np.array_equal(found[0], found[1])
+        logits.append(in_chunks(runtime, cache, tokens_s, 0, 1))
+    np.testing.assert_array_equal(logits[0], logits[2])
+    assert not np.array_equal(logits[0], logits[1])
     # The first input's arrays become the cache's own, which the second's plans are made for.
     assert plans == ["encode", "decode", "encode"]
 
@@ -167,14 +173,14 @@ def test_inputs_in_turns_need_a_plan_for_each_slot(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         runtime.interpreter, "call", lambda name, *given: plans.append(name) or call(name, *given)
     )
-    cache, found = runtime.new_cache(2, 8, 2), []
+    cache, logits = runtime.new_cache(2, 8, 2), []
     for clips in ((0, 1), (1, 0), (0, 1)):
         for slot, clip in enumerate(clips):
             cache = runtime.encode(cache.reset([slot], None), [slot], *input_at(inputs, clip))
         cache = runtime.reset(cache, [0, 1], [0, 1])
-        found.append([in_chunks(runtime, cache, tokens_s, row, 1) for row in (0, 1)])
-    np.testing.assert_array_equal(found[0], found[2])
-    np.testing.assert_array_equal(found[0], found[1][::-1])
+        logits.append([in_chunks(runtime, cache, tokens_s, row, 1) for row in (0, 1)])
+    np.testing.assert_array_equal(logits[0], logits[2])
+    np.testing.assert_array_equal(logits[0], logits[1][::-1])
     # The first one made the cache's arrays, which the other two's results are written to.
     assert plans.count("encode") == 3
 

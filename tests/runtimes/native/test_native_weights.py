@@ -63,8 +63,8 @@ def test_chosen_codes_are_what_was_chosen(kind: Kind, tmp_path: Path) -> None:
     matrix = np.random.default_rng(1).normal(size=(70, 160)).astype(np.float32)
     save_file(stored("m", matrix, kind, no_blocks), tmp_path / "w")
     want = (searched if kind is Kind.INT4 else rounded)(matrix).numbers()
-    found = rows_of(tmp_path / "w", matrix.shape, instruction_sets()[0])
-    np.testing.assert_array_equal(found, want)
+    rows = rows_of(tmp_path / "w", matrix.shape, instruction_sets()[0])
+    np.testing.assert_array_equal(rows, want)
 
 
 PARTS = {

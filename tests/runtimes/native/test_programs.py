@@ -60,27 +60,27 @@ def test_random_programs_are_torchs(machine: Machine, data: st.DataObject) -> No
     steps = []
     for i in range(data.draw(st.integers(1, 12))):
         operation = data.draw(st.sampled_from([*UNARY, *BINARY, "transpose"]))
-        one, other = (data.draw(st.sampled_from(list(expected))) for _ in range(2))
+        left, right = (data.draw(st.sampled_from(list(expected))) for _ in range(2))
         name = f"step_{i}"
         if operation == "transpose":
-            arguments: list[Any] = [Node(one), 1, 2]
-            result = expected[one].transpose(1, 2)
+            arguments: list[Any] = [Node(left), 1, 2]
+            result = expected[left].transpose(1, 2)
         elif operation in UNARY:
-            arguments, result = [Node(one)], UNARY[operation](expected[one])
+            arguments, result = [Node(left)], UNARY[operation](expected[left])
         else:
-            if expected[one].shape != expected[other].shape:
+            if expected[left].shape != expected[right].shape:
                 continue
-            arguments = [Node(one), Node(other)]
-            result = BINARY[operation](expected[one], expected[other])
+            arguments = [Node(left), Node(right)]
+            result = BINARY[operation](expected[left], expected[right])
         steps.append(Step(name, operation, arguments))
         expected[name] = result
     if not steps:
         return
     last = steps[-1].name
     program = Program(inputs=["x", "y"], outputs={"result": last}, steps=steps)
-    found = np.full(tuple(expected[last].shape), np.nan, np.float32)
-    run(machine, program, {}, inputs, {"result": found})
-    np.testing.assert_allclose(found, expected[last].numpy(), rtol=1e-5, atol=1e-6)
+    actual = np.full(tuple(expected[last].shape), np.nan, np.float32)
+    run(machine, program, {}, inputs, {"result": actual})
+    np.testing.assert_allclose(actual, expected[last].numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_program_survives_its_file(tmp_path: Path) -> None:
@@ -137,10 +137,13 @@ def test_a_gate_is_joined_with_the_product_of_both_halves() -> None:
     others_half = Step("g", "tanh", [Node("d")])
     assert fused([*steps, others_half], sizes, ["f", "g"]) == [*steps[:4], gated, others_half]
     # A gate that is the second half stays apart, and so does one that is both.
-    for one, other in ((1, 0), (0, 0)):
+    for first, second in ((1, 0), (0, 0)):
         swapped = [
             *steps[:2],
-            *(Step(n, "getitem", [Node("b"), i]) for n, i in zip("cd", (one, other), strict=True)),
+            *(
+                Step(n, "getitem", [Node("b"), i])
+                for n, i in zip("cd", (first, second), strict=True)
+            ),
         ]
         assert fused([*swapped, *steps[4:]], sizes, ["f"]) == [steps[0], *swapped[1:], gated]
 
@@ -157,7 +160,7 @@ def test_a_product_with_a_gate_gives_what_both_give_one_after_the_other(
     )
     constants = {Constant("w"): matrix, Constant("v"): last}
     x = rng.normal(size=(3, 50, 70)).astype(np.float32)
-    found = []
+    results = []
     for joined in (False, True):
         steps = [
             Step("a", "linear", [Node("x"), Constant("w")]),
@@ -176,16 +179,22 @@ def test_a_product_with_a_gate_gives_what_both_give_one_after_the_other(
         names = {"gates": "f", "result": "g"}
         for wanted in (["result"], ["gates", "result"]):
             program = Program(
-                inputs=["x"], outputs={one: names[one] for one in wanted}, steps=steps
+                inputs=["x"], outputs={output: names[output] for output in wanted}, steps=steps
             )
-            run(machine, program, constants, {"x": x}, {one: outputs[one] for one in wanted})
-            found.append(outputs["result"].copy())
-        found.append(outputs["gates"])
-    assert np.isfinite(found[0]).all()
-    assert np.array_equal(found[0], found[1])
-    assert np.array_equal(found[0], found[3])
-    assert np.array_equal(found[0], found[4])
-    assert np.array_equal(found[2], found[5])
+            run(
+                machine,
+                program,
+                constants,
+                {"x": x},
+                {output: outputs[output] for output in wanted},
+            )
+            results.append(outputs["result"].copy())
+        results.append(outputs["gates"])
+    assert np.isfinite(results[0]).all()
+    assert np.array_equal(results[0], results[1])
+    assert np.array_equal(results[0], results[3])
+    assert np.array_equal(results[0], results[4])
+    assert np.array_equal(results[2], results[5])
 
 
 ROTATED = ["x", "x", "x", "cache", "cache", "lengths", 1.0, 0, 0.0]
@@ -217,7 +226,7 @@ def test_sizes_that_do_not_fit_are_found(operation: str, arguments: Any, keyword
         "cache": builder.outer(np.zeros((1, 1, 8, 4), np.float32)),
         "lengths": builder.outer(np.zeros(1, np.int32)),
     }
-    given_ = [known[one] if isinstance(one, str) else one for one in arguments]
+    given_ = [known[argument] if isinstance(argument, str) else argument for argument in arguments]
     with pytest.raises((ValueError, IndexError)):
         OPERATIONS[operation](builder, *given_, **keywords)
 

@@ -55,10 +55,10 @@ def test_views_are_torchs(data: st.DataObject, sizes: list[int]) -> None:
         assert torch.equal(as_torch(flat, given_numbers), expected.flatten())
     else:
         assert not expected.is_contiguous()
-    found = lines_of(value)
-    if found is not None:
-        shape, strides = (found.rows, found.width), (found.stride, 1)
-        lines = given_numbers.flatten().as_strided(shape, strides, found.value.offset)
+    strided = lines_of(value)
+    if strided is not None:
+        shape, strides = (strided.rows, strided.width), (strided.stride, 1)
+        lines = given_numbers.flatten().as_strided(shape, strides, strided.value.offset)
         assert torch.equal(lines.flatten(), expected.flatten())
 
 

@@ -98,7 +98,7 @@ def correlation(dimensions, quantize, cache="fp32"):
     candidate = opened(dimensions, quantize, cache=cache)
     assert read_bundle(bundle(dimensions, quantize, cache=cache)).quantize == quantize
     tokens = np.random.default_rng(1).integers(0, dimensions.vocab_size, 60)
-    found = []
+    both = []
     for runtime in (exact, candidate):
         held = runtime.new_cache(1, 60)
         logits, held = runtime.decode([tokens[:40]], held, positions=range(40))
@@ -106,8 +106,8 @@ def correlation(dimensions, quantize, cache="fp32"):
         for token in tokens[40:]:
             logits, held = runtime.decode([token[None]], held)
             stepped.append(logits[0].copy())
-        found.append(np.concatenate(stepped))
-    return np.corrcoef(found[0].ravel(), found[1].ravel())[0, 1]
+        both.append(np.concatenate(stepped))
+    return np.corrcoef(both[0].ravel(), both[1].ravel())[0, 1]
 
 
 @pytest.mark.parametrize("dimensions", [MIXTRAL, slow(GEMMA3), slow(QWEN2)], ids=NAME)
@@ -127,15 +127,15 @@ def test_int8_caches_follow_fp32_and_take_a_quarter(dimensions):
 @pytest.mark.parametrize("dimensions", DECODERS, ids=NAME)
 def test_quantised_eager_models_follow_fp32(dimensions, quantize):
     tokens = np.random.default_rng(3).integers(0, dimensions.vocab_size, 30)
-    found = []
+    both = []
     for kind in ("none", quantize):
         programs = random_programs(dimensions)
         if kind != "none":
             quantize_linears(programs.decode, kind)
         runtime = EagerDecoderOnly(programs)
         logits, _ = runtime.decode([tokens], runtime.new_cache(1, 30), positions=range(30))
-        found.append(logits.ravel())
-    assert np.corrcoef(*found)[0, 1] > {"int8": 0.98, "int4": 0.8}[quantize]
+        both.append(logits.ravel())
+    assert np.corrcoef(*both)[0, 1] > {"int8": 0.98, "int4": 0.8}[quantize]
 
 
 def test_int8_rows_that_share_a_call_stay_near_what_each_is_alone():
@@ -147,9 +147,9 @@ def test_int8_rows_that_share_a_call_stay_near_what_each_is_alone():
     together = together.copy()
     alone = []
     for row, prompt in enumerate(prompts):
-        one = runtime.new_cache(1, 13)
-        _, one = runtime.decode([prompt], one)
-        alone.append(runtime.decode([np.array([row])], one)[0][0])
+        own = runtime.new_cache(1, 13)
+        _, own = runtime.decode([prompt], own)
+        alone.append(runtime.decode([np.array([row])], own)[0][0])
     assert np.corrcoef(together.ravel(), np.ravel(alone))[0, 1] > 0.995
 
 

@@ -50,8 +50,8 @@ def run(
     result.name, result.shape, result.type = "y", ir.Shape([1, "s", None]), FLOAT
     graph.outputs.append(result)
     ir.save(ir.Model(graph, ir_version=10), path)
-    (found,) = ort.InferenceSession(path).run(None, {"x": x})
-    return found, [node.op_type for node in nodes]
+    (numbers,) = ort.InferenceSession(path).run(None, {"x": x})
+    return numbers, [node.op_type for node in nodes]
 
 
 FLOAT = ir.TensorType(ir.DataType.FLOAT)
@@ -71,8 +71,8 @@ def test_a_product_is_that_of_the_numbers(kind: str, tmp_path: Path) -> None:
         graph.register_initializer(added)
         return BlockMatrix(graph, "m", packed(own)).product(given, added)
 
-    found, operators = run(x, make, tmp_path / "m.onnx")
-    np.testing.assert_allclose(found, x @ own.numbers().T + bias, rtol=1e-5, atol=1e-2)
+    actual, operators = run(x, make, tmp_path / "m.onnx")
+    np.testing.assert_allclose(actual, x @ own.numbers().T + bias, rtol=1e-5, atol=1e-2)
     assert ("Add" in operators) == (kind == "least"), "codes around 8 need nothing beside them"
 
 
@@ -84,23 +84,23 @@ def test_a_lookup_gives_the_numbers(kind: str, tmp_path: Path) -> None:
     def make(graph: ir.Graph, given: ir.Value) -> list[ir.Node]:
         return BlockMatrix(graph, "m", packed(own)).lookup(given)
 
-    found, _ = run(rows, make, tmp_path / "m.onnx")
-    np.testing.assert_allclose(found, own.numbers()[rows], rtol=1e-6, atol=1e-5)
+    actual, _ = run(rows, make, tmp_path / "m.onnx")
+    np.testing.assert_allclose(actual, own.numbers()[rows], rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("inputs", [48, 96, 384])
 def test_eight_bits_are_within_a_step(inputs: int) -> None:
     weight = np.random.default_rng(2).normal(size=(7, inputs)).astype(np.float32)
     weight[3] = 0
-    found = eight_bits(weight)
-    assert found.inputs == inputs
-    assert inputs % found.block == 0
-    assert found.bits == 8
-    numbers = (found.codes.astype(np.float32) - 128) * found.scales[..., None]
+    blocks = eight_bits(weight)
+    assert blocks.inputs == inputs
+    assert inputs % blocks.block == 0
+    assert blocks.bits == 8
+    numbers = (blocks.codes.astype(np.float32) - 128) * blocks.scales[..., None]
     error = np.abs(numbers - weight.reshape(numbers.shape))
     # The largest magnitude may have the sign whose end of the range is a step shorter.
-    assert (error <= np.abs(found.scales)[..., None] * 1.01).all()
-    assert np.square(error).mean() < np.square(found.scales).mean() / 10
+    assert (error <= np.abs(blocks.scales)[..., None] * 1.01).all()
+    assert np.square(error).mean() < np.square(blocks.scales).mean() / 10
     assert not numbers[3].any()
 
 
@@ -155,17 +155,17 @@ def test_a_files_own_codes_and_scales_are_in_the_graph_bit_for_bit(
     checkpoint = file(kind, tmp_path / "m.gguf")
     graph = graph_of(checkpoint, "int4", tmp_path / "b")
     for name in MATRICES:
-        own, found = checkpoint.blocks_of(name), in_graph(graph, name)
-        codes = found.codes.reshape(len(found.codes), -1)
+        own, written = checkpoint.blocks_of(name), in_graph(graph, name)
+        codes = written.codes.reshape(len(written.codes), -1)
         if kind == "Q8_0":
             codes = (codes ^ 128).view(np.int8)
         else:
             codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(own.shape)
         np.testing.assert_array_equal(codes, own.codes, err_msg=name)
-        np.testing.assert_array_equal(found.scales, own.scales.astype(np.float32), err_msg=name)
-        assert (found.rest is not None) == (kind == "Q4_1")
-        if found.rest is not None:
-            np.testing.assert_allclose(found.rest.T - 8 * found.scales, own.least, atol=1e-5)
+        np.testing.assert_array_equal(written.scales, own.scales.astype(np.float32), err_msg=name)
+        assert (written.rest is not None) == (kind == "Q4_1")
+        if written.rest is not None:
+            np.testing.assert_allclose(written.rest.T - 8 * written.scales, own.least, atol=1e-5)
 
 
 @pytest.mark.slow

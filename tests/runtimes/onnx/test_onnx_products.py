@@ -40,8 +40,8 @@ print(products_saturate())
 
 def logits_here() -> NDArray[np.float32]:
     runtime = open_folder(bundle(LLAMA, "int8"))
-    found, _ = runtime.decode([TOKENS], runtime.new_cache(1, 40), positions=range(40))
-    return found[0].copy()
+    logits, _ = runtime.decode([TOKENS], runtime.new_cache(1, 40), positions=range(40))
+    return logits[0].copy()
 
 
 @pytest.mark.skipif(

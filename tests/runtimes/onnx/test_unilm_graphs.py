@@ -87,11 +87,11 @@ def stepped(runtime, source, target):
     """Logits of every position, the source in one call and the target token by token."""
     count = len(source)
     logits, cache = runtime.decode([source], runtime.new_cache(1, 96), positions=range(count))
-    found = [logits[0]]
+    steps = [logits[0]]
     for token in target:
         logits, cache = runtime.decode([token[None]], cache)
-        found.append(logits[0].copy())
-    return np.concatenate(found)
+        steps.append(logits[0].copy())
+    return np.concatenate(steps)
 
 
 def correlations(programs, candidate):
