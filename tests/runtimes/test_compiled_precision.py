@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import kvcast
-from kit.dimensions import CROSS_BIASED_T5, GEMMA3, ROFORMER, SMALL
+from kit.dimensions import GEMMA3, ROFORMER, SMALL
 from kit.models import bundle, encoded, exported, open_folder, opened, speech, text
 from kit.written_dates import dates_split, write_date
 from kvcast.bundle.manifest import Manifest, read_bundle
@@ -30,18 +30,17 @@ from kvcast.runtimes.eager.opening import eager_runtime
 RANDOM: Mapping[str, Any] = {
     "whisper": replace(SMALL, decoder_layers=1, vocab_size=301, alignment_heads=((0, 2),)),
     "decoder": replace(GEMMA3, windows=(5,), vocab_size=161),
-    "t5": replace(CROSS_BIASED_T5, decoder_layers=1, vocab_size=301),
     "unilm": replace(ROFORMER, layers=1, vocab_size=161),
 }
 # Compiling takes long. Of int4, which is in kvcast's own kernels, test_aoti_packed holds products;
-# a UniLM's decode is a decoder's, and what it writes test_targets holds a packaged T5 to.
+# a UniLM's decode is a decoder's, and a T5 in fp32 writes dates in test_targets.
 CASES = [
     pytest.param(case, marks=pytest.mark.slow)
-    for case in (("decoder", "int8"), ("whisper", "int8"), ("t5", "int8"))
+    for case in (("decoder", "int8"), ("whisper", "int8"))
 ]
 CASES += [
     pytest.param(case, marks=pytest.mark.soak)
-    for case in (("decoder", "int4"), ("demo-t5", "int8"), ("unilm", "none"))
+    for case in (("decoder", "int4"), ("t5", "int8"), ("unilm", "none"))
 ]
 
 
@@ -64,7 +63,7 @@ class Case:
 def case(request):
     """A bundle and its model: a packaged one if it writes meaningful text, else a random one."""
     family, quantize = request.param
-    if family == "demo-t5":
+    if family == "t5":
         folder = exported("demo-t5", "aoti", quantize="int8")
         programs = programs_of(open_checkpoint(locate("demo-t5")))
         return Case(family, folder, eager_runtime(programs))
@@ -77,7 +76,7 @@ def session(runtime: Any, family: str, seed: int) -> Iterator[Float32]:
     """Logits [vocab] after a prompt that is long enough for `prefill`, and after each step."""
     generator = np.random.default_rng(seed)
     tokens = generator.integers(0, 100, 26)
-    if source := {"whisper": speech, "t5": text, "demo-t5": text}.get(family):
+    if source := {"whisper": speech, "t5": text}.get(family):
         cache = encoded(runtime, source(1, seed))
     else:
         cache = runtime.new_cache(1, len(tokens))
@@ -121,7 +120,7 @@ def test_weights_lie_where_kernels_load_them_from(case):
 
 def test_a_matrix_in_two_kinds_of_numbers_has_two_names(case):
     """T5's encoder looks up fp32 rows of a matrix that its decoder multiplies by in int8."""
-    if not case.family.endswith("t5"):
+    if (case.family, case.manifest.quantize) != ("t5", "int8"):
         pytest.skip("only T5's programs in int8 use one matrix in two dtypes")
     weights = load_file(case.folder / aoti.WEIGHTS)
     tables = {str(tensor.dtype) for name, tensor in weights.items() if "model.embedding" in name}
@@ -141,7 +140,7 @@ def test_matrices_are_stored_once_as_codes_whatever_programs_do_with_them(case):
 
 
 def test_demos_in_int8_write_the_right_dates(case):
-    if case.family != "demo-t5":
+    if case.family != "t5":
         pytest.skip("random models write no dates")
     _, held_back = dates_split()
     days = held_back[:: len(held_back) // 40]

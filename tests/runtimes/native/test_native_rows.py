@@ -45,7 +45,10 @@ PRECISIONS = {
 }
 
 
-@pytest.fixture(params=PRECISIONS)
+# The others have matrices in fp32, and caches in int8.
+@pytest.fixture(
+    params=["none", "int8", "int4", pytest.param("int8 caches", marks=pytest.mark.slow)]
+)
 def precision(request: pytest.FixtureRequest) -> dict[str, str]:
     return PRECISIONS[request.param]
 
