@@ -143,11 +143,12 @@ def _shared_folders(
     run = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     run = Path(os.environ.get("KVCAST_TEST_BUNDLES", run))
     share(run)
-    library = pytestconfig.cache.mkdir("native")
-    library.chmod(0o700)  # or kvcast would load nothing from it
-    (run / "kvcast-cache").mkdir(exist_ok=True)
-    with suppress(FileExistsError):  # another worker was faster
-        (run / "kvcast-cache" / "native").symlink_to(library)
+    if cache := getattr(pytestconfig, "cache", None):  # there is none with -p no:cacheprovider
+        library = cache.mkdir("native")
+        library.chmod(0o700)  # or kvcast would load nothing from it
+        (run / "kvcast-cache").mkdir(exist_ok=True)
+        with suppress(FileExistsError):  # another worker was faster
+            (run / "kvcast-cache" / "native").symlink_to(library)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVCAST_CACHE", str(run / "kvcast-cache"))
         yield
