@@ -12,9 +12,15 @@ from kvcast.loading.proof import prove
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 
 
-@pytest.mark.parametrize("dimensions", [SMALL_T5, CROSS_BIASED_T5])
 @pytest.mark.parametrize(
-    ("positions", "tokens"), [(32, 56), pytest.param(9, 18, marks=pytest.mark.slow)]
+    ("dimensions", "positions", "tokens"),
+    [
+        (SMALL_T5, 32, 56),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((SMALL_T5, 9, 18), (CROSS_BIASED_T5, 32, 56), (CROSS_BIASED_T5, 9, 18))
+        ),
+    ],
 )
 def test_a_bundle_gives_what_its_model_gives_within_its_positions(dimensions, positions, tokens):
     dimensions = replace(dimensions, target_positions=positions)

@@ -282,6 +282,7 @@ def test_a_source_that_is_too_long_is_one_line() -> None:
         encoded(opened(EXECUTORCH["t5"], runtime="executorch"), long)
 
 
+@pytest.mark.slow
 def test_the_caller_in_cpp_transcribes_as_python_does(
     eager: EncoderDecoder, tmp_path: Path
 ) -> None:
