@@ -75,17 +75,25 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+_GROWTH = 1 << 30
+_kept = 2 << 30
+"""Bytes of this process that freeing memory does not give back."""
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _memory_of_other_modules() -> None:
-    """Free what the module before left: at its end its last test still has its models.
+    """Free what the modules before left: at its end a module's last test still has its models.
 
     Some hold each other in cycles, which are rarely collected, and the C library keeps what is
-    freed between what is not.
+    freed between what is not. Looking for cycles among all that was imported takes half a second.
     """
-    if psutil.Process().memory_info().rss > 3 << 30:
+    global _kept
+    process = psutil.Process()
+    if process.memory_info().rss > _kept + _GROWTH:
         gc.collect()
         if sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)
+        _kept = max(_kept, process.memory_info().rss)
 
 
 _SUBJECTS = {

@@ -173,8 +173,8 @@ def test_a_stream_that_changes_its_channels_is_read_whole(tmp_path, speech, orde
     write_adts(tmp_path / "odd.aac", parts, 16_000)
     with open_features(tmp_path / "odd.aac", 80) as windows:
         assert windows.duration == pytest.approx(2 * len(order), abs=0.4)
-        found = windows.window(0)
+        window_mt = windows.window(0)
     # Each stretch says the same, so each has as much sound as the first.
-    loudness = [found[:, 200 * i + 20 : 200 * i + 180].mean() for i in range(len(order))]
+    loudness = [window_mt[:, 200 * i + 20 : 200 * i + 180].mean() for i in range(len(order))]
     assert np.ptp(loudness) < 0.15
     assert capfd.readouterr() == ("", "")

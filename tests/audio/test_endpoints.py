@@ -14,8 +14,8 @@ def scripted(probabilities: Sequence[float]):
     rest = list(probabilities)
 
     def listen(blocks_nb: np.ndarray) -> np.ndarray:
-        found, rest[: len(blocks_nb)] = rest[: len(blocks_nb)], []
-        return np.array(found, np.float32)
+        taken, rest[: len(blocks_nb)] = rest[: len(blocks_nb)], []
+        return np.array(taken, np.float32)
 
     return listen
 
@@ -26,17 +26,17 @@ def changes(
     """Return each change, and the block before which it is."""
     endpoints = Endpoints(scripted(probabilities), threshold=0.5, pause=5 * BLOCK / 16_000)
     samples = np.arange(BLOCK * len(probabilities), dtype=np.float32)
-    found, pieces, at, number = [], [], 0, 0
+    heard, pieces, at, number = [], [], 0, 0
     while at < len(samples):
         size = sizes[number % len(sizes)]
         for piece, change in endpoints.follow(samples[at : at + size]):
             pieces.append(piece)
             if change is not Change.NONE:
-                found.append((sum(map(len, pieces)) // BLOCK, change))
+                heard.append((sum(map(len, pieces)) // BLOCK, change))
         at, number = at + size, number + 1
     pieces.append(endpoints.finish())
     assert np.array_equal(np.concatenate(pieces), samples)
-    return found
+    return heard
 
 
 def test_speech_begins_after_three_blocks_and_ends_after_a_pause():

@@ -30,6 +30,6 @@ def test_what_libsndfile_writes_is_read_within_a_step(law: str, decode: Decode):
     values = np.arange(-(2**15), 2**15)
     file = io.BytesIO()
     soundfile.write(file, values.astype(np.int16), 8000, format="RAW", subtype=law)
-    found = decode(file.getvalue()).astype(np.int64)
+    decoded = decode(file.getvalue()).astype(np.int64)
     # A step is a sixteenth of its segment; clipped at the top, and never finer than 16 in A-law.
-    np.testing.assert_array_less(np.abs(found - values), np.maximum(np.abs(values) / 16, 16) + 1)
+    np.testing.assert_array_less(np.abs(decoded - values), np.maximum(np.abs(values) / 16, 16) + 1)

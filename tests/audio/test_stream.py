@@ -73,9 +73,9 @@ def test_channels_are_averaged_and_rates_converted():
         (wav(tone, rate=48_000), 16_000),
         ((tone * 32767).astype("<i2").tobytes(), 48_000),
     ):
-        found = heard(data, sample_rate=rate)
-        assert len(found) == 16_000
-        assert np.allclose(found[500:-500], expected[500:-500], atol=1e-3)
+        samples = heard(data, sample_rate=rate)
+        assert len(samples) == 16_000
+        assert np.allclose(samples[500:-500], expected[500:-500], atol=1e-3)
 
 
 @pytest.mark.parametrize("claimed", [0, 0x7FFFF000, 0x7FFFFF00, 0x80000000, 0xFFFFFFFF])
@@ -150,7 +150,7 @@ def test_what_libsndfile_writes_in_other_formats_is_refused(format_, subtype, ra
         pytest.skip("this libsndfile does not write it")
     data = file.getvalue()
     if data.startswith(b"ID3"):
-        data = data[10 + sum(one << 7 * (3 - at) for at, one in enumerate(data[6:10])) :]
+        data = data[10 + sum(byte << 7 * (3 - at) for at, byte in enumerate(data[6:10])) :]
     with pytest.raises(InputOutputError, match="only raw PCM or WAV can be read live"):
         heard(data, (size,))
 

@@ -26,10 +26,10 @@ def probabilities(*runs: tuple[float, float]) -> Float32:
     return np.concatenate([np.full(round(s * BLOCKS_PER_SECOND), p, np.float32) for s, p in runs])
 
 
-def found(probabilities_n: Float32, params: VoiceParams) -> list[tuple[float, float]]:
+def parts(probabilities_n: Float32, params: VoiceParams) -> list[tuple[float, float]]:
     """Parts in seconds, rounded."""
-    parts = speech_parts(probabilities_n, BLOCK * len(probabilities_n), params)
-    return [(round(a, 1), round(b, 1)) for a, b in (part.seconds for part in parts)]
+    speech = speech_parts(probabilities_n, BLOCK * len(probabilities_n), params)
+    return [(round(a, 1), round(b, 1)) for a, b in (part.seconds for part in speech)]
 
 
 def heard_block_by_block(probabilities_n: Float32, samples: int, params: VoiceParams) -> list[Part]:
@@ -61,47 +61,47 @@ def heard_block_by_block(probabilities_n: Float32, samples: int, params: VoicePa
 
 def test_speech_is_what_reaches_the_threshold() -> None:
     heard = probabilities((1, 0.1), (2, 0.9), (3, 0.1))
-    assert found(heard, BARE) == [(1.0, 3.0)]
+    assert parts(heard, BARE) == [(1.0, 3.0)]
 
 
 def test_speech_goes_on_a_little_below_the_threshold() -> None:
     heard = probabilities((1, 0.4), (1, 0.6), (1, 0.4), (1, 0.6), (1, 0.3), (1, 0.4))
-    assert found(heard, BARE) == [(1.0, 4.0)]
+    assert parts(heard, BARE) == [(1.0, 4.0)]
 
 
 def test_short_pauses_stay_and_long_ones_split() -> None:
     heard = probabilities((1, 0.9), (1.5, 0.0), (1, 0.9), (2.5, 0.0), (1, 0.9))
-    assert found(heard, VoiceParams(speech_pad=0)) == [(0.0, 3.5), (6.0, 7.0)]
+    assert parts(heard, VoiceParams(speech_pad=0)) == [(0.0, 3.5), (6.0, 7.0)]
 
 
 def test_a_short_pause_at_the_end_stays() -> None:
     heard = probabilities((1, 0.0), (1, 0.9), (1, 0.0))
-    assert found(heard, VoiceParams(speech_pad=0)) == [(1.0, 3.0)]
+    assert parts(heard, VoiceParams(speech_pad=0)) == [(1.0, 3.0)]
 
 
 def test_parts_are_padded_within_the_recording() -> None:
     heard = probabilities((0.2, 0), (1, 0.9), (3, 0), (1, 0.9), (2.2, 0))
-    assert found(heard, VoiceParams()) == [(0.0, 1.6), (3.8, 5.6)]
+    assert parts(heard, VoiceParams()) == [(0.0, 1.6), (3.8, 5.6)]
 
 
 def test_paddings_that_overlap_meet_halfway() -> None:
     heard = probabilities((1, 0.9), (0.5, 0), (1, 0.9))
-    [one, other] = speech_parts(
+    [first, second] = speech_parts(
         heard, BLOCK * len(heard), VoiceParams(min_silence=0.2, speech_pad=1)
     )
-    assert one.end == other.start
-    assert one.end / RATE == pytest.approx(1.25, abs=0.02)
+    assert first.end == second.start
+    assert first.end / RATE == pytest.approx(1.25, abs=0.02)
 
 
 def test_long_speech_is_cut_at_its_longest_pause() -> None:
     heard = probabilities((2, 0.9), (0.5, 0), (2, 0.9), (0.2, 0), (3, 0.9))
     limited = VoiceParams(speech_pad=0, max_speech=6)
-    assert found(heard, limited) == [(0.0, 2.0), (2.5, 7.7)]
+    assert parts(heard, limited) == [(0.0, 2.0), (2.5, 7.7)]
 
 
 def test_long_speech_without_pauses_is_cut_and_nothing_is_lost() -> None:
     heard = probabilities((7, 0.9))
-    assert found(heard, VoiceParams(speech_pad=0, max_speech=3)) == [(0, 3), (3, 6), (6, 7)]
+    assert parts(heard, VoiceParams(speech_pad=0, max_speech=3)) == [(0, 3), (3, 6), (6, 7)]
 
 
 @pytest.mark.parametrize("heard", [np.zeros(0, np.float32), np.full(100, 0.49, np.float32)])
@@ -111,9 +111,9 @@ def test_nothing_is_speech(heard: Float32) -> None:
 
 def test_a_blip_is_no_speech_unless_somebody_speaks_around_it() -> None:
     blip, silence = (0.16, 0.9), (2.5, 0)
-    assert found(probabilities(silence, blip, silence, blip, (1, 0), blip), VoiceParams()) == []
+    assert parts(probabilities(silence, blip, silence, blip, (1, 0), blip), VoiceParams()) == []
     heard = probabilities(silence, blip, (1, 0), (0.23, 0.9), (1, 0), blip, silence)
-    assert found(heard, VoiceParams(speech_pad=0)) == [(2.5, 5.0)]
+    assert parts(heard, VoiceParams(speech_pad=0)) == [(2.5, 5.0)]
 
 
 EDGE = st.sampled_from([0.0, 0.009, 0.2, 0.34, 0.36, 0.49, 0.5, 0.51, 0.64, 0.8, 1.0])
@@ -236,8 +236,8 @@ def test_no_call_gets_more_than_a_bounded_number_of_blocks() -> None:
 
 def test_what_is_skipped_is_the_rest() -> None:
     speech = find_speech(ArrayAudio(loud_and_quiet(3, 1, 5, 1)), Loudness(), VoiceParams())
-    found = [round(edge, 1) for part in speech.skipped for edge in part.seconds]
-    assert found == [0.0, 2.6, 4.4, 8.6]
+    edges = [round(edge, 1) for part in speech.skipped for edge in part.seconds]
+    assert edges == [0.0, 2.6, 4.4, 8.6]
 
 
 def test_silence_has_no_parts() -> None:

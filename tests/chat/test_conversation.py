@@ -117,8 +117,8 @@ def test_ids_are_short_where_the_template_wants_it():
     ours = open_text(text_files(byte_level(), TOOL_TEMPLATES["Mistral"]))
     said = conversation("{}")
     for message in said:
-        for one in message.get("tool_calls", ()):
-            one["id"] = "call_of_somebody_else"
+        for called in message.get("tool_calls", ()):
+            called["id"] = "call_of_somebody_else"
         if "tool_call_id" in message:
             message["tool_call_id"] = "call_of_somebody_else"
     text = ours.decode(ours.encode_chat(said))

@@ -120,8 +120,8 @@ def test_threads_share_it():
     echo = template()
     texts = [str(i) * 1000 for i in range(200)]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda text: echo.render(user(text)), texts))
-    assert found == texts
+        rendered = list(pool.map(lambda text: echo.render(user(text)), texts))
+    assert rendered == texts
 
 
 @UNIX

@@ -76,15 +76,15 @@ AFTER_CONTENT = [pair for pair in WRITERS if pair[1] is not llama]
 def parsed(form: ToolForm, *pieces: str) -> list[str | ToolCall]:
     """What a parser says, content joined."""
     parser = form.parser(NAMES)
-    found: list[str | ToolCall] = []
+    parts: list[str | ToolCall] = []
     for said in (*map(parser.push, pieces), parser.finish()):
-        for one in said:
-            assert one != ""
-            if found and isinstance(one, str) and isinstance(found[-1], str):
-                found[-1] += one
+        for part in said:
+            assert part != ""
+            if parts and isinstance(part, str) and isinstance(parts[-1], str):
+                parts[-1] += part
             else:
-                found.append(one)
-    return found
+                parts.append(part)
+    return parts
 
 
 @pytest.mark.parametrize(("form", "write"), WRITERS)
@@ -189,8 +189,8 @@ def test_long_arguments_are_looked_at_once():
     assert parser.push('<tool_call>{"name": "now", "arguments": {"a": "') == []
     for _ in range(20_000):
         assert parser.push("[{ five }] ") == []
-    [found] = parser.push('"}}')
-    assert len(json.loads(found.arguments)["a"]) == 220_000
+    [call] = parser.push('"}}')
+    assert len(json.loads(call.arguments)["a"]) == 220_000
 
 
 @pytest.mark.parametrize(

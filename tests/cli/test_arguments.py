@@ -204,7 +204,7 @@ def test_the_declared_options_are_distinct_and_cover_the_parser():
     names = [name for declared in options for name in arguments.keywords(args, declared)]
     others = ["audio", "model", "format", "output_dir", "json", "quiet", "live", "sample_rate"]
     assert sorted([*names, *others]) == sorted(vars(args))
-    declared = {option.name for one in options for option in one.declared()}
+    declared = {option.name for group in options for option in group.declared()}
     assert declared - set(names) == {"cache"}
 
 

@@ -30,15 +30,15 @@ def parsed(command: ModuleType, *words: str) -> argparse.Namespace:
 def taken(function: Callable[..., object]) -> dict[str, object]:
     """Return the keywords of a function with their defaults."""
     parameters = inspect.signature(function).parameters.values()
-    found = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    found.pop("on_phase", None)  # the command line's own, for its progress
-    found.pop("grammar", None)  # an object; the command line has an option for each kind
-    return found
+    keywords = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    keywords.pop("on_phase", None)  # the command line's own, for its progress
+    keywords.pop("grammar", None)  # an object; the command line has an option for each kind
+    return keywords
 
 
-def without_lists(found: dict[str, object]) -> dict[str, object]:
+def without_lists(defaults: dict[str, object]) -> dict[str, object]:
     """Return values as the API has them; argparse needs a list to append to."""
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in defaults.items()}
 
 
 @pytest.mark.parametrize(

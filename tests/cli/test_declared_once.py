@@ -29,9 +29,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def script(name: str) -> ModuleType:
-    found = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -181,9 +181,9 @@ def test_a_runtime_arrives_in_the_documentation():
 @pytest.mark.usefixtures("one_more_runtime")
 def test_a_runtime_arrives_at_the_doctors(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor, "_ask", lambda *question: (None, f"no {question[-1]}"))
-    found = {runtime.name: runtime.problem for runtime in doctor.examine().runtimes}
-    assert list(found) == list(RUNTIMES)
-    assert found["abacus"] == "no abacus: pip install 'kvcast[beads]'"
+    problems = {runtime.name: runtime.problem for runtime in doctor.examine().runtimes}
+    assert list(problems) == list(RUNTIMES)
+    assert problems["abacus"] == "no abacus: pip install 'kvcast[beads]'"
 
 
 def test_a_runtime_that_is_not_in_the_table_is_refused():

@@ -33,10 +33,10 @@ class Listening:
 
     def detect_language(self, source: str, **keywords: Any) -> DetectedLanguage:
         self.calls.append((source, keywords))
-        found = self.heard.get(Path(source).name, GERMAN)
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        result = self.heard.get(Path(source).name, GERMAN)
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
 
 @pytest.fixture

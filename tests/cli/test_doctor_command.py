@@ -75,25 +75,25 @@ def examined(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict
     assert printed.err == ""
     document = json.loads(printed.out)
     jsonschema.validate(document, SCHEMA)
-    return code, document | {one["name"]: one for one in document["runtimes"]}
+    return code, document | {runtime["name"]: runtime for runtime in document["runtimes"]}
 
 
 def test_without_torch_onnx_works_and_the_rest_says_what_to_install(installed, capsys):
     installed()
-    code, found = examined(capsys)
+    code, document = examined(capsys)
     assert code == 0
-    assert found["well"] is found["onnx"]["usable"] is True
-    assert "onnxruntime" in found["onnx"]["versions"]
-    assert "pip install 'kvcast[export]'" in found["onnx"]["no_export"]
-    assert found["eager"] == {
+    assert document["well"] is document["onnx"]["usable"] is True
+    assert "onnxruntime" in document["onnx"]["versions"]
+    assert "pip install 'kvcast[export]'" in document["onnx"]["no_export"]
+    assert document["eager"] == {
         "name": "eager",
         "usable": False,
         "versions": {},
         "problem": "torch is not installed: pip install 'kvcast[export]'",
         "no_export": None,
     }
-    assert "pip install 'kvcast[executorch]'" in found["executorch"]["problem"]
-    assert found["cuda"] == {"devices": [], "problem": "torch is not installed"}
+    assert "pip install 'kvcast[executorch]'" in document["executorch"]["problem"]
+    assert document["cuda"] == {"devices": [], "problem": "torch is not installed"}
 
 
 def test_a_package_that_never_answers_is_given_up(installed, monkeypatch):
@@ -118,41 +118,41 @@ def test_without_a_runtime_that_can_be_the_default_the_exit_code_is_1(
 ):
     installed(onnxruntime=BROKEN)
     only("onnx", "native")
-    code, found = examined(capsys)
-    assert (code, found["well"], found["native"]["usable"]) == (0, True, True)
+    code, document = examined(capsys)
+    assert (code, document["well"], document["native"]["usable"]) == (0, True, True)
     monkeypatch.setenv("CXX", "no-such-compiler")
-    code, found = examined(capsys)
-    assert (code, found["well"], found["onnx"]["usable"]) == (1, False, False)
-    assert found["onnx"]["problem"].endswith("shared object file: pip install kvcast")
+    code, document = examined(capsys)
+    assert (code, document["well"], document["onnx"]["usable"]) == (1, False, False)
+    assert document["onnx"]["problem"].endswith("shared object file: pip install kvcast")
 
 
 def test_a_bundle_is_opened_after_its_checksums(installed, only, capsys):
     small_bundle = bundle(SMALL)
     installed()
     only("onnx")
-    code, found = examined(capsys, str(small_bundle))
+    code, document = examined(capsys, str(small_bundle))
     # It has no tokenizer: its files are right, and opening it says what lacks.
-    assert (code, found["bundle"]["runtime"]) == (1, read_bundle(small_bundle).runtime)
-    assert "tokenizer" in found["bundle"]["problem"]
+    assert (code, document["bundle"]["runtime"]) == (1, read_bundle(small_bundle).runtime)
+    assert "tokenizer" in document["bundle"]["problem"]
     assert main(["doctor", str(small_bundle / "onnx")]) == 1
     assert "is not a bundle: it has no bundle.json" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_library_that_is_not_compiled_yet_is_told_and_not_compiled(installed, tmp_path):
     installed()
-    found = doctor._library()
+    library = doctor._library()
     if shutil.which("g++"):
-        assert (found.origin, found.path, found.problem) == ("none", "", "")
-        assert about(found).startswith("not compiled yet")
+        assert (library.origin, library.path, library.problem) == ("none", "", "")
+        assert about(library).startswith("not compiled yet")
     assert not (tmp_path / "cache").exists()
 
 
 def test_without_a_compiler_the_library_says_what_to_install(installed, monkeypatch):
     installed()
     monkeypatch.setenv("CXX", "false")
-    found = doctor._library()
-    assert "CXX=false does not run: install g++" in found.problem
-    assert about(found).startswith("no: kvcast's native library is not compiled")
+    library = doctor._library()
+    assert "CXX=false does not run: install g++" in library.problem
+    assert about(library).startswith("no: kvcast's native library is not compiled")
 
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
@@ -160,10 +160,10 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not 
 
 @needs_compiler
 def test_the_library_is_named_with_its_instructions(compiled):
-    found = doctor._library()
-    assert (found.origin, found.path, found.problem) == ("compiled", str(compiled), "")
-    assert found.instructions[-1] == "plain"
-    assert f"uses {found.instructions[0]}" in about(found)
+    library = doctor._library()
+    assert (library.origin, library.path, library.problem) == ("compiled", str(compiled), "")
+    assert library.instructions[-1] == "plain"
+    assert f"uses {library.instructions[0]}" in about(library)
 
 
 @needs_compiler
@@ -174,25 +174,25 @@ def test_instructions_that_do_not_run_here_end_every_default_run(
     only("onnx", "native")
     monkeypatch.setenv("KVCAST_CACHE", str(compiled.parents[1]))
     monkeypatch.setenv("KVCAST_INSTRUCTIONS", "altivec")
-    code, found = examined(capsys)
-    assert found["onnx"]["usable"]
-    assert found["library"]["problem"].startswith("KVCAST_INSTRUCTIONS is 'altivec': ")
+    code, document = examined(capsys)
+    assert document["onnx"]["usable"]
+    assert document["library"]["problem"].startswith("KVCAST_INSTRUCTIONS is 'altivec': ")
     # Where a processor runs the plain set alone, ONNX Runtime is the default anyway.
-    ends = len(found["library"]["instructions"]) > 1
-    assert (code, found["well"]) == (int(ends), not ends)
-    assert found["native"]["problem"].startswith("KVCAST_INSTRUCTIONS is 'altivec': ")
-    assert "pip install" not in found["native"]["problem"]
+    ends = len(document["library"]["instructions"]) > 1
+    assert (code, document["well"]) == (int(ends), not ends)
+    assert document["native"]["problem"].startswith("KVCAST_INSTRUCTIONS is 'altivec': ")
+    assert "pip install" not in document["native"]["problem"]
 
 
 @pytest.mark.parametrize("command", ["g++ 'quickly", "no-such-compiler"])
 def test_no_package_cures_a_compiler(installed, monkeypatch, command):
     installed()
     monkeypatch.setenv("CXX", command)
-    found = doctor._runtime("native")
-    assert not found.usable
-    assert f"CXX={command} " in found.problem
-    assert "pip install" not in found.problem
-    assert "Error" not in found.problem
+    runtime = doctor._runtime("native")
+    assert not runtime.usable
+    assert f"CXX={command} " in runtime.problem
+    assert "pip install" not in runtime.problem
+    assert "Error" not in runtime.problem
 
 
 @needs_compiler
@@ -205,18 +205,18 @@ def test_a_compiler_that_failed_is_told_with_its_log(installed, tmp_path, monkey
     with pytest.raises(LibraryMissingError):
         library_path()
     [log] = (tmp_path / "cache/native").glob("*.log")
-    found = doctor._library()
-    assert f"could not be compiled with {broken}: {log} says why" in found.problem
-    assert about(found).startswith("no: ")
-    assert doctor._runtime("native").problem == found.problem
+    library = doctor._library()
+    assert f"could not be compiled with {broken}: {log} says why" in library.problem
+    assert about(library).startswith("no: ")
+    assert doctor._runtime("native").problem == library.problem
 
 
 def test_instructions_that_could_be_used_are_named_too():
-    found = doctor.NativeLibrary(
+    library = doctor.NativeLibrary(
         origin="shipped", path="l", instructions=("amx", "avx512_bf16", "plain"), threads=2
     )
-    assert "uses amx (it could use avx512_bf16, plain); 2 threads" in about(found)
-    alone = replace(found, instructions=("plain",))
+    assert "uses amx (it could use avx512_bf16, plain); 2 threads" in about(library)
+    alone = replace(library, instructions=("plain",))
     assert "uses plain; 2 threads" in about(alone)
 
 
@@ -229,8 +229,8 @@ def test_the_library_uses_the_instructions_that_are_asked_for(monkeypatch):
     assert about(doctor._library()).startswith("no: KVCAST_INSTRUCTIONS is 'altivec': ")
 
 
-def about(found: doctor.NativeLibrary) -> str:
-    return " ".join(_about_library(found))
+def about(library: doctor.NativeLibrary) -> str:
+    return " ".join(_about_library(library))
 
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path):

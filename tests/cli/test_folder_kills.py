@@ -68,7 +68,7 @@ def check_kill(folder: Path, expected: dict[str, bytes], out: Path, kill_at: int
     resumed = run(folder, out, "--resume", *words)
     assert resumed.returncode == 3, resumed.stderr
     assert transcripts(out) == expected
-    ended = {one["path"]: one["status"] for one in json.loads(resumed.stdout)["files"]}
+    ended = {file["path"]: file["status"] for file in json.loads(resumed.stdout)["files"]}
     assert {path for path, status in ended.items() if status == "kept"} == before
     assert ended == {
         path: "failed" if path == "bad.wav" else "kept" if path in before else "done"

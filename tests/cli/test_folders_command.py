@@ -34,9 +34,9 @@ class Model(ReadingModel):
 
     def taken(self, folder: Path) -> list[str]:
         """Return what was transcribed since the last time."""
-        found = [Path(source).relative_to(folder).as_posix() for source in self.calls]
+        paths = [Path(source).relative_to(folder).as_posix() for source in self.calls]
         self.calls.clear()
-        return found
+        return paths
 
 
 @pytest.fixture
@@ -67,18 +67,18 @@ def transcribe(folder: Path, *words: str, out: Path | None = None) -> int:
 
 
 def files(out: Path) -> list[str]:
-    found = (path.relative_to(out) for path in out.rglob("*") if path.is_file())
-    return sorted(path.as_posix() for path in found if path.parts[0] != ".kvcast")
+    paths = (path.relative_to(out) for path in out.rglob("*") if path.is_file())
+    return sorted(path.as_posix() for path in paths if path.parts[0] != ".kvcast")
 
 
 def document(capsys) -> dict:
-    found = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, SCHEMA)
-    return found
+    told = json.loads(capsys.readouterr().out)
+    jsonschema.validate(told, SCHEMA)
+    return told
 
 
-def statuses(found: dict) -> dict[str, str]:
-    return {one["path"]: one["status"] for one in found["files"]}
+def statuses(told: dict) -> dict[str, str]:
+    return {file["path"]: file["status"] for file in told["files"]}
 
 
 def test_transcripts_lie_as_their_recordings_do_and_a_table_sums_up(model, folder, out, capsys):
@@ -98,8 +98,8 @@ def test_each_file_holds_what_transcribing_it_alone_gives(model, folder, out, tm
     for path in CONTENTS:
         alone = ["transcribe", "--model", "demo", str(folder / path), "--format", "all", "-q"]
         assert main([*alone, "-o", str(tmp_path / "alone" / path)]) == 0
-        for one in (tmp_path / "alone" / path).iterdir():
-            assert (out / Path(path).with_suffix(one.suffix)).read_bytes() == one.read_bytes()
+        for file in (tmp_path / "alone" / path).iterdir():
+            assert (out / Path(path).with_suffix(file.suffix)).read_bytes() == file.read_bytes()
 
 
 def test_without_recursive_only_the_folder_itself_is_taken(model, folder, out):
@@ -110,16 +110,16 @@ def test_without_recursive_only_the_folder_itself_is_taken(model, folder, out):
 def test_the_summary_is_one_document_that_fits_the_schema(model, folder, out, capsys):
     (folder / "bad.wav").write_text("bad")
     assert transcribe(folder, "--json", "--quiet") == 3
-    found = document(capsys)
-    assert (found["done"], found["kept"], found["failed"]) == (4, 0, 1)
-    assert (found["duration"], found["runtime"], found["model"]) == (8.0, "onnx", "demo")
-    assert [one["path"] for one in found["files"]] == [
+    told = document(capsys)
+    assert (told["done"], told["kept"], told["failed"]) == (4, 0, 1)
+    assert (told["duration"], told["runtime"], told["model"]) == (8.0, "onnx", "demo")
+    assert [file["path"] for file in told["files"]] == [
         *("a.wav", "b.mp3", "bad.wav", "talks/a.wav", "talks/deep/d.flac")
     ]
-    bad = found["files"][2]
+    bad = told["files"][2]
     assert bad["reason"] == f"{folder}/bad.wav is damaged"
     assert (bad["outputs"], bad["duration"], bad["language"]) == ([], None, None)
-    assert found["files"][3]["outputs"] == ["talks/a.txt"]
+    assert told["files"][3]["outputs"] == ["talks/a.txt"]
 
 
 def test_options_of_recognition_reach_the_model(model, folder):
@@ -180,10 +180,10 @@ def test_resume_keeps_what_is_done_and_loads_no_model_for_it(model, folder, monk
 
     monkeypatch.setattr("kvcast.loading.opening.open_model", fail)
     assert transcribe(folder, "--resume", "--json") == 0
-    found = document(capsys)
-    assert set(statuses(found).values()) == {"kept"}
-    assert (found["runtime"], found["duration"]) == (None, 0)
-    assert found["files"][0]["duration"] == 2.0
+    told = document(capsys)
+    assert set(statuses(told).values()) == {"kept"}
+    assert (told["runtime"], told["duration"]) == (None, 0)
+    assert told["files"][0]["duration"] == 2.0
     assert transcribe(folder, "--json") == 1  # without resume all is done again
 
 
@@ -345,9 +345,9 @@ def test_an_unreadable_folder_is_one_failure(model, folder, monkeypatch, capsys)
     assert transcribe(folder, "--json") == 3
     printed = capsys.readouterr()
     assert printed.err == f"kvcast: {folder}/talks/deep: cannot be read: Permission denied\n"
-    found = json.loads(printed.out)
-    jsonschema.validate(found, SCHEMA)
-    assert statuses(found)["talks/deep"] == "failed"
+    told = json.loads(printed.out)
+    jsonschema.validate(told, SCHEMA)
+    assert statuses(told)["talks/deep"] == "failed"
 
 
 def test_links_to_folders_are_named(model, folder, capsys):
@@ -490,12 +490,12 @@ def test_a_signal_keeps_what_is_finished_and_says_how_to_go_on(
     printed, err = process.communicate()
     assert process.returncode == code
     assert printed == b""
-    found = re.fullmatch(
+    count = re.fullmatch(
         rb"kvcast: (\d) of 4 recordings are finished; the same command with --resume does the "
         rb"others\nkvcast: (?:interrupted|terminated)\n",
         err,
     )
-    assert 0 <= int(found[1]) < 4
+    assert 0 <= int(count[1]) < 4
     assert list(out.rglob("*.part")) == []
     resumed = start(folder, "--resume")
     resumed.communicate()

@@ -41,10 +41,10 @@ def generate(*words: str) -> int:
 
 
 def documents(out: str) -> list[dict]:
-    found = [json.loads(line) for line in out.splitlines()]
-    for document in found:
+    lines = [json.loads(line) for line in out.splitlines()]
+    for document in lines:
         jsonschema.validate(document, SCHEMA)
-    return found
+    return lines
 
 
 def test_text_is_printed_with_a_line_end_and_the_times_come_last(scripted, capsys):
@@ -184,7 +184,7 @@ def test_json_has_alternatives_on_request(open_as, capsys):
     open_as(FakeTextModel(tops=tops))
     assert generate("hello", "--json", "--top-logprobs", "2") == 0
     (document,) = documents(capsys.readouterr().out)
-    assert [[one["token"] for one in top] for top in document["top_logprobs"]] == [
+    assert [[token["token"] for token in top] for top in document["top_logprobs"]] == [
         [11, 7],
         [12, 11],
         [13, 2],
@@ -211,9 +211,9 @@ def test_prompts_give_one_object_a_line_in_order(scripted, lines, capsys):
     source = lines('{"prompt": "b", "id": "x"}', '"東京"', '{"prompt": "c", "id": 7}')
     assert generate("--prompts", source, "--chat") == 0
     printed = capsys.readouterr()
-    found = documents(printed.out)
-    assert [d["text"] for d in found] == ["b#0", "東京#0", "c#0"]
-    assert [d["id"] for d in found] == ["x", None, 7]
+    texts = documents(printed.out)
+    assert [d["text"] for d in texts] == ["b#0", "東京#0", "c#0"]
+    assert [d["id"] for d in texts] == ["x", None, 7]
     assert "東京" in printed.out
     assert printed.err.startswith("kvcast: 9 tokens in 3 texts: ")
     assert [prompts for prompts, _ in scripted.calls] == [["b", "東京", "c"]]
@@ -241,9 +241,9 @@ def test_a_lines_own_system_text_takes_the_place_of_the_option(scripted, lines, 
         (prompts, keywords["chat"], keywords["system"]) for prompts, keywords in scripted.calls
     ]
     assert calls == [(["a", "b"], True, "all"), (["c"], True, "own"), (["d"], True, "all")]
-    found = documents(capsys.readouterr().out)
-    assert [d["system"] for d in found] == ["all", "all", "own", "all"]
-    assert [d["prompt"] for d in found] == ["a", "b", "c", "d"]
+    texts = documents(capsys.readouterr().out)
+    assert [d["system"] for d in texts] == ["all", "all", "own", "all"]
+    assert [d["prompt"] for d in texts] == ["a", "b", "c", "d"]
 
 
 def test_a_system_text_on_a_line_makes_only_that_prompt_a_conversation(scripted, lines, capsys):
@@ -255,8 +255,8 @@ def test_output_saves_the_lines_and_prints_nothing(scripted, lines, tmp_path, ca
     target = tmp_path / "new" / "out.jsonl"
     assert generate("--prompts", lines("a", "b"), "--output", str(target), "--quiet") == 0
     assert capsys.readouterr() == ("", "")
-    found = documents(target.read_text(encoding="utf-8"))
-    assert [d["prompt"] for d in found] == ["a", "b"]
+    texts = documents(target.read_text(encoding="utf-8"))
+    assert [d["prompt"] for d in texts] == ["a", "b"]
     assert [path.name for path in target.parent.iterdir()] == ["out.jsonl"]
 
 

@@ -98,7 +98,7 @@ def test_every_promised_option_exists_with_hyphens_and_underscores(flag: str):
 
 
 def test_the_walk_below_meets_every_option():
-    walked = {name for found in (LOADED | STREAMED | SEARCHED).values() for name in found}
+    walked = {name for names in (LOADED | STREAMED | SEARCHED).values() for name in names}
     declared = LoadParams.declared() + PromptParams.declared()
     assert walked == {"model"} | {option.name for option in declared}
 

@@ -94,14 +94,14 @@ def test_the_json_object_is_the_documented_one(
 
 def test_what_is_not_given_is_measured(capsys: pytest.CaptureFixture[str]):
     assert main(["inspect", "cost", "demo", "--threads", "1", "--bandwidth", "7", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["machine"]["bandwidth"] == 7e9
-    assert found["machine"]["bandwidth_from"] == "given"
-    assert found["machine"]["rate"] > 1e9
-    assert found["machine"]["rate_from"] in {
+    document = json.loads(capsys.readouterr().out)
+    assert document["machine"]["bandwidth"] == 7e9
+    assert document["machine"]["bandwidth_from"] == "given"
+    assert document["machine"]["rate"] > 1e9
+    assert document["machine"]["rate_from"] in {
         f"{x}, measured with 1 thread" for x in ("int8", "fp32")
     }
-    step = found["calls"]["next"]["cached"]
+    step = document["calls"]["next"]["cached"]
     assert step["seconds"] >= sum(step["bytes"].values()) / 7e9
 
 
@@ -109,12 +109,12 @@ def test_float32_weights_are_multiplied_at_the_rate_of_float32(monkeypatch: pyte
     rates = {"read": 1.0, "read_again": 3.0, "int8": 8.0, "fp32": 2.0}
     monkeypatch.setattr(machine, "_measured", lambda *_: rates)
     sizes = {"threads": 2, "step_bytes": 9.0, "tokens": 1, "width": 8}
-    found = [
+    rates = [
         machine.MachineRates.found(bandwidth=None, rate=None, bytes_per_weight=size, **sizes)
         for size in (4.0, 2.0)
     ]
-    assert [(one.bandwidth, one.rate) for one in found] == [(3.0, 2.0), (3.0, 8.0)]
-    assert found[1].rate_from == "int8, measured with 2 threads"
+    assert [(rate.bandwidth, rate.rate) for rate in rates] == [(3.0, 2.0), (3.0, 8.0)]
+    assert rates[1].rate_from == "int8, measured with 2 threads"
 
 
 def manifest(family: str, dimensions: dict[str, Any]) -> str:

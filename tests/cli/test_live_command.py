@@ -71,8 +71,8 @@ def test_options_arrive(model, pipe, capsys):
     words = ["--step", "2.5", "--pause", "0.3", "--language", "de", "--beam_size", "5", "--quiet"]
     assert transcribe(*words) == 0
     options = model.lives[0][1]
-    found = [options[name] for name in ("step", "pause", "language", "beam")]
-    assert found == [2.5, 0.3, "de", 5]
+    given = [options[name] for name in ("step", "pause", "language", "beam")]
+    assert given == [2.5, 0.3, "de", 5]
     assert capsys.readouterr().err == ""
 
 
@@ -232,8 +232,8 @@ def test_sound_that_piles_up_is_told_once(model, capsys):
         def take(self):
             return [(pcm(self.left.pop(0)), 0.0)] if self.left else []
 
-    found = model.live()
-    live.transcribe(found, Busy(), sample_rate=16_000, as_json=False, quiet=False)
+    live_model = model.live()
+    live.transcribe(live_model, Busy(), sample_rate=16_000, as_json=False, quiet=False)
     out, err = capsys.readouterr()
     assert err.count("sound arrives faster than this machine decodes it") == 1
     assert out.count("\n") == 12

@@ -63,13 +63,13 @@ def test_an_exported_bundle_is_kept_and_a_damaged_one_made_again(
     def kept() -> Path:
         folders = (Path(os.environ["KVCAST_CACHE"]) / "bundles").glob("*/bundle.json")
         manifests = {path.parent: json.loads(path.read_text("utf-8")) for path in folders}
-        (found,) = (
+        (bundle,) = (
             folder
             for folder, manifest in manifests.items()
             if [manifest[key] for key in ("family", "quantize", "runtime")]
             == ["unilm", "int8", default_runtime(PrecisionRequest())]
         )
-        return found
+        return bundle
 
     assert answer() == "2021-03-03\n"
     # What the test damages is its own.

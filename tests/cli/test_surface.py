@@ -34,14 +34,14 @@ HEAVY = {"numpy", "torch", "onnxruntime", "onnx", "rich", "soundfile", "soxr", "
 
 def imports(path: Path) -> list[tuple[str, str]]:
     """Return (module, name) of every import of kvcast in a source file."""
-    found = []
+    imported = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found += [(alias.name, "") for alias in node.names]
+            imported += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0
-            found += [(node.module or "", alias.name) for alias in node.names]
-    return [(module, name) for module, name in found if module.split(".")[0] == "kvcast"]
+            imported += [(node.module or "", alias.name) for alias in node.names]
+    return [(module, name) for module, name in imported if module.split(".")[0] == "kvcast"]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)

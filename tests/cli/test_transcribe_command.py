@@ -28,10 +28,10 @@ def test_text_goes_to_standard_output_and_nothing_to_standard_error(model, recor
 
 def test_each_segment_is_printed_when_it_is_found(model, recording, capsys):
     printed: list[str] = []
-    found = model._segments
+    segments = model._segments
 
     def watched(name: str):
-        for segment in found(name):
+        for segment in segments(name):
             yield segment
             printed.append(capsys.readouterr().out)
 

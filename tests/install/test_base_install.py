@@ -78,8 +78,8 @@ def test_export_dependencies_are_absent(installed: str, request: pytest.FixtureR
     python = request.getfixturevalue(installed)
     names = repr(EXPORT_ONLY)
     code = f"import importlib.util as u; print([n for n in {names} if u.find_spec(n)])"
-    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_a_server_needs_no_torch(server_python: Path, bundle: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text("utf-8")
 MANIFEST = (ROOT / "deploy/kubernetes.yaml").read_text("utf-8")
 README = (ROOT / "deploy/README.md").read_text("utf-8")
 HADOLINT = Path(sys.executable).with_name("hadolint")
-RESOURCES = {one["kind"]: one for one in yaml.safe_load_all(MANIFEST)}
+RESOURCES = {resource["kind"]: resource for resource in yaml.safe_load_all(MANIFEST)}
 POD = RESOURCES["Deployment"]["spec"]["template"]
 [CONTAINER] = POD["spec"]["containers"]
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
@@ -46,10 +46,10 @@ def instructions() -> Iterator[tuple[str, str, str]]:
 
 
 def only(instruction: str, stage: str = "runtime") -> str:
-    [found] = [
+    [value] = [
         words for where, what, words in instructions() if (where, what) == (stage, instruction)
     ]
-    return found
+    return value
 
 
 def copied() -> list[str]:
@@ -228,8 +228,8 @@ def test_a_wheel_is_made_of_what_is_copied(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for name in copied():
-        target, one = source / name, ROOT / name
-        shutil.copytree(one, target) if one.is_dir() else shutil.copy(one, target)
+        target, original = source / name, ROOT / name
+        shutil.copytree(original, target) if original.is_dir() else shutil.copy(original, target)
     words = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, source]
     # Compiling proves nothing more: a wheel without the library would pass as well.
     pure = os.environ | {"KVCAST_NATIVE": "none"}

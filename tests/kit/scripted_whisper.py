@@ -5,7 +5,7 @@ script for files, one for openai-whisper's `transcribe`, and a recognizer of liv
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise, takewhile
@@ -185,6 +185,34 @@ def scripted_model(script: Sequence[ScriptedResult] = ()) -> Any:
     model.scripted = ScriptedDecoder(script)
     model.decoder = lambda *_, **__: model.scripted
     return model
+
+
+def scripted_translator(texts: Mapping[str, str]) -> WhisperModel:
+    """Return a multilingual model that hears nothing: it writes a text for each task.
+
+    The language is German, and the text goes from the window's begin to its second 1.
+    """
+    vocab = 51865
+    tokenizer = WhisperTokenizer(openai_tokenizer_json(True), vocab)
+    begin, german = tokenizer.timestamp_begin, tokenizer.languages.index("de")
+    written_after = {
+        getattr(tokenizer, task): (begin, *tokenizer.encode(text), begin + 50, tokenizer.eot)
+        for task, text in texts.items()
+    }
+
+    def script(_: int, written: tuple[int, ...]) -> Float32:
+        task = next((token for token in written if token in written_after), None)
+        if task is None:
+            certain = tokenizer.language_tokens[german]
+        else:
+            certain = written_after[task][len(written) - 1 - written.index(task)]
+        logits_v = np.zeros(vocab, np.float32)
+        logits_v[certain] = 40.0
+        return logits_v
+
+    return WhisperModel(
+        ScriptedRuntime(script), tokenizer, replace(LEAST_WHISPER, vocab_size=vocab)
+    )
 
 
 class ScriptedWhisper:

@@ -108,14 +108,14 @@ class Client(HttpUser):
             raise AssertionError(f"word error {error:.3f}: {text!r}")
         return True
 
-    def _compare(self, path, expected, found, alike=None, **request) -> None:
+    def _compare(self, path, expected, read, alike=None, **request) -> None:
         with self.client.post(path, **request, timeout=900, catch_response=True) as answer:
             if answer.status_code == 429:
                 self._refused(answer)
             elif answer.status_code != 200:
                 answer.failure(f"{answer.status_code} {answer.text}")
-            elif not (alike or _same)(found(answer.json()), expected):
-                answer.failure(f"wrong: {found(answer.json())!r}, not {expected!r}")
+            elif not (alike or _same)(read(answer.json()), expected):
+                answer.failure(f"wrong: {read(answer.json())!r}, not {expected!r}")
 
     def _stream(self, body, expected) -> None:
         path, gives_up = "/v1/chat/completions", random.random() < 2 * GIVES_UP
@@ -179,13 +179,13 @@ def _words(text: str) -> str:
     return " ".join("".join(c for c in text.lower() if c.isalpha() or c == " ").split())
 
 
-def _same(found, expected) -> bool:
-    return found == expected
+def _same(actual, expected) -> bool:
+    return actual == expected
 
 
-def _close(found, expected) -> bool:
+def _close(actual, expected) -> bool:
     """Compare vectors; a batch of other lengths sums in another order."""
-    return np.allclose(found, expected, atol=1e-5)
+    return np.allclose(actual, expected, atol=1e-5)
 
 
 def _vector(document):

@@ -119,9 +119,9 @@ class Command:
         """Where it listens, once it does."""
         where = re.compile(r"serving .* at (http://[^ \n\"]+)")
         until(lambda: self.process.poll() is not None or where.search(self.log), self.log)
-        found = where.search(self.log)
-        assert found, self.log
-        return found[1]
+        address = where.search(self.log)
+        assert address, self.log
+        return address[1]
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)

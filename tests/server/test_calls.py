@@ -48,8 +48,8 @@ def held(calls: Calls, clients: list[Client]) -> tuple[Callable[[], None], list[
     """Keep both threads that read recordings busy; return what lets them go, and their tasks."""
     going = threading.Event()
     tasks = [
-        asyncio.ensure_future(calls.read(one, lambda _: going.wait(60), lambda _: None))
-        for one in clients
+        asyncio.ensure_future(calls.read(request, lambda _: going.wait(60), lambda _: None))
+        for request in clients
     ]
     return going.set, tasks
 

@@ -143,8 +143,8 @@ def test_logprobs_of_tokens_and_what_else_could_have_come(client: openai.OpenAI)
     assert all(-1e-6 < entry.logprob <= 0 for entry in content)
     assert bytes(content[0].bytes) == b"H"
     chunks = deltas(client, **asked, logprobs=True)
-    found = [c.choices[0].logprobs for c in chunks if c.choices]
-    assert "".join(e.token for one in found if one for e in one.content) == "Hel"
+    logprobs = [c.choices[0].logprobs for c in chunks if c.choices]
+    assert "".join(e.token for each in logprobs if each for e in each.content) == "Hel"
 
 
 def test_the_model_decides_to_call_tools(client: openai.OpenAI):
@@ -156,8 +156,8 @@ def test_the_model_decides_to_call_tools(client: openai.OpenAI):
     assert json.loads(calls[0].function.arguments) == {"town": "Nantes"}
     assert choice.finish_reason == "tool_calls"
     assert len({call.id for call in calls}) == 2
-    [one] = client.chat.completions.create(**asked, parallel_tool_calls=False).choices
-    assert [call.function.name for call in one.message.tool_calls] == ["weather"]
+    [choice] = client.chat.completions.create(**asked, parallel_tool_calls=False).choices
+    assert [call.function.name for call in choice.message.tool_calls] == ["weather"]
 
 
 def test_calls_in_a_stream(client: openai.OpenAI):

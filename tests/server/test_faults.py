@@ -198,12 +198,12 @@ def test_many_slow_senders_are_cut_off_and_hold_up_nobody():
     with serving({"world": saying("hi")}, timeout=3) as server, contextlib.ExitStack() as stack:
         slow = [stack.enter_context(raw(server, CHAT, headers)) for _ in range(50)]
         for _ in range(4):
-            for one in slow:
+            for connection in slow:
                 with contextlib.suppress(OSError):  # it was cut off already
-                    one.sendall(b" ")
+                    connection.sendall(b" ")
             assert server.client().models.list().data
             time.sleep(1)
-        assert all(b" 408 " in one.recv(1000) for one in slow)
+        assert all(b" 408 " in connection.recv(1000) for connection in slow)
 
 
 def test_a_server_may_take_shorter_prompts_than_the_model():

@@ -23,8 +23,8 @@ def asked(url: str, mode: GenerationMode, each: int) -> int:
     """Send requests to every operation; return how many there were."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     count = 0
-    for found in schema.get_all_operations():
-        operation: Any = found.ok()
+    for result in schema.get_all_operations():
+        operation: Any = result.ok()
 
         @settings(
             max_examples=each,

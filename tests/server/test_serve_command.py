@@ -66,7 +66,7 @@ def test_the_drain_has_an_end_and_so_has_patience():
             until(lambda at=url: httpx.get(f"{at}/v1/engine").json()["models"][0]["running"])
             for _ in range(ends):
                 running.signal()
-                until(lambda one=running: one.process.poll() is not None or _stops(one))
+                until(lambda server=running: server.process.poll() is not None or _stops(server))
             assert running.ended() == code
             thread.join()
 
@@ -184,7 +184,12 @@ def test_caches_of_several_models_share_what_is_left(monkeypatch: pytest.MonkeyP
             return SimpleNamespace(cache_bytes=600)
 
     monkeypatch.setattr("kvcast.engine.engine.available_bytes", lambda: 1500)
-    one = Promised()
-    for before, budget in (([], 500), ([one], 300), ([one, one], 300), ([one, Promised()], 100)):
+    engine = Promised()
+    for before, budget in (
+        ([], 500),
+        ([engine], 300),
+        ([engine, engine], 300),
+        ([engine, Promised()], 100),
+    ):
         assert serve._cache_memory(ServeParams(), before) == budget
-    assert serve._cache_memory(ServeParams(cache_memory=3), [one]) == 3 << 20
+    assert serve._cache_memory(ServeParams(cache_memory=3), [engine]) == 3 << 20

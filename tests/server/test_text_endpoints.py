@@ -40,7 +40,7 @@ def client(server: Server) -> openai.OpenAI:
 
 
 def test_models_are_listed_with_what_they_are_for(client: openai.OpenAI):
-    kinds = {one.id: one.kind for one in client.models.list()}
+    kinds = {model.id: model.kind for model in client.models.list()}
     assert kinds["world"] == "chat"
     assert kinds["t5"] == kinds["unilm"] == "text2text"
     assert client.models.retrieve("unilm").embeddings is True
@@ -50,7 +50,7 @@ def test_completions_of_several_prompts(client: openai.OpenAI):
     answer = client.completions.create(
         model="world", prompt=["a.", "u.hi!a."], temperature=0, max_tokens=100
     )
-    assert [(one.index, one.text) for one in answer.choices] == [(0, ANSWER), (1, ANSWER)]
+    assert [(choice.index, choice.text) for choice in answer.choices] == [(0, ANSWER), (1, ANSWER)]
     assert answer.usage.prompt_tokens == 2 + 7
     tokens = [3, 3, 3]
     assert client.completions.create(model="world", prompt=tokens).usage.prompt_tokens == 3
@@ -107,9 +107,9 @@ def test_a_stream_of_a_response(client: openai.OpenAI):
         events = list(stream)
         final = stream.get_final_response()
     assert final.output_text == ANSWER
-    deltas = [one.delta for one in events if one.type == "response.output_text.delta"]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == ANSWER
-    assert [one.sequence_number for one in events] == list(range(len(events)))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
     assert events[-1].type == "response.completed"
 
 
@@ -155,9 +155,9 @@ def test_embeddings_are_the_models(server: Server, client: openai.OpenAI):
     texts = ["abc", "a b"]
     expected = server.engines["unilm"].model.embed(texts)
     answer = client.embeddings.create(model="unilm", input=texts)
-    np.testing.assert_array_equal([one.embedding for one in answer.data], expected)
+    np.testing.assert_array_equal([row.embedding for row in answer.data], expected)
     plain = client.embeddings.create(model="unilm", input=texts, encoding_format="float")
-    np.testing.assert_array_equal(np.float32([one.embedding for one in plain.data]), expected)
+    np.testing.assert_array_equal(np.float32([row.embedding for row in plain.data]), expected)
     raw = client.embeddings.with_raw_response.create(
         model="unilm", input="abc", encoding_format="base64"
     )
@@ -212,7 +212,7 @@ def test_texts_at_temperature_0_are_equal(client: openai.OpenAI):
     asked = {"model": "world", "temperature": 0, "n": 3}
     messages = [{"role": "user", "content": "a"}]
     whole = client.chat.completions.create(**asked, messages=messages)
-    assert [(one.index, one.message.content) for one in whole.choices] == [
+    assert [(choice.index, choice.message.content) for choice in whole.choices] == [
         (index, ANSWER) for index in range(3)
     ]
     assert whole.usage.completion_tokens == 3 * len(ANSWER)
@@ -222,7 +222,9 @@ def test_texts_at_temperature_0_are_equal(client: openai.OpenAI):
             texts[choice.index] += choice.delta.content or ""
     assert set(texts.values()) == {ANSWER}
     several = client.completions.create(**asked, prompt=["a.", "u.b!a."], max_tokens=50)
-    assert [(one.index, one.text) for one in several.choices] == [(i, ANSWER) for i in range(6)]
+    assert [(choice.index, choice.text) for choice in several.choices] == [
+        (i, ANSWER) for i in range(6)
+    ]
     parts = client.completions.create(**asked, prompt="a.", max_tokens=50, stream=True)
     assert {choice.index for part in parts for choice in part.choices} == {0, 1, 2}
 
@@ -231,14 +233,14 @@ def test_a_response_with_logprobs(client: openai.OpenAI):
     asked = {"model": "world", "input": "a", "temperature": 0}
     for given in ({"top_logprobs": 2}, {"include": ["message.output_text.logprobs"]}):
         [part] = client.responses.create(**asked, **given).output[0].content
-        assert [one.token for one in part.logprobs] == list(ANSWER)
-        tops = {len(one.top_logprobs) for one in part.logprobs}
+        assert [token.token for token in part.logprobs] == list(ANSWER)
+        tops = {len(token.top_logprobs) for token in part.logprobs}
         assert tops == {given.get("top_logprobs", 0)}
         events = list(client.responses.create(**asked, **given, stream=True))
         told = [e.logprobs for e in events if e.type == "response.output_text.delta"]
-        assert [one.token for some in told for one in some] == list(ANSWER)
+        assert [token.token for some in told for token in some] == list(ANSWER)
         [done] = [e for e in events if e.type == "response.output_text.done"]
-        assert [one.token for one in done.logprobs] == list(ANSWER)
+        assert [token.token for token in done.logprobs] == list(ANSWER)
         assert events[-1].response.output[0].content[0].logprobs == part.logprobs
     [plain] = client.responses.create(**asked).output[0].content
     assert plain.logprobs == []

@@ -3,7 +3,7 @@
 import importlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -22,7 +22,7 @@ def missing(what: str) -> NoReturn:
 
 @contextmanager
 def chromium(*arguments: str) -> Iterator[Any]:
-    """Run the system's Chromium."""
+    """Run the system's Chromium, with the profile that all visits share."""
     try:
         api = importlib.import_module("playwright.sync_api")
     except ImportError:
@@ -33,6 +33,8 @@ def chromium(*arguments: str) -> Iterator[Any]:
     with api.sync_playwright() as playwright:
         arguments = ("--no-sandbox", "--autoplay-policy=no-user-gesture-required", *arguments)
         browser = playwright.chromium.launch(executable_path=path, args=list(arguments))
+        profile = browser.new_context(locale="en-GB", accept_downloads=True)
+        profile.set_default_timeout(GUARDING)
         yield browser
         browser.close()
 
@@ -44,16 +46,21 @@ def visit(
     path: str = "/",
     *,
     answers: Mapping[str, Mapping[str, Any]] | None = None,
-    **options: Any,
+    size: tuple[int, int] = (1280, 720),
+    scheme: str = "light",
+    permissions: Sequence[str] = (),
 ) -> Iterator[Any]:
     """Open a page; in the end nothing may have come from elsewhere or been against its policy.
 
-    Requests whose URL matches a key of `answers` are answered by it, as `Route.fulfill` takes it,
-    and the server never sees them.
+    Each visit has a page of its own and leaves nothing in the profile, which takes much longer to
+    make. Requests whose URL matches a key of `answers` are answered by it, as `Route.fulfill`
+    takes it, and the server never sees them.
     """
-    context = browser.new_context(**{"locale": "en-GB", "accept_downloads": True} | options)
-    context.set_default_timeout(GUARDING)
-    page = context.new_page()
+    [profile] = browser.contexts
+    profile.grant_permissions(permissions)
+    page = profile.new_page()
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    page.emulate_media(color_scheme=scheme)
     asked: list[str] = []
     faults: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -66,7 +73,9 @@ def visit(
     try:
         yield page
     finally:
-        context.close()
+        page.evaluate("localStorage.clear()")
+        page.close()
+        profile.clear_permissions()
     assert not faults
     assert [address for address in asked if not address.startswith((url, f"blob:{url}"))] == []
 
@@ -80,7 +89,9 @@ def posted(page: Any, path: str) -> list[Any]:
     bodies: list[Any] = []
     page.on(
         "request",
-        lambda one: bodies.append(one.post_data_json) if one.url.endswith(path) else None,
+        lambda request: (
+            bodies.append(request.post_data_json) if request.url.endswith(path) else None
+        ),
     )
     return bodies
 

@@ -24,7 +24,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def page(browser: Any, server: Server) -> Iterator[Any]:
-    with visit(browser, server.url, viewport={"width": 1300, "height": 800}) as opened:
+    with visit(browser, server.url, size=(1300, 800)) as opened:
         yield opened
 
 
@@ -99,7 +99,7 @@ CONTRASTS = (Path(__file__).parent / "contrasts.js").read_text()
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_and_the_borders_of_controls_stand_out(browser: Any, server: Server, scheme: str):
-    with visit(browser, server.url, "/#chat", color_scheme=scheme) as page:
+    with visit(browser, server.url, "/#chat", scheme=scheme) as page:
         if not engine(page).is_visible():
             page.get_by_role("button", name="Engine").click()
         engine(page).get_by_role("meter").first.wait_for()
@@ -111,16 +111,16 @@ def test_text_and_the_borders_of_controls_stand_out(browser: Any, server: Server
         for name in ("Transcribe", "Chat", "Text to text"):
             page.get_by_role("tab", name=name).click()
             page.mouse.move(600, 5)
-            found = page.evaluate(CONTRASTS)
-            assert found["seen"] > 10
-            assert found["weak"] == []
+            contrasts = page.evaluate(CONTRASTS)
+            assert contrasts["seen"] > 10
+            assert contrasts["weak"] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_theme_is_the_systems_until_another_is_chosen(
     browser: Any, server: Server, scheme: str
 ):
-    with visit(browser, server.url, color_scheme=scheme) as page:
+    with visit(browser, server.url, scheme=scheme) as page:
         first = background(page)
         assert (first < 382) == (scheme == "dark")
         button = page.get_by_role("button", name="Dark theme")
@@ -134,7 +134,7 @@ def test_the_theme_is_the_systems_until_another_is_chosen(
 
 
 def test_a_narrow_window_is_never_scrolled_sideways(browser: Any, server: Server):
-    with visit(browser, server.url, viewport={"width": 400, "height": 800}) as page:
+    with visit(browser, server.url, size=(400, 800)) as page:
         page.get_by_role("button", name="Engine").click()
         for name in ("Transcribe", "Chat", "Text to text"):
             page.get_by_role("tab", name=name).click()
@@ -165,7 +165,9 @@ def test_the_engine_is_shown_while_it_works(page: Any, server: Server):
 
 def test_the_engine_is_asked_only_while_it_is_shown(page: Any):
     asked: list[float] = []
-    page.on("request", lambda one: asked.append(1) if one.url.endswith("/v1/engine") else None)
+    page.on(
+        "request", lambda request: asked.append(1) if request.url.endswith("/v1/engine") else None
+    )
     button = page.get_by_role("button", name="Engine")
     page.wait_for_timeout(1500)
     assert asked
@@ -211,7 +213,7 @@ def test_the_address_opens_a_tab(page: Any):
 
 
 def test_a_microphone_is_let_go_if_the_recorder_cannot_be_loaded(page: Any):
-    found = page.evaluate(
+    outcome = page.evaluate(
         """async () => {
           AudioWorklet.prototype.addModule = () => Promise.reject(new Error("it is gone"));
           const { stream } = new AudioContext().createMediaStreamDestination();
@@ -221,7 +223,7 @@ def test_a_microphone_is_let_go_if_the_recorder_cannot_be_loaded(page: Any):
           return [error, ...stream.getTracks().map(track => track.readyState)];
         }"""
     )
-    assert found == ["The recorder cannot be loaded: it is gone", "ended"]
+    assert outcome == ["The recorder cannot be loaded: it is gone", "ended"]
 
 
 @pytest.mark.parametrize("somewhere", ["", "true"])

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 import kvcast
-from server.page.browsing import chromium, field, holds, visit
+from server.page.browsing import field, holds, visit
 from server.serving import Server, command, serving, until
 
 ROOT = Path(__file__).parents[3]
@@ -21,21 +21,12 @@ RECORDING = ROOT / "examples/sense-and-sensibility.flac"
 
 
 @pytest.fixture(scope="module")
-def spoken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The recording as a fake microphone wants it, and many times over."""
-    folder = tmp_path_factory.mktemp("spoken")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recording many times over."""
+    file = tmp_path_factory.mktemp("long") / "long.wav"
     samples, rate = soundfile.read(RECORDING)
-    files = {"microphone": folder / "microphone.wav", "long": folder / "long.wav"}
-    soundfile.write(files["microphone"], np.repeat(samples, 3), 3 * rate)
-    soundfile.write(files["long"], np.tile(samples, 10), rate)
-    return files
-
-
-@pytest.fixture(scope="module")
-def browser(spoken: dict[str, Path]) -> Iterator[Any]:
-    microphone = f"--use-file-for-fake-audio-capture={spoken['microphone']}"
-    with chromium("--use-fake-device-for-media-stream", microphone) as running:
-        yield running
+    soundfile.write(file, np.tile(samples, 10), rate)
+    return file
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +113,10 @@ def test_a_file_is_transcribed(heard: Any, alone: Any):
 
 
 def test_segments_appear_as_they_come_and_stopping_keeps_them(
-    page: Any, server: Server, spoken: dict[str, Path]
+    page: Any, server: Server, long: Path
 ):
     before = server.status("tiny").finished.get("cancelled", 0)
-    choose(page, spoken["long"])
+    choose(page, long)
     holds(
         page,
         "() => document.querySelector('.transcript li')"
@@ -248,15 +239,15 @@ def test_downloads_have_what_was_heard_and_edited(page: Any, alone: Any, tmp_pat
     assert saved(page, "vtt", tmp_path).startswith("WEBVTT\n")
     assert "&lt;Dash &amp; Wood&gt;" in (tmp_path / "vtt").read_text()
     subtitles = pysubs2.SSAFile.from_string(saved(page, "srt", tmp_path), format_="srt")
-    assert [line.start for line in subtitles] == [round(1000 * one.start) for one in alone]
-    assert [line.end for line in subtitles] == [round(1000 * one.end) for one in alone]
+    assert [line.start for line in subtitles] == [round(1000 * segment.start) for segment in alone]
+    assert [line.end for line in subtitles] == [round(1000 * segment.end) for segment in alone]
     assert [line.plaintext for line in subtitles][1:] == expected[1:]
     document = json.loads(saved(page, "json", tmp_path))
-    assert [one["text"].strip() for one in document["segments"]] == expected
+    assert [segment["text"].strip() for segment in document["segments"]] == expected
     assert document["duration"] == pytest.approx(24.73)
     assert document["language"] == "en"
     words, old = document["segments"][0]["words"], alone[0].words
-    assert [one["word"] for one in words[3:8]] == ["<Dash", "&", "Wood>", "had", "then"]
+    assert [word["word"] for word in words[3:8]] == ["<Dash", "&", "Wood>", "had", "then"]
     assert (words[3]["start"], words[5]["end"]) == pytest.approx((old[3].start, old[3].end))
     assert words[6:] == [
         {"word": word.word.strip(), "start": word.start, "end": word.end} for word in old[4:]
@@ -283,12 +274,12 @@ def test_words_around_an_edit_keep_their_times(heard: Any, case: str):
     text, later, expected, starts = RETIMED[case]
     said = list(text) if " " not in text else text.split()
     words = [{"word": word, "start": i, "end": i + 1} for i, word in enumerate(said)]
-    found = heard.evaluate(
+    retimed = heard.evaluate(
         "async ([segment, text]) => (await import('/page/words.js')).retimed(segment, text)",
         [{"text": text, "start": 0, "end": len(words), "words": words}, later],
     )
-    assert [one["word"] for one in found] == expected
-    assert [one["start"] for one in found] == pytest.approx(starts)
+    assert [word["word"] for word in retimed] == expected
+    assert [word["start"] for word in retimed] == pytest.approx(starts)
 
 
 def test_languages_and_translation_of_a_model_that_knows_them(page: Any):
@@ -325,9 +316,9 @@ def test_what_cannot_be_read_is_told_of(page: Any, tmp_path: Path):
     assert not page.get_by_role("group", name="Download").is_visible()
 
 
-def test_a_server_that_goes_away_leaves_what_was_heard(browser: Any, spoken: dict[str, Path]):
+def test_a_server_that_goes_away_leaves_what_was_heard(browser: Any, long: Path):
     with command("demo", "--quantize", "none") as running, visit(browser, running.url) as page:
-        choose(page, spoken["long"])
+        choose(page, long)
         page.locator(".transcript li").first.wait_for()
         running.process.kill()
         page.locator("#transcribe .error").filter(has_text="The server does not answer").wait_for()

@@ -29,7 +29,7 @@ def answer() -> str:
         segment = {"id": at, "start": start, "end": start + 4, "text": f" {text}", "words": words}
         events.append({"type": "transcript.text.segment", **segment})
     events.append({"type": "transcript.text.done", "language": "en", "duration": 12})
-    return "".join(f"data: {json.dumps(one)}\n\n" for one in events)
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in events)
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def test_edits_are_thrown_away_only_if_the_user_agrees(heard: Any, sound: Path):
     drop(heard, ".drop")
     heard.get_by_role("button", name="Record").click()
     assert len(asked) == 4
-    assert all(ASKED in one for one in asked)
+    assert all(ASKED in body for body in asked)
     assert texts(heard) == ["Won too.", "Three four.", "Five."]
     assert heard.locator(".player .name").text_content() == "sound.wav"
 
@@ -259,7 +259,7 @@ def test_a_segment_that_is_edited_to_nothing_is_dropped(heard: Any):
 
 
 def test_a_segment_without_text_is_no_line_and_no_word(page: Any):
-    found = page.evaluate(
+    outcome = page.evaluate(
         """async () => {
           const { FORMATS } = await import("/page/formats.js");
           const { pieces } = await import("/page/words.js");
@@ -268,4 +268,4 @@ def test_a_segment_without_text_is_no_line_and_no_word(page: Any):
           return [FORMATS.txt.write({ segments }), pieces(empty).found];
         }"""
     )
-    assert found == ["hello\n", []]
+    assert outcome == ["hello\n", []]

@@ -155,13 +155,17 @@ def test_a_refusal_is_shown_in_the_servers_words(chat: Any):
     field(chat, "Temperature").fill("0")
     send(chat, "once more")
     assert answered(chat, 2) == ["", "once more"]
-    assert [one["content"] for one in bodies[1]["messages"]] == ["once more"]
+    assert [message["content"] for message in bodies[1]["messages"]] == ["once more"]
     chat.get_by_role("button", name="Regenerate").click()
     answered(chat, 2)
     assert not chat.locator("#chat .error").is_visible()
     send(chat, "then")
     answered(chat, 3)
-    assert [one["content"] for one in bodies[3]["messages"]] == ["once more", "once more", "then"]
+    assert [message["content"] for message in bodies[3]["messages"]] == [
+        "once more",
+        "once more",
+        "then",
+    ]
 
 
 def test_what_was_refused_is_sent_again_if_it_is_regenerated(chat: Any):
@@ -176,7 +180,7 @@ def test_what_was_refused_is_sent_again_if_it_is_regenerated(chat: Any):
     chat.get_by_role("button", name="Regenerate").click()
     holds(chat, "() => document.querySelectorAll('.assistant .hint').length === 0")
     assert answered(chat, 2) == ["first", "hello"]
-    assert [one["content"] for one in bodies[2]["messages"]] == ["first", "first", "hello"]
+    assert [message["content"] for message in bodies[2]["messages"]] == ["first", "first", "hello"]
 
 
 def test_the_keyboards_focus_stays_among_the_buttons_of_the_chat(chat: Any):
@@ -206,10 +210,10 @@ def test_the_best_beams_stand_side_by_side(targets: Any, server: Server):
     field(targets, "Source").press("Control+Enter")
     items = targets.get_by_role("list", name="Targets").get_by_role("listitem")
     items.nth(2).wait_for()
-    assert items.locator(".text").all_text_contents() == [one.text for one in expected]
+    assert items.locator(".text").all_text_contents() == [target.text for target in expected]
     scores = items.locator("dd").all_text_contents()
     assert [score for score in scores if score != "most tokens"] == [
-        f"{one.score:.3f}" for one in expected
+        f"{target.score:.3f}" for target in expected
     ]
     tops = {round(items.nth(i).bounding_box()["y"]) for i in range(3)}
     assert len(tops) == 1

@@ -81,8 +81,8 @@ def talking(server: Any, *, model: str | None = None, **options: Any) -> Iterato
 
 def told_before(events: Iterable[dict[str, Any]]) -> dict[str, str]:
     """Return the text of all deltas, by item."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for event in events:
         if event["type"].endswith("transcription.delta"):
-            found[event["item_id"]] = found.get(event["item_id"], "") + event["delta"]
-    return found
+            texts[event["item_id"]] = texts.get(event["item_id"], "") + event["delta"]
+    return texts

@@ -61,9 +61,9 @@ def expected(server: Server, recording: NDArray[np.float32]) -> str:
     return "".join(segment.text for segment in segments).strip()
 
 
-def wer(expected: str, found: str) -> float:
+def wer(expected: str, actual: str) -> float:
     plain = jiwer.Compose([jiwer.ToLowerCase(), jiwer.RemovePunctuation(), jiwer.Strip()])
-    return jiwer.wer(plain(expected), plain(found))
+    return jiwer.wer(plain(expected), plain(actual))
 
 
 def hear(talk: Talk) -> str:
@@ -348,7 +348,7 @@ def test_what_is_said_is_logged_only_if_that_is_wanted(
                 talk.send("input_audio_buffer.commit")
                 text = hear(talk)
                 assert text
-            until(lambda: [one for one in caplog.records if hasattr(one, "fields")])
-        [record] = [one for one in caplog.records if hasattr(one, "fields")]
+            until(lambda: [entry for entry in caplog.records if hasattr(entry, "fields")])
+        [record] = [entry for entry in caplog.records if hasattr(entry, "fields")]
         assert (text in str(record.fields)) == wanted
         assert (record.fields["method"], record.fields["status"]) == ("WS", 101)

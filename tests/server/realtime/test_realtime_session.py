@@ -69,11 +69,11 @@ class Client:
         return self.send("input_audio_buffer.append", audio=base64.b64encode(data).decode())
 
     def hear(self) -> list[dict[str, Any]]:
-        found = []
+        events = []
         while self.session.ready:
-            found += self.session.hear()
-        self.events += found
-        return found
+            events += self.session.hear()
+        self.events += events
+        return events
 
     def of(self, end: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["type"].endswith(end)]
@@ -115,7 +115,7 @@ def test_turns_end_where_nobody_speaks_and_say_every_word_once(sizes: list[int])
     assert told_before(client.events) == completed
     assert [event["previous_item_id"] for event in client.of("committed")] == [None, *items[:-1]]
     times = zip(client.of("speech_started"), client.of("speech_stopped"), strict=True)
-    ends = [ms for one, two in times for ms in (one["audio_start_ms"], two["audio_end_ms"])]
+    ends = [ms for start, stop in times for ms in (start["audio_start_ms"], stop["audio_end_ms"])]
     assert ends == sorted(ends)
     assert all(word.start * 1000 // RATE >= ends[0] for word in words)
     assert len({event["event_id"] for event in client.events}) == len(client.events)
