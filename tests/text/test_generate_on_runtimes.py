@@ -37,12 +37,14 @@ def recomputing(name: str) -> TextModel:
 
 @pytest.fixture(
     params=[
-        ("mistral", "eager"),
         ("gemma3", "eager"),
         ("mistral", "onnx"),
         *(
             pytest.param(case, marks=pytest.mark.slow)
-            for case in (("llama", "eager"), ("llama", "onnx"), ("gemma3", "onnx"))
+            for case in (
+                *(("mistral", "eager"), ("llama", "eager")),
+                *(("llama", "onnx"), ("gemma3", "onnx")),
+            )
         ),
     ],
     ids="-".join,
@@ -107,7 +109,10 @@ class Endless(Letters):
 
 
 @pytest.mark.parametrize(
-    "case", [("mistral", "eager"), ("mistral", "onnx")], indirect=True, ids="-".join
+    "case",
+    [pytest.param(("mistral", "eager"), marks=pytest.mark.slow), ("mistral", "onnx")],
+    indirect=True,
+    ids="-".join,
 )
 def test_a_row_begins_again_after_the_prefix_when_its_rings_have_turned_round(
     model: TextModel, name: str

@@ -113,10 +113,17 @@ def assert_equal(texts: list[Scored], expected: list[Scored]) -> None:
             assert score == (None if other is None else pytest.approx(other, abs=1e-4))
 
 
-@pytest.mark.parametrize("batch", [1, 5])
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize("length_penalty", [0.6, 1.0, 2.0])
-@pytest.mark.parametrize("beam", [4, 8])
+@pytest.mark.parametrize(
+    ("beam", "batch"),
+    [
+        (4, 5),
+        (8, 1),
+        pytest.param(4, 1, marks=pytest.mark.slow),
+        pytest.param(8, 5, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     "model", ["eager", pytest.param("onnx", marks=pytest.mark.slow)], indirect=True
 )

@@ -54,8 +54,9 @@ def assert_equal(
         ("onnx", {}),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("eager", {}), ("eager", BEAMS), ("onnx", BEAMS | UNTIMED))
+            for case in (("eager", {}), ("onnx", BEAMS | UNTIMED))
         ),
+        pytest.param("eager", BEAMS, marks=pytest.mark.soak),
     ],
     ids=str,
 )
@@ -67,7 +68,7 @@ def test_real_speech(runtime, options, load, oracle, recordings):
     ("runtime", "options"),
     [
         pytest.param("eager", {}, marks=pytest.mark.soak),
-        pytest.param("onnx", UNTIMED, marks=pytest.mark.slow),
+        pytest.param("onnx", UNTIMED, marks=pytest.mark.soak),
         pytest.param("onnx", BEAMS | ALONE, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -76,24 +77,41 @@ def test_speech_with_40_seconds_of_silence_inside(runtime, options, load, oracle
     assert_equal("demo", runtime, load, oracle, recordings, "pauses", options)
 
 
-@pytest.mark.slow
-def test_three_minutes_of_speech(load, oracle, recordings):
-    segments = assert_equal("demo", "onnx", load, oracle, recordings, "spoken", {})
-    assert segments[-1].end > 180
+@pytest.mark.parametrize(
+    ("recording", "seconds"),
+    [
+        pytest.param("beginning", 75, marks=pytest.mark.slow),
+        pytest.param("spoken", 180, marks=pytest.mark.soak),
+    ],
+)
+def test_minutes_of_speech(recording, seconds, load, oracle, recordings):
+    segments = assert_equal("demo", "onnx", load, oracle, recordings, recording, {})
+    assert segments[-1].end > seconds
 
 
-@pytest.mark.slow
+# Scripted models have all options, in test_transcription_equals_openai.py and in
+# test_window_decoder_equals_openai.py.
 @pytest.mark.parametrize(
     "options",
     [
-        {"initial_prompt": "Mrs. Dashwood, Elinor & Marianne.", "clip_start": 3.21},
-        {"initial_prompt": "word " * 400, "clip_end": 17.3},
-        {"clip_timestamps": [1.0, 6.5, 9.0, 20.0, 24.0]},
-        {"suppress_tokens": "", "clip_start": 5.0, "clip_end": 17.3},
-        {"suppress_tokens": "11,13,-1", "clip_end": 17.3},
-        {"beam": 5, "max_new_tokens": 20, "clip_end": 17.3},
-        {"beam": 3, "patience": 2.0, "length_penalty": 0.6},
-        {"no_speech_threshold": 0.0, "logprob_threshold": -0.2},
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in (
+                {"initial_prompt": "word " * 400, "clip_end": 17.3},
+                {"clip_timestamps": [1.0, 6.5, 9.0, 20.0, 24.0]},
+                {"suppress_tokens": "", "clip_start": 5.0, "clip_end": 17.3},
+                {"beam": 5, "max_new_tokens": 20, "clip_end": 17.3},
+            )
+        ),
+        *(
+            pytest.param(options, marks=pytest.mark.soak)
+            for options in (
+                {"initial_prompt": "Mrs. Dashwood, Elinor & Marianne.", "clip_start": 3.21},
+                {"suppress_tokens": "11,13,-1", "clip_end": 17.3},
+                {"beam": 3, "patience": 2.0, "length_penalty": 0.6},
+                {"no_speech_threshold": 0.0, "logprob_threshold": -0.2},
+            )
+        ),
     ],
     ids=lambda options: str(options)[:60],
 )

@@ -87,10 +87,15 @@ def test_words_lie_where_openai_whisper_has_them(load, oracle, recordings):
     assert_as_theirs("demo", load, oracle, recordings["001"], "001")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "recording"),
-    [("demo", "beginning"), ("demo", "004"), ("demo", "005"), ("demo-base", "001")],
+    [
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("demo", "004"), ("demo", "005"), ("demo-base", "001"))
+        ),
+        pytest.param("demo", "beginning", marks=pytest.mark.soak),
+    ],
 )
 def test_other_recordings_and_another_model(model, recording, load, oracle, recordings):
     assert_as_theirs(model, load, oracle, recordings[recording], recording, language="en")
